@@ -1,0 +1,1 @@
+"""Verbs: the way of one call, one file a stage, read in the order of `spine`."""

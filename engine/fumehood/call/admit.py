@@ -1,0 +1,129 @@
+"""Admit: a place to run, with limits that are really enforced there.
+
+Sixth stage, a lease. Takes an `ApprovedCall`, yields an `AdmittedCall` that holds a place
+in its wall. Invariant: a limit that the wall cannot enforce on this host refuses the call;
+nothing falls back to a weaker wall.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from fumehood.call.approve import ApprovedCall
+from fumehood.call.authorise import PermittedCall
+from fumehood.model.call import CallOptions
+from fumehood.model.errors import InvalidParams, SandboxUnavailable, ShuttingDown
+from fumehood.model.limits import Limit, Limits, smallest
+from fumehood.sandbox.placement import Placement, place
+from fumehood.sandbox.wall import Lease, Wall, Walls
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where a call would run, with which limits. Made without taking anything."""
+
+    placement: Placement
+    limits: Limits
+    wall: Wall
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AdmittedCall:
+    """A call that has its place. `queue_ms` is how long it waited for it."""
+
+    approved: ApprovedCall
+    plan: Plan
+    lease: Lease
+
+    @property
+    def permitted(self) -> PermittedCall:
+        return self.approved.claimed.permitted
+
+
+def make_plan(permitted: PermittedCall, walls: Walls) -> Plan:
+    """Placement, wall and effective limits of a call.
+
+    Raises:
+        SandboxUnavailable: the wall is not there, or cannot enforce what it must.
+        InvalidParams: a limit that makes no sense on this wall.
+    """
+    tool, options = permitted.tool.definition, permitted.request.options
+    placement = place(tool)
+    wall = walls.get(placement.wall)
+    missing = wall.required - wall.enforced
+    if missing:
+        raise SandboxUnavailable(
+            f"The {placement.wall} wall cannot enforce {', '.join(sorted(missing))} on this host, "
+            f"so nothing runs in it. {wall.cure} Run `fumehood doctor` for details.",
+            retry_after_ms=1000,
+        )
+    if Limit.MEMORY not in wall.required and options.memory_limit_mb is not None:
+        raise InvalidParams(
+            "memory_limit_mb could not be enforced: this tool runs in the engine's own process.",
+            fields=["options.memory_limit_mb"],
+        )
+    if placement.kind == "host" and options.isolation is not None:
+        raise InvalidParams(
+            "isolation could not be enforced: this tool runs in the engine's own process.",
+            fields=["options.isolation"],
+        )
+    offered = wall.limits
+    wall_s = smallest(
+        offered.default_wall_s, offered.max_wall_s, tool.timeout_seconds, options.timeout_seconds
+    )
+    memory_mb = None
+    if offered.default_memory_mb is not None and offered.max_memory_mb is not None:
+        memory_mb = int(
+            smallest(
+                offered.default_memory_mb,
+                offered.max_memory_mb,
+                tool.memory_limit_mb,
+                options.memory_limit_mb,
+            )
+        )
+        if memory_mb < offered.min_memory_mb:
+            raise InvalidParams(
+                f"memory_limit_mb must be at least {offered.min_memory_mb} here.",
+                fields=["options.memory_limit_mb"],
+            )
+    cpu_s = min(wall_s, offered.cpu_s) if offered.cpu_s is not None else wall_s
+    limits = Limits(wall_s, cpu_s, memory_mb, offered.output_bytes)
+    return Plan(placement, limits, wall, _lowered(options, limits))
+
+
+def _lowered(options: CallOptions, limits: Limits) -> tuple[str, ...]:
+    """Say it where a call asked for more than it gets."""
+    asked_and_given = (
+        ("timeout_seconds", options.timeout_seconds, limits.wall_s),
+        ("memory_limit_mb", options.memory_limit_mb, limits.memory_mb),
+    )
+    return tuple(
+        f"{name}: {asked:g} was asked for, {given:g} is the most that is allowed"
+        for name, asked, given in asked_and_given
+        if asked is not None and given is not None and asked > given
+    )
+
+
+@asynccontextmanager
+async def admit(
+    approved: ApprovedCall, walls: Walls, *, is_draining: bool
+) -> AsyncIterator[AdmittedCall]:
+    """Wait for a place, bounded, and hold it.
+
+    Raises:
+        ShuttingDown: the engine takes no new calls.
+        SandboxUnavailable: no place in time, or none that enforces the limits.
+    """
+    if is_draining:
+        raise ShuttingDown(
+            "The engine is stopping or not started. Repeat the call when it is back.",
+            retry_after_ms=2000,
+        )
+    permitted = approved.claimed.permitted
+    plan = make_plan(permitted, walls)
+    fresh = permitted.request.options.isolation == "call"
+    async with plan.wall.lease(permitted.trust_domain, fresh=fresh) as lease:
+        yield AdmittedCall(approved, plan, lease)

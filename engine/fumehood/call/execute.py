@@ -1,0 +1,28 @@
+"""Execute: run the tool in its place, once.
+
+Seventh stage. Takes an `AdmittedCall` (which only `admit` makes), returns an `Outcome`,
+also where the program failed: what it used and how it ended stands in the envelope either
+way. Retries and fallbacks do not exist yet; definitions that ask for them are refused.
+"""
+
+from __future__ import annotations
+
+from fumehood.call.admit import AdmittedCall
+from fumehood.executors.function import run_function
+from fumehood.executors.outcome import Outcome
+from fumehood.executors.sandboxed import run_expression
+from fumehood.model.errors import InternalError
+
+
+async def execute(admitted: AdmittedCall) -> Outcome:
+    """Hand the call to the executor that its tool names."""
+    tool = admitted.permitted.tool
+    arguments = admitted.permitted.validated.arguments
+    executor = tool.definition.executor
+    if executor == "expression":
+        return await run_expression(
+            tool.definition, arguments, admitted.plan.limits, admitted.lease
+        )
+    if executor == "function" and tool.function is not None:
+        return await run_function(tool.function, arguments, admitted.plan.limits)
+    raise InternalError("This tool was registered without anything to run it.")

@@ -1,0 +1,257 @@
+"""The spine: the way of one call through all rooms, and the one net under it.
+
+    resolve → validate → authorise → claim → approve → admit → execute → shape → account → record
+
+Each stage takes the previous one's value and returns the next, or raises one `EngineError`.
+Nothing reaches back. The answer is always an envelope; a fault of the engine is logged and
+hidden, a cancellation is concluded and passed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fumehood.call.account import account
+from fumehood.call.admit import AdmittedCall, Plan, admit
+from fumehood.call.approve import approve
+from fumehood.call.authorise import authorise
+from fumehood.call.claim import claim
+from fumehood.call.execute import execute
+from fumehood.call.record import record_ending, record_intent
+from fumehood.call.rehearse import rehearse
+from fumehood.call.resolve import ResolvedCall, resolve
+from fumehood.call.shape import ShapedOutcome, shape, shape_error
+from fumehood.call.validate import ValidatedCall, validate
+from fumehood.executors.function import HostFunctionFailed
+from fumehood.executors.outcome import Outcome
+from fumehood.model.call import CallRequest
+from fumehood.model.envelope import (
+    Envelope,
+    LimitsApplied,
+    Metadata,
+    Performance,
+    Resources,
+    SandboxReport,
+)
+from fumehood.model.errors import Cancelled, EngineError, InternalError
+from fumehood.model.json_types import JsonObject
+from fumehood.model.limits import MB
+from fumehood.model.usage import Prices, TokenCounter
+from fumehood.observe.clock import Clock, timestamp
+from fumehood.observe.log import Logger
+from fumehood.observe.trail import Trail
+from fumehood.registry.index import ToolIndex
+from fumehood.sandbox.wall import Walls
+from fumehood.wire import strict_json
+
+
+@dataclass(frozen=True, slots=True)
+class Rooms:
+    """What a call passes through; put together in `engine.py`."""
+
+    registry: ToolIndex
+    walls: Walls
+    clock: Clock
+    log: Logger
+    counter: TokenCounter
+    prices: Prices
+    allow_debug: bool
+    is_draining: Callable[[], bool]
+
+
+async def run_call(request: CallRequest, rooms: Rooms) -> Envelope:
+    """Carry one call through every room; the answer is always an envelope."""
+    trail = Trail(request.tool, request.call_id, request.trace_id, rooms.clock, rooms.log)
+    try:
+        resolved = trail.passed(
+            "resolve", resolve(request, rooms.registry, rooms.clock.now().date())
+        )
+        validated = trail.passed("validate", validate(resolved))
+        permitted = trail.passed("authorise", authorise(validated))
+        if request.options.dry_run:
+            return conclude(
+                request, trail.passed("rehearse", rehearse(permitted, rooms.walls)), trail, rooms
+            )
+        with claim(permitted) as claimed:
+            approved = trail.passed("approve", approve(trail.passed("claim", claimed)))
+            async with admit(approved, rooms.walls, is_draining=rooms.is_draining()) as admitted:
+                record_intent(trail.passed("admit", admitted), trail)  # if this fails, nothing runs
+                ending = trail.passed("execute", await execute(admitted))
+        return conclude(request, ending, trail, rooms)
+    except EngineError as refusal:
+        return conclude(request, refusal, trail, rooms)
+    except BaseException as fault:
+        return conclude_fault(request, fault, trail, rooms)
+
+
+def conclude(
+    request: CallRequest, ending: Outcome | EngineError, trail: Trail, rooms: Rooms
+) -> Envelope:
+    """Shape, account and record one ending."""
+    facts = _facts(trail)
+    shaped: ShapedOutcome | None = None
+    error = ending if isinstance(ending, EngineError) else ending.error
+    if isinstance(ending, Outcome):
+        if facts.resolved is not None:
+            max_bytes = facts.plan.limits.output_bytes if facts.plan is not None else MB
+            shaped = shape(ending, facts.resolved.tool, max_bytes)
+            error = shaped.outcome.error
+        if isinstance(error, HostFunctionFailed):
+            trail.fault("call.tool_failed", error.cause)
+    envelope = _envelope(request, facts, shaped, error, trail, rooms)
+    record_ending(envelope, trail)
+    return envelope
+
+
+def conclude_fault(
+    request: CallRequest, fault: BaseException, trail: Trail, rooms: Rooms
+) -> Envelope:
+    """Conclude what is no refusal: a bug becomes an answer, a cancellation goes on."""
+    if isinstance(fault, Exception):
+        trail.fault("call.internal_error", fault)
+        error: EngineError = InternalError(
+            "The engine failed inside. Its owner finds the reason in the log under this trace id."
+        )
+        return conclude(request, error, trail, rooms)
+    cancelled = Cancelled("The call was cancelled before it ended.")
+    conclude(request, cancelled, trail, rooms)
+    raise fault
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What is known of a call at the stage that it reached."""
+
+    resolved: ResolvedCall | None = None
+    validated: ValidatedCall | None = None
+    plan: Plan | None = None
+    queue_ms: float | None = None
+    ran: bool = False
+
+
+def _facts(trail: Trail) -> _Facts:
+    reached = {type(value): value for value in trail.values}
+    resolved = reached.get(ResolvedCall)
+    admitted: AdmittedCall | None = reached.get(AdmittedCall)
+    return _Facts(
+        resolved=resolved,
+        validated=reached.get(ValidatedCall),
+        plan=admitted.plan if admitted is not None else None,
+        queue_ms=admitted.lease.queue_ms if admitted is not None else None,
+        ran=Outcome in reached and not reached[Outcome].is_rehearsal,
+    )
+
+
+def _envelope(
+    request: CallRequest,
+    facts: _Facts,
+    shaped: ShapedOutcome | None,
+    error: EngineError | None,
+    trail: Trail,
+    rooms: Rooms,
+) -> Envelope:
+    outcome = shaped.outcome if shaped is not None else None
+    tool = facts.resolved.tool.definition if facts.resolved is not None else None
+    processing_ms = trail.stage_ms("execute")
+    usage = account(
+        arguments_json=_accounted_arguments(facts),
+        data_json=shaped.text if shaped is not None else "",
+        tool=tool,
+        outcome=outcome if outcome is not None and not outcome.is_rehearsal else None,
+        limits=facts.plan.limits if facts.plan is not None else None,
+        processing_s=(processing_ms or 0.0) / 1e3,
+        counter=rooms.counter,
+        prices=rooms.prices,
+    )
+    total_ms = round(trail.total_ms, 3)
+    return Envelope(
+        success=error is None,
+        status="success" if error is None else "error",
+        data=shaped.data if shaped is not None and error is None else {},
+        error=shape_error(error) if error is not None else None,
+        metadata=Metadata(
+            tool_name=tool.name if tool is not None else request.tool[:80],
+            tool_version=tool.version if tool is not None else None,
+            call_id=request.call_id,
+            trace_id=request.trace_id,
+            timestamp=timestamp(rooms.clock.now()),
+            execution_time_ms=total_ms,
+            performance=_performance(trail, facts, total_ms),
+            sandbox=_sandbox(outcome, facts.plan),
+            resources=_resources(outcome),
+            usage=usage,
+            warnings=_warnings(request, facts, rooms),
+        ),
+        debug_info=_debug_info(request, facts, trail, rooms),
+    )
+
+
+def _accounted_arguments(facts: _Facts) -> str:
+    """The arguments as JSON; of a call that was refused before they were checked, nothing."""
+    if facts.validated is None:
+        return ""
+    return strict_json.dumps(facts.validated.arguments).decode()
+
+
+def _performance(trail: Trail, facts: _Facts, total_ms: float) -> Performance:
+    return Performance(
+        total_ms=total_ms,
+        validation_ms=_rounded(trail.stage_ms("validate")),
+        queue_ms=_rounded(facts.queue_ms),
+        approval_ms=_rounded(trail.stage_ms("approve")),
+        processing_ms=_rounded(trail.stage_ms("execute")),
+        network_ms=0.0 if facts.ran else None,
+    )
+
+
+def _sandbox(outcome: Outcome | None, plan: Plan | None) -> SandboxReport | None:
+    if outcome is None or plan is None:
+        return None
+    return SandboxReport(
+        placement=plan.placement.kind,
+        isolation=outcome.isolation,
+        ended_by=outcome.ended_by,
+        limits=LimitsApplied(timeout_seconds=plan.limits.wall_s, memory_mb=plan.limits.memory_mb),
+    )
+
+
+def _resources(outcome: Outcome | None) -> Resources:
+    if outcome is None or outcome.is_rehearsal:
+        return Resources()
+    peak = outcome.peak_memory_bytes
+    return Resources(
+        cpu_ms=_rounded(outcome.cpu_ms),
+        peak_memory_mb=None if peak is None else round(peak / MB, 2),
+        output_bytes=outcome.output_bytes,
+    )
+
+
+def _warnings(request: CallRequest, facts: _Facts, rooms: Rooms) -> tuple[str, ...]:
+    warnings: tuple[str, ...] = ()
+    if facts.validated is not None:
+        warnings = facts.validated.warnings
+    elif facts.resolved is not None:
+        warnings = facts.resolved.warnings
+    if facts.plan is not None:
+        warnings += facts.plan.warnings
+    if request.options.debug and not rooms.allow_debug:
+        warnings += ("debug: the engine's configuration does not allow it",)
+    return warnings
+
+
+def _debug_info(
+    request: CallRequest, facts: _Facts, trail: Trail, rooms: Rooms
+) -> JsonObject | None:
+    if not (request.options.debug and rooms.allow_debug):
+        return None
+    return {
+        "stages_ms": trail.stages_ms(),
+        "placement": facts.plan.placement.why if facts.plan is not None else None,
+        "limits_enforced": sorted(facts.plan.wall.enforced) if facts.plan is not None else [],
+        "arguments": facts.validated.arguments if facts.validated is not None else None,
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)

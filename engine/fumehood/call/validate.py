@@ -1,0 +1,72 @@
+"""Validate: arguments as the tool's schema wants them, or every reason why not.
+
+Second stage. Takes a `ResolvedCall`, returns a `ValidatedCall` with the effective
+arguments (after coercion and defaults), which are what everything later sees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fumehood.call.coerce import coerce, refuses_unknown
+from fumehood.call.resolve import ResolvedCall
+from fumehood.model.errors import InvalidParams
+from fumehood.model.json_types import JsonObject
+from fumehood.registry.definitions import unenforced_options
+from fumehood.registry.json_schema import TooCostly, Violation
+
+
+@dataclass(frozen=True, slots=True)
+class ValidatedCall:
+    """A call whose arguments satisfy the tool's schema."""
+
+    resolved: ResolvedCall
+    arguments: JsonObject
+    warnings: tuple[str, ...]
+
+
+def validate(resolved: ResolvedCall) -> ValidatedCall:
+    """Coerce and check the arguments, and refuse options that could not be kept.
+
+    Raises:
+        InvalidParams: with every offending path in `fields`.
+    """
+    _refuse_unenforced(resolved)
+    tool = resolved.tool.definition
+    arguments, warnings = coerce(resolved.request.arguments, tool)
+    try:
+        violations = resolved.tool.arguments.violations(arguments)
+    except TooCostly:
+        raise InvalidParams(
+            "The arguments are too large to check. Send fewer or flatter ones."
+        ) from None
+    if refuses_unknown(tool):
+        known = tool.parameters.get("properties", {})
+        violations += [
+            Violation(name[:80], "is not a parameter of this tool")
+            for name in arguments
+            if name not in known
+        ]
+    if violations:
+        raise InvalidParams(_sentence(violations), fields=_fields(violations))
+    return ValidatedCall(resolved, arguments, (*resolved.warnings, *warnings))
+
+
+def _refuse_unenforced(resolved: ResolvedCall) -> None:
+    refused = unenforced_options(resolved.request.options)
+    if refused:
+        words = "; ".join(f"{name} ({promise})" for name, promise in refused)
+        raise InvalidParams(
+            f"These options are not enforced by this version: {words}. Leave them out.",
+            fields=[f"options.{name}" for name, _ in refused],
+        )
+
+
+def _fields(violations: list[Violation]) -> list[str]:
+    return list(dict.fromkeys(violation.path for violation in violations))
+
+
+def _sentence(violations: list[Violation]) -> str:
+    shown = "; ".join(f"{v.path or 'arguments'} {v.message}" for v in violations[:5])
+    more = f"; and {len(violations) - 5} more" if len(violations) > 5 else ""
+    return f"The arguments are wrong: {shown}{more}."

@@ -1,0 +1,109 @@
+"""`fumehood call`: one call, through the daemon or, with `--local`, without one."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fumehood.cli.exits import ExitCode, exit_code_of, fail, require_tool_name
+from fumehood.cli.settings import read_config, read_socket_path
+from fumehood.model.envelope import Envelope
+from fumehood.model.json_types import JsonObject
+from fumehood.wire import strict_json
+
+MAX_ARGUMENT_BYTES = 8 * 1024 * 1024
+
+
+def call(
+    tool: Annotated[str, typer.Argument(help="The tool: name or name@version.")],
+    arguments: Annotated[
+        str, typer.Argument(help="Arguments as JSON, @FILE, or - for standard input.")
+    ] = "{}",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would happen.")] = False,
+    local: Annotated[
+        bool, typer.Option("--local", help="Embed an engine for this call; no daemon, no state.")
+    ] = False,
+    timeout: Annotated[float | None, typer.Option(help="Seconds the tool may run.")] = None,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Ask for debug_info (the configuration must allow it).")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The whole envelope as JSON.")] = False,
+) -> None:
+    """Call a tool and show its envelope.
+
+    Exit status: 0 success, 1 the tool failed, 2 wrong usage, 3 waiting for approval,
+    4 engine or sandbox unavailable.
+    """
+    from fumehood.cli.show import show_envelope, wants_json
+
+    require_tool_name(tool)
+    if timeout is not None and not 0 < timeout < float("inf"):
+        fail("--timeout takes a number of seconds over 0.", ExitCode.USAGE)
+    parsed = _read_arguments(arguments)
+    options = _options(dry_run=dry_run or None, timeout_seconds=timeout, debug=debug or None)
+    envelope = (
+        _call_locally(tool, parsed, options) if local else _call_daemon(tool, parsed, options)
+    )
+    show_envelope(envelope, as_json=wants_json(as_json))
+    raise typer.Exit(exit_code_of(envelope))
+
+
+def _options(**given: Any) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _read_arguments(given: str) -> JsonObject:
+    """JSON from the command line, a file or standard input; strict, and an object."""
+    try:
+        raw = _raw(given)
+    except OSError as error:
+        fail(f"The arguments cannot be read: {error.strerror}.", ExitCode.USAGE)
+    if len(raw) > MAX_ARGUMENT_BYTES:
+        fail("The arguments are over 8 MB.", ExitCode.USAGE)
+    try:
+        value = strict_json.loads(raw)
+    except strict_json.StrictJsonError as error:
+        fail(f"The arguments cannot be read: {error}.", ExitCode.USAGE)
+    if not isinstance(value, dict):
+        fail(
+            'The arguments must be a JSON object, such as {"expression": "1 + 1"}.', ExitCode.USAGE
+        )
+    return value
+
+
+def _raw(given: str) -> bytes:
+    if given == "-":
+        return sys.stdin.buffer.read(MAX_ARGUMENT_BYTES + 1)
+    if given.startswith("@"):
+        with Path(given[1:]).open("rb") as file:
+            return file.read(MAX_ARGUMENT_BYTES + 1)
+    return given.encode("utf-8", "surrogateescape")
+
+
+def _call_daemon(tool: str, arguments: JsonObject, options: dict[str, Any]) -> Envelope:
+    from fumehood.client import Client, DaemonUnavailable
+
+    path = read_socket_path(read_config())
+    try:
+        with Client(path) as client:
+            return client.call(tool, arguments, **options)
+    except DaemonUnavailable as error:
+        fail(f"{error}\nOr call without a daemon: fumehood call --local …", ExitCode.UNAVAILABLE)
+
+
+def _call_locally(tool: str, arguments: JsonObject, options: dict[str, Any]) -> Envelope:
+    """An engine for one call with a throw-away state directory; dangerous tools are refused."""
+    import anyio
+
+    from fumehood.engine import Engine
+
+    async def main(home: Path) -> Envelope:
+        async with Engine(config=read_config(home=home)) as engine:
+            return await engine.call(tool, arguments, **options)
+
+    with tempfile.TemporaryDirectory(prefix="fumehood-") as home:
+        return anyio.run(main, Path(home))

@@ -1,0 +1,163 @@
+"""`fumehood doctor`: what this host lacks, each with its cure."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from typing import Annotated, Literal
+
+import typer
+
+from fumehood.cli.exits import ExitCode
+from fumehood.config import Config, ConfigError, load_config
+
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
+
+Verdict = Literal["ok", "warning", "missing"]
+MIN_ASTEVAL = (1, 0, 10)
+"""Earlier ones have published escapes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at: what is the matter, and how to mend it."""
+
+    check: str
+    verdict: Verdict
+    found: str
+    cure: str = ""
+
+
+def doctor(as_json: AsJson = False) -> None:
+    """Check this host. Exit status 1 where something is missing."""
+    from fumehood.cli.show import show_json, wants_json
+
+    findings = list(_examine())
+    if wants_json(as_json):
+        show_json([asdict(finding) for finding in findings])
+    else:
+        _show(findings)
+    if any(finding.verdict == "missing" for finding in findings):
+        raise typer.Exit(ExitCode.TOOL_FAILED)
+
+
+def _examine() -> Iterator[Finding]:
+    yield _platform()
+    yield Finding("python", "ok", platform.python_version())
+    yield _asteval()
+    try:
+        config = load_config()
+    except ConfigError as error:
+        yield Finding("configuration", "missing", str(error), "Correct the configuration.")
+        return
+    yield Finding("configuration", "ok", "read")
+    yield _state(config)
+    yield _socket(config)
+    yield from _interpreter(config)
+    yield _tools(config)
+
+
+def _platform() -> Finding:
+    machine = platform.machine()
+    from_table = machine in ("x86_64", "aarch64")
+    kernel = f"Linux {platform.release()} on {machine}"
+    if sys.platform == "linux" and from_table:
+        return Finding("platform", "ok", kernel)
+    return Finding("platform", "missing", kernel, "Use Linux on x86-64 or AArch64.")
+
+
+def _asteval() -> Finding:
+    found = version("asteval")
+    parts = tuple(int(part) for part in found.split(".")[:3] if part.isdigit())
+    if parts >= MIN_ASTEVAL:
+        return Finding("asteval", "ok", found)
+    return Finding("asteval", "missing", found, "Install asteval 1.0.10 or newer.")
+
+
+def _state(config: Config) -> Finding:
+    path = config.state_directory
+    if not path.exists():
+        return Finding("state directory", "ok", f"{path} will be made by `fumehood serve`")
+    found = path.stat()
+    if found.st_uid != os.geteuid():
+        cure = "Set FUMEHOOD_HOME to a directory of your own."
+        return Finding("state directory", "missing", f"{path} belongs to another user", cure)
+    if found.st_mode & 0o077:
+        return Finding(
+            "state directory", "missing", f"{path} is open to others", f"chmod 700 {path}"
+        )
+    return Finding("state directory", "ok", str(path))
+
+
+def _socket(config: Config) -> Finding:
+    from fumehood.client import Client, DaemonUnavailable
+
+    try:
+        path = config.socket_path
+    except ConfigError as error:
+        return Finding("daemon", "missing", str(error), "Set FUMEHOOD_SOCKET to a shorter path.")
+    try:
+        with Client(path) as client:
+            status = client.ready()["status"]
+    except DaemonUnavailable as error:
+        return Finding("daemon", "warning", str(error), "Start one: fumehood serve")
+    if status == "ready":
+        return Finding("daemon", "ok", f"ready on {path}")
+    return Finding("daemon", "missing", f"{path} answers: {status}", "See its log.")
+
+
+def _interpreter(config: Config) -> Iterator[Finding]:
+    """Start a guest of its own, which attacks its own wall before it says what holds."""
+    import anyio
+
+    from fumehood.model.limits import Limit
+    from fumehood.sandbox.process.interpreter import InterpreterWall
+
+    async def start() -> tuple[frozenset[Limit], tuple[str, ...]]:
+        async with InterpreterWall(config.interpreter_limits) as wall:
+            return wall.enforced, wall.faults
+
+    enforced, faults = anyio.run(start)
+    for fault in faults:
+        yield Finding("interpreter", "missing", fault, InterpreterWall.cure)
+    for limit in sorted(Limit):
+        if limit in enforced:
+            found = "enforced: an attack on it failed"
+            if limit in (Limit.CPU_TIME, Limit.OUTPUT):
+                found = "enforced: by the same means as wall_time"
+            yield Finding(f"interpreter: {limit}", "ok", found)
+        else:
+            found = "an attack on it did not fail as it must"
+            yield Finding(f"interpreter: {limit}", "missing", found, InterpreterWall.cure)
+
+
+def _tools(config: Config) -> Finding:
+    from fumehood.registry.discover import discover
+    from fumehood.registry.index import ToolIndex
+
+    index = ToolIndex()
+    faults = discover(index, config.host_tools)
+    if faults:
+        words = "; ".join(f"{fault.entry_point}: {fault.reason}" for fault in faults)
+        return Finding("tools", "warning", f"left out: {words}", "Mend or uninstall the package.")
+    names = ", ".join(tool.definition.name for tool in index)
+    if not names:
+        return Finding("tools", "missing", "none are installed", "Reinstall fumehood.")
+    return Finding("tools", "ok", names)
+
+
+def _show(findings: list[Finding]) -> None:
+    from rich.console import Console
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    colours: dict[Verdict, str] = {"ok": "green", "warning": "yellow", "missing": "red"}
+    table = Table("check", "", Column("found", overflow="fold"), Column("cure", overflow="fold"))
+    for finding in findings:
+        verdict = Text(finding.verdict, style=colours[finding.verdict])
+        table.add_row(finding.check, verdict, Text(finding.found), Text(finding.cure))
+    Console().print(table)

@@ -1,0 +1,44 @@
+"""Exit codes of the command line, and the one way to end with a message."""
+
+from __future__ import annotations
+
+import re
+import sys
+from enum import IntEnum
+from typing import NoReturn
+
+import typer
+
+from fumehood.model.envelope import Envelope
+from fumehood.model.errors import ERROR_CODES
+from fumehood.model.tool import NAME_PATTERN
+
+
+class ExitCode(IntEnum):
+    """What a script can branch on."""
+
+    SUCCESS = 0
+    TOOL_FAILED = 1
+    USAGE = 2
+    WAITING_FOR_APPROVAL = 3
+    UNAVAILABLE = 4
+
+
+def exit_code_of(envelope: Envelope) -> int:
+    """The exit code that an answer stands for; a tool's own error code is 1."""
+    if envelope.error is None:
+        return ExitCode.SUCCESS
+    known = ERROR_CODES.get(envelope.error.code)
+    return known.exit_code if known is not None else ExitCode.TOOL_FAILED
+
+
+def require_tool_name(reference: str) -> None:
+    """End with a usage message where this can be no tool's name."""
+    if not re.fullmatch(NAME_PATTERN.strip("^$") + r"(@[0-9A-Za-z.+-]+)?", reference):
+        fail(f"{reference[:80]!r} is not a tool's name (or name@version).", ExitCode.USAGE)
+
+
+def fail(message: str, code: ExitCode) -> NoReturn:
+    """Say why on stderr and end."""
+    print(message, file=sys.stderr)
+    raise typer.Exit(code)

@@ -1,0 +1,129 @@
+"""The client: talks to a daemon over its socket, with the engine's own method names.
+
+Client side. It knows the wire and the model, nothing of the engine.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from fumehood.model.envelope import Envelope
+from fumehood.model.json_types import JsonObject
+from fumehood.model.tool import ToolDefinition
+from fumehood.wire import strict_json
+from fumehood.wire.messages import decode_envelope
+
+CONNECT_TIMEOUT_S = 5.0
+ANSWER_GRACE_S = 30.0
+"""How much longer than the longest call this side waits for an answer."""
+
+LONGEST_CALL_S = 600.0
+
+
+class DaemonUnavailable(Exception):
+    """No daemon answers on the socket. The message says how to start one."""
+
+
+class Refused(Exception):
+    """The engine refused; `envelope` says why."""
+
+    def __init__(self, envelope: Envelope) -> None:
+        super().__init__(envelope.error.message if envelope.error is not None else "refused")
+        self.envelope = envelope
+
+
+class Client:
+    """A synchronous client. A context manager; leaving it closes the connection.
+
+    Raises:
+        DaemonUnavailable: from every method, where nobody answers or not in time.
+    """
+
+    def __init__(self, socket_path: Path | str) -> None:
+        self._path = Path(socket_path)
+        self._http = httpx2.Client(
+            transport=httpx2.HTTPTransport(uds=str(self._path)),
+            base_url="http://fumehood",
+            timeout=httpx2.Timeout(LONGEST_CALL_S + ANSWER_GRACE_S, connect=CONNECT_TIMEOUT_S),
+        )
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._http.close()
+
+    def call(self, tool: str, arguments: JsonObject | None = None, **options: Any) -> Envelope:
+        """Call a tool; the answer is always an envelope.
+
+        Raises:
+            ValueError: the arguments or options are not JSON, so nothing was sent.
+        """
+        return self._envelope(
+            "POST",
+            f"/v1/tools/{_quoted(tool)}/call",
+            {"arguments": arguments or {}, "options": options},
+        )
+
+    def tools(self) -> list[ToolDefinition]:
+        """The preferred version of every tool.
+
+        Raises:
+            Refused: the engine answers, but not to this caller.
+        """
+        envelope = self._envelope("GET", "/v1/tools")
+        if envelope.error is not None:
+            raise Refused(envelope)
+        return [ToolDefinition.model_validate(item) for item in envelope.data["items"]]
+
+    def tool(self, reference: str) -> Envelope:
+        """One tool's definition, in an envelope that may hold TOOL_NOT_FOUND."""
+        return self._envelope("GET", f"/v1/tools/{_quoted(reference)}")
+
+    def ready(self) -> JsonObject:
+        """Whether calls are served, and what each wall enforces."""
+        answer = self._request("GET", "/v1/ready")
+        try:
+            status = strict_json.loads(answer.content)
+        except strict_json.StrictJsonError:
+            raise self._stranger() from None
+        if not isinstance(status, dict) or "status" not in status:
+            raise self._stranger()
+        return status
+
+    def _envelope(self, method: str, path: str, body: JsonObject | None = None) -> Envelope:
+        answer = self._request(method, path, body)
+        try:
+            return decode_envelope(answer.content)
+        except ValueError:
+            raise self._stranger() from None
+
+    def _stranger(self) -> DaemonUnavailable:
+        return DaemonUnavailable(f"What answers on {self._path} is not a fumehood engine.")
+
+    def _request(self, method: str, path: str, body: JsonObject | None = None) -> httpx2.Response:
+        try:
+            content = None if body is None else strict_json.dumps(body)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"The call is not JSON: {error}.") from None
+        headers = {"content-type": "application/json"} if content is not None else {}
+        try:
+            return self._http.request(method, path, content=content, headers=headers)
+        except httpx2.ConnectError:
+            raise DaemonUnavailable(
+                f"No engine answers on {self._path}. Start one with: fumehood serve"
+            ) from None
+        except httpx2.HTTPError as error:
+            raise DaemonUnavailable(
+                f"The connection to {self._path} gave no answer ({type(error).__name__}). "
+                "See the engine's log; it may have been stopped, or it is no fumehood engine."
+            ) from None
+
+
+def _quoted(name: str) -> str:
+    from urllib.parse import quote
+
+    return quote(name, safe="@")

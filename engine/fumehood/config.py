@@ -1,0 +1,183 @@
+"""Configuration: a file and the environment, read once at start into one frozen value.
+
+The environment wins over the file (`FUMEHOOD_CONFIG`, else `config.toml` under
+`$XDG_CONFIG_HOME/fumehood`). Invariant: absent means the safe default, an unknown key is
+an error, and nothing here changes while the engine runs.
+
+| setting | absent | empty | filled |
+|---|---|---|---|
+| `host_tools` | none may run in the host | the same | exactly these names may |
+| `allow_debug` | no `debug_info` for anybody | – | for calls that ask |
+"""
+
+from __future__ import annotations
+
+import os
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from fumehood.model.limits import MIN_INTERPRETER_MB, WallLimits
+from fumehood.model.usage import Prices
+
+MAX_SOCKET_PATH_BYTES = 107
+"""*Source*: unix(7); `sun_path` has 108 bytes with its ending NUL."""
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used. The message says what to change."""
+
+
+class InterpreterConfig(BaseModel):
+    """Defaults and ceilings of the interpreter wall."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    timeout_seconds: float = Field(default=5, gt=0, le=600)
+    max_timeout_seconds: float = Field(default=30, gt=0, le=600)
+    cpu_seconds: float | None = Field(default=None, gt=0)
+    memory_mb: int = Field(default=64, ge=16)
+    max_memory_mb: int = Field(default=256, ge=16)
+    output_kb: int = Field(default=64, ge=1, le=1024)
+
+
+class PriceConfig(BaseModel):
+    """Prices on resources, per CPU-second and per GB of memory limit and second."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    cpu_second: Decimal = Field(default=Decimal(0), ge=0)
+    gb_second: Decimal = Field(default=Decimal(0), ge=0)
+    currency: str = Field(default="USD", pattern="^[A-Z]{3}$")
+
+
+class Config(BaseSettings):
+    """Everything an operator can set."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="FUMEHOOD_",
+        env_nested_delimiter="__",
+        env_ignore_empty=True,
+        frozen=True,
+        extra="forbid",
+    )
+
+    home: Path | None = None
+    socket: Path | None = None
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["auto", "json", "text"] = "auto"
+    allow_debug: bool = False
+    host_tools: Annotated[tuple[str, ...], NoDecode] = ()
+    drain_seconds: float = Field(default=10, ge=0, le=600)
+    interpreter: InterpreterConfig = InterpreterConfig()
+    prices: PriceConfig = PriceConfig()
+
+    @field_validator("host_tools", mode="before")
+    @classmethod
+    def _split_names(cls, value: Any) -> Any:
+        """The environment has no lists: names are separated by commas there."""
+        if isinstance(value, str):
+            return tuple(name.strip() for name in value.split(",") if name.strip())
+        return value
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        file = TomlConfigSettingsSource(settings_cls, config_file())
+        return (init_settings, env_settings, file)
+
+    @property
+    def state_directory(self) -> Path:
+        """Where the engine keeps what it must not lose."""
+        if self.home is not None:
+            return self.home
+        base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+        return Path(base).expanduser() / "fumehood"
+
+    @property
+    def socket_path(self) -> Path:
+        """The callers' socket.
+
+        Raises:
+            ConfigError: the path is longer than a Unix socket's may be.
+        """
+        path = self._socket_path().absolute()
+        length = len(os.fsencode(path))
+        if length > MAX_SOCKET_PATH_BYTES:
+            raise ConfigError(
+                f"The socket's path has {length} bytes, the kernel allows {MAX_SOCKET_PATH_BYTES}: "
+                "set FUMEHOOD_SOCKET (or FUMEHOOD_HOME) to a shorter one."
+            )
+        return path
+
+    @property
+    def interpreter_limits(self) -> WallLimits:
+        """The interpreter wall's limits as configured."""
+        chosen = self.interpreter
+        return WallLimits(
+            default_wall_s=chosen.timeout_seconds,
+            max_wall_s=chosen.max_timeout_seconds,
+            default_memory_mb=chosen.memory_mb,
+            max_memory_mb=chosen.max_memory_mb,
+            min_memory_mb=MIN_INTERPRETER_MB,
+            output_bytes=chosen.output_kb * 1024,
+            cpu_s=chosen.cpu_seconds,
+        )
+
+    @property
+    def resource_prices(self) -> Prices:
+        """The prices as the accounting stage takes them."""
+        return Prices(self.prices.cpu_second, self.prices.gb_second, self.prices.currency)
+
+    def _socket_path(self) -> Path:
+        if self.socket is not None:
+            return self.socket
+        runtime = os.environ.get("XDG_RUNTIME_DIR")
+        if self.home is None and runtime:
+            return Path(runtime) / "fumehood" / "engine.sock"
+        return self.state_directory / "engine.sock"
+
+
+def config_file() -> Path:
+    """The configuration file that would be read; it need not exist."""
+    named = os.environ.get("FUMEHOOD_CONFIG")
+    if named:
+        return Path(named)
+    base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(base).expanduser() / "fumehood" / "config.toml"
+
+
+def load_config(**overrides: Any) -> Config:
+    """Read file and environment; `overrides` that are None are left out.
+
+    Raises:
+        ConfigError: with every fault, in words.
+    """
+    named = os.environ.get("FUMEHOOD_CONFIG")
+    if named and not Path(named).is_file():
+        raise ConfigError("FUMEHOOD_CONFIG names a file that does not exist.")
+    try:
+        return Config(**{key: value for key, value in overrides.items() if value is not None})
+    except ValidationError as error:
+        faults = "; ".join(
+            f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
+            for fault in error.errors(include_url=False, include_input=False)
+        )
+        raise ConfigError(f"The configuration is wrong: {faults}") from None
+    except ValueError as error:  # not TOML, not UTF-8, an unreadable variable
+        raise ConfigError(f"The configuration cannot be read: {error}") from None

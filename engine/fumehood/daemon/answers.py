@@ -1,0 +1,111 @@
+"""Envelopes as HTTP answers, and request bodies as strict JSON."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import anyio
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from fumehood.model.envelope import Envelope
+from fumehood.model.errors import (
+    ERROR_CODES,
+    TOOL_CODE_HTTP_STATUS,
+    InvalidParams,
+    RequestTooLarge,
+    UnsupportedMediaType,
+)
+from fumehood.wire import strict_json
+from fumehood.wire.messages import encode_envelope
+
+MAX_BODY_BYTES = 8 * 1024 * 1024
+MAX_DRAINED_BYTES = 64 * 1024 * 1024
+"""How much of a body that is too large is read and thrown away, so that the client, which
+writes before it reads, gets its answer instead of a broken pipe."""
+
+BODY_DEADLINE_S = 60.0
+SMALL_BODY_BYTES = 64 * 1024
+"""Larger bodies are parsed in a thread, so that other calls go on meanwhile."""
+
+
+def envelope_response(envelope: Envelope) -> Response:
+    """The envelope, under the HTTP status of its error code."""
+    status = 200
+    headers = {}
+    if envelope.error is not None:
+        known = ERROR_CODES.get(envelope.error.code)
+        status = known.http_status if known is not None else TOOL_CODE_HTTP_STATUS
+        if envelope.error.retry_after_ms is not None:
+            headers["retry-after"] = str(max(1, -(-envelope.error.retry_after_ms // 1000)))
+    return Response(
+        encode_envelope(envelope), status, headers=headers, media_type="application/json"
+    )
+
+
+async def read_json(request: Request) -> Any:
+    """The request's body.
+
+    Raises:
+        UnsupportedMediaType: not `application/json`.
+        RequestTooLarge: over 8 MB.
+        InvalidParams: not strict JSON, or it did not arrive within 60 s.
+    """
+    _require_json(_header(request, b"content-type"))
+    if _header(request, b"content-encoding") not in ("", "identity"):
+        raise UnsupportedMediaType("Send the body as it is, without a content encoding.")
+    try:
+        async with asyncio.timeout(BODY_DEADLINE_S):  # on every call's way: the cheapest kind
+            body = await _read_body(request)
+    except TimeoutError:
+        raise InvalidParams("The body did not arrive within 60 s.") from None
+    except ClientDisconnect:
+        raise InvalidParams("The connection ended before the body did.") from None
+    try:
+        if len(body) <= SMALL_BODY_BYTES:
+            return strict_json.loads(body)
+        return await anyio.to_thread.run_sync(strict_json.loads, body)
+    except strict_json.StrictJsonError as error:
+        raise InvalidParams(f"The body cannot be read: {error}.") from None
+
+
+def _header(request: Request, name: bytes) -> str:
+    """One header as it came; the list itself, since this is on the way of every call."""
+    return next((value for key, value in request.scope["headers"] if key == name), b"").decode(
+        "latin-1"
+    )
+
+
+def _require_json(content_type: str) -> None:
+    if content_type == "application/json":
+        return
+    kind, _, parameters = content_type.partition(";")
+    charset = parameters.replace(" ", "").lower()
+    if kind.strip().lower() != "application/json" or charset not in ("", "charset=utf-8"):
+        raise UnsupportedMediaType("Send the body as application/json in UTF-8.")
+
+
+async def _read_body(request: Request) -> bytes:
+    announced = _header(request, b"content-length")
+    too_large = announced.isdigit() and int(announced) > MAX_BODY_BYTES
+    body = bytearray()
+    received = 0
+    more = True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        more = message.get("more_body", False)
+        chunk = message.get("body", b"")
+        received += len(chunk)
+        too_large = too_large or received > MAX_BODY_BYTES
+        if too_large:
+            body.clear()
+            if received > MAX_DRAINED_BYTES:
+                break
+        else:
+            body += chunk
+    if too_large:
+        raise RequestTooLarge("The request is over 8 MB. Send less.")
+    return bytes(body)

@@ -1,0 +1,85 @@
+"""The HTTP application: addresses, and an envelope for everything that is refused.
+
+Host side. Above it the server, below it one engine. Invariant: whatever a client sends, it
+gets JSON of a documented form; no stack, no path of this host.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from fumehood.daemon.answers import envelope_response
+from fumehood.daemon.routes.calls import call_tool
+from fumehood.daemon.routes.health import health, ready
+from fumehood.daemon.routes.openapi import make_document, openapi
+from fumehood.daemon.routes.tools import list_tools, show_tool
+from fumehood.engine import Engine
+from fumehood.model.errors import (
+    EngineError,
+    InternalError,
+    InvalidParams,
+    MethodNotAllowed,
+    ResourceNotFound,
+)
+from fumehood.observe.log import log_fault
+
+ROUTES = [
+    Route("/v1/tools/{name}/call", call_tool, methods=["POST"]),
+    Route("/v1/tools/{name}", show_tool, methods=["GET"]),
+    Route("/v1/tools", list_tools, methods=["GET"]),
+    Route("/v1/health", health, methods=["GET"]),
+    Route("/v1/ready", ready, methods=["GET"]),
+    Route("/v1/openapi.json", openapi, methods=["GET"]),
+]
+
+
+def make_app(engine: Engine) -> Starlette:
+    """The application around one engine that somebody else has entered."""
+    app = Starlette(
+        routes=ROUTES,
+        exception_handlers={
+            EngineError: _on_engine_error,
+            HTTPException: _on_http_exception,
+            Exception: _on_fault,
+        },
+    )
+    app.router.redirect_slashes = False
+    app.state.engine = engine
+    app.state.openapi = make_document(_version())
+    return app
+
+
+async def _on_engine_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, EngineError)
+    engine: Engine = request.app.state.engine
+    return envelope_response(engine.refusal(error, tool=request.path_params.get("name")))
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    engine: Engine = request.app.state.engine
+    refusals = {
+        404: ResourceNotFound("There is nothing at this address. See /v1/openapi.json."),
+        405: MethodNotAllowed("This address takes another HTTP method. See /v1/openapi.json."),
+    }
+    refusal = refusals.get(error.status_code, InvalidParams("The request cannot be read."))
+    return envelope_response(engine.refusal(refusal))
+
+
+async def _on_fault(request: Request, error: Exception) -> Response:
+    engine: Engine = request.app.state.engine
+    log_fault(engine.log, "daemon.internal_error", error)
+    return envelope_response(engine.refusal(InternalError("The engine failed inside.")))
+
+
+def _version() -> str:
+    try:
+        return version("fumehood")
+    except PackageNotFoundError:
+        return "0"

@@ -1,0 +1,32 @@
+"""`POST /v1/tools/{name}/call`: the way in for every call."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fumehood.daemon.answers import envelope_response, read_json
+from fumehood.daemon.caller import principal_of
+from fumehood.engine import Engine, parse_call_body
+from fumehood.model.errors import EngineError, ShuttingDown
+
+
+async def call_tool(request: Request) -> Response:
+    """Carry out one call. A client that leaves does not stop it: its limits do."""
+    engine: Engine = request.app.state.engine
+    name: str = request.path_params["name"]
+    try:
+        body = parse_call_body(await read_json(request))
+    except EngineError as error:
+        return envelope_response(engine.refusal(error, tool=name))
+    try:
+        envelope = await engine.run(name, body, principal_of(request))
+    except asyncio.CancelledError:
+        if not engine.is_draining:
+            raise
+        # The time for running calls is over; the client is still owed an answer.
+        ended = ShuttingDown("The engine stopped before the call ended.", retryable=False)
+        envelope = engine.refusal(ended, tool=name)
+    return envelope_response(envelope)

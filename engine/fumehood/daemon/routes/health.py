@@ -1,0 +1,25 @@
+"""`/v1/health` (the process answers) and `/v1/ready` (calls would be served, and how)."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from fumehood.engine import Engine
+
+
+async def health(request: Request) -> Response:
+    """Alive."""
+    return JSONResponse({"status": "ok"})
+
+
+async def ready(request: Request) -> Response:
+    """200 where calls are served, 503 where not; what each wall enforces either way."""
+    engine: Engine = request.app.state.engine
+    walls = engine.walls
+    serves = not engine.is_draining and all(wall["ready"] for wall in walls.values())
+    public = {name: {k: wall[k] for k in ("ready", "enforced")} for name, wall in walls.items()}
+    return JSONResponse(
+        {"status": "ready" if serves else "not_ready", "walls": public},
+        status_code=200 if serves else 503,
+    )

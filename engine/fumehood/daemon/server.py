@@ -1,0 +1,154 @@
+"""The server: one engine on one private socket until a signal ends it gracefully.
+
+Host side, started by `fumehood serve`. First the lock, then the engine, then the socket:
+whoever can connect finds an engine that serves. At the end the other way round: no new
+calls, the running ones get `drain_seconds`, then everything inside is ended.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import anyio
+import anyio.abc
+import uvicorn
+
+from fumehood.config import Config
+from fumehood.daemon.app import make_app
+from fumehood.daemon.peer import MAX_HEADER_BYTES, make_protocol
+from fumehood.daemon.state import hold_lock, private_directory, private_socket
+from fumehood.engine import Engine, Tool
+from fumehood.model.errors import InvalidParams
+from fumehood.observe.log import Logger, flush
+from fumehood.wire.messages import encode_envelope
+
+KEEP_ALIVE_S = 75
+SAME_MESSAGE_S = 1.0
+MAX_MESSAGES = 100
+
+
+async def serve(
+    config: Config,
+    log: Logger,
+    *,
+    tools: Iterable[Tool] = (),
+    on_ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Raises:
+        StateError: another engine is here, or the place is not private.
+        ConfigError: the socket's path is too long.
+    """
+    _allow_many_files()
+    socket_path = config.socket_path
+    with ExitStack() as places:
+        places.enter_context(_server_messages_to(log))
+        state = private_directory(config.state_directory)
+        places.enter_context(hold_lock(state / "engine.lock", "this state directory"))
+        directory = private_directory(socket_path.parent)
+        lock = directory / f"{socket_path.name}.lock"
+        places.enter_context(hold_lock(lock, "this socket"))
+        async with Engine(tools, config=config, log=log) as engine:
+            listener = places.enter_context(private_socket(socket_path))
+            server = _Server(_uvicorn_config(engine, config))
+            log.info("daemon.ready", walls=engine.walls)
+            async with anyio.create_task_group() as group:
+                group.start_soon(_stop_on_signal, server, engine)
+                # What is loaded by now lives as long as the process: the collector need
+                # not walk through it again and again.
+                gc.collect()
+                gc.freeze()
+                on_ready()
+                await server.serve(sockets=[listener])
+                group.cancel_scope.cancel()
+        log.info("daemon.stopped")
+    flush(log)
+
+
+class _ToLog(logging.Handler):
+    """Messages of uvicorn and asyncio, in the engine's log and form, each once a second."""
+
+    def __init__(self, log: Logger) -> None:
+        super().__init__(logging.WARNING)
+        self._log = log
+        self._last: dict[str, float] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # The message as it stands in the code: what is filled in may be a client's.
+        message = str(record.msg).splitlines()[0][:200]
+        now = time.monotonic()
+        if now - self._last.get(message, -math.inf) < SAME_MESSAGE_S:
+            return
+        if len(self._last) > MAX_MESSAGES:
+            self._last.clear()
+        self._last[message] = now
+        self._log.warning("http.server", message=message)
+
+
+@contextmanager
+def _server_messages_to(log: Logger) -> Iterator[None]:
+    handler = _ToLog(log)
+    loggers = [logging.getLogger(name) for name in ("uvicorn", "asyncio")]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.propagate = False
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+            logger.propagate = True
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, but signals are ours: a graceful stop is exit status 0."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _stop_on_signal(server: uvicorn.Server, engine: Engine) -> None:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for number in signals:
+            engine.log.info("daemon.stopping", signal=signal.Signals(number).name)
+            if server.should_exit:
+                server.force_exit = True  # a second signal waits for nobody
+            engine.drain()
+            server.should_exit = True
+
+
+def _uvicorn_config(engine: Engine, config: Config) -> uvicorn.Config:
+    def refusal_body(message: str) -> bytes:
+        return encode_envelope(engine.refusal(InvalidParams(message)))
+
+    return uvicorn.Config(
+        make_app(engine),
+        loop="asyncio",
+        http=make_protocol(refusal_body),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=max(1, round(config.drain_seconds)),
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+    )
+
+
+def _allow_many_files() -> None:
+    """Raise the soft limit on open files: every connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))

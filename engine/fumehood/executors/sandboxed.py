@@ -1,0 +1,132 @@
+"""Programs behind a wall: what to run there, and what its ending means to the caller.
+
+Host side, between `call/execute` and a wall's lease. Everything that comes back is the
+guest's word: the ending was decided outside the child, the rest is data of a stranger.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fumehood.executors.outcome import Outcome
+from fumehood.model.errors import (
+    ENDING_ERRORS,
+    EndedBy,
+    EngineError,
+    InvalidParams,
+    SandboxUnavailable,
+)
+from fumehood.model.json_types import JsonObject
+from fumehood.model.limits import Limits
+from fumehood.model.tool import ToolDefinition
+from fumehood.sandbox.wall import Lease, RunEnding
+
+MAX_MESSAGE_CHARACTERS = 500
+
+
+async def run_expression(
+    tool: ToolDefinition, arguments: JsonObject, limits: Limits, lease: Lease
+) -> Outcome:
+    """Evaluate one expression in the interpreter."""
+    ending = await lease.run("calculator", arguments, limits)
+    if ending.ended_by is EndedBy.OK and not _is_expression_result(ending.result):
+        ending = replace(ending, ended_by=EndedBy.SANDBOX_LOST, result=None)
+    return Outcome(
+        ended_by=ending.ended_by,
+        isolation=ending.isolation,
+        data=ending.result,
+        error=_error(ending, limits, tool),
+        cpu_ms=ending.cpu_ms,
+        peak_memory_bytes=ending.peak_memory_bytes,
+        output_bytes=ending.output_bytes,
+    )
+
+
+def _error(ending: RunEnding, limits: Limits, tool: ToolDefinition) -> EngineError | None:
+    error_class = ENDING_ERRORS[ending.ended_by]
+    if error_class is None:
+        return None
+    details: JsonObject = {"ended_by": ending.ended_by.value}
+    if ending.ended_by is EndedBy.SANDBOX_LOST:
+        return _lost(tool, details)
+    if ending.claimed_kind == "invalid" and ending.ended_by is EndedBy.EXCEPTION:
+        message = _sentence(_claimed_message(ending))
+        return InvalidParams(message, fields=["expression"], details=details)
+    reached = _limit_reached(ending.ended_by, limits)
+    if reached is not None:
+        details["limit"], message = reached
+        return error_class(message, details=details)
+    if ending.ended_by in (EndedBy.EXIT, EndedBy.SIGNAL):
+        details |= {"exit_code": ending.exit_code, "signal": ending.signal}
+    return error_class(_message(ending), details=details)
+
+
+def _limit_reached(ended_by: EndedBy, limits: Limits) -> tuple[JsonObject, str] | None:
+    """The limit that ended a run, and what to try; None where no limit did."""
+    match ended_by:
+        case EndedBy.WALL_TIME:
+            return {"timeout_seconds": limits.wall_s}, (
+                f"The expression was stopped after {limits.wall_s:g} s. It would take as long "
+                "again: simplify it, or allow more with timeout_seconds."
+            )
+        case EndedBy.CPU_TIME:
+            return {"cpu_seconds": limits.cpu_s}, (
+                f"The expression was stopped after {limits.cpu_s:g} s of CPU time, the most that "
+                "this engine allows. Simplify it."
+            )
+        case EndedBy.MEMORY:
+            return {"memory_mb": limits.memory_mb}, (
+                f"The expression needed more than its {limits.memory_mb} MB of memory. "
+                "Compute it in smaller parts."
+            )
+        case EndedBy.OUTPUT:
+            return {"output_bytes": limits.output_bytes}, (
+                f"The result is over {limits.output_bytes} bytes. Ask for less."
+            )
+        case _:
+            return None
+
+
+def _message(ending: RunEnding) -> str:
+    match ending.ended_by:
+        case EndedBy.EXCEPTION:
+            return f"The expression has no value: {_claimed_message(ending)}."
+        case EndedBy.POLICY:
+            return f"{_sentence(_claimed_message(ending))} Do not retry it as it is."
+        case EndedBy.CANCELLED:
+            return "The call was cancelled."
+        case _:
+            return "The interpreter ended while it worked on this expression."
+
+
+def _lost(tool: ToolDefinition, details: JsonObject) -> SandboxUnavailable:
+    return SandboxUnavailable(
+        "The sandbox was lost while it worked; a new one is being made. "
+        + ("Repeat the call." if tool.idempotent else "It may or may not have acted."),
+        details=details,
+        retryable=tool.idempotent,
+        retry_after_ms=100,
+    )
+
+
+def _is_expression_result(result: JsonObject | None) -> bool:
+    """Whether the program's words have the form of `EXPRESSION_OUTPUT`."""
+    if result is None or result.keys() != {"value", "text"} or not isinstance(result["text"], str):
+        return False
+    value = result["value"]
+    return value is None or isinstance(value, bool | int | float | list)
+
+
+def _claimed_message(ending: RunEnding) -> str:
+    reason = "the program gave no reason"
+    if ending.claimed_kind is None and ending.ended_by is EndedBy.POLICY:
+        reason = "the sandbox stopped a forbidden system call"
+    claim = ending.claimed_message or reason
+    return claim[:MAX_MESSAGE_CHARACTERS]
+
+
+def _sentence(text: str) -> str:
+    """The program's clause as a sentence; a name or sign at its start stays as it is."""
+    if text.startswith(("the ", "only ")):
+        text = text[0].upper() + text[1:]
+    return text if text.endswith((".", "?")) else text + "."

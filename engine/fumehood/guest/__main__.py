@@ -1,0 +1,20 @@
+"""Start a guest: `python -I -S -B …/guest CONFIG`, where CONFIG is one JSON object.
+
+Runs on the guest side. The isolated interpreter knows no import path but the standard
+library's; the paths that it needs are named in CONFIG, so nothing else can be imported.
+"""
+
+import json
+import sys
+
+
+def main() -> None:
+    config = json.loads(sys.argv[1])
+    sys.path.extend(config["import_paths"])
+    from fumehood.guest.supervisor import supervise
+
+    supervise(config)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""The child: the one process in which a call's program runs.
+
+Guest side, forked by the zygote. Its invariant is the order of `seal`: everything is
+closed, limited, warmed and filtered before the first byte of any request is read, and
+nothing that was read can undo it. Above it stands the supervisor, which alone decides how
+a run ended; what the child writes is a claim.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fumehood.guest import kernel, limits, seccomp
+from fumehood.wire import framing
+
+Program = Callable[[dict[str, Any]], dict[str, Any]]
+"""Takes the request, returns the reply: `{"result": …}` or `{"error": {kind, message, …}}`."""
+
+REQUEST_FD = seccomp.REQUEST_FD
+REPLY_FD = seccomp.REPLY_FD
+
+MEMORY_REPLY = framing.encode(
+    {"error": {"kind": "memory", "message": "the program needed more memory than its limit"}}
+)
+"""Encoded ahead: a process without memory cannot build its own excuse."""
+
+CHUNK_BYTES = 1 << 16
+SEAL_FAILED = 70
+ADOPTION_DEADLINE_S = 5.0
+
+
+def run_child(
+    *,
+    request_fd: int,
+    reply_fd: int,
+    supervisor_pid: int,
+    programs: Mapping[str, Program],
+    warm_up: Callable[[], None],
+    filter_program: bytes,
+) -> None:
+    """Seal this process, then answer requests until the supervisor closes the pipe."""
+    try:
+        keep_only(request_fd, reply_fd)
+        seal(supervisor_pid, warm_up, filter_program)
+    except BaseException as fault:  # sealed or dead: nothing may run in between
+        _write(framing.encode({"sealed": False, "fault": f"{type(fault).__name__}: {fault}"}))
+        os._exit(SEAL_FAILED)
+    serve(programs)
+
+
+def keep_only(request_fd: int, reply_fd: int) -> None:
+    """Leave this process /dev/null on 0, 1 and 2, its own two pipes, and nothing else."""
+    # Moved out of the way first: either pipe may stand on the other's final number.
+    request_fd, reply_fd = os.dup(request_fd), os.dup(reply_fd)
+    high = max(request_fd, reply_fd, REPLY_FD) + 1
+    os.dup2(request_fd, high)
+    os.dup2(reply_fd, high + 1)
+    os.dup2(high, REQUEST_FD)
+    os.dup2(high + 1, REPLY_FD)
+    os.closerange(REPLY_FD + 1, os.sysconf("SC_OPEN_MAX"))
+    null = os.open("/dev/null", os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(null, standard)
+    os.close(null)
+
+
+def seal(supervisor_pid: int, warm_up: Callable[[], None], filter_program: bytes) -> None:
+    """Give up everything. The order is the argument: each step needs what later ones take."""
+    os.setpgid(0, 0)
+    _wait_for_adoption(supervisor_pid)
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
+    if os.getppid() != supervisor_pid:  # it died before the line above took hold
+        raise OSError("the supervisor is gone")
+    os.environ.clear()
+    os.chdir("/")
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+    _volunteer_for_oom()
+    random.seed()  # every fork of one zygote would otherwise draw the same numbers
+    warm_up()
+    gc.collect()
+    base_bytes = limits.address_space_bytes()
+    limits.limit_self()
+    kernel.drop_capabilities()
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    seccomp.install(filter_program)
+    _write(framing.encode({"sealed": True, "base_bytes": base_bytes}))
+
+
+def serve(programs: Mapping[str, Program]) -> None:
+    """Answer one request after another; end when the pipe is closed."""
+    while (request := _read_frame()) is not None:
+        try:
+            reply = framing.encode(programs[request["program"]](request))
+        except MemoryError:
+            reply = MEMORY_REPLY
+        except Exception as fault:
+            reply = framing.encode(
+                {"error": {"kind": "exception", "message": type(fault).__name__}}
+            )
+        request = None
+        _write(reply)
+    os._exit(0)
+
+
+def _wait_for_adoption(supervisor_pid: int) -> None:
+    """Wait until the forking process is gone and the supervisor is the parent."""
+    deadline = time.monotonic() + ADOPTION_DEADLINE_S
+    while os.getppid() != supervisor_pid:
+        if time.monotonic() > deadline:
+            raise OSError("the supervisor did not adopt this process")
+        time.sleep(0.0002)
+
+
+def _volunteer_for_oom() -> None:
+    """Ask the kernel to take this process first when the host runs out of memory."""
+    try:
+        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
+            score.write("1000")
+    except OSError:
+        pass  # a wish, not a wall: some hosts mount /proc read-only
+
+
+def _read_frame() -> dict[str, Any] | None:
+    """The next request; None at the end. One read suffices for all but large ones."""
+    frame = os.read(REQUEST_FD, CHUNK_BYTES)
+    while frame and len(frame) < framing.HEADER.size:
+        frame += os.read(REQUEST_FD, CHUNK_BYTES)
+    if not frame:
+        return None
+    (length,) = framing.HEADER.unpack_from(frame)
+    if len(frame) < framing.HEADER.size + length:
+        chunks = [frame]
+        missing = framing.HEADER.size + length - len(frame)
+        while missing:
+            chunk = os.read(REQUEST_FD, min(missing, CHUNK_BYTES))
+            if not chunk:
+                return None
+            chunks.append(chunk)
+            missing -= len(chunk)
+        frame = b"".join(chunks)
+    return framing.parse_body(frame[framing.HEADER.size :])
+
+
+def _write(data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(REPLY_FD, view) :]

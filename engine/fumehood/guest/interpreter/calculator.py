@@ -1,0 +1,231 @@
+"""The calculator: one expression in, one value out, nothing kept.
+
+Guest side, run by the child. An expression passes notation, Python's parser, the node
+table, the name table and, while asteval walks it, the size estimates. Invariant: the node
+table admits nothing that stores, so one process may evaluate expression after expression
+of one trust domain.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import sys
+import unicodedata  # noqa: F401  # the parser imports it for the first non-ASCII name
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+# asteval imports NumPy where it is installed; the calculator does without (mission S2), and
+# its pages would be copied into every child.
+sys.modules.setdefault("numpy", None)  # type: ignore[arg-type]
+sys.modules.setdefault("numpy_financial", None)  # type: ignore[arg-type]
+
+import asteval  # noqa: E402
+
+from fumehood.guest.interpreter import names, node_table, postfix, sizes  # noqa: E402
+
+JSON_SAFE_INTEGER = 2**53 - 1
+"""Readers that keep numbers as doubles change anything beyond it."""
+
+MAX_RESULT_DEPTH = 16
+
+RECURSION_LIMIT = 1000 + 4 * node_table.MAX_DEPTH
+
+HANDLED = frozenset(
+    {"constant", "name", "call", "list", "tuple", "binop", "unaryop", "boolop", "compare", "ifexp"}
+)
+
+
+class _NotANumber(Exception):
+    """The result is complex, infinite or NaN."""
+
+
+def run(request: dict[str, Any]) -> dict[str, Any]:
+    """Answer one request of the form `{arguments: {expression, precision?}, output_bytes}`."""
+    arguments = request["arguments"]
+    try:
+        value = evaluate(arguments["expression"])
+        return {"result": render(value, arguments.get("precision"), request["output_bytes"])}
+    except (node_table.NodeRefused, names.NameRefused, sizes.TooLarge) as refusal:
+        return _error("policy", str(refusal))
+    except postfix.NotationRefused as refusal:
+        return _error("invalid", str(refusal))
+    except SyntaxError as error:
+        return _error("invalid", _syntax_message(error))
+    except MemoryError:
+        raise
+    except Exception as error:
+        return _error("exception", _failure_message(error))
+
+
+def evaluate(text: str) -> Any:
+    """The value of one expression.
+
+    Raises:
+        NotationRefused, SyntaxError: the text is not an expression.
+        NodeRefused, NameRefused, TooLarge: one of the tables refused it.
+        ArithmeticError, ValueError, TypeError: it has no value.
+    """
+    tree = _parse(postfix.rewrite(text))
+    _refuse_bare_comma(tree.body, text)
+    node_table.check(tree)
+    names.check(tree)
+    sizes.check_literals(tree)
+    return _Evaluator.value(tree.body)
+
+
+def render(value: Any, precision: int | None, max_bytes: int) -> dict[str, Any]:
+    """`value` as JSON can hold it, `text` exact. Long lists end just over `max_bytes`."""
+    if _depth(value) > MAX_RESULT_DEPTH:
+        raise sizes.TooLarge(f"the result is nested deeper than {MAX_RESULT_DEPTH} lists")
+    rounded = _rounded(value, precision)
+    return {"value": _json_value(rounded), "text": _text(rounded, max_bytes + 1)}
+
+
+def warm_up() -> None:
+    """Touch what a real expression touches, so that its first one finds warm pages."""
+    sys.setrecursionlimit(RECURSION_LIMIT)
+    # The parser warns about odd but valid text (`1if 2else 3`); there is nobody to read it,
+    # and the attempt to print it would end the process.
+    warnings.simplefilter("ignore")
+    for expression in ("5! + 2**10", "max(sqrt(2), 0.5) if 1 < 2 else [1, 2]", "1/0", "open('x')"):
+        json.dumps(run({"arguments": {"expression": expression}, "output_bytes": 1024}))
+
+
+class _Evaluator:
+    """asteval with only the handlers of the node table, and our arithmetic."""
+
+    _interpreter: asteval.Interpreter | None = None
+
+    @classmethod
+    def value(cls, node: ast.expr) -> Any:
+        interpreter = cls._interpreter or cls._make()
+        # asteval keeps errors, text and flow flags between runs; none may reach the next.
+        interpreter.error, interpreter.error_msg, interpreter.code_text = [], None, []
+        interpreter._interrupt, interpreter.retval, interpreter.expr = None, None, "expression"
+        try:
+            return sizes.checked(interpreter.run(node))
+        except Exception as error:
+            raise _root_cause(error) from None
+        finally:
+            interpreter.error = []
+
+    @classmethod
+    def _make(cls) -> asteval.Interpreter:
+        interpreter = asteval.Interpreter(
+            symtable=names.symbols(), use_numpy=False, minimal=True, config={"ifexp": True}
+        )
+        interpreter.symtable.pop("print")  # added by asteval to any table
+        for node in list(interpreter.node_handlers):
+            if node not in HANDLED:
+                interpreter.remove_nodehandler(node)
+
+        def binary_operation(node: ast.BinOp) -> Any:
+            operation: Callable[[Any, Any], Any] = sizes.BINARY[type(node.op)]
+            return sizes.checked(operation(interpreter.run(node.left), interpreter.run(node.right)))
+
+        def call(node: ast.Call) -> Any:
+            function = interpreter.symtable[node.func.id]  # type: ignore[attr-defined]
+            return sizes.checked(function(*[interpreter.run(a) for a in node.args]))
+
+        interpreter.set_nodehandler("binop", binary_operation)
+        interpreter.set_nodehandler("call", call)
+        cls._interpreter = interpreter
+        return interpreter
+
+
+def _parse(text: str) -> ast.Expression:
+    try:
+        return ast.parse(text.strip(), mode="eval")
+    except (RecursionError, MemoryError):
+        # The parser's own stack, long before memory: the text is bounded by the schema.
+        raise SyntaxError("nested too deeply") from None
+    except ValueError as error:  # NUL bytes, in some versions of Python
+        raise SyntaxError(str(error)) from None
+
+
+def _refuse_bare_comma(body: ast.expr, text: str) -> None:
+    """`1,000` and `2,5` are tuples to Python; whoever writes them means a number."""
+    if isinstance(body, ast.Tuple) and not text.lstrip().startswith("("):
+        raise postfix.NotationRefused(
+            "a comma outside brackets is no part of a number; write 1000 and 2.5, or [1, 2]"
+        )
+
+
+def _root_cause(error: BaseException) -> BaseException:
+    """asteval wraps each failure once a level; the first one says what happened."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error
+
+
+def _rounded(value: Any, precision: int | None) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(_rounded(item, precision) for item in value)
+    if isinstance(value, complex):
+        raise _NotANumber("the result is a complex number")
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise _NotANumber("the result is not a finite number")
+        return value if precision is None else round(value, precision)
+    if not isinstance(value, int):
+        raise _NotANumber("the result is not a number")
+    return value
+
+
+def _depth(value: Any) -> int:
+    """Levels of nested lists; iterative, since the text decided how many there are."""
+    depth = 0
+    level = [value]
+    while any(isinstance(item, list | tuple) for item in level):
+        depth += 1
+        level = [inner for item in level if isinstance(item, list | tuple) for inner in item]
+    return depth
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_json_value(item) for item in value]
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > JSON_SAFE_INTEGER:
+        return None
+    return value
+
+
+def _text(value: Any, max_chars: int) -> str:
+    """`repr`, but it stops soon after `max_chars`: the reader will refuse more anyway."""
+    if not isinstance(value, list | tuple):
+        return repr(value)
+    parts: list[str] = []
+    length = 0
+    for item in value:
+        parts.append(_text(item, max_chars - length))
+        length += len(parts[-1]) + 2
+        if length > max_chars:
+            break
+    comma = "," if isinstance(value, tuple) and len(value) == 1 else ""
+    inner = ", ".join(parts) + comma
+    return f"[{inner}]" if isinstance(value, list) else f"({inner})"
+
+
+def _syntax_message(error: SyntaxError) -> str:
+    message = (error.msg or "invalid syntax").split("(<unknown>")[0].strip()
+    if message.startswith("Exceeds the limit"):
+        message = f"an integer has more than {sizes.MAX_DIGITS} digits"
+    where = f" (column {error.offset})" if error.offset else ""
+    return f"the expression cannot be read: {message[:200]}{where}"
+
+
+def _failure_message(error: Exception) -> str:
+    if isinstance(error, ZeroDivisionError):
+        return "division by zero"
+    if isinstance(error, OverflowError):
+        return f"overflow: {str(error)[:200] or 'the result is too large for a double'}"
+    if isinstance(error, _NotANumber):
+        return str(error)
+    return f"{str(error)[:200] or type(error).__name__}"
+
+
+def _error(kind: str, message: str) -> dict[str, Any]:
+    return {"error": {"kind": kind, "message": message}}

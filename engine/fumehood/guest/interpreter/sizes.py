@@ -1,0 +1,212 @@
+"""Size estimates: arithmetic that refuses before it computes.
+
+Guest side, the third table. `9**9**9` is one short line and years of work, so every
+operation that can grow its result faster than its text is weighed first. Invariant: no
+integer over 4,300 digits and no sequence over 10,000 elements is ever made.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
+
+MAX_DIGITS = 4300
+MAX_BITS = math.log2(10) * MAX_DIGITS
+MAX_INTEGER = 10**MAX_DIGITS - 1
+MAX_ELEMENTS = 10_000
+EXACT_LGAMMA = 10**9
+"""Up to here a difference of `lgamma` values is exact to about a millionth of a bit."""
+
+
+class TooLarge(Exception):
+    """The result would be over a size limit, so it was not computed."""
+
+
+def checked(value: Any) -> Any:
+    """Pass a result on if it is within the limits.
+
+    Raises:
+        TooLarge: an integer of more than 4,300 digits or a sequence of more than 10,000.
+    """
+    if isinstance(value, int) and not -MAX_INTEGER <= value <= MAX_INTEGER:
+        raise TooLarge(f"the result has more than {MAX_DIGITS} digits")
+    if isinstance(value, list | tuple) and len(value) > MAX_ELEMENTS:
+        raise TooLarge(f"the list has more than {MAX_ELEMENTS} elements")
+    return value
+
+
+def check_literals(tree: ast.AST) -> None:
+    """Weigh the numbers that stand in the text: hexadecimal ones have no limit of Python's.
+
+    Raises:
+        TooLarge: a literal of more than 4,300 digits.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant):
+            checked(node.value)
+
+
+def bits(value: int) -> float:
+    """Size of an integer in bits, as a real number: log2 of its magnitude."""
+    return math.log2(abs(value)) if value else 0.0
+
+
+def divide(left: Any, right: Any) -> Any:
+    """`/`: an integer where two integers divide exactly, else a double."""
+    if isinstance(left, int) and isinstance(right, int) and right and left % right == 0:
+        return left // right
+    return left / right
+
+
+def power(base: Any, exponent: Any, modulus: Any = None) -> Any:
+    """`**` and `pow`."""
+    if modulus is not None:
+        return pow(base, exponent, modulus)
+    if isinstance(base, int) and isinstance(exponent, int) and exponent > 0:
+        _weigh(_times(bits(base), exponent))
+    return base**exponent
+
+
+def shift_left(value: Any, count: Any) -> Any:
+    """`<<`."""
+    if isinstance(value, int) and isinstance(count, int) and value and count > 0:
+        _weigh(bits(value) + _times(1.0, count))
+    return value << count
+
+
+def multiply(left: Any, right: Any) -> Any:
+    """`*`, of numbers or of a list and a number."""
+    for sequence, count in ((left, right), (right, left)):
+        if isinstance(sequence, list | tuple) and isinstance(count, int):
+            _count(len(sequence) * max(count, 0))
+    return left * right
+
+
+def factorial(value: Any) -> int:
+    """`!` and `factorial`."""
+    number = _whole(value)
+    if number > 1:
+        _weigh(_lgamma(number + 1) / math.log(2))
+    return math.factorial(number)
+
+
+def combinations(total: Any, chosen: Any) -> int:
+    """`comb`."""
+    if isinstance(total, int) and isinstance(chosen, int) and total >= chosen >= 0:
+        _weigh(_combination_bits(total, min(chosen, total - chosen)))
+    return math.comb(total, chosen)
+
+
+def _combination_bits(total: int, fewer: int) -> float:
+    """log2 of comb(total, fewer), exact to a fraction of a bit, or a little more."""
+    if total <= EXACT_LGAMMA:
+        nats = math.lgamma(total + 1) - math.lgamma(fewer + 1) - math.lgamma(total - fewer + 1)
+        return nats / math.log(2)
+    if fewer > MAX_BITS:  # each of so many factors is over two
+        return math.inf
+    # total**fewer instead of the falling product: a bound from above, close for few factors.
+    return fewer * bits(total) - math.lgamma(fewer + 1) / math.log(2)
+
+
+def permutations(total: Any, chosen: Any = None) -> int:
+    """`perm`."""
+    if chosen is None:
+        return factorial(total)
+    if isinstance(total, int) and isinstance(chosen, int) and total >= chosen >= 0:
+        # Every factor is at least total - chosen + 1, so half of this is surely reached.
+        _weigh(_times(bits(max(total - chosen, 1)), chosen))
+        if chosen > MAX_ELEMENTS:
+            raise TooLarge(f"the result has more than {MAX_DIGITS} digits")
+    return math.perm(total, chosen)
+
+
+def product(values: Iterable[Any], start: Any = 1) -> Any:
+    """`prod`."""
+    result = start
+    for value in _numbers(values):
+        result = checked(result * value)
+    return result
+
+
+def total(values: Iterable[Any], start: Any = 0) -> Any:
+    """`sum`; of numbers only, since a sum of lists grows with the square of its text."""
+    result = start
+    for value in _numbers([start, *values])[1:]:
+        result = checked(result + value)
+    return result
+
+
+def least_common_multiple(*values: int) -> int:
+    """`lcm`."""
+    result = 1
+    for value in values:
+        result = checked(math.lcm(result, value))
+    return result
+
+
+def rounded(value: Any, digits: Any = None) -> Any:
+    """`round`; rounding an integer to -n places computes 10**n."""
+    if digits is not None and isinstance(value, int) and abs(_whole(digits)) > MAX_DIGITS:
+        raise TooLarge(f"round() takes at most {MAX_DIGITS} places")
+    return round(value, digits)
+
+
+BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: multiply,
+    ast.Div: divide,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: power,
+    ast.LShift: shift_left,
+    ast.RShift: operator.rshift,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+}
+
+
+def _times(factor: float, count: int) -> float:
+    """A product that may be beyond doubles; what is that large is too large anyway."""
+    if factor == 0:
+        return 0.0
+    try:
+        return factor * count
+    except OverflowError:
+        return math.inf
+
+
+def _lgamma(value: int) -> float:
+    try:
+        return math.lgamma(value)
+    except OverflowError:
+        return math.inf
+
+
+def _weigh(estimated_bits: float) -> None:
+    # One bit of slack for the rounding of the estimate; `checked` weighs the real result.
+    if estimated_bits > MAX_BITS + 1:
+        raise TooLarge(f"the result would have more than {MAX_DIGITS} digits")
+
+
+def _count(elements: int) -> None:
+    if elements > MAX_ELEMENTS:
+        raise TooLarge(f"the list would have more than {MAX_ELEMENTS} elements")
+
+
+def _numbers(values: Iterable[Any]) -> list[Any]:
+    numbers = list(values)
+    if not all(isinstance(value, int | float) for value in numbers):
+        raise TypeError("only numbers can be added up or multiplied")
+    return numbers
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if not isinstance(value, int):
+        raise TypeError("a whole number is needed")
+    return value

@@ -1,0 +1,69 @@
+"""The few kernel calls that Python does not offer, through the C library.
+
+Guest side. Loaded by supervisor and zygote before anything untrusted exists; the child
+keeps the module but the system-call filter decides what can still be asked for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_SET_NO_NEW_PRIVS = 38
+PR_SET_CHILD_SUBREAPER = 36
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def prctl(option: int, value: int) -> None:
+    """Raises OSError where the kernel refuses."""
+    _checked(_libc.prctl(option, value, 0, 0, 0), "prctl")
+
+
+def syscall(number: int, *arguments: int | ctypes._Pointer[ctypes.Structure]) -> int:
+    """Raises OSError where the kernel refuses."""
+    return _checked(_libc.syscall(number, *arguments), f"system call {number}")
+
+
+class _CapabilityHeader(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+class _CapabilitySets(ctypes.Structure):
+    _fields_ = (
+        ("effective", ctypes.c_uint32),
+        ("permitted", ctypes.c_uint32),
+        ("inheritable", ctypes.c_uint32),
+    )
+
+
+_CAPABILITY_VERSION_3 = 0x20080522
+"""*Source*: capget(2); this version takes two structures, for 64 capabilities."""
+
+
+def drop_capabilities() -> None:
+    """Empty every capability set of this process. Raises OSError where the kernel refuses."""
+    header = _CapabilityHeader(_CAPABILITY_VERSION_3, 0)
+    nothing = (_CapabilitySets * 2)()
+    _checked(_libc.capset(ctypes.byref(header), nothing), "capset")
+
+
+def process_cpu_ns(pid: int) -> int | None:
+    """CPU time of a whole process so far, in nanoseconds; None where it cannot be read.
+
+    *Source*: `clock_getcpuclockid(3)`; the clock's number is built from the process id.
+    """
+    try:
+        return time.clock_gettime_ns((~pid << 3) | 2)
+    except OSError:
+        return None
+
+
+def _checked(result: int, what: str) -> int:
+    if result == -1:
+        error = ctypes.get_errno()
+        raise OSError(error, f"{what}: {os.strerror(error)}")
+    return result

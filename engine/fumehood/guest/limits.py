@@ -1,0 +1,71 @@
+"""Resource limits of one child: what it sets for itself, and what is set from outside.
+
+Guest side. A child lowers what never changes before it is sealed; the supervisor moves
+memory and CPU time for each call with `prlimit`, from outside, so the child needs no
+system call that could move them back.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+
+# RLIMIT_NPROC 0 does not bind root; the system-call filter, which has no clone, does.
+FIXED: tuple[tuple[int, int], ...] = (
+    (resource.RLIMIT_CORE, 0),
+    (resource.RLIMIT_FSIZE, 0),
+    (resource.RLIMIT_MEMLOCK, 0),
+    (resource.RLIMIT_MSGQUEUE, 0),
+    (resource.RLIMIT_NOFILE, 0),
+    (resource.RLIMIT_NPROC, 0),
+)
+
+CPU_BACKSTOP_S = 1
+"""RLIMIT_CPU stands this much above the limit that the supervisor itself measures."""
+
+
+def limit_self() -> None:
+    """Lower the limits that hold for every call, for good."""
+    for which, value in FIXED:
+        resource.setrlimit(which, (value, value))
+
+
+class CallLimits:
+    """The limits of one child that change from call to call, set from outside.
+
+    `base_bytes` is the child's address space before it saw any request (interpreter and
+    libraries); a program may add its memory limit to it. What stands already is not set
+    again: a resident is asked hundreds of times a second, mostly with the same limits.
+    """
+
+    def __init__(self, pid: int, base_bytes: int) -> None:
+        self._pid = pid
+        self._base_bytes = base_bytes
+        self._standing: dict[int, int] = {}
+
+    def set(self, *, memory_bytes: int, cpu_s: float, used_s: float) -> None:
+        """Set one call's limits. `used_s` is the CPU time that the child has used already,
+        because the kernel counts a process's whole life.
+
+        Raises:
+            OSError: the child is gone, or a limit did not take.
+        """
+        self._set(resource.RLIMIT_AS, self._base_bytes + memory_bytes)
+        self._set(resource.RLIMIT_CPU, math.ceil(used_s + cpu_s) + CPU_BACKSTOP_S)
+
+    def _set(self, which: int, soft: int) -> None:
+        if self._standing.get(which) == soft:
+            return
+        _, hard = resource.prlimit(self._pid, which)
+        if hard != resource.RLIM_INFINITY:
+            soft = min(soft, hard)  # a tighter limit that the host's operator set stays
+        resource.prlimit(self._pid, which, (soft, hard))
+        if resource.prlimit(self._pid, which)[0] != soft:
+            raise OSError("a resource limit did not take")
+        self._standing[which] = soft
+
+
+def address_space_bytes() -> int:
+    """This process's address space, as RLIMIT_AS counts it."""
+    with open("/proc/self/statm", encoding="ascii") as statm:
+        return int(statm.read().split()[0]) * resource.getpagesize()

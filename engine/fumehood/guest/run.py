@@ -1,0 +1,54 @@
+"""One run as the supervisor keeps it: what was asked for, and what became of it so far.
+
+Guest side. Values only; `supervisor` moves them along.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fumehood.wire import framing
+
+
+@dataclass
+class Limits:
+    """One call's limits, as the host sent them."""
+
+    wall_s: float
+    cpu_s: float
+    memory_bytes: int
+    output_bytes: int
+
+
+@dataclass
+class Run:
+    """One call on its way. `killed_for` is the supervisor's own reason, and it wins."""
+
+    id: int
+    key: str | None
+    program: str
+    arguments: dict[str, Any]
+    limits: Limits
+    isolation: str = "call"
+    deadline: float = 0.0
+    cpu_before_ns: int | None = None
+    killed_for: str | None = None
+
+
+def parse_run(message: dict[str, Any]) -> Run:
+    """The run in a host's frame.
+
+    Raises:
+        FrameError: it asks for a probe, which no call may.
+        KeyError, TypeError: the frame is not of this form.
+    """
+    if message["program"] == "probe":
+        raise framing.FrameError("a probe is not a program for calls")
+    return Run(
+        id=message["id"],
+        key=message["key"],
+        program=message["program"],
+        arguments=message["arguments"],
+        limits=Limits(**message["limits"]),
+    )

@@ -1,0 +1,556 @@
+"""The supervisor: owns the channel to the host, keeps time, kills, measures, decides.
+
+Guest side, the first process of every guest. Host above, zygote and children below.
+
+    host ──frames── supervisor ──one byte── zygote ──forks── middleman ──forks── child
+                        └────── a pipe to and a pipe from each child ───────────────┘
+
+Host to guest: `{"op": "run", "id", "key", "program", "arguments", "limits": {wall_s, cpu_s,
+memory_bytes, output_bytes}}` and `{"op": "cancel", "id"}`. Guest to host: `{"op": "ready",
+"enforces", "faults"}` once, then one `{"op": "ended", "id", "ended_by", …}` for each run.
+A run with a `key` may be answered by that key's resident child; without one it gets a
+fresh child, which dies after its answer.
+
+Invariants: the supervisor, not the child, says how a run ended; an ending is reported only
+after the run can do nothing any more; when the channel is gone, so is every process here.
+Single-threaded, one selector: whatever a child does, no call in this file waits for it.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from fumehood.guest import kernel, limits
+from fumehood.guest.endings import decode_status, ending_of, judge
+from fumehood.guest.procfs import is_sealed, peak_bytes
+from fumehood.guest.run import Run, parse_run
+from fumehood.guest.selftest import SelfTest
+from fumehood.guest.zygote import PID, order_child, run_zygote
+from fumehood.wire import framing
+
+HOST_FRAME_BYTES = 1 << 20
+READY_FRAME_BYTES = 4096
+REPLY_OVERHEAD_BYTES = 4096
+"""What the JSON around a result may add to the output limit; keys and escapes, not content."""
+MAX_REPLY_DEPTH = 32
+"""Well under the depth that the host accepts: a reply travels on inside another message."""
+LOOK_EVERY_S = 1.0
+IDLE_CPU_NS = 50_000_000
+"""An idle resident waits in one system call; CPU time tells one that does not."""
+
+CHUNK_BYTES = 1 << 16
+SEAL_DEADLINE_S = 10.0
+MAX_FAILED_SPAWNS = 3
+
+
+@dataclass(eq=False)
+class Child:
+    """One child process, from the order to fork it until the kernel reported its end."""
+
+    request_fd: int
+    reply_fd: int
+    ordered_at: float
+    pid: int = 0
+    sealed: bool = False
+    limits: limits.CallLimits | None = None
+    key: str | None = None
+    uses: int = 0
+    idle_since: float = 0.0
+    idle_cpu_ns: int = 0
+    looked_at: float = 0.0
+    run: Run | None = None
+    outbox: bytes = b""
+    decoder: framing.Decoder = field(
+        default_factory=lambda: framing.Decoder(READY_FRAME_BYTES, MAX_REPLY_DEPTH)
+    )
+    doomed: bool = False
+    reaped: bool = False
+
+
+def supervise(config: dict[str, Any]) -> None:
+    """Run a guest on descriptors 0 and 1 until the host closes the channel."""
+    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    if os.fork() == 0:
+        ours.close()
+        os.close(0)
+        os.dup2(2, 1)
+        run_zygote(theirs, config)
+        os._exit(0)
+    theirs.close()
+    Supervisor(ours, config).loop()
+
+
+class Supervisor:
+    """The event loop and everything it knows."""
+
+    def __init__(self, orders: socket.socket, config: dict[str, Any]) -> None:
+        self._orders = orders
+        self._max_residents: int = config["residents"]
+        self._max_uses: int = config["resident_uses"]
+        self._idle_s: float = config["resident_idle_s"]
+        self._spares: int = config["spares"]
+        self._host = framing.Decoder(HOST_FRAME_BYTES)
+        self._ordered: deque[Child] = deque()  # in the order in which the zygote answers
+        self._children: dict[int, Child] = {}
+        self._ready: deque[Child] = deque()
+        self._residents: dict[str, Child] = {}  # oldest use first
+        self._waiting: deque[Run] = deque()
+        self._failed_spawns = 0
+        self._faults: list[str] = []
+        self._selftest = SelfTest(self)
+        self._selector = selectors.DefaultSelector()
+        self._wakeup = self._watch_children()
+
+    # -- the loop ---------------------------------------------------------------
+
+    def loop(self) -> None:
+        """Serve until the channel ends. Never returns otherwise."""
+        os.set_blocking(0, False)
+        os.set_blocking(self._orders.fileno(), False)
+        self._selector.register(0, selectors.EVENT_READ, self._on_host)
+        self._selector.register(self._orders, selectors.EVENT_READ, self._on_zygote)
+        self._selector.register(self._wakeup, selectors.EVENT_READ, self._on_sigchld)
+        self._selftest.start()
+        while True:
+            self._dispatch()
+            for key, _ in self._selector.select(self._until_next_timer()):
+                key.data()
+            self._expire(time.monotonic())
+
+    def _watch_children(self) -> socket.socket:
+        readable, writable = socket.socketpair()
+        readable.setblocking(False)
+        writable.setblocking(False)
+        signal.set_wakeup_fd(writable.detach())
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        return readable
+
+    # -- host -------------------------------------------------------------------
+
+    def _on_host(self) -> None:
+        try:
+            chunk = os.read(0, CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            chunk = b""
+        if not chunk:
+            self._end()
+        try:
+            for message in self._host.feed(chunk):
+                if message["op"] == "run":
+                    self._waiting.append(parse_run(message))
+                elif message["op"] == "cancel":
+                    self._cancel(message["id"])
+        except (framing.FrameError, KeyError, TypeError):
+            # Whoever sends this is not the host that this guest was made for.
+            self._end()
+
+    def _end(self) -> NoReturn:
+        # The parent-death signals do the rest, also where this line is never reached.
+        for child in list(self._children.values()):
+            _kill(child)
+        os._exit(0)
+
+    def _fail(self, why: str) -> NoReturn:
+        """End this guest for a reason that the host should log; it makes a new one."""
+        self.tell_host({"op": "ready", "enforces": {}, "faults": [why]})
+        self._end()
+
+    def tell_host(self, message: dict[str, Any]) -> None:
+        """Send one frame; the host always reads, and a dead host is the end anyway."""
+        view = memoryview(framing.encode(message))
+        while view:
+            try:
+                view = view[os.write(1, view) :]
+            except BlockingIOError:
+                selector = selectors.DefaultSelector()
+                selector.register(1, selectors.EVENT_WRITE)
+                selector.select(SEAL_DEADLINE_S)
+                selector.close()
+            except OSError:
+                self._end()
+
+    def announce(self, enforces: dict[str, bool]) -> None:
+        """Tell the host what this wall was seen to enforce here."""
+        self.tell_host({"op": "ready", "enforces": enforces, "faults": self._faults})
+
+    # -- runs -------------------------------------------------------------------
+
+    def submit(self, run: Run) -> None:
+        """Queue a run of the supervisor's own (a probe)."""
+        self._waiting.append(run)
+
+    def _dispatch(self) -> None:
+        """Give every waiting run a child, as far as there are any, then restock."""
+        for _ in range(len(self._waiting)):
+            run = self._waiting.popleft()
+            if self._faults:
+                self._report(run, "sandbox_lost")
+                continue
+            child = self._child_for(run)
+            if child is None:
+                self._waiting.append(run)
+            else:
+                self._start(child, run)
+        if self._faults or len(self._ready) >= self._spares + len(self._waiting):
+            return
+        coming = len(self._ordered) + sum(
+            not child.sealed and not child.doomed for child in self._children.values()
+        )
+        wanted = self._spares + len(self._waiting)
+        for _ in range(wanted - len(self._ready) - coming):
+            self._order_child()
+
+    def _child_for(self, run: Run) -> Child | None:
+        if run.key is not None and run.key in self._residents:
+            resident = self._residents.pop(run.key)
+            if resident.run is None and resident.sealed and not resident.doomed:
+                self._residents[run.key] = resident  # moved to the newest end
+                run.isolation = "resident"
+                return resident
+            self._residents[run.key] = resident
+            return self._ready.popleft() if self._ready else None
+        if not self._ready:
+            return None
+        child = self._ready.popleft()
+        if run.key is not None:
+            self._make_room()
+            child.key = run.key
+            self._residents[run.key] = child
+            run.isolation = "resident"
+        return child
+
+    def _make_room(self) -> None:
+        """Let the least recently used idle resident go when there are too many."""
+        while len(self._residents) >= self._max_residents:
+            idle = next((c for c in self._residents.values() if c.run is None), None)
+            if idle is None:
+                return
+            self._doom(idle)
+
+    def _start(self, child: Child, run: Run) -> None:
+        used_ns = kernel.process_cpu_ns(child.pid)
+        try:
+            assert child.limits is not None
+            child.limits.set(
+                memory_bytes=run.limits.memory_bytes,
+                cpu_s=run.limits.cpu_s,
+                used_s=(used_ns or 0) / 1e9,
+            )
+        except OSError:
+            self._doom(child)
+            self._waiting.appendleft(run)
+            return
+        child.run = run
+        child.uses += 1
+        child.decoder.max_bytes = run.limits.output_bytes + REPLY_OVERHEAD_BYTES
+        run.cpu_before_ns = used_ns
+        run.deadline = time.monotonic() + run.limits.wall_s
+        child.outbox = framing.encode(
+            {
+                "program": run.program,
+                "output_bytes": run.limits.output_bytes,
+                "arguments": run.arguments,
+            }
+        )
+        self._flush(child)
+
+    def _cancel(self, run_id: int) -> None:
+        for run in list(self._waiting):
+            if run.id == run_id:
+                self._waiting.remove(run)
+                self._report(run, "cancelled")
+        for child in self._children.values():
+            if child.run is not None and child.run.id == run_id:
+                self._stop(child, "cancelled")
+
+    def _stop(self, child: Child, reason: str) -> None:
+        """Kill a run; its ending is reported when the kernel confirms the death."""
+        if child.run is not None and child.run.killed_for is None:
+            child.run.killed_for = reason
+        self._doom(child)
+
+    def _on_reply(self, child: Child, reply: dict[str, Any], size: int) -> None:
+        run = child.run
+        if run is None:  # nobody asked: it is not the program that we know
+            self._doom(child)
+            return
+        child.run = None
+        ended_by, claim = judge(reply)
+        cpu_ms = _cpu_ms(child, run)
+        peak = peak_bytes(child.pid) if run.isolation == "call" else None
+        if ended_by == "ok" and run.isolation == "resident" and child.uses < self._max_uses:
+            child.idle_since = child.looked_at = time.monotonic()
+            child.idle_cpu_ns = kernel.process_cpu_ns(child.pid) or 0
+        else:
+            self._doom(child)
+        self._report(run, ended_by, claim=claim, cpu_ms=cpu_ms, peak_bytes=peak, size=size)
+
+    def _report(
+        self,
+        run: Run,
+        ended_by: str,
+        *,
+        claim: dict[str, Any] | None = None,
+        cpu_ms: float | None = None,
+        peak_bytes: int | None = None,
+        size: int = 0,
+        exit_code: int | None = None,
+        signal_number: int | None = None,
+    ) -> None:
+        ending = {
+            "op": "ended",
+            "id": run.id,
+            "ended_by": ended_by,
+            "isolation": run.isolation,
+            "cpu_ms": cpu_ms,
+            "peak_memory_bytes": peak_bytes,
+            "output_bytes": size,
+            "exit_code": exit_code,
+            "signal": signal_number,
+            "claim": claim,
+        }
+        if run.id < 0:
+            self._selftest.ended(run, ending)
+        else:
+            self.tell_host(ending)
+
+    # -- children ---------------------------------------------------------------
+
+    def _order_child(self) -> None:
+        request_read, request_write = os.pipe()
+        reply_read, reply_write = os.pipe()
+        child = Child(request_write, reply_read, ordered_at=time.monotonic())
+        os.set_blocking(request_write, False)
+        os.set_blocking(reply_read, False)
+        order_child(self._orders, request_read, reply_write)
+        os.close(request_read)
+        os.close(reply_write)
+        self._ordered.append(child)
+
+    def _on_zygote(self) -> None:
+        try:
+            answer = self._orders.recv(PID.size)
+        except BlockingIOError:
+            return
+        if len(answer) != PID.size:
+            self._fail("the zygote is gone")
+        child = self._ordered.popleft()
+        (child.pid,) = PID.unpack(answer)
+        self._children[child.pid] = child
+        self._selector.register(child.reply_fd, selectors.EVENT_READ, lambda: self._on_child(child))
+
+    def _on_child(self, child: Child) -> None:
+        if child.pid not in self._children:
+            return  # buried by an earlier event of the same round
+        try:
+            chunk = os.read(child.reply_fd, CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        if not chunk:  # what it means is told by its exit status
+            self._selector.unregister(child.reply_fd)
+            return
+        try:
+            messages = child.decoder.feed(chunk)
+        except framing.FrameTooLarge:
+            self._stop(child, "output")
+            return
+        except framing.FrameError:
+            self._stop(child, "sandbox_lost")
+            return
+        for message in messages:
+            if not child.sealed:
+                self._on_sealed(child, message)
+            elif not child.doomed:
+                self._on_reply(child, message, child.decoder.last_size)
+
+    def _on_sealed(self, child: Child, message: dict[str, Any]) -> None:
+        if message.get("sealed") is not True or not is_sealed(child.pid):
+            self._fail_spawn(str(message.get("fault", "a child was not sealed"))[:200])
+            self._doom(child)
+            return
+        self._failed_spawns = 0
+        child.sealed = True
+        child.limits = limits.CallLimits(child.pid, int(message["base_bytes"]))
+        self._ready.append(child)
+
+    def _fail_spawn(self, fault: str) -> None:
+        self._failed_spawns += 1
+        if self._failed_spawns >= MAX_FAILED_SPAWNS and not self._faults:
+            self._faults.append(fault)
+            self._waiting = deque(run for run in self._waiting if run.id >= 0)
+            self.announce({})
+
+    def _flush(self, child: Child) -> None:
+        """Write what fits; a request larger than the pipe goes on when there is room."""
+        if child.pid not in self._children:
+            return
+        try:
+            written = os.write(child.request_fd, child.outbox)
+        except BlockingIOError:
+            written = 0
+        except BrokenPipeError:
+            return  # dead: the exit status tells
+        child.outbox = child.outbox[written:]
+        watched = child.request_fd in self._selector.get_map()
+        if child.outbox and not watched:
+            self._selector.register(
+                child.request_fd, selectors.EVENT_WRITE, lambda: self._flush(child)
+            )
+        elif not child.outbox and watched:
+            self._selector.unregister(child.request_fd)
+
+    def _doom(self, child: Child) -> None:
+        """Kill a child and never use it again."""
+        child.doomed = True
+        if child in self._ready:
+            self._ready.remove(child)
+        if child.key is not None and self._residents.get(child.key) is child:
+            del self._residents[child.key]
+        _kill(child)
+
+    def _on_sigchld(self) -> None:
+        try:
+            while self._wakeup.recv(512):
+                pass
+        except BlockingIOError:
+            pass
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                self._fail("no process is left")
+            if pid == 0:
+                return
+            if pid not in self._children:
+                self._learn_stranger(pid)
+            self._bury(self._children[pid], status, usage.ru_utime + usage.ru_stime)
+
+    def _learn_stranger(self, pid: int) -> None:
+        """A child that died before its name was read, or else the zygote.
+
+        Without the zygote nothing can be forked any more; the host makes a new guest.
+        """
+        while self._ordered and pid not in self._children:
+            before = len(self._ordered)
+            self._on_zygote()
+            if len(self._ordered) == before:
+                break
+        if pid not in self._children:
+            self._fail("the zygote is gone")
+
+    def _bury(self, child: Child, status: int, cpu_s: float) -> None:
+        """Release what a dead child held, and report the run that died with it."""
+        self._read_last_words(child)
+        del self._children[child.pid]
+        child.reaped = True
+        run, child.run = child.run, None
+        doomed = child.doomed
+        self._doom(child)
+        for descriptor in (child.request_fd, child.reply_fd):
+            if descriptor in self._selector.get_map():
+                self._selector.unregister(descriptor)
+            os.close(descriptor)
+        if not child.sealed and not doomed:
+            self._fail_spawn("a child died before it was sealed")
+        if run is not None:
+            exit_code, signal_number = decode_status(status)
+            self._report(
+                run,
+                run.killed_for or ending_of(exit_code, signal_number),
+                cpu_ms=_since(run, cpu_s),
+                exit_code=exit_code,
+                signal_number=signal_number,
+            )
+
+    def _read_last_words(self, child: Child) -> None:
+        """A fresh child may have answered and ended before its pipe was looked at."""
+        run = child.run
+        if run is None or run.killed_for is not None:
+            return
+        if child.reply_fd in self._selector.get_map():
+            self._on_child(child)
+
+    # -- time -------------------------------------------------------------------
+
+    def _until_next_timer(self) -> float | None:
+        now = time.monotonic()
+        times = [moment for child in self._children.values() for moment in self._timers(child, now)]
+        times += [child.ordered_at + SEAL_DEADLINE_S for child in self._ordered]
+        return max(0.0, min(times) - now) if times else None
+
+    def _timers(self, child: Child, now: float) -> list[float]:
+        if child.doomed:
+            return []
+        if not child.sealed:
+            return [child.ordered_at + SEAL_DEADLINE_S]
+        run = child.run
+        if run is None:
+            if child.key is None:
+                return []
+            return [min(child.idle_since + self._idle_s, child.looked_at + LOOK_EVERY_S)]
+        if run.limits.cpu_s < run.limits.wall_s:
+            left_s = run.limits.cpu_s - (_cpu_ms(child, run) or 0.0) / 1e3
+            return [run.deadline, now + max(left_s, 0.001)]
+        return [run.deadline]
+
+    def _expire(self, now: float) -> None:
+        if self._ordered and now >= self._ordered[0].ordered_at + SEAL_DEADLINE_S:
+            self._fail("the zygote does not answer")
+        for child in list(self._children.values()):
+            if child.doomed:
+                continue
+            if not child.sealed:
+                if now >= child.ordered_at + SEAL_DEADLINE_S:
+                    self._fail_spawn("a child was not sealed in time")
+                    self._doom(child)
+            elif child.run is not None:
+                self._expire_run(child, child.run, now)
+            elif child.key is not None:
+                self._expire_idle(child, now)
+
+    def _expire_run(self, child: Child, run: Run, now: float) -> None:
+        if now >= run.deadline:
+            self._stop(child, "wall_time")
+        elif (_cpu_ms(child, run) or 0.0) >= run.limits.cpu_s * 1e3:
+            self._stop(child, "cpu_time")
+
+    def _expire_idle(self, child: Child, now: float) -> None:
+        """A resident may not stay for ever, nor compute after its answer was accepted."""
+        if now >= child.idle_since + self._idle_s:
+            self._doom(child)
+        elif now >= child.looked_at + LOOK_EVERY_S:
+            child.looked_at = now
+            used_ns = (kernel.process_cpu_ns(child.pid) or 0) - child.idle_cpu_ns
+            if used_ns > IDLE_CPU_NS:
+                self._doom(child)
+
+
+def _cpu_ms(child: Child, run: Run) -> float | None:
+    now_ns = kernel.process_cpu_ns(child.pid)
+    if now_ns is None or run.cpu_before_ns is None:
+        return None
+    return (now_ns - run.cpu_before_ns) / 1e6
+
+
+def _since(run: Run, total_s: float) -> float | None:
+    return None if run.cpu_before_ns is None else max(0.0, total_s * 1e3 - run.cpu_before_ns / 1e6)
+
+
+def _kill(child: Child) -> None:
+    # Once the kernel has handed out the exit status, the number may be somebody else's.
+    if child.pid and not child.reaped:
+        try:
+            os.kill(child.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass

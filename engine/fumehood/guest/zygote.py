@@ -1,0 +1,101 @@
+"""The zygote: loads what programs need once, and forks children that share those pages.
+
+Guest side, between supervisor and child. Invariant: it never receives a byte of any call.
+All it is told is one constant byte with two descriptors, and all it answers is a process
+id; a fork server that parsed requests would hand each one's remains to the next child.
+
+The child is forked through a middleman that ends at once, so that the supervisor adopts
+it: only a parent learns from the kernel how a process really ended.
+"""
+
+from __future__ import annotations
+
+import array
+import gc
+import os
+import signal
+import socket
+import struct
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from fumehood.guest import kernel, seccomp
+from fumehood.guest.child import run_child
+
+FORK = b"F"
+PID = struct.Struct("!i")
+
+
+def run_zygote(orders: socket.socket, config: dict[str, Any]) -> None:
+    """Preload, then fork one child for each order until the supervisor closes the socket."""
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    supervisor_pid = os.getppid()
+    prepare_child = _preload(config)
+    # Objects made so far are never collected in a child: the collector would write to
+    # their pages, and each child would soon own a copy of the whole library.
+    gc.collect()
+    gc.freeze()
+    while True:
+        order, descriptors = _receive(orders)
+        if order != FORK or len(descriptors) != 2:
+            os._exit(0)
+        middleman = os.fork()
+        if middleman == 0:
+            pid = os.fork()
+            if pid:
+                _answer(orders, pid)
+            prepare_child(descriptors[0], descriptors[1], supervisor_pid)
+            os._exit(1)
+        os.waitpid(middleman, 0)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _answer(orders: socket.socket, pid: int) -> NoReturn:
+    """The middleman's whole work; without a supervisor there is nobody to tell."""
+    try:
+        orders.sendall(PID.pack(pid))
+    except OSError:
+        os._exit(1)
+    os._exit(0)
+
+
+def order_child(orders: socket.socket, request_fd: int, reply_fd: int) -> None:
+    """Supervisor's side of one order."""
+    rights = array.array("i", [request_fd, reply_fd])
+    orders.sendmsg([FORK], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+
+
+def _preload(config: dict[str, Any]) -> Callable[[int, int, int], None]:
+    from fumehood.guest import probe
+    from fumehood.guest.interpreter import calculator
+
+    filter_program = seccomp.build_interpreter_filter()
+    programs = {"calculator": calculator.run, "probe": probe.run}
+
+    def prepare(request_fd: int, reply_fd: int, supervisor_pid: int) -> None:
+        run_child(
+            request_fd=request_fd,
+            reply_fd=reply_fd,
+            supervisor_pid=supervisor_pid,
+            programs=programs,
+            warm_up=calculator.warm_up,
+            filter_program=filter_program,
+        )
+
+    return prepare
+
+
+def _receive(orders: socket.socket) -> tuple[bytes, list[int]]:
+    try:
+        order, ancillary, _, _ = orders.recvmsg(1, socket.CMSG_SPACE(2 * array.array("i").itemsize))
+    except OSError:
+        return b"", []
+    descriptors = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    return order, list(descriptors)

@@ -1,0 +1,57 @@
+"""Limits: what a call may use at most, and how the effective ones are found.
+
+Absent means the wall's default, never unlimited. The effective limit is the smallest of
+the tool's definition, the call's option and the wall's ceiling (mission T2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+MB = 1 << 20
+
+MIN_INTERPRETER_MB = 16
+"""What Python itself needs beside a program, in the interpreter wall."""
+
+
+class Limit(StrEnum):
+    """What a wall can be asked to enforce."""
+
+    WALL_TIME = "wall_time"
+    CPU_TIME = "cpu_time"
+    MEMORY = "memory"
+    OUTPUT = "output"
+    PROCESSES = "processes"
+    FILES = "files"
+    NETWORK = "network"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The effective limits of one call. `None` means that this wall has no such limit."""
+
+    wall_s: float
+    cpu_s: float
+    memory_mb: int | None
+    output_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WallLimits:
+    """One wall's defaults and ceilings, and the least memory that a program can run in."""
+
+    default_wall_s: float
+    max_wall_s: float
+    default_memory_mb: int | None
+    max_memory_mb: int | None
+    min_memory_mb: int
+    output_bytes: int
+    cpu_s: float | None = None
+    """CPU seconds where they are limited below wall time × cores; None means they are not."""
+
+
+def smallest(default: float, ceiling: float, *wishes: float | None) -> float:
+    """The effective value of one limit: the smallest wish, else the default; never over."""
+    given = [wish for wish in wishes if wish is not None]
+    return min([*given, ceiling]) if given else min(default, ceiling)

@@ -1,0 +1,1 @@
+"""Sight: logs, and the trail of each call."""

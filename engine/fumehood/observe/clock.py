@@ -1,0 +1,61 @@
+"""Clocks and identifiers, passed in so that tests can hold them still."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from datetime import UTC, datetime
+from typing import Protocol
+
+POOL_BYTES = 2048
+
+
+class Clock(Protocol):
+    """Wall-clock time for people, monotonic time for durations."""
+
+    def now(self) -> datetime: ...
+
+    def monotonic(self) -> float: ...
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    def monotonic(self) -> float:
+        return time.perf_counter()
+
+
+class IdSource:
+    """Identifiers that nobody can guess, from randomness that is drawn in advance.
+
+    Asking the kernel for each identifier would cost more than making it. Not for use after
+    a fork: two processes would hand out the same ones.
+    """
+
+    def __init__(self) -> None:
+        self._pool = ""
+        self._next = 0
+
+    def call_id(self) -> str:
+        """`call_` and 24 random hexadecimal digits."""
+        return "call_" + self._draw(24)
+
+    def trace_id(self, now: datetime) -> str:
+        """`trace_YYYYMMDD_` and twelve random hexadecimal digits (mission E)."""
+        return f"trace_{now:%Y%m%d}_{self._draw(12)}"
+
+    def _draw(self, digits: int) -> str:
+        if self._next + digits > len(self._pool):
+            self._pool = secrets.token_hex(POOL_BYTES)
+            self._next = 0
+        drawn = self._pool[self._next : self._next + digits]
+        self._next += digits
+        return drawn
+
+
+def timestamp(now: datetime) -> str:
+    """ISO 8601 in UTC with milliseconds."""
+    return f"{now:%Y-%m-%dT%H:%M:%S}.{now.microsecond // 1000:03d}Z"

@@ -1,0 +1,1 @@
+"""Which tools exist: declared, discovered, checked and kept in an index."""

@@ -1,0 +1,190 @@
+"""`@tool`: a typed Python function as a tool.
+
+Host side, the authors' door. Types, defaults, `Annotated` constraints and the docstring
+become the definition; the function stays callable as it was. The definition is equal to
+the one that a JSON document of the same content gives.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from collections.abc import Callable, Coroutine, Mapping
+from decimal import Decimal
+from typing import Any, overload
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
+
+from fumehood.model.errors import ArgumentsRefused
+from fumehood.model.json_types import JsonObject
+from fumehood.model.tool import ToolDefinition
+from fumehood.registry.definitions import InvalidDefinition, parse_definition
+
+_GOOGLE_ARGUMENT = re.compile(r"^\s{2,}(\*{0,2}\w+)(?:\s*\([^)]*\))?:\s*(.+)$")
+_SPHINX_ARGUMENT = re.compile(r"^\s*:param\s+(?:\w+\s+)?(\w+):\s*(.+)$")
+_SECTION = re.compile(r"^\s*(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?):\s*$")
+
+
+class FunctionTool:
+    """A function with its definition. Calling it calls the function."""
+
+    def __init__(
+        self, function: Callable[..., Any], definition: ToolDefinition, model: type[BaseModel]
+    ) -> None:
+        self.definition = definition
+        self.function = function
+        self._model = model
+        self.__doc__ = function.__doc__
+        self.__name__ = definition.name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    async def invoke(self, arguments: JsonObject) -> Any:
+        """Call the function with arguments that passed the tool's schema.
+
+        Raises:
+            ArgumentsRefused: a type that JSON Schema cannot express refuses them after all.
+        """
+        try:
+            typed = self._model.model_validate(arguments)
+        except ValidationError as error:
+            faults = error.errors(include_url=False, include_input=False)
+            fields = [".".join(map(str, fault["loc"])) for fault in faults]
+            words = "; ".join(
+                f"{f}: {fault['msg']}" for f, fault in zip(fields, faults, strict=True)
+            )
+            raise ArgumentsRefused(f"The arguments are wrong: {words}.", fields=fields) from None
+        extra = typed.model_extra or {}
+        given = {
+            str(field.alias): getattr(typed, name)
+            for name, field in type(typed).model_fields.items()
+        }
+        return await self.function(**given, **extra)
+
+
+@overload
+def tool(function: Callable[..., Coroutine[Any, Any, Any]], /) -> FunctionTool: ...
+@overload
+def tool(
+    **fields: Any,
+) -> Callable[[Callable[..., Coroutine[Any, Any, Any]]], FunctionTool]: ...
+def tool(
+    function: Callable[..., Any] | None = None, /, **fields: Any
+) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
+    """Declare a tool: `@tool` or `@tool(dangerous=True, cost_per_use="0.01", …)`.
+
+    `fields` are those of `ToolDefinition`; name, description and parameters come from the
+    function unless they are given.
+
+    Raises:
+        InvalidDefinition: at declaration, with every fault.
+    """
+    if function is None:
+        return lambda decorated: _declare(decorated, fields)
+    return _declare(function, fields)
+
+
+def _declare(function: Callable[..., Any], fields: Mapping[str, Any]) -> FunctionTool:
+    name = str(fields.get("name", function.__name__))
+    if not inspect.iscoroutinefunction(function):
+        raise InvalidDefinition(
+            name, ["executor: a synchronous function cannot be stopped; make it async"]
+        )
+    summary, described = _read_docstring(inspect.getdoc(function) or "")
+    model = _arguments_model(function, name)
+    document: JsonObject = {
+        "name": name,
+        "description": summary,
+        "parameters": _parameters_schema(model, described),
+        **fields,
+    }
+    return FunctionTool(function, parse_definition(document), model)
+
+
+def _arguments_model(function: Callable[..., Any], name: str) -> type[BaseModel]:
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+    except (NameError, TypeError) as error:
+        raise InvalidDefinition(name, [f"parameters: an annotation is wrong: {error}"]) from None
+    fields: dict[str, Any] = {}
+    extra: typing.Literal["allow", "ignore"] = "ignore"
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            extra = "allow"
+            continue
+        if parameter.kind in (
+            inspect.Parameter.VAR_POSITIONAL,
+            inspect.Parameter.POSITIONAL_ONLY,
+        ):
+            raise InvalidDefinition(
+                name, [f"parameters: {parameter.name!r} must be accepted by keyword"]
+            )
+        default = ... if parameter.default is inspect.Parameter.empty else parameter.default
+        # Named by number inside: a parameter may have any name, a model's field may not.
+        fields[f"p{len(fields)}"] = (
+            hints.get(parameter.name, Any),
+            Field(default, alias=parameter.name),
+        )
+    return create_model(
+        f"{name}_arguments", __config__=ConfigDict(extra=extra, protected_namespaces=()), **fields
+    )
+
+
+class _ToolSchema(GenerateJsonSchema):
+    """pydantic's generator, without what a model has no use for."""
+
+    def decimal_schema(self, schema: core_schema.DecimalSchema) -> JsonSchemaValue:
+        """A plain number: pydantic's own form is a pattern with look-ahead (RE2 has none)."""
+        names = {
+            "gt": "exclusiveMinimum",
+            "ge": "minimum",
+            "lt": "exclusiveMaximum",
+            "le": "maximum",
+        }
+        bounds = {
+            keyword: float(schema[key])  # type: ignore[literal-required]
+            for key, keyword in names.items()
+            if key in schema
+        }
+        return {"type": "number", **bounds}
+
+    def encode_default(self, dft: Any) -> Any:
+        """The default of a decimal is a number too."""
+        return float(dft) if isinstance(dft, Decimal) else super().encode_default(dft)
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        """No titles: they repeat the name."""
+        return False
+
+
+def _parameters_schema(model: type[BaseModel], described: Mapping[str, str]) -> JsonObject:
+    schema = model.model_json_schema(schema_generator=_ToolSchema)
+    schema.pop("title", None)
+    schema.setdefault("properties", {})
+    for name, words in described.items():
+        if name in schema["properties"]:
+            schema["properties"][name].setdefault("description", words)
+    return schema
+
+
+def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
+    """Summary (up to the first section) and what is said of each parameter."""
+    summary: list[str] = []
+    described: dict[str, str] = {}
+    section: str | None = None
+    for line in text.splitlines():
+        if heading := _SECTION.match(line):
+            section = heading.group(1)
+        elif match := _SPHINX_ARGUMENT.match(line):
+            section = "param"
+            described[match.group(1)] = match.group(2).strip()
+        elif section in ("Args", "Arguments", "Parameters"):
+            if match := _GOOGLE_ARGUMENT.match(line):
+                described[match.group(1).lstrip("*")] = match.group(2).strip()
+        elif section is None:
+            summary.append(line)
+    return "\n".join(summary).strip(), described

@@ -1,0 +1,192 @@
+"""From a document to a definition, or to the list of everything that is wrong with it.
+
+Host side; every source of tools goes through here. Invariant: a promise whose machinery
+does not exist yet is refused, never accepted and ignored. `NOT_ENFORCED` is the one table
+of such fields; whoever builds the machinery deletes the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import ValidationError
+
+from fumehood.model.call import CallOptions
+from fumehood.model.errors import InvalidParams
+from fumehood.model.json_types import JsonObject
+from fumehood.model.limits import MIN_INTERPRETER_MB
+from fumehood.model.tool import ToolDefinition, ToolType
+from fumehood.registry.schema_faults import schema_faults
+
+EXPRESSION_ARGUMENTS = frozenset({"expression", "precision"})
+"""What the executor `expression` takes; its schema may narrow these but name no others."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotEnforced:
+    """A field that parses but whose promise this version could not keep."""
+
+    is_set: Callable[[Any], bool]
+    promise: str
+
+
+def _given(value: Any) -> bool:
+    return value is not None and value is not False
+
+
+def _over_zero(value: Any) -> bool:
+    return isinstance(value, int) and value > 0
+
+
+NOT_ENFORCED: Mapping[str, Mapping[str, NotEnforced]] = MappingProxyType(
+    {
+        "definition": {
+            "requires_auth": NotEnforced(_given, "credentials for tools"),
+            "rate_limit": NotEnforced(_given, "rate limits"),
+            "cacheable": NotEnforced(_given, "the result cache"),
+            "cache_ttl": NotEnforced(_given, "the result cache"),
+            "cache_key_params": NotEnforced(_given, "the result cache"),
+            "streaming": NotEnforced(_given, "streaming"),
+            "retry_count": NotEnforced(_over_zero, "retries"),
+            "fallback": NotEnforced(_given, "fallback tools"),
+            "endpoint": NotEnforced(_given, "REST tools"),
+            "method": NotEnforced(_given, "REST tools"),
+            "headers": NotEnforced(_given, "REST tools"),
+            "timeout": NotEnforced(_given, "REST tools"),
+        },
+        "options": {
+            "max_length": NotEnforced(_given, "shortened results"),
+            "wait_for_approval": NotEnforced(_given, "approvals"),
+            "session_id": NotEnforced(_given, "sessions"),
+            "agent_id": NotEnforced(_given, "agents"),
+            "idempotency_key": NotEnforced(_given, "idempotency keys"),
+            "isolation": NotEnforced(
+                lambda value: value in ("session", "container_per_call"), "this isolation"
+            ),
+        },
+    }
+)
+
+EXECUTORS_HERE = ("expression", "function")
+
+
+class InvalidDefinition(InvalidParams):
+    """A tool's definition is wrong; `details.faults` lists everything that is."""
+
+    def __init__(self, name: str, faults: list[str]) -> None:
+        super().__init__(
+            f"the tool {name[:80]!r} cannot be registered: " + "; ".join(faults),
+            fields=sorted({fault.split(":", 1)[0] for fault in faults}),
+            details={"faults": faults},
+        )
+        self.faults = faults
+
+
+def parse_definition(document: JsonObject) -> ToolDefinition:
+    """The definition in a document.
+
+    Raises:
+        InvalidDefinition: with every fault, not just the first.
+    """
+    if not isinstance(document, dict):
+        raise InvalidDefinition(type(document).__name__, ["definition: not an object"])
+    faults = _document_faults(document)
+    try:
+        definition = ToolDefinition.model_validate(document)
+    except ValidationError as error:
+        faults = [*_readable(error), *faults]
+    if faults:
+        raise InvalidDefinition(str(document.get("name", "")), faults)
+    return definition
+
+
+def check_definition(definition: ToolDefinition) -> None:
+    """The same checks for a definition that is a value already.
+
+    Raises:
+        InvalidDefinition: with every fault.
+    """
+    parse_definition(definition.model_dump())
+
+
+def unenforced_options(options: CallOptions) -> list[tuple[str, str]]:
+    """The options of a call that this version could not keep, each with its promise."""
+    table = NOT_ENFORCED["options"]
+    return [
+        (name, table[name].promise)
+        for name in sorted(options.model_fields_set & table.keys())
+        if table[name].is_set(getattr(options, name))
+    ]
+
+
+def _document_faults(document: JsonObject) -> list[str]:
+    faults: list[str] = []
+    for where in ("parameters", "output_schema"):
+        schema = document.get(where)
+        if isinstance(schema, dict):
+            faults += schema_faults(schema, where)
+    parameters = document.get("parameters")
+    if isinstance(parameters, dict) and parameters.get("type", "object") != "object":
+        faults.append("parameters: the root of the schema must be an object")
+    for name, row in NOT_ENFORCED["definition"].items():
+        if row.is_set(document.get(name)):
+            faults.append(f"{name}: not enforced by this version ({row.promise})")
+    return faults + _executor_faults(document)
+
+
+def _executor_faults(document: JsonObject) -> list[str]:
+    kind = document.get("type", ToolType.NATIVE)
+    if not isinstance(kind, str):
+        return []  # the model names this fault
+    executor = document.get("executor") or {"REST": "http", "MCP": "mcp"}.get(kind, "function")
+    sandboxed = document.get("sandboxed", True)
+    if not isinstance(executor, str):
+        return []
+    faults = []
+    if kind in ("REST", "MCP") and executor != {"REST": "http", "MCP": "mcp"}[kind]:
+        faults.append(f"executor: a tool of type {kind} cannot run as {executor!r}")
+    if kind in ("BUILTIN", "NATIVE") and executor in ("http", "mcp"):
+        faults.append(f"executor: {executor!r} does not fit a tool of type {kind}")
+    if kind == "BUILTIN" and not document.get("executor"):
+        faults.append("executor: a tool of type BUILTIN must say how it runs")
+    if executor not in EXECUTORS_HERE:
+        faults.append(f"executor: {executor!r} is not enforced by this version")
+    if executor == "expression":
+        faults += _expression_faults(document, sandboxed)
+    if executor == "function" and sandboxed is True:
+        faults.append(
+            "sandboxed: sandboxed functions are not enforced by this version; "
+            "trusted code of your own program says sandboxed=False"
+        )
+    if executor == "function" and document.get("memory_limit_mb") is not None:
+        faults.append("memory_limit_mb: it could not be enforced on a function in the host")
+    return faults
+
+
+def _expression_faults(document: JsonObject, sandboxed: Any) -> list[str]:
+    faults = []
+    memory_mb = document.get("memory_limit_mb")
+    if isinstance(memory_mb, int) and memory_mb < MIN_INTERPRETER_MB:
+        faults.append(f"memory_limit_mb: the interpreter needs at least {MIN_INTERPRETER_MB}")
+    if sandboxed is False:
+        faults.append("sandboxed: an expression always runs in its sandbox")
+    parameters = document.get("parameters")
+    properties = parameters.get("properties", {}) if isinstance(parameters, dict) else {}
+    if isinstance(properties, dict):
+        if "expression" not in properties:
+            faults.append("parameters: the executor 'expression' needs a parameter 'expression'")
+        faults += [
+            f"parameters: the executor 'expression' knows no parameter {name!r}"
+            for name in sorted(properties.keys() - EXPRESSION_ARGUMENTS)
+        ]
+    return faults
+
+
+def _readable(error: ValidationError) -> list[str]:
+    return [
+        f"{'.'.join(map(str, fault['loc'])) or 'definition'}: {fault['msg']}"
+        for fault in error.errors(include_url=False, include_input=False)
+    ]

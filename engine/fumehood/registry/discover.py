@@ -1,0 +1,94 @@
+"""Discovery: tools that installed packages offer through the entry point `fumehood.tools`.
+
+Host side, run once at start. Each entry point names a `ToolDefinition`, a `FunctionTool`,
+or a list of these. Loading one runs its package's code, so only what the operator
+installed is ever found here. Invariant: one faulty package does not keep the others out,
+and host code (`sandboxed=False`) stays disabled until the configuration names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from fumehood.model.tool import ToolDefinition, ToolType
+from fumehood.registry.declare import FunctionTool
+from fumehood.registry.definitions import InvalidDefinition
+from fumehood.registry.index import Source, ToolIndex
+
+GROUP = "fumehood.tools"
+BUILTIN_PACKAGE = "fumehood_tools"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFault:
+    """An entry point whose tools were left out, and why."""
+
+    entry_point: str
+    reason: str
+
+
+def discover(
+    index: ToolIndex, host_tools: Sequence[str], found: Iterable[EntryPoint] | None = None
+) -> list[LoadFault]:
+    """Register every offered tool; return what could not be."""
+    faults: list[LoadFault] = []
+    offered = list(found if found is not None else entry_points(group=GROUP))
+    # Built-in tools first: nobody may have taken their names before them.
+    for entry_point in sorted(offered, key=lambda e: (not _is_builtin(e), e.value)):
+        try:
+            tools = _as_list(entry_point.load())
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # a package's own code: anything can come out of it
+            faults.append(LoadFault(entry_point.value, f"{type(error).__name__}: {error}"))
+            continue
+        for tool in tools:
+            try:
+                _register(index, tool, _source(entry_point), host_tools)
+            except InvalidDefinition as error:
+                faults.append(LoadFault(entry_point.value, error.message))
+    return faults
+
+
+def _register(index: ToolIndex, tool: Any, source: Source, host_tools: Sequence[str]) -> None:
+    if isinstance(tool, ToolDefinition):
+        index.register(_only_native(tool), source)
+    elif isinstance(tool, FunctionTool):
+        definition = _only_native(tool.definition)
+        named = definition.sandboxed or definition.name in host_tools
+        why = None if named else (
+            "It runs in the engine's own process, and the configuration does not allow it; "
+            "the operator can add its name to host_tools."
+        )  # fmt: skip
+        index.register(definition, source, function=tool.invoke, disabled_because=why)
+    else:
+        raise InvalidDefinition(
+            type(tool).__name__, ["definition: neither a ToolDefinition nor made by @tool"]
+        )
+
+
+def _only_native(definition: ToolDefinition) -> ToolDefinition:
+    if definition.type not in (ToolType.BUILTIN, ToolType.NATIVE):
+        raise InvalidDefinition(
+            definition.name, ["type: an entry point brings BUILTIN and NATIVE tools only"]
+        )
+    return definition
+
+
+def _is_builtin(entry_point: EntryPoint) -> bool:
+    """The engine's own distribution; another package cannot call itself built in."""
+    distribution = entry_point.dist
+    own = distribution is not None and distribution.name == "fumehood"
+    return own and entry_point.module.split(".")[0] == BUILTIN_PACKAGE
+
+
+def _source(entry_point: EntryPoint) -> Source:
+    return Source.BUILTIN if _is_builtin(entry_point) else Source.ENTRY_POINT
+
+
+def _as_list(offered: Any) -> list[Any]:
+    return list(offered) if isinstance(offered, list | tuple) else [offered]

@@ -1,0 +1,300 @@
+"""JSON Schema for the engine: validating without being stalled.
+
+Host side. Above it: `call/validate` and `call/shape`; whether a schema is sound at all is
+asked in `schema_faults`. Invariant: neither a schema nor a pattern nor an argument decides
+how long the daemon works. Patterns run on RE2, which is linear; everything else spends
+from a budget of steps; nothing is ever fetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+import re2
+from jsonschema import Draft202012Validator, ValidationError, validators
+
+from fumehood.model.json_types import JsonObject
+from fumehood.wire import strict_json
+
+MAX_SCHEMA_NODES = 10_000
+MAX_STEPS = 100_000
+"""Keyword evaluations for one document; a large honest one needs some thousands."""
+
+MAX_ERRORS = 20
+PATTERN_MEMORY_BYTES = 1 << 20
+
+
+class TooCostly(Exception):
+    """Validating this document took more steps than allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One way in which a document breaks its schema. `path` is dotted, `""` the root."""
+
+    path: str
+    message: str
+
+
+class CompiledSchema:
+    """A sound schema, ready to validate."""
+
+    def __init__(self, schema: JsonObject) -> None:
+        self._validator = _Validator(schema)
+
+    def violations(self, document: Any) -> list[Violation]:
+        """Every violation, at most 20.
+
+        Raises:
+            TooCostly: the budget of steps was used up.
+        """
+        token = _STEPS.set([MAX_STEPS])
+        try:
+            found: list[Violation] = []
+            for error in self._validator.iter_errors(document):
+                found.extend(_describe(error))
+                if len(found) >= MAX_ERRORS:
+                    break
+            return found[:MAX_ERRORS]
+        except RecursionError:
+            raise TooCostly from None
+        finally:
+            _STEPS.reset(token)
+
+
+def resolver_of(schema: JsonObject) -> Any:
+    """Looks references up inside this schema, and nowhere else."""
+    return _Validator(schema)._resolver
+
+
+def compile_pattern(pattern: str) -> Any:
+    """An RE2 pattern.
+
+    Raises:
+        ValueError: RE2 does not know this syntax (look-around, back-references), or the
+            pattern is too large.
+    """
+    options = re2.Options()
+    options.log_errors = False
+    options.max_mem = PATTERN_MEMORY_BYTES
+    try:
+        return re2.compile(pattern, options)
+    except re2.error:
+        raise ValueError(
+            "not a pattern in RE2's syntax, which has no look-around and no back-references"
+        ) from None
+
+
+# -- the validator: jsonschema's, with a budget and three keywords made linear ------------
+
+_STEPS: ContextVar[list[int]] = ContextVar("validation_steps")
+_Keyword = Callable[[Any, Any, Any, Any], Iterable[ValidationError] | None]
+
+
+def _spend(steps: int) -> None:
+    budget = _STEPS.get(None)
+    if budget is not None:
+        budget[0] -= steps
+        if budget[0] < 0:
+            raise TooCostly
+
+
+def _counted(keyword: _Keyword) -> _Keyword:
+    def evaluate(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
+        sizes = (len(part) for part in (value, instance) if isinstance(part, list | dict))
+        _spend(1 + sum(sizes))
+        return keyword(validator, value, instance, schema)
+
+    return evaluate
+
+
+_compiled = lru_cache(maxsize=2 * MAX_SCHEMA_NODES)(compile_pattern)
+
+
+def _matches(pattern: str, text: str) -> bool:
+    return bool(_compiled(pattern).search(text))
+
+
+def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    if isinstance(instance, str) and not _matches(pattern, instance):
+        yield ValidationError("does not match the pattern")
+
+
+def _properties(
+    validator: Any, properties: Mapping[str, Any], instance: Any, schema: Any
+) -> Iterator[ValidationError]:
+    if not isinstance(instance, dict):
+        return
+    for name, subschema in properties.items():
+        if name not in instance:
+            continue
+        if subschema is False:  # the library would not say which property it was
+            error = ValidationError("is not allowed")
+            error.path.appendleft(name)
+            yield error
+        else:
+            yield from validator.descend(instance[name], subschema, path=name, schema_path=name)
+
+
+def _pattern_properties(
+    validator: Any, patterns: Mapping[str, Any], instance: Any, schema: Any
+) -> Iterator[ValidationError]:
+    if not isinstance(instance, dict):
+        return
+    for pattern, subschema in patterns.items():
+        _spend(len(instance))
+        for key, value in instance.items():
+            if _matches(pattern, key):
+                yield from validator.descend(value, subschema, path=key, schema_path=pattern)
+
+
+def _additional_properties(
+    validator: Any, allowed: Any, instance: Any, schema: Any
+) -> Iterator[ValidationError]:
+    if not isinstance(instance, dict):
+        return
+    known = schema.get("properties", {})
+    patterns = schema.get("patternProperties", {})
+    _spend(len(instance) * len(patterns))
+    extras = [
+        key
+        for key in instance
+        if key not in known and not any(_matches(pattern, key) for pattern in patterns)
+    ]
+    if isinstance(allowed, dict):
+        for extra in extras:
+            yield from validator.descend(instance[extra], allowed, path=extra)
+    elif not allowed and extras:
+        error = ValidationError("unknown parameters")
+        error.extras = extras
+        yield error
+
+
+def _multiple_of(
+    validator: Any, factor: Any, instance: Any, schema: Any
+) -> Iterator[ValidationError]:
+    """Exact: 19.99 is a multiple of 0.01, and no integer is too large to be asked."""
+    if isinstance(instance, bool) or not isinstance(instance, int | float):
+        return
+    if (Fraction(repr(instance)) / Fraction(repr(factor))).denominator != 1:
+        yield ValidationError("is not a multiple")
+
+
+def _unique_items(
+    validator: Any, unique: bool, instance: Any, schema: Any
+) -> Iterator[ValidationError]:
+    if not unique or not isinstance(instance, list):
+        return
+    seen = {strict_json.dumps(_canonical(item)) for item in instance}
+    if len(seen) < len(instance):
+        yield ValidationError("holds the same element twice")
+
+
+def _canonical(value: Any) -> Any:
+    """Equal JSON values, equal text: sorted keys, and 1 == 1.0 as JSON Schema has it."""
+    if isinstance(value, dict):
+        return {key: _canonical(value[key]) for key in sorted(value)}
+    if isinstance(value, list):
+        return [_canonical(item) for item in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+# Keywords that apply other schemas or look at every element. What they do not reach costs
+# no more than the schema is long, so leaving it uncounted keeps the budget honest and the
+# usual call, a few plain parameters, cheap.
+_COUNTED = frozenset(
+    {
+        "$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if", "items", "prefixItems",
+        "contains", "properties", "propertyNames", "dependentSchemas", "enum", "const",
+    }
+)  # fmt: skip
+
+_Validator: Any = validators.extend(
+    Draft202012Validator,
+    {
+        **{
+            name: _counted(function)
+            for name, function in Draft202012Validator.VALIDATORS.items()
+            if name in _COUNTED
+        },
+        "multipleOf": _multiple_of,
+        "properties": _counted(_properties),
+        "pattern": _pattern,
+        "patternProperties": _counted(_pattern_properties),
+        "additionalProperties": _counted(_additional_properties),
+        "uniqueItems": _counted(_unique_items),
+    },
+)
+
+
+# -- violations in words --------------------------------------------------------------
+
+
+def _describe(error: ValidationError) -> Iterator[Violation]:
+    path = [str(part) for part in error.absolute_path]
+    if error.validator == "required" and isinstance(error.instance, dict):
+        # One error of the validator names one missing key; the key is the offending path.
+        missing = next(
+            (key for key in error.validator_value if f"{key!r} is a required" in error.message),
+            None,
+        )
+        if missing is not None:
+            yield Violation(".".join([*path, missing]), "is required")
+            return
+    if error.validator == "additionalProperties" and hasattr(error, "extras"):
+        for extra in error.extras[:MAX_ERRORS]:
+            yield Violation(".".join([*path, extra[:80]]), "is not a parameter of this tool")
+        return
+    if error.validator == "dependentRequired" and isinstance(error.instance, dict):
+        needed = [n for names in error.validator_value.values() for n in names]
+        missing = next((n for n in needed if f"{n!r} is a dep" in error.message), None)
+        if missing is not None:
+            yield Violation(".".join([*path, missing]), "is required by another parameter")
+            return
+    yield Violation(".".join(path), _words(error))
+
+
+_SENTENCES: Mapping[str, str] = {
+    "const": "must be {0}",
+    "minimum": "must be at least {0}",
+    "maximum": "must be at most {0}",
+    "exclusiveMinimum": "must be greater than {0}",
+    "exclusiveMaximum": "must be less than {0}",
+    "multipleOf": "must be a multiple of {0}",
+    "minLength": "must have at least {0} characters",
+    "maxLength": "must have at most {0} characters",
+    "minItems": "must have at least {0} elements",
+    "maxItems": "must have at most {0} elements",
+    "uniqueItems": "must not hold the same element twice",
+    "pattern": "must match the pattern {0}",
+    "anyOf": "matches none of the allowed forms",
+    "oneOf": "must match exactly one of the allowed forms",
+}
+
+
+def _words(error: ValidationError) -> str:
+    value = error.validator_value
+    if error.validator == "type":
+        wanted = value if isinstance(value, str) else " or ".join(value)
+        return f"must be {wanted}, not {_kind(error.instance)}"
+    if error.validator == "enum":
+        return "must be one of " + ", ".join(_short(item) for item in value[:20])
+    sentence = _SENTENCES.get(error.validator, "breaks a rule of the tool's schema")
+    return sentence.format(_short(value))
+
+
+def _kind(value: Any) -> str:
+    kinds = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
+    return "null" if value is None else kinds.get(type(value), "object")
+
+
+def _short(value: Any) -> str:
+    text = strict_json.dumps(value).decode()
+    return text if len(text) <= 80 else text[:80] + "…"

@@ -1,0 +1,113 @@
+"""Whether a JSON Schema from outside is sound: every fault, before it is ever used.
+
+Host side, asked by `definitions`. Nothing is fetched; what would be ignored, or could not be
+bounded, is a fault.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from jsonschema import Draft202012Validator
+from referencing.exceptions import Unresolvable
+
+from fumehood.model.json_types import JsonObject
+from fumehood.registry.json_schema import MAX_SCHEMA_NODES, compile_pattern, resolver_of
+
+MAX_SCHEMA_DEPTH = 32
+DIALECTS = (
+    "https://json-schema.org/draft/2020-12/schema",
+    "http://json-schema.org/draft-07/schema",
+)
+REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+_LOCAL_REFERENCE = re.compile(r"#(/(\$defs|definitions|properties)/[^/]+)*\Z")
+_NOT_OFFERED = {
+    "dependencies": "draft 2020-12 calls it dependentRequired and dependentSchemas",
+    "unevaluatedProperties": "use additionalProperties",
+    "unevaluatedItems": "use items",
+}
+"""Keywords that would be ignored, or whose cost nobody could bound."""
+
+
+def schema_faults(schema: JsonObject, where: str) -> list[str]:
+    """Everything that is wrong with a schema from outside; empty if it is sound."""
+    if not _is_small(schema):
+        return [f"{where}: over {MAX_SCHEMA_NODES} nodes or {MAX_SCHEMA_DEPTH} levels"]
+    faults = []
+    dialect = schema.get("$schema", DIALECTS[0])
+    if not isinstance(dialect, str) or dialect.rstrip("#") not in DIALECTS:
+        faults.append(f"{where}: $schema is neither draft 2020-12 nor draft 7")
+    meta = Draft202012Validator(Draft202012Validator.META_SCHEMA)
+    for error in meta.iter_errors(schema):
+        path = ".".join([where, *map(str, error.absolute_path)])
+        faults.append(f"{path}: not a valid JSON Schema: {error.message[:200]}")
+    faults += [fault for node, path in _walk(schema, where) for fault in _node_faults(node, path)]
+    if not faults:
+        faults += _unresolvable(schema, where)
+    return faults
+
+
+def _walk(node: Any, path: str) -> Iterator[tuple[Any, str]]:
+    yield node, path
+    if isinstance(node, dict):
+        for key, child in node.items():
+            yield from _walk(child, f"{path}.{key}")
+    elif isinstance(node, list):
+        for index, child in enumerate(node):
+            yield from _walk(child, f"{path}.{index}")
+
+
+def _is_small(schema: JsonObject) -> bool:
+    level: list[Any] = [schema]
+    nodes = 0
+    for _ in range(MAX_SCHEMA_DEPTH):
+        nodes += len(level)
+        if nodes > MAX_SCHEMA_NODES:
+            return False
+        level = [
+            child
+            for node in level
+            if isinstance(node, dict | list)
+            for child in (node.values() if isinstance(node, dict) else node)
+        ]
+        if not level:
+            return True
+    return False
+
+
+def _node_faults(node: Any, path: str) -> Iterator[str]:
+    if not isinstance(node, dict):
+        return
+    for keyword in REFERENCES:
+        target = node.get(keyword)
+        if isinstance(target, str) and not _LOCAL_REFERENCE.match(target):
+            allowed = "(#, #/$defs/…, #/properties/…)"
+            yield f"{path}.{keyword}: only references inside this schema {allowed} are followed"
+    for keyword, instead in _NOT_OFFERED.items():
+        if keyword in node and not path.endswith(("properties", "$defs", "definitions")):
+            yield f"{path}.{keyword}: is not supported; {instead}"
+    if isinstance(node.get("$id"), str):
+        yield f"{path}.$id: a tool's schema stands for itself and has no $id"
+    patterns = [node["pattern"]] if isinstance(node.get("pattern"), str) else []
+    if isinstance(node.get("patternProperties"), dict):
+        patterns += list(node["patternProperties"])
+    for pattern in patterns:
+        try:
+            compile_pattern(pattern)
+        except ValueError as error:
+            yield f"{path}: the pattern {pattern[:60]!a} is {error}"
+
+
+def _unresolvable(schema: JsonObject, where: str) -> Iterator[str]:
+    resolver = resolver_of(schema)
+    for node, path in _walk(schema, where):
+        if not isinstance(node, dict):
+            continue
+        for keyword in REFERENCES:
+            if isinstance(node.get(keyword), str):
+                try:
+                    resolver.lookup(node[keyword])
+                except (Unresolvable, ValueError):
+                    yield f"{path}.{keyword}: points at nothing"

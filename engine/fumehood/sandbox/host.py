@@ -1,0 +1,70 @@
+"""The host as a place to run: no wall at all, for functions that the operator trusts.
+
+Host side. It enforces wall time (by cancelling) and a cap on the result, and says so; it
+limits how many run at once, so that one tool cannot occupy the engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import anyio
+
+from fumehood.model.errors import InternalError, SandboxUnavailable
+from fumehood.model.identity import TrustDomain
+from fumehood.model.json_types import JsonObject
+from fumehood.model.limits import MB, Limit, Limits, WallLimits
+from fumehood.sandbox.wall import RunEnding
+
+HOST_LIMITS = WallLimits(
+    default_wall_s=30,
+    max_wall_s=600,
+    default_memory_mb=None,
+    max_memory_mb=None,
+    min_memory_mb=0,
+    output_bytes=MB,
+)
+MAX_RUNNING = 64
+QUEUE_PATIENCE_S = 30
+
+
+@dataclass(frozen=True, slots=True)
+class HostLease:
+    """A place in the engine's own process."""
+
+    queue_ms: float
+
+    async def run(self, program: str, arguments: JsonObject, limits: Limits) -> RunEnding:
+        """There are no programs here, only functions: `executors/function` awaits them."""
+        raise InternalError("The host runs functions, not programs.")
+
+
+class Host:
+    """Places in the engine's own process."""
+
+    limits = HOST_LIMITS
+    required = frozenset({Limit.WALL_TIME, Limit.OUTPUT})
+    enforced = required
+    cure = ""
+
+    def __init__(self) -> None:
+        self._running = anyio.CapacityLimiter(MAX_RUNNING)
+
+    @asynccontextmanager
+    async def lease(self, domain: TrustDomain, *, fresh: bool) -> AsyncIterator[HostLease]:
+        """Wait, at most 30 s, for one of 64 places."""
+        asked = time.monotonic()
+        holder = object()
+        with anyio.move_on_after(QUEUE_PATIENCE_S):
+            await self._running.acquire_on_behalf_of(holder)
+        if holder not in self._running.statistics().borrowers:
+            raise SandboxUnavailable(
+                "The host is busy. Repeat the call later.", retry_after_ms=1000
+            )
+        try:
+            yield HostLease((time.monotonic() - asked) * 1e3)
+        finally:
+            self._running.release_on_behalf_of(holder)

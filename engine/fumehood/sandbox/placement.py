@@ -1,0 +1,47 @@
+"""Placement: where a tool runs follows from its executor and `sandboxed`, from nothing else.
+
+Host side, a pure function. Invariant: no case leads to a weaker wall than the definition
+asks for; what has no wall in this version has no case.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fumehood.model.errors import SandboxUnavailable
+from fumehood.model.tool import ToolDefinition
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where, and the sentence that a dry run shows."""
+
+    kind: str
+    wall: str
+    why: str
+
+
+def place(tool: ToolDefinition) -> Placement:
+    """The placement of a tool.
+
+    Raises:
+        SandboxUnavailable: this version has no wall for its executor.
+    """
+    if tool.executor == "expression":
+        return Placement(
+            "interpreter",
+            "interpreter",
+            "the executor 'expression' always runs in the interpreter: a separate, limited process "
+            "behind a system-call filter",
+        )
+    if tool.executor == "function" and not tool.sandboxed:
+        return Placement(
+            "host",
+            "host",
+            "the executor 'function' with sandboxed=false is trusted code in the engine's process",
+        )
+    raise SandboxUnavailable(
+        f"This version has no sandbox for the executor {tool.executor!r}, and uses no weaker one "
+        "instead.",
+        retryable=False,
+    )

@@ -1,0 +1,1 @@
+"""Walls made of processes on this host: the interpreter."""

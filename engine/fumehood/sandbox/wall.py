@@ -1,0 +1,97 @@
+"""The wall: what every place to run promises, and what a lease on it does.
+
+Host side. Above it: `call/admit` and the executors; below: one folder for each kind.
+Invariant: a wall publishes only limits that it was seen to enforce on this host, and a
+lease that is left unfinished takes its run with it.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from fumehood.model.errors import EndedBy, SandboxUnavailable
+from fumehood.model.identity import TrustDomain
+from fumehood.model.json_types import JsonObject
+from fumehood.model.limits import Limit, Limits, WallLimits
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnding:
+    """How one run ended.
+
+    Decided or measured outside the program: everything but `result`, `claimed_kind` and
+    `claimed_message`, which are the program's own words, bounded in size.
+    """
+
+    ended_by: EndedBy
+    isolation: str
+    cpu_ms: float | None = None
+    peak_memory_bytes: int | None = None
+    output_bytes: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    result: JsonObject | None = None
+    claimed_kind: str | None = None
+    claimed_message: str | None = None
+
+
+class Lease(Protocol):
+    """One place in a wall, for one run."""
+
+    @property
+    def queue_ms(self) -> float:
+        """How long the place was waited for."""
+        ...
+
+    async def run(self, program: str, arguments: JsonObject, limits: Limits) -> RunEnding:
+        """Run one program to its end. Cancelling it ends the program, then raises."""
+        ...
+
+
+class Wall(Protocol):
+    """One kind of place to run."""
+
+    @property
+    def limits(self) -> WallLimits:
+        """Defaults and ceilings."""
+        ...
+
+    @property
+    def required(self) -> frozenset[Limit]:
+        """What must be enforced for anything to run here."""
+        ...
+
+    @property
+    def enforced(self) -> frozenset[Limit]:
+        """What was seen to be enforced on this host."""
+        ...
+
+    @property
+    def cure(self) -> str:
+        """What to do where something required is not enforced."""
+        ...
+
+    def lease(self, domain: TrustDomain, *, fresh: bool) -> AbstractAsyncContextManager[Lease]:
+        """Wait, bounded, for a place. `fresh` refuses one that has run anything before.
+
+        Raises:
+            SandboxUnavailable: no place in time.
+        """
+        ...
+
+
+class Walls:
+    """The walls of this engine by name."""
+
+    def __init__(self, **walls: Wall) -> None:
+        self._walls = walls
+
+    def get(self, name: str) -> Wall:
+        """Raises SandboxUnavailable where this engine has no such wall."""
+        if name not in self._walls:
+            raise SandboxUnavailable(
+                f"This engine has no {name} wall, and uses no weaker one instead.", retryable=False
+            )
+        return self._walls[name]

@@ -1,0 +1,1 @@
+"""What travels between processes: bytes, frames, strict JSON, messages."""

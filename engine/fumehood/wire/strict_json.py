@@ -1,0 +1,129 @@
+"""Strict JSON: the one parser for everything that comes from outside.
+
+Both sides use it (host for HTTP bodies and guest frames, guest for host frames), so it
+needs nothing but the standard library. Above it: `framing` and the daemon's routes.
+
+Invariant: what `loads` returns can be encoded as UTF-8 JSON again and means the same to
+every reader. JSON leaves open what repeated keys, NaN, lone surrogates and endless
+nesting mean; each of them is refused here, because two readers that disagree about one
+document are a way around a gate.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+MAX_DEPTH = 64
+"""Levels of nested arrays and objects (mission E, `INVALID_PARAMS`)."""
+
+MAX_INTEGER_DIGITS = 4300
+"""CPython's own limit on converting decimal digits, which costs quadratic time beyond it."""
+
+
+class StrictJsonError(ValueError):
+    """The bytes are not JSON that every reader understands alike. The message says why."""
+
+
+def loads(data: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
+    """Parse one JSON document.
+
+    Raises:
+        StrictJsonError: not UTF-8, not JSON, a repeated key, NaN or infinity, a lone
+            surrogate, an integer over 4,300 digits, or nesting over `max_depth`.
+    """
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise StrictJsonError(f"not UTF-8 at byte {error.start}") from None
+    try:
+        value = _DECODER.decode(text)
+    except json.JSONDecodeError as error:
+        raise StrictJsonError(
+            f"not JSON: {error.msg} (line {error.lineno}, column {error.colno})"
+        ) from None
+    except RecursionError:
+        raise StrictJsonError(f"nested deeper than {max_depth} levels") from None
+    # Without that many opening brackets the depth cannot be reached, and without a \u
+    # escape no lone surrogate can come out of valid UTF-8: the walk is for the rare rest.
+    if data.count(b"[") + data.count(b"{") > max_depth or b"\\u" in data:
+        _check_tree(value, max_depth)
+    return value
+
+
+def dumps(value: Any) -> bytes:
+    """Encode as compact ASCII JSON.
+
+    Raises:
+        ValueError: NaN, infinity or a circular value.
+        TypeError: a value that JSON has no form for.
+    """
+    return _ENCODER.encode(value).encode("ascii")
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        seen: set[str] = set()
+        repeated = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise StrictJsonError(f"the key {_shown(repeated)} is given twice")
+    return value
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if value in (float("inf"), float("-inf")):
+        raise StrictJsonError("a number is too large for a double")
+    return value
+
+
+def _bounded_integer(text: str) -> int:
+    if len(text) > MAX_INTEGER_DIGITS + 1 or len(text.lstrip("-")) > MAX_INTEGER_DIGITS:
+        raise StrictJsonError(f"an integer has more than {MAX_INTEGER_DIGITS} digits")
+    return int(text)
+
+
+def _no_constant(name: str) -> Any:
+    raise StrictJsonError(f"{name} is not a JSON value")
+
+
+def _check_tree(value: Any, max_depth: int) -> None:
+    """Refuse what only a walk can see. Iterative: the depth is the sender's choice."""
+    level: list[Any] = [value]
+    depth = 0
+    while level:
+        deeper: list[Any] = []
+        for item in level:
+            if isinstance(item, str):
+                _check_text(item)
+            elif isinstance(item, dict):
+                for key in item:
+                    _check_text(key)
+                deeper.extend(item.values())
+            elif isinstance(item, list):
+                deeper.extend(item)
+        if any(isinstance(item, dict | list) for item in level):
+            depth += 1
+            if depth > max_depth:
+                raise StrictJsonError(f"nested deeper than {max_depth} levels")
+        level = deeper
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise StrictJsonError("a string holds a lone surrogate") from None
+
+
+def _shown(text: str) -> str:
+    return ascii(text if len(text) <= 40 else text[:40] + "…")
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_unique_keys,
+    parse_float=_finite,
+    parse_int=_bounded_integer,
+    parse_constant=_no_constant,
+)
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=True)

@@ -1,0 +1,237 @@
+"""Make the generated parts of the reference from the code.
+
+Usage: `python scripts/make_reference.py` rewrites them; with `--check` it changes nothing,
+prints a diff and exits 1 where one is out of date.
+
+Generated are the whole of docs/reference/errors.md, and in docs/reference/calculator.md what
+stands between the marker comments.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from fumehood.guest.interpreter import names, node_table, sizes
+from fumehood.model.errors import (
+    ENDING_ERRORS,
+    ERROR_CODES,
+    TOOL_CODE,
+    TOOL_CODE_HTTP_STATUS,
+    EndedBy,
+    EngineError,
+    Fault,
+)
+from fumehood.model.tool import ToolDefinition
+from fumehood.registry.definitions import EXECUTORS_HERE, NOT_ENFORCED
+from fumehood_tools.calculator import calculator
+
+REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
+WIDTH = 96
+
+INTRO = """\
+<!-- Made by scripts/make_reference.py from the code. Do not edit it here. -->
+# Error codes
+
+Every refusal and every failure has one code. It stands in `error.code` of the
+[envelope](envelope.md). The HTTP status of a call follows from the code, and so does the exit
+code of `fumehood call`.
+
+- **fault** says who is to blame: {faults}.
+- **retryable** says whether the same call may be repeated as it is. The envelope's
+  `error.retryable` is what counts: a single error may say otherwise than its code usually does.
+- **human review** says that a person has to look at it.
+- **sandbox reusable** says whether the process that ran the call may serve another one. An
+  expression that is refused or fails loses its process; the next one gets a new one.
+- **exit** is the exit code of `fumehood call`.
+
+Some codes are defined already and not raised by this version, because what would raise them
+(approvals, sessions, idempotency, budgets, rate limits, REST tools) is not in this version.
+"""
+
+ENDINGS = """\
+## What ended a run
+
+`metadata.sandbox.ended_by` says what ended a run. The outside of the sandbox decides it. A
+program that failed may only add that it ran out of memory or met a rule; it can never turn a
+failure into a success.
+"""
+
+ENDINGS_NOTE = """\
+One case differs: text that is no expression (a syntax error, `^`, a percent sign, `5!!`) ends
+by `exception` and is answered with `INVALID_PARAMS`, because the caller can mend it. Its
+process is replaced like that of any other failure.
+`sandbox_lost` is retryable only where the tool is `idempotent`.
+"""
+
+TOOL_CODES = """\
+## A tool's own codes
+
+A host function may refuse under a code of its own by raising
+`ToolError("CITY_NOT_FOUND", "…")`. Such a code matches `{pattern}`
+and is none of the codes above. Its HTTP status is {status}, its exit code 1. It is retryable only
+where the tool says so.
+"""
+
+NOT_YET = """\
+## Not enforced by this version
+
+A promise whose machinery does not exist yet is refused, never accepted and ignored. The
+message says "not enforced by this version" and names the field. In a definition it refuses the
+registration, in the options of a call it refuses the call with `INVALID_PARAMS`.
+"""
+
+NOT_YET_NOTE = """\
+Of the executors, only {executors} exist in this version. A function with
+`sandboxed: true` (the default) is refused too: there is no sandbox for functions yet.
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Rewrite or check; the exit status."""
+    check = "--check" in arguments
+    stale = [path for path, make in PAGES.items() if _differs(path, make, check=check)]
+    if stale and check:
+        print("Out of date. Run: python scripts/make_reference.py", file=sys.stderr)
+    return 1 if stale and check else 0
+
+
+def errors_page(_: str) -> str:
+    """The whole page of error codes."""
+    pattern = TOOL_CODE.pattern
+    executors = " and ".join(f"`{name}`" for name in EXECUTORS_HERE)
+    parts = [
+        INTRO.format(faults=", ".join(f"`{fault}`" for fault in Fault)),
+        _table(
+            (
+                "code", "HTTP", "fault", "retryable", "human review", "sandbox reusable", "exit",
+                "meaning",
+            ),
+            [_code_row(error) for error in sorted(ERROR_CODES.values(), key=_code_order)],
+        ),
+        ENDINGS,
+        _table(("`ended_by`", "code"), [_ending_row(ended_by) for ended_by in EndedBy]),
+        ENDINGS_NOTE,
+        TOOL_CODES.format(pattern=pattern, status=TOOL_CODE_HTTP_STATUS),
+        NOT_YET,
+        _table(("where", "field", "what is missing"), _not_enforced_rows()),
+        NOT_YET_NOTE.format(executors=executors),
+    ]  # fmt: skip
+    return "\n".join(parts)
+
+
+def calculator_page(page: str) -> str:
+    """The calculator's page with its generated parts made anew."""
+    page = _between(page, "names", _names())
+    return _between(page, "limits", _limits())
+
+
+PAGES: dict[Path, Callable[[str], str]] = {
+    REFERENCE / "errors.md": errors_page,
+    REFERENCE / "calculator.md": calculator_page,
+}
+
+
+def _differs(path: Path, make: Callable[[str], str], *, check: bool) -> bool:
+    old = path.read_text(encoding="utf-8") if path.exists() else ""
+    new = make(old)
+    if old == new:
+        return False
+    if check:
+        lines = difflib.unified_diff(
+            old.splitlines(), new.splitlines(), path.name, f"{path.name}, made anew", lineterm=""
+        )
+        print("\n".join(lines))
+    else:
+        path.write_text(new, encoding="utf-8")
+    return True
+
+
+def _code_order(error: type[EngineError]) -> tuple[int, str]:
+    return error.http_status, error.code
+
+
+def _code_row(error: type[EngineError]) -> list[str]:
+    return [
+        f"`{error.code}`",
+        str(error.http_status),
+        error.fault.value,
+        _yes(error.retryable),
+        _yes(error.human_review),
+        _yes(error.sandbox_reusable),
+        str(error.exit_code),
+        (inspect.getdoc(error) or "").splitlines()[0],
+    ]
+
+
+def _ending_row(ended_by: EndedBy) -> list[str]:
+    error = ENDING_ERRORS[ended_by]
+    return [f"`{ended_by.value}`", f"`{error.code}`" if error is not None else "success"]
+
+
+def _not_enforced_rows() -> list[list[str]]:
+    return [
+        [where, f"`{name}`" + _above_zero(where, name), row.promise]
+        for where, rows in NOT_ENFORCED.items()
+        for name, row in rows.items()
+    ]
+
+
+def _above_zero(where: str, name: str) -> str:
+    if where == "options":
+        return ' other than `"call"`' if name == "isolation" else ""
+    default = ToolDefinition.model_fields[name].default
+    is_count = isinstance(default, int) and not isinstance(default, bool)
+    return " above 0" if is_count else ""
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _names() -> str:
+    functions = _wrapped(f"`{name}`" for name in sorted(names.FUNCTIONS))
+    constants = ", ".join(f"`{name}`" for name in names.CONSTANTS)
+    return f"Functions:\n{functions}\n\nConstants: {constants}; and `True` and `False`."
+
+
+def _limits() -> str:
+    properties = calculator.parameters["properties"]
+    places = properties["precision"]
+    rows = [
+        ["text of the expression", f"{properties['expression']['maxLength']:,} characters"],
+        ["nesting", f"{node_table.MAX_DEPTH:,} levels of the syntax tree"],
+        ["integer", f"{sizes.MAX_DIGITS:,} decimal digits"],
+        ["list or tuple", f"{sizes.MAX_ELEMENTS:,} elements"],
+        ["`precision`", f"{places['minimum']} to {places['maximum']} decimal places"],
+    ]
+    return _table(("what", "at most"), rows).strip()
+
+
+def _wrapped(words: Iterable[str]) -> str:
+    lines = [""]
+    for word in words:
+        if len(lines[-1]) + len(word) + 2 > WIDTH:
+            lines.append("")
+        lines[-1] += f"{word}, "
+    return "\n".join(line.rstrip() for line in lines).rstrip(",") + "."
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def _between(page: str, name: str, text: str) -> str:
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    if begin not in page or end not in page:
+        raise SystemExit(f"The page lacks the markers {begin} and {end}.")
+    before, rest = page.split(begin, 1)
+    return f"{before}{begin}\n{text}\n{end}{rest.split(end, 1)[1]}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,63 @@
+"""The documents are true: their snippets run, and what is made from the code is up to date."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import CLEAN_ENVIRONMENT, FUMEHOOD, Daemon
+
+ROOT = Path(__file__).parents[2]
+FENCE = re.compile(r"^```(sh|python)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
+
+
+def snippets(page: str) -> list[tuple[str, str, str]]:
+    """Language, the rest of the fence's line, and text of every snippet that can be run."""
+    return FENCE.findall((ROOT / page).read_text(encoding="utf-8"))
+
+
+@pytest.mark.row("D1")
+@pytest.mark.parametrize("page", ["docs/tutorial/first-call.md", "README.md"])
+def test_snippets_run_as_they_stand(page: str, shared_daemon: Daemon) -> None:
+    ran = 0
+    for language, mark, text in snippets(page):
+        if mark.strip() == "daemon":
+            assert text.strip() == "fumehood serve"  # what the fixture started
+            continue
+        interpreter = (
+            ["bash", "-euo", "pipefail", "-c"] if language == "sh" else [sys.executable, "-c"]
+        )
+        environment = {
+            **shared_daemon.environment,
+            "PATH": f"{FUMEHOOD.parent}:{CLEAN_ENVIRONMENT['PATH']}",
+        }
+        done = subprocess.run(
+            [*interpreter, text], cwd=ROOT, env=environment, capture_output=True, timeout=60
+        )
+        assert done.returncode == 0, (text, done.stderr.decode())
+        ran += 1
+    assert ran >= (10 if "tutorial" in page else 1)
+
+
+@pytest.mark.row("E1")
+def test_pages_made_from_the_code_are_up_to_date() -> None:
+    done = subprocess.run(
+        [sys.executable, "scripts/make_reference.py", "--check"],
+        cwd=ROOT, capture_output=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout.decode()
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    checked = 0
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
+        for target in LINK.findall(page.read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.relative_to(ROOT)}: {target}"
+                checked += 1
+    assert checked > 20

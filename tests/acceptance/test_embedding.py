@@ -1,0 +1,306 @@
+"""An engine inside a Python program, with tools of the program's own."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated
+
+import anyio
+import pytest
+from pydantic import Field
+
+from fumehood import Config, Engine, InvalidDefinition, ToolError, ToolResult, tool
+
+pytestmark = pytest.mark.anyio
+
+
+@tool(sandboxed=False, cost_per_use="0.01", read_only=True)
+async def find_city(name: str, limit: Annotated[int, Field(ge=1, le=5)] = 1) -> dict:
+    """Find a city.
+
+    Args:
+        name: The city's name.
+        limit: How many at most.
+    """
+    if name != "Paris":
+        raise ToolError("CITY_NOT_FOUND", f"No city is called {name}.")
+    return {"city": name, "limit": limit}
+
+
+@tool(dangerous=True, sandboxed=False, cost_per_use="0.01")
+async def send_invoice(customer: str, amount: Annotated[Decimal, Field(gt=0)]) -> dict:
+    """Send an invoice."""
+    raise AssertionError("a dangerous tool ran without a human's yes")
+
+
+@tool(sandboxed=False)
+async def summarise(text: str) -> ToolResult:
+    """Summarise a text with a model."""
+    return ToolResult({"summary": text[:3]}, tokens_used=42, cost=Decimal("0.002"))
+
+
+@pytest.mark.row("T7", "R4", "E3", "P1")
+async def test_own_function_runs_beside_the_built_in_tools(home: Path) -> None:
+    async with Engine(tools=[find_city], config=Config(home=home)) as engine:
+        names = [definition.name for definition in engine.tools()]
+        assert names == ["calculator", "find_city"]
+        envelope = await engine.call("find_city", {"name": "Paris", "limit": "9"})
+        assert envelope.data == {"city": "Paris", "limit": 5}
+        assert len(envelope.metadata.warnings) == 2
+        assert envelope.metadata.usage.cost == "0.010000"
+        assert envelope.metadata.sandbox is not None
+        assert envelope.metadata.sandbox.placement == "host"
+        assert (await engine.call("calculator", {"expression": "1 + 1"})).data["value"] == 2
+
+
+@pytest.mark.row("E1")
+async def test_tools_own_error_code_reaches_the_caller(home: Path) -> None:
+    async with Engine(tools=[find_city], config=Config(home=home)) as engine:
+        envelope = await engine.call("find_city", {"name": "Atlantis"})
+        assert envelope.error is not None
+        assert (envelope.error.code, envelope.error.message) == (
+            "CITY_NOT_FOUND",
+            "No city is called Atlantis.",
+        )
+
+
+@pytest.mark.row("A1", "P12")
+async def test_dangerous_tool_never_runs_and_a_dry_run_says_why(home: Path) -> None:
+    async with Engine(tools=[send_invoice], config=Config(home=home)) as engine:
+        arguments = {"customer": "Ada", "amount": 12.5}
+        refused = await engine.call("send_invoice", arguments)
+        assert refused.error is not None
+        assert (refused.error.code, refused.error.human_review) == ("REQUIRES_HUMAN_APPROVAL", True)
+        assert refused.metadata.usage.cost == "0.000000"
+        plan = (await engine.call("send_invoice", arguments, dry_run=True)).data
+        assert plan["would_run"] is False
+        assert plan["refused_with"] == "REQUIRES_HUMAN_APPROVAL"
+        assert plan["approval"] == {"required": True}
+
+
+@pytest.mark.row("E2", "E3")
+async def test_what_a_tool_reports_is_accounted(home: Path) -> None:
+    async with Engine(tools=[summarise], config=Config(home=home)) as engine:
+        usage = (await engine.call("summarise", {"text": "A long text"})).metadata.usage
+        assert (usage.tokens_used, usage.cost) == (42, "0.002000")
+
+
+@pytest.mark.row("E2")
+async def test_another_token_counter_can_be_plugged_in(home: Path) -> None:
+    class Words:
+        estimated = False
+
+        def count(self, characters: str, kind: object) -> int:
+            return len(characters.split())
+
+    async with Engine(config=Config(home=home), token_counter=Words()) as engine:
+        usage = (await engine.call("calculator", {"expression": "1 + 1"})).metadata.usage
+        assert usage.estimated is False
+        assert usage.input_tokens == 3
+
+
+@pytest.mark.row("T1", "T2")
+async def test_wrong_definition_is_refused_with_every_fault(home: Path) -> None:
+    document = {
+        "name": "1 bad name", "version": "one", "description": "x", "sandboxed": False,
+        "parameters": {"properties": {"a": {"$ref": "https://example.com/s.json"}, "b": {"type": "no"}}},
+        "rate_limit": 5, "colour": "red",
+    }  # fmt: skip
+    with pytest.raises(InvalidDefinition) as refused:
+        Engine(tools=[document], config=Config(home=home))
+    faults = " | ".join(refused.value.faults)
+    for part in ("name", "version", "$ref", "parameters.properties.b", "rate_limit", "colour"):
+        assert part in faults
+
+
+@pytest.mark.row("R1")
+async def test_built_in_name_cannot_be_taken(home: Path) -> None:
+    @tool(sandboxed=False, name="calculator", version="2.0.0")
+    async def mine(expression: str) -> str:
+        """Pretend."""
+        return expression
+
+    with pytest.raises(InvalidDefinition, match="built-in"):
+        Engine(tools=[mine], config=Config(home=home))
+
+
+class _Recorder:
+    """A logger that keeps its events."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str, dict]] = []
+
+    def __getattr__(self, level: str):
+        return lambda event, **values: self.events.append((level, event, values))
+
+
+@tool(sandboxed=False)
+async def broken(secret: str) -> str:
+    """Fail inside."""
+    raise RuntimeError(f"cannot use {secret}")
+
+
+@pytest.mark.row("E1")
+async def test_failure_inside_a_tool_is_hidden_and_logged_without_its_arguments(home: Path) -> None:
+    log = _Recorder()
+    async with Engine(tools=[broken], config=Config(home=home), log=log) as engine:
+        envelope = await engine.call("broken", {"secret": "canary-81"})
+    assert envelope.error is not None
+    assert envelope.error.code == "EXECUTION_ERROR"
+    assert "canary-81" not in envelope.model_dump_json()
+    above_debug = [event for event in log.events if event[0] != "debug"]
+    assert "canary-81" not in repr(above_debug)
+    (failed,) = [values for level, name, values in above_debug if name == "call.tool_failed"]
+    assert failed["exception"] == "RuntimeError"
+    assert any("broken" in place for place in failed["where"])
+
+
+EXPRESSION_TOOL = {
+    "name": "open_calculator",
+    "description": "An expression tool whose schema bounds nothing.",
+    "executor": "expression",
+    "parameters": {
+        "properties": {"expression": {"type": "string"}},
+        "additionalProperties": True,
+    },
+}
+
+
+@pytest.mark.row("S2")
+async def test_request_over_the_channels_size_harms_nobody(home: Path) -> None:
+    async with Engine(tools=[EXPRESSION_TOOL], config=Config(home=home)) as engine:
+        guest = engine.walls["interpreter"]["guest_pid"]
+        envelope = await engine.call("open_calculator", {"expression": "1" + " " * 2_000_000})
+        assert envelope.error is not None
+        assert envelope.error.code == "REQUEST_TOO_LARGE"
+        assert (await engine.call("open_calculator", {"expression": "1 + 1"})).success
+        assert engine.walls["interpreter"]["guest_pid"] == guest
+
+
+@pytest.mark.row("S2")
+@pytest.mark.parametrize(
+    "smuggled", [{"program": "probe", "attack": "files"}, {"output_bytes": 1}, {"arguments": {}}]
+)
+async def test_arguments_cannot_become_the_guests_own_keys(home: Path, smuggled: dict) -> None:
+    async with Engine(tools=[EXPRESSION_TOOL], config=Config(home=home)) as engine:
+        envelope = await engine.call("open_calculator", {"expression": "2 + 2", **smuggled})
+        assert envelope.data == {"value": 4, "text": "4"}
+
+
+@tool(sandboxed=False, timeout_seconds=0.05)
+async def stubborn() -> str:
+    """Swallow the cancellation and go on."""
+    try:
+        await anyio.sleep_forever()
+    except anyio.get_cancelled_exc_class():
+        return "done after all"
+
+
+@pytest.mark.row("P8")
+async def test_function_that_swallows_its_cancellation_is_still_a_timeout(home: Path) -> None:
+    async with Engine(tools=[stubborn], config=Config(home=home)) as engine:
+        envelope = await engine.call("stubborn")
+        assert envelope.error is not None
+        assert envelope.error.code == "TIMEOUT"
+
+
+def failing_with(**error: object):
+    @tool(sandboxed=False)
+    async def fails() -> None:
+        """Fail with an error of its own."""
+        raise ToolError("OWN_CODE", **error)  # type: ignore[arg-type]
+
+    return fails
+
+
+@pytest.mark.row("E1")
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        ({"message": "\ud800"}, "OWN_CODE"),
+        ({"message": "m" * 10_000_000}, "OWN_CODE"),
+        ({"message": "m", "details": {"a": object()}}, "EXECUTION_ERROR"),
+        ({"message": "m", "details": {"a": "x" * 200_000}}, "OUTPUT_LIMIT_EXCEEDED"),
+        ({"message": "m", "details": {"a": 1}}, "OWN_CODE"),
+    ],
+)
+async def test_tools_own_error_is_bounded_like_its_result(
+    home: Path, error: dict, code: str
+) -> None:
+    async with Engine(tools=[failing_with(**error)], config=Config(home=home)) as engine:
+        envelope = await engine.call("fails")
+        assert envelope.error is not None
+        assert envelope.error.code == code
+        assert len(envelope.model_dump_json()) < 5000
+
+
+@pytest.mark.row("E3")
+@pytest.mark.parametrize(
+    "figures",
+    [
+        {"cost": Decimal("NaN")}, {"cost": Decimal(-5)}, {"cost": 0.5}, {"tokens_used": -3},
+        {"tokens_used": "many"}, {"tokens_used": True},
+    ],
+)  # fmt: skip
+async def test_figures_that_cannot_be_accounted_fail_the_tool(home: Path, figures: dict) -> None:
+    @tool(sandboxed=False)
+    async def reports() -> ToolResult:
+        """Report nonsense."""
+        return ToolResult({}, **figures)
+
+    async with Engine(tools=[reports], config=Config(home=home)) as engine:
+        envelope = await engine.call("reports")
+        assert envelope.error is not None
+        assert envelope.error.code == "EXECUTION_ERROR"
+        assert envelope.metadata.usage.cost == "0.000000"
+
+
+@pytest.mark.row("P11", "S1")
+@pytest.mark.parametrize("option", [{"isolation": "call"}, {"memory_limit_mb": 64}])
+async def test_option_that_the_host_cannot_enforce_is_refused(home: Path, option: dict) -> None:
+    async with Engine(tools=[find_city], config=Config(home=home)) as engine:
+        envelope = await engine.call("find_city", {"name": "Paris"}, **option)
+        assert envelope.error is not None
+        assert envelope.error.fields == tuple(f"options.{name}" for name in option)
+
+
+@pytest.mark.row("T2")
+async def test_memory_limit_that_could_never_work_is_refused_at_registration(home: Path) -> None:
+    with pytest.raises(InvalidDefinition, match="at least 16"):
+        Engine(tools=[{**EXPRESSION_TOOL, "memory_limit_mb": 8}], config=Config(home=home))
+
+
+@pytest.mark.row("D6")
+async def test_engine_that_is_not_running_runs_nothing(home: Path) -> None:
+    engine = Engine(tools=[find_city], config=Config(home=home))
+    before = await engine.call("find_city", {"name": "Paris"})
+    async with engine:
+        assert (await engine.call("find_city", {"name": "Paris"})).success
+    after = await engine.call("find_city", {"name": "Paris"})
+    for envelope in (before, after):
+        assert envelope.error is not None
+        assert envelope.error.code == "SHUTTING_DOWN"
+
+
+@pytest.mark.row("E1")
+@pytest.mark.parametrize("name", [None, 5, "\ud800", "", "a/b", "x" * 5000])
+async def test_any_name_is_answered_with_an_envelope(home: Path, name: object) -> None:
+    async with Engine(config=Config(home=home)) as engine:
+        envelope = await engine.call(name, {})  # type: ignore[arg-type]
+        assert envelope.error is not None
+        assert envelope.error.code in ("TOOL_NOT_FOUND", "INVALID_PARAMS")
+        assert envelope.model_dump_json()
+
+
+@pytest.mark.row("P2")
+async def test_thousands_of_keys_are_refused_at_once(home: Path) -> None:
+    many = {f"k{number}": 1 for number in range(5000)}
+    async with Engine(config=Config(home=home)) as engine:
+        for envelope in (
+            await engine.call("calculator", many),
+            await engine.call("calculator", {"expression": "1"}, **many),
+        ):
+            assert envelope.error is not None
+            assert envelope.error.code == "INVALID_PARAMS"
+            assert len(envelope.model_dump_json()) < 3000

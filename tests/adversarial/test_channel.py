@@ -1,0 +1,236 @@
+"""The channel's boundary: guests that lie, fall silent or die, and forged frames.
+
+The engine answers with a documented code in bounded time, makes a new guest, and nobody
+else notices.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import anyio
+import psutil
+import pytest
+
+from fumehood import Config, Engine
+from fumehood.sandbox.process.interpreter import InterpreterWall
+from support.processes import children_of_guest, guest_of, is_gone
+from support.wait import wait_until
+
+BAD_GUEST = Path(__file__).parents[1] / "support" / "bad_guest.py"
+SLOW = "pow(7, 10**4200, 10**4200 + 7)"
+
+
+def bad_guest(mode: str) -> InterpreterWall:
+    return InterpreterWall(command=[sys.executable, "-I", "-S", str(BAD_GUEST), mode])
+
+
+LOST = [
+    "dies", "garbage", "huge-frame", "not-json", "deep-json", "other-op", "extra-field",
+    "wrong-type", "unknown-ending", "ok-without-result", "result-of-another-form",
+]  # fmt: skip
+
+
+@pytest.mark.anyio
+@pytest.mark.row("S2", "S4", "E1")
+@pytest.mark.parametrize("mode", LOST)
+async def test_guest_that_lies_is_sandbox_unavailable(mode: str, home: Path) -> None:
+    async with Engine(config=Config(home=home), interpreter=bad_guest(mode)) as engine:
+        for _ in range(2):  # the second call shows that there is a new guest
+            envelope = await engine.call("calculator", {"expression": "2 + 2"})
+            assert envelope.error is not None
+            assert envelope.error.code == "SANDBOX_UNAVAILABLE"
+            assert envelope.error.retryable is True
+            assert envelope.metadata.sandbox is not None
+            assert envelope.metadata.sandbox.ended_by == "sandbox_lost"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("mode", ["honest", "answers-twice", "answers-others-first"])
+async def test_twin_guest_that_answers_is_believed_once(mode: str, home: Path) -> None:
+    async with Engine(config=Config(home=home), interpreter=bad_guest(mode)) as engine:
+        for _ in range(3):
+            envelope = await engine.call("calculator", {"expression": "2 + 2"})
+            assert envelope.data == {"value": 4, "text": "4"}
+
+
+@pytest.mark.anyio
+@pytest.mark.row("P8", "S4")
+@pytest.mark.parametrize("mode", ["never-answers", "half-a-frame"])
+async def test_guest_that_never_answers_times_out_and_is_killed(mode: str, home: Path) -> None:
+    wall = bad_guest(mode)
+    async with Engine(config=Config(home=home), interpreter=wall) as engine:
+        guest = psutil.Process(wall.guest_pid)
+        with anyio.fail_after(20):
+            envelope = await engine.call("calculator", {"expression": "2 + 2"}, timeout_seconds=0.1)
+        assert envelope.error is not None
+        assert envelope.error.code == "TIMEOUT"
+        wait_until(lambda: is_gone(guest))
+
+
+@pytest.mark.anyio
+@pytest.mark.row("S1")
+async def test_guest_that_cannot_enforce_a_limit_gets_no_call(home: Path) -> None:
+    async with Engine(config=Config(home=home), interpreter=bad_guest("weak")) as engine:
+        envelope = await engine.call("calculator", {"expression": "2 + 2"})
+        assert envelope.error is not None
+        assert envelope.error.code == "SANDBOX_UNAVAILABLE"
+        assert "memory" in envelope.error.message
+        assert envelope.metadata.sandbox is None
+
+
+@pytest.mark.anyio
+@pytest.mark.row("S1")
+async def test_guest_that_does_not_start_is_sandbox_unavailable(home: Path) -> None:
+    async with Engine(config=Config(home=home), interpreter=bad_guest("dies-at-once")) as engine:
+        envelope = await engine.call("calculator", {"expression": "2 + 2"})
+        assert envelope.error is not None
+        assert envelope.error.code == "SANDBOX_UNAVAILABLE"
+
+
+@pytest.mark.row("S2", "S4")
+def test_killed_guest_is_replaced_and_the_next_call_is_served(start_daemon) -> None:
+    daemon = start_daemon()
+    client = daemon.client()
+    assert client.calculate("1 + 1").body["success"]
+    for _ in range(3):
+        guest = guest_of(daemon.process.pid)
+        family = [guest, *guest.children(recursive=True)]
+        os.kill(guest.pid, signal.SIGKILL)
+        assert client.calculate("2 + 2").code in (None, "SANDBOX_UNAVAILABLE")
+        assert client.calculate("2 + 2").body["data"] == {"value": 4, "text": "4"}
+        wait_until(lambda family=family: all(is_gone(process) for process in family))
+        assert guest_of(daemon.process.pid).pid != guest.pid
+    client.close()
+
+
+@pytest.mark.row("S2", "S4")
+@pytest.mark.parametrize("victim", ["zygote", "resident"])
+def test_killed_process_inside_the_guest_is_replaced(start_daemon, victim: str) -> None:
+    daemon = start_daemon()
+    client = daemon.client()
+    assert client.calculate("1 + 1").body["success"]
+    zygote, *rest = children_of_guest(guest_of(daemon.process.pid))
+    for process in [zygote] if victim == "zygote" else rest:
+        process.send_signal(signal.SIGKILL)
+    answers = [client.calculate("2 + 2") for _ in range(3)]
+    assert {answer.code for answer in answers} <= {None, "SANDBOX_UNAVAILABLE"}
+    assert answers[-1].body["data"] == {"value": 4, "text": "4"}
+    client.close()
+
+
+@pytest.mark.anyio
+@pytest.mark.row("P8", "S4")
+async def test_running_call_of_a_killed_guest_says_so_and_waiting_ones_are_served(
+    engine: Engine,
+) -> None:
+    answers = []
+
+    async def call(expression: str) -> None:
+        answers.append(
+            await engine.call("calculator", {"expression": expression}, timeout_seconds=20)
+        )
+
+    pid = engine.walls["interpreter"]["guest_pid"]
+    async with anyio.create_task_group() as group:
+        group.start_soon(call, f"{SLOW} + {SLOW} + {SLOW} + {SLOW} + {SLOW}")
+        while not _is_busy(pid):
+            await anyio.sleep(0.01)
+        os.kill(pid, signal.SIGKILL)
+        group.start_soon(call, "2 + 2")
+    codes = sorted(answer.error.code if answer.error else "OK" for answer in answers)
+    assert codes == ["OK", "SANDBOX_UNAVAILABLE"]
+
+
+def _is_busy(pid: int) -> bool:
+    """A child of this guest computes, as the kernel sees it."""
+    return any(child.status() == psutil.STATUS_RUNNING for child in psutil.Process(pid).children())
+
+
+@pytest.mark.anyio
+@pytest.mark.row("P8")
+async def test_cancelled_call_ends_the_work_itself(engine: Engine) -> None:
+    pid = engine.walls["interpreter"]["guest_pid"]
+    async with anyio.create_task_group() as group:
+        group.start_soon(engine.call, "calculator", {"expression": "+".join([SLOW] * 9)})
+        while not _is_busy(pid):
+            await anyio.sleep(0.01)
+        group.cancel_scope.cancel()
+    assert not _is_busy(pid)
+    assert (await engine.call("calculator", {"expression": "1 + 1"})).success
+
+
+@pytest.mark.anyio
+@pytest.mark.row("P8", "S4")
+async def test_timed_out_call_is_dead_when_its_answer_arrives(engine: Engine) -> None:
+    pid = engine.walls["interpreter"]["guest_pid"]
+    envelope = await engine.call(
+        "calculator", {"expression": "+".join([SLOW] * 9)}, timeout_seconds=0.2
+    )
+    assert envelope.error is not None
+    assert envelope.error.code == "TIMEOUT"
+    assert not _is_busy(pid)
+
+
+@pytest.mark.anyio
+@pytest.mark.row("S2")
+async def test_slow_expression_does_not_hold_up_its_own_domain(engine: Engine) -> None:
+    async with anyio.create_task_group() as group:
+        group.start_soon(engine.call, "calculator", {"expression": "+".join([SLOW] * 9)})
+        pid = engine.walls["interpreter"]["guest_pid"]
+        while not _is_busy(pid):
+            await anyio.sleep(0.01)
+        quick = await engine.call("calculator", {"expression": "1 + 1"})
+        assert quick.success
+        assert quick.metadata.sandbox is not None
+        assert quick.metadata.sandbox.isolation == "call"
+        assert quick.metadata.resources.peak_memory_mb is not None
+        group.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+@pytest.mark.row("S4")
+async def test_memory_limit_ends_the_run_and_is_named(engine: Engine) -> None:
+    """Under the size tables there is the kernel's limit; many lists together reach it."""
+    lists = f"len([{','.join(['[0]*9999'] * 400)}])"  # 400 × 80 kB
+    twin = await engine.call("calculator", {"expression": lists}, memory_limit_mb=64)
+    assert twin.data["value"] == 400
+    envelope = await engine.call("calculator", {"expression": lists}, memory_limit_mb=16)
+    assert envelope.error is not None
+    assert envelope.error.code == "MEMORY_LIMIT_EXCEEDED"
+    assert envelope.error.details == {"ended_by": "memory", "limit": {"memory_mb": 16}}
+    assert envelope.metadata.sandbox is not None
+    assert envelope.metadata.sandbox.limits.memory_mb == 16
+    assert (await engine.call("calculator", {"expression": "1 + 1"})).success
+
+
+@pytest.mark.anyio
+@pytest.mark.row("S4")
+async def test_cpu_limit_below_wall_time_ends_the_run_and_is_named(home: Path) -> None:
+    config = Config(home=home, interpreter={"cpu_seconds": 0.2})
+    async with Engine(config=config) as engine:
+        envelope = await engine.call(
+            "calculator", {"expression": "+".join([SLOW] * 9)}, timeout_seconds=20
+        )
+        assert envelope.error is not None
+        assert envelope.error.code == "TIMEOUT"
+        assert envelope.metadata.sandbox is not None
+        assert envelope.metadata.sandbox.ended_by == "cpu_time"
+        assert envelope.error.details == {"ended_by": "cpu_time", "limit": {"cpu_seconds": 0.2}}
+        assert envelope.metadata.resources.cpu_ms is not None
+        assert envelope.metadata.resources.cpu_ms >= 200
+
+
+@pytest.mark.anyio
+@pytest.mark.row("P8")
+async def test_cancellation_in_the_moment_of_the_answer_harms_nobody(engine: Engine) -> None:
+    """The reply has come, the task has not run yet: nothing is left to cancel."""
+    guest = engine.walls["interpreter"]["guest_pid"]
+    for delay_ms in range(60):
+        with anyio.move_on_after(delay_ms / 20_000):
+            await engine.call("calculator", {"expression": "1 + 1"})
+    assert (await engine.call("calculator", {"expression": "1 + 1"})).success
+    assert engine.walls["interpreter"]["guest_pid"] == guest

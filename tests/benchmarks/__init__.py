@@ -1,0 +1,1 @@
+"""Benchmarks: run with `make bench` and `make soak`, never as tests."""

@@ -1,0 +1,193 @@
+"""`make bench`: every speed and memory target, measured and judged in one run.
+
+Prints target, figure and verdict for each line; exit status 1 where one is missed. Times
+are medians; comparisons are ratios of requests made in turn (A B A B …), so that a machine
+that changes its speed changes both.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.benchmarks.bench_daemon import (
+    CALL_BODY,
+    CALL_PATH,
+    MB,
+    Request,
+    Running,
+    bare_client,
+    private_bytes,
+    product_client,
+    run_daemon,
+    run_floor,
+    written_bytes,
+)
+
+PAIRS = 3000
+WARM_UP = 200
+CLIENTS = 8
+CALLS_PER_CLIENT = 600
+FLAT_CALLS = 10_000
+STARTS = 3
+
+
+@dataclass(frozen=True)
+class Line:
+    """One target, its figure, and whether it is met; `met` is None for information only."""
+
+    what: str
+    target: str
+    figure: str
+    met: bool | None
+
+
+def main() -> int:
+    lines: list[Line] = []
+    for line in measure():
+        verdict = {True: "ok", False: "MISSED", None: "info"}[line.met]
+        print(f"{verdict:6}  {line.what}: {line.figure}  (target: {line.target})", flush=True)
+        lines.append(line)
+    missed = [line for line in lines if line.met is False]
+    print(f"{len(lines)} lines, {len(missed)} missed")
+    return 1 if missed else 0
+
+
+def measure() -> Iterator[Line]:
+    yield first_answer()
+    with run_daemon() as daemon, run_floor() as floor:
+        yield from idle_memory(daemon)
+        yield from ratios(daemon, floor)
+        yield throughput(daemon)
+        yield from flatness(daemon)
+
+
+def first_answer() -> Line:
+    """From starting `fumehood serve` to the first calculator answer."""
+    times = []
+    for _ in range(STARTS):
+        with run_daemon() as daemon:
+            check(bare_client(daemon.socket, CALL_PATH, CALL_BODY)())
+            times.append(time.monotonic() - daemon.started)
+    seconds = statistics.median(times)
+    return Line("first answer after serve", "≤ 1.5 s", f"{seconds:.2f} s", seconds <= 1.5)
+
+
+def idle_memory(daemon: Running) -> Iterator[Line]:
+    check(bare_client(daemon.socket, CALL_PATH, CALL_BODY)())
+    time.sleep(1)
+    resident = daemon.process.memory_info().rss / MB
+    yield Line("idle daemon, resident", "≤ 90 MB", f"{resident:.1f} MB", resident <= 90)
+    private = private_bytes(daemon.guest()) / MB
+    count = len(daemon.guest())
+    yield Line(
+        f"idle guest, private ({count} processes together)", "≤ 20 MB", f"{private:.1f} MB",
+        private <= 20,
+    )  # fmt: skip
+
+
+def ratios(daemon: Running, floor: Running) -> Iterator[Line]:
+    for make, name, target in (
+        (bare_client, "a bare client", 2.5),
+        (product_client, "the product's client", None),
+    ):
+        empty = make(floor.socket, "/v1/empty", b"{}")
+        call = make(daemon.socket, CALL_PATH, CALL_BODY)
+        empty_ms, call_ms = paired(empty, call)
+        ratio = call_ms / empty_ms
+        yield Line(
+            f"calculator / empty request, {name}",
+            f"≤ {target}" if target else "–",
+            f"{ratio:.2f} ({call_ms:.3f} ms / {empty_ms:.3f} ms)",
+            ratio <= target if target else None,
+        )
+
+
+def paired(first: Request, second: Request) -> tuple[float, float]:
+    """Medians in milliseconds of two requests made in turn."""
+    for _ in range(WARM_UP):
+        first()
+        check(second())
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(PAIRS):
+        for request, taken in zip((first, second), times, strict=True):
+            before = time.perf_counter()
+            request()
+            taken.append(time.perf_counter() - before)
+    return statistics.median(times[0]) * 1e3, statistics.median(times[1]) * 1e3
+
+
+def throughput(daemon: Running) -> Line:
+    with multiprocessing.get_context("spawn").Pool(CLIENTS) as pool:
+        pool.map(hammer, [(daemon.socket, WARM_UP)] * CLIENTS)
+        before = time.perf_counter()
+        pool.map(hammer, [(daemon.socket, CALLS_PER_CLIENT)] * CLIENTS)
+        seconds = time.perf_counter() - before
+    rate = CLIENTS * CALLS_PER_CLIENT / seconds
+    return Line(
+        f"{CLIENTS} clients, calculator", "≥ 800 calls/s", f"{rate:.0f} calls/s", rate >= 800
+    )
+
+
+def hammer(work: tuple[Path, int]) -> None:
+    """One client process."""
+    path, count = work
+    call = bare_client(path, CALL_PATH, CALL_BODY)
+    for _ in range(count):
+        check(call())
+
+
+def flatness(daemon: Running) -> Iterator[Line]:
+    """After the first calls have settled everything, 10 000 more change nothing."""
+    call = bare_client(daemon.socket, CALL_PATH, CALL_BODY)
+    for _ in range(2000):
+        call()
+    before = footprint(daemon)
+    for _ in range(FLAT_CALLS):
+        check(call())
+    after = footprint(daemon)
+    grown = after.written_mb - before.written_mb
+    yield Line(f"{FLAT_CALLS} calls: memory", "flat (≤ 3 MB)", f"{grown:+.2f} MB", grown <= 3)
+    yield Line(
+        f"{FLAT_CALLS} calls: descriptors", "flat", f"{before.files} → {after.files}",
+        after.files <= before.files,
+    )  # fmt: skip
+    yield Line(
+        f"{FLAT_CALLS} calls: processes", "flat", f"{before.processes} → {after.processes}",
+        after.processes <= before.processes,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What daemon and guest hold."""
+
+    written_mb: float
+    files: int
+    processes: int
+
+
+def footprint(daemon: Running) -> Footprint:
+    time.sleep(1)  # children that are being replaced are counted once, not twice
+    family = [daemon.process, *daemon.guest()]
+    return Footprint(
+        written_mb=written_bytes(family) / MB,
+        files=daemon.process.num_fds() + daemon.guest()[0].num_fds(),
+        processes=len(family),
+    )
+
+
+def check(answer: bytes) -> None:
+    """A benchmark of wrong answers measures nothing."""
+    if json.loads(answer).get("data") != {"value": 1144, "text": "1144"}:
+        raise RuntimeError(f"wrong answer: {answer[:200]!r}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""Fixtures for all tests: a real daemon, a raw HTTP client on its socket, an engine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from fumehood import Config, Engine
+from support.http import SocketClient
+from support.wait import wait_until
+
+FUMEHOOD = Path(sys.executable).with_name("fumehood")
+CLEAN_ENVIRONMENT = {
+    "PATH": os.environ["PATH"],
+    "HOME": os.environ.get("HOME", "/"),
+    "LANG": "C.UTF-8",
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--require",
+        default="",
+        help="Comma-separated environments (docker, runsc, landlock) without which tests fail "
+        "instead of being skipped.",
+    )
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A private state directory with a path short enough for a socket."""
+    directory = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@dataclass
+class Daemon:
+    """A running `fumehood serve`."""
+
+    process: subprocess.Popen[bytes]
+    home: Path
+    environment: dict[str, str]
+
+    @property
+    def socket(self) -> Path:
+        return self.home / "engine.sock"
+
+    @property
+    def log(self) -> str:
+        return (self.home / "log").read_text(encoding="utf-8")
+
+    def client(self) -> SocketClient:
+        return SocketClient(self.socket)
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=30)
+
+
+StartDaemon = Callable[..., Daemon]
+
+
+@pytest.fixture
+def start_daemon(home: Path) -> Iterator[StartDaemon]:
+    """Start daemons; all are stopped at the end of the test."""
+    started: list[Daemon] = []
+
+    def start(directory: Path = home, *, ready: bool = True, **settings: str) -> Daemon:
+        environment = {**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(directory)}
+        environment |= {f"FUMEHOOD_{key.upper()}": value for key, value in settings.items()}
+        with (directory / "log").open("ab") as log:
+            process = subprocess.Popen(
+                [str(FUMEHOOD), "serve"],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        daemon = Daemon(process, directory, environment)
+        started.append(daemon)
+        if ready:
+            wait_until(lambda: process.poll() is not None or SocketClient.answers(daemon.socket))
+            assert process.poll() is None, daemon.log
+        return daemon
+
+    yield start
+    for daemon in started:
+        if daemon.process.poll() is None:
+            daemon.process.kill()
+            daemon.process.wait(timeout=30)
+
+
+@pytest.fixture(scope="session")
+def shared_daemon() -> Iterator[Daemon]:
+    """One daemon for tests that do not change it."""
+    directory = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
+    environment = {**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(directory)}
+    with (directory / "log").open("ab") as log:
+        process = subprocess.Popen(
+            [str(FUMEHOOD), "serve"],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+    daemon = Daemon(process, directory, environment)
+    wait_until(lambda: process.poll() is not None or SocketClient.answers(daemon.socket))
+    assert process.poll() is None, daemon.log
+    yield daemon
+    assert daemon.stop() == 0, daemon.log
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def client(shared_daemon: Daemon) -> Iterator[SocketClient]:
+    connected = shared_daemon.client()
+    yield connected
+    connected.close()
+
+
+@pytest.fixture
+async def engine(home: Path) -> AsyncIterator[Engine]:
+    """An embedded engine with the real interpreter."""
+    async with Engine(config=Config(home=home)) as running:
+        yield running

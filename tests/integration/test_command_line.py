@@ -1,0 +1,194 @@
+"""The command line: exit codes, strict arguments, what goes to which stream."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import FUMEHOOD, Daemon
+
+SLOW = "pow(7, 10**4200, 10**4200 + 7)"
+
+
+def run(daemon: Daemon, *arguments: str, stdin: bytes = b"", **environment: str):
+    return subprocess.run(
+        [str(FUMEHOOD), *arguments],
+        env={**daemon.environment, **environment},
+        input=stdin,
+        capture_output=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.row("D1", "P11")
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["call", "calculator", '{"expression": "1 + 1"}'], 0),
+        (["call", "calculator", '{"expression": "1 / 0"}'], 1),
+        (["call", "calculator", '{"expression": "2 ^ 3"}'], 1),
+        (["call", "nothing", "{}"], 1),
+        (["call", "calculator", '{"expression": "' + SLOW + '"}', "--timeout", "0.1"], 1),
+        (["call", "calculator", '{"expression": '], 2),
+        (["call", "calculator", '{"expression": "1", "expression": "2"}'], 2),
+        (["call", "calculator", "[1]"], 2),
+        (["call", "calculator", "@/nowhere/at/all"], 2),
+        (["call", "calculator", "{}", "--nonsense"], 2),
+        (["call", "calculator", "{}", "--timeout", "nan"], 2),
+        (["call", "calculator", "{}", "--timeout", "-1"], 2),
+        (["call", "a/b", "{}"], 2),
+        (["tools", "show", "x y"], 2),
+        (["--version"], 0),
+        (["call"], 2),
+        (["nonsense"], 2),
+        (["tools", "show", "nothing"], 1),
+        (["tools", "list"], 0),
+    ],
+)
+def test_exit_code_says_what_happened(
+    shared_daemon: Daemon, arguments: list[str], code: int
+) -> None:
+    answer = run(shared_daemon, *arguments)
+    assert answer.returncode == code, answer.stderr
+    assert b"Traceback" not in answer.stderr
+
+
+@pytest.mark.row("D1")
+def test_no_daemon_is_exit_code_4_and_says_how_to_start_one(
+    home: Path, shared_daemon: Daemon
+) -> None:
+    answer = run(shared_daemon, "call", "calculator", "{}", FUMEHOOD_HOME=str(home))
+    assert answer.returncode == 4
+    assert b"fumehood serve" in answer.stderr
+    assert answer.stdout == b""
+
+
+@pytest.mark.row("D1")
+def test_arguments_come_from_a_file_and_from_standard_input(
+    shared_daemon: Daemon, tmp_path: Path
+) -> None:
+    file = tmp_path / "arguments.json"
+    file.write_text('{"expression": "6 * 7"}')
+    for given, stdin in ((f"@{file}", b""), ("-", file.read_bytes())):
+        answer = run(shared_daemon, "call", "calculator", given, stdin=stdin)
+        assert json.loads(answer.stdout)["data"]["value"] == 42
+
+
+@pytest.mark.row("P12")
+def test_dry_run_says_what_would_happen_and_runs_nothing(shared_daemon: Daemon) -> None:
+    answer = run(shared_daemon, "call", "calculator", '{"expression": "1 + 1"}', "--dry-run")
+    envelope = json.loads(answer.stdout)
+    assert envelope["data"]["would_run"] is True
+    assert envelope["data"]["placement"]["kind"] == "interpreter"
+    assert envelope["metadata"]["sandbox"] is None
+    assert envelope["metadata"]["resources"]["cpu_ms"] is None
+
+
+@pytest.mark.row("P11")
+def test_debug_needs_the_configuration_too(shared_daemon: Daemon, home: Path) -> None:
+    call = ["call", "calculator", '{"expression": "1"}', "--debug"]
+    refused = run(shared_daemon, *call)
+    assert "debug_info" not in json.loads(refused.stdout)
+    allowed = run(shared_daemon, *call, "--local", FUMEHOOD_ALLOW_DEBUG="true")
+    assert "stages_ms" in json.loads(allowed.stdout)["debug_info"]
+    silent = run(shared_daemon, *call[:-1], "--local", FUMEHOOD_ALLOW_DEBUG="true")
+    assert "debug_info" not in json.loads(silent.stdout)
+
+
+@pytest.mark.row("T1", "T2")
+def test_tools_list_and_show_give_whole_definitions(shared_daemon: Daemon) -> None:
+    listed = json.loads(run(shared_daemon, "tools", "list").stdout)
+    shown = json.loads(run(shared_daemon, "tools", "show", "calculator").stdout)
+    assert shown in listed
+    assert (shown["name"], shown["executor"], shown["dangerous"]) == (
+        "calculator",
+        "expression",
+        False,
+    )
+
+
+@pytest.mark.row("D7")
+def test_doctor_finds_this_host_fit(shared_daemon: Daemon) -> None:
+    answer = run(shared_daemon, "doctor")
+    findings = {finding["check"]: finding for finding in json.loads(answer.stdout)}
+    assert answer.returncode == 0, answer.stdout
+    assert {f["verdict"] for f in findings.values()} == {"ok"}
+    assert findings["interpreter: memory"]["found"].startswith("enforced")
+
+
+@pytest.mark.row("D7")
+def test_doctor_names_the_cure_for_what_is_missing(shared_daemon: Daemon, tmp_path: Path) -> None:
+    open_to_all = tmp_path / "open"
+    open_to_all.mkdir(mode=0o755)
+    open_to_all.chmod(0o755)
+    answer = run(shared_daemon, "doctor", FUMEHOOD_HOME=str(open_to_all))
+    findings = {finding["check"]: finding for finding in json.loads(answer.stdout)}
+    assert answer.returncode == 1
+    assert findings["state directory"]["verdict"] == "missing"
+    assert "chmod 700" in findings["state directory"]["cure"]
+    assert findings["daemon"]["verdict"] == "warning"
+
+
+@pytest.mark.row("D1")
+def test_wrong_configuration_is_said_in_words(shared_daemon: Daemon, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('log_level = "loud"\nunknown = 1\n')
+    answer = run(shared_daemon, "serve", FUMEHOOD_CONFIG=str(file))
+    assert answer.returncode == 2
+    assert b"log_level" in answer.stderr
+    assert b"unknown" in answer.stderr
+    assert b"Traceback" not in answer.stderr
+
+
+@pytest.mark.row("D1")
+def test_on_a_terminal_the_answer_is_readable_and_cannot_move_the_cursor(
+    shared_daemon: Daemon,
+) -> None:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [str(FUMEHOOD), "call", "calculator", '{"expression": "5! + 2**10"}'],
+        env={**shared_daemon.environment, "TERM": "dumb", "COLUMNS": "200"},
+        stdout=theirs, stderr=theirs, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert process.wait(timeout=60) == 0
+    os.close(theirs)
+    shown = os.read(ours, 65536).decode()
+    os.close(ours)
+    assert "value: 1144" in shown
+    assert "ended by ok" in shown
+    assert '"metadata"' not in shown
+
+
+@pytest.mark.row("D1", "D7")
+def test_stranger_on_the_socket_is_named_by_every_command(
+    home: Path, shared_daemon: Daemon
+) -> None:
+    program = (
+        "import socket; s = socket.socket(socket.AF_UNIX); s.bind('engine.sock'); s.listen(); print()\n"
+        "while True:\n c, _ = s.accept(); c.recv(9999)\n"
+        " c.sendall(b'HTTP/1.1 200 OK\\r\\ncontent-length: 4\\r\\n\\r\\n<hi>'); c.close()"
+    )
+    stranger = subprocess.Popen(
+        [sys.executable, "-u", "-c", program], cwd=home, stdout=subprocess.PIPE
+    )
+    try:
+        assert stranger.stdout is not None
+        stranger.stdout.readline()
+        for command in (["call", "calculator", "{}"], ["tools", "list"]):
+            answer = run(shared_daemon, *command, FUMEHOOD_HOME=str(home))
+            assert answer.returncode == 4
+            assert b"not a fumehood engine" in answer.stderr
+            assert b"Traceback" not in answer.stderr
+        doctor = run(shared_daemon, "doctor", FUMEHOOD_HOME=str(home))
+        findings = {finding["check"]: finding for finding in json.loads(doctor.stdout)}
+        assert findings["daemon"]["verdict"] != "ok"
+        assert "not a fumehood engine" in findings["daemon"]["found"]
+    finally:
+        stranger.kill()
+        stranger.communicate(timeout=30)

@@ -1,0 +1,207 @@
+"""Starting, stopping and dying: locks, sockets, signals, and what is left afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from conftest import FUMEHOOD, StartDaemon
+from support.http import SocketClient
+from support.processes import children_of_guest, descendants, guest_of, is_gone
+from support.wait import wait_until
+
+SLOW = "pow(7, 10**2500, 10**2500 + 7)"
+
+
+@pytest.mark.row("D6")
+def test_graceful_stop_exits_zero_and_leaves_nothing(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon()
+    client = daemon.client()
+    assert client.calculate("1 + 1").body["success"]
+    family = descendants(daemon.process.pid)
+    assert len(family) >= 3
+    assert daemon.stop() == 0
+    assert not daemon.socket.exists()
+    wait_until(lambda: all(is_gone(process) for process in family))
+    client.close()
+
+
+@pytest.mark.row("D6")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stop_lets_a_running_call_end(start_daemon: StartDaemon, number: signal.Signals) -> None:
+    daemon = start_daemon()
+    client = daemon.client()
+    answers = []
+    caller = threading.Thread(target=lambda: answers.append(client.calculate(SLOW)))
+    caller.start()
+    wait_until(
+        lambda: any(p.status() == psutil.STATUS_RUNNING for p in descendants(daemon.process.pid))
+    )
+    daemon.process.send_signal(number)
+    caller.join(timeout=30)
+    assert daemon.process.wait(timeout=30) == 0
+    assert answers[0].body["success"] is True
+    client.close()
+
+
+@pytest.mark.row("S9", "P8")
+def test_killed_daemon_leaves_no_process_behind(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon()
+    client = daemon.client()
+    assert client.calculate("1 + 1").body["success"]
+    family = descendants(daemon.process.pid)
+    daemon.process.kill()
+    daemon.process.wait(timeout=30)
+    wait_until(lambda: all(is_gone(process) for process in family))
+    client.close()
+
+
+@pytest.mark.row("D1", "D6")
+def test_stale_socket_of_a_killed_daemon_is_replaced(start_daemon: StartDaemon) -> None:
+    first = start_daemon()
+    first.process.kill()
+    first.process.wait(timeout=30)
+    assert first.socket.exists()
+    client = start_daemon().client()
+    assert client.calculate("1 + 1").body["success"]
+    client.close()
+
+
+@pytest.mark.row("D1")
+def test_second_daemon_on_one_state_directory_is_refused(start_daemon: StartDaemon) -> None:
+    first = start_daemon()
+    second = start_daemon(ready=False)
+    assert second.process.wait(timeout=30) == 4
+    assert "Another engine uses this state directory" in second.log
+    client = first.client()
+    assert client.calculate("1 + 1").body["success"]
+    client.close()
+
+
+@pytest.mark.row("D1")
+def test_second_daemon_on_one_socket_is_refused(
+    start_daemon: StartDaemon, home: Path, tmp_path: Path
+) -> None:
+    start_daemon()
+    other = tmp_path / "other"
+    other.mkdir(mode=0o700)
+    second = start_daemon(other, ready=False, socket=str(home / "engine.sock"))
+    assert second.process.wait(timeout=30) == 4
+    assert "Another engine uses this socket" in second.log
+
+
+@pytest.mark.row("D1")
+def test_file_that_is_no_socket_is_not_removed(start_daemon: StartDaemon, home: Path) -> None:
+    (home / "engine.sock").write_text("precious")
+    daemon = start_daemon(ready=False)
+    assert daemon.process.wait(timeout=30) == 4
+    assert (home / "engine.sock").read_text() == "precious"
+
+
+@pytest.mark.row("D1")
+def test_socket_path_over_107_bytes_is_refused_with_the_cure(
+    start_daemon: StartDaemon, home: Path
+) -> None:
+    daemon = start_daemon(ready=False, socket=str(home / ("s" * 120)))
+    assert daemon.process.wait(timeout=30) == 2
+    assert "FUMEHOOD_SOCKET" in daemon.log
+
+
+@pytest.mark.row("D1")
+def test_directory_that_is_open_to_others_is_refused(start_daemon: StartDaemon, home: Path) -> None:
+    home.chmod(0o755)
+    daemon = start_daemon(ready=False)
+    assert daemon.process.wait(timeout=30) == 4
+    assert "chmod 700" in daemon.log
+
+
+@pytest.mark.row("D1")
+def test_socket_is_private_before_anybody_can_connect(
+    start_daemon: StartDaemon, home: Path
+) -> None:
+    """The umask of the starting shell does not matter."""
+    before = os.umask(0)
+    try:
+        daemon = start_daemon()
+    finally:
+        os.umask(before)
+    assert daemon.socket.stat().st_mode & 0o777 == 0o600
+    assert (home / "engine.lock").stat().st_mode & 0o777 == 0o600
+
+
+def test_command_line_needs_no_daemon_for_local_calls(home: Path) -> None:
+    answer = subprocess.run(
+        [str(FUMEHOOD), "call", "--local", "calculator", '{"expression": "1 + 1"}'],
+        env={"PATH": os.environ["PATH"], "HOME": str(home)},
+        capture_output=True, timeout=60,
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stderr
+    assert not list(home.rglob("*.sock"))
+
+
+@pytest.mark.row("D1")
+def test_ready_says_what_the_wall_enforces_and_health_answers(client: SocketClient) -> None:
+    assert client.get("/v1/health").body == {"status": "ok"}
+    ready = client.get("/v1/ready")
+    assert ready.status == 200
+    assert ready.body["walls"]["interpreter"]["enforced"] == sorted(
+        ["cpu_time", "files", "memory", "network", "output", "processes", "wall_time"]
+    )
+
+
+def test_backlog_takes_connections_while_the_daemon_works(shared_daemon) -> None:
+    connections = []
+    for _ in range(200):
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(str(shared_daemon.socket))
+        connections.append(connection)
+    client = shared_daemon.client()
+    assert client.calculate("1 + 1").body["success"]
+    client.close()
+    for connection in connections:
+        connection.close()
+
+
+@pytest.mark.row("D6", "E1")
+def test_call_over_the_draining_time_still_gets_an_envelope(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(drain_seconds="1")
+    client = daemon.client()
+    answers = []
+    work = "+".join(["pow(7, 10**4200, 10**4200 + 7)"] * 9)
+    caller = threading.Thread(
+        target=lambda: answers.append(client.calculate(work, timeout_seconds=30))
+    )
+    caller.start()
+    wait_until(
+        lambda: any(p.status() == psutil.STATUS_RUNNING for p in descendants(daemon.process.pid))
+    )
+    assert daemon.stop() == 0
+    caller.join(timeout=30)
+    assert answers[0].code == "SHUTTING_DOWN"
+    client.close()
+
+
+@pytest.mark.row("D5", "D6")
+def test_lost_guest_is_an_event_in_the_log_and_nothing_else(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon()
+    client = daemon.client()
+    assert client.calculate("1 + 1").body["success"]
+    zygote, *_ = children_of_guest(guest_of(daemon.process.pid))
+    zygote.kill()
+    wait_until(lambda: "guest.lost" in daemon.log)
+    assert client.calculate("1 + 1").code in (None, "SANDBOX_UNAVAILABLE")
+    client.close()
+    assert daemon.stop() == 0
+    lines = daemon.log.splitlines()
+    events = [json.loads(line) for line in lines if not line.startswith("fumehood listens")]
+    lost = [event for event in events if event["event"] == "guest.lost"]
+    assert lost[0]["why"] == ["the zygote is gone"]
+    assert [event["event"] for event in events].count("guest.ready") >= 2

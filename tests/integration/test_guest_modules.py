@@ -1,0 +1,60 @@
+"""What a guest process loads. A linter misses what a package's `__init__` drags in."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fumehood.sandbox.process.interpreter import interpreter_command
+
+# Ours and third-party modules that may be loaded inside the interpreter's guest.
+EXPECTED = {
+    "asteval", "asteval.asteval", "asteval.astutils", "asteval.version",
+    "fumehood", "fumehood.guest", "fumehood.guest.child", "fumehood.guest.interpreter",
+    "fumehood.guest.interpreter.calculator", "fumehood.guest.interpreter.names",
+    "fumehood.guest.interpreter.node_table", "fumehood.guest.interpreter.postfix",
+    "fumehood.guest.interpreter.sizes", "fumehood.guest.kernel", "fumehood.guest.limits",
+    "fumehood.guest.probe", "fumehood.guest.endings", "fumehood.guest.procfs",
+    "fumehood.guest.run", "fumehood.guest.selftest", "fumehood.guest.seccomp", "fumehood.guest.supervisor",
+    "fumehood.guest.zygote", "fumehood.wire", "fumehood.wire.framing",
+    "fumehood.wire.strict_json",
+}  # fmt: skip
+
+
+@pytest.mark.row("S1", "S2")
+def test_guest_loads_its_own_modules_and_nothing_of_the_host() -> None:
+    config = json.loads(interpreter_command()[-1])
+    program = (
+        f"import sys; sys.path.extend({config['import_paths']!r})\n"
+        "before = set(sys.modules)\n"
+        "from fumehood.guest import supervisor, zygote\n"
+        "zygote._preload({})\n"
+        "import json; print(json.dumps(sorted(set(sys.modules) - before)))"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-I", "-S", "-B", "-c", program],
+        env={}, capture_output=True, check=True, timeout=60,
+    )  # fmt: skip
+    names = set(json.loads(loaded.stdout))
+    foreign = {name for name in names if name.split(".")[0] not in sys.stdlib_module_names}
+    assert foreign - {"numpy", "numpy_financial"} == EXPECTED
+
+
+@pytest.mark.row("S2")
+def test_guest_starts_with_an_empty_environment(shared_daemon, client) -> None:
+    from support.processes import children_of_guest, guest_of
+
+    assert client.calculate("1 + 1").body["success"]
+    guest = guest_of(shared_daemon.process.pid)
+    for process in [guest, *children_of_guest(guest)]:
+        if os.geteuid() == 0:  # nobody else may look: the processes are not dumpable
+            with open(f"/proc/{process.pid}/environ", "rb") as environment:
+                assert environment.read() == b""
+        else:
+            with pytest.raises(PermissionError):
+                Path(f"/proc/{process.pid}/environ").read_bytes()

@@ -1,0 +1,105 @@
+"""Resident processes: one a trust domain, few of them, and none for long."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import psutil
+import pytest
+
+from fumehood.model.identity import TrustDomain
+from fumehood.model.limits import Limits
+from fumehood.sandbox.process.interpreter import InterpreterWall, interpreter_command
+from support.wait import wait_until
+
+pytestmark = pytest.mark.anyio
+
+LIMITS = Limits(wall_s=5, cpu_s=5, memory_mb=64, output_bytes=65536)
+
+
+@asynccontextmanager
+async def wall_with(**changes: float) -> AsyncIterator[InterpreterWall]:
+    *command, config = interpreter_command()
+    async with InterpreterWall(
+        command=[*command, json.dumps({**json.loads(config), **changes})]
+    ) as wall:
+        yield wall
+
+
+WORK = "pow(7, 10**900, 10**900 + 7)"  # some ten milliseconds: more than any process idles away
+
+
+async def resident_pid(wall: InterpreterWall, who: str = "a") -> int:
+    """Evaluate as one domain; the process that used most CPU time meanwhile is its resident."""
+    before = cpu_times(wall)
+    async with wall.lease(TrustDomain(who), fresh=False) as lease:
+        ending = await lease.run("calculator", {"expression": WORK}, LIMITS)
+    assert ending.isolation == "resident"
+    after = cpu_times(wall)
+    return max(after, key=lambda pid: after[pid] - before.get(pid, after[pid]))
+
+
+def cpu_times(wall: InterpreterWall) -> dict[int, float]:
+    from importlib import import_module
+
+    kernel = import_module("fumehood.guest.kernel")
+    children = psutil.Process(wall.guest_pid).children()
+    return {child.pid: kernel.process_cpu_ns(child.pid) for child in children}
+
+
+@pytest.mark.row("S2")
+async def test_one_domain_is_answered_by_one_process_and_another_by_another() -> None:
+    async with wall_with() as wall:
+        await resident_pid(wall, "a")
+        await resident_pid(wall, "b")
+        first = [await resident_pid(wall, "a") for _ in range(3)]
+        second = [await resident_pid(wall, "b") for _ in range(3)]
+        assert len(set(first)) == len(set(second)) == 1
+        assert set(first).isdisjoint(second)
+
+
+@pytest.mark.row("S2")
+async def test_resident_is_replaced_after_its_last_use() -> None:
+    async with wall_with(resident_uses=3) as wall:
+        await resident_pid(wall)
+        used = await resident_pid(wall)
+        await resident_pid(wall)
+        assert await resident_pid(wall) != used
+
+
+@pytest.mark.row("S2")
+@pytest.mark.parametrize("expression", ["1/0", "open(1)", "2^3", "9**9**9"])
+async def test_resident_is_replaced_after_any_ending_but_ok(expression: str) -> None:
+    async with wall_with() as wall:
+        await resident_pid(wall)
+        before = await resident_pid(wall)
+        async with wall.lease(TrustDomain("a"), fresh=False) as lease:
+            await lease.run("calculator", {"expression": expression}, LIMITS)
+        await resident_pid(wall)
+        assert await resident_pid(wall) != before
+        wait_until(lambda: not psutil.pid_exists(before))
+
+
+@pytest.mark.row("S2")
+async def test_idle_resident_goes_by_itself() -> None:
+    async with wall_with(resident_idle_s=0.05) as wall:
+        await resident_pid(wall)
+        guest = psutil.Process(wall.guest_pid)
+        with anyio.fail_after(20):
+            while len(guest.children()) > 2:  # zygote and spare stay
+                await anyio.sleep(0.02)
+
+
+@pytest.mark.row("S2")
+async def test_least_recently_used_resident_makes_room() -> None:
+    async with wall_with(residents=2) as wall:
+        for who in ("a", "b"):
+            await resident_pid(wall, who)
+        oldest = await resident_pid(wall, "a")
+        newest = await resident_pid(wall, "b")
+        await resident_pid(wall, "c")
+        wait_until(lambda: not psutil.pid_exists(oldest))
+        assert psutil.pid_exists(newest)

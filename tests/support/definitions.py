@@ -1,0 +1,63 @@
+"""Definitions and functions that many tests declare."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fumehood import ToolDefinition
+from fumehood.model.call import CallOptions, CallRequest
+from fumehood.model.identity import Principal, Scope
+from fumehood.model.json_types import JsonObject
+from fumehood.registry.index import RegisteredTool, Source, ToolIndex
+
+OWNER = Principal("uid:1000", frozenset({Scope.CALL}))
+
+
+def expression_document(**fields: Any) -> JsonObject:
+    """A sound document of a tool with the executor `expression`."""
+    return {
+        "name": "sums",
+        "description": "Add numbers.",
+        "executor": "expression",
+        "parameters": {"properties": {"expression": {"type": "string"}}},
+        **fields,
+    }
+
+
+def function_definition(
+    properties: JsonObject | None = None, *, schema: JsonObject | None = None, **fields: Any
+) -> ToolDefinition:
+    """A definition with the executor `function`, to be registered with a function."""
+    parameters = {"properties": properties or {}, **(schema or {})}
+    return ToolDefinition.model_validate(
+        {
+            "name": "act",
+            "description": "Act.",
+            "sandboxed": False,
+            "parameters": parameters,
+            **fields,
+        }
+    )
+
+
+async def answer_nothing(arguments: JsonObject) -> Any:
+    """A host function that does nothing."""
+    return {}
+
+
+def registered(definition: ToolDefinition, **more: Any) -> RegisteredTool:
+    """The tool in an index of its own."""
+    function = answer_nothing if definition.executor == "function" else None
+    return ToolIndex().register(definition, Source.PROGRAM, **{"function": function, **more})
+
+
+def request(
+    tool: str = "act",
+    arguments: JsonObject | None = None,
+    principal: Principal | None = OWNER,
+    **options: Any,
+) -> CallRequest:
+    """One call of the owner."""
+    return CallRequest(
+        tool, arguments or {}, CallOptions(**options), principal, "call_test", "trace_test"
+    )

@@ -1,0 +1,35 @@
+"""What the host sees of an engine's processes. The guest's word is no evidence."""
+
+from __future__ import annotations
+
+import psutil
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    """Every process below one, as the kernel lists them now."""
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def guest_of(pid: int) -> psutil.Process:
+    """The supervisor below a daemon."""
+    (guest,) = psutil.Process(pid).children()
+    return guest
+
+
+def children_of_guest(guest: psutil.Process) -> list[psutil.Process]:
+    """The zygote and the sealed children; the zygote was there first.
+
+    By time of start: numbers begin again at the bottom once the kernel has used them all.
+    """
+    return sorted(guest.children(), key=lambda process: process.create_time())
+
+
+def is_gone(process: psutil.Process) -> bool:
+    """Ended; a zombie that its parent has yet to reap runs nothing any more."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

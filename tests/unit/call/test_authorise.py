@@ -1,0 +1,42 @@
+"""Authorise: nothing configured grants nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from fumehood.call.authorise import authorise
+from fumehood.call.resolve import ResolvedCall
+from fumehood.call.validate import ValidatedCall
+from fumehood.model.errors import PermissionDenied, Unauthorized
+from fumehood.model.identity import Principal, Scope, TrustDomain
+from support.definitions import OWNER, function_definition, registered, request
+
+
+def _validated(principal: Principal | None, **options: str) -> ValidatedCall:
+    call = request(principal=principal, **options)
+    return ValidatedCall(ResolvedCall(call, registered(function_definition()), ()), {}, ())
+
+
+def test_unknown_caller_is_unauthorized() -> None:
+    with pytest.raises(Unauthorized):
+        authorise(_validated(None))
+
+
+@pytest.mark.parametrize(
+    "scopes", [frozenset(), frozenset({Scope.APPROVE}), frozenset({Scope.ADMIN, Scope.APPROVE})]
+)
+def test_known_caller_without_the_scope_call_is_denied(scopes: frozenset[Scope]) -> None:
+    with pytest.raises(PermissionDenied):
+        authorise(_validated(Principal("somebody", scopes)))
+
+
+def test_caller_with_the_scope_call_is_permitted_as_itself() -> None:
+    permitted = authorise(_validated(OWNER))
+    assert permitted.principal is OWNER
+    assert permitted.trust_domain == TrustDomain(OWNER.id)
+
+
+@pytest.mark.row("S2")
+def test_agent_and_session_make_a_trust_domain_of_their_own() -> None:
+    permitted = authorise(_validated(OWNER, agent_id="a", session_id="s"))
+    assert permitted.trust_domain == TrustDomain(OWNER.id, "a", "s")

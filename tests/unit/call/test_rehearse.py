@@ -1,0 +1,65 @@
+"""Rehearse: a dry run says what would happen and why, and takes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fumehood.call.authorise import PermittedCall
+from fumehood.call.rehearse import rehearse
+from fumehood.call.resolve import ResolvedCall
+from fumehood.call.validate import ValidatedCall
+from fumehood.model.limits import Limit
+from fumehood.model.tool import ToolDefinition
+from fumehood.sandbox.wall import Walls
+from fumehood.testing import FakeWall
+from support.definitions import OWNER, expression_document, registered, request
+
+
+def _rehearse(wall: FakeWall | None = None, fields: Any = None, **options: Any) -> dict[str, Any]:
+    definition = ToolDefinition.model_validate(expression_document(**(fields or {})))
+    resolved = ResolvedCall(request(**options), registered(definition), ())
+    permitted = PermittedCall(ValidatedCall(resolved, {"expression": "1"}, ()), OWNER)
+    outcome = rehearse(permitted, Walls(interpreter=wall) if wall else Walls())
+    assert outcome.is_rehearsal
+    data: dict[str, Any] = outcome.data
+    return data
+
+
+@pytest.mark.row("P12", "S1")
+def test_dry_run_says_where_how_and_at_what_cost() -> None:
+    wall = FakeWall()
+    said = _rehearse(wall, {"cost_per_use": "0.25"}, timeout_seconds=2)
+    assert (said["dry_run"], said["would_run"], said["refused_with"]) == (True, True, None)
+    assert said["placement"]["kind"] == "interpreter"
+    assert "'expression'" in said["placement"]["why"]
+    assert said["limits"]["timeout_seconds"] == 2
+    assert said["limits"]["enforced"] == sorted(Limit)
+    assert said["approval"] == {"required": False}
+    assert said["cost"] == {"per_use": "0.250000"}
+    assert said["arguments"] == {"expression": "1"}
+    assert wall.runs == []
+
+
+@pytest.mark.row("P12", "A1")
+def test_dry_run_of_a_dangerous_call_names_the_rule() -> None:
+    said = _rehearse(FakeWall(), {"dangerous": True})
+    assert (said["would_run"], said["refused_with"]) == (False, "REQUIRES_HUMAN_APPROVAL")
+    assert said["approval"] == {"required": True}
+    assert "dangerous" in said["policy"]["rule"]
+
+
+@pytest.mark.row("P12", "S1")
+def test_dry_run_tells_of_a_wall_that_is_not_there() -> None:
+    said = _rehearse(None)
+    assert (said["would_run"], said["refused_with"]) == (False, "SANDBOX_UNAVAILABLE")
+    assert said["placement"]["kind"] is None
+    assert said["limits"] is None
+
+
+@pytest.mark.row("P12", "S4")
+def test_dry_run_tells_of_a_limit_that_cannot_be_enforced() -> None:
+    said = _rehearse(FakeWall(enforced=frozenset()))
+    assert said["refused_with"] == "SANDBOX_UNAVAILABLE"
+    assert "memory" in said["placement"]["why"]

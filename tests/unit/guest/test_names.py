@@ -1,0 +1,85 @@
+"""The name table: functions are called, constants are used, and nothing else exists."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import math
+
+import pytest
+
+from fumehood.guest.interpreter import sizes
+from fumehood.guest.interpreter.names import CONSTANTS, FUNCTIONS, NameRefused, check, symbols
+
+
+def _check(text: str) -> None:
+    check(ast.parse(text, mode="eval"))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_function_can_be_called_and_only_called(name: str) -> None:
+    _check(f"{name}(1)")
+    with pytest.raises(NameRefused, match="call it"):
+        _check(name)
+    with pytest.raises(NameRefused, match="call it"):
+        _check(f"max({name}, 1)")
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_constant_can_be_used_and_not_called(name: str) -> None:
+    _check(f"{name} + 1")
+    with pytest.raises(NameRefused, match="no function"):
+        _check(f"{name}(1)")
+
+
+@pytest.mark.row("S2")
+@pytest.mark.parametrize(
+    "name", sorted(set(dir(builtins)) - FUNCTIONS.keys() - {"None", "True", "False", "__debug__"})
+)
+def test_no_other_builtin_exists(name: str) -> None:
+    with pytest.raises(NameRefused, match="no function"):
+        _check(f"{name}(1)")
+    with pytest.raises(NameRefused, match="no name"):
+        _check(name)
+
+
+@pytest.mark.row("S2")
+@pytest.mark.parametrize("name", ["math", "sizes", "asteval", "_", "x", "print", "symtable"])
+def test_unknown_name_is_refused(name: str) -> None:
+    with pytest.raises(NameRefused):
+        _check(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"), [("sqr(2)", "sqrt"), ("factoral(5)", "factorial"), ("taau", "tau")]
+)
+def test_misspelt_name_gets_a_hint(text: str, hint: str) -> None:
+    with pytest.raises(NameRefused, match=f"did you mean {hint}"):
+        _check(text)
+
+
+def test_refused_name_is_shown_shortened() -> None:
+    with pytest.raises(NameRefused) as caught:
+        _check("é" * 5000)
+    assert len(str(caught.value)) < 300
+    assert "é" not in str(caught.value)
+
+
+def test_functions_that_can_grow_their_result_are_the_weighed_ones() -> None:
+    weighed = {
+        name for name, function in FUNCTIONS.items() if function.__module__ == sizes.__name__
+    }
+    assert weighed == {"comb", "factorial", "lcm", "perm", "pow", "prod", "round", "sum"}
+
+
+def test_every_function_of_math_is_offered() -> None:
+    public = {name for name in dir(math) if not name.startswith("_")}
+    assert public - FUNCTIONS.keys() - CONSTANTS.keys() <= {"fma", "sumprod"}
+
+
+@pytest.mark.row("S2")
+def test_each_evaluator_gets_a_table_of_its_own() -> None:
+    mine = symbols()
+    mine["sqrt"] = None
+    assert symbols()["sqrt"] is math.sqrt
+    assert FUNCTIONS["sqrt"] is math.sqrt

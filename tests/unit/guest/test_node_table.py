@@ -1,0 +1,139 @@
+"""The node table: every node class of the running Python stands in exactly one set."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from fumehood.guest.interpreter.node_table import ALLOWED, MAX_DEPTH, REFUSED, NodeRefused, check
+
+
+def _classes(root: type) -> Iterator[type]:
+    yield root
+    for child in root.__subclasses__():
+        yield from _classes(child)
+
+
+NODE_CLASSES = sorted({c.__name__ for c in _classes(ast.AST) if c.__module__ in ("ast", "_ast")})
+NAMED_BY_AST = sorted(
+    name
+    for name, value in vars(ast).items()
+    if isinstance(value, type) and issubclass(value, ast.AST)
+)
+
+
+def _check(text: str) -> None:
+    check(ast.parse(text, mode="eval"))
+
+
+def test_the_walk_over_the_classes_found_them_all() -> None:
+    assert len(NODE_CLASSES) > 100
+    assert set(NAMED_BY_AST) <= set(NODE_CLASSES)
+
+
+@pytest.mark.row("S2")
+@pytest.mark.parametrize("name", NODE_CLASSES)
+def test_node_class_stands_in_exactly_one_set(name: str) -> None:
+    assert (name in ALLOWED) + (name in REFUSED) == 1
+
+
+def test_the_sets_share_nothing() -> None:
+    assert not ALLOWED & REFUSED
+
+
+@pytest.mark.row("S2")
+def test_node_that_nobody_has_classified_is_refused() -> None:
+    class Teleport(ast.expr):
+        pass
+
+    with pytest.raises(NodeRefused, match="Teleport"):
+        check(ast.Expression(body=Teleport()))
+
+
+@pytest.mark.row("S2")
+def test_invented_operator_is_refused() -> None:
+    class Entangle(ast.operator):
+        pass
+
+    tree = ast.parse("1 + 2", mode="eval")
+    assert isinstance(tree.body, ast.BinOp)
+    tree.body.op = Entangle()
+    with pytest.raises(NodeRefused, match="Entangle"):
+        check(tree)
+
+
+@pytest.mark.row("S2")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1 + 2 - 3 * 4 / 5 // 6 % 7 ** 8",
+        "1 << 2 >> 3 & 4 | 5",
+        "+1 - -1 + ~1",
+        "not 1 and 2 or 3",
+        "1 < 2 <= 3 == 3 != 4 > 3 >= 2",
+        "1 in [1, 2] and 3 not in (1, 2)",
+        "sqrt(2) if True else [1, 2.5]",
+        "pi",
+    ],
+)
+def test_expression_of_the_calculator_passes(text: str) -> None:
+    _check(text)
+
+
+@pytest.mark.row("S2")
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("(1).real", "attributes"),
+        ("[1][0]", "subscripts"),
+        ("f(*[1])", "starred arguments"),
+        ("f(a=1)", "keyword arguments"),
+        ("f(**a)", "keyword arguments"),
+        ("lambda: 1", "lambdas"),
+        ("[x for x in y]", "comprehensions"),
+        ("{x for x in y}", "comprehensions"),
+        ("{x: x for x in y}", "comprehensions"),
+        ("f(x for x in y)", "comprehensions"),
+        ("{}", "dictionaries"),
+        ("{1}", "sets"),
+        ("(a := 1)", "assignments"),
+        ("f'{1}'", "strings"),
+        ("'a'", "strings"),
+        ("b'a'", "strings"),
+        ("1j", "only real numbers"),
+        ("None", "only real numbers"),
+        ("...", "only real numbers"),
+        ("1 is 1", "identity tests"),
+        ("1 @ 2", "matrix products"),
+        ("1 ^ 2", "BitXor"),
+        ("(yield)", "generators"),
+        ("await a", "coroutines"),
+        ("sqrt(2)(3)", "only a function of the calculator"),
+        ("(sqrt if 1 else sin)(2)", "only a function of the calculator"),
+        ("[sqrt][0](2)", "only a function"),
+    ],
+)
+def test_anything_more_is_refused_by_its_name(text: str, words: str) -> None:
+    with pytest.raises(NodeRefused) as caught:
+        _check(text)
+    assert words in str(caught.value)
+
+
+def test_the_depth_is_bounded_exactly() -> None:
+    tree = ast.Expression(body=ast.Constant(1))
+    for _ in range(MAX_DEPTH - 2):
+        tree = ast.Expression(body=ast.UnaryOp(op=ast.USub(), operand=tree.body))
+    check(tree)
+    deeper = ast.Expression(body=ast.UnaryOp(op=ast.USub(), operand=tree.body))
+    with pytest.raises(NodeRefused, match="nested deeper"):
+        check(deeper)
+
+
+def test_a_tree_far_deeper_than_pythons_stack_is_refused() -> None:
+    body: ast.expr = ast.Constant(1)
+    for _ in range(5000):
+        body = ast.UnaryOp(op=ast.USub(), operand=body)
+    with pytest.raises(NodeRefused, match="nested deeper"):
+        check(ast.Expression(body=body))

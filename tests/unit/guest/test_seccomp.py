@@ -1,0 +1,147 @@
+"""The system-call filter, run here by a small machine for its own instructions."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from fumehood.guest import seccomp
+from fumehood.guest.seccomp import ALLOWED, ARCHITECTURES, REFUSED_GENTLY, build_interpreter_filter
+
+KILL, REFUSE, ALLOW = 0x80000000, 0x00050001, 0x7FFF0000
+MACHINES = sorted(ARCHITECTURES)
+WITH_CONDITIONS = {"read", "write", "mmap", "mprotect"}
+
+
+def _decide(machine: str, number: int, *arguments: int, architecture: int | None = None) -> int:
+    """What the kernel would answer to this call."""
+    expected, _ = ARCHITECTURES[machine]
+    data = struct.pack(
+        "=IIQ6Q",
+        number,
+        expected if architecture is None else architecture,
+        0,
+        *(list(arguments) + [0] * 6)[:6],
+    )
+    program = list(struct.iter_unpack("=HBBI", build_interpreter_filter(machine)))
+    accumulator, at = 0, 0
+    while True:
+        code, if_true, if_false, value = program[at]
+        at += 1
+        match code:
+            case 0x20:
+                (accumulator,) = struct.unpack_from("=I", data, value)
+            case 0x15:
+                at += if_true if accumulator == value else if_false
+            case 0x35:
+                at += if_true if accumulator >= value else if_false
+            case 0x45:
+                at += if_true if accumulator & value else if_false
+            case 0x06:
+                return value
+            case _:
+                raise AssertionError(f"unknown instruction {code:#x}")
+
+
+def _number(machine: str, name: str) -> int:
+    return ARCHITECTURES[machine][1][name]
+
+
+CALLS = [(m, name) for m in MACHINES for name in sorted(ARCHITECTURES[m][1])]
+
+
+@pytest.mark.row("S2")
+@pytest.mark.parametrize(("machine", "name"), CALLS)
+def test_each_named_call_gets_its_answer(machine: str, name: str) -> None:
+    answer = _decide(machine, _number(machine, name), 99, 0, 0)
+    if name in ALLOWED:
+        assert answer == ALLOW
+    elif name in REFUSED_GENTLY:
+        assert answer == REFUSE
+    elif name in ("mmap", "mprotect"):
+        assert answer == ALLOW
+    else:  # read and write of another descriptor, and installing a filter
+        assert name in ("read", "write", "seccomp")
+        assert answer == KILL
+
+
+@pytest.mark.row("S2")
+@pytest.mark.parametrize("machine", MACHINES)
+def test_every_other_call_ends_the_process(machine: str) -> None:
+    known = set(ARCHITECTURES[machine][1].values())
+    others = [number for number in range(600) if number not in known]
+    assert len(others) > 500
+    assert {_decide(machine, number) for number in others} == {KILL}
+
+
+@pytest.mark.row("S2")
+@pytest.mark.parametrize("machine", MACHINES)
+def test_only_the_two_descriptors_of_the_channel_are_read_and_written(machine: str) -> None:
+    read, write = _number(machine, "read"), _number(machine, "write")
+    assert _decide(machine, read, seccomp.REQUEST_FD) == ALLOW
+    assert _decide(machine, write, seccomp.REPLY_FD) == ALLOW
+    for descriptor in (0, 1, 2, 5, 2**32 + 3, 2**32 + 4, 2**64 - 1):
+        assert _decide(machine, read, descriptor) == KILL
+        assert _decide(machine, write, descriptor) == KILL
+    assert _decide(machine, read, seccomp.REPLY_FD) == KILL
+    assert _decide(machine, write, seccomp.REQUEST_FD) == KILL
+
+
+@pytest.mark.row("S2")
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("name", ["mmap", "mprotect"])
+def test_memory_never_becomes_executable(machine: str, name: str) -> None:
+    number = _number(machine, name)
+    assert {_decide(machine, number, 0, 0, protection) for protection in range(4)} == {ALLOW}
+    assert {_decide(machine, number, 0, 0, protection | 4) for protection in range(4)} == {KILL}
+
+
+@pytest.mark.row("S2")
+@pytest.mark.parametrize("machine", MACHINES)
+def test_call_of_another_architecture_ends_the_process(machine: str) -> None:
+    number = _number(machine, "getpid")
+    for architecture in (0x40000003, 0, 0xFFFFFFFF):  # the first is 32-bit x86
+        assert _decide(machine, number, architecture=architecture) == KILL
+
+
+@pytest.mark.row("S2")
+def test_second_numbering_of_x86_is_closed() -> None:
+    for number in (0x40000000, 0x40000000 + _number("x86_64", "getpid"), 0xFFFFFFFF):
+        assert _decide("x86_64", number) == KILL
+
+
+@pytest.mark.parametrize("machine", ["riscv64", "i686", "", "X86_64"])
+def test_unknown_machine_has_no_filter(machine: str) -> None:
+    with pytest.raises(OSError, match="no system-call filter"):
+        build_interpreter_filter(machine or "none")
+
+
+def test_the_lists_share_nothing() -> None:
+    assert not set(ALLOWED) & set(REFUSED_GENTLY)
+    assert not (set(ALLOWED) | set(REFUSED_GENTLY)) & WITH_CONDITIONS
+    assert len(set(ALLOWED)) == len(ALLOWED)
+    assert len(set(REFUSED_GENTLY)) == len(REFUSED_GENTLY)
+
+
+@pytest.mark.row("S2")
+@pytest.mark.parametrize(
+    "name",
+    ["socket", "connect", "clone", "clone3", "fork", "vfork", "execve", "execveat", "ptrace",
+     "kill", "tgkill", "prctl", "setrlimit", "prlimit64", "bpf", "io_uring_setup", "unshare",
+     "mount", "openat2", "process_vm_writev", "memfd_create"],
+)  # fmt: skip
+def test_calls_that_reach_outside_are_on_no_list(name: str) -> None:
+    assert name not in ALLOWED
+    assert name not in REFUSED_GENTLY
+    assert all(name not in numbers for _, numbers in ARCHITECTURES.values())
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_numbers_are_given_once_and_every_listed_call_exists_somewhere(machine: str) -> None:
+    numbers = ARCHITECTURES[machine][1]
+    assert len(set(numbers.values())) == len(numbers)
+    listed = set(ALLOWED) | set(REFUSED_GENTLY) | WITH_CONDITIONS
+    assert set(numbers) - listed == {"seccomp"}
+    if machine == "x86_64":
+        assert listed <= set(numbers)

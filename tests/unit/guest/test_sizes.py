@@ -1,0 +1,242 @@
+"""Size estimates: exact at 4,300 digits, and never in the way of what fits."""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fumehood.guest.interpreter import sizes
+from fumehood.guest.interpreter.sizes import MAX_DIGITS, MAX_ELEMENTS, MAX_INTEGER, TooLarge
+
+DIGITS_4300 = 10**4299
+DIGITS_4301 = 10**4300
+
+FITS: list[tuple[Callable[..., Any], tuple[Any, ...], Any]] = [
+    (sizes.power, (10, 4299), DIGITS_4300),
+    (sizes.power, (-10, 4299), -DIGITS_4300),
+    (sizes.power, (2, 14284), 2**14284),
+    (sizes.power, (MAX_INTEGER, 1), MAX_INTEGER),
+    (sizes.power, (2, -3), 0.125),
+    (sizes.power, (2.0, 0.5), 2.0**0.5),
+    (sizes.power, (7, 10**6, 13), pow(7, 10**6, 13)),
+    (sizes.shift_left, (1, 14284), 1 << 14284),
+    (sizes.shift_left, (0, 10**9), 0),
+    (sizes.multiply, (DIGITS_4300, 9), DIGITS_4300 * 9),
+    (sizes.multiply, ([0], MAX_ELEMENTS), [0] * MAX_ELEMENTS),
+    (sizes.multiply, ([1, 2], -5), []),
+    (sizes.factorial, (1520,), math.factorial(1520)),
+    (sizes.factorial, (0,), 1),
+    (sizes.factorial, (5.0,), 120),
+    (sizes.combinations, (5000, 2), math.comb(5000, 2)),
+    (sizes.combinations, (10**9, 10**9 - 2), math.comb(10**9, 2)),
+    (sizes.permutations, (10**6, 2), 10**6 * (10**6 - 1)),
+    (sizes.permutations, (5,), 120),
+    (sizes.product, ([2, 3, 4],), 24),
+    (sizes.product, ([DIGITS_4300, 9],), DIGITS_4300 * 9),
+    (sizes.total, ([1, 2.5],), 3.5),
+    (sizes.total, ([DIGITS_4300] * 9,), DIGITS_4300 * 9),
+    (sizes.least_common_multiple, (4, 6), 12),
+    (sizes.rounded, (2.5,), 2),
+    (sizes.rounded, (1234, -2), 1200),
+    (sizes.rounded, (1.25, 1), 1.2),
+    (sizes.divide, (6, 3), 2),
+    (sizes.divide, (DIGITS_4300, 10), 10**4298),
+    (sizes.divide, (1, 4), 0.25),
+]
+
+TOO_LARGE: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
+    (sizes.power, (10, 4301)),
+    (sizes.power, (9, 9**9)),
+    (sizes.power, (MAX_INTEGER, 2)),
+    (sizes.shift_left, (1, 14290)),
+    (sizes.shift_left, (1, 10**12)),
+    (sizes.multiply, ([0], MAX_ELEMENTS + 1)),
+    (sizes.multiply, (10**9, [0])),
+    (sizes.multiply, ((0, 0), 5001)),
+    (sizes.factorial, (1600,)),
+    (sizes.factorial, (10**6,)),
+    (sizes.combinations, (10**6, 10**5)),
+    (sizes.permutations, (10**6, 10**5)),
+    (sizes.permutations, (10**6,)),
+    (sizes.product, ([DIGITS_4300, 10],)),
+    (sizes.total, ([MAX_INTEGER, 1],)),
+    (sizes.least_common_multiple, (DIGITS_4300, DIGITS_4300 + 1)),
+    (sizes.rounded, (5, -(10**9))),
+]
+
+
+def _id(value: Any) -> str:
+    return getattr(value, "__name__", "")
+
+
+@pytest.mark.row("S4")
+@pytest.mark.parametrize(("function", "arguments", "result"), FITS, ids=_id)
+def test_what_fits_is_computed(
+    function: Callable[..., Any], arguments: tuple[Any, ...], result: Any
+) -> None:
+    assert sizes.checked(function(*arguments)) == result
+
+
+@pytest.mark.row("S4")
+@pytest.mark.parametrize(("function", "arguments"), TOO_LARGE, ids=_id)
+def test_what_does_not_fit_is_refused_before_it_is_made(
+    function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    with pytest.raises(TooLarge):
+        function(*arguments)
+
+
+@pytest.mark.row("S4")
+def test_the_bound_on_digits_is_exact() -> None:
+    assert len(str(MAX_INTEGER)) == MAX_DIGITS
+    for fits in (MAX_INTEGER, -MAX_INTEGER, DIGITS_4300):
+        assert sizes.checked(fits) is fits
+    for too_large in (MAX_INTEGER + 1, -MAX_INTEGER - 1, DIGITS_4301):
+        with pytest.raises(TooLarge):
+            sizes.checked(too_large)
+
+
+@pytest.mark.row("S4")
+def test_power_of_ten_fits_up_to_4300_digits() -> None:
+    assert sizes.checked(sizes.power(10, 4299)) == DIGITS_4300
+    with pytest.raises(TooLarge):
+        sizes.checked(sizes.power(10, 4300))
+
+
+@pytest.mark.row("S4")
+def test_the_bound_on_elements_is_exact() -> None:
+    for make in (list, tuple):
+        assert sizes.checked(make(range(MAX_ELEMENTS)))
+        with pytest.raises(TooLarge):
+            sizes.checked(make(range(MAX_ELEMENTS + 1)))
+
+
+@pytest.mark.parametrize("value", [["a"], [[1]], [(1,)], [None], ["1", "2"]])
+def test_only_numbers_are_added_up_or_multiplied(value: list[Any]) -> None:
+    with pytest.raises(TypeError):
+        sizes.total(value)
+    with pytest.raises(TypeError):
+        sizes.product(value)
+
+
+@pytest.mark.parametrize("value", [1.5, "5", [5], None])
+def test_factorial_needs_a_whole_number(value: Any) -> None:
+    with pytest.raises(TypeError, match="whole number"):
+        sizes.factorial(value)
+
+
+def test_every_operator_of_the_node_table_has_its_function() -> None:
+    from fumehood.guest.interpreter.node_table import ALLOWED
+
+    operators = {c.__name__ for c in ast.operator.__subclasses__()}
+    assert {c.__name__ for c in sizes.BINARY} == operators & ALLOWED
+
+
+small = st.integers(-50, 50)
+
+
+@given(st.integers(-(10**40), 10**40), st.integers(0, 200))
+def test_powers_are_pythons(base: int, exponent: int) -> None:
+    expected = base**exponent
+    if abs(expected) <= MAX_INTEGER:
+        assert sizes.checked(sizes.power(base, exponent)) == expected
+    else:
+        with pytest.raises(TooLarge):
+            sizes.checked(sizes.power(base, exponent))
+
+
+@given(st.integers(-(10**4200), 10**4200), st.integers(0, 15_000))
+def test_shifts_are_pythons(value: int, count: int) -> None:
+    expected = value << count
+    if abs(expected) <= MAX_INTEGER:
+        assert sizes.checked(sizes.shift_left(value, count)) == expected
+    else:
+        with pytest.raises(TooLarge):
+            sizes.checked(sizes.shift_left(value, count))
+
+
+@given(st.integers(0, 1700))
+def test_factorials_are_pythons(number: int) -> None:
+    expected = math.factorial(number)
+    if expected <= MAX_INTEGER:
+        assert sizes.checked(sizes.factorial(number)) == expected
+    else:
+        with pytest.raises(TooLarge):
+            sizes.checked(sizes.factorial(number))
+
+
+@given(st.integers(0, 2000), st.integers(0, 2000))
+def test_permutations_are_pythons(total: int, chosen: int) -> None:
+    expected = math.perm(total, chosen)
+    if expected <= MAX_INTEGER:
+        assert sizes.checked(sizes.permutations(total, chosen)) == expected
+    else:
+        with pytest.raises(TooLarge):
+            sizes.checked(sizes.permutations(total, chosen))
+
+
+@given(st.integers(0, 5000), st.integers(0, 5000))
+def test_combinations_are_pythons(total: int, chosen: int) -> None:
+    assert sizes.checked(sizes.combinations(total, chosen)) == math.comb(total, chosen)
+
+
+@given(small, small)
+def test_small_arithmetic_is_pythons(left: int, right: int) -> None:
+    assert sizes.multiply(left, right) == left * right
+    assert sizes.total([left, right]) == left + right
+    assert sizes.product([left, right]) == left * right
+    assert sizes.least_common_multiple(left, right) == math.lcm(left, right)
+
+
+@given(st.integers(-(10**30), 10**30), st.integers(-(10**30), 10**30).filter(bool))
+def test_division_is_exact_where_it_can_be(left: int, right: int) -> None:
+    quotient = sizes.divide(left, right)
+    if left % right == 0:
+        assert isinstance(quotient, int)
+        assert quotient * right == left
+    else:
+        assert quotient == operator.truediv(left, right)
+
+
+@given(st.integers(-(10**4299), 10**4299).filter(bool))
+def test_bits_are_the_logarithm(value: int) -> None:
+    assert value.bit_length() - 1 <= sizes.bits(value) <= value.bit_length()
+
+
+@pytest.mark.row("S4")
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        (sizes.power, (2, 10**400)),
+        (sizes.shift_left, (1, 10**400)),
+        (sizes.factorial, (10**306,)),
+        (sizes.factorial, (10**400,)),
+        (sizes.combinations, (10**400, 10**399)),
+        (sizes.permutations, (10**400, 10**399)),
+    ],
+    ids=_id,
+)
+def test_size_beyond_a_double_is_refused_as_too_large(
+    function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    with pytest.raises(TooLarge):
+        function(*arguments)
+
+
+@pytest.mark.row("S4")
+@pytest.mark.parametrize("base", [1, 0, -1])
+def test_power_that_does_not_grow_is_computed(base: int) -> None:
+    assert sizes.power(base, 10**400) == base ** (10**400)
+
+
+@pytest.mark.row("S4")
+@pytest.mark.parametrize(("total", "chosen"), [(14_000, 7000), (14_200, 7000), (10_000, 5000)])
+def test_estimate_never_refuses_a_binomial_that_fits(total: int, chosen: int) -> None:
+    assert sizes.checked(sizes.combinations(total, chosen)) == math.comb(total, chosen)

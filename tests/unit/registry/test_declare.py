@@ -1,0 +1,379 @@
+"""`@tool`: types, defaults, constraints and docstring of a function become its definition."""
+
+from __future__ import annotations
+
+import enum
+from datetime import date
+from decimal import Decimal
+from typing import Annotated, Any, Literal, Optional
+
+import pytest
+from pydantic import BaseModel, Field
+
+from fumehood import InvalidDefinition, ToolType, parse_definition, tool
+from fumehood.model.errors import InvalidParams
+from fumehood.registry.declare import FunctionTool
+
+
+class Colour(enum.Enum):
+    """For a parameter with named values."""
+
+    RED = "red"
+    BLUE = "blue"
+
+
+class Point(BaseModel):
+    """For a parameter with parts."""
+
+    x: int
+    y: int = 0
+
+
+@tool(sandboxed=False)
+async def look_up(
+    city: str,
+    days: Annotated[int, Field(ge=1, le=14, description="How many days.")] = 3,
+    ratio: float = 0.5,
+    exact: bool = False,
+    unit: Literal["c", "f"] = "c",
+    colour: Colour = Colour.RED,
+    note: str | None = None,
+    tags: list[str] = [],  # noqa: B006  # what authors write
+    place: Point | None = None,
+    anything=5,
+) -> Any:
+    """Look up the weather.
+
+    Not for the past.
+
+    Args:
+        city (str): The city's name.
+        days: Not this: the annotation's own words win.
+        unit: Celsius or Fahrenheit.
+        nobody: No such parameter.
+
+    Returns:
+        city: not a parameter.
+    """
+    return {
+        "city": city,
+        "days": days,
+        "colour": colour.name,
+        "unit": unit,
+        "place": None if place is None else place.x,
+        "tags": tags,
+    }
+
+
+def _properties(function: FunctionTool) -> dict[str, Any]:
+    properties: dict[str, Any] = function.definition.parameters["properties"]
+    return properties
+
+
+@pytest.mark.row("T7")
+@pytest.mark.parametrize(
+    ("name", "schema"),
+    [
+        ("city", {"type": "string", "description": "The city's name."}),
+        (
+            "days",
+            {
+                "type": "integer",
+                "minimum": 1,
+                "maximum": 14,
+                "default": 3,
+                "description": "How many days.",
+            },
+        ),
+        ("ratio", {"type": "number", "default": 0.5}),
+        ("exact", {"type": "boolean", "default": False}),
+        (
+            "unit",
+            {
+                "type": "string",
+                "enum": ["c", "f"],
+                "default": "c",
+                "description": "Celsius or Fahrenheit.",
+            },
+        ),
+        ("colour", {"$ref": "#/$defs/Colour", "default": "red"}),
+        ("note", {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None}),
+        ("tags", {"type": "array", "items": {"type": "string"}, "default": []}),
+        ("place", {"anyOf": [{"$ref": "#/$defs/Point"}, {"type": "null"}], "default": None}),
+        ("anything", {"default": 5}),
+    ],
+)
+def test_each_parameter_becomes_its_schema(name: str, schema: dict[str, Any]) -> None:
+    assert _properties(look_up)[name] == schema
+
+
+@pytest.mark.row("T7")
+def test_parameters_without_default_are_required_and_no_other_appears() -> None:
+    parameters = look_up.definition.parameters
+    assert parameters["required"] == ["city"]
+    assert parameters["type"] == "object"
+    assert "nobody" not in parameters["properties"]
+    assert "title" not in parameters
+
+
+@pytest.mark.row("T7")
+def test_named_values_and_nested_models_are_defined_inside_the_schema() -> None:
+    definitions = look_up.definition.parameters["$defs"]
+    assert definitions["Colour"]["enum"] == ["red", "blue"]
+    assert definitions["Point"]["required"] == ["x"]
+
+
+@pytest.mark.row("T7")
+def test_name_and_summary_come_from_the_function() -> None:
+    assert look_up.definition.name == "look_up"
+    assert look_up.definition.description == "Look up the weather.\n\nNot for the past."
+
+
+@pytest.mark.row("T7")
+def test_sphinx_fields_describe_parameters_too() -> None:
+    @tool(sandboxed=False)
+    async def wait(seconds: int, reason: str) -> None:
+        """Wait.
+
+        :param int seconds: How long.
+        :param reason: Why.
+        :returns: nothing
+        """
+
+    assert wait.definition.description == "Wait."
+    assert [_properties(wait)[name]["description"] for name in ("seconds", "reason")] == [
+        "How long.",
+        "Why.",
+    ]
+
+
+@pytest.mark.row("T7")
+def test_decimal_is_a_plain_number_with_its_bounds() -> None:
+    @tool(sandboxed=False)
+    async def pay(
+        amount: Annotated[Decimal, Field(gt=0, le=100)],
+        fee: Annotated[Decimal, Field(ge=0, lt=1)],
+    ) -> None:
+        """Pay."""
+
+    assert _properties(pay)["amount"] == {"type": "number", "exclusiveMinimum": 0, "maximum": 100}
+    assert _properties(pay)["fee"] == {"type": "number", "minimum": 0, "exclusiveMaximum": 1}
+
+
+@pytest.mark.row("T7")
+def test_the_old_form_of_optional_is_the_same() -> None:
+    @tool(sandboxed=False)
+    async def old(note: Optional[str] = None) -> None:  # noqa: UP045
+        """Note."""
+
+    assert _properties(old)["note"] == _properties(look_up)["note"]
+
+
+@pytest.mark.row("T7")
+def test_tool_and_document_of_the_same_definition_are_equal() -> None:
+    @tool(
+        sandboxed=False,
+        version="1.2.0",
+        cost_per_use="0.01",
+        tags=["a"],
+        read_only=True,
+        timeout_seconds=2,
+        sunset_date="2030-01-01",
+    )
+    async def find(
+        query: Annotated[str, Field(max_length=10)], limit: Annotated[int, Field(ge=1)] = 5
+    ) -> None:
+        """Find things.
+
+        Args:
+            query: What to find.
+        """
+
+    document = {
+        "name": "find",
+        "version": "1.2.0",
+        "type": "NATIVE",
+        "description": "Find things.",
+        "parameters": {
+            "properties": {
+                "query": {"type": "string", "maxLength": 10, "description": "What to find."},
+                "limit": {"type": "integer", "minimum": 1, "default": 5},
+            },
+            "required": ["query"],
+        },
+        "cost_per_use": 0.01,
+        "tags": ["a"],
+        "read_only": True,
+        "timeout_seconds": 2,
+        "sunset_date": "2030-01-01",
+        "sandboxed": False,
+        "executor": "function",
+    }
+    assert parse_definition(document) == find.definition
+    assert find.definition.sunset_date == date(2030, 1, 1)
+
+
+@pytest.mark.row("T7")
+def test_given_fields_win_over_what_the_function_says() -> None:
+    @tool(
+        sandboxed=False,
+        name="renamed",
+        description="Other words.",
+        parameters={"properties": {"a": {"type": "string"}}},
+    )
+    async def original(a: str) -> None:
+        """Its words."""
+
+    assert original.definition.name == "renamed"
+    assert original.definition.description == "Other words."
+    assert original.definition.parameters == {
+        "type": "object",
+        "properties": {"a": {"type": "string"}},
+    }
+    assert original.__name__ == "renamed"
+
+
+def test_a_declared_function_is_native_and_runs_as_a_function() -> None:
+    assert look_up.definition.type is ToolType.NATIVE
+    assert look_up.definition.executor == "function"
+
+
+@pytest.mark.row("T7")
+def test_synchronous_function_is_refused_since_it_cannot_be_stopped() -> None:
+    def block() -> None:
+        """Block."""
+
+    with pytest.raises(InvalidDefinition, match="make it async"):
+        tool(sandboxed=False)(block)
+
+
+@pytest.mark.row("T7")
+def test_parameters_that_have_no_name_to_callers_are_refused() -> None:
+    async def many(*values: int) -> None:
+        """Many."""
+
+    async def first(value: int, /) -> None:
+        """First."""
+
+    for function, name in ((many, "values"), (first, "value")):
+        with pytest.raises(InvalidDefinition, match=f"'{name}' must be accepted by keyword"):
+            tool(sandboxed=False)(function)
+
+
+@pytest.mark.row("T7")
+def test_function_without_words_is_refused() -> None:
+    async def silent() -> None: ...
+
+    with pytest.raises(InvalidDefinition, match="description"):
+        tool(sandboxed=False)(silent)
+
+
+@pytest.mark.row("T7")
+def test_bare_decorator_makes_a_sandboxed_tool_which_this_version_refuses() -> None:
+    async def plain() -> None:
+        """Do nothing."""
+
+    with pytest.raises(InvalidDefinition, match="sandboxed=False"):
+        tool(plain)
+
+
+def test_unknown_field_is_refused_at_declaration() -> None:
+    async def plain() -> None:
+        """Do nothing."""
+
+    with pytest.raises(InvalidDefinition, match="colour"):
+        tool(sandboxed=False, colour="red")(plain)
+
+
+@pytest.mark.anyio
+@pytest.mark.row("T7")
+async def test_the_function_stays_callable_as_it_was() -> None:
+    answer = await look_up("Bonn", 2)
+    assert (answer["city"], answer["days"]) == ("Bonn", 2)
+    assert look_up.__doc__ is not None
+    assert look_up.__doc__.startswith("Look up the weather.")
+
+
+@pytest.mark.anyio
+@pytest.mark.row("T7")
+async def test_invoke_gives_the_function_the_types_that_it_declared() -> None:
+    answer = await look_up.invoke({"city": "Bonn", "colour": "blue", "place": {"x": 3}})
+    assert answer == {
+        "city": "Bonn",
+        "days": 3,
+        "colour": "BLUE",
+        "unit": "c",
+        "place": 3,
+        "tags": [],
+    }
+
+
+@pytest.mark.anyio
+@pytest.mark.row("T7")
+async def test_invoke_refuses_what_only_the_types_can_tell() -> None:
+    @tool(sandboxed=False)
+    async def on(day: date, other: int = 0) -> None:
+        """Choose a day."""
+
+    with pytest.raises(InvalidParams) as caught:
+        await on.invoke({"day": "2026-02-30", "other": "x"})
+    assert caught.value.fields == ("day", "other")
+    assert "2026-02-30" not in caught.value.message
+
+
+@pytest.mark.anyio
+@pytest.mark.row("T7")
+async def test_keyword_arguments_allow_more_parameters() -> None:
+    @tool(sandboxed=False)
+    async def open_ended(name: str, **more: Any) -> Any:
+        """Take anything."""
+        return {"name": name, "more": more}
+
+    assert open_ended.definition.parameters["additionalProperties"] is True
+    assert list(_properties(open_ended)) == ["name"]
+    assert await open_ended.invoke({"name": "a", "b": 1}) == {"name": "a", "more": {"b": 1}}
+
+
+@pytest.mark.anyio
+async def test_a_default_is_not_shared_between_calls() -> None:
+    @tool(sandboxed=False)
+    async def collect(items: list[int] = []) -> Any:  # noqa: B006
+        """Collect."""
+        items.append(1)
+        return list(items)
+
+    assert await collect.invoke({}) == [1]
+    assert await collect.invoke({}) == [1]
+
+
+@pytest.mark.row("T7")
+def test_default_of_a_decimal_is_a_number_like_its_type() -> None:
+    @tool(sandboxed=False)
+    async def pay(amount: Decimal = Decimal("1.5")) -> None:
+        """Pay."""
+
+    assert _properties(pay)["amount"] == {"type": "number", "default": 1.5}
+
+
+@pytest.mark.row("T7")
+@pytest.mark.parametrize("name", ["schema", "json", "copy", "dict", "model_fields"])
+def test_any_ordinary_parameter_name_can_be_declared(name: str) -> None:
+    space: dict[str, Any] = {}
+    exec(f"async def send({name}: str) -> None:\n    'Send.'", space)
+    assert _properties(tool(sandboxed=False)(space["send"])) == {name: {"type": "string"}}
+
+
+@pytest.mark.row("T7")
+@pytest.mark.parametrize("name", ["_hidden", "model_config"])
+def test_parameter_with_a_name_that_models_reserve_is_not_lost(name: str) -> None:
+    space: dict[str, Any] = {}
+    exec(f"async def send({name}: str) -> None:\n    'Send.'", space)
+    assert _properties(tool(sandboxed=False)(space["send"])) == {name: {"type": "string"}}
+
+
+@pytest.mark.row("T7")
+def test_annotation_that_names_nothing_is_a_wrong_definition() -> None:
+    space: dict[str, Any] = {}
+    exec("async def send(to: 'Nobody') -> None:\n    'Send.'", space)
+    with pytest.raises(InvalidDefinition, match="Nobody"):
+        tool(sandboxed=False)(space["send"])

@@ -1,0 +1,150 @@
+"""The index: versions side by side, and nobody takes a built-in tool's place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fumehood import EXPRESSION_OUTPUT, InvalidDefinition, ToolDefinition
+from fumehood.model.errors import ToolNotFound
+from fumehood.registry.index import RegisteredTool, Source, ToolIndex
+from support.definitions import answer_nothing, expression_document, function_definition
+
+
+def _expression(**fields: Any) -> ToolDefinition:
+    return ToolDefinition.model_validate(expression_document(**fields))
+
+
+def _index(*definitions: ToolDefinition, source: Source = Source.PROGRAM) -> ToolIndex:
+    index = ToolIndex()
+    for definition in definitions:
+        index.register(definition, source)
+    return index
+
+
+def _version(tool: RegisteredTool) -> str:
+    return tool.definition.version
+
+
+@pytest.mark.row("T4")
+def test_versions_stand_side_by_side_and_the_newest_is_preferred() -> None:
+    index = _index(*(_expression(version=v) for v in ("1.2.0", "1.10.0", "1.9.0", "1.10.1-rc.1")))
+    assert _version(index.get("sums")) == "1.10.1-rc.1"
+    assert [_version(tool) for tool in index.versions("sums")] == [
+        "1.10.1-rc.1",
+        "1.10.0",
+        "1.9.0",
+        "1.2.0",
+    ]
+
+
+@pytest.mark.row("T4")
+def test_newest_version_that_is_not_deprecated_wins() -> None:
+    index = _index(
+        _expression(version="1.0.0"),
+        _expression(version="2.0.0"),
+        _expression(version="3.0.0", deprecated=True),
+    )
+    assert _version(index.get("sums")) == "2.0.0"
+    assert [_version(tool) for tool in index] == ["2.0.0"]
+
+
+@pytest.mark.row("T4")
+def test_where_all_are_deprecated_the_newest_wins() -> None:
+    index = _index(
+        _expression(version="1.0.0", deprecated=True), _expression(version="2.0.0", deprecated=True)
+    )
+    assert _version(index.get("sums")) == "2.0.0"
+
+
+@pytest.mark.row("T4")
+def test_a_version_can_be_pinned_even_if_it_is_deprecated() -> None:
+    index = _index(_expression(version="1.0.0", deprecated=True), _expression(version="2.0.0"))
+    assert _version(index.get("sums@1.0.0")) == "1.0.0"
+
+
+@pytest.mark.row("T4")
+@pytest.mark.parametrize("reference", ["sums@9.9.9", "sums@1", "sums@1.0.0@", "sums@ 1.0.0"])
+def test_unknown_version_is_refused_with_those_that_exist(reference: str) -> None:
+    index = _index(_expression(version="1.0.0"), _expression(version="1.1.0"))
+    with pytest.raises(ToolNotFound, match=r"it has 1\.0\.0, 1\.1\.0"):
+        index.get(reference)
+
+
+@pytest.mark.parametrize("reference", ["", "@1.0.0", "SUMS", "sums ", "sum", "x" * 10_000])
+def test_names_match_exactly(reference: str) -> None:
+    with pytest.raises(ToolNotFound) as caught:
+        _index(_expression()).get(reference)
+    assert len(caught.value.message) < 200
+
+
+def test_the_same_name_and_version_twice_is_refused() -> None:
+    index = _index(_expression())
+    with pytest.raises(InvalidDefinition, match=r"sums@1\.0\.0 is registered already"):
+        index.register(_expression(description="Other."), Source.PROGRAM)
+    assert index.get("sums").definition.description == "Add numbers."
+
+
+@pytest.mark.row("R1")
+@pytest.mark.parametrize("source", [Source.PROGRAM, Source.ENTRY_POINT])
+def test_builtin_name_cannot_be_taken_by_another_version(source: Source) -> None:
+    index = _index(_expression(), source=Source.BUILTIN)
+    with pytest.raises(InvalidDefinition, match="cannot be overridden"):
+        index.register(_expression(version="9.0.0"), source)
+    assert _version(index.get("sums")) == "1.0.0"
+
+
+@pytest.mark.row("R1")
+def test_the_engine_itself_may_bring_a_second_version() -> None:
+    index = _index(_expression(), _expression(version="2.0.0"), source=Source.BUILTIN)
+    assert _version(index.get("sums")) == "2.0.0"
+
+
+@pytest.mark.row("R4")
+@pytest.mark.parametrize("source", [Source.PROGRAM, Source.ENTRY_POINT])
+def test_only_the_engine_brings_builtin_tools(source: Source) -> None:
+    with pytest.raises(InvalidDefinition, match="BUILTIN is for the tools that come with"):
+        ToolIndex().register(_expression(type="BUILTIN"), source)
+    tool = ToolIndex().register(_expression(type="BUILTIN"), Source.BUILTIN)
+    assert tool.source is Source.BUILTIN
+
+
+def test_function_goes_with_the_executor_function_and_only_with_it() -> None:
+    with pytest.raises(InvalidDefinition, match="goes with a Python function"):
+        ToolIndex().register(function_definition(), Source.PROGRAM)
+    with pytest.raises(InvalidDefinition, match="goes with a Python function"):
+        ToolIndex().register(_expression(), Source.PROGRAM, function=answer_nothing)
+    tool = ToolIndex().register(function_definition(), Source.PROGRAM, function=answer_nothing)
+    assert tool.function is answer_nothing
+
+
+def test_faults_of_definition_and_index_are_listed_together() -> None:
+    index = _index(_expression(), source=Source.BUILTIN)
+    wrong = _expression().model_copy(update={"version": "2.0.0", "rate_limit": 5})
+    with pytest.raises(InvalidDefinition) as caught:
+        index.register(wrong, Source.PROGRAM)
+    assert [fault.split(":", 1)[0] for fault in caught.value.faults] == ["rate_limit", "name"]
+
+
+def test_what_was_refused_does_not_stand_in_the_index() -> None:
+    index = ToolIndex()
+    with pytest.raises(InvalidDefinition):
+        index.register(function_definition(), Source.PROGRAM)
+    assert list(index) == []
+    assert index.versions("act") == []
+
+
+def test_tools_are_listed_by_name() -> None:
+    index = _index(*(_expression(name=name) for name in ("b", "c", "a")))
+    assert [tool.definition.name for tool in index] == ["a", "b", "c"]
+
+
+def test_promise_that_the_executor_keeps_itself_is_not_checked_again() -> None:
+    kept = _index(_expression(output_schema=EXPRESSION_OUTPUT)).get("sums")
+    other = _index(_expression(output_schema={"required": ["text"]})).get("sums")
+    none = _index(_expression()).get("sums")
+    assert kept.output is None
+    assert none.output is None
+    assert other.output is not None
+    assert [v.path for v in other.output.violations({})] == ["text"]

@@ -1,0 +1,369 @@
+"""JSON Schema: the words and paths of violations, and that nobody can stall validation."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fumehood.registry.json_schema import (
+    MAX_ERRORS,
+    MAX_SCHEMA_NODES,
+    CompiledSchema,
+    TooCostly,
+    Violation,
+    compile_pattern,
+)
+from fumehood.registry.schema_faults import MAX_SCHEMA_DEPTH, schema_faults
+
+# schema, document that breaks it, words, a document that does not
+WORDS: list[tuple[dict[str, Any], Any, str, Any]] = [
+    ({"type": "integer"}, "1", "must be integer, not string", 1),
+    ({"type": "integer"}, 1.5, "must be integer, not number", 1.0),
+    ({"type": "integer"}, True, "must be integer, not boolean", 1),
+    ({"type": "number"}, None, "must be number, not null", 1.5),
+    ({"type": "string"}, 1, "must be string, not integer", "1"),
+    ({"type": "string"}, [], "must be string, not array", ""),
+    ({"type": "boolean"}, {}, "must be boolean, not object", False),
+    ({"type": ["integer", "null"]}, "a", "must be integer or null, not string", None),
+    ({"enum": ["a", 1, None]}, "b", 'must be one of "a", 1, null', None),
+    ({"const": {"a": 1}}, 2, 'must be {"a":1}', {"a": 1}),
+    ({"minimum": 1}, 0, "must be at least 1", 1),
+    ({"maximum": 1.5}, 2, "must be at most 1.5", 1.5),
+    ({"exclusiveMinimum": 1}, 1, "must be greater than 1", 1.1),
+    ({"exclusiveMaximum": 1}, 1, "must be less than 1", 0.9),
+    ({"multipleOf": 3}, 4, "must be a multiple of 3", 6),
+    ({"minLength": 2}, "a", "must have at least 2 characters", "ab"),
+    ({"maxLength": 2}, "abc", "must have at most 2 characters", "éé"),
+    ({"minItems": 2}, [1], "must have at least 2 elements", [1, 2]),
+    ({"maxItems": 1}, [1, 2], "must have at most 1 elements", [1]),
+    ({"uniqueItems": True}, [1, 2, 1], "must not hold the same element twice", [1, 2]),
+    ({"pattern": "^a+$"}, "b", 'must match the pattern "^a+$"', "aa"),
+    ({"anyOf": [{"type": "null"}]}, 1, "matches none of the allowed forms", None),
+    ({"oneOf": [{}, {"type": "string"}]}, "a", "must match exactly one of the allowed forms", 1),
+    ({"required": ["a"]}, {}, "is required", {"a": 1}),
+    (
+        {"additionalProperties": False},
+        {"a": 1},
+        "is not a parameter of this tool",
+        {},
+    ),
+    ({"not": {"type": "null"}}, None, "breaks a rule of the tool's schema", 1),
+    ({"minProperties": 1}, {}, "breaks a rule of the tool's schema", {"a": 1}),
+    ({"contains": {"const": 1}}, [2], "breaks a rule of the tool's schema", [1]),
+]
+
+
+def _violations(schema: dict[str, Any], document: Any) -> list[Violation]:
+    return CompiledSchema(schema).violations(document)
+
+
+@pytest.mark.row("P2")
+@pytest.mark.parametrize(("schema", "document", "words", "twin"), WORDS)
+def test_each_keyword_says_what_is_allowed(
+    schema: dict[str, Any], document: Any, words: str, twin: Any
+) -> None:
+    assert [violation.message for violation in _violations(schema, document)] == [words]
+    assert _violations(schema, twin) == []
+
+
+NESTED = {
+    "type": "object",
+    "required": ["a", "it's", 'say "x"'],
+    "properties": {
+        "a": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["x"],
+                "additionalProperties": False,
+                "properties": {"x": {"type": "integer"}},
+            },
+        }
+    },
+}
+
+
+@pytest.mark.row("P2")
+def test_every_offending_path_is_named_however_deep() -> None:
+    found = _violations(NESTED, {"a": [{"x": 1}, {"x": "1"}, {}, {"x": 1, "y": 2, "z": 3}, 5]})
+    assert sorted((violation.path, violation.message) for violation in found) == [
+        ("a.1.x", "must be integer, not string"),
+        ("a.2.x", "is required"),
+        ("a.3.y", "is not a parameter of this tool"),
+        ("a.3.z", "is not a parameter of this tool"),
+        ("a.4", "must be object, not integer"),
+        ("it's", "is required"),
+        ('say "x"', "is required"),
+    ]
+
+
+@pytest.mark.row("P2")
+def test_additional_properties_may_have_a_schema_of_their_own() -> None:
+    schema = {"properties": {"a": {}}, "additionalProperties": {"type": "integer"}}
+    assert _violations(schema, {"a": "x", "b": 1}) == []
+    assert _violations(schema, {"a": "x", "b": "y"}) == [
+        Violation("b", "must be integer, not string")
+    ]
+
+
+@pytest.mark.row("P2")
+def test_pattern_properties_name_the_property_that_is_wrong() -> None:
+    schema = {
+        "patternProperties": {"^n_": {"type": "integer"}, "_s$": {"type": "string"}},
+        "additionalProperties": False,
+    }
+    assert _violations(schema, {"n_a": 1, "a_s": "x"}) == []
+    found = _violations(schema, {"n_a": "x", "a_s": 1, "other": 1, "n_s": True})
+    assert sorted(v.path for v in found) == ["a_s", "n_a", "n_s", "n_s", "other"]
+
+
+@pytest.mark.row("P2")
+def test_required_key_that_looks_like_the_message_is_named_rightly() -> None:
+    schema = {"required": ["a", "' is a required property", "b"]}
+    found = _violations(schema, {})
+    assert [v.path for v in found] == ["a", "' is a required property", "b"]
+
+
+@pytest.mark.parametrize("keys", [["é"], ["\n"], ["a.b"], [""], ["x" * 200]])
+def test_missing_key_of_any_form_is_named(keys: list[str]) -> None:
+    assert [v.path for v in _violations({"required": keys}, {})] == keys
+
+
+def test_unknown_keys_are_shortened() -> None:
+    found = _violations({"additionalProperties": False}, {"k" * 1000: 1})
+    assert [v.path for v in found] == ["k" * 80]
+
+
+def test_long_values_in_words_are_shortened() -> None:
+    found = _violations({"const": "x" * 1000}, 1)
+    assert len(found[0].message) < 120
+    found = _violations({"enum": [f"value {i}" for i in range(1000)]}, 1)
+    assert len(found[0].message) < 300
+
+
+@pytest.mark.row("P2")
+def test_no_more_than_twenty_violations_of_one_kind_are_listed() -> None:
+    assert len(_violations({"items": {"type": "integer"}}, ["x"] * 1000)) == MAX_ERRORS
+    unknown = {f"k{i}": 1 for i in range(1000)}
+    assert len(_violations({"additionalProperties": False}, unknown)) == MAX_ERRORS
+
+
+@pytest.mark.row("P2")
+def test_catastrophic_pattern_comes_to_an_end() -> None:
+    hostile = "a" * 50_000 + "!"
+    assert [v.message for v in _violations({"pattern": "^(a+)+$"}, hostile)] == [
+        'must match the pattern "^(a+)+$"'
+    ]
+    assert _violations({"pattern": "^(a+)+$"}, hostile[:-1]) == []
+
+
+@pytest.mark.row("P2")
+def test_catastrophic_pattern_for_names_comes_to_an_end() -> None:
+    schema = {"patternProperties": {"^(a+)+$": {"type": "integer"}}, "additionalProperties": False}
+    assert len(_violations(schema, {"a" * 50_000 + "!": 1})) == 1
+    assert _violations(schema, {"a" * 50_000: 1}) == []
+
+
+@pytest.mark.row("P2")
+def test_uniqueness_of_many_elements_comes_to_an_end() -> None:
+    many: list[Any] = [{"n": i} for i in range(40_000)]
+    assert _violations({"uniqueItems": True}, many) == []
+    assert len(_violations({"uniqueItems": True}, [*many, {"n": 5.0}])) == 1
+
+
+@pytest.mark.row("P2")
+@pytest.mark.parametrize(
+    ("items", "same"),
+    [
+        ([1, 1.0], True),
+        ([1, True], False),
+        ([0, False], False),
+        ([{"a": 1, "b": 2}, {"b": 2, "a": 1}], True),
+        ([[1], [1.0]], True),
+        ([["1"], [1]], False),
+        ([0.0, -0.0], True),
+        (["a", "b"], False),
+        ([None, "null"], False),
+        ([1e300, 10**300], False),
+        ([2**60, float(2**60)], True),
+    ],
+)
+def test_elements_are_the_same_where_json_says_so(items: list[Any], same: bool) -> None:
+    assert bool(_violations({"uniqueItems": True}, items)) is same
+
+
+def _doubling(depth: int) -> dict[str, Any]:
+    """A schema of a few lines whose evaluation takes 2**depth steps."""
+    definitions: dict[str, Any] = {
+        f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(depth)
+    }
+    definitions[f"d{depth}"] = {"const": 1}
+    return {"$ref": "#/$defs/d0", "$defs": definitions}
+
+
+@pytest.mark.row("P2")
+def test_exponential_schema_ends_in_too_costly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fumehood.registry.json_schema.MAX_STEPS", 20_000)
+    assert schema_faults(_doubling(28), "parameters") == []
+    with pytest.raises(TooCostly):
+        _violations(_doubling(28), 2)
+    assert len(_violations(_doubling(4), 2)) == 1
+
+
+@pytest.mark.row("P2")
+def test_schema_that_refers_to_itself_for_ever_ends_in_too_costly() -> None:
+    with pytest.raises(TooCostly):
+        _violations({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, 1)
+
+
+@pytest.mark.row("P2")
+def test_too_many_elements_end_in_too_costly() -> None:
+    with pytest.raises(TooCostly):
+        _violations({"items": {"allOf": [{"type": "integer"}]}}, [1] * 200_001)
+
+
+@pytest.mark.row("P2")
+def test_many_patterns_on_many_names_end_in_too_costly() -> None:
+    schema = {"patternProperties": {f"^{i}$": {} for i in range(1000)}}
+    with pytest.raises(TooCostly):
+        _violations(schema, {f"k{i}": 1 for i in range(1000)})
+
+
+def test_the_budget_is_for_one_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fumehood.registry.json_schema.MAX_STEPS", 30_000)
+    schema = CompiledSchema({"items": {"allOf": [{"type": "integer"}]}})
+    for _ in range(3):
+        assert schema.violations([1] * 6_000) == []
+
+
+@pytest.mark.row("P2")
+def test_recursive_schema_of_a_finite_document_is_checked() -> None:
+    tree = {"properties": {"left": {"$ref": "#"}, "n": {"type": "integer"}}}
+    assert _violations(tree, {"left": {"left": {"n": 1}}}) == []
+    assert [v.path for v in _violations(tree, {"left": {"left": {"n": "1"}}})] == ["left.left.n"]
+
+
+def _nested(depth: int) -> dict[str, Any]:
+    """A schema of `depth` levels, the root included."""
+    schema: dict[str, Any] = json.loads('{"not":' * (depth - 1) + "{}" + "}" * (depth - 1))
+    return schema
+
+
+@pytest.mark.row("P2")
+def test_schema_that_is_too_deep_is_refused() -> None:
+    assert schema_faults(_nested(MAX_SCHEMA_DEPTH), "parameters") == []
+    assert schema_faults(_nested(MAX_SCHEMA_DEPTH + 1), "parameters") == [
+        "parameters: over 10000 nodes or 32 levels"
+    ]
+    assert len(schema_faults(_nested(20_000 // 40), "parameters")) == 1
+
+
+@pytest.mark.row("P2")
+def test_schema_that_is_too_large_is_refused() -> None:
+    assert schema_faults({"enum": list(range(MAX_SCHEMA_NODES - 2))}, "parameters") == []
+    assert schema_faults({"enum": list(range(MAX_SCHEMA_NODES - 1))}, "parameters") == [
+        "parameters: over 10000 nodes or 32 levels"
+    ]
+
+
+@pytest.mark.row("P2")
+@pytest.mark.parametrize(
+    "pattern", ["(?=a)", "(?!a)", "(?<=a)b", "(a)\\1", "(", "[z-a]", "a{2000}"]
+)
+def test_pattern_that_re2_does_not_know_is_refused(pattern: str) -> None:
+    with pytest.raises(ValueError, match="RE2"):
+        compile_pattern(pattern)
+
+
+@pytest.mark.parametrize("pattern", ["", "b", "^[A-Z]", "\\d{4}-\\d{2}", "(?i)X", "\\p{L}+"])
+def test_ordinary_pattern_is_searched_anywhere_in_the_text(pattern: str) -> None:
+    assert compile_pattern(pattern).search("Ab1x2026-01") is not None
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_a_pattern_or_refused_as_one(pattern: str) -> None:
+    schema = {"pattern": pattern}
+    faults = schema_faults(schema, "p")
+    if not faults:
+        assert len(_violations(schema, "a")) <= 1
+    else:
+        assert all(fault.startswith("p") for fault in faults)
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from([0.5, 1.0]) | st.text("ab"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab"), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(values)
+def test_a_value_satisfies_the_schema_that_names_it(value: Any) -> None:
+    assert _violations({"const": value}, value) == []
+    assert _violations({"enum": [value]}, value) == []
+
+
+@pytest.mark.row("P2")
+def test_no_pattern_is_ever_given_to_pythons_own_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = {"patternProperties": {"^(a+)+$": {}}, "additionalProperties": False}
+    assert schema_faults(schema, "parameters") == []
+    assert schema_faults({"unevaluatedProperties": False}, "parameters")  # the library's own
+    searched: list[Any] = []
+    with monkeypatch.context() as patched:
+        patched.setattr("re.search", lambda *given: searched.append(given))
+        _violations(schema, {"aaaa!": 1})
+    assert searched == []
+
+
+@pytest.mark.row("P2")
+@pytest.mark.parametrize(
+    ("schema", "document"),
+    [({"multipleOf": 0.5}, 10**400), ({"multipleOf": 10**400}, 1.5), ({"multipleOf": 2.5}, 1e308)],
+    ids=["large_document", "large_factor", "near_the_end"],
+)
+def test_multiple_of_numbers_of_any_size_is_answered(schema: dict[str, Any], document: Any) -> None:
+    assert len(_violations(schema, document)) <= 1
+
+
+@pytest.mark.row("P2")
+def test_a_decimal_multiple_is_no_violation() -> None:
+    assert _violations({"multipleOf": 0.01}, 19.99) == []
+
+
+@pytest.mark.row("P2")
+def test_twenty_violations_is_all_that_is_ever_listed() -> None:
+    names = [f"a{i}" for i in range(15)]
+    schema = {
+        "properties": {name: {"type": "string"} for name in names},
+        "additionalProperties": False,
+    }
+    document = dict.fromkeys([*names, *(f"b{i}" for i in range(15))], 1)
+    assert len(_violations(schema, document)) == MAX_ERRORS
+
+
+@pytest.mark.row("P2")
+@pytest.mark.parametrize(
+    ("schema", "document", "path"),
+    [
+        ({"properties": {"a": False}}, {"a": 1}, "a"),
+        ({"dependentRequired": {"a": ["b"]}}, {"a": 1}, "b"),
+    ],
+)
+def test_offending_path_is_named_whatever_keyword_found_it(
+    schema: dict[str, Any], document: Any, path: str
+) -> None:
+    assert [violation.path for violation in _violations(schema, document)] == [path]
+
+
+@pytest.mark.row("P2")
+def test_names_that_match_no_pattern_spend_from_the_budget_too() -> None:
+    schema = {
+        "additionalProperties": False,
+        "patternProperties": {f"^z{i}$": {} for i in range(900)},
+    }
+    with pytest.raises(TooCostly):
+        _violations(schema, {f"k{i}": 1 for i in range(300)})

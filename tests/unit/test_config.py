@@ -1,0 +1,172 @@
+"""Configuration: absent is the safe default, unknown is an error, the environment wins."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from fumehood import Config, ConfigError, load_config
+from fumehood.config import config_file
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("FUMEHOOD_HOME", "FUMEHOOD_CONFIG", "FUMEHOOD_SOCKET", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def _write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "config" / "fumehood" / "config.toml"
+    path.parent.mkdir(parents=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_nothing_configured_is_the_safe_default() -> None:
+    config = load_config()
+    assert config.host_tools == ()
+    assert config.allow_debug is False
+    assert config.log_level == "info"
+    limits = config.interpreter_limits
+    assert (limits.default_wall_s, limits.max_wall_s) == (5, 30)
+    assert (limits.default_memory_mb, limits.max_memory_mb, limits.output_bytes) == (
+        64,
+        256,
+        65_536,
+    )
+    assert config.resource_prices.cpu_second == Decimal(0)
+
+
+def test_environment_wins_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _write(tmp_path, 'log_level = "debug"\ndrain_seconds = 3\n[interpreter]\nmemory_mb = 32\n')
+    monkeypatch.setenv("FUMEHOOD_DRAIN_SECONDS", "4")
+    config = load_config()
+    assert (config.log_level, config.drain_seconds, config.interpreter.memory_mb) == (
+        "debug",
+        4,
+        32,
+    )
+
+
+def test_arguments_win_over_the_environment_and_none_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FUMEHOOD_LOG_LEVEL", "error")
+    assert load_config(log_level="debug").log_level == "debug"
+    assert load_config(log_level=None).log_level == "error"
+
+
+@pytest.mark.parametrize(
+    ("value", "names"), [("", ()), ("a", ("a",)), ("a, b,,c ", ("a", "b", "c")), (" , ", ())]
+)
+def test_host_tools_are_named_with_commas(
+    monkeypatch: pytest.MonkeyPatch, value: str, names: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("FUMEHOOD_HOST_TOOLS", value)
+    assert load_config().host_tools == names
+
+
+def test_host_tools_of_the_file_are_a_list(tmp_path: Path) -> None:
+    _write(tmp_path, 'host_tools = ["a", "b"]\n')
+    assert load_config().host_tools == ("a", "b")
+
+
+def test_nested_settings_have_two_underscores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUMEHOOD_INTERPRETER__TIMEOUT_SECONDS", "2.5")
+    monkeypatch.setenv("FUMEHOOD_PRICES__CPU_SECOND", "0.1")
+    config = load_config()
+    assert config.interpreter_limits.default_wall_s == 2.5
+    assert config.resource_prices.cpu_second == Decimal("0.1")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("colour = 1\n", "colour"),
+        ("[interpreter]\ncolour = 1\n", "interpreter.colour"),
+        ('log_level = "loud"\n', "log_level"),
+        ("drain_seconds = -1\n", "drain_seconds"),
+        ("[interpreter]\nmemory_mb = 15\n", "interpreter.memory_mb"),
+        ('[prices]\ncurrency = "dollars"\n', "prices.currency"),
+        ("this is no toml", "cannot be read"),
+    ],
+)
+def test_wrong_file_is_refused_with_what_is_wrong(tmp_path: Path, text: str, words: str) -> None:
+    _write(tmp_path, text)
+    with pytest.raises(ConfigError, match=words):
+        load_config()
+
+
+def test_every_fault_is_listed(tmp_path: Path) -> None:
+    _write(tmp_path, "colour = 1\ndrain_seconds = -1\n")
+    with pytest.raises(ConfigError, match="colour") as caught:
+        load_config()
+    assert "drain_seconds" in str(caught.value)
+
+
+def test_named_file_that_is_not_there_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FUMEHOOD_CONFIG", str(tmp_path / "none.toml"))
+    with pytest.raises(ConfigError, match="does not exist"):
+        load_config()
+
+
+def test_named_file_is_the_one_that_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write(tmp_path, "drain_seconds = 3\n")
+    named = tmp_path / "named.toml"
+    named.write_text("drain_seconds = 7\n", encoding="utf-8")
+    monkeypatch.setenv("FUMEHOOD_CONFIG", str(named))
+    assert config_file() == named
+    assert load_config().drain_seconds == 7
+
+
+def test_configuration_cannot_be_changed() -> None:
+    config = Config()
+    with pytest.raises(ValidationError, match="frozen"):
+        config.allow_debug = True  # type: ignore[misc]
+
+
+def test_socket_stands_in_the_runtime_directory_unless_told_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert Config().socket_path == tmp_path / "state" / "fumehood" / "engine.sock"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/1")
+    assert Config().socket_path == Path("/run/user/1/fumehood/engine.sock")
+    assert Config(home=Path("/h")).socket_path == Path("/h/engine.sock")
+    assert Config(home=Path("/h"), socket=Path("/s")).socket_path == Path("/s")
+
+
+def test_state_stands_in_home_or_where_the_desktop_keeps_it(tmp_path: Path) -> None:
+    assert Config().state_directory == tmp_path / "state" / "fumehood"
+    assert Config(home=Path("/h")).state_directory == Path("/h")
+
+
+@pytest.mark.parametrize(("length", "fits"), [(107, True), (108, False)])
+def test_path_of_a_socket_has_at_most_107_bytes(length: int, fits: bool) -> None:
+    config = Config(socket=Path("/" + "s" * (length - 1)))
+    if fits:
+        assert len(str(config.socket_path)) == length
+        return
+    with pytest.raises(ConfigError, match="has 108 bytes, the kernel allows 107"):
+        _ = config.socket_path
+
+
+def test_path_of_a_socket_is_counted_in_bytes() -> None:
+    with pytest.raises(ConfigError, match="has 121 bytes"):
+        _ = Config(socket=Path("/" + "é" * 60)).socket_path
+
+
+@pytest.mark.parametrize("field", ["timeout_seconds", "max_timeout_seconds", "cpu_seconds"])
+@pytest.mark.parametrize("value", [0, -1, "soon", float("nan")])
+def test_limit_that_limits_nothing_is_refused(field: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=field):
+        load_config(interpreter={field: value})

@@ -1,0 +1,60 @@
+"""The public names: sorted, all of them loadable, and the same for type checkers."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import fumehood
+
+SOURCE = ast.parse(Path(fumehood.__file__).read_text(encoding="utf-8"))
+
+
+def _typed_names() -> dict[str, str]:
+    """Name → module, as a type checker reads it."""
+    guarded = [
+        node
+        for node in SOURCE.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    assert len(guarded) == 1
+    return {
+        alias.asname or alias.name: str(node.module)
+        for node in guarded[0].body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+def test_public_names_are_sorted_and_given_once() -> None:
+    assert fumehood.__all__ == sorted(set(fumehood.__all__))
+
+
+def test_public_names_are_those_that_type_checkers_see() -> None:
+    assert fumehood.__all__ == sorted(_typed_names())
+    assert _typed_names() == fumehood._HOMES
+
+
+def test_type_checkers_are_told_that_the_names_are_meant() -> None:
+    imports = [node for node in ast.walk(SOURCE) if isinstance(node, ast.ImportFrom)]
+    public = [a for node in imports if str(node.module).startswith("fumehood") for a in node.names]
+    assert len(public) == len(fumehood.__all__)
+    assert all(alias.name == alias.asname for alias in public)
+
+
+@pytest.mark.parametrize("name", fumehood.__all__)
+def test_public_name_can_be_loaded(name: str) -> None:
+    value = getattr(fumehood, name)
+    assert value is not None
+    assert getattr(value, "__name__", name) == name
+
+
+def test_name_that_is_not_public_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'run_call'"):
+        _ = fumehood.run_call
+
+
+def test_dir_shows_the_public_names() -> None:
+    assert dir(fumehood) == fumehood.__all__
