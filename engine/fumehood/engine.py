@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from typing import Any
 
+import anyio.lowlevel
 from pydantic import ValidationError
 
 from fumehood.call.shape import shape_error
@@ -104,6 +105,7 @@ class Engine:
     async def __aexit__(self, *exc: object) -> None:
         self._is_open = False
         await self._stack.aclose()
+        await anyio.lowlevel.checkpoint()  # the last calls' last events are still to be logged
 
     async def call(
         self, tool: str, arguments: JsonObject | None = None, **options: Any

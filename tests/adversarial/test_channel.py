@@ -40,7 +40,7 @@ LOST = [
 async def test_guest_that_lies_is_sandbox_unavailable(mode: str, home: Path) -> None:
     async with Engine(config=Config(home=home), interpreter=bad_guest(mode)) as engine:
         for _ in range(2):  # the second call shows that there is a new guest
-            envelope = await engine.call("calculator", {"expression": "2 + 2"})
+            envelope = await engine.call("calculator", {"expression": "2 + 2"}, isolation="call")
             assert envelope.error is not None
             assert envelope.error.code == "SANDBOX_UNAVAILABLE"
             assert envelope.error.retryable is True
@@ -53,8 +53,58 @@ async def test_guest_that_lies_is_sandbox_unavailable(mode: str, home: Path) -> 
 async def test_twin_guest_that_answers_is_believed_once(mode: str, home: Path) -> None:
     async with Engine(config=Config(home=home), interpreter=bad_guest(mode)) as engine:
         for _ in range(3):
-            envelope = await engine.call("calculator", {"expression": "2 + 2"})
+            envelope = await engine.call("calculator", {"expression": "2 + 2"}, isolation="call")
             assert envelope.data == {"value": 4, "text": "4"}
+
+
+LENDS_BADLY = {
+    "no-descriptors": "SANDBOX_UNAVAILABLE", "one-descriptor": "SANDBOX_UNAVAILABLE",
+    "files": "SANDBOX_UNAVAILABLE", "sockets": "SANDBOX_UNAVAILABLE",
+    "short-data": "SANDBOX_UNAVAILABLE",
+    # It died before it was asked, or while: the kernel knows no difference.
+    "dead-pipes": {"SANDBOX_UNAVAILABLE", "EXECUTION_ERROR"},
+    "garbage": {"SANDBOX_UNAVAILABLE", "OUTPUT_LIMIT_EXCEEDED"},
+    "huge-frame": "OUTPUT_LIMIT_EXCEEDED", "not-json": "SANDBOX_UNAVAILABLE",
+    "deep-json": "SANDBOX_UNAVAILABLE", "closes": "SANDBOX_UNAVAILABLE",
+}  # fmt: skip
+
+
+@pytest.mark.anyio
+@pytest.mark.row("S2", "S4", "E1")
+@pytest.mark.parametrize("mode", LENDS_BADLY)
+async def test_child_that_is_lent_and_lies_is_ended_and_replaced(mode: str, home: Path) -> None:
+    """What stands behind the two pipes is a stranger, and so are the pipes."""
+    async with Engine(config=Config(home=home), interpreter=bad_guest(f"lends-{mode}")) as engine:
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(2):
+            with anyio.fail_after(20):
+                envelope = await engine.call("calculator", {"expression": "2 + 2"})
+            expected = LENDS_BADLY[mode]
+            assert envelope.error is not None
+            assert envelope.error.code in ({expected} if isinstance(expected, str) else expected)
+        wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before + 4)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("mode", ["honest", "answers-twice"])
+async def test_twin_child_that_is_lent_and_answers_is_believed_once(mode: str, home: Path) -> None:
+    async with Engine(config=Config(home=home), interpreter=bad_guest(f"lends-{mode}")) as engine:
+        envelope = await engine.call("calculator", {"expression": "2 + 2"})
+        assert envelope.data == {"value": 4, "text": "4"}
+
+
+@pytest.mark.anyio
+@pytest.mark.row("P8", "S4")
+async def test_guest_that_does_not_bury_its_child_is_killed(home: Path) -> None:
+    """The call's time is over, the guest was told, and does not say that the child is dead."""
+    wall = bad_guest("lends-never-buries")
+    async with Engine(config=Config(home=home), interpreter=wall) as engine:
+        guest = psutil.Process(wall.guest_pid)
+        with anyio.fail_after(20):
+            envelope = await engine.call("calculator", {"expression": "2 + 2"}, timeout_seconds=0.1)
+        assert envelope.error is not None
+        assert envelope.error.code == "TIMEOUT"
+        wait_until(lambda: is_gone(guest))
 
 
 @pytest.mark.anyio
@@ -65,7 +115,9 @@ async def test_guest_that_never_answers_times_out_and_is_killed(mode: str, home:
     async with Engine(config=Config(home=home), interpreter=wall) as engine:
         guest = psutil.Process(wall.guest_pid)
         with anyio.fail_after(20):
-            envelope = await engine.call("calculator", {"expression": "2 + 2"}, timeout_seconds=0.1)
+            envelope = await engine.call(
+                "calculator", {"expression": "2 + 2"}, timeout_seconds=0.1, isolation="call"
+            )
         assert envelope.error is not None
         assert envelope.error.code == "TIMEOUT"
         wait_until(lambda: is_gone(guest))

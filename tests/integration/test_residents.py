@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -12,7 +11,8 @@ import pytest
 
 from fumehood.model.identity import TrustDomain
 from fumehood.model.limits import Limits
-from fumehood.sandbox.process.interpreter import InterpreterWall, interpreter_command
+from fumehood.sandbox.process.interpreter import InterpreterWall
+from fumehood.sandbox.process.residents import ResidentRules
 from support.wait import wait_until
 
 pytestmark = pytest.mark.anyio
@@ -21,11 +21,8 @@ LIMITS = Limits(wall_s=5, cpu_s=5, memory_mb=64, output_bytes=65536)
 
 
 @asynccontextmanager
-async def wall_with(**changes: float) -> AsyncIterator[InterpreterWall]:
-    *command, config = interpreter_command()
-    async with InterpreterWall(
-        command=[*command, json.dumps({**json.loads(config), **changes})]
-    ) as wall:
+async def wall_with(**rules: float) -> AsyncIterator[InterpreterWall]:
+    async with InterpreterWall(residents=ResidentRules(**rules)) as wall:
         yield wall
 
 
@@ -63,7 +60,7 @@ async def test_one_domain_is_answered_by_one_process_and_another_by_another() ->
 
 @pytest.mark.row("S2")
 async def test_resident_is_replaced_after_its_last_use() -> None:
-    async with wall_with(resident_uses=3) as wall:
+    async with wall_with(uses=3) as wall:
         await resident_pid(wall)
         used = await resident_pid(wall)
         await resident_pid(wall)
@@ -85,7 +82,7 @@ async def test_resident_is_replaced_after_any_ending_but_ok(expression: str) -> 
 
 @pytest.mark.row("S2")
 async def test_idle_resident_goes_by_itself() -> None:
-    async with wall_with(resident_idle_s=0.05) as wall:
+    async with wall_with(idle_s=0.05) as wall:
         await resident_pid(wall)
         guest = psutil.Process(wall.guest_pid)
         with anyio.fail_after(20):
@@ -95,7 +92,7 @@ async def test_idle_resident_goes_by_itself() -> None:
 
 @pytest.mark.row("S2")
 async def test_least_recently_used_resident_makes_room() -> None:
-    async with wall_with(residents=2) as wall:
+    async with wall_with(most=2) as wall:
         for who in ("a", "b"):
             await resident_pid(wall, who)
         oldest = await resident_pid(wall, "a")

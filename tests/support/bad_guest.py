@@ -1,4 +1,4 @@
-"""A guest that misbehaves on purpose: `python bad_guest.py MODE`. Speaks on descriptors 0 and 1.
+"""A guest that misbehaves on purpose: `python bad_guest.py MODE FD`. Speaks on descriptors 0 and 1.
 
 Standard library only; it stands in for a guest whose supervisor was taken over.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import struct
 import sys
 import time
@@ -15,8 +16,7 @@ LIMITS = ("wall_time", "cpu_time", "memory", "output", "processes", "files", "ne
 
 
 def send(message: object) -> None:
-    body = json.dumps(message).encode()
-    os.write(1, struct.pack("!I", len(body)) + body)
+    os.write(1, frame(message))
 
 
 def receive() -> dict:
@@ -57,8 +57,71 @@ def main(mode: str) -> None:
         time.sleep(60)
     ready()
     while True:
-        run_id = receive().get("id", 0)
-        misbehave(mode, run_id)
+        message = receive()
+        if mode.startswith("lends-"):
+            lend_badly(mode.removeprefix("lends-"), message)
+        elif message.get("op") == "lend":
+            # A guest that lies in its frames has no child to lend: it says that it died.
+            send(ended(message["id"], ended_by="sandbox_lost", isolation="resident", claim=None))
+        else:
+            misbehave(mode, message.get("id", 0))
+
+
+def lend_badly(mode: str, message: dict) -> None:
+    """Answer a loan with something that is no child, or a child that is not what it should be."""
+    loan_id = message.get("id", 0)
+    if message["op"] == "cancel":
+        if mode != "never-buries":
+            send(ended(loan_id, ended_by="cancelled", isolation="resident", claim=None))
+        return
+    handover = socket.socket(fileno=os.dup(int(sys.argv[2])))
+    request_read, request_write = os.pipe()
+    reply_read, reply_write = os.pipe()
+    data, descriptors = struct.pack("!qi", loan_id, os.getpid()), [request_write, reply_read]
+    if mode == "nothing":
+        return
+    if mode == "no-descriptors":
+        handover.send(data)
+        return
+    if mode == "one-descriptor":
+        descriptors = descriptors[:1]
+    elif mode == "files":
+        descriptors = [os.open("/dev/null", os.O_RDWR)] * 2
+    elif mode == "sockets":
+        descriptors = [each.detach() for each in socket.socketpair()]
+    elif mode == "short-data":
+        data = data[:3]
+    elif mode == "other-loan":
+        data = struct.pack("!qi", loan_id + 77, os.getpid())
+    socket.send_fds(handover, [data], descriptors)
+    if mode == "dead-pipes":
+        for descriptor in (request_read, request_write, reply_read, reply_write):
+            os.close(descriptor)
+        send(ended(loan_id, ended_by="signal", isolation="resident", claim=None, signal=9))
+        return
+    os.read(request_read, 65536)
+    reply = {"result": {"value": 4, "text": "4"}}
+    if mode == "honest":
+        os.write(reply_write, frame(reply))
+    elif mode == "answers-twice":
+        os.write(reply_write, frame(reply) + frame({"result": {"value": 5, "text": "5"}}))
+    elif mode == "garbage":
+        os.write(reply_write, os.urandom(4096))
+    elif mode == "huge-frame":
+        os.write(reply_write, struct.pack("!I", 0xFFFFFFFF) + b"x" * 4096)
+    elif mode == "not-json":
+        os.write(reply_write, struct.pack("!I", 5) + b"hello")
+    elif mode == "deep-json":
+        body = b'{"result":' + b"[" * 500 + b"]" * 500 + b"}"
+        os.write(reply_write, struct.pack("!I", len(body)) + body)
+    elif mode == "closes":
+        os.close(reply_write)
+        send(ended(loan_id, ended_by="sandbox_lost", isolation="resident", claim=None))
+
+
+def frame(message: object) -> bytes:
+    body = json.dumps(message).encode()
+    return struct.pack("!I", len(body)) + body
 
 
 def misbehave(mode: str, run_id: int) -> None:

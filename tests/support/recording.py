@@ -19,6 +19,10 @@ class RecordingLog:
 
     events: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
 
+    def is_enabled_for(self, level: int) -> bool:
+        """Everything is wanted."""
+        return True
+
     def debug(self, event: str, **values: Any) -> None:
         self.events.append(("debug", event, values))
 

@@ -7,9 +7,9 @@ nothing falls back to a weaker wall.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from typing import Any
 
 from fumehood.call.approve import ApprovedCall
 from fumehood.call.authorise import PermittedCall
@@ -107,23 +107,32 @@ def _lowered(options: CallOptions, limits: Limits) -> tuple[str, ...]:
     )
 
 
-@asynccontextmanager
-async def admit(
-    approved: ApprovedCall, walls: Walls, *, is_draining: bool
-) -> AsyncIterator[AdmittedCall]:
-    """Wait for a place, bounded, and hold it.
+class admit:  # noqa: N801  # a verb like the other stages; a generator would cost each call more
+    """Wait for a place, bounded, and hold it: `async with admit(…) as admitted`.
 
     Raises:
         ShuttingDown: the engine takes no new calls.
         SandboxUnavailable: no place in time, or none that enforces the limits.
     """
-    if is_draining:
-        raise ShuttingDown(
-            "The engine is stopping or not started. Repeat the call when it is back.",
-            retry_after_ms=2000,
+
+    __slots__ = ("_approved", "_lease", "_plan")
+
+    def __init__(self, approved: ApprovedCall, walls: Walls, *, is_draining: bool) -> None:
+        if is_draining:
+            raise ShuttingDown(
+                "The engine is stopping or not started. Repeat the call when it is back.",
+                retry_after_ms=2000,
+            )
+        permitted = approved.claimed.permitted
+        fresh = permitted.request.options.isolation == "call"
+        self._approved = approved
+        self._plan = make_plan(permitted, walls)
+        self._lease: AbstractAsyncContextManager[Lease] = self._plan.wall.lease(
+            permitted.trust_domain, fresh=fresh
         )
-    permitted = approved.claimed.permitted
-    plan = make_plan(permitted, walls)
-    fresh = permitted.request.options.isolation == "call"
-    async with plan.wall.lease(permitted.trust_domain, fresh=fresh) as lease:
-        yield AdmittedCall(approved, plan, lease)
+
+    async def __aenter__(self) -> AdmittedCall:
+        return AdmittedCall(self._approved, self._plan, await self._lease.__aenter__())
+
+    async def __aexit__(self, *exc: Any) -> bool | None:
+        return await self._lease.__aexit__(*exc)

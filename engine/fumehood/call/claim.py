@@ -6,8 +6,7 @@ the cache are refused by this version before they get here, so every call is a n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from fumehood.call.authorise import PermittedCall
@@ -20,7 +19,6 @@ class ClaimedCall:
     permitted: PermittedCall
 
 
-@contextmanager
-def claim(permitted: PermittedCall) -> Iterator[ClaimedCall]:
+def claim(permitted: PermittedCall) -> nullcontext[ClaimedCall]:
     """Claim the call for as long as the lease is held."""
-    yield ClaimedCall(permitted)
+    return nullcontext(ClaimedCall(permitted))

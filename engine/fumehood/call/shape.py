@@ -58,8 +58,9 @@ def shape(outcome: Outcome, tool: RegisteredTool, max_bytes: int) -> ShapedOutco
         ended_by = EndedBy.OUTPUT if isinstance(error, OutputLimitExceeded) else EndedBy.EXCEPTION
         failed = replace(outcome, data=None, error=error, ended_by=ended_by)
         return ShapedOutcome(failed, {}, "")
-    measured = len(encoded) if outcome.output_bytes is None else outcome.output_bytes
-    return ShapedOutcome(replace(outcome, output_bytes=measured), data, encoded.decode())
+    if outcome.output_bytes is None:
+        outcome = replace(outcome, output_bytes=len(encoded))
+    return ShapedOutcome(outcome, data, encoded.decode())
 
 
 def shape_error(error: EngineError) -> ErrorInfo:

@@ -153,14 +153,14 @@ def _envelope(
 ) -> Envelope:
     outcome = shaped.outcome if shaped is not None else None
     tool = facts.resolved.tool.definition if facts.resolved is not None else None
-    processing_ms = trail.stage_ms("execute")
+    stages_ms = trail.stages_ms()
     usage = account(
         arguments_json=_accounted_arguments(facts),
         data_json=shaped.text if shaped is not None else "",
         tool=tool,
         outcome=outcome if outcome is not None and not outcome.is_rehearsal else None,
         limits=facts.plan.limits if facts.plan is not None else None,
-        processing_s=(processing_ms or 0.0) / 1e3,
+        processing_s=stages_ms.get("execute", 0.0) / 1e3,
         counter=rooms.counter,
         prices=rooms.prices,
     )
@@ -177,7 +177,7 @@ def _envelope(
             trace_id=request.trace_id,
             timestamp=timestamp(rooms.clock.now()),
             execution_time_ms=total_ms,
-            performance=_performance(trail, facts, total_ms),
+            performance=_performance(stages_ms, facts, total_ms),
             sandbox=_sandbox(outcome, facts.plan),
             resources=_resources(outcome),
             usage=usage,
@@ -194,13 +194,13 @@ def _accounted_arguments(facts: _Facts) -> str:
     return strict_json.dumps(facts.validated.arguments).decode()
 
 
-def _performance(trail: Trail, facts: _Facts, total_ms: float) -> Performance:
+def _performance(stages_ms: dict[str, float], facts: _Facts, total_ms: float) -> Performance:
     return Performance(
         total_ms=total_ms,
-        validation_ms=_rounded(trail.stage_ms("validate")),
+        validation_ms=stages_ms.get("validate"),
         queue_ms=_rounded(facts.queue_ms),
-        approval_ms=_rounded(trail.stage_ms("approve")),
-        processing_ms=_rounded(trail.stage_ms("execute")),
+        approval_ms=stages_ms.get("approve"),
+        processing_ms=stages_ms.get("execute"),
         network_ms=0.0 if facts.ran else None,
     )
 

@@ -1,7 +1,8 @@
-"""Start a guest: `python -I -S -B …/guest CONFIG`, where CONFIG is one JSON object.
+"""Start a guest: `python -I -S -B …/guest CONFIG HANDOVER_FD`; CONFIG is one JSON object.
 
-Runs on the guest side. The isolated interpreter knows no import path but the standard
-library's; the paths that it needs are named in CONFIG, so nothing else can be imported.
+HANDOVER_FD is the socket on which children are lent to the host. Runs on the guest side.
+The isolated interpreter knows no import path but the standard library's; the paths that it
+needs are named in CONFIG, so nothing else can be imported.
 """
 
 import json
@@ -13,7 +14,7 @@ def main() -> None:
     sys.path.extend(config["import_paths"])
     from fumehood.guest.supervisor import supervise
 
-    supervise(config)
+    supervise(config, int(sys.argv[2]))
 
 
 if __name__ == "__main__":

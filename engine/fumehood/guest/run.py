@@ -1,4 +1,4 @@
-"""One run as the supervisor keeps it: what was asked for, and what became of it so far.
+"""A run or a loan as the supervisor keeps it: what was asked for, and what became of it.
 
 Guest side. Values only; `supervisor` moves them along.
 """
@@ -26,14 +26,31 @@ class Run:
     """One call on its way. `killed_for` is the supervisor's own reason, and it wins."""
 
     id: int
-    key: str | None
     program: str
     arguments: dict[str, Any]
     limits: Limits
-    isolation: str = "call"
     deadline: float = 0.0
     cpu_before_ns: int | None = None
     killed_for: str | None = None
+
+
+@dataclass
+class Loan:
+    """A child that the host asked for, to speak with it itself."""
+
+    id: int
+    memory_bytes: int
+    cpu_s: float
+    killed_for: str | None = None
+
+
+def parse_loan(message: dict[str, Any]) -> Loan:
+    """The loan in a host's frame. Raises KeyError, TypeError: not of this form."""
+    return Loan(
+        id=message["id"],
+        memory_bytes=int(message["memory_bytes"]),
+        cpu_s=float(message["cpu_s"]),
+    )
 
 
 def parse_run(message: dict[str, Any]) -> Run:
@@ -47,7 +64,6 @@ def parse_run(message: dict[str, Any]) -> Run:
         raise framing.FrameError("a probe is not a program for calls")
     return Run(
         id=message["id"],
-        key=message["key"],
         program=message["program"],
         arguments=message["arguments"],
         limits=Limits(**message["limits"]),

@@ -49,7 +49,6 @@ class SelfTest:
             self._supervisor.submit(
                 Run(
                     id=-1 - number,
-                    key=None,
                     program="probe",
                     arguments={"attack": attack},
                     limits=Limits(wall_s, PROBE_DEADLINE_S, PROBE_MEMORY_BYTES, 1024),

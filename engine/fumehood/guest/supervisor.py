@@ -5,14 +5,15 @@ Guest side, the first process of every guest. Host above, zygote and children be
     host ──frames── supervisor ──one byte── zygote ──forks── middleman ──forks── child
                         └────── a pipe to and a pipe from each child ───────────────┘
 
-Host to guest: `{"op": "run", "id", "key", "program", "arguments", "limits": {wall_s, cpu_s,
-memory_bytes, output_bytes}}` and `{"op": "cancel", "id"}`. Guest to host: `{"op": "ready",
-"enforces", "faults"}` once, then one `{"op": "ended", "id", "ended_by", …}` for each run.
-A run with a `key` may be answered by that key's resident child; without one it gets a
-fresh child, which dies after its answer.
+Host to guest: `{"op": "run", "id", "program", "arguments", "limits": {wall_s, cpu_s,
+memory_bytes, output_bytes}}`, `{"op": "lend", "id", "memory_bytes", "cpu_s"}` and
+`{"op": "cancel", "id"}`. Guest to host: `{"op": "ready", "enforces", "faults"}` once, then one
+`{"op": "ended", "id", "ended_by", …}` for each run and each loan. A run gets a fresh child,
+which dies after its answer. A lent child's two pipes go to the host, which speaks with it
+itself and keeps its time; here it is only limited, killed on demand, and buried.
 
-Invariants: the supervisor, not the child, says how a run ended; an ending is reported only
-after the run can do nothing any more; when the channel is gone, so is every process here.
+Invariants: no child says how its run ended; an ending is reported only after the child can
+do nothing any more; when the channel is gone, so is every process here.
 Single-threaded, one selector: whatever a child does, no call in this file waits for it.
 """
 
@@ -22,6 +23,7 @@ import os
 import selectors
 import signal
 import socket
+import struct
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -30,7 +32,7 @@ from typing import Any, NoReturn
 from fumehood.guest import kernel, limits
 from fumehood.guest.endings import decode_status, ending_of, judge
 from fumehood.guest.procfs import is_sealed, peak_bytes
-from fumehood.guest.run import Run, parse_run
+from fumehood.guest.run import Loan, Run, parse_loan, parse_run
 from fumehood.guest.selftest import SelfTest
 from fumehood.guest.zygote import PID, order_child, run_zygote
 from fumehood.wire import framing
@@ -41,9 +43,8 @@ REPLY_OVERHEAD_BYTES = 4096
 """What the JSON around a result may add to the output limit; keys and escapes, not content."""
 MAX_REPLY_DEPTH = 32
 """Well under the depth that the host accepts: a reply travels on inside another message."""
-LOOK_EVERY_S = 1.0
-IDLE_CPU_NS = 50_000_000
-"""An idle resident waits in one system call; CPU time tells one that does not."""
+LOAN = struct.Struct("!qi")
+"""A loan's id and the child's process id, beside the two descriptors."""
 
 CHUNK_BYTES = 1 << 16
 SEAL_DEADLINE_S = 10.0
@@ -60,12 +61,8 @@ class Child:
     pid: int = 0
     sealed: bool = False
     limits: limits.CallLimits | None = None
-    key: str | None = None
-    uses: int = 0
-    idle_since: float = 0.0
-    idle_cpu_ns: int = 0
-    looked_at: float = 0.0
     run: Run | None = None
+    loan: Loan | None = None
     outbox: bytes = b""
     decoder: framing.Decoder = field(
         default_factory=lambda: framing.Decoder(READY_FRAME_BYTES, MAX_REPLY_DEPTH)
@@ -74,7 +71,7 @@ class Child:
     reaped: bool = False
 
 
-def supervise(config: dict[str, Any]) -> None:
+def supervise(config: dict[str, Any], handover_fd: int) -> None:
     """Run a guest on descriptors 0 and 1 until the host closes the channel."""
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
@@ -82,28 +79,28 @@ def supervise(config: dict[str, Any]) -> None:
     if os.fork() == 0:
         ours.close()
         os.close(0)
+        os.close(handover_fd)
         os.dup2(2, 1)
         run_zygote(theirs, config)
         os._exit(0)
     theirs.close()
-    Supervisor(ours, config).loop()
+    Supervisor(ours, socket.socket(fileno=handover_fd), config).loop()
 
 
 class Supervisor:
     """The event loop and everything it knows."""
 
-    def __init__(self, orders: socket.socket, config: dict[str, Any]) -> None:
+    def __init__(
+        self, orders: socket.socket, handover: socket.socket, config: dict[str, Any]
+    ) -> None:
         self._orders = orders
-        self._max_residents: int = config["residents"]
-        self._max_uses: int = config["resident_uses"]
-        self._idle_s: float = config["resident_idle_s"]
+        self._handover = handover
         self._spares: int = config["spares"]
         self._host = framing.Decoder(HOST_FRAME_BYTES)
         self._ordered: deque[Child] = deque()  # in the order in which the zygote answers
         self._children: dict[int, Child] = {}
         self._ready: deque[Child] = deque()
-        self._residents: dict[str, Child] = {}  # oldest use first
-        self._waiting: deque[Run] = deque()
+        self._waiting: deque[Run | Loan] = deque()
         self._failed_spawns = 0
         self._faults: list[str] = []
         self._selftest = SelfTest(self)
@@ -149,6 +146,8 @@ class Supervisor:
             for message in self._host.feed(chunk):
                 if message["op"] == "run":
                     self._waiting.append(parse_run(message))
+                elif message["op"] == "lend":
+                    self._waiting.append(parse_loan(message))
                 elif message["op"] == "cancel":
                     self._cancel(message["id"])
         except (framing.FrameError, KeyError, TypeError):
@@ -191,17 +190,15 @@ class Supervisor:
         self._waiting.append(run)
 
     def _dispatch(self) -> None:
-        """Give every waiting run a child, as far as there are any, then restock."""
-        for _ in range(len(self._waiting)):
-            run = self._waiting.popleft()
+        """Give everything that waits a child, as far as there are any, then restock."""
+        while self._waiting and (self._faults or self._ready):
+            first = self._waiting.popleft()
             if self._faults:
-                self._report(run, "sandbox_lost")
-                continue
-            child = self._child_for(run)
-            if child is None:
-                self._waiting.append(run)
+                self._report(first, "sandbox_lost")
+            elif isinstance(first, Loan):
+                self._lend(self._ready.popleft(), first)
             else:
-                self._start(child, run)
+                self._start(self._ready.popleft(), first)
         if self._faults or len(self._ready) >= self._spares + len(self._waiting):
             return
         coming = len(self._ordered) + sum(
@@ -211,48 +208,12 @@ class Supervisor:
         for _ in range(wanted - len(self._ready) - coming):
             self._order_child()
 
-    def _child_for(self, run: Run) -> Child | None:
-        if run.key is not None and run.key in self._residents:
-            resident = self._residents.pop(run.key)
-            if resident.run is None and resident.sealed and not resident.doomed:
-                self._residents[run.key] = resident  # moved to the newest end
-                run.isolation = "resident"
-                return resident
-            self._residents[run.key] = resident
-            return self._ready.popleft() if self._ready else None
-        if not self._ready:
-            return None
-        child = self._ready.popleft()
-        if run.key is not None:
-            self._make_room()
-            child.key = run.key
-            self._residents[run.key] = child
-            run.isolation = "resident"
-        return child
-
-    def _make_room(self) -> None:
-        """Let the least recently used idle resident go when there are too many."""
-        while len(self._residents) >= self._max_residents:
-            idle = next((c for c in self._residents.values() if c.run is None), None)
-            if idle is None:
-                return
-            self._doom(idle)
-
     def _start(self, child: Child, run: Run) -> None:
-        used_ns = kernel.process_cpu_ns(child.pid)
-        try:
-            assert child.limits is not None
-            child.limits.set(
-                memory_bytes=run.limits.memory_bytes,
-                cpu_s=run.limits.cpu_s,
-                used_s=(used_ns or 0) / 1e9,
-            )
-        except OSError:
-            self._doom(child)
+        used_ns = self._limit(child, run.limits.memory_bytes, run.limits.cpu_s)
+        if used_ns is None:
             self._waiting.appendleft(run)
             return
         child.run = run
-        child.uses += 1
         child.decoder.max_bytes = run.limits.output_bytes + REPLY_OVERHEAD_BYTES
         run.cpu_before_ns = used_ns
         run.deadline = time.monotonic() + run.limits.wall_s
@@ -265,19 +226,49 @@ class Supervisor:
         )
         self._flush(child)
 
-    def _cancel(self, run_id: int) -> None:
-        for run in list(self._waiting):
-            if run.id == run_id:
-                self._waiting.remove(run)
-                self._report(run, "cancelled")
+    def _lend(self, child: Child, loan: Loan) -> None:
+        """Hand a child's pipes to the host, and keep only its life and death."""
+        if self._limit(child, loan.memory_bytes, loan.cpu_s) is None:
+            self._waiting.appendleft(loan)
+            return
+        self._selector.unregister(child.reply_fd)
+        try:
+            socket.send_fds(
+                self._handover,
+                [LOAN.pack(loan.id, child.pid)],
+                [child.request_fd, child.reply_fd],
+            )
+        except OSError:  # the host takes what it asked for, or is gone
+            self._end()
+        child.loan = loan
+        self._close_pipes(child)
+
+    def _limit(self, child: Child, memory_bytes: int, cpu_s: float) -> int | None:
+        """Set a child's limits from outside; its CPU time so far, None if it is of no use."""
+        used_ns = kernel.process_cpu_ns(child.pid)
+        try:
+            assert child.limits is not None
+            child.limits.set(memory_bytes=memory_bytes, cpu_s=cpu_s, used_s=(used_ns or 0) / 1e9)
+        except OSError:
+            self._doom(child)
+            return None
+        return used_ns or 0
+
+    def _cancel(self, wanted_id: int) -> None:
+        for waiting in list(self._waiting):
+            if waiting.id == wanted_id:
+                self._waiting.remove(waiting)
+                self._report(waiting, "cancelled")
         for child in self._children.values():
-            if child.run is not None and child.run.id == run_id:
+            busy_with = child.run or child.loan
+            if busy_with is not None and busy_with.id == wanted_id:
                 self._stop(child, "cancelled")
 
     def _stop(self, child: Child, reason: str) -> None:
-        """Kill a run; its ending is reported when the kernel confirms the death."""
-        if child.run is not None and child.run.killed_for is None:
-            child.run.killed_for = reason
+        """Kill a child; the ending is reported when the kernel confirms the death."""
+        busy_with = child.run or child.loan
+        if busy_with is not None and busy_with.killed_for is None:
+            busy_with.killed_for = reason
         self._doom(child)
 
     def _on_reply(self, child: Child, reply: dict[str, Any], size: int) -> None:
@@ -288,17 +279,13 @@ class Supervisor:
         child.run = None
         ended_by, claim = judge(reply)
         cpu_ms = _cpu_ms(child, run)
-        peak = peak_bytes(child.pid) if run.isolation == "call" else None
-        if ended_by == "ok" and run.isolation == "resident" and child.uses < self._max_uses:
-            child.idle_since = child.looked_at = time.monotonic()
-            child.idle_cpu_ns = kernel.process_cpu_ns(child.pid) or 0
-        else:
-            self._doom(child)
+        peak = peak_bytes(child.pid)
+        self._doom(child)
         self._report(run, ended_by, claim=claim, cpu_ms=cpu_ms, peak_bytes=peak, size=size)
 
     def _report(
         self,
-        run: Run,
+        run: Run | Loan,
         ended_by: str,
         *,
         claim: dict[str, Any] | None = None,
@@ -312,7 +299,7 @@ class Supervisor:
             "op": "ended",
             "id": run.id,
             "ended_by": ended_by,
-            "isolation": run.isolation,
+            "isolation": "call" if isinstance(run, Run) else "resident",
             "cpu_ms": cpu_ms,
             "peak_memory_bytes": peak_bytes,
             "output_bytes": size,
@@ -320,7 +307,7 @@ class Supervisor:
             "signal": signal_number,
             "claim": claim,
         }
-        if run.id < 0:
+        if run.id < 0 and isinstance(run, Run):
             self._selftest.ended(run, ending)
         else:
             self.tell_host(ending)
@@ -415,8 +402,6 @@ class Supervisor:
         child.doomed = True
         if child in self._ready:
             self._ready.remove(child)
-        if child.key is not None and self._residents.get(child.key) is child:
-            del self._residents[child.key]
         _kill(child)
 
     def _on_sigchld(self) -> None:
@@ -457,21 +442,34 @@ class Supervisor:
         run, child.run = child.run, None
         doomed = child.doomed
         self._doom(child)
+        self._close_pipes(child)
+        if not child.sealed and not doomed:
+            self._fail_spawn("a child died before it was sealed")
+        if run is not None:
+            self._report_death(run, status, _since(run, cpu_s))
+        elif child.loan is not None:
+            self._report_death(child.loan, status, cpu_s * 1e3)
+
+    def _report_death(self, run: Run | Loan, status: int, cpu_ms: float | None) -> None:
+        """Of a loan, `cpu_ms` counts the child's whole life."""
+        exit_code, signal_number = decode_status(status)
+        self._report(
+            run,
+            run.killed_for or ending_of(exit_code, signal_number),
+            cpu_ms=cpu_ms,
+            exit_code=exit_code,
+            signal_number=signal_number,
+        )
+
+    def _close_pipes(self, child: Child) -> None:
+        """Close this process's ends, once."""
+        if child.request_fd < 0:
+            return
         for descriptor in (child.request_fd, child.reply_fd):
             if descriptor in self._selector.get_map():
                 self._selector.unregister(descriptor)
             os.close(descriptor)
-        if not child.sealed and not doomed:
-            self._fail_spawn("a child died before it was sealed")
-        if run is not None:
-            exit_code, signal_number = decode_status(status)
-            self._report(
-                run,
-                run.killed_for or ending_of(exit_code, signal_number),
-                cpu_ms=_since(run, cpu_s),
-                exit_code=exit_code,
-                signal_number=signal_number,
-            )
+        child.request_fd = child.reply_fd = -1
 
     def _read_last_words(self, child: Child) -> None:
         """A fresh child may have answered and ended before its pipe was looked at."""
@@ -496,9 +494,7 @@ class Supervisor:
             return [child.ordered_at + SEAL_DEADLINE_S]
         run = child.run
         if run is None:
-            if child.key is None:
-                return []
-            return [min(child.idle_since + self._idle_s, child.looked_at + LOOK_EVERY_S)]
+            return []
         if run.limits.cpu_s < run.limits.wall_s:
             left_s = run.limits.cpu_s - (_cpu_ms(child, run) or 0.0) / 1e3
             return [run.deadline, now + max(left_s, 0.001)]
@@ -516,24 +512,12 @@ class Supervisor:
                     self._doom(child)
             elif child.run is not None:
                 self._expire_run(child, child.run, now)
-            elif child.key is not None:
-                self._expire_idle(child, now)
 
     def _expire_run(self, child: Child, run: Run, now: float) -> None:
         if now >= run.deadline:
             self._stop(child, "wall_time")
         elif (_cpu_ms(child, run) or 0.0) >= run.limits.cpu_s * 1e3:
             self._stop(child, "cpu_time")
-
-    def _expire_idle(self, child: Child, now: float) -> None:
-        """A resident may not stay for ever, nor compute after its answer was accepted."""
-        if now >= child.idle_since + self._idle_s:
-            self._doom(child)
-        elif now >= child.looked_at + LOOK_EVERY_S:
-            child.looked_at = now
-            used_ns = (kernel.process_cpu_ns(child.pid) or 0) - child.idle_cpu_ns
-            if used_ns > IDLE_CPU_NS:
-                self._doom(child)
 
 
 def _cpu_ms(child: Child, run: Run) -> float | None:

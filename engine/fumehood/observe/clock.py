@@ -45,7 +45,7 @@ class IdSource:
 
     def trace_id(self, now: datetime) -> str:
         """`trace_YYYYMMDD_` and twelve random hexadecimal digits (mission E)."""
-        return f"trace_{now:%Y%m%d}_{self._draw(12)}"
+        return f"trace_{now.year:04}{now.month:02}{now.day:02}_{self._draw(12)}"
 
     def _draw(self, digits: int) -> str:
         if self._next + digits > len(self._pool):
@@ -58,4 +58,4 @@ class IdSource:
 
 def timestamp(now: datetime) -> str:
     """ISO 8601 in UTC with milliseconds."""
-    return f"{now:%Y-%m-%dT%H:%M:%S}.{now.microsecond // 1000:03d}Z"
+    return now.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"

@@ -1,10 +1,13 @@
 """The trail of one call: which stage it passed when. One event a stage, with both ids.
 
-Host side, held by the spine. Argument values are logged at the level `debug` only.
+Host side, held by the spine. Argument values are logged at the level `debug` only. The
+call's last event is logged when the event loop comes round again, after the answer is out.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from typing import Any, TypeVar
 
 from fumehood.observe.clock import Clock
@@ -16,11 +19,12 @@ T = TypeVar("T")
 class Trail:
     """Stamps and log events of one call. `values` are those of the stages passed."""
 
-    __slots__ = ("_clock", "_ids", "_log", "_stamps", "_started", "values")
+    __slots__ = ("_clock", "_ids", "_log", "_logs_stages", "_stamps", "_started", "values")
 
     def __init__(self, tool: str, call_id: str, trace_id: str, clock: Clock, log: Logger) -> None:
         self._clock = clock
         self._log = log
+        self._logs_stages = log.is_enabled_for(logging.DEBUG)
         self._ids = {"call_id": call_id, "trace_id": trace_id, "tool": tool[:80]}
         self._started = clock.monotonic()
         self._stamps: list[tuple[str, float]] = [("received", self._started)]
@@ -29,10 +33,11 @@ class Trail:
     def passed(self, stage: str, value: T) -> T:
         """Note that a stage is done, and pass its value on."""
         now = self._clock.monotonic()
-        elapsed_ms = (now - self._stamps[-1][1]) * 1e3
         self._stamps.append((stage, now))
         self.values.append(value)
-        self._log.debug(f"call.{stage}", **self._ids, ms=round(elapsed_ms, 3))
+        if self._logs_stages:
+            elapsed_ms = (now - self._stamps[-2][1]) * 1e3
+            self._log.debug(f"call.{stage}", **self._ids, ms=round(elapsed_ms, 3))
         return value
 
     def note(self, event: str, **values: Any) -> None:
@@ -41,6 +46,9 @@ class Trail:
 
     def conclude(self, event: str, **values: Any) -> None:
         """The call's last event, at the level `info`, with the time of every stage."""
+        asyncio.get_running_loop().call_soon(self._log_ending, event, values)
+
+    def _log_ending(self, event: str, values: dict[str, Any]) -> None:
         self._log.info(event, **self._ids, **values, stages_ms=self.stages_ms())
 
     def fault(self, event: str, error: BaseException) -> None:
@@ -51,13 +59,6 @@ class Trail:
     def total_ms(self) -> float:
         """Milliseconds since the call came in."""
         return (self._clock.monotonic() - self._started) * 1e3
-
-    def stage_ms(self, stage: str) -> float | None:
-        """How long one stage took; None if it was not reached."""
-        for (_, before), (name, after) in zip(self._stamps, self._stamps[1:], strict=False):
-            if name == stage:
-                return (after - before) * 1e3
-        return None
 
     def stages_ms(self) -> dict[str, float]:
         """How long each passed stage took."""

@@ -21,6 +21,19 @@ class Placement:
     why: str
 
 
+_EXPRESSION = Placement(
+    "interpreter",
+    "interpreter",
+    "the executor 'expression' always runs in the interpreter: a separate, limited process "
+    "behind a system-call filter",
+)
+_HOST_FUNCTION = Placement(
+    "host",
+    "host",
+    "the executor 'function' with sandboxed=false is trusted code in the engine's process",
+)
+
+
 def place(tool: ToolDefinition) -> Placement:
     """The placement of a tool.
 
@@ -28,18 +41,9 @@ def place(tool: ToolDefinition) -> Placement:
         SandboxUnavailable: this version has no wall for its executor.
     """
     if tool.executor == "expression":
-        return Placement(
-            "interpreter",
-            "interpreter",
-            "the executor 'expression' always runs in the interpreter: a separate, limited process "
-            "behind a system-call filter",
-        )
+        return _EXPRESSION
     if tool.executor == "function" and not tool.sandboxed:
-        return Placement(
-            "host",
-            "host",
-            "the executor 'function' with sandboxed=false is trusted code in the engine's process",
-        )
+        return _HOST_FUNCTION
     raise SandboxUnavailable(
         f"This version has no sandbox for the executor {tool.executor!r}, and uses no weaker one "
         "instead.",

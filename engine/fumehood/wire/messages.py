@@ -65,16 +65,13 @@ def parse_guest_frame(message: dict[str, Any]) -> GuestReady | GuestEnding:
     raise FrameError("a guest sent a message of no known kind")
 
 
-def run_frame(
-    run_id: int, key: str | None, program: str, arguments: JsonObject, limits: Limits
-) -> JsonObject:
+def run_frame(run_id: int, program: str, arguments: JsonObject, limits: Limits) -> JsonObject:
     """The frame that starts a run. A memory limit must be set: the guest knows no other."""
     if limits.memory_mb is None:
         raise ValueError("a run in a guest needs a memory limit")
     return {
         "op": "run",
         "id": run_id,
-        "key": key,
         "program": program,
         "arguments": arguments,
         "limits": {
@@ -84,6 +81,16 @@ def run_frame(
             "output_bytes": limits.output_bytes,
         },
     }
+
+
+def lend_frame(loan_id: int, memory_bytes: int, cpu_s: float) -> JsonObject:
+    """The frame that asks for a child to speak with."""
+    return {"op": "lend", "id": loan_id, "memory_bytes": memory_bytes, "cpu_s": cpu_s}
+
+
+def program_request(program: str, arguments: JsonObject, limits: Limits) -> JsonObject:
+    """What a child reads: the same from this side as from its supervisor."""
+    return {"program": program, "output_bytes": limits.output_bytes, "arguments": arguments}
 
 
 def encode_envelope(envelope: Envelope) -> bytes:

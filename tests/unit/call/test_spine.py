@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 from pydantic import Field
 
@@ -216,6 +217,7 @@ async def test_refused_call_never_reaches_a_wall(
         assert envelope.metadata.sandbox is None
         assert envelope.metadata.usage.cost == "0.000000"
         assert envelope.metadata.performance.processing_ms is None
+        await anyio.lowlevel.checkpoint()
         assert [event["code"] for event in b.log.named("call.ended")] == [code]
 
 
@@ -557,6 +559,7 @@ async def test_cancelled_call_goes_on_cancelled_and_is_recorded(home: Path) -> N
             await started.wait()
             group.cancel_scope.cancel()
         assert ended == ["function"]
+        await anyio.lowlevel.checkpoint()
         assert [event["code"] for event in b.log.named("call.ended")] == ["CANCELLED"]
         assert _code(await b.engine.call("calculator", {"expression": "1"})) is None
 
@@ -663,6 +666,7 @@ async def _some_calls(b: Bench) -> None:
 async def test_argument_values_are_logged_at_the_level_debug_only(home: Path) -> None:
     async with bench(home, TOOLS) as b:
         await _some_calls(b)
+        await anyio.lowlevel.checkpoint()
         everything, seen = repr(b.log.events), repr(b.log.above_debug())
         assert [name for _, name, _ in b.log.above_debug()] == ["call.ended"] * 6
     assert PRIVATE in everything

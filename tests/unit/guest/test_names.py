@@ -13,7 +13,7 @@ from fumehood.guest.interpreter.names import CONSTANTS, FUNCTIONS, NameRefused, 
 
 
 def _check(text: str) -> None:
-    check(ast.parse(text, mode="eval"))
+    check(list(ast.walk(ast.parse(text, mode="eval"))))
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -111,16 +111,16 @@ def test_refusal_repeats_nothing_of_what_the_guest_said() -> None:
 
 
 def test_run_frame_gives_limits_in_bytes_and_seconds() -> None:
-    frame = run_frame(3, "k", "calculator", {"expression": "1"}, Limits(5.0, 2.0, 64, 1024))
+    frame = run_frame(3, "calculator", {"expression": "1"}, Limits(5.0, 2.0, 64, 1024))
     assert frame["limits"] == {
         "wall_s": 5.0,
         "cpu_s": 2.0,
         "memory_bytes": 64 * 1024 * 1024,
         "output_bytes": 1024,
     }
-    assert (frame["op"], frame["id"], frame["key"]) == ("run", 3, "k")
+    assert (frame["op"], frame["id"], frame["program"]) == ("run", 3, "calculator")
 
 
 def test_run_without_a_memory_limit_cannot_be_asked_for() -> None:
     with pytest.raises(ValueError, match="memory limit"):
-        run_frame(3, None, "calculator", {}, Limits(5.0, 2.0, None, 1024))
+        run_frame(3, "calculator", {}, Limits(5.0, 2.0, None, 1024))

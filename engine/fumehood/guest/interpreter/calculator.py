@@ -70,9 +70,9 @@ def evaluate(text: str) -> Any:
     """
     tree = _parse(postfix.rewrite(text))
     _refuse_bare_comma(tree.body, text)
-    node_table.check(tree)
-    names.check(tree)
-    sizes.check_literals(tree)
+    nodes = node_table.check(tree)
+    names.check(nodes)
+    sizes.check_literals(nodes)
     return _Evaluator.value(tree.body)
 
 

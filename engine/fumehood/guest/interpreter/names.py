@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fumehood.guest.interpreter import sizes
@@ -62,14 +62,14 @@ class NameRefused(Exception):
     """The expression uses a name that the table does not have. The message says which."""
 
 
-def check(tree: ast.Expression) -> None:
+def check(nodes: Sequence[ast.AST]) -> None:
     """Check each name where it stands: functions only as the function of a call.
 
     Raises:
         NameRefused: an unknown name, a function used as a value, or a constant called.
     """
-    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    for node in ast.walk(tree):
+    called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    for node in nodes:
         if not isinstance(node, ast.Name):
             continue
         if id(node) in called:

@@ -70,19 +70,23 @@ class NodeRefused(Exception):
     """The expression holds something that the table does not allow. The message names it."""
 
 
-def check(tree: ast.Expression) -> None:
-    """Walk the whole tree. Iterative: its depth was chosen by whoever wrote the text.
+def check(tree: ast.Expression) -> list[ast.AST]:
+    """Walk the whole tree; its nodes, for the tables that follow.
+
+    Iterative: the depth was chosen by whoever wrote the text.
 
     Raises:
         NodeRefused: a refused or unknown node, a constant that is not a number, or too deep.
     """
     level: list[ast.AST] = [tree]
+    nodes: list[ast.AST] = []
     for _ in range(MAX_DEPTH):
         for node in level:
             _check_node(node)
+        nodes += level
         level = [child for node in level for child in ast.iter_child_nodes(node)]
         if not level:
-            return
+            return nodes
     raise NodeRefused(f"the expression is nested deeper than {MAX_DEPTH} levels")
 
 

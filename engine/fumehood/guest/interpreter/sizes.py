@@ -38,13 +38,13 @@ def checked(value: Any) -> Any:
     return value
 
 
-def check_literals(tree: ast.AST) -> None:
+def check_literals(nodes: Iterable[ast.AST]) -> None:
     """Weigh the numbers that stand in the text: hexadecimal ones have no limit of Python's.
 
     Raises:
         TooLarge: a literal of more than 4,300 digits.
     """
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Constant):
             checked(node.value)
 

@@ -11,9 +11,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import socket
+import stat
+import struct
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +28,28 @@ import psutil
 from fumehood.model.errors import EndedBy, RequestTooLarge
 from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import Limit, Limits
+from fumehood.sandbox.process.endings import LOST, ending_of_frame
+from fumehood.sandbox.process.residents import (
+    DEFAULT_RULES,
+    MAX_REQUEST_BYTES,
+    Loan,
+    ResidentRules,
+    Residents,
+)
 from fumehood.sandbox.wall import RunEnding
 from fumehood.wire import framing
-from fumehood.wire.messages import GuestEnding, GuestReady, parse_guest_frame, run_frame
+from fumehood.wire.messages import (
+    GuestEnding,
+    GuestReady,
+    lend_frame,
+    parse_guest_frame,
+    program_request,
+    run_frame,
+)
 
 GUEST_PROGRAM = Path(__file__).parents[2] / "guest"
 START_DEADLINE_S = 10.0
+LEND_DEADLINE_S = 10.0
 ANSWER_GRACE_S = 5.0
 """How much later than the guest's own clock this side gives up on an answer. The guest's
 clock starts when a child is there, and on a busy host forking one can take a while; giving
@@ -37,20 +57,35 @@ up ends every run of the guest."""
 
 CANCEL_GRACE_S = 2.0
 MAX_FRAME_BYTES = 4 << 20
-MAX_REQUEST_BYTES = 1 << 20
+MAX_RUN_BYTES = 1 << 20
 """The guest ends itself over a larger frame; see `HOST_FRAME_BYTES` there."""
-MAX_CLAIM_CHARACTERS = 2000
+LOAN = struct.Struct("!qi")
+"""A loan's id and the child's process id; the guest's `LOAN` is the same."""
 
 
 class GuestFailed(Exception):
     """The guest did not start, or is gone."""
 
 
+@dataclass(eq=False, slots=True)
+class _Lending:
+    """A child that was asked for; it may die before whoever asked has taken it."""
+
+    handed: asyncio.Future[Loan | None]
+    died: bool = False
+
+
 class GuestProcess(asyncio.Protocol):
     """A running guest. Made by `start`; after `dead` is set it answers nothing any more."""
 
-    def __init__(self, process: anyio.abc.Process) -> None:
+    def __init__(
+        self, process: anyio.abc.Process, handover: socket.socket, rules: ResidentRules
+    ) -> None:
         self._process = process
+        self._handover = handover
+        self._lending: dict[int, _Lending] = {}
+        self._ending_loans: dict[int, asyncio.TimerHandle] = {}
+        self._residents = Residents(self, rules)
         self._decoder = framing.Decoder(MAX_FRAME_BYTES)
         self._transport: asyncio.Transport | None = None
         self._pending: dict[int, asyncio.Future[RunEnding]] = {}
@@ -61,32 +96,39 @@ class GuestProcess(asyncio.Protocol):
         self.faults: tuple[str, ...] = ()
 
     @classmethod
-    async def start(cls, command: Sequence[str]) -> GuestProcess:
+    async def start(
+        cls, command: Sequence[str], rules: ResidentRules = DEFAULT_RULES
+    ) -> GuestProcess:
         """Start a guest and wait until it has tried its own wall.
 
         Raises:
             GuestFailed: it could not be started, or was not ready within 10 s.
         """
-        try:
-            ours, theirs = socket.socketpair()
-        except OSError as error:
-            raise GuestFailed(f"the guest could not be started: {error.strerror}") from None
-        try:
-            with theirs:
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            try:
+                channel, their_channel = socket.socketpair()
+                ours.enter_context(channel)
+                theirs.enter_context(their_channel)
+                handover, their_handover = socket.socketpair(type=socket.SOCK_SEQPACKET)
+                ours.enter_context(handover)
+                theirs.enter_context(their_handover)
                 process = await anyio.open_process(
-                    command,
-                    stdin=theirs.fileno(),
-                    stdout=theirs.fileno(),
+                    [*command, str(their_handover.fileno())],
+                    stdin=their_channel.fileno(),
+                    stdout=their_channel.fileno(),
                     stderr=None,
                     env={},
                     start_new_session=True,
+                    pass_fds=[their_handover.fileno()],
                 )
-        except OSError as error:
-            ours.close()
-            raise GuestFailed(f"the guest could not be started: {error.strerror}") from None
-        guest = cls(process)
+            except OSError as error:
+                raise GuestFailed(f"the guest could not be started: {error.strerror}") from None
+            ours.pop_all()
+        handover.setblocking(False)
+        guest = cls(process, handover, rules)
         loop = asyncio.get_running_loop()
-        await loop.create_connection(lambda: guest, sock=ours)
+        await loop.create_connection(lambda: guest, sock=channel)
+        loop.add_reader(handover, guest._on_handover)
         try:
             with anyio.fail_after(START_DEADLINE_S):
                 await guest._ready.wait()
@@ -110,13 +152,20 @@ class GuestProcess(asyncio.Protocol):
     async def run(
         self, key: str | None, program: str, arguments: JsonObject, limits: Limits
     ) -> RunEnding:
-        """One run. Cancelling it ends the program inside before it raises."""
+        """One run, in the key's resident or (None) in a fresh child.
+
+        Cancelling it ends the program inside before it raises.
+        """
         if self.dead.is_set() or self._transport is None:
-            return _lost()
+            return LOST
+        if key is not None:
+            request = framing.encode(program_request(program, arguments, limits))
+            if len(request) <= MAX_REQUEST_BYTES:
+                return await self._residents.run(key, request, limits)
         self._next_id += 1
         run_id = self._next_id
-        frame = framing.encode(run_frame(run_id, key, program, arguments, limits))
-        if len(frame) > MAX_REQUEST_BYTES:
+        frame = framing.encode(run_frame(run_id, program, arguments, limits))
+        if len(frame) > MAX_RUN_BYTES:
             raise RequestTooLarge("The arguments are over 1 MB as JSON. Send less.")
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[RunEnding] = loop.create_future()
@@ -134,6 +183,40 @@ class GuestProcess(asyncio.Protocol):
         finally:
             overdue.cancel()
             self._pending.pop(run_id, None)
+
+    async def borrow(self, memory_bytes: int, cpu_s: float) -> Loan | None:
+        """A sealed and limited child to speak with; None where the guest is lost."""
+        if self.dead.is_set():
+            return None
+        self._next_id += 1
+        loan_id = self._next_id
+        loop = asyncio.get_running_loop()
+        lending = self._lending[loan_id] = _Lending(loop.create_future())
+        self._send(lend_frame(loan_id, memory_bytes, cpu_s))
+        overdue = loop.call_later(LEND_DEADLINE_S, self.kill)
+        try:
+            loan = await lending.handed
+        except asyncio.CancelledError:
+            loan = lending.handed.result() if _has_result(lending.handed) else None
+            if loan is not None:
+                self._return_loan(loan, dead=lending.died)
+            raise
+        else:
+            if loan is not None and lending.died:
+                self._return_loan(loan, dead=True)
+                return None
+            return loan
+        finally:
+            overdue.cancel()
+            self._lending.pop(loan_id, None)
+
+    def end_loan(self, loan_id: int) -> None:
+        """Have a lent child killed. A guest that does not say so in time is killed itself."""
+        if self.dead.is_set():
+            return
+        self._send({"op": "cancel", "id": loan_id})
+        loop = asyncio.get_running_loop()
+        self._ending_loans[loan_id] = loop.call_later(ANSWER_GRACE_S, self.kill)
 
     async def stop(self) -> None:
         """End the guest and everything in it."""
@@ -183,9 +266,48 @@ class GuestProcess(asyncio.Protocol):
                 self.kill()  # it has found out later that it cannot serve; the next one may
             self._ready.set()
             return
+        timer = self._ending_loans.pop(message.id, None)
+        if timer is not None:
+            timer.cancel()
+        if self._residents.on_ended(message):
+            return
+        lending = self._lending.get(message.id)
+        if lending is not None:
+            lending.died = True  # on its way here
+            if not lending.handed.done():
+                lending.handed.set_result(None)
+            return
         answer = self._pending.pop(message.id, None)
         if answer is not None and not answer.done():
-            answer.set_result(_as_ending(message))
+            answer.set_result(ending_of_frame(message))
+
+    def _on_handover(self) -> None:
+        """Two pipes of a child; anything else ends the guest that sent it."""
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._handover, LOAN.size, 2)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, descriptors = b"", []
+        if len(data) != LOAN.size or len(descriptors) != 2 or not all(map(_is_pipe, descriptors)):
+            for descriptor in descriptors:
+                os.close(descriptor)
+            self.kill()
+            return
+        loan = Loan(*LOAN.unpack(data), *descriptors)
+        for descriptor in descriptors:
+            os.set_blocking(descriptor, False)
+        lending = self._lending.get(loan.id)
+        if lending is None or lending.handed.done():
+            self._return_loan(loan, dead=False)  # whoever wanted it was cancelled
+        else:
+            lending.handed.set_result(loan)
+
+    def _return_loan(self, loan: Loan, *, dead: bool) -> None:
+        os.close(loan.request_fd)
+        os.close(loan.reply_fd)
+        if not dead:
+            self.end_loan(loan.id)
 
     def _send(self, message: dict[str, Any]) -> None:
         if self._transport is not None:
@@ -217,9 +339,18 @@ class GuestProcess(asyncio.Protocol):
         self._ready.set()
         if self._transport is not None:
             self._transport.abort()
+        asyncio.get_running_loop().remove_reader(self._handover)
+        self._handover.close()
+        for timer in self._ending_loans.values():
+            timer.cancel()
+        self._ending_loans.clear()
+        for lending in self._lending.values():
+            if not lending.handed.done():
+                lending.handed.set_result(None)
+        self._residents.lose_all()
         for answer in self._pending.values():
             if not answer.done():
-                answer.set_result(_lost())
+                answer.set_result(LOST)
         self._pending.clear()
 
 
@@ -228,34 +359,12 @@ def guest_command(config: JsonObject, python: str = sys.executable) -> list[str]
     return [python, "-I", "-S", "-B", "-X", "utf8", str(GUEST_PROGRAM), json.dumps(config)]
 
 
-def _as_ending(message: GuestEnding) -> RunEnding:
-    claim = message.claim or {}
-    error = claim.get("error")
-    error = error if isinstance(error, dict) else {}
-    result = claim.get("result")
-    ended_by = message.ended_by
-    if ended_by is EndedBy.OK and not isinstance(result, dict):
-        ended_by = EndedBy.SANDBOX_LOST  # success without a result is not the guest's language
-    return RunEnding(
-        ended_by=ended_by,
-        isolation=message.isolation,
-        cpu_ms=message.cpu_ms,
-        peak_memory_bytes=message.peak_memory_bytes,
-        output_bytes=message.output_bytes,
-        exit_code=message.exit_code,
-        signal=message.signal,
-        result=result if ended_by is EndedBy.OK else None,
-        claimed_kind=_text(error.get("kind")),
-        claimed_message=_text(error.get("message")),
-    )
+def _has_result(future: asyncio.Future[Loan | None]) -> bool:
+    return future.done() and not future.cancelled()
 
 
-def _text(value: Any) -> str | None:
-    return value[:MAX_CLAIM_CHARACTERS] if isinstance(value, str) else None
-
-
-def _lost() -> RunEnding:
-    return RunEnding(EndedBy.SANDBOX_LOST, "call")
+def _is_pipe(descriptor: int) -> bool:
+    return stat.S_ISFIFO(os.fstat(descriptor).st_mode)
 
 
 def _with_descendants(pid: int) -> list[psutil.Process]:

@@ -21,6 +21,7 @@ from fumehood.model.identity import TrustDomain
 from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import MIN_INTERPRETER_MB, Limit, Limits, WallLimits
 from fumehood.sandbox.process.channel import GuestFailed, GuestProcess, guest_command
+from fumehood.sandbox.process.residents import DEFAULT_RULES, ResidentRules
 from fumehood.sandbox.wall import RunEnding
 
 INTERPRETER_LIMITS = WallLimits(
@@ -32,9 +33,6 @@ INTERPRETER_LIMITS = WallLimits(
     output_bytes=64 * 1024,
 )
 
-MAX_RESIDENTS = 8
-RESIDENT_USES = 1000
-RESIDENT_IDLE_S = 60
 SPARES = 1
 MAX_RUNNING = 16
 MAX_WAITING = 2000
@@ -59,11 +57,13 @@ class InterpreterWall:
         self,
         limits: WallLimits = INTERPRETER_LIMITS,
         command: Sequence[str] | None = None,
+        residents: ResidentRules = DEFAULT_RULES,
         on_event: Callable[[str, JsonObject], None] = lambda event, values: None,
     ) -> None:
         self._on_event = on_event
         self.limits = limits
         self._command = list(command) if command is not None else interpreter_command()
+        self._resident_rules = residents
         self._guest: GuestProcess | None = None
         self._changed = anyio.Event()
         self._faults: tuple[str, ...] = ()
@@ -176,7 +176,7 @@ class InterpreterWall:
             await anyio.sleep(RESTART_PAUSE_S[min(short_lives, len(RESTART_PAUSE_S) - 1)])
             started = time.monotonic()
             try:
-                guest = await GuestProcess.start(self._command)
+                guest = await GuestProcess.start(self._command, self._resident_rules)
             except GuestFailed as failure:
                 self._faults = (str(failure),)
                 self._on_event("guest.lost", {"why": list(self._faults)})
@@ -268,9 +268,6 @@ def interpreter_command() -> list[str]:
     return guest_command(
         {
             "import_paths": list(dict.fromkeys([str(engine), str(packages)])),
-            "residents": MAX_RESIDENTS,
-            "resident_uses": RESIDENT_USES,
-            "resident_idle_s": RESIDENT_IDLE_S,
             "spares": SPARES,
         }
     )
