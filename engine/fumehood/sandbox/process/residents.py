@@ -44,6 +44,9 @@ MAX_CPU_NS = 1_000_000_000
 """A resident that has used a second in all is replaced. The kernel's own limit on its CPU
 time is set once, with this allowance, so it is never far above one run's."""
 
+MAX_ATTEMPTS = 3
+"""Children that are found dead before they could read anything are no reason to fail."""
+
 SPIN_S = 0.0004
 """How long the event loop looks for an answer before it sleeps. An expression takes less,
 and putting a processor to sleep and waking it costs as much again as evaluating one."""
@@ -100,29 +103,21 @@ class Residents:
         `request` is one frame of at most `MAX_REQUEST_BYTES`. Nobody else may run for this
         key meanwhile. Cancelling it ends the program inside before it raises.
         """
-        assert limits.memory_mb is not None
-        resident = self._by_key.get(key)
-        if resident is not None and not self._is_fit(resident, limits):
-            self._retire(resident)
-            resident = None
-        if resident is None:
-            self._make_room()
-            loan = await self._lender.borrow(
-                limits.memory_mb << 20, limits.cpu_s + MAX_CPU_NS / 1e9
-            )
-            if loan is None:
-                return RunEnding(EndedBy.SANDBOX_LOST, "resident")
-            resident = self._take(key, loan, limits)
-        else:
-            self._by_key.move_to_end(key)
-        busy = any(other.is_busy for other in self._by_key.values())
-        try:
-            return await resident.run(
-                request, limits, spin_s=SPIN_S if self._can_spin and not busy else 0.0
-            )
-        finally:
-            if not resident.is_fit or resident.uses >= self._rules.uses:
-                self._retire(resident)
+        for _ in range(MAX_ATTEMPTS):
+            resident = await self._resident_for(key, limits)
+            if resident is None:
+                continue
+            busy = any(other.is_busy for other in self._by_key.values())
+            try:
+                ending = await resident.run(
+                    request, limits, spin_s=SPIN_S if self._can_spin and not busy else 0.0
+                )
+            finally:
+                if not resident.is_fit or resident.uses >= self._rules.uses:
+                    self._retire(resident)
+            if ending is not None:
+                return ending
+        return RunEnding(EndedBy.SANDBOX_LOST, "resident")
 
     def on_ended(self, ending: GuestEnding) -> bool:
         """The guest says that a child is dead; False where it was no resident."""
@@ -141,6 +136,18 @@ class Residents:
             resident.bury(None)
         self._by_loan.clear()
         self._by_key.clear()
+
+    async def _resident_for(self, key: str, limits: Limits) -> Resident | None:
+        assert limits.memory_mb is not None
+        resident = self._by_key.get(key)
+        if resident is not None:
+            if self._is_fit(resident, limits):
+                self._by_key.move_to_end(key)
+                return resident
+            self._retire(resident)
+        self._make_room()
+        loan = await self._lender.borrow(limits.memory_mb << 20, limits.cpu_s + MAX_CPU_NS / 1e9)
+        return None if loan is None else self._take(key, loan, limits)
 
     def _take(self, key: str, loan: Loan, limits: Limits) -> Resident:
         resident = Resident(loan, key, limits, self._lender.end_loan)
@@ -221,8 +228,11 @@ class Resident:
         """Whether it computed nothing since its last answer."""
         return self._cpu_ns() - self._idle_cpu_ns <= IDLE_CPU_NS
 
-    async def run(self, request: bytes, limits: Limits, *, spin_s: float) -> RunEnding:
-        """One run; the child is dead when an ending other than its own answer is returned."""
+    async def run(self, request: bytes, limits: Limits, *, spin_s: float) -> RunEnding | None:
+        """One run; None where the child was dead before it could read any of the request.
+
+        It is dead, too, when an ending other than its own answer is returned.
+        """
         loop = self._loop
         answer: asyncio.Future[RunEnding] = loop.create_future()
         self._answer = answer
@@ -234,7 +244,8 @@ class Resident:
         if limits.cpu_s < limits.wall_s:
             self._watch_cpu()
         try:
-            self._send(request)
+            if not self._send(request):
+                return None
             if spin_s:
                 await _look_for(answer, spin_s)
             return await answer
@@ -284,15 +295,17 @@ class Resident:
             )
         )
 
-    def _send(self, request: bytes) -> None:
+    def _send(self, request: bytes) -> bool:
         try:
             written = os.write(self._loan.request_fd, request)
         except BrokenPipeError:
-            return  # dead: the guest is about to say so
+            self.is_fit = False
+            return False
         except BlockingIOError:
             written = 0
         if written < len(request):  # an idle child has an empty pipe
             self.stop(EndedBy.SANDBOX_LOST)
+        return True
 
     def _on_readable(self) -> None:
         try:
