@@ -34,6 +34,7 @@ from fumehood.registry.index import RegisteredTool, Source, ToolIndex
 from fumehood.sandbox.host import Host
 from fumehood.sandbox.process.interpreter import InterpreterWall
 from fumehood.sandbox.wall import Wall, Walls
+from fumehood.store.database import Database, open_database
 from fumehood.wire import strict_json
 
 MAX_KEYS = 1000
@@ -47,6 +48,9 @@ class Engine:
 
         async with Engine(tools=[send_invoice]) as engine:
             envelope = await engine.call("calculator", {"expression": "5! + 2**10"})
+
+    What must survive the process is kept in `database` (`open_database`); without one it is
+    kept in memory and ends with the engine.
 
     `tools` come from the embedding program, which is its own operator: functions made by
     `@tool(sandboxed=False)`, definitions, or documents of definitions. Built-in tools and
@@ -65,6 +69,7 @@ class Engine:
         log: Logger | None = None,
         clock: Clock | None = None,
         interpreter: Wall | None = None,
+        database: Database | None = None,
     ) -> None:
         self.config = config if config is not None else load_config()
         self.log = log if log is not None else quiet_logger()
@@ -92,11 +97,15 @@ class Engine:
             is_draining=lambda: self._is_draining or not self._is_open,
         )
         self._owner = Principal(uid_principal_id(os.getuid()), frozenset({Scope.CALL}))
+        self._given_database = database
         self._is_draining = False
         self._is_open = False
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Engine:
+        self.database = self._given_database or open_database(None)
+        if self._given_database is None:
+            self._stack.callback(self.database.close)
         if isinstance(self._interpreter, InterpreterWall):
             await self._stack.enter_async_context(self._interpreter)
         self._is_open = True

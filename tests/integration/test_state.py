@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fumehood.daemon.state import StateError, hold_lock, private_directory, private_socket
+from fumehood.daemon.listen import private_socket
+from fumehood.store.directory import StateError, hold_lock, private_directory
 
 
 def _mode(path: Path) -> int:

@@ -27,8 +27,8 @@ def serve(
 
     from fumehood.config import ConfigError
     from fumehood.daemon.server import serve as run
-    from fumehood.daemon.state import StateError
     from fumehood.observe.log import make_logger
+    from fumehood.store.errors import StoreError
 
     config = read_config(socket=socket, home=home, log_level=log_level)
     path = read_socket_path(config)
@@ -43,5 +43,5 @@ def serve(
 
     try:
         anyio.run(main)
-    except (StateError, ConfigError) as error:
+    except (StoreError, ConfigError) as error:
         fail(str(error), ExitCode.UNAVAILABLE)

@@ -22,11 +22,13 @@ import uvicorn
 
 from fumehood.config import Config
 from fumehood.daemon.app import make_app
+from fumehood.daemon.listen import private_socket
 from fumehood.daemon.peer import MAX_HEADER_BYTES, make_protocol
-from fumehood.daemon.state import hold_lock, private_directory, private_socket
 from fumehood.engine import Engine, Tool
 from fumehood.model.errors import InvalidParams
 from fumehood.observe.log import Logger, flush
+from fumehood.store.database import FILE_NAME, open_database
+from fumehood.store.directory import hold_lock, private_directory
 from fumehood.wire.messages import encode_envelope
 
 KEEP_ALIVE_S = 75
@@ -56,7 +58,9 @@ async def serve(
         directory = private_directory(socket_path.parent)
         lock = directory / f"{socket_path.name}.lock"
         places.enter_context(hold_lock(lock, "this socket"))
-        async with Engine(tools, config=config, log=log) as engine:
+        database = open_database(state / FILE_NAME)
+        places.callback(database.close)
+        async with Engine(tools, config=config, log=log, database=database) as engine:
             listener = places.enter_context(private_socket(socket_path))
             server = _Server(_uvicorn_config(engine, config))
             log.info("daemon.ready", walls=engine.walls)

@@ -1,0 +1,132 @@
+"""The tables, as the newest migration leaves them. Times are UTC, ISO 8601 with microseconds.
+
+Host side, used by every file of this room and by nobody outside. JSON columns hold values
+that passed the model.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    Boolean,
+    Column,
+    Float,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+)
+
+METADATA = MetaData()
+
+META = Table(
+    "meta",
+    METADATA,
+    Column("key", String, primary_key=True),
+    Column("value", String, nullable=False),
+)
+
+TOKENS = Table(
+    "tokens",
+    METADATA,
+    Column("id", String, primary_key=True),
+    Column("name", String, nullable=False),
+    Column("principal_id", String, nullable=False),
+    Column("secret_hash", LargeBinary, nullable=False),
+    Column("scopes", JSON, nullable=False),
+    Column("agents", JSON, nullable=False),
+    Column("created_at", String, nullable=False),
+    Column("created_by", String, nullable=False),
+    Column("expires_at", String),
+    Column("revoked_at", String),
+)
+
+APPROVERS = Table(
+    "approvers",
+    METADATA,
+    Column("id", String, primary_key=True),
+    Column("name", String, nullable=False, unique=True),
+    Column("salt", LargeBinary, nullable=False),
+    Column("secret_hash", LargeBinary, nullable=False),
+    Column("scopes", JSON, nullable=False),
+    Column("created_at", String, nullable=False),
+    Column("created_by", String, nullable=False),
+    Column("removed_at", String),
+)
+
+AGENTS = Table(
+    "agents",
+    METADATA,
+    Column("id", String, primary_key=True),
+    Column("description", String, nullable=False),
+    Column("principals", JSON, nullable=False),
+    Column("is_enabled", Boolean, nullable=False),
+    Column("created_at", String, nullable=False),
+)
+
+BINDINGS = Table(
+    "bindings",
+    METADATA,
+    Column("agent_id", String, primary_key=True),
+    Column("tool", String, primary_key=True),
+    Column("sort_order", Integer, nullable=False),
+    Column("fixed", JSON, nullable=False),
+    Column("defaults", JSON, nullable=False),
+    Column("is_enabled", Boolean, nullable=False),
+)
+
+DEFINITIONS = Table(
+    "definitions",
+    METADATA,
+    Column("name", String, primary_key=True),
+    Column("version", String, primary_key=True),
+    Column("document", JSON, nullable=False),
+    Column("created_at", String, nullable=False),
+    Column("updated_at", String, nullable=False),
+)
+
+SWITCHES = Table(
+    "switches",
+    METADATA,
+    Column("name", String, primary_key=True),
+    Column("version", String, primary_key=True),
+    Column("is_active", Boolean, nullable=False),
+)
+
+CHANGES = Table(
+    "changes",
+    METADATA,
+    Column("seq", Integer, primary_key=True),
+    Column("at", String, nullable=False),
+    Column("principal_id", String, nullable=False),
+    Column("action", String, nullable=False),
+    Column("subject", String, nullable=False),
+    Column("details", JSON, nullable=False),
+)
+
+CALLS = Table(
+    "calls",
+    METADATA,
+    Column("seq", Integer, primary_key=True),
+    Column("id", String, nullable=False, unique=True),
+    Column("at", String, nullable=False),
+    Column("principal_id", String, nullable=False),
+    Column("agent_id", String),
+    Column("session_id", String),
+    Column("trace_id", String, nullable=False),
+    Column("tool", String, nullable=False),
+    Column("version", String),
+    Column("code", String, nullable=False),
+    Column("ended_by", String),
+    Column("total_ms", Float, nullable=False),
+    Column("cpu_ms", Float),
+    Column("cost", String, nullable=False),
+    Column("tokens", Integer, nullable=False),
+    Index("calls_by_at", "at"),
+    Index("calls_by_principal", "principal_id", "seq"),
+    Index("calls_by_tool", "tool", "seq"),
+    Index("calls_by_agent", "agent_id", "seq"),
+    Index("calls_by_code", "code", "seq"),
+)
