@@ -233,10 +233,10 @@ def test_filter_cannot_be_installed_for_an_unknown_machine() -> None:
 
 def test_sealed_child_keeps_three_kinds_of_descriptors_only(shared_daemon, client) -> None:
     """Look from outside: the kernel's list of the running guest's descriptors."""
-    from support.processes import children_of_guest, guest_of
+    from support.processes import guest_of, sealed_children_of
 
     assert client.calculate("1 + 1").body["success"]
-    _, *sealed = children_of_guest(guest_of(shared_daemon.process.pid))
+    sealed = sealed_children_of(guest_of(shared_daemon.process.pid))
     assert sealed
     for child in sealed:
         if os.geteuid() != 0:  # nobody else may look: the process is not dumpable
@@ -255,11 +255,11 @@ def test_sealed_child_keeps_three_kinds_of_descriptors_only(shared_daemon, clien
 
 @pytest.mark.row("S2", "S4")
 def test_every_child_is_sealed_as_the_kernel_sees_it(shared_daemon, client) -> None:
-    from support.processes import children_of_guest, guest_of
+    from support.processes import guest_of, sealed_children_of
 
     assert client.calculate("1 + 1").body["success"]
     guest = guest_of(shared_daemon.process.pid)
-    _, *sealed = children_of_guest(guest)
+    sealed = sealed_children_of(guest)
     assert sealed
     for child in sealed:
         status = Path(f"/proc/{child.pid}/status").read_text()

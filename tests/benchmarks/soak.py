@@ -21,7 +21,6 @@ import psutil
 
 from tests.benchmarks.bench_daemon import CALL_PATH, JSON, Running, bare_client, run_daemon
 from tests.benchmarks.run import Footprint, footprint
-from tests.support.processes import children_of_guest
 
 ROUNDS = 200
 CALLS_PER_ROUND = 300
@@ -107,7 +106,7 @@ def is_excused(tally: Tally, code: str) -> bool:
 def kill_something(daemon: Running, chance: random.Random) -> str:
     """End one process of the guest, as the kernel would for want of memory."""
     supervisor = daemon.process.children()[0]
-    inside = children_of_guest(supervisor)
+    inside = sorted(supervisor.children(), key=lambda process: process.create_time())
     what = chance.choice(DEATHS)
     victims = {"supervisor": [supervisor], "zygote": inside[:1], "child": inside[1:]}[what]
     for victim in victims:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import psutil
+
+from support.wait import wait_until
 
 
 def descendants(pid: int) -> list[psutil.Process]:
@@ -25,6 +29,19 @@ def children_of_guest(guest: psutil.Process) -> list[psutil.Process]:
     By time of start: numbers begin again at the bottom once the kernel has used them all.
     """
     return sorted(guest.children(), key=lambda process: process.create_time())
+
+
+def sealed_children_of(guest: psutil.Process) -> list[psutil.Process]:
+    """The children but the zygote, once each of them has its filter: a spare may be on its way."""
+    wait_until(lambda: all(_is_filtered(child) for child in children_of_guest(guest)[1:]))
+    return children_of_guest(guest)[1:]
+
+
+def _is_filtered(process: psutil.Process) -> bool:
+    try:
+        return "\nSeccomp:\t2\n" in Path(f"/proc/{process.pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def is_gone(process: psutil.Process) -> bool:
