@@ -16,10 +16,14 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Somebody the engine knows. No scopes means that nothing is allowed."""
+    """Somebody the engine knows. No scopes means that nothing is allowed.
+
+    `agents` are those that it may speak for; none means for none.
+    """
 
     id: str
     scopes: frozenset[Scope] = frozenset()
+    agents: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

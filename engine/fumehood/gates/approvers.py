@@ -1,0 +1,206 @@
+"""Approvers: people whose credential, not whose uid, gives authority.
+
+Host side. The first one is made in a new state directory before its first engine; every
+later one by one who has `admin`. Invariant: nothing that a caller's socket offers makes,
+changes or removes an approver, and there is always one left with `admin`.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+import anyio.to_thread
+
+from fumehood.gates.secrets import make_credential, parse_credential, slow_hash
+from fumehood.model.errors import (
+    IdempotencyConflict,
+    InvalidParams,
+    PermissionDenied,
+    ResourceNotFound,
+    Unauthorized,
+)
+from fumehood.model.identity import Principal, Scope
+from fumehood.store import identities
+from fumehood.store.changes import recorded, stamp
+from fumehood.store.database import Database
+
+KIND = "fha"
+SALT_BYTES = 16
+GRANTABLE = frozenset({Scope.APPROVE, Scope.ADMIN})
+
+
+@dataclass(frozen=True, slots=True)
+class Approver:
+    """What is known of an approver; the credential is not."""
+
+    id: str
+    name: str
+    scopes: frozenset[Scope]
+    created_at: datetime
+    created_by: str
+    removed_at: datetime | None
+    salt: bytes
+    secret_hash: bytes
+
+    @property
+    def principal(self) -> Principal:
+        """Whom this credential stands for. It may never call."""
+        return Principal(f"approver:{self.name}", self.scopes)
+
+
+class Approvers:
+    """Every approver, in memory and in the database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._checking = anyio.CapacityLimiter(2)  # each guess costs 16 MB
+        self._load(database.read_now(identities.all_approvers))
+
+    async def principal_of(self, text: str) -> Principal:
+        """Who presents this credential.
+
+        Raises:
+            Unauthorized: nobody that is known; it does not say what is wrong.
+        """
+        presented = parse_credential(text)
+        approver = self._approvers.get(presented.id) if presented is not None else None
+        salt = approver.salt if approver is not None else bytes(SALT_BYTES)
+        secret = presented.secret if presented is not None else ""
+        given = await anyio.to_thread.run_sync(slow_hash, secret, salt, limiter=self._checking)
+        known = approver.secret_hash if approver is not None else bytes(len(given))
+        matches = hmac.compare_digest(known, given)
+        if presented is None or presented.kind != KIND or approver is None or not matches:
+            raise Unauthorized("This credential is not known. Do not retry.")
+        if approver.removed_at is not None:
+            raise Unauthorized("This credential was taken back. Do not retry.")
+        return approver.principal
+
+    def current(self) -> list[Approver]:
+        """Those who have authority now, oldest first."""
+        current = [a for a in self._approvers.values() if a.removed_at is None]
+        return sorted(current, key=lambda approver: (approver.created_at, approver.id))
+
+    async def add(
+        self, name: str, scopes: Iterable[Scope], *, by: Principal, now: datetime
+    ) -> tuple[Approver, str]:
+        """Make an approver; the second value is the credential, shown only here.
+
+        Raises:
+            InvalidParams: a name that cannot be one, or scopes other than approve and admin.
+            IdempotencyConflict: the name was used before.
+        """
+        granted = frozenset(scopes)
+        if not granted or not granted <= GRANTABLE:
+            raise InvalidParams("An approver has approve, admin, or both.", fields=["scopes"])
+        if any(approver.name == name for approver in self._approvers.values()):
+            raise IdempotencyConflict(f"There was an approver {name!r} already.")
+        row, text = await anyio.to_thread.run_sync(_new_row, name, granted, by.id, now)
+        await self._database.write(
+            recorded(
+                lambda connection: identities.add_approver(connection, row),
+                at=now,
+                by=by.id,
+                action="approver.add",
+                subject=name,
+                details={"scopes": sorted(granted)},
+            )
+        )
+        self._load(await self._database.read(identities.all_approvers))
+        return self._approvers[row["id"]], text
+
+    async def remove(self, name: str, *, by: Principal, now: datetime) -> Approver:
+        """Take an approver's authority back.
+
+        Raises:
+            ResourceNotFound: there is none of this name.
+            PermissionDenied: nobody with `admin` would be left.
+        """
+        found = next((approver for approver in self.current() if approver.name == name), None)
+        if found is None:
+            raise ResourceNotFound(f"There is no approver {name[:80]!r}.")
+        others = [a for a in self.current() if a.id != found.id and Scope.ADMIN in a.scopes]
+        if not others:
+            raise PermissionDenied(
+                "Nobody with admin would be left. Add another one first. Do not retry."
+            )
+        await self._database.write(
+            recorded(
+                lambda connection: identities.remove_approver(connection, found.id, stamp(now)),
+                at=now,
+                by=by.id,
+                action="approver.remove",
+                subject=name,
+            )
+        )
+        self._load(await self._database.read(identities.all_approvers))
+        return self._approvers[found.id]
+
+    def _load(self, rows: list[identities.Row]) -> None:
+        self._approvers = {row["id"]: _approver(row) for row in rows}
+
+
+def make_first_approver(database: Database, name: str, now: datetime) -> str:
+    """The first approver of a new state directory; returns the credential.
+
+    Raises:
+        PermissionDenied: an approver exists, or an engine has served from here already.
+    """
+    if database.read_now(identities.all_approvers):
+        raise PermissionDenied(
+            "There is an approver already. Further ones are made with its credential: "
+            "fumehood approvers add NAME"
+        )
+    served = database.read_now(identities.first_served_at)
+    if served is not None:
+        raise PermissionDenied(
+            f"An engine has served from this state directory already (since {served[:19]}), so "
+            "whoever could reach it could name himself the approver now. Use a new "
+            "FUMEHOOD_HOME, and run `fumehood approvers init` before the first `fumehood serve`."
+        )
+    row, text = _new_row(name, GRANTABLE, "init", now)
+    database.write_now(
+        recorded(
+            lambda connection: identities.add_approver(connection, row),
+            at=now,
+            by="init",
+            action="approver.init",
+            subject=name,
+        )
+    )
+    return text
+
+
+def _new_row(
+    name: str, scopes: frozenset[Scope], by: str, now: datetime
+) -> tuple[identities.Row, str]:
+    identifier, secret, text = make_credential(KIND)
+    salt = os.urandom(SALT_BYTES)
+    row = {
+        "id": identifier,
+        "name": name,
+        "salt": salt,
+        "secret_hash": slow_hash(secret, salt),
+        "scopes": sorted(scopes),
+        "created_at": stamp(now),
+        "created_by": by,
+        "removed_at": None,
+    }
+    return row, text
+
+
+def _approver(row: identities.Row) -> Approver:
+    removed = row["removed_at"]
+    return Approver(
+        id=row["id"],
+        name=row["name"],
+        scopes=frozenset(Scope(scope) for scope in row["scopes"]),
+        created_at=datetime.fromisoformat(row["created_at"]),
+        created_by=row["created_by"],
+        removed_at=None if removed is None else datetime.fromisoformat(removed),
+        salt=row["salt"],
+        secret_hash=row["secret_hash"],
+    )

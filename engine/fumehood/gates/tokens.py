@@ -1,0 +1,162 @@
+"""Tokens: principals that are not the peer's uid. Shown once, hashed at rest, revocable.
+
+Host side, asked by the faces for every request that brings one. Invariant: a token that is
+wrong, expired, revoked or of another kind gives nobody, never the peer's own identity.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from fumehood.gates.secrets import make_credential, parse_credential, quick_hash
+from fumehood.model.errors import InvalidParams, ResourceNotFound, Unauthorized
+from fumehood.model.identity import Principal, Scope
+from fumehood.model.json_types import JsonObject
+from fumehood.store import identities
+from fumehood.store.changes import recorded, stamp
+from fumehood.store.database import Database
+
+KIND = "fht"
+MAX_TOKENS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What is known of a token; its secret is not."""
+
+    id: str
+    name: str
+    principal_id: str
+    scopes: frozenset[Scope]
+    agents: frozenset[str]
+    created_at: datetime
+    created_by: str
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    secret_hash: bytes
+
+    def is_valid(self, now: datetime) -> bool:
+        """Neither revoked nor expired."""
+        return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
+
+
+class Tokens:
+    """Every token, in memory and in the database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._tokens = {row["id"]: _token(row) for row in database.read_now(identities.all_tokens)}
+
+    def principal_of(self, text: str, now: datetime) -> Principal:
+        """Who presents this token.
+
+        Raises:
+            Unauthorized: nobody that is known; it does not say what is wrong.
+        """
+        presented = parse_credential(text)
+        token = self._tokens.get(presented.id) if presented is not None else None
+        known = token.secret_hash if token is not None else bytes(32)
+        given = quick_hash(presented.secret if presented is not None else "")
+        matches = hmac.compare_digest(known, given)
+        if presented is None or presented.kind != KIND or token is None or not matches:
+            raise Unauthorized("This token is not known. Do not retry.")
+        if not token.is_valid(now):
+            raise Unauthorized("This token has expired or was revoked. Do not retry.")
+        return Principal(token.principal_id, token.scopes, token.agents)
+
+    def all(self) -> list[Token]:
+        """Every token, oldest first."""
+        return sorted(self._tokens.values(), key=lambda token: (token.created_at, token.id))
+
+    async def new(
+        self,
+        name: str,
+        *,
+        principal_id: str,
+        scopes: Iterable[Scope],
+        agents: Iterable[str],
+        expires_at: datetime | None,
+        by: Principal,
+        now: datetime,
+    ) -> tuple[Token, str]:
+        """Make a token; the second value is the text to give away, shown only here.
+
+        Raises:
+            InvalidParams: no scope, an expiry in the past, or too many tokens.
+        """
+        if len(self._tokens) >= MAX_TOKENS:
+            raise InvalidParams(f"There are {MAX_TOKENS} tokens already.")
+        granted = frozenset(scopes)
+        if not granted:
+            raise InvalidParams("A token needs at least one scope.", fields=["scopes"])
+        if expires_at is not None and expires_at <= now:
+            raise InvalidParams("expires_at is in the past.", fields=["expires_at"])
+        identifier, secret, text = make_credential(KIND)
+        row: identities.Row = {
+            "id": identifier,
+            "name": name,
+            "principal_id": principal_id,
+            "secret_hash": quick_hash(secret),
+            "scopes": sorted(granted),
+            "agents": sorted(set(agents)),
+            "created_at": stamp(now),
+            "created_by": by.id,
+            "expires_at": stamp(expires_at) if expires_at is not None else None,
+            "revoked_at": None,
+        }
+        shown: JsonObject = {key: row[key] for key in ("name", "principal_id", "scopes", "agents")}
+        await self._database.write(
+            recorded(
+                lambda connection: identities.add_token(connection, row),
+                at=now,
+                by=by.id,
+                action="token.new",
+                subject=identifier,
+                details=shown,
+            )
+        )
+        token = self._tokens[identifier] = _token(row)
+        return token, text
+
+    async def revoke(self, token_id: str, *, by: Principal, now: datetime) -> Token:
+        """End a token at once.
+
+        Raises:
+            ResourceNotFound: there is none of this id.
+        """
+        if token_id not in self._tokens:
+            raise ResourceNotFound(f"There is no token {token_id[:40]!r}.")
+        await self._database.write(
+            recorded(
+                lambda connection: identities.revoke_token(connection, token_id, stamp(now)),
+                at=now,
+                by=by.id,
+                action="token.revoke",
+                subject=token_id,
+            )
+        )
+        rows = await self._database.read(identities.all_tokens)
+        self._tokens = {row["id"]: _token(row) for row in rows}
+        return self._tokens[token_id]
+
+
+def _token(row: identities.Row) -> Token:
+    return Token(
+        id=row["id"],
+        name=row["name"],
+        principal_id=row["principal_id"],
+        scopes=frozenset(Scope(scope) for scope in row["scopes"]),
+        agents=frozenset(row["agents"]),
+        created_at=datetime.fromisoformat(row["created_at"]),
+        created_by=row["created_by"],
+        expires_at=_moment(row["expires_at"]),
+        revoked_at=_moment(row["revoked_at"]),
+        secret_hash=row["secret_hash"],
+    )
+
+
+def _moment(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)

@@ -1,0 +1,64 @@
+"""Rows of tokens and approvers. Secrets are kept as hashes only; nothing is ever deleted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection, insert, select, update
+
+from fumehood.store.schema import APPROVERS, META, TOKENS
+
+Row = dict[str, Any]
+
+FIRST_SERVED = "first_served_at"
+
+
+def all_tokens(connection: Connection) -> list[Row]:
+    """Every token ever made, oldest first."""
+    return [dict(row) for row in connection.execute(select(TOKENS)).mappings()]
+
+
+def add_token(connection: Connection, row: Row) -> None:
+    """One new token."""
+    connection.execute(insert(TOKENS), row)
+
+
+def revoke_token(connection: Connection, token_id: str, at: str) -> None:
+    """End a token; one that has ended already keeps its first end."""
+    connection.execute(
+        update(TOKENS)
+        .where(TOKENS.c.id == token_id, TOKENS.c.revoked_at.is_(None))
+        .values(revoked_at=at)
+    )
+
+
+def all_approvers(connection: Connection) -> list[Row]:
+    """Every approver ever made, oldest first."""
+    return [dict(row) for row in connection.execute(select(APPROVERS)).mappings()]
+
+
+def add_approver(connection: Connection, row: Row) -> None:
+    """One new approver. Raises IntegrityError where the name is taken."""
+    connection.execute(insert(APPROVERS), row)
+
+
+def remove_approver(connection: Connection, approver_id: str, at: str) -> None:
+    """End an approver's authority."""
+    connection.execute(
+        update(APPROVERS)
+        .where(APPROVERS.c.id == approver_id, APPROVERS.c.removed_at.is_(None))
+        .values(removed_at=at)
+    )
+
+
+def first_served_at(connection: Connection) -> str | None:
+    """When an engine first served from this state, if one has."""
+    return connection.execute(
+        select(META.c.value).where(META.c.key == FIRST_SERVED)
+    ).scalar_one_or_none()
+
+
+def note_first_served(connection: Connection, at: str) -> None:
+    """Remember that an engine serves from this state now; the first time counts."""
+    if first_served_at(connection) is None:
+        connection.execute(insert(META), {"key": FIRST_SERVED, "value": at})
