@@ -42,8 +42,10 @@ class Client:
         DaemonUnavailable: from every method, where nobody answers or not in time.
     """
 
-    def __init__(self, socket_path: Path | str) -> None:
+    def __init__(self, socket_path: Path | str, *, credential: str | None = None) -> None:
+        """`credential` is a token, or an approver's credential for the control socket."""
         self._path = Path(socket_path)
+        self._headers = {"authorization": f"Bearer {credential}"} if credential else {}
         self._http = httpx2.Client(
             transport=httpx2.HTTPTransport(uds=str(self._path)),
             base_url="http://fumehood",
@@ -94,6 +96,14 @@ class Client:
             raise self._stranger()
         return status
 
+    def request(self, method: str, path: str, body: JsonObject | None = None) -> Envelope:
+        """Any other address that answers with an envelope.
+
+        Raises:
+            ValueError: the body is not JSON, so nothing was sent.
+        """
+        return self._envelope(method, path, body)
+
     def _envelope(self, method: str, path: str, body: JsonObject | None = None) -> Envelope:
         answer = self._request(method, path, body)
         try:
@@ -109,7 +119,9 @@ class Client:
             content = None if body is None else strict_json.dumps(body)
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"The call is not JSON: {error}.") from None
-        headers = {"content-type": "application/json"} if content is not None else {}
+        headers = {**self._headers}
+        if content is not None:
+            headers["content-type"] = "application/json"
         try:
             return self._http.request(method, path, content=content, headers=headers)
         except httpx2.ConnectError:

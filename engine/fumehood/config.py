@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 from decimal import Decimal
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -60,6 +61,25 @@ class PriceConfig(BaseModel):
     currency: str = Field(default="USD", pattern="^[A-Z]{3}$")
 
 
+class PrincipalConfig(BaseModel):
+    """A name for Unix users; several uids may be one principal."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,127}$")
+    uids: tuple[int, ...] = Field(min_length=1)
+
+
+class ServiceConfig(BaseModel):
+    """Where a service's sockets stand, and whose they are (`mode = "service"`)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run_directory: Path = Path("/run/fumehood")
+    callers_group: str = "fumehood-callers"
+    approvers_group: str = "fumehood-approvers"
+
+
 class Config(BaseSettings):
     """Everything an operator can set."""
 
@@ -71,6 +91,7 @@ class Config(BaseSettings):
         extra="forbid",
     )
 
+    mode: Literal["single-user", "service"] = "single-user"
     home: Path | None = None
     socket: Path | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -80,6 +101,8 @@ class Config(BaseSettings):
     drain_seconds: float = Field(default=10, ge=0, le=600)
     interpreter: InterpreterConfig = InterpreterConfig()
     prices: PriceConfig = PriceConfig()
+    service: ServiceConfig = ServiceConfig()
+    principals: tuple[PrincipalConfig, ...] = ()
 
     @field_validator("host_tools", mode="before")
     @classmethod
@@ -101,6 +124,22 @@ class Config(BaseSettings):
         file = TomlConfigSettingsSource(settings_cls, config_file())
         return (init_settings, env_settings, file)
 
+    @field_validator("principals")
+    @classmethod
+    def _one_principal_a_uid(
+        cls, value: tuple[PrincipalConfig, ...]
+    ) -> tuple[PrincipalConfig, ...]:
+        uids = [uid for principal in value for uid in principal.uids]
+        twice = next((uid for uid in uids if uids.count(uid) > 1), None)
+        if twice is not None:
+            raise ValueError(f"the uid {twice} is given to more than one principal")
+        return value
+
+    @cached_property
+    def principal_ids(self) -> dict[int, str]:
+        """The configured principal of each uid."""
+        return {uid: principal.id for principal in self.principals for uid in principal.uids}
+
     @property
     def state_directory(self) -> Path:
         """Where the engine keeps what it must not lose."""
@@ -116,14 +155,20 @@ class Config(BaseSettings):
         Raises:
             ConfigError: the path is longer than a Unix socket's may be.
         """
-        path = self._socket_path().absolute()
-        length = len(os.fsencode(path))
-        if length > MAX_SOCKET_PATH_BYTES:
-            raise ConfigError(
-                f"The socket's path has {length} bytes, the kernel allows {MAX_SOCKET_PATH_BYTES}: "
-                "set FUMEHOOD_SOCKET (or FUMEHOOD_HOME) to a shorter one."
-            )
-        return path
+        return _fitting(self._socket_path())
+
+    @property
+    def control_socket_path(self) -> Path:
+        """The socket for approvers and administrators, beside the callers' one.
+
+        Raises:
+            ConfigError: the path is longer than a Unix socket's may be.
+        """
+        if self.mode == "service" and self.socket is None:
+            return _fitting(self.service.run_directory / "control" / "control.sock")
+        callers = self._socket_path()
+        name = callers.name.removeprefix("engine.sock") or ""
+        return _fitting(callers.with_name(f"control-{name}" if name else "control.sock"))
 
     @property
     def interpreter_limits(self) -> WallLimits:
@@ -147,10 +192,23 @@ class Config(BaseSettings):
     def _socket_path(self) -> Path:
         if self.socket is not None:
             return self.socket
+        if self.mode == "service":
+            return self.service.run_directory / "engine" / "engine.sock"
         runtime = os.environ.get("XDG_RUNTIME_DIR")
         if self.home is None and runtime:
             return Path(runtime) / "fumehood" / "engine.sock"
         return self.state_directory / "engine.sock"
+
+
+def _fitting(path: Path) -> Path:
+    absolute = path.absolute()
+    length = len(os.fsencode(absolute))
+    if length > MAX_SOCKET_PATH_BYTES:
+        raise ConfigError(
+            f"The socket's path has {length} bytes, the kernel allows {MAX_SOCKET_PATH_BYTES}: "
+            "set FUMEHOOD_SOCKET (or FUMEHOOD_HOME) to a shorter one."
+        )
+    return absolute
 
 
 def config_file() -> Path:

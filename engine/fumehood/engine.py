@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
+from datetime import datetime
 from typing import Any
 
 import anyio.lowlevel
@@ -17,6 +18,8 @@ from pydantic import ValidationError
 from fumehood.call.shape import shape_error
 from fumehood.call.spine import Rooms, run_call
 from fumehood.config import Config, load_config
+from fumehood.gates.approvers import Approvers
+from fumehood.gates.tokens import Tokens
 from fumehood.model.call import CallBody, CallOptions, CallRequest
 from fumehood.model.envelope import Envelope, Metadata, Performance, Resources, UsageReport
 from fumehood.model.errors import EngineError, InvalidParams
@@ -27,6 +30,7 @@ from fumehood.model.tool import ToolDefinition
 from fumehood.model.usage import EstimatingCounter, TokenCounter
 from fumehood.observe.clock import Clock, IdSource, SystemClock, timestamp
 from fumehood.observe.log import Logger, quiet_logger
+from fumehood.registry.agents import Agents
 from fumehood.registry.declare import FunctionTool
 from fumehood.registry.definitions import InvalidDefinition, parse_definition
 from fumehood.registry.discover import LoadFault, discover
@@ -86,8 +90,14 @@ class Engine:
             if interpreter is not None
             else InterpreterWall(self.config.interpreter_limits, on_event=self._on_wall_event)
         )
+        self._owns_database = database is None
+        self.database = database if database is not None else open_database(None)
+        self.agents = Agents(self.database)
+        self.tokens = Tokens(self.database)
+        self.approvers = Approvers(self.database)
         self._rooms = Rooms(
             registry=self._registry,
+            agents=self.agents,
             walls=Walls(interpreter=self._interpreter, host=Host()),
             clock=self._clock,
             log=self.log,
@@ -96,15 +106,12 @@ class Engine:
             allow_debug=self.config.allow_debug,
             is_draining=lambda: self._is_draining or not self._is_open,
         )
-        self._owner = Principal(uid_principal_id(os.getuid()), frozenset({Scope.CALL}))
-        self._given_database = database
         self._is_draining = False
         self._is_open = False
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Engine:
-        self.database = self._given_database or open_database(None)
-        if self._given_database is None:
+        if self._owns_database:
             self._stack.callback(self.database.close)
         if isinstance(self._interpreter, InterpreterWall):
             await self._stack.enter_async_context(self._interpreter)
@@ -135,7 +142,22 @@ class Engine:
             return self.refusal(InvalidParams(f"The call is not JSON: {error}."))
         except EngineError as error:
             return self.refusal(error, tool=str(tool))
-        return await self.run(raw["tool"], body, self._owner)
+        return await self.run(raw["tool"], body, self.owner)
+
+    @property
+    def owner(self) -> Principal:
+        """The principal of this process's own calls."""
+        return self.principal_of_uid(os.getuid())
+
+    def principal_of_uid(self, uid: int) -> Principal:
+        """Whom a Unix user is here: `call` and nothing else comes with a uid."""
+        principal_id = self.config.principal_ids.get(uid) or uid_principal_id(uid)
+        agents = self.agents.spoken_for_by(principal_id)
+        return Principal(principal_id, frozenset({Scope.CALL}), agents)
+
+    def now(self) -> datetime:
+        """The engine's clock."""
+        return self._clock.now()
 
     async def run(self, tool: str, body: CallBody, principal: Principal | None) -> Envelope:
         """Carry out one call of somebody whose identity the face has established."""

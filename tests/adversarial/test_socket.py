@@ -118,7 +118,7 @@ BODIES = [
              "INVALID_PARAMS", 400, GOOD, (f"options.{name}",))
         for name, value in {
             "idempotency_key": "k" * 16, "wait_for_approval": True, "session_id": "s",
-            "agent_id": "a", "max_length": 10, "isolation": "session",
+            "max_length": 10, "isolation": "session",
         }.items()
     ],
     Body("10-mb", expression('"' + "1" * 10_000_000 + '"'), "REQUEST_TOO_LARGE", 413),

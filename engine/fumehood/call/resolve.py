@@ -1,6 +1,7 @@
 """Resolve: from a name to one version of one tool that may be called at all.
 
-First stage. Takes a `CallRequest`, returns a `ResolvedCall`.
+First stage. Takes a `CallRequest`, returns a `ResolvedCall`. For a call that is made for an
+agent only that agent's tools exist, and the agent only for those who may speak for it.
 """
 
 from __future__ import annotations
@@ -8,9 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import date
 
+from fumehood.gates.binding import require_agent, require_binding
+from fumehood.model.agent import Binding
 from fumehood.model.call import CallRequest
-from fumehood.model.errors import ToolDeprecated, ToolDisabled
+from fumehood.model.errors import PermissionDenied, ToolDeprecated, ToolDisabled
 from fumehood.model.tool import ToolDefinition
+from fumehood.registry.agents import Agents
 from fumehood.registry.index import RegisteredTool, ToolIndex
 
 
@@ -21,23 +25,46 @@ class ResolvedCall:
     request: CallRequest
     tool: RegisteredTool
     warnings: tuple[str, ...]
+    binding: Binding | None = None
 
 
-def resolve(request: CallRequest, registry: ToolIndex, today: date) -> ResolvedCall:
+def resolve(request: CallRequest, registry: ToolIndex, agents: Agents, today: date) -> ResolvedCall:
     """Find the tool.
 
     Raises:
+        ResourceNotFound: no such agent, or not this principal's to speak for.
+        PermissionDenied: the agent does not have this tool, or not in this version.
         ToolNotFound: no such name or version.
         ToolDisabled: switched off, or host code that the operator did not allow.
         ToolDeprecated: the sunset date has passed.
     """
-    tool = registry.get(request.tool)
+    binding = None
+    reference = request.tool
+    if request.options.agent_id is not None:
+        binding = _binding(request, request.options.agent_id, agents)
+        reference = _bound_reference(request, binding)
+    tool = registry.get(reference)
     definition = tool.definition
     if not definition.is_active:
         raise ToolDisabled(f"The tool {definition.name} is switched off. Do not retry.")
     if tool.disabled_because is not None:
         raise ToolDisabled(f"The tool {definition.name} is disabled. {tool.disabled_because}")
-    return ResolvedCall(request, tool, _deprecation(definition, today))
+    return ResolvedCall(request, tool, _deprecation(definition, today), binding)
+
+
+def _binding(request: CallRequest, agent_id: str, agents: Agents) -> Binding:
+    require_agent(request.principal, agent_id, agents.find(agent_id))
+    name = request.tool.partition("@")[0]
+    return require_binding(agent_id, name, agents.binding(agent_id, name))
+
+
+def _bound_reference(request: CallRequest, binding: Binding) -> str:
+    """The version that the agent is bound to, where it is bound to one."""
+    if "@" not in binding.tool:
+        return request.tool
+    if "@" in request.tool and request.tool != binding.tool:
+        raise PermissionDenied(f"This agent has {binding.tool}, no other version. Do not retry.")
+    return binding.tool
 
 
 def _deprecation(definition: ToolDefinition, today: date) -> tuple[str, ...]:

@@ -41,6 +41,7 @@ from fumehood.model.usage import Prices, TokenCounter
 from fumehood.observe.clock import Clock, timestamp
 from fumehood.observe.log import Logger
 from fumehood.observe.trail import Trail
+from fumehood.registry.agents import Agents
 from fumehood.registry.index import ToolIndex
 from fumehood.sandbox.wall import Walls
 from fumehood.wire import strict_json
@@ -51,6 +52,7 @@ class Rooms:
     """What a call passes through; put together in `engine.py`."""
 
     registry: ToolIndex
+    agents: Agents
     walls: Walls
     clock: Clock
     log: Logger
@@ -65,7 +67,7 @@ async def run_call(request: CallRequest, rooms: Rooms) -> Envelope:
     trail = Trail(request.tool, request.call_id, request.trace_id, rooms.clock, rooms.log)
     try:
         resolved = trail.passed(
-            "resolve", resolve(request, rooms.registry, rooms.clock.now().date())
+            "resolve", resolve(request, rooms.registry, rooms.agents, rooms.clock.now().date())
         )
         validated = trail.passed("validate", validate(resolved))
         permitted = trail.passed("authorise", authorise(validated))

@@ -6,11 +6,12 @@ arguments (after coercion and defaults), which are what everything later sees.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 from fumehood.call.coerce import coerce, refuses_unknown
 from fumehood.call.resolve import ResolvedCall
-from fumehood.model.errors import InvalidParams
+from fumehood.model.errors import InvalidParams, ToolDisabled
 from fumehood.model.json_types import JsonObject
 from fumehood.registry.definitions import unenforced_options
 from fumehood.registry.json_schema import TooCostly, Violation
@@ -30,10 +31,13 @@ def validate(resolved: ResolvedCall) -> ValidatedCall:
 
     Raises:
         InvalidParams: with every offending path in `fields`.
+        ToolDisabled: what the agent's configuration fixes does not fit the tool.
     """
     _refuse_unenforced(resolved)
     tool = resolved.tool.definition
-    arguments, warnings = coerce(resolved.request.arguments, tool)
+    fixed = resolved.binding.fixed if resolved.binding is not None else {}
+    arguments, warnings = coerce(_given(resolved), tool)
+    arguments |= copy.deepcopy(fixed)
     try:
         violations = resolved.tool.arguments.violations(arguments)
     except TooCostly:
@@ -47,9 +51,33 @@ def validate(resolved: ResolvedCall) -> ValidatedCall:
             for name in arguments
             if name not in known
         ]
+    if fixed and any(_is_below(violation, fixed) for violation in violations):
+        raise ToolDisabled(
+            "This agent's own configuration of the tool does not fit it. Its operator must mend "
+            "it. Do not retry."
+        )
     if violations:
         raise InvalidParams(_sentence(violations), fields=_fields(violations))
     return ValidatedCall(resolved, arguments, (*resolved.warnings, *warnings))
+
+
+def _given(resolved: ResolvedCall) -> JsonObject:
+    """What the caller gave, on top of its agent's defaults.
+
+    An argument that the agent's configuration fixes does not exist for the caller.
+    """
+    arguments, binding = resolved.request.arguments, resolved.binding
+    if binding is None:
+        return arguments
+    taken = [name for name in arguments if name in binding.fixed]
+    if taken:
+        violations = [Violation(name[:80], "is not a parameter of this tool") for name in taken]
+        raise InvalidParams(_sentence(violations), fields=_fields(violations))
+    return {**copy.deepcopy(binding.defaults), **arguments}
+
+
+def _is_below(violation: Violation, fixed: JsonObject) -> bool:
+    return any(violation.path == n or violation.path.startswith(f"{n}.") for n in fixed)
 
 
 def _refuse_unenforced(resolved: ResolvedCall) -> None:

@@ -28,6 +28,7 @@ def call(
         bool, typer.Option("--local", help="Embed an engine for this call; no daemon, no state.")
     ] = False,
     timeout: Annotated[float | None, typer.Option(help="Seconds the tool may run.")] = None,
+    agent: Annotated[str | None, typer.Option(help="The agent that the call is made for.")] = None,
     debug: Annotated[
         bool, typer.Option("--debug", help="Ask for debug_info (the configuration must allow it).")
     ] = False,
@@ -44,7 +45,9 @@ def call(
     if timeout is not None and not 0 < timeout < float("inf"):
         fail("--timeout takes a number of seconds over 0.", ExitCode.USAGE)
     parsed = _read_arguments(arguments)
-    options = _options(dry_run=dry_run or None, timeout_seconds=timeout, debug=debug or None)
+    options = _options(
+        dry_run=dry_run or None, timeout_seconds=timeout, debug=debug or None, agent_id=agent
+    )
     envelope = (
         _call_locally(tool, parsed, options) if local else _call_daemon(tool, parsed, options)
     )

@@ -8,10 +8,13 @@ from typing import Annotated
 
 import typer
 
+from fumehood.cli.agents import agents
+from fumehood.cli.approvers import approvers
 from fumehood.cli.call import call
 from fumehood.cli.doctor import doctor
 from fumehood.cli.exits import ExitCode
 from fumehood.cli.serve import serve
+from fumehood.cli.tokens import tokens
 from fumehood.cli.tools import tools
 
 app = typer.Typer(
@@ -42,6 +45,9 @@ def options(
 app.command()(serve)
 app.command()(call)
 app.add_typer(tools, name="tools")
+app.add_typer(agents, name="agents")
+app.add_typer(approvers, name="approvers")
+app.add_typer(tokens, name="tokens")
 app.command()(doctor)
 
 

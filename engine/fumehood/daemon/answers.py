@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
+from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -19,6 +20,8 @@ from fumehood.model.errors import (
 )
 from fumehood.wire import strict_json
 from fumehood.wire.messages import encode_envelope
+
+M = TypeVar("M", bound=BaseModel)
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
 MAX_DRAINED_BYTES = 64 * 1024 * 1024
@@ -68,6 +71,23 @@ async def read_json(request: Request) -> Any:
         return await anyio.to_thread.run_sync(strict_json.loads, body)
     except strict_json.StrictJsonError as error:
         raise InvalidParams(f"The body cannot be read: {error}.") from None
+
+
+def parse_body(model: type[M], document: Any) -> M:
+    """A body as one of the model's values.
+
+    Raises:
+        InvalidParams: with every field that is wrong.
+    """
+    if not isinstance(document, dict):
+        raise InvalidParams("The body must be a JSON object.")
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        faults = error.errors(include_url=False, include_input=False)[:20]
+        fields = [".".join(map(str, fault["loc"]))[:120] for fault in faults]
+        words = "; ".join(f"{f}: {fault['msg']}" for f, fault in zip(fields, faults, strict=True))
+        raise InvalidParams(f"The body is wrong: {words}.", fields=fields) from None
 
 
 def _header(request: Request, name: bytes) -> str:

@@ -6,6 +6,7 @@ gets JSON of a documented form; no stack, no path of this host.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from starlette.applications import Starlette
@@ -13,8 +14,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from fumehood.daemon.answers import envelope_response
+from fumehood.daemon.peer import Face
+from fumehood.daemon.routes import agents, authority
 from fumehood.daemon.routes.calls import call_tool
 from fumehood.daemon.routes.health import health, ready
 from fumehood.daemon.routes.openapi import make_document, openapi
@@ -38,11 +42,45 @@ ROUTES = [
     Route("/v1/openapi.json", openapi, methods=["GET"]),
 ]
 
+CONTROL_ROUTES = [
+    Route("/v1/agents", agents.list_agents, methods=["GET"]),
+    Route("/v1/agents", agents.create_agent, methods=["POST"]),
+    Route("/v1/agents/{agent_id}", agents.show_agent, methods=["GET"]),
+    Route("/v1/agents/{agent_id}", agents.update_agent, methods=["PUT", "PATCH"]),
+    Route("/v1/agents/{agent_id}", agents.delete_agent, methods=["DELETE"]),
+    Route("/v1/agents/{agent_id}/tools", agents.list_bindings, methods=["GET"]),
+    Route("/v1/agents/{agent_id}/tools/{tool}", agents.bind_tool, methods=["PUT"]),
+    Route("/v1/agents/{agent_id}/tools/{tool}", agents.unbind_tool, methods=["DELETE"]),
+    Route("/v1/tokens", authority.list_tokens, methods=["GET"]),
+    Route("/v1/tokens", authority.new_token, methods=["POST"]),
+    Route("/v1/tokens/{token_id}", authority.revoke_token, methods=["DELETE"]),
+    Route("/v1/approvers", authority.list_approvers, methods=["GET"]),
+    Route("/v1/approvers", authority.add_approver, methods=["POST"]),
+    Route("/v1/approvers/{name}", authority.remove_approver, methods=["DELETE"]),
+    Route("/v1/changes", authority.list_changes, methods=["GET"]),
+    Route("/v1/health", health, methods=["GET"]),
+    Route("/v1/ready", ready, methods=["GET"]),
+    Route("/v1/openapi.json", openapi, methods=["GET"]),
+]
+"""What changes authority exists here only; on the callers' socket it is RESOURCE_NOT_FOUND."""
 
-def make_app(engine: Engine) -> Starlette:
-    """The application around one engine that somebody else has entered."""
+
+class Faces:
+    """Both applications, as the one that the server calls: the socket decides which."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = make_app(engine, ROUTES)
+        self._control = make_app(engine, CONTROL_ROUTES)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        control = scope["state"]["face"] is Face.CONTROL
+        await (self._control if control else self._engine)(scope, receive, send)
+
+
+def make_app(engine: Engine, routes: Sequence[Route]) -> Starlette:
+    """An application around one engine that somebody else has entered."""
     app = Starlette(
-        routes=ROUTES,
+        routes=routes,
         exception_handlers={
             EngineError: _on_engine_error,
             HTTPException: _on_http_exception,

@@ -1,31 +1,77 @@
-"""From the peer at the socket to the principal of a call.
+"""From the peer at the socket, and the credential it brings, to a principal.
 
-Host side. In single-user mode, the only one of this version, the daemon's own uid is the
-one principal; whoever else can reach the socket (root can) is nobody.
+Host side. A peer's uid makes a caller and never more: in single-user mode the daemon's own
+uid, as a service any user whom the socket's group lets in. Invariant: who brings a
+credential is what the credential says or nobody, and authority comes from credentials only.
 """
 
 from __future__ import annotations
 
 import os
-from functools import cache
 
 from starlette.requests import Request
 
+from fumehood.engine import Engine
+from fumehood.gates import approvers, tokens
 from fumehood.gates.identity import require_caller
-from fumehood.model.identity import Peer, Principal, Scope, uid_principal_id
+from fumehood.model.errors import PermissionDenied, Unauthorized
+from fumehood.model.identity import Peer, Principal, Scope
+
+BEARER = "bearer "
+MAX_CREDENTIAL_CHARACTERS = 200
 
 
 def principal_of(request: Request) -> Principal | None:
-    """The principal at the other end, or None where the engine knows nobody there."""
+    """The principal at the other end, or None where the engine knows nobody there.
+
+    Raises:
+        Unauthorized: a token was brought that is not known, has expired or was revoked.
+    """
+    engine: Engine = request.app.state.engine
+    credential = _credential(request)
+    if credential is not None:
+        return engine.tokens.principal_of(credential, engine.now())
     peer: Peer = request.scope["state"]["peer"]
-    return _owner(peer.uid) if peer.uid == os.geteuid() else None
-
-
-@cache
-def _owner(uid: int) -> Principal:
-    return Principal(uid_principal_id(uid), frozenset({Scope.CALL}))
+    if engine.config.mode == "single-user" and peer.uid != os.geteuid():
+        return None
+    return engine.principal_of_uid(peer.uid)
 
 
 def require_principal(request: Request) -> Principal:
     """Raises Unauthorized where `principal_of` finds nobody."""
     return require_caller(principal_of(request))
+
+
+async def require_admin(request: Request) -> Principal:
+    """Whoever may change authority, agents, tokens and the registry. Never by uid.
+
+    Raises:
+        Unauthorized: no credential, or one that is not known.
+        PermissionDenied: known, but without the scope `admin`.
+    """
+    engine: Engine = request.app.state.engine
+    credential = _credential(request)
+    if credential is None:
+        raise Unauthorized(
+            "This needs a credential with admin: an approver's, or a token with that scope."
+        )
+    if credential.startswith(f"{tokens.KIND}_"):
+        principal = engine.tokens.principal_of(credential, engine.now())
+    elif credential.startswith(f"{approvers.KIND}_"):
+        principal = await engine.approvers.principal_of(credential)
+    else:
+        raise Unauthorized("This credential is not known. Do not retry.")
+    if Scope.ADMIN not in principal.scopes:
+        raise PermissionDenied("This credential does not have admin. Do not retry.")
+    return principal
+
+
+def _credential(request: Request) -> str | None:
+    """What stands in the header `authorization`; None where there is none at all."""
+    for key, value in request.scope["headers"]:
+        if key == b"authorization":
+            text: str = value.decode("latin-1")
+            if len(text) > MAX_CREDENTIAL_CHARACTERS or text[: len(BEARER)].lower() != BEARER:
+                raise Unauthorized("Send the credential as `authorization: Bearer …`.")
+            return text[len(BEARER) :].strip()
+    return None

@@ -11,6 +11,7 @@ import asyncio
 import socket
 import struct
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Any
 
 import h11
@@ -31,17 +32,27 @@ def peer_of(connection: socket.socket) -> Peer:
     return Peer(*_UCRED.unpack(credentials))
 
 
+class Face(StrEnum):
+    """Which of the engine's two sockets a request came in by."""
+
+    ENGINE = "engine"
+    CONTROL = "control"
+
+
 class PeerProtocol(H11Protocol):
-    """HTTP/1.1 with the peer's credentials in `scope["state"]["peer"]`."""
+    """HTTP/1.1 with the peer's credentials and the socket's face in `scope["state"]`."""
 
     refusal_body: RefusalBody
+    control_path: str
     _half_closed = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Ask the kernel who this is, before a byte of what it sends is read."""
         assert isinstance(transport, asyncio.Transport)
         peer = peer_of(transport.get_extra_info("socket"))
-        self.app_state = {**self.app_state, "peer": peer}
+        is_control = transport.get_extra_info("sockname") == type(self).control_path
+        face = Face.CONTROL if is_control else Face.ENGINE
+        self.app_state = {**self.app_state, "peer": peer, "face": face}
         super().connection_made(transport)
 
     def eof_received(self) -> Any:
@@ -85,6 +96,7 @@ class PeerProtocol(H11Protocol):
         self.transport.close()
 
 
-def make_protocol(refusal_body: RefusalBody) -> type[PeerProtocol]:
+def make_protocol(refusal_body: RefusalBody, control_path: str) -> type[PeerProtocol]:
     """The protocol class; `refusal_body` makes the envelope for what is no HTTP."""
-    return type("BoundPeerProtocol", (PeerProtocol,), {"refusal_body": staticmethod(refusal_body)})
+    bound = {"refusal_body": staticmethod(refusal_body), "control_path": control_path}
+    return type("BoundPeerProtocol", (PeerProtocol,), bound)

@@ -15,20 +15,23 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import anyio
 import anyio.abc
 import uvicorn
 
 from fumehood.config import Config
-from fumehood.daemon.app import make_app
-from fumehood.daemon.listen import private_socket
+from fumehood.daemon.app import Faces
+from fumehood.daemon.listen import listening
 from fumehood.daemon.peer import MAX_HEADER_BYTES, make_protocol
 from fumehood.engine import Engine, Tool
 from fumehood.model.errors import InvalidParams
 from fumehood.observe.log import Logger, flush
+from fumehood.store.changes import stamp
 from fumehood.store.database import FILE_NAME, open_database
 from fumehood.store.directory import hold_lock, private_directory
+from fumehood.store.identities import note_first_served
 from fumehood.wire.messages import encode_envelope
 
 KEEP_ALIVE_S = 75
@@ -50,19 +53,17 @@ async def serve(
         ConfigError: the socket's path is too long.
     """
     _allow_many_files()
-    socket_path = config.socket_path
     with ExitStack() as places:
         places.enter_context(_server_messages_to(log))
         state = private_directory(config.state_directory)
         places.enter_context(hold_lock(state / "engine.lock", "this state directory"))
-        directory = private_directory(socket_path.parent)
-        lock = directory / f"{socket_path.name}.lock"
-        places.enter_context(hold_lock(lock, "this socket"))
         database = open_database(state / FILE_NAME)
         places.callback(database.close)
         async with Engine(tools, config=config, log=log, database=database) as engine:
-            listener = places.enter_context(private_socket(socket_path))
-            server = _Server(_uvicorn_config(engine, config))
+            # Before anybody can connect: from now on there is no first approver to be made.
+            await database.write(partial(note_first_served, at=stamp(engine.now())))
+            listeners = places.enter_context(listening(config))
+            server = _Server(_uvicorn_config(engine, config, listeners.control_path))
             log.info("daemon.ready", walls=engine.walls)
             async with anyio.create_task_group() as group:
                 group.start_soon(_stop_on_signal, server, engine)
@@ -71,7 +72,7 @@ async def serve(
                 gc.collect()
                 gc.freeze()
                 on_ready()
-                await server.serve(sockets=[listener])
+                await server.serve(sockets=[listeners.engine, listeners.control])
                 group.cancel_scope.cancel()
         log.info("daemon.stopped")
     flush(log)
@@ -130,14 +131,14 @@ async def _stop_on_signal(server: uvicorn.Server, engine: Engine) -> None:
             server.should_exit = True
 
 
-def _uvicorn_config(engine: Engine, config: Config) -> uvicorn.Config:
+def _uvicorn_config(engine: Engine, config: Config, control_path: str) -> uvicorn.Config:
     def refusal_body(message: str) -> bytes:
         return encode_envelope(engine.refusal(InvalidParams(message)))
 
     return uvicorn.Config(
-        make_app(engine),
+        Faces(engine),
         loop="asyncio",
-        http=make_protocol(refusal_body),
+        http=make_protocol(refusal_body, control_path),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -61,7 +61,6 @@ NOT_ENFORCED: Mapping[str, Mapping[str, NotEnforced]] = MappingProxyType(
             "max_length": NotEnforced(_given, "shortened results"),
             "wait_for_approval": NotEnforced(_given, "approvals"),
             "session_id": NotEnforced(_given, "sessions"),
-            "agent_id": NotEnforced(_given, "agents"),
             "idempotency_key": NotEnforced(_given, "idempotency keys"),
             "isolation": NotEnforced(
                 lambda value: value in ("session", "container_per_call"), "this isolation"

@@ -51,8 +51,7 @@ class Writer:
         self._closing = False
         self._level = ""
         self.lost = 0
-        self._thread = threading.Thread(target=self._run, name="state-writer", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
 
     def submit(self, job: Job[T], *, durable: bool) -> Future[T]:
         """Queue a job; its future holds its result once it is committed."""
@@ -62,6 +61,7 @@ class Writer:
                 future.set_exception(WriteFailed("the engine's state is closed"))
                 return future
             self._waiting.append(_Waiting(job, future, durable))
+            self._start()
         self._wake.set()
         return future
 
@@ -71,13 +71,23 @@ class Writer:
             self.lost += 1
             return
         self._posts.append((statement, row))
+        if self._thread is None:
+            with self._lock:
+                self._start()
 
     def close(self) -> None:
         """Write what waits and end the thread."""
         with self._lock:
             self._closing = True
         self._wake.set()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _start(self) -> None:
+        """The first row starts the thread: many an embedded engine never has one."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="state-writer", daemon=True)
+            self._thread.start()
 
     def _run(self) -> None:
         with self._engine.connect() as connection:

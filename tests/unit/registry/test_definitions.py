@@ -35,7 +35,6 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
     "max_length": (10, None),
     "wait_for_approval": (True, False),
     "session_id": ("s", None),
-    "agent_id": ("a", None),
     "idempotency_key": ("k", None),
     "isolation": ("session", "call"),
 }
@@ -85,8 +84,8 @@ def test_container_for_one_call_is_not_enforced_either() -> None:
 
 @pytest.mark.row("P11")
 def test_all_unenforced_options_are_found_at_once() -> None:
-    found = unenforced_options(CallOptions(session_id="s", agent_id="a", max_length=5))
-    assert [name for name, _ in found] == ["agent_id", "max_length", "session_id"]
+    found = unenforced_options(CallOptions(session_id="s", max_length=5))
+    assert [name for name, _ in found] == ["max_length", "session_id"]
 
 
 @pytest.mark.row("T1")

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from fumehood.daemon.answers import envelope_response, read_json
 from fumehood.daemon.caller import principal_of
 from fumehood.engine import Engine, parse_call_body
-from fumehood.model.errors import EngineError, ShuttingDown
+from fumehood.model.errors import EngineError, ShuttingDown, Unauthorized
 
 
 async def call_tool(request: Request) -> Response:
@@ -23,6 +23,8 @@ async def call_tool(request: Request) -> Response:
         return envelope_response(engine.refusal(error, tool=name))
     try:
         envelope = await engine.run(name, body, principal_of(request))
+    except Unauthorized as error:
+        return envelope_response(engine.refusal(error, tool=name))
     except asyncio.CancelledError:
         if not engine.is_draining:
             raise
