@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from fumehood import Config, Engine
+from support.definition_files import DefinitionDirectory, definition_directory
 from support.http import SocketClient
 from support.wait import wait_until
 
@@ -46,6 +47,13 @@ def home() -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
     yield directory
     shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def definitions() -> Iterator[DefinitionDirectory]:
+    """A directory that an engine's `tools_directory` can name."""
+    with definition_directory() as directory:
+        yield directory
 
 
 @dataclass

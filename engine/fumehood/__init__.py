@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fumehood.model.call import ToolResult as ToolResult
     from fumehood.model.envelope import Envelope as Envelope
     from fumehood.model.errors import ToolError as ToolError
+    from fumehood.model.parameters import ToolParameter as ToolParameter
     from fumehood.model.tool import EXPRESSION_OUTPUT as EXPRESSION_OUTPUT
     from fumehood.model.tool import ToolDefinition as ToolDefinition
     from fumehood.model.tool import ToolType as ToolType
@@ -44,6 +45,7 @@ _HOMES = {
     "TokenCounter": "fumehood.model.usage",
     "ToolDefinition": "fumehood.model.tool",
     "ToolError": "fumehood.model.errors",
+    "ToolParameter": "fumehood.model.parameters",
     "ToolResult": "fumehood.model.call",
     "ToolType": "fumehood.model.tool",
     "load_config": "fumehood.config",

@@ -5,8 +5,10 @@ Client side. It knows the wire and the model, nothing of the engine.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlencode
 
 import httpx2
 
@@ -19,6 +21,9 @@ from fumehood.wire.messages import decode_envelope
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_GRACE_S = 30.0
 """How much longer than the longest call this side waits for an answer."""
+
+PAGE = 100
+"""Tools of one request while all of them are read: the most that the engine gives."""
 
 LONGEST_CALL_S = 600.0
 
@@ -70,16 +75,38 @@ class Client:
             {"arguments": arguments or {}, "options": options},
         )
 
-    def tools(self) -> list[ToolDefinition]:
-        """The preferred version of every tool.
+    def tools(self, **filters: str) -> list[ToolDefinition]:
+        """The preferred version of every tool, or of those of a `category`, `tag` or `type`.
 
         Raises:
-            Refused: the engine answers, but not to this caller.
+            Refused: the engine answers, but not to this caller, or it knows no such filter.
         """
-        envelope = self._envelope("GET", "/v1/tools")
-        if envelope.error is not None:
-            raise Refused(envelope)
-        return [ToolDefinition.model_validate(item) for item in envelope.data["items"]]
+        return [tool for tool, _ in self.tools_and_sources(**filters)]
+
+    def tools_and_sources(self, **filters: str) -> Iterator[tuple[ToolDefinition, str]]:
+        """The same one after the other, each with where it comes from.
+
+        Raises:
+            Refused: as `tools`.
+        """
+        page: dict[str, str] = {"limit": str(PAGE)}
+        while True:
+            envelope = self.tools_page(**filters, **page)
+            if envelope.error is not None:
+                raise Refused(envelope)
+            sources = envelope.data["sources"]
+            for item in envelope.data["items"]:
+                yield ToolDefinition.model_validate(item), sources[item["name"]]
+            cursor = envelope.data["pagination"]["next_cursor"]
+            if cursor is None:
+                return
+            if cursor == page.get("cursor"):
+                raise self._stranger()  # a list that never ends is none of the engine's
+            page["cursor"] = cursor
+
+    def tools_page(self, **query: str) -> Envelope:
+        """One page: `limit`, `cursor`, `category`, `tag`, `type` as in the HTTP reference."""
+        return self._envelope("GET", f"/v1/tools?{urlencode(query)}")
 
     def tool(self, reference: str) -> Envelope:
         """One tool's definition, in an envelope that may hold TOOL_NOT_FOUND."""
@@ -136,6 +163,4 @@ class Client:
 
 
 def _quoted(name: str) -> str:
-    from urllib.parse import quote
-
     return quote(name, safe="@")

@@ -7,6 +7,7 @@ an error, and nothing here changes while the engine runs.
 | setting | absent | empty | filled |
 |---|---|---|---|
 | `host_tools` | none may run in the host | the same | exactly these names may |
+| `tools_directory` | no file brings tools | the same | the definitions in this directory |
 | `allow_debug` | no `debug_info` for anybody | – | for calls that ask |
 """
 
@@ -98,6 +99,7 @@ class Config(BaseSettings):
     log_format: Literal["auto", "json", "text"] = "auto"
     allow_debug: bool = False
     host_tools: Annotated[tuple[str, ...], NoDecode] = ()
+    tools_directory: Path | None = None
     drain_seconds: float = Field(default=10, ge=0, le=600)
     interpreter: InterpreterConfig = InterpreterConfig()
     prices: PriceConfig = PriceConfig()
@@ -110,6 +112,14 @@ class Config(BaseSettings):
         """The environment has no lists: names are separated by commas there."""
         if isinstance(value, str):
             return tuple(name.strip() for name in value.split(",") if name.strip())
+        return value
+
+    @field_validator("tools_directory")
+    @classmethod
+    def _refuse_relative(cls, value: Path | None) -> Path | None:
+        """Which tools there are must not depend on where the engine was started."""
+        if value is not None and not value.is_absolute():
+            raise ValueError("must be an absolute path")
         return value
 
     @classmethod

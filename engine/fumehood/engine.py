@@ -7,11 +7,13 @@ Entering it starts the walls, leaving it ends them with everything that runs in 
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from datetime import datetime
 from typing import Any
 
+import anyio
 import anyio.lowlevel
 from pydantic import ValidationError
 
@@ -29,18 +31,23 @@ from fumehood.model.limits import Limit
 from fumehood.model.tool import ToolDefinition
 from fumehood.model.usage import EstimatingCounter, TokenCounter
 from fumehood.observe.clock import Clock, IdSource, SystemClock, timestamp
-from fumehood.observe.log import Logger, quiet_logger
+from fumehood.observe.log import Logger, log_fault, quiet_logger
 from fumehood.registry.agents import Agents
 from fumehood.registry.declare import FunctionTool
 from fumehood.registry.definitions import InvalidDefinition, parse_definition
+from fumehood.registry.directory import DirectoryContents, DirectoryFault, ToolDirectory
 from fumehood.registry.discover import LoadFault, discover
 from fumehood.registry.index import RegisteredTool, Source, ToolIndex
+from fumehood.registry.listing import DEFAULT_LIMIT, ToolFilter, ToolPage, page_of_tools
+from fumehood.registry.watch import watch
 from fumehood.sandbox.host import Host
 from fumehood.sandbox.process.interpreter import InterpreterWall
 from fumehood.sandbox.wall import Wall, Walls
 from fumehood.store.database import Database, open_database
 from fumehood.wire import strict_json
+from fumehood.wire.cursors import Cursors
 
+CURSOR_KEY_BYTES = 32
 MAX_KEYS = 1000
 """Parameters of one call: each unknown one would become a message or a warning."""
 
@@ -58,7 +65,8 @@ class Engine:
 
     `tools` come from the embedding program, which is its own operator: functions made by
     `@tool(sandboxed=False)`, definitions, or documents of definitions. Built-in tools and
-    entry points are found by themselves.
+    entry points are found by themselves, and so are the files of `tools_directory`, which are
+    watched while the engine is entered.
 
     Raises:
         InvalidDefinition: a tool of `tools` is wrong, with every fault of every one.
@@ -85,6 +93,9 @@ class Engine:
         for fault in self.load_faults:
             self.log.error("tools.left_out", entry_point=fault.entry_point, reason=fault.reason)
         _register_all(self._registry, tools)
+        self.directory_faults: tuple[DirectoryFault, ...] = ()
+        self._directory = self._load_directory()
+        self._cursors = Cursors(secrets.token_bytes(CURSOR_KEY_BYTES))
         self._interpreter: Wall = (
             interpreter
             if interpreter is not None
@@ -115,6 +126,10 @@ class Engine:
             self._stack.callback(self.database.close)
         if isinstance(self._interpreter, InterpreterWall):
             await self._stack.enter_async_context(self._interpreter)
+        if self._directory is not None:
+            group = await self._stack.enter_async_context(anyio.create_task_group())
+            self._stack.callback(group.cancel_scope.cancel)
+            group.start_soon(watch, self._directory, self._on_directory, self._on_failed_look)
         self._is_open = True
         return self
 
@@ -176,6 +191,28 @@ class Engine:
         """The preferred version of every registered tool, by name."""
         return [tool.definition for tool in self._registry]
 
+    def tools_page(
+        self,
+        principal: Principal | None = None,
+        *,
+        filter_by: ToolFilter | None = None,
+        limit: int = DEFAULT_LIMIT,
+        cursor: str | None = None,
+    ) -> ToolPage:
+        """Some of the tools in order of their names, and the cursor of those that follow.
+
+        Raises:
+            InvalidParams: the limit is not from 1 to 100, or the cursor is of another list.
+        """
+        return page_of_tools(
+            self._registry,
+            self._cursors,
+            (principal or self.owner).id,
+            filter_by=filter_by or ToolFilter(),
+            limit=limit,
+            cursor=cursor,
+        )
+
     def tool(self, reference: str) -> RegisteredTool:
         """One tool by `name` or `name@version`. Raises ToolNotFound."""
         return self._registry.get(reference)
@@ -214,6 +251,30 @@ class Engine:
                 "guest_pid": getattr(wall, "guest_pid", None),
             }
         return report
+
+    def _load_directory(self) -> ToolDirectory | None:
+        path = self.config.tools_directory
+        if path is None:
+            return None
+        directory = ToolDirectory(
+            path, owner_of=lambda name: self._registry.owner(name, but=Source.DIRECTORY)
+        )
+        self._on_directory(directory.load())
+        return directory
+
+    def _on_directory(self, contents: DirectoryContents) -> None:
+        """Serve what the directory offers now; what is wrong is logged once."""
+        self._registry.replace_source(Source.DIRECTORY, contents.tools)
+        for fault in contents.faults:
+            if fault not in self.directory_faults:
+                self.log.error("tools_directory.left_out", file=fault.file, reason=fault.reason)
+        self.directory_faults = contents.faults
+        self.log.info(
+            "tools_directory.read", tools=len(contents.tools), faulty=len(contents.faults)
+        )
+
+    def _on_failed_look(self, error: Exception) -> None:
+        log_fault(self.log, "tools_directory.failed", error)
 
     def _on_wall_event(self, event: str, values: JsonObject) -> None:
         level = self.log.warning if event == "guest.lost" else self.log.info

@@ -170,3 +170,19 @@ def test_path_of_a_socket_is_counted_in_bytes() -> None:
 def test_limit_that_limits_nothing_is_refused(field: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=field):
         load_config(interpreter={field: value})
+
+
+@pytest.mark.row("R4")
+def test_directory_of_tools_is_absent_unless_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_config().tools_directory is None
+    monkeypatch.setenv("FUMEHOOD_TOOLS_DIRECTORY", "")
+    assert load_config().tools_directory is None
+    monkeypatch.setenv("FUMEHOOD_TOOLS_DIRECTORY", "/etc/fumehood/tools")
+    assert load_config().tools_directory == Path("/etc/fumehood/tools")
+
+
+@pytest.mark.row("R4")
+@pytest.mark.parametrize("path", ["tools", "./tools", "~/tools"])
+def test_directory_of_tools_does_not_depend_on_where_the_engine_starts(path: str) -> None:
+    with pytest.raises(ConfigError, match=r"tools_directory: .*must be an absolute path"):
+        load_config(tools_directory=path)

@@ -59,6 +59,7 @@ def _examine() -> Iterator[Finding]:
     yield _socket(config)
     yield from _interpreter(config)
     yield _tools(config)
+    yield from _tools_directory(config)
 
 
 def _platform() -> Finding:
@@ -148,6 +149,23 @@ def _tools(config: Config) -> Finding:
     if not names:
         return Finding("tools", "missing", "none are installed", "Reinstall fumehood.")
     return Finding("tools", "ok", names)
+
+
+def _tools_directory(config: Config) -> Iterator[Finding]:
+    """Read the definitions anew. Names that other sources have are the daemon's to see."""
+    from fumehood.registry.directory import ToolDirectory
+
+    if config.tools_directory is None:
+        yield Finding("tools directory", "ok", "none is configured")
+        return
+    contents = ToolDirectory(config.tools_directory).load()
+    cure = "Mend it; a running engine sees the change by itself."
+    for fault in contents.faults:
+        what = f"tools directory: {fault.file}" if fault.file is not None else "tools directory"
+        yield Finding(what, "warning", fault.reason, cure)
+    if not contents.faults:
+        found = f"{config.tools_directory}: {len(contents.tools)} tools"
+        yield Finding("tools directory", "ok", found)
 
 
 def _show(findings: list[Finding]) -> None:

@@ -47,19 +47,21 @@ def show_envelope(envelope: Envelope, *, as_json: bool) -> None:
         _print_data(console, envelope.debug_info)
 
 
-def show_tools(definitions: list[ToolDefinition], *, as_json: bool) -> None:
-    """A list of tools."""
+def show_tools(found: list[tuple[ToolDefinition, str]], *, as_json: bool) -> None:
+    """A list of tools, each with where it comes from."""
     if as_json:
-        show_json([tool.model_dump(mode="json") for tool in definitions])
+        show_json([{**tool.model_dump(mode="json"), "source": source} for tool, source in found])
         return
-    table = Table(Column("tool", no_wrap=True), Column("runs as"), Column("what it does"))
-    for tool in definitions:
+    table = Table(
+        Column("tool", no_wrap=True), Column("runs as"), Column("from"), Column("what it does")
+    )
+    for tool, source in found:
         marks = [tool.executor]
         marks += ["dangerous"] if tool.dangerous else []
         marks += [] if tool.sandboxed else ["in the host"]
         summary = tool.description.split(". ")[0].splitlines()[0]
         name = f"{tool.name}@{tool.version}"
-        table.add_row(name, ", ".join(marks), escape(summary))
+        table.add_row(name, ", ".join(marks), escape(source), escape(_printable(summary)))
     Console().print(table)
 
 

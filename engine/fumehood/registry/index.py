@@ -1,21 +1,28 @@
 """The index: every registered tool by name and version. In process, rebuilt at each start.
 
 Host side, read by `call/resolve` and by the faces. Invariant: what stands in the index was
-checked whole, and a name that a built-in tool has belongs to the built-in tools.
+checked whole, and a name that a built-in tool has belongs to the built-in tools. Whoever
+reads sees the tools of a source as they were or as they are, never half of a change; a call
+keeps the `RegisteredTool` it resolved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from fumehood.model.call import HostFunction
 from fumehood.model.errors import ToolNotFound
+from fumehood.model.json_types import JsonObject
 from fumehood.model.tool import EXPRESSION_OUTPUT, ToolDefinition
-from fumehood.registry.definitions import InvalidDefinition, check_definition
+from fumehood.registry.definitions import InvalidDefinition, check_definition, parse_definition
 from fumehood.registry.json_schema import CompiledSchema
+
+MAX_VERSIONS_SHOWN = 20
+"""Versions that a refusal names."""
 
 
 class Source(StrEnum):
@@ -24,6 +31,7 @@ class Source(StrEnum):
     BUILTIN = "builtin"
     ENTRY_POINT = "entry_point"
     PROGRAM = "program"
+    DIRECTORY = "directory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +46,45 @@ class RegisteredTool:
     disabled_because: str | None = None
 
 
+def tool_of_document(document: JsonObject, source: Source) -> RegisteredTool:
+    """A tool without a function, checked whole, that is in no index yet.
+
+    Raises:
+        InvalidDefinition: with every fault of the document.
+    """
+    return _registered(parse_definition(document), source)
+
+
+class _Tools:
+    """The tools of one moment: by name and version, and the preferred version of each name."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, dict[str, RegisteredTool]] = {}
+        self.preferred: dict[str, RegisteredTool] = {}
+        self._names: list[str] | None = None
+
+    def add(self, tool: RegisteredTool) -> None:
+        name = tool.definition.name
+        self.by_name.setdefault(name, {})[tool.definition.version] = tool
+        before = self.preferred.get(name)
+        if before is None or _preference(tool) > _preference(before):
+            self.preferred[name] = tool
+        if before is None:
+            self._names = None
+
+    @property
+    def names(self) -> list[str]:
+        """Every name in order. Sorted once a change, not once a list."""
+        if self._names is None:
+            self._names = sorted(self.preferred)
+        return self._names
+
+
 class ToolIndex:
     """Tools by name and version."""
 
     def __init__(self) -> None:
-        self._tools: dict[str, dict[str, RegisteredTool]] = {}
-        self._preferred: dict[str, RegisteredTool] = {}
+        self._now = _Tools()
 
     def register(
         self,
@@ -66,18 +107,29 @@ class ToolIndex:
             faults = [*error.faults, *faults]
         if faults:
             raise InvalidDefinition(definition.name, faults)
-        tool = RegisteredTool(
-            definition=definition,
-            source=source,
-            arguments=CompiledSchema(definition.parameters),
-            output=_promise_to_check(definition),
-            function=function,
-            disabled_because=disabled_because,
-        )
-        versions = self._tools.setdefault(definition.name, {})
-        versions[definition.version] = tool
-        self._preferred[definition.name] = max(versions.values(), key=_preference)
+        tool = _registered(definition, source, function, disabled_because)
+        self._now.add(tool)
         return tool
+
+    def replace_source(self, source: Source, tools: Iterable[RegisteredTool]) -> None:
+        """Put these tools in the place of all that the source had, at once.
+
+        The tools are of this source, each name and version once, and `owner` has no other
+        source for their names.
+        """
+        after = _Tools()
+        for versions in self._now.by_name.values():
+            for tool in versions.values():
+                if tool.source is not source:
+                    after.add(tool)
+        for tool in tools:
+            after.add(tool)
+        self._now = after
+
+    def owner(self, name: str, *, but: Source) -> Source | None:
+        """The source that has this name already, leaving one source out."""
+        versions = self._now.by_name.get(name, {}).values()
+        return next((tool.source for tool in versions if tool.source is not but), None)
 
     def get(self, reference: str) -> RegisteredTool:
         """`name` (the newest version that is not deprecated, else the newest) or `name@1.2.0`.
@@ -86,32 +138,45 @@ class ToolIndex:
             ToolNotFound: no such name or version.
         """
         name, at, version = reference.partition("@")
-        versions = self._tools.get(name)
+        versions = self._now.by_name.get(name)
         if versions is None:
             raise ToolNotFound(
                 f"There is no tool {name[:80]!r}. List the tools to see which exist."
             )
         if not at:
-            return self._preferred[name]
+            return self._now.preferred[name]
         if version not in versions:
-            known = ", ".join(sorted(versions))
+            known = ", ".join(sorted(versions)[:MAX_VERSIONS_SHOWN])
             raise ToolNotFound(f"{name} has no version {version[:40]!r}; it has {known}.")
         return versions[version]
 
     def versions(self, name: str) -> list[RegisteredTool]:
         """All versions of one name, newest first."""
-        found = self._tools.get(name, {}).values()
+        found = self._now.by_name.get(name, {}).values()
         return sorted(found, key=lambda tool: tool.definition.version_key, reverse=True)
 
     def __iter__(self) -> Iterator[RegisteredTool]:
         """The preferred version of each name, by name."""
-        return (self._preferred[name] for name in sorted(self._preferred))
+        now = self._now
+        return (now.preferred[name] for name in now.names)
+
+    def page(
+        self, accepts: Callable[[ToolDefinition], bool], after: str, limit: int
+    ) -> tuple[list[RegisteredTool], int]:
+        """At most `limit` accepted tools whose names come after `after`, and how many there are.
+
+        The count is of all accepted tools, those before `after` too.
+        """
+        now = self._now
+        accepted = [name for name in now.names if accepts(now.preferred[name].definition)]
+        start = bisect_right(accepted, after)
+        return [now.preferred[name] for name in accepted[start : start + limit]], len(accepted)
 
     def _faults(
         self, definition: ToolDefinition, source: Source, function: HostFunction | None
     ) -> list[str]:
         faults = []
-        versions = self._tools.get(definition.name, {})
+        versions = self._now.by_name.get(definition.name, {})
         if definition.version in versions:
             faults.append(f"name: {definition.name}@{definition.version} is registered already")
         elif source is not Source.BUILTIN and any(
@@ -123,6 +188,23 @@ class ToolIndex:
         if definition.type == "BUILTIN" and source is not Source.BUILTIN:
             faults.append("type: BUILTIN is for the tools that come with the engine")
         return faults
+
+
+def _registered(
+    definition: ToolDefinition,
+    source: Source,
+    function: HostFunction | None = None,
+    disabled_because: str | None = None,
+) -> RegisteredTool:
+    """What a definition that was checked becomes."""
+    return RegisteredTool(
+        definition=definition,
+        source=source,
+        arguments=CompiledSchema(definition.parameters),
+        output=_promise_to_check(definition),
+        function=function,
+        disabled_because=disabled_because,
+    )
 
 
 def _preference(tool: RegisteredTool) -> tuple[bool, tuple[Any, ...]]:

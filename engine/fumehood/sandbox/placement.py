@@ -44,6 +44,12 @@ def place(tool: ToolDefinition) -> Placement:
         return _EXPRESSION
     if tool.executor == "function" and not tool.sandboxed:
         return _HOST_FUNCTION
+    if tool.executor in ("http", "mcp"):
+        raise SandboxUnavailable(
+            f"This version has no executor {tool.executor!r}: the tool {tool.name} is registered, "
+            "and cannot be called yet. Do not retry.",
+            retryable=False,
+        )
     raise SandboxUnavailable(
         f"This version has no sandbox for the executor {tool.executor!r}, and uses no weaker one "
         "instead.",

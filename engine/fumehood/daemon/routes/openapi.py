@@ -12,7 +12,8 @@ from fumehood.model.call import CallBody
 from fumehood.model.envelope import Envelope
 from fumehood.model.errors import ERROR_CODES, TOOL_CODE_HTTP_STATUS
 from fumehood.model.json_types import JsonObject
-from fumehood.model.tool import ToolDefinition
+from fumehood.model.tool import ToolDefinition, ToolType
+from fumehood.registry.listing import DEFAULT_LIMIT, MAX_LIMIT
 
 REFERENCE = "#/components/schemas/{model}"
 NAME_PARAMETER = {
@@ -64,7 +65,11 @@ def make_document(version: str) -> JsonObject:
                 "openapi", "This document.", {"200": _ok(_json_content({"type": "object"}))}
             )
         },
-        "/v1/tools": {"get": _operation("listTools", "Every tool.", answered)},
+        "/v1/tools": {
+            "get": _operation(
+                "listTools", "The tools, one page of them.", answered, _list_parameters()
+            )
+        },
         "/v1/tools/{name}": {
             "get": _operation("showTool", "One tool's definition.", answered, [NAME_PARAMETER])
         },
@@ -84,6 +89,21 @@ def make_document(version: str) -> JsonObject:
         "paths": paths,
         "components": {"schemas": definitions["$defs"]},
     }
+
+
+def _list_parameters() -> list[JsonObject]:
+    limit = {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT}
+    described: dict[str, tuple[str, JsonObject]] = {
+        "limit": ("How many at most.", limit),
+        "cursor": ("`data.pagination.next_cursor` of the page before.", {"type": "string"}),
+        "category": ("Only tools of this category.", {"type": "string"}),
+        "tag": ("Only tools with this tag.", {"type": "string"}),
+        "type": ("Only tools of this type.", {"type": "string", "enum": list(ToolType)}),
+    }
+    return [
+        {"name": name, "in": "query", "required": False, "description": words, "schema": schema}
+        for name, (words, schema) in described.items()
+    ]
 
 
 def _operation(
