@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 import anyio
@@ -21,6 +23,7 @@ from fumehood.call.shape import shape_error
 from fumehood.call.spine import Rooms, run_call
 from fumehood.config import Config, load_config
 from fumehood.gates.approvers import Approvers
+from fumehood.gates.binding import require_agent
 from fumehood.gates.tokens import Tokens
 from fumehood.model.call import CallBody, CallOptions, CallRequest
 from fumehood.model.envelope import Envelope, Metadata, Performance, Resources, UsageReport
@@ -37,8 +40,10 @@ from fumehood.registry.declare import FunctionTool
 from fumehood.registry.definitions import InvalidDefinition, parse_definition
 from fumehood.registry.directory import DirectoryContents, DirectoryFault, ToolDirectory
 from fumehood.registry.discover import LoadFault, discover
+from fumehood.registry.filtering import Selection, filter_tools
 from fumehood.registry.index import RegisteredTool, Source, ToolIndex
 from fumehood.registry.listing import DEFAULT_LIMIT, ToolFilter, ToolPage, page_of_tools
+from fumehood.registry.registrations import Registrations
 from fumehood.registry.watch import watch
 from fumehood.sandbox.host import Host
 from fumehood.sandbox.process.interpreter import InterpreterWall
@@ -93,6 +98,11 @@ class Engine:
         for fault in self.load_faults:
             self.log.error("tools.left_out", entry_point=fault.entry_point, reason=fault.reason)
         _register_all(self._registry, tools)
+        self._owns_database = database is None
+        self.database = database if database is not None else open_database(None)
+        self.registrations = Registrations(self._registry, self.database)
+        for left_out in self.registrations.load_faults:
+            self.log.error("tools.left_out", registered=True, reason=left_out.message)
         self.directory_faults: tuple[DirectoryFault, ...] = ()
         self._directory = self._load_directory()
         self._cursors = Cursors(secrets.token_bytes(CURSOR_KEY_BYTES))
@@ -101,8 +111,6 @@ class Engine:
             if interpreter is not None
             else InterpreterWall(self.config.interpreter_limits, on_event=self._on_wall_event)
         )
-        self._owns_database = database is None
-        self.database = database if database is not None else open_database(None)
         self.agents = Agents(self.database)
         self.tokens = Tokens(self.database)
         self.approvers = Approvers(self.database)
@@ -221,6 +229,32 @@ class Engine:
         """The versions of one tool, newest first."""
         return [tool.definition.version for tool in self._registry.versions(name)]
 
+    def agent_tools(
+        self,
+        principal: Principal,
+        agent_id: str,
+        *,
+        categories: Collection[str] | None = None,
+        exclude_dangerous: bool = True,
+        max_cost: Decimal | None = None,
+        at_most: int | None = None,
+    ) -> Selection:
+        """An agent's tools in its order, as it sees them, and why others were left out.
+
+        Raises:
+            ResourceNotFound: no such agent, or not this principal's to speak for.
+        """
+        require_agent(principal, agent_id, self.agents.find(agent_id))
+        seen, missing = self.agents.tools(agent_id, self._registry)
+        selection = filter_tools(
+            seen,
+            categories=categories,
+            exclude_dangerous=exclude_dangerous,
+            max_cost=max_cost,
+            at_most=at_most,
+        )
+        return replace(selection, left_out=(*selection.left_out, *missing))
+
     def answer(self, data: JsonObject) -> Envelope:
         """An envelope for what is no call, such as a list of tools."""
         return self._outside_calls(data, None, None)
@@ -265,6 +299,7 @@ class Engine:
     def _on_directory(self, contents: DirectoryContents) -> None:
         """Serve what the directory offers now; what is wrong is logged once."""
         self._registry.replace_source(Source.DIRECTORY, contents.tools)
+        self.registrations.apply_switches()
         for fault in contents.faults:
             if fault not in self.directory_faults:
                 self.log.error("tools_directory.left_out", file=fault.file, reason=fault.reason)

@@ -13,9 +13,9 @@ from fumehood.cli.approvers import approvers
 from fumehood.cli.call import call
 from fumehood.cli.doctor import doctor
 from fumehood.cli.exits import ExitCode
+from fumehood.cli.registry import tools
 from fumehood.cli.serve import serve
 from fumehood.cli.tokens import tokens
-from fumehood.cli.tools import tools
 
 app = typer.Typer(
     name="fumehood",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -32,6 +32,7 @@ class Source(StrEnum):
     ENTRY_POINT = "entry_point"
     PROGRAM = "program"
     DIRECTORY = "directory"
+    API = "api"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,16 @@ class _Tools:
         if before is None:
             self._names = None
 
+    def put(self, name: str, versions: dict[str, RegisteredTool]) -> None:
+        """All versions of one name; none where it is to go."""
+        if versions:
+            self.by_name[name] = versions
+            self.preferred[name] = max(versions.values(), key=_preference)
+        else:
+            self.by_name.pop(name, None)
+            self.preferred.pop(name, None)
+        self._names = None
+
     @property
     def names(self) -> list[str]:
         """Every name in order. Sorted once a change, not once a list."""
@@ -110,6 +121,46 @@ class ToolIndex:
         tool = _registered(definition, source, function, disabled_because)
         self._now.add(tool)
         return tool
+
+    def put(self, tool: RegisteredTool) -> None:
+        """Add a version that was checked, or put it in the place of the one that is there.
+
+        Raises:
+            InvalidDefinition: another source has this name.
+        """
+        name, version = tool.definition.name, tool.definition.version
+        self.require_free(name, tool.source)
+        self._rebuild(name, lambda versions: versions.update({version: tool}))
+
+    def require_free(self, name: str, source: Source) -> None:
+        """Raises InvalidDefinition where another source has this name."""
+        owner = self.owner(name, but=source)
+        if owner is not None:
+            fault = f"name: {name} belongs to another source ({owner.value})"
+            raise InvalidDefinition(name, [fault])
+
+    def remove(self, name: str, version: str) -> None:
+        """Forget one version."""
+        self._rebuild(name, lambda versions: versions.pop(version, None))
+
+    def switch(self, name: str, version: str, *, is_active: bool) -> None:
+        """Switch a version on or off, where it is there and is not so already."""
+        tool = self.find(name, version)
+        if tool is None or tool.definition.is_active is is_active:
+            return
+        definition = tool.definition.model_copy(update={"is_active": is_active})
+        switched = replace(tool, definition=definition)
+        self._rebuild(name, lambda versions: versions.update({version: switched}))
+
+    def find(self, name: str, version: str) -> RegisteredTool | None:
+        """One version, if it is there."""
+        return self._now.by_name.get(name, {}).get(version)
+
+    def _rebuild(self, name: str, change: Callable[[dict[str, RegisteredTool]], object]) -> None:
+        """Change one name's versions, so that whoever reads sees all of it or nothing."""
+        versions = dict(self._now.by_name.get(name, {}))
+        change(versions)
+        self._now.put(name, versions)
 
     def replace_source(self, source: Source, tools: Iterable[RegisteredTool]) -> None:
         """Put these tools in the place of all that the source had, at once.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from decimal import Decimal
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -9,11 +12,16 @@ from fumehood.daemon.answers import envelope_response
 from fumehood.daemon.caller import require_principal
 from fumehood.engine import Engine
 from fumehood.model.errors import InvalidParams
+from fumehood.model.identity import Principal
 from fumehood.model.json_types import JsonObject
 from fumehood.model.tool import ToolDefinition, ToolType
 from fumehood.registry.listing import DEFAULT_LIMIT, MAX_LIMIT, ToolFilter
 
 PARAMETERS = ("category", "cursor", "limit", "tag", "type")
+AGENT_PARAMETERS = ("agent_id", "at_most", "categories", "exclude_dangerous", "max_cost")
+"""With `agent_id` the list is that agent's, whole and in its order."""
+
+_BOOLEANS = {"true": True, "false": False}
 
 
 async def list_tools(request: Request) -> Response:
@@ -24,7 +32,9 @@ async def list_tools(request: Request) -> Response:
     """
     principal = require_principal(request)
     engine: Engine = request.app.state.engine
-    given = _query(request)
+    if "agent_id" in request.query_params:
+        return _agent_tools(engine, principal, _query(request, AGENT_PARAMETERS))
+    given = _query(request, PARAMETERS)
     page = engine.tools_page(
         principal,
         filter_by=ToolFilter(given.get("category"), given.get("tag"), _type(given.get("type"))),
@@ -57,14 +67,57 @@ def definition_json(tool: ToolDefinition) -> JsonObject:
     return tool.model_dump(mode="json")
 
 
-def _query(request: Request) -> dict[str, str]:
+def _agent_tools(engine: Engine, principal: Principal, given: dict[str, str]) -> Response:
+    categories = given.get("categories")
+    selection = engine.agent_tools(
+        principal,
+        given["agent_id"],
+        categories=None if categories is None else set(filter(None, categories.split(","))),
+        exclude_dangerous=_boolean(given.get("exclude_dangerous", "true")),
+        max_cost=_money(given.get("max_cost")),
+        at_most=_number(given.get("at_most"), "at_most"),
+    )
+    items = [definition_json(tool) for tool in selection.tools]
+    data: JsonObject = {
+        "items": items,
+        "left_out": [{"name": each.name, "reason": each.reason} for each in selection.left_out],
+        "pagination": {"has_more": False, "next_cursor": None, "total_count": len(items)},
+    }
+    return envelope_response(engine.answer(data))
+
+
+def _boolean(text: str) -> bool:
+    if text not in _BOOLEANS:
+        raise InvalidParams(
+            "exclude_dangerous must be true or false.", fields=["exclude_dangerous"]
+        )
+    return _BOOLEANS[text]
+
+
+def _money(text: str | None) -> Decimal | None:
+    if text is None:
+        return None
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text, re.ASCII):
+        raise InvalidParams("max_cost must be an amount such as 0.05.", fields=["max_cost"])
+    return Decimal(text)
+
+
+def _number(text: str | None, name: str) -> int | None:
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit() or len(text) > 4:
+        raise InvalidParams(f"{name} must be a number.", fields=[name])
+    return int(text)
+
+
+def _query(request: Request, parameters: tuple[str, ...]) -> dict[str, str]:
     """The query, each parameter known and given once: what is ignored is believed to work."""
     given = request.query_params.multi_items()
     query = dict(given)
-    wrong = sorted({name[:40] for name, _ in given if name not in PARAMETERS})
+    wrong = sorted({name[:40] for name, _ in given if name not in parameters})
     if wrong or len(query) != len(given):
         raise InvalidParams(
-            f"The query takes {', '.join(PARAMETERS)}, each at most once.", fields=wrong
+            f"The query takes {', '.join(parameters)}, each at most once.", fields=wrong
         )
     return query
 
