@@ -6,12 +6,14 @@ Client side. It knows the wire and the model, nothing of the engine.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
 import httpx2
 
+from fumehood.model.call_log import CallPage, CallRecord
 from fumehood.model.envelope import Envelope
 from fumehood.model.json_types import JsonObject
 from fumehood.model.tool import ToolDefinition
@@ -112,6 +114,32 @@ class Client:
         """One tool's definition, in an envelope that may hold TOOL_NOT_FOUND."""
         return self._envelope("GET", f"/v1/tools/{_quoted(reference)}")
 
+    def calls(self, **query: Any) -> CallPage:
+        """A page of this caller's own calls, newest first.
+
+        `query` is that of `CallQuery`: since, until, agent, tool, code, limit, cursor.
+
+        Raises:
+            Refused: the query is wrong, or its cursor is too old.
+        """
+        chosen = {name: _text(value) for name, value in query.items() if value is not None}
+        envelope = self._envelope("GET", "/v1/calls" + (f"?{urlencode(chosen)}" if chosen else ""))
+        if envelope.error is not None:
+            raise Refused(envelope)
+        data = envelope.data
+        return CallPage.model_validate({"items": data["items"], **data["pagination"]})
+
+    def call_record(self, call_id: str) -> CallRecord:
+        """One call of this caller's own.
+
+        Raises:
+            Refused: no such call, somebody else's, or no longer kept.
+        """
+        envelope = self._envelope("GET", f"/v1/calls/{_quoted(call_id)}")
+        if envelope.error is not None:
+            raise Refused(envelope)
+        return CallRecord.model_validate(envelope.data["call"])
+
     def ready(self) -> JsonObject:
         """Whether calls are served, and what each wall enforces."""
         answer = self._request("GET", "/v1/ready")
@@ -164,3 +192,7 @@ class Client:
 
 def _quoted(name: str) -> str:
     return quote(name, safe="@")
+
+
+def _text(value: Any) -> str:
+    return value.isoformat() if isinstance(value, datetime) else str(value)

@@ -101,6 +101,8 @@ class Config(BaseSettings):
     host_tools: Annotated[tuple[str, ...], NoDecode] = ()
     tools_directory: Path | None = None
     drain_seconds: float = Field(default=10, ge=0, le=600)
+    calls_kept_days: int = Field(default=30, ge=1, le=3650)
+    calls_kept: int = Field(default=100_000, ge=100, le=100_000_000)
     interpreter: InterpreterConfig = InterpreterConfig()
     prices: PriceConfig = PriceConfig()
     service: ServiceConfig = ServiceConfig()

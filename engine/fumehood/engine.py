@@ -26,8 +26,9 @@ from fumehood.gates.approvers import Approvers
 from fumehood.gates.binding import require_agent
 from fumehood.gates.tokens import Tokens
 from fumehood.model.call import CallBody, CallOptions, CallRequest
+from fumehood.model.call_log import CallPage, CallQuery, CallRecord
 from fumehood.model.envelope import Envelope, Metadata, Performance, Resources, UsageReport
-from fumehood.model.errors import EngineError, InvalidParams
+from fumehood.model.errors import EngineError, InvalidParams, ResourceNotFound
 from fumehood.model.identity import Principal, Scope, uid_principal_id
 from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import Limit
@@ -48,7 +49,9 @@ from fumehood.registry.watch import watch
 from fumehood.sandbox.host import Host
 from fumehood.sandbox.process.interpreter import InterpreterWall
 from fumehood.sandbox.wall import Wall, Walls
+from fumehood.store.calls import CallLog, UnknownCursor
 from fumehood.store.database import Database, open_database
+from fumehood.store.retention import retention
 from fumehood.wire import strict_json
 from fumehood.wire.cursors import Cursors
 
@@ -114,6 +117,9 @@ class Engine:
         self.agents = Agents(self.database)
         self.tokens = Tokens(self.database)
         self.approvers = Approvers(self.database)
+        self._calls = CallLog(
+            self.database, kept_days=self.config.calls_kept_days, kept=self.config.calls_kept
+        )
         self._rooms = Rooms(
             registry=self._registry,
             agents=self.agents,
@@ -124,6 +130,7 @@ class Engine:
             prices=self.config.resource_prices,
             allow_debug=self.config.allow_debug,
             is_draining=lambda: self._is_draining or not self._is_open,
+            calls=self._calls,
         )
         self._is_draining = False
         self._is_open = False
@@ -138,6 +145,9 @@ class Engine:
             group = await self._stack.enter_async_context(anyio.create_task_group())
             self._stack.callback(group.cancel_scope.cancel)
             group.start_soon(watch, self._directory, self._on_directory, self._on_failed_look)
+        await self._stack.enter_async_context(
+            retention(self._calls, self._clock.now, self._on_retention_fault)
+        )
         self._is_open = True
         return self
 
@@ -255,6 +265,41 @@ class Engine:
         )
         return replace(selection, left_out=(*selection.left_out, *missing))
 
+    async def calls(self, **query: Any) -> CallPage:
+        """A page of the call log of this process's owner, newest first.
+
+        `query` is that of `CallQuery`: since, until, agent, tool, code, limit, cursor.
+
+        Raises:
+            InvalidParams: the query is wrong.
+            ResourceNotFound: the cursor is unknown, or too old.
+            ReadFailed: the state cannot be read.
+        """
+        return await self.list_calls(parse_call_query(query), self.owner)
+
+    async def call_record(self, call_id: str) -> CallRecord:
+        """One call of this process's owner.
+
+        Raises:
+            ResourceNotFound: no such call, or no longer kept.
+            ReadFailed: the state cannot be read.
+        """
+        return await self.find_call(call_id, self.owner)
+
+    async def list_calls(self, query: CallQuery, principal: Principal) -> CallPage:
+        """A page of one principal's calls. Raises as `calls` does."""
+        try:
+            return await self._calls.page(principal.id, query)
+        except UnknownCursor:
+            raise ResourceNotFound("There is no such cursor. Begin again without one.") from None
+
+    async def find_call(self, call_id: str, principal: Principal) -> CallRecord:
+        """One call of one principal; another's is not found. Raises as `call_record` does."""
+        record = await self._calls.get(principal.id, call_id)
+        if record is None:
+            raise ResourceNotFound("There is no such call of yours in the log. Do not retry.")
+        return record
+
     def answer(self, data: JsonObject) -> Envelope:
         """An envelope for what is no call, such as a list of tools."""
         return self._outside_calls(data, None, None)
@@ -311,6 +356,9 @@ class Engine:
     def _on_failed_look(self, error: Exception) -> None:
         log_fault(self.log, "tools_directory.failed", error)
 
+    def _on_retention_fault(self, fault: Exception) -> None:
+        log_fault(self.log, "state.retention_failed", fault)
+
     def _on_wall_event(self, event: str, values: JsonObject) -> None:
         level = self.log.warning if event == "guest.lost" else self.log.info
         level(event, **values)
@@ -361,6 +409,21 @@ def parse_call_body(document: Any) -> CallBody:
         raise InvalidParams(f"The call is wrong: {words}.", fields=fields) from None
 
 
+def parse_call_query(query: JsonObject) -> CallQuery:
+    """What to list of the call log.
+
+    Raises:
+        InvalidParams: with every field that is wrong.
+    """
+    try:
+        return CallQuery.model_validate(query)
+    except ValidationError as error:
+        faults = error.errors(include_url=False, include_input=False)[:20]
+        fields = [".".join(map(str, fault["loc"]))[:120] for fault in faults]
+        words = "; ".join(f"{f}: {fault['msg']}" for f, fault in zip(fields, faults, strict=True))
+        raise InvalidParams(f"The query is wrong: {words}.", fields=fields) from None
+
+
 def _parse(document: object) -> ToolDefinition:
     if not isinstance(document, dict):
         fault = "definition: neither made by @tool nor a definition"
@@ -387,4 +450,4 @@ def _register_all(registry: ToolIndex, tools: Iterable[Tool]) -> None:
         raise InvalidDefinition(names, [fault for error in faults for fault in error.faults])
 
 
-__all__ = ["CallOptions", "Engine", "parse_call_body"]
+__all__ = ["CallOptions", "Engine", "parse_call_body", "parse_call_query"]

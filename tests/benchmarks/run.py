@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.benchmarks.bench_calls import call_log
 from tests.benchmarks.bench_daemon import (
     CALL_BODY,
     CALL_PATH,
@@ -59,6 +60,7 @@ def measure() -> Iterator[Line]:
         yield from ratios(daemon, floor)
         yield throughput(daemon)
         yield from flatness(daemon)
+    yield from call_log()
 
 
 def first_answer() -> Line:

@@ -11,6 +11,7 @@ import typer
 from fumehood.cli.agents import agents
 from fumehood.cli.approvers import approvers
 from fumehood.cli.call import call
+from fumehood.cli.calls import calls
 from fumehood.cli.doctor import doctor
 from fumehood.cli.exits import ExitCode
 from fumehood.cli.registry import tools
@@ -48,6 +49,7 @@ app.add_typer(tools, name="tools")
 app.add_typer(agents, name="agents")
 app.add_typer(approvers, name="approvers")
 app.add_typer(tokens, name="tokens")
+app.add_typer(calls, name="calls")
 app.command()(doctor)
 
 

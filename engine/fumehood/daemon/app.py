@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from fumehood.daemon.answers import envelope_response
 from fumehood.daemon.peer import Face
 from fumehood.daemon.routes import agents, authority, registry
-from fumehood.daemon.routes.calls import call_tool
+from fumehood.daemon.routes.calls import call_tool, list_calls, show_call
 from fumehood.daemon.routes.health import health, ready
 from fumehood.daemon.routes.openapi import make_document, openapi
 from fumehood.daemon.routes.tools import list_tools, show_tool
@@ -37,6 +37,8 @@ ROUTES = [
     Route("/v1/tools/{name}/call", call_tool, methods=["POST"]),
     Route("/v1/tools/{name}", show_tool, methods=["GET"]),
     Route("/v1/tools", list_tools, methods=["GET"]),
+    Route("/v1/calls", list_calls, methods=["GET"]),
+    Route("/v1/calls/{call_id}", show_call, methods=["GET"]),
     Route("/v1/health", health, methods=["GET"]),
     Route("/v1/ready", ready, methods=["GET"]),
     Route("/v1/openapi.json", openapi, methods=["GET"]),

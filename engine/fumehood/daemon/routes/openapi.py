@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from fumehood.model.call import CallBody
+from fumehood.model.call_log import CallPage, CallQuery, CallRecord
 from fumehood.model.envelope import Envelope
 from fumehood.model.errors import ERROR_CODES, TOOL_CODE_HTTP_STATUS
 from fumehood.model.json_types import JsonObject
@@ -23,6 +24,13 @@ NAME_PARAMETER = {
     "description": "A tool's name, or `name@version`.",
     "schema": {"type": "string"},
 }
+CALL_ID_PARAMETER = {
+    "name": "call_id",
+    "in": "path",
+    "required": True,
+    "description": "The `call_id` of an envelope.",
+    "schema": {"type": "string"},
+}
 
 
 async def openapi(request: Request) -> Response:
@@ -33,7 +41,13 @@ async def openapi(request: Request) -> Response:
 def make_document(version: str) -> JsonObject:
     """OpenAPI 3.1 for every address of the callers' socket."""
     _, definitions = models_json_schema(
-        [(CallBody, "validation"), (Envelope, "serialization"), (ToolDefinition, "serialization")],
+        [
+            (CallBody, "validation"),
+            (CallPage, "serialization"),
+            (CallRecord, "serialization"),
+            (Envelope, "serialization"),
+            (ToolDefinition, "serialization"),
+        ],
         ref_template=REFERENCE,
     )
     envelope = _json_content({"$ref": REFERENCE.format(model="Envelope")})
@@ -82,6 +96,16 @@ def make_document(version: str) -> JsonObject:
                 },
             }
         },
+        "/v1/calls": {
+            "get": _operation(
+                "listCalls", "The caller's own calls, newest first.", answered, _query_parameters()
+            )
+        },
+        "/v1/calls/{call_id}": {
+            "get": _operation(
+                "showCall", "One call of the caller's own.", answered, [CALL_ID_PARAMETER]
+            )
+        },
     }
     return {
         "openapi": "3.1.0",
@@ -113,6 +137,15 @@ def _operation(
     if parameters:
         operation["parameters"] = parameters
     return operation
+
+
+def _query_parameters() -> list[JsonObject]:
+    """Those of the call log, from the type that checks them."""
+    properties = CallQuery.model_json_schema()["properties"]
+    return [
+        {"name": name, "in": "query", "required": False, "schema": schema}
+        for name, schema in properties.items()
+    ]
 
 
 def _ok(content: JsonObject) -> JsonObject:
