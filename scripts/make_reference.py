@@ -70,7 +70,7 @@ process is replaced like that of any other failure.
 TOOL_CODES = """\
 ## A tool's own codes
 
-A host function may refuse under a code of its own by raising
+A function may refuse under a code of its own by raising
 `ToolError("CITY_NOT_FOUND", "…")`. Such a code matches `{pattern}`
 and is none of the codes above. Its HTTP status is {status}, its exit code 1. It is retryable only
 where the tool says so.
@@ -87,8 +87,7 @@ registration, in the options of a call it refuses the call with `INVALID_PARAMS`
 NOT_YET_NOTE = """\
 Of the executors, only {executors} exist in this version. Tools with the
 executors {coming} can be registered; a call of one is answered with
-`SANDBOX_UNAVAILABLE`. A function with `sandboxed: true` (the default) is refused too: there is
-no sandbox for functions yet.
+`SANDBOX_UNAVAILABLE`.
 `endpoint` and `headers` are refused only where they refer to a secret.
 """
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="Comma-separated environments (docker, runsc, landlock) without which tests fail "
         "instead of being skipped.",
     )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Without what a test needs it is skipped with a reason, or fails where CI requires it."""
+    for mark in item.iter_markers("needs"):
+        for name in mark.args:
+            if not AVAILABLE[name]():
+                reason = f"this host has no {name}"
+                if name in item.config.getoption("--require").split(","):
+                    pytest.fail(f"{reason}, and --require={name} was given", pytrace=False)
+                pytest.skip(reason)
+
+
+@cache
+def has_landlock() -> bool:
+    """Whether the running kernel restricts who asks for it."""
+    create_ruleset, ask_for_version = 444, 1
+    version = ctypes.CDLL(None, use_errno=True).syscall(create_ruleset, 0, 0, ask_for_version)
+    return version > 0
+
+
+AVAILABLE = {"landlock": has_landlock}
 
 
 @pytest.fixture
@@ -89,8 +113,14 @@ def start_daemon(home: Path) -> Iterator[StartDaemon]:
     """Start daemons; all are stopped at the end of the test."""
     started: list[Daemon] = []
 
-    def start(directory: Path = home, *, ready: bool = True, **settings: str) -> Daemon:
-        environment = {**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(directory)}
+    def start(
+        directory: Path = home,
+        *,
+        ready: bool = True,
+        variables: Mapping[str, str] | None = None,
+        **settings: str,
+    ) -> Daemon:
+        environment = {**CLEAN_ENVIRONMENT, **(variables or {}), "FUMEHOOD_HOME": str(directory)}
         environment |= {f"FUMEHOOD_{key.upper()}": value for key, value in settings.items()}
         with (directory / "log").open("ab") as log:
             process = subprocess.Popen(

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fumehood.config import ConfigError as ConfigError
     from fumehood.config import load_config as load_config
     from fumehood.engine import Engine as Engine
+    from fumehood.executors.progress import progress as progress
     from fumehood.model.call import CallOptions as CallOptions
     from fumehood.model.call import ToolResult as ToolResult
     from fumehood.model.envelope import Envelope as Envelope
@@ -50,6 +51,7 @@ _HOMES = {
     "ToolType": "fumehood.model.tool",
     "load_config": "fumehood.config",
     "parse_definition": "fumehood.registry.definitions",
+    "progress": "fumehood.executors.progress",
     "tool": "fumehood.registry.declare",
 }
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -21,7 +22,7 @@ from pydantic import ValidationError
 
 from fumehood.call.shape import shape_error
 from fumehood.call.spine import Rooms, run_call
-from fumehood.config import Config, load_config
+from fumehood.config import Config, config_file, load_config
 from fumehood.gates.approvers import Approvers
 from fumehood.gates.binding import require_agent
 from fumehood.gates.tokens import Tokens
@@ -42,12 +43,14 @@ from fumehood.registry.definitions import InvalidDefinition, parse_definition
 from fumehood.registry.directory import DirectoryContents, DirectoryFault, ToolDirectory
 from fumehood.registry.discover import LoadFault, discover
 from fumehood.registry.filtering import Selection, filter_tools
+from fumehood.registry.functions import register_function
 from fumehood.registry.index import RegisteredTool, Source, ToolIndex
 from fumehood.registry.listing import DEFAULT_LIMIT, ToolFilter, ToolPage, page_of_tools
 from fumehood.registry.registrations import Registrations
 from fumehood.registry.watch import watch
 from fumehood.sandbox.host import Host
 from fumehood.sandbox.process.interpreter import InterpreterWall
+from fumehood.sandbox.process.jail import JailWall
 from fumehood.sandbox.wall import Wall, Walls
 from fumehood.store.calls import CallLog, UnknownCursor
 from fumehood.store.database import Database, open_database
@@ -72,9 +75,9 @@ class Engine:
     kept in memory and ends with the engine.
 
     `tools` come from the embedding program, which is its own operator: functions made by
-    `@tool(sandboxed=False)`, definitions, or documents of definitions. Built-in tools and
-    entry points are found by themselves, and so are the files of `tools_directory`, which are
-    watched while the engine is entered.
+    `@tool`, definitions, or documents of definitions. Built-in tools and entry points are found
+    by themselves, and so are the files of `tools_directory`, which are watched while the engine
+    is entered.
 
     Raises:
         InvalidDefinition: a tool of `tools` is wrong, with every fault of every one.
@@ -89,6 +92,7 @@ class Engine:
         log: Logger | None = None,
         clock: Clock | None = None,
         interpreter: Wall | None = None,
+        jail: Wall | None = None,
         database: Database | None = None,
     ) -> None:
         self.config = config if config is not None else load_config()
@@ -97,10 +101,14 @@ class Engine:
         self._counter = token_counter if token_counter is not None else EstimatingCounter()
         self._ids = IdSource()
         self._registry = ToolIndex()
-        self.load_faults: list[LoadFault] = discover(self._registry, self.config.host_tools)
+        private = (Path.home(), self.config.state_directory, config_file().parent)
+        self.load_faults: list[LoadFault] = discover(
+            self._registry, self.config.host_tools, private=private
+        )
         for fault in self.load_faults:
             self.log.error("tools.left_out", entry_point=fault.entry_point, reason=fault.reason)
-        _register_all(self._registry, tools)
+        _register_all(self._registry, tools, private)
+        self._jailed_paths = _import_paths(self._registry)
         self._owns_database = database is None
         self.database = database if database is not None else open_database(None)
         self.registrations = Registrations(self._registry, self.database)
@@ -114,6 +122,8 @@ class Engine:
             if interpreter is not None
             else InterpreterWall(self.config.interpreter_limits, on_event=self._on_wall_event)
         )
+        self._jail: Wall = jail if jail is not None else self._make_jail()
+        self._host = Host()
         self.agents = Agents(self.database)
         self.tokens = Tokens(self.database)
         self.approvers = Approvers(self.database)
@@ -123,7 +133,7 @@ class Engine:
         self._rooms = Rooms(
             registry=self._registry,
             agents=self.agents,
-            walls=Walls(interpreter=self._interpreter, host=Host()),
+            walls=Walls(interpreter=self._interpreter, jail=self._jail, host=self._host),
             clock=self._clock,
             log=self.log,
             counter=self._counter,
@@ -141,6 +151,9 @@ class Engine:
             self._stack.callback(self.database.close)
         if isinstance(self._interpreter, InterpreterWall):
             await self._stack.enter_async_context(self._interpreter)
+        if isinstance(self._jail, JailWall) and self._jailed_paths:
+            await self._stack.enter_async_context(self._jail)
+        self._stack.push_async_callback(self._host.stop)
         if self._directory is not None:
             group = await self._stack.enter_async_context(anyio.create_task_group())
             self._stack.callback(group.cancel_scope.cancel)
@@ -319,13 +332,21 @@ class Engine:
 
     @property
     def walls(self) -> dict[str, dict[str, Any]]:
-        """For each wall, what it enforces here, whether that is enough, and what is wrong."""
+        """For each wall in use, what it enforces here, whether that is enough, and what is wrong.
+
+        Without an `essential` one the engine serves nobody; without another, its own tools are
+        refused.
+        """
         report = {}
-        for name, wall in (("interpreter", self._interpreter),):
+        walls = {"interpreter": self._interpreter}
+        if self._jailed_paths:
+            walls["jail"] = self._jail
+        for name, wall in walls.items():
             required: frozenset[Limit] = wall.required
             report[name] = {
                 "enforced": sorted(limit.value for limit in wall.enforced),
                 "ready": not required - wall.enforced,
+                "essential": name == "interpreter",
                 "faults": list(getattr(wall, "faults", ())),
                 "guest_pid": getattr(wall, "guest_pid", None),
             }
@@ -358,6 +379,9 @@ class Engine:
 
     def _on_retention_fault(self, fault: Exception) -> None:
         log_fault(self.log, "state.retention_failed", fault)
+
+    def _make_jail(self) -> JailWall:
+        return JailWall(self._jailed_paths, self.config.jail_limits, on_event=self._on_wall_event)
 
     def _on_wall_event(self, event: str, values: JsonObject) -> None:
         level = self.log.warning if event == "guest.lost" else self.log.info
@@ -432,12 +456,24 @@ def _parse(document: object) -> ToolDefinition:
     return parse_definition(document)
 
 
-def _register_all(registry: ToolIndex, tools: Iterable[Tool]) -> None:
+def _import_paths(registry: ToolIndex) -> frozenset[str]:
+    """Those of all sandboxed functions. Without any the jail is not started: functions come at
+    the start only, and it would be memory that nobody uses.
+    """
+    versions = (tool for name in registry for tool in registry.versions(name.definition.name))
+    return frozenset(
+        tool.address.import_path
+        for tool in versions
+        if tool.address is not None and tool.definition.sandboxed
+    )
+
+
+def _register_all(registry: ToolIndex, tools: Iterable[Tool], private: Sequence[Path]) -> None:
     faults: list[InvalidDefinition] = []
     for tool in tools:
         try:
             if isinstance(tool, FunctionTool):
-                registry.register(tool.definition, Source.PROGRAM, function=tool.invoke)
+                register_function(registry, tool, Source.PROGRAM, private=private)
             else:
                 definition = tool if isinstance(tool, ToolDefinition) else _parse(tool)
                 registry.register(definition, Source.PROGRAM)

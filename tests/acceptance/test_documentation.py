@@ -23,7 +23,14 @@ def snippets(page: str) -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.row("D1")
-@pytest.mark.parametrize("page", ["docs/tutorial/first-call.md", "README.md"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "docs/tutorial/first-call.md",
+        "README.md",
+        pytest.param("docs/howto/define-a-tool-in-python.md", marks=pytest.mark.needs("landlock")),
+    ],
+)
 def test_snippets_run_as_they_stand(page: str, shared_daemon: Daemon) -> None:
     ran = 0
     for language, mark, text in snippets(page):

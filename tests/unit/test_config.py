@@ -40,6 +40,8 @@ def test_nothing_configured_is_the_safe_default() -> None:
         256,
         65_536,
     )
+    jail = config.jail_limits
+    assert (jail.default_wall_s, jail.default_memory_mb, jail.output_bytes) == (30, 256, 1 << 20)
     assert config.resource_prices.cpu_second == Decimal(0)
 
 
@@ -93,6 +95,8 @@ def test_nested_settings_have_two_underscores(monkeypatch: pytest.MonkeyPatch) -
         ('log_level = "loud"\n', "log_level"),
         ("drain_seconds = -1\n", "drain_seconds"),
         ("[interpreter]\nmemory_mb = 15\n", "interpreter.memory_mb"),
+        ("[jail]\nmemory_mb = 31\n", "jail.memory_mb"),
+        ("[jail]\ncolour = 1\n", "jail.colour"),
         ('[prices]\ncurrency = "dollars"\n', "prices.currency"),
         ("this is no toml", "cannot be read"),
     ],

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from fumehood.model.call import CallOptions
 from fumehood.model.errors import InvalidParams
 from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import MIN_INTERPRETER_MB
+from fumehood.model.limits import MIN_INTERPRETER_MB, MIN_JAIL_MB
 from fumehood.model.parameters import parameter_list_schema
 from fumehood.model.tool import DEFAULT_EXECUTORS, ToolDefinition, ToolType
 from fumehood.registry.rest_fields import refers_to_secret, rest_faults
@@ -164,14 +164,18 @@ def _executor_faults(document: JsonObject) -> list[str]:
         faults.append(f"executor: {executor!r} is not enforced by this version")
     if executor == "expression":
         faults += _expression_faults(document, sandboxed)
-    if executor == "function" and sandboxed is True:
-        faults.append(
-            "sandboxed: sandboxed functions are not enforced by this version; "
-            "trusted code of your own program says sandboxed=False"
-        )
-    if executor == "function" and document.get("memory_limit_mb") is not None:
-        faults.append("memory_limit_mb: it could not be enforced on a function in the host")
+    if executor == "function":
+        faults += _function_faults(document, sandboxed)
     return faults
+
+
+def _function_faults(document: JsonObject, sandboxed: Any) -> list[str]:
+    memory_mb = document.get("memory_limit_mb")
+    if memory_mb is not None and sandboxed is False:
+        return ["memory_limit_mb: it could not be enforced on a function in the host"]
+    if isinstance(memory_mb, int) and memory_mb < MIN_JAIL_MB:
+        return [f"memory_limit_mb: the jail needs at least {MIN_JAIL_MB}"]
+    return []
 
 
 def _expression_faults(document: JsonObject, sandboxed: Any) -> list[str]:

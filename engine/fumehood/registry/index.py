@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from fumehood.model.call import HostFunction
+from fumehood.model.call import FunctionAddress, HostFunction
 from fumehood.model.errors import ToolNotFound
 from fumehood.model.json_types import JsonObject
 from fumehood.model.tool import EXPRESSION_OUTPUT, ToolDefinition
@@ -37,7 +37,10 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RegisteredTool:
-    """A definition that passed every check, with what is needed to call it."""
+    """A definition that passed every check, with what is needed to call it.
+
+    A function is called in this process (`function`) or found by another one (`address`).
+    """
 
     definition: ToolDefinition
     source: Source
@@ -45,6 +48,7 @@ class RegisteredTool:
     output: CompiledSchema | None
     function: HostFunction | None = None
     disabled_because: str | None = None
+    address: FunctionAddress | None = None
 
 
 def tool_of_document(document: JsonObject, source: Source) -> RegisteredTool:
@@ -104,6 +108,7 @@ class ToolIndex:
         *,
         function: HostFunction | None = None,
         disabled_because: str | None = None,
+        address: FunctionAddress | None = None,
     ) -> RegisteredTool:
         """Add one version of one tool.
 
@@ -111,14 +116,14 @@ class ToolIndex:
             InvalidDefinition: the definition is wrong, is there already, has a function
                 too few or too many, or takes a built-in tool's name.
         """
-        faults = self._faults(definition, source, function)
+        faults = self._faults(definition, source, function or address)
         try:
             check_definition(definition)
         except InvalidDefinition as error:
             faults = [*error.faults, *faults]
         if faults:
             raise InvalidDefinition(definition.name, faults)
-        tool = _registered(definition, source, function, disabled_because)
+        tool = _registered(definition, source, function, disabled_because, address)
         self._now.add(tool)
         return tool
 
@@ -224,7 +229,10 @@ class ToolIndex:
         return [now.preferred[name] for name in accepted[start : start + limit]], len(accepted)
 
     def _faults(
-        self, definition: ToolDefinition, source: Source, function: HostFunction | None
+        self,
+        definition: ToolDefinition,
+        source: Source,
+        function: HostFunction | FunctionAddress | None,
     ) -> list[str]:
         faults = []
         versions = self._now.by_name.get(definition.name, {})
@@ -246,6 +254,7 @@ def _registered(
     source: Source,
     function: HostFunction | None = None,
     disabled_because: str | None = None,
+    address: FunctionAddress | None = None,
 ) -> RegisteredTool:
     """What a definition that was checked becomes."""
     return RegisteredTool(
@@ -255,6 +264,7 @@ def _registered(
         output=_promise_to_check(definition),
         function=function,
         disabled_because=disabled_because,
+        address=address,
     )
 
 
