@@ -186,7 +186,8 @@ class _Worker:
         return None
 
     async def _death(self) -> RunEnding:
-        _kill_tree(self._process.pid)
+        # Nobody can be found by walking down from a dead process, only by its group.
+        _kill_group(self._process.pid)
         with anyio.CancelScope(shield=True):
             code = await self._process.wait()
         if code < 0:
@@ -216,6 +217,10 @@ def _kill_tree(pid: int) -> None:
                     process.kill()
     except (psutil.Error, OSError):
         pass
+    _kill_group(pid)
+
+
+def _kill_group(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
