@@ -59,7 +59,8 @@ EXPECTED_IN_THE_JAIL = {
     "fumehood.model.errors", "fumehood.model.identity", "fumehood.model.json_types",
     "fumehood.model.limits", "fumehood.model.tool", "fumehood.registry",
     "fumehood.registry.declare", "fumehood.registry.definitions",
-    "fumehood.registry.json_schema", "fumehood.registry.plain_schema",
+    "fumehood.model.parameters", "fumehood.registry.json_schema", "fumehood.registry.plain_schema",
+    "fumehood.registry.rest_fields", "fumehood.registry.surely_sound",
     "fumehood.registry.schema_faults", "fumehood.wire", "fumehood.wire.framing",
     "fumehood.wire.strict_json",
 }  # fmt: skip
