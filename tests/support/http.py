@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,9 +98,11 @@ def connect(path: Path) -> socket.socket:
 
 
 def read_to_end(connection: socket.socket) -> bytes:
+    """Everything that comes, also from a peer that closes on what it has not read."""
     chunks = []
-    while chunk := connection.recv(65536):
-        chunks.append(chunk)
+    with suppress(ConnectionResetError):
+        while chunk := connection.recv(65536):
+            chunks.append(chunk)
     return b"".join(chunks)
 
 
