@@ -10,7 +10,7 @@ from __future__ import annotations
 from fumehood.call.admit import AdmittedCall
 from fumehood.executors.function import run_function
 from fumehood.executors.outcome import Outcome
-from fumehood.executors.sandboxed import run_expression
+from fumehood.executors.sandboxed import run_expression, run_program
 from fumehood.model.errors import InternalError
 
 
@@ -23,6 +23,8 @@ async def execute(admitted: AdmittedCall) -> Outcome:
         return await run_expression(
             tool.definition, arguments, admitted.plan.limits, admitted.lease
         )
+    if executor == "restricted_python":
+        return await run_program(tool.definition, arguments, admitted.plan.limits, admitted.lease)
     if executor == "function" and tool.function is not None:
         return await run_function(tool.function, arguments, admitted.plan.limits)
     raise InternalError("This tool was registered without anything to run it.")

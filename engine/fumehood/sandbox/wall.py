@@ -21,8 +21,8 @@ from fumehood.model.limits import Limit, Limits, WallLimits
 class RunEnding:
     """How one run ended.
 
-    Decided or measured outside the program: everything but `result`, `claimed_kind` and
-    `claimed_message`, which are the program's own words, bounded in size.
+    Decided or measured outside the program: everything but `result` and what is `claimed_…`,
+    which are the program's own words, bounded in size.
     """
 
     ended_by: EndedBy
@@ -35,6 +35,7 @@ class RunEnding:
     result: JsonObject | None = None
     claimed_kind: str | None = None
     claimed_message: str | None = None
+    claimed_details: JsonObject | None = None
 
 
 class Lease(Protocol):

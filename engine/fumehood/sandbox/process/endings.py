@@ -17,8 +17,12 @@ MAX_CLAIM_CHARACTERS = 2000
 
 LOST = RunEnding(EndedBy.SANDBOX_LOST, "call")
 
-_CLAIMABLE = {"memory": EndedBy.MEMORY, "policy": EndedBy.POLICY}
-"""What a program may say of its own failure (DESIGN, "One guest, several walls")."""
+_CLAIMABLE = {
+    "memory": EndedBy.MEMORY,
+    "output": EndedBy.OUTPUT,
+    "policy": EndedBy.POLICY,
+}
+"""What a program may say of its own failure (ADR 0010)."""
 
 
 def ending_of_reply(
@@ -40,6 +44,7 @@ def ending_of_reply(
         output_bytes=output_bytes,
         claimed_kind=kind,
         claimed_message=_text(error.get("message")),
+        claimed_details=_object(error.get("details")),
     )
 
 
@@ -63,8 +68,13 @@ def ending_of_frame(message: GuestEnding) -> RunEnding:
         result=result if ended_by is EndedBy.OK else None,
         claimed_kind=_text(error.get("kind")),
         claimed_message=_text(error.get("message")),
+        claimed_details=_object(error.get("details")),
     )
 
 
 def _text(value: Any) -> str | None:
     return value[:MAX_CLAIM_CHARACTERS] if isinstance(value, str) else None
+
+
+def _object(value: Any) -> JsonObject | None:
+    return value if isinstance(value, dict) else None
