@@ -17,11 +17,10 @@ import pytest
 
 from fumehood import Config, Engine
 from fumehood.sandbox.process.interpreter import InterpreterWall
-from support.processes import children_of_guest, guest_of, is_gone
+from support.processes import children_of_guest, guest_of, is_computing, is_gone
 from support.wait import wait_until
 
 BAD_GUEST = Path(__file__).parents[1] / "support" / "bad_guest.py"
-SPARE_CPU_S = 0.2
 SLOW = "pow(7, 10**4200, 10**4200 + 7)"
 
 
@@ -202,18 +201,8 @@ async def test_running_call_of_a_killed_guest_says_so_and_waiting_ones_are_serve
 
 
 def _is_busy(pid: int) -> bool:
-    """A child of this guest computes, as the kernel sees it.
-
-    One that has computed for longer than it takes to seal and warm a spare.
-    """
-    for child in psutil.Process(pid).children():
-        try:
-            running = child.status() == psutil.STATUS_RUNNING
-            if running and child.cpu_times().user > SPARE_CPU_S:
-                return True
-        except psutil.NoSuchProcess:
-            continue
-    return False
+    """A child of this guest computes, as the kernel sees it."""
+    return is_computing(psutil.Process(pid))
 
 
 @pytest.mark.anyio

@@ -53,6 +53,9 @@ class SocketClient:
     def calculate(self, expression: str, **options: Any) -> Answer:
         return self.call("calculator", {"expression": expression}, **options)
 
+    def run(self, code: str, **options: Any) -> Answer:
+        return self.call("run_restricted_python", {"code": code}, **options)
+
     def get(self, path: str) -> Answer:
         return self.request("GET", path)
 
