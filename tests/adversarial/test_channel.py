@@ -173,7 +173,8 @@ def test_killed_process_inside_the_guest_is_replaced(start_daemon, victim: str) 
         process.send_signal(signal.SIGKILL)
     answers = [client.calculate("2 + 2") for _ in range(3)]
     assert {answer.code for answer in answers} <= {None, "SANDBOX_UNAVAILABLE"}
-    assert answers[-1].body["data"] == {"value": 4, "text": "4"}
+    # On a busy host the death may be noticed after any of them.
+    wait_until(lambda: client.calculate("2 + 2").body["data"] == {"value": 4, "text": "4"})
     client.close()
 
 
