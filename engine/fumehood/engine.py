@@ -20,12 +20,14 @@ from fumehood.call.spine import Rooms, run_call
 from fumehood.config import Config, load_config
 from fumehood.gates.approvers import Approvers
 from fumehood.gates.tokens import Tokens
+from fumehood.model.answers import ToolDetails
 from fumehood.model.call import CallBody, CallOptions, CallRequest
 from fumehood.model.envelope import Envelope, Metadata, Performance, Resources, UsageReport
 from fumehood.model.errors import EngineError, InvalidParams
 from fumehood.model.identity import Principal, Scope, uid_principal_id
 from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import Limit
+from fumehood.model.status import Readiness, WallReadiness
 from fumehood.model.tool import ToolDefinition
 from fumehood.model.usage import EstimatingCounter, TokenCounter
 from fumehood.observe.clock import Clock, IdSource, SystemClock, timestamp
@@ -34,7 +36,7 @@ from fumehood.registry.agents import Agents
 from fumehood.registry.declare import FunctionTool
 from fumehood.registry.definitions import InvalidDefinition, parse_definition
 from fumehood.registry.discover import LoadFault, discover
-from fumehood.registry.index import RegisteredTool, Source, ToolIndex
+from fumehood.registry.index import Source, ToolIndex
 from fumehood.sandbox.host import Host
 from fumehood.sandbox.process.interpreter import InterpreterWall
 from fumehood.sandbox.wall import Wall, Walls
@@ -176,13 +178,22 @@ class Engine:
         """The preferred version of every registered tool, by name."""
         return [tool.definition for tool in self._registry]
 
-    def tool(self, reference: str) -> RegisteredTool:
-        """One tool by `name` or `name@version`. Raises ToolNotFound."""
-        return self._registry.get(reference)
+    def tool(self, reference: str) -> ToolDetails:
+        """One tool by `name` or `name@version`, with its other versions. Raises ToolNotFound."""
+        definition = self._registry.get(reference).definition
+        versions = self._registry.versions(definition.name)
+        return ToolDetails(
+            tool=definition, versions=tuple(tool.definition.version for tool in versions)
+        )
 
-    def versions(self, name: str) -> list[str]:
-        """The versions of one tool, newest first."""
-        return [tool.definition.version for tool in self._registry.versions(name)]
+    def ready(self) -> Readiness:
+        """Whether calls are served, and what each wall enforces here."""
+        walls = {
+            name: WallReadiness(ready=wall["ready"], enforced=tuple(wall["enforced"]))
+            for name, wall in self.walls.items()
+        }
+        serves = self._is_open and not self._is_draining and all(w.ready for w in walls.values())
+        return Readiness(status="ready" if serves else "not_ready", walls=walls)
 
     def answer(self, data: JsonObject) -> Envelope:
         """An envelope for what is no call, such as a list of tools."""
