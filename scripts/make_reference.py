@@ -3,8 +3,8 @@
 Usage: `python scripts/make_reference.py` rewrites them; with `--check` it changes nothing,
 prints a diff and exits 1 where one is out of date.
 
-Generated are the whole of docs/reference/errors.md, and in docs/reference/calculator.md what
-stands between the marker comments.
+Generated are the whole of docs/reference/errors.md, and in docs/reference/calculator.md and
+http.md what stands between the marker comments.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from fumehood.daemon.app import CONTROL_OPERATIONS, OPERATIONS
+from fumehood.daemon.operation import Needs, Operation
 from fumehood.guest.interpreter import names, node_table, sizes
 from fumehood.model.errors import (
     ENDING_ERRORS,
@@ -129,9 +131,16 @@ def calculator_page(page: str) -> str:
     return _between(page, "limits", _limits())
 
 
+def http_page(page: str) -> str:
+    """The page of addresses with its tables made anew."""
+    page = _between(page, "engine", _addresses(OPERATIONS))
+    return _between(page, "control", _addresses(CONTROL_OPERATIONS))
+
+
 PAGES: dict[Path, Callable[[str], str]] = {
     REFERENCE / "errors.md": errors_page,
     REFERENCE / "calculator.md": calculator_page,
+    REFERENCE / "http.md": http_page,
 }
 
 
@@ -209,6 +218,24 @@ def _limits() -> str:
         ["`precision`", f"{places['minimum']} to {places['maximum']} decimal places"],
     ]
     return _table(("what", "at most"), rows).strip()
+
+
+def _addresses(operations: Sequence[Operation]) -> str:
+    head = ("method", "address", "what it does", "who", "body", "answer")
+    return _table(head, [_address_row(operation) for operation in operations]).strip()
+
+
+def _address_row(operation: Operation) -> list[str]:
+    who = {Needs.NOBODY: "anybody", Needs.CALLER: "a caller", Needs.ADMIN: "`admin`"}
+    kind = f"`{operation.data.__name__}`" if operation.data is not None else "an object"
+    return [
+        f"`{operation.method}`",
+        f"`{operation.path}`",
+        operation.words[0],
+        who[operation.needs],
+        f"`{operation.body.__name__}`" if operation.body is not None else "",
+        f"{kind}, no envelope" if operation.plain else kind,
+    ]
 
 
 def _wrapped(words: Iterable[str]) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Column, Table
 
+from fumehood.cli.tables import Field, printable, show_table
 from fumehood.model.envelope import Envelope
 from fumehood.model.json_types import JsonObject
 from fumehood.model.tool import ToolDefinition
@@ -52,26 +52,21 @@ def show_tools(definitions: list[ToolDefinition], *, as_json: bool) -> None:
     if as_json:
         show_json([tool.model_dump(mode="json") for tool in definitions])
         return
-    table = Table(Column("tool", no_wrap=True), Column("runs as"), Column("what it does"))
+    rows = []
     for tool in definitions:
         marks = [tool.executor]
         marks += ["dangerous"] if tool.dangerous else []
         marks += [] if tool.sandboxed else ["in the host"]
         summary = tool.description.split(". ")[0].splitlines()[0]
         name = f"{tool.name}@{tool.version}"
-        table.add_row(name, ", ".join(marks), escape(summary))
-    Console().print(table)
+        rows.append((name, ", ".join(marks), summary))
+    show_table((Field("tool"), Field("runs as", drop=1), Field("what it does")), rows)
 
 
 def _print_data(console: Console, data: JsonObject) -> None:
     for key, value in data.items():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        console.print(f"[bold]{escape(key)}[/]: {escape(_printable(text))}")
-
-
-def _printable(text: str) -> str:
-    """What a tool printed may not move the reader's cursor or colour the terminal."""
-    return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)
+        console.print(f"[bold]{escape(key)}[/]: {escape(printable(text))}")
 
 
 def _summary(envelope: Envelope) -> str:
