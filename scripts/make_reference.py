@@ -28,7 +28,7 @@ from fumehood.model.errors import (
     Fault,
 )
 from fumehood.model.tool import ToolDefinition
-from fumehood.registry.definitions import EXECUTORS_HERE, NOT_ENFORCED
+from fumehood.registry.definitions import EXECUTORS_HERE, EXECUTORS_TO_COME, NOT_ENFORCED
 from fumehood_tools.calculator import calculator
 
 REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
@@ -72,7 +72,7 @@ process is replaced like that of any other failure.
 TOOL_CODES = """\
 ## A tool's own codes
 
-A host function may refuse under a code of its own by raising
+A function may refuse under a code of its own by raising
 `ToolError("CITY_NOT_FOUND", "…")`. Such a code matches `{pattern}`
 and is none of the codes above. Its HTTP status is {status}, its exit code 1. It is retryable only
 where the tool says so.
@@ -87,8 +87,10 @@ registration, in the options of a call it refuses the call with `INVALID_PARAMS`
 """
 
 NOT_YET_NOTE = """\
-Of the executors, only {executors} exist in this version. A function with
-`sandboxed: true` (the default) is refused too: there is no sandbox for functions yet.
+Of the executors, only {executors} exist in this version. Tools with the
+executors {coming} can be registered; a call of one is answered with
+`SANDBOX_UNAVAILABLE`.
+`endpoint` and `headers` are refused only where they refer to a secret.
 """
 
 
@@ -105,6 +107,7 @@ def errors_page(_: str) -> str:
     """The whole page of error codes."""
     pattern = TOOL_CODE.pattern
     executors = " and ".join(f"`{name}`" for name in EXECUTORS_HERE)
+    coming = " and ".join(f"`{name}`" for name in EXECUTORS_TO_COME)
     parts = [
         INTRO.format(faults=", ".join(f"`{fault}`" for fault in Fault)),
         _table(
@@ -120,7 +123,7 @@ def errors_page(_: str) -> str:
         TOOL_CODES.format(pattern=pattern, status=TOOL_CODE_HTTP_STATUS),
         NOT_YET,
         _table(("where", "field", "what is missing"), _not_enforced_rows()),
-        NOT_YET_NOTE.format(executors=executors),
+        NOT_YET_NOTE.format(executors=executors, coming=coming),
     ]  # fmt: skip
     return "\n".join(parts)
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from fumehood import Config, Engine
+from support.definition_files import DefinitionDirectory, definition_directory
 from support.http import SocketClient
 from support.wait import wait_until
 
@@ -35,6 +38,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Without what a test needs it is skipped with a reason, or fails where CI requires it."""
+    for mark in item.iter_markers("needs"):
+        for name in mark.args:
+            if not AVAILABLE[name]():
+                reason = f"this host has no {name}"
+                if name in item.config.getoption("--require").split(","):
+                    pytest.fail(f"{reason}, and --require={name} was given", pytrace=False)
+                pytest.skip(reason)
+
+
+@cache
+def has_landlock() -> bool:
+    """Whether the running kernel restricts who asks for it."""
+    create_ruleset, ask_for_version = 444, 1
+    version = ctypes.CDLL(None, use_errno=True).syscall(create_ruleset, 0, 0, ask_for_version)
+    return version > 0
+
+
+AVAILABLE = {"landlock": has_landlock}
+
+
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
@@ -46,6 +71,13 @@ def home() -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
     yield directory
     shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def definitions() -> Iterator[DefinitionDirectory]:
+    """A directory that an engine's `tools_directory` can name."""
+    with definition_directory() as directory:
+        yield directory
 
 
 @dataclass
@@ -82,9 +114,9 @@ class Daemon:
 StartDaemon = Callable[..., Daemon]
 
 
-def launch(directory: Path, **settings: str) -> Daemon:
+def launch(directory: Path, variables: Mapping[str, str] | None = None, **settings: str) -> Daemon:
     """Start a daemon in a private directory; it may not answer yet."""
-    environment = {**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(directory)}
+    environment = {**CLEAN_ENVIRONMENT, **(variables or {}), "FUMEHOOD_HOME": str(directory)}
     environment |= {f"FUMEHOOD_{key.upper()}": value for key, value in settings.items()}
     with (directory / "log").open("ab") as log:
         process = subprocess.Popen(
@@ -120,8 +152,14 @@ def start_daemon(home: Path) -> Iterator[StartDaemon]:
     """Start daemons; all are stopped at the end of the test."""
     started: list[Daemon] = []
 
-    def start(directory: Path = home, *, ready: bool = True, **settings: str) -> Daemon:
-        daemon = launch(directory, **settings)
+    def start(
+        directory: Path = home,
+        *,
+        ready: bool = True,
+        variables: Mapping[str, str] | None = None,
+        **settings: str,
+    ) -> Daemon:
+        daemon = launch(directory, variables, **settings)
         started.append(daemon)
         if ready:
             wait_until_ready(daemon)

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.benchmarks.bench_calls import call_log
 from tests.benchmarks.bench_daemon import (
     CALL_BODY,
     CALL_PATH,
@@ -29,6 +30,8 @@ from tests.benchmarks.bench_daemon import (
     run_floor,
     written_bytes,
 )
+from tests.benchmarks.bench_registry import registry_lines
+from tests.benchmarks.line import Line
 
 PAIRS = 3000
 WARM_UP = 200
@@ -36,16 +39,6 @@ CLIENTS = 8
 CALLS_PER_CLIENT = 600
 FLAT_CALLS = 10_000
 STARTS = 3
-
-
-@dataclass(frozen=True)
-class Line:
-    """One target, its figure, and whether it is met; `met` is None for information only."""
-
-    what: str
-    target: str
-    figure: str
-    met: bool | None
 
 
 def main() -> int:
@@ -61,11 +54,13 @@ def main() -> int:
 
 def measure() -> Iterator[Line]:
     yield first_answer()
+    yield from registry_lines()
     with run_daemon() as daemon, run_floor() as floor:
         yield from idle_memory(daemon)
         yield from ratios(daemon, floor)
         yield throughput(daemon)
         yield from flatness(daemon)
+    yield from call_log()
 
 
 def first_answer() -> Line:

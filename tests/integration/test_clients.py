@@ -12,21 +12,20 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from conftest import Daemon, StartDaemon
 from fumehood import AsyncClient, Client, DaemonUnavailable, Engine, Refused
 from fumehood.model.answers import ToolDetails
 from support.clients import KINDS, client_of
-from support.processes import descendants
 from support.wait import wait_until
 
 # httpcore2 leaves the socket of a connection that could not be made to the collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
-SLOW = "+".join(["pow(7, 10**4200, 10**4200 + 7)"] * 3)
-SHORT = "pow(7, 10**2500, 10**2500 + 7)"
+POWER = "pow(7, 10**4200, 10**4200 + 7)"
+SLOW = "+".join([POWER] * 9)
+LONG_ENOUGH_S = 30
 
 
 @pytest.fixture(params=KINDS)
@@ -52,11 +51,6 @@ def control(kind: str, administered_daemon: Daemon) -> Iterator[Any]:
     credential = administered_daemon.credential
     with client_of(kind, administered_daemon.control, control=True, credential=credential) as made:
         yield made
-
-
-def is_working(daemon: Daemon) -> bool:
-    family = descendants(daemon.process.pid)
-    return any(process.status() == psutil.STATUS_RUNNING for process in family)
 
 
 @pytest.mark.row("D1")
@@ -121,6 +115,10 @@ def test_agents_are_made_changed_and_removed(kind: str, control: Any, client: An
     assert control.agents.bindings(name) == (binding,)
     assert control.agents.show(name).agent == agent
     assert control.agents.show(name).tools == (binding,)
+    seen = client.agent_tools(name)
+    assert [tool.name for tool in seen.items] == ["calculator"]
+    assert "precision" not in seen.items[0].parameters["properties"]
+    assert client.agent_tools(name, categories=[]).left_out[0].name == "calculator"
     answer = client.call("calculator", {"expression": "1/3"}, agent_id=name)
     assert answer.data["value"] == 0.33
     changed = control.agents.update(name, description="Adds and divides.")
@@ -137,6 +135,40 @@ def test_agents_are_made_changed_and_removed(kind: str, control: Any, client: An
     assert caught.value.code == "RESOURCE_NOT_FOUND"
     assert control.changes()[0].action == "agent.delete"
     assert control.changes()[0].principal_id == "approver:owner"
+
+
+@pytest.mark.row("R1", "D1")
+def test_tools_are_registered_switched_and_removed(kind: str, control: Any, client: Any) -> None:
+    name = f"weather_{kind}"
+    document = {
+        "name": name, "type": "REST", "description": "Get the weather.", "method": "GET",
+        "endpoint": "https://weather.example/v1", "category": kind,
+    }  # fmt: skip
+    assert control.tools.add(document).source == "api"
+    assert [tool.name for tool in client.tools(category=kind)] == [name]
+    assert client.tools_and_sources(category=kind)[0][1] == "api"
+    assert client.tools_page(category=kind, limit=1).pagination.total_count == 1
+    changed = control.tools.replace(f"{name}@1.0.0", {**document, "description": "Get it."})
+    assert changed.description == "Get it."
+    assert client.tool(name).source == "api"
+    assert [tool.is_active for tool in control.tools.disable(name)] == [False]
+    assert [tool.is_active for tool in control.tools.enable(name)] == [True]
+    assert control.tools.remove(f"{name}@1.0.0") is None
+    assert client.tools(category=kind) == []
+    with pytest.raises(Refused) as caught:
+        control.tools.remove("calculator@1.0.0")
+    assert caught.value.code == "PERMISSION_DENIED"
+
+
+@pytest.mark.row("D6", "D1")
+def test_calls_are_listed_and_found(kind: str, client: Any) -> None:
+    made = client.call("calculator", {"expression": "1"}, trace_id=f"logged-{kind}")
+    page = client.calls(tool="calculator", limit=1)
+    assert page.items[0].call_id == made.metadata.call_id
+    assert client.call_record(made.metadata.call_id).trace_id == f"logged-{kind}"
+    with pytest.raises(Refused) as caught:
+        client.call_record("call_0")
+    assert caught.value.code == "RESOURCE_NOT_FOUND"
 
 
 @pytest.mark.row("D4", "D1")
@@ -205,19 +237,20 @@ def test_client_goes_on_after_the_daemon_was_started_anew(
 def test_daemon_that_dies_in_a_call_leaves_it_open_whether_it_ran(
     start_daemon: StartDaemon,
 ) -> None:
-    daemon = start_daemon()
+    daemon = start_daemon(log_level="debug")
     raised: list[DaemonUnavailable] = []
 
     def call() -> None:
         with Client(daemon.socket) as client:
             try:
-                client.call("calculator", {"expression": SLOW})
+                arguments = {"expression": SLOW}
+                client.call("calculator", arguments, timeout_seconds=LONG_ENOUGH_S)
             except DaemonUnavailable as error:
                 raised.append(error)
 
     caller = threading.Thread(target=call)
     caller.start()
-    wait_until(lambda: is_working(daemon))
+    wait_until(lambda: "call.intent" in daemon.log)
     daemon.process.kill()
     daemon.process.wait(timeout=30)
     caller.join(timeout=30)
@@ -230,11 +263,13 @@ def test_daemon_that_dies_in_a_call_leaves_it_open_whether_it_ran(
 async def test_cancelled_call_ends_the_waiting_and_not_the_work(
     start_daemon: StartDaemon,
 ) -> None:
-    daemon = start_daemon()
+    daemon = start_daemon(log_level="debug")
     async with AsyncClient(daemon.socket) as client:
-        arguments = {"expression": SHORT}
-        waiting = asyncio.ensure_future(client.call("calculator", arguments, trace_id="left"))
-        await asyncio.to_thread(wait_until, lambda: is_working(daemon))
+        call = client.call(
+            "calculator", {"expression": POWER}, trace_id="left", timeout_seconds=LONG_ENOUGH_S
+        )
+        waiting = asyncio.ensure_future(call)
+        await asyncio.to_thread(wait_until, lambda: "call.intent" in daemon.log)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting

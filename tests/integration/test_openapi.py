@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from conftest import Daemon
+from fumehood import ControlClient
 from fumehood.daemon.app import CONTROL_OPERATIONS, OPERATIONS
 from support.http import Answer, SocketClient
 from support.openapi import faults_of, faults_of_answer, operations_of
@@ -33,11 +35,20 @@ CALLERS = [
     Asked("ready", "/v1/ready"),
     Asked("openapi", "/v1/openapi.json"),
     Asked("listTools", "/v1/tools"),
+    Asked("listTools", "/v1/tools?limit=1&type=BUILTIN"),
+    Asked("listTools", "/v1/tools?agent_id=described&exclude_dangerous=false&at_most=3"),
+    Asked("listTools", "/v1/tools?agent_id=nobody", code="RESOURCE_NOT_FOUND"),
+    Asked("listTools", "/v1/tools?limit=0", code="INVALID_PARAMS"),
     Asked("listTools", "/v1/tools", code="UNAUTHORIZED", credential="fht_0_0"),
     Asked("showTool", "/v1/tools/calculator@1.0.0"),
     Asked("showTool", "/v1/tools/nothing", code="TOOL_NOT_FOUND"),
     Asked("showTool", "/v1/tools/calculator", code="UNAUTHORIZED", credential="fht_0_0"),
     Asked("callTool", "/v1/tools/calculator/call", SUM),
+    Asked("listCalls", "/v1/calls?limit=1"),
+    Asked("listCalls", "/v1/calls?limit=0", code="INVALID_PARAMS"),
+    Asked("listCalls", "/v1/calls?cursor=call_0", code="RESOURCE_NOT_FOUND"),
+    Asked("showCall", "/v1/calls/{call_id}"),
+    Asked("showCall", "/v1/calls/call_0", code="RESOURCE_NOT_FOUND"),
     Asked("callTool", "/v1/tools/calculator/call", {**SUM, "options": {"dry_run": True}}),
     Asked("callTool", "/v1/tools/calculator/call", {}, "INVALID_PARAMS"),
     Asked("callTool", "/v1/tools/calculator/call", {"more": 1}, "INVALID_PARAMS"),
@@ -51,6 +62,12 @@ CALLERS = [
 ]  # fmt: skip
 
 A, T = "/v1/agents/documented", "/v1/agents/documented/tools/calculator"
+W = "/v1/tools/documented_weather@1.0.0"
+WEATHER = {
+    "name": "documented_weather", "type": "REST", "description": "Get the weather of a city.",
+    "endpoint": "https://weather.example/v1", "method": "GET",
+    "parameters": {"properties": {"city": {"type": "string"}}},
+}  # fmt: skip
 CONTROL = [
     Asked("health", "/v1/health"),
     Asked("ready", "/v1/ready"),
@@ -75,6 +92,19 @@ CONTROL = [
     Asked("unbindTool", T, code="RESOURCE_NOT_FOUND"),
     Asked("deleteAgent", A),
     Asked("deleteAgent", A, code="RESOURCE_NOT_FOUND"),
+    Asked("registerTool", "/v1/tools", WEATHER),
+    Asked("registerTool", "/v1/tools", WEATHER, "IDEMPOTENCY_CONFLICT"),
+    Asked("registerTool", "/v1/tools", {**WEATHER, "type": "NATIVE"}, "INVALID_PARAMS"),
+    Asked("replaceTool", W, {**WEATHER, "description": "Get it."}),
+    Asked("replaceTool", W, {**WEATHER, "name": "another"}, "INVALID_PARAMS"),
+    Asked("replaceTool", "/v1/tools/calculator@1.0.0", WEATHER, "PERMISSION_DENIED"),
+    Asked("deactivateTool", "/v1/tools/documented_weather/deactivate"),
+    Asked("deactivateTool", "/v1/tools/nothing/deactivate", code="TOOL_NOT_FOUND"),
+    Asked("activateTool", "/v1/tools/documented_weather@1.0.0/activate"),
+    Asked("activateTool", "/v1/tools/nothing/activate", code="TOOL_NOT_FOUND"),
+    Asked("deleteTool", W),
+    Asked("deleteTool", W, code="TOOL_NOT_FOUND"),
+    Asked("deleteTool", "/v1/tools/documented_weather", code="INVALID_PARAMS"),
     Asked("newToken", "/v1/tokens", {"name": "documented", "agents": ["documented"],
                                      "expires_at": "2999-01-01T00:00:00Z"}),
     Asked("newToken", "/v1/tokens", {"name": "documented", "scopes": ["everything"]},
@@ -123,8 +153,19 @@ class Face:
         return operation, self.client.request(method.upper(), path, body, headers)
 
 
+@pytest.fixture(scope="module")
+def described_agent(administered_daemon: Daemon) -> None:
+    """An agent whose tools can be listed."""
+    credential = administered_daemon.credential
+    with ControlClient(administered_daemon.control, credential=credential) as control:
+        control.agents.create("described", principals=[f"uid:{os.getuid()}"])
+        control.agents.bind("described", "calculator", fixed={"precision": 2})
+
+
 @pytest.fixture(params=FACES)
-def face(request: pytest.FixtureRequest, administered_daemon: Daemon) -> Iterator[Face]:
+def face(
+    request: pytest.FixtureRequest, administered_daemon: Daemon, described_agent: None
+) -> Iterator[Face]:
     is_control = request.param == "control"
     client = SocketClient(administered_daemon.control if is_control else administered_daemon.socket)
     document = client.get("/v1/openapi.json").body
@@ -154,10 +195,10 @@ def test_every_route_is_in_the_document_and_nothing_else(face: Face) -> None:
 @pytest.mark.row("D1", "E1")
 def test_every_operation_answers_as_it_is_described(face: Face) -> None:
     examples = FACES[face.name][1]
-    token_id = ""
+    made: dict[str, str] = {}
     succeeded, refused = set(), set()
     for asked in examples:
-        operation, answer = face.ask(asked, asked.path.replace("{token_id}", token_id))
+        operation, answer = face.ask(asked, asked.path.format(**made))
         assert faults_of_answer(face.document, operation, answer.status, answer.body) == [], asked
         if asked.code is None:
             assert answer.status == 200, (asked, answer.body)
@@ -167,7 +208,9 @@ def test_every_operation_answers_as_it_is_described(face: Face) -> None:
             assert asked.code in operation["responses"][str(answer.status)]["description"]
             refused.add(asked.operation)
         if asked.operation == "newToken" and asked.code is None:
-            token_id = answer.body["data"]["token"]["id"]
+            made["token_id"] = answer.body["data"]["token"]["id"]
+        if asked.operation == "callTool" and asked.code is None:
+            made["call_id"] = answer.body["metadata"]["call_id"]
     described = {operation["operationId"] for _, _, operation in operations_of(face.document)}
     assert succeeded == described
     assert refused == described - NEVER_REFUSED

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rich import box
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Column, Table
@@ -14,16 +15,20 @@ from rich.text import Text
 READABLE = 20
 """Characters that are enough to read a cell by; longer ones are folded."""
 
-BORDERS = 3
+BETWEEN = 2
 """Characters between one column's text and the next one's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One column. Where there is no room the highest `drop` goes first, and 0 never."""
+    """One column. Where there is no room the highest `drop` goes first, and 0 never.
+
+    What is to be copied is `whole`: it is not folded.
+    """
 
     head: str
     drop: int = 0
+    whole: bool = False
 
 
 def show_table(fields: Sequence[Field], rows: Sequence[Sequence[str]]) -> None:
@@ -31,7 +36,10 @@ def show_table(fields: Sequence[Field], rows: Sequence[Sequence[str]]) -> None:
     console = Console()
     cells = [[printable(cell) for cell in row] for row in rows]
     kept = fitting(fields, cells, console.width)
-    table = Table(*(Column(fields[index].head, overflow="fold") for index in kept))
+    columns = (
+        Column(fields[index].head, overflow="fold", no_wrap=fields[index].whole) for index in kept
+    )
+    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, BETWEEN // 2))
     for row in cells:
         table.add_row(*(Text(row[index]) for index in kept))
     console.print(table)
@@ -56,8 +64,9 @@ def printable(text: str) -> str:
 
 
 def _needed(fields: Sequence[Field], rows: Sequence[Sequence[str]], kept: Sequence[int]) -> int:
-    widths = (
-        max(cell_len(text) for text in (fields[index].head, *(row[index] for row in rows)))
-        for index in kept
-    )
-    return sum(min(width, READABLE) + BORDERS for width in widths) + 1
+    return sum(_width(fields[index], [row[index] for row in rows]) + BETWEEN for index in kept)
+
+
+def _width(field: Field, cells: Sequence[str]) -> int:
+    widest = max(cell_len(text) for text in (field.head, *cells))
+    return widest if field.whole else min(widest, READABLE)

@@ -64,7 +64,7 @@ def list_tokens(
         show_json([token.model_dump(mode="json") for token in found])
         return
     fields = (
-        Field("id"), Field("name"), Field("principal", drop=1), Field("scopes", drop=3),
+        Field("id", whole=True), Field("name"), Field("principal", drop=1), Field("scopes", drop=3),
         Field("agents", drop=4), Field("expires (UTC)", drop=2), Field("valid"),
     )  # fmt: skip
     rows = [

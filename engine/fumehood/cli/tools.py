@@ -15,13 +15,23 @@ AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 
 @tools.command("list")
-def list_tools(as_json: AsJson = False, socket: SocketPath = None) -> None:
-    """List every tool."""
+def list_tools(
+    category: Annotated[str | None, typer.Option(help="Only this category.")] = None,
+    tag: Annotated[str | None, typer.Option(help="Only tools with this tag.")] = None,
+    kind: Annotated[
+        str | None, typer.Option("--type", help="BUILTIN, NATIVE, REST or MCP only.")
+    ] = None,
+    as_json: AsJson = False,
+    socket: SocketPath = None,
+) -> None:
+    """List the tools, each with where it comes from."""
     from fumehood.cli.show import show_tools, wants_json
 
+    asked = {"category": category, "tag": tag, "type": kind}
+    filters = {name: value for name, value in asked.items() if value is not None}
     with calling(socket, as_json=as_json) as client:
-        definitions = client.tools()
-    show_tools(definitions, as_json=wants_json(as_json))
+        found = client.tools_and_sources(**filters)
+    show_tools(found, as_json=wants_json(as_json))
 
 
 @tools.command("show")

@@ -6,7 +6,7 @@ name with a slash would otherwise address something else than the method says.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 from urllib.parse import quote
@@ -60,6 +60,13 @@ def encode(body: JsonObject) -> bytes:
         return strict_json.dumps(body)
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"The request is not JSON: {error}.") from None
+
+
+def listed(names: Iterable[str]) -> list[str]:
+    """A list of names. One string is an iterable too, of names that nobody meant."""
+    if isinstance(names, str):
+        raise ValueError(f"A list of names is needed, not {names[:80]!r} alone.")  # noqa: TRY004
+    return list(names)
 
 
 def data_of(model: type[M]) -> Callable[[bytes], M]:

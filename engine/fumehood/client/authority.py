@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 
-from fumehood.client.ask import Ask, address, data_of, encode
+from fumehood.client.ask import Ask, address, data_of, encode, listed
 from fumehood.model.agent import Agent, Binding
 from fumehood.model.answers import (
     AgentAnswer,
@@ -15,10 +15,12 @@ from fumehood.model.answers import (
     ApproverList,
     BindingAnswer,
     BindingList,
+    ChangedTools,
     ChangeList,
     Deleted,
     TokenAnswer,
     TokenList,
+    ToolWithSource,
 )
 from fumehood.model.authority import ApproverInfo, Change, MadeApprover, MadeToken, TokenInfo
 from fumehood.model.identity import Scope
@@ -32,7 +34,7 @@ def create_agent(
     body: JsonObject = {
         "id": agent_id,
         "description": description,
-        "principals": _listed(principals),
+        "principals": listed(principals),
         "is_enabled": is_enabled,
     }
     return Ask("POST", address("agents"), _agent, encode(body))
@@ -59,7 +61,7 @@ def update_agent(
     """Change what is given."""
     given: JsonObject = {
         "description": description,
-        "principals": None if principals is None else _listed(principals),
+        "principals": None if principals is None else listed(principals),
         "is_enabled": is_enabled,
     }
     body = {name: value for name, value in given.items() if value is not None}
@@ -103,6 +105,28 @@ def unbind(agent_id: str, tool: str) -> Ask[None]:
     return Ask("DELETE", address("agents", agent_id, "tools", tool), _deleted)
 
 
+def add_tool(document: JsonObject) -> Ask[ToolWithSource]:
+    """Register one version of a REST or MCP tool."""
+    return Ask("POST", address("tools"), _one_tool, encode(document))
+
+
+def replace_tool(reference: str, document: JsonObject) -> Ask[ToolWithSource]:
+    """Put another definition in place of a registered one."""
+    return Ask("PUT", address("tools", reference), _one_tool, encode(document))
+
+
+def remove_tool(reference: str) -> Ask[None]:
+    """Forget a registered version."""
+    return Ask("DELETE", address("tools", reference), _deleted)
+
+
+def switch_tool(reference: str, *, is_active: bool) -> Ask[tuple[ToolWithSource, ...]]:
+    """Switch one version, or every one, on or off."""
+    read = data_of(ChangedTools)
+    verb = "activate" if is_active else "deactivate"
+    return Ask("POST", address("tools", reference, verb), lambda raw: read(raw).items)
+
+
 def new_token(
     name: str,
     *,
@@ -117,8 +141,8 @@ def new_token(
     body: JsonObject = {
         "name": name,
         "principal_id": principal_id,
-        "scopes": _listed(scopes),
-        "agents": _listed(agents),
+        "scopes": listed(scopes),
+        "agents": listed(agents),
         "expires_at": None if expires_at is None else expires_at.isoformat(),
     }
     return Ask("POST", address("tokens"), data_of(MadeToken), encode(body))
@@ -138,7 +162,7 @@ def revoke_token(token_id: str) -> Ask[TokenInfo]:
 
 def add_approver(name: str, *, scopes: Iterable[Scope | str]) -> Ask[MadeApprover]:
     """Make an approver."""
-    body: JsonObject = {"name": name, "scopes": _listed(scopes)}
+    body: JsonObject = {"name": name, "scopes": listed(scopes)}
     return Ask("POST", address("approvers"), data_of(MadeApprover), encode(body))
 
 
@@ -160,16 +184,14 @@ def changes() -> Ask[tuple[Change, ...]]:
     return Ask("GET", address("changes"), lambda raw: read(raw).items)
 
 
-def _listed(names: Iterable[str]) -> list[str]:
-    """A list of names. One string is an iterable too, of names that nobody meant."""
-    if isinstance(names, str):
-        raise ValueError(f"A list of names is needed, not {names[:80]!r} alone.")  # noqa: TRY004
-    return list(names)
-
-
 def _agent(raw: bytes) -> Agent:
     return data_of(AgentAnswer)(raw).agent
 
 
 def _deleted(raw: bytes) -> None:
     data_of(Deleted)(raw)
+
+
+def _one_tool(raw: bytes) -> ToolWithSource:
+    (tool,) = data_of(ChangedTools)(raw).items
+    return tool

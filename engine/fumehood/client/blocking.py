@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,8 +16,9 @@ from fumehood.client.transport import (
     Place,
 )
 from fumehood.model.agent import Agent, Binding
-from fumehood.model.answers import AgentDetails, ToolDetails
+from fumehood.model.answers import AgentDetails, AgentTools, ToolDetails, ToolList, ToolWithSource
 from fumehood.model.authority import ApproverInfo, Change, MadeApprover, MadeToken, TokenInfo
+from fumehood.model.call_log import CallPage, CallRecord
 from fumehood.model.envelope import Envelope
 from fumehood.model.identity import Scope
 from fumehood.model.json_types import JsonObject
@@ -99,9 +101,66 @@ class Client(_AnyClient):
         """
         return self._transport.send(callers.call(tool, arguments, options))
 
-    def tools(self) -> list[ToolDefinition]:
-        """The preferred version of every tool. Raises Refused."""
-        return self._transport.send(callers.tools())
+    def tools(self, **filters: str) -> list[ToolDefinition]:
+        """The preferred version of every tool, or of those of a `category`, `tag` or `type`.
+
+        Raises:
+            Refused: the engine knows no such caller, or no such filter.
+        """
+        return [tool for tool, _ in self.tools_and_sources(**filters)]
+
+    def tools_and_sources(self, **filters: str) -> list[tuple[ToolDefinition, str]]:
+        """The same, each with where it comes from. Raises Refused as `tools`."""
+        return self._transport.send_all(callers.all_tools(**filters))
+
+    def tools_page(self, **query: Any) -> ToolList:
+        """One page: `limit`, `cursor`, `category`, `tag`, `type` as in the HTTP reference.
+
+        Raises:
+            Refused: the query is wrong, or its cursor is of another list.
+        """
+        return self._transport.send(callers.tools_page(**query))
+
+    def agent_tools(
+        self,
+        agent_id: str,
+        *,
+        categories: Iterable[str] | None = None,
+        exclude_dangerous: bool = True,
+        max_cost: Decimal | None = None,
+        at_most: int | None = None,
+    ) -> AgentTools:
+        """An agent's tools in its order, as it sees them, and why others were left out.
+
+        Raises:
+            Refused: no such agent, or not this caller's to speak for.
+        """
+        ask = callers.agent_tools(
+            agent_id,
+            categories=categories,
+            exclude_dangerous=exclude_dangerous,
+            max_cost=max_cost,
+            at_most=at_most,
+        )
+        return self._transport.send(ask)
+
+    def calls(self, **query: Any) -> CallPage:
+        """A page of this caller's own calls, newest first.
+
+        `query` is that of `CallQuery`: since, until, agent, tool, code, limit, cursor.
+
+        Raises:
+            Refused: the query is wrong, or its cursor is too old.
+        """
+        return self._transport.send(callers.calls(**query))
+
+    def call_record(self, call_id: str) -> CallRecord:
+        """One call of this caller's own.
+
+        Raises:
+            Refused: no such call, somebody else's, or no longer kept.
+        """
+        return self._transport.send(callers.call_record(call_id))
 
     def tool(self, reference: str) -> ToolDetails:
         """One tool by `name` or `name@version`, with its other versions.
@@ -113,7 +172,7 @@ class Client(_AnyClient):
 
 
 class ControlClient(_AnyClient):
-    """A client of the control socket: agents, tokens, approvers.
+    """A client of the control socket: agents, tools, tokens, approvers.
 
     Raises:
         DaemonUnavailable: from every method, where nobody answers or not in time.
@@ -137,6 +196,7 @@ class ControlClient(_AnyClient):
             grace_s=grace_s,
         )
         self.agents = ControlledAgents(self._transport)
+        self.tools = ControlledTools(self._transport)
         self.tokens = ControlledTokens(self._transport)
         self.approvers = ControlledApprovers(self._transport)
 
@@ -224,6 +284,33 @@ class ControlledAgents:
     def unbind(self, agent_id: str, tool: str) -> None:
         """Take a tool from an agent."""
         self._transport.send(authority.unbind(agent_id, tool))
+
+
+class ControlledTools:
+    """What the engine offers. A part of `ControlClient`."""
+
+    def __init__(self, transport: BlockingTransport) -> None:
+        self._transport = transport
+
+    def add(self, document: JsonObject) -> ToolWithSource:
+        """Register one version of a REST or MCP tool, from a document of its definition."""
+        return self._transport.send(authority.add_tool(document))
+
+    def replace(self, reference: str, document: JsonObject) -> ToolWithSource:
+        """Put another definition in place of a registered one (`name@version`)."""
+        return self._transport.send(authority.replace_tool(reference, document))
+
+    def remove(self, reference: str) -> None:
+        """Forget a registered version (`name@version`)."""
+        self._transport.send(authority.remove_tool(reference))
+
+    def enable(self, reference: str) -> tuple[ToolWithSource, ...]:
+        """Switch one version (`name@version`), or every one (`name`), on."""
+        return self._transport.send(authority.switch_tool(reference, is_active=True))
+
+    def disable(self, reference: str) -> tuple[ToolWithSource, ...]:
+        """Switch one version, or every one, off: calls are refused."""
+        return self._transport.send(authority.switch_tool(reference, is_active=False))
 
 
 class ControlledTokens:

@@ -8,6 +8,7 @@ GET, which changes nothing; never a third time.
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from fumehood.client.ask import Ask
 from fumehood.client.errors import DaemonUnavailable
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_GRACE_S = 30.0
@@ -102,6 +104,16 @@ class BlockingTransport:
         """The answer to one request. Raises DaemonUnavailable, and what `ask.read` raises."""
         return _read(ask, self._exchange(ask), self._place)
 
+    def send_all(self, asks: Generator[Ask[T], T, R]) -> R:
+        """Send what is asked for until it has come to its result."""
+        try:
+            ask = next(asks)
+            while True:
+                ask = asks.send(self.send(ask))
+        except StopIteration as end:
+            result: R = end.value
+            return result
+
     def close(self) -> None:
         """Close every connection."""
         self._http.close()
@@ -140,6 +152,16 @@ class AwaitingTransport:
     async def send(self, ask: Ask[T]) -> T:
         """The answer to one request. Raises DaemonUnavailable, and what `ask.read` raises."""
         return _read(ask, await self._exchange(ask), self._place)
+
+    async def send_all(self, asks: Generator[Ask[T], T, R]) -> R:
+        """Send what is asked for until it has come to its result."""
+        try:
+            ask = next(asks)
+            while True:
+                ask = asks.send(await self.send(ask))
+        except StopIteration as end:
+            result: R = end.value
+            return result
 
     async def close(self) -> None:
         """Close every connection."""

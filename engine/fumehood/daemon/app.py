@@ -19,7 +19,7 @@ from fumehood.daemon.answers import envelope_response
 from fumehood.daemon.document import make_document
 from fumehood.daemon.operation import Operation
 from fumehood.daemon.peer import Face
-from fumehood.daemon.routes import agents, authority, calls, health, openapi, tools
+from fumehood.daemon.routes import agents, authority, calls, health, openapi, registry, tools
 from fumehood.engine import Engine
 from fumehood.model.errors import (
     EngineError,
@@ -40,6 +40,7 @@ OPERATIONS = [
 
 CONTROL_OPERATIONS = [
     *agents.OPERATIONS,
+    *registry.OPERATIONS,
     *authority.OPERATIONS,
     *health.OPERATIONS,
     *openapi.OPERATIONS,

@@ -70,6 +70,10 @@ def order_child(orders: socket.socket, request_fd: int, reply_fd: int) -> None:
 
 
 def _preload(config: dict[str, Any]) -> Callable[[int, int, int], None]:
+    if config.get("wall") == "jail":
+        from fumehood.guest import jail
+
+        return jail.preload(config)
     from fumehood.guest import probe
     from fumehood.guest.interpreter import calculator
 

@@ -6,10 +6,11 @@ them, so that the three cannot differ.
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, RootModel
 
 from fumehood.model.agent import Agent, Binding
 from fumehood.model.authority import ApproverInfo, Change, TokenInfo
+from fumehood.model.call_log import CallPage, CallRecord
 from fumehood.model.tool import ToolDefinition
 
 
@@ -18,25 +19,79 @@ class _Data(BaseModel):
 
 
 class Pagination(_Data):
-    """Whether there is more of a list, and how to go on (mission E5)."""
+    """Whether there is more of a list, and how to go on (mission E5).
+
+    `total_count` is null where counting was not worth it.
+    """
 
     has_more: bool
     next_cursor: str | None
-    total_count: int
+    total_count: int | None
 
 
 class ToolList(_Data):
-    """Definitions."""
+    """A page of definitions; `sources` says for each name where it comes from."""
 
     items: tuple[ToolDefinition, ...]
+    sources: dict[str, str]
     pagination: Pagination
 
 
+class LeftOutTool(_Data):
+    """A tool of an agent that was not chosen, and the first reason."""
+
+    name: str
+    reason: str
+
+
+class AgentTools(_Data):
+    """An agent's tools in its order, as it sees them, and those that were left out."""
+
+    items: tuple[ToolDefinition, ...]
+    left_out: tuple[LeftOutTool, ...]
+    pagination: Pagination
+
+
+class AnyToolList(RootModel[ToolList | AgentTools]):
+    """A page of the tools, or with `agent_id` all of that agent's."""
+
+
 class ToolDetails(_Data):
-    """One version of a tool, and all the versions that there are, newest first."""
+    """One version of a tool, where it comes from, and all its versions, newest first."""
 
     tool: ToolDefinition
     versions: tuple[str, ...]
+    source: str
+
+
+class ToolWithSource(ToolDefinition):
+    """A definition and where it comes from."""
+
+    source: str
+
+
+class ChangedTools(_Data):
+    """The tools that were changed, as they are now."""
+
+    items: tuple[ToolWithSource, ...]
+
+
+class CallList(_Data):
+    """A page of calls, newest first."""
+
+    items: tuple[CallRecord, ...]
+    pagination: Pagination
+
+    @property
+    def page(self) -> CallPage:
+        """The same as an engine of one's own gives it."""
+        return CallPage(items=self.items, **self.pagination.model_dump())
+
+
+class CallAnswer(_Data):
+    """One call."""
+
+    call: CallRecord
 
 
 class AgentList(_Data):

@@ -26,8 +26,19 @@ class WallReadiness(_Value):
     enforced: tuple[Limit, ...]
 
 
+class StateReadiness(_Value):
+    """Whether writing to the state fails, and how many rows of the call log were lost."""
+
+    failing: bool
+    lost_rows: int
+
+
 class Readiness(_Value):
-    """Whether calls are served, and what each wall enforces, either way."""
+    """Whether calls are served, and what each wall in use enforces, either way.
+
+    A state that cannot be written keeps no harmless call from being served, but it is said.
+    """
 
     status: Literal["ready", "not_ready"]
     walls: dict[str, WallReadiness]
+    state: StateReadiness

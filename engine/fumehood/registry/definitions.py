@@ -17,8 +17,10 @@ from pydantic import ValidationError
 from fumehood.model.call import CallOptions
 from fumehood.model.errors import InvalidParams
 from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import MIN_INTERPRETER_MB
-from fumehood.model.tool import ToolDefinition, ToolType
+from fumehood.model.limits import MIN_INTERPRETER_MB, MIN_JAIL_MB
+from fumehood.model.parameters import parameter_list_schema
+from fumehood.model.tool import DEFAULT_EXECUTORS, ToolDefinition, ToolType
+from fumehood.registry.rest_fields import refers_to_secret, rest_faults
 from fumehood.registry.schema_faults import schema_faults
 
 EXPRESSION_ARGUMENTS = frozenset({"expression", "precision"})
@@ -52,10 +54,8 @@ NOT_ENFORCED: Mapping[str, Mapping[str, NotEnforced]] = MappingProxyType(
             "streaming": NotEnforced(_given, "streaming"),
             "retry_count": NotEnforced(_over_zero, "retries"),
             "fallback": NotEnforced(_given, "fallback tools"),
-            "endpoint": NotEnforced(_given, "REST tools"),
-            "method": NotEnforced(_given, "REST tools"),
-            "headers": NotEnforced(_given, "REST tools"),
-            "timeout": NotEnforced(_given, "REST tools"),
+            "endpoint": NotEnforced(refers_to_secret, "secrets"),
+            "headers": NotEnforced(refers_to_secret, "secrets"),
         },
         "options": {
             "max_length": NotEnforced(_given, "shortened results"),
@@ -70,6 +70,8 @@ NOT_ENFORCED: Mapping[str, Mapping[str, NotEnforced]] = MappingProxyType(
 )
 
 EXECUTORS_HERE = ("expression", "function")
+EXECUTORS_TO_COME = ("http", "mcp")
+"""Tools that can be registered and listed; a call is answered with `SANDBOX_UNAVAILABLE`."""
 
 
 class InvalidDefinition(InvalidParams):
@@ -92,11 +94,18 @@ def parse_definition(document: JsonObject) -> ToolDefinition:
     """
     if not isinstance(document, dict):
         raise InvalidDefinition(type(document).__name__, ["definition: not an object"])
-    faults = _document_faults(document)
+    listed = document.get("parameters")
+    faults: list[str] = []
+    if isinstance(listed, list | tuple):
+        schema, faults = parameter_list_schema(listed)
+        document = {**document, "parameters": schema}
     try:
         definition = ToolDefinition.model_validate(document)
     except ValidationError as error:
-        faults = [*_readable(error), *faults]
+        faults = [*_readable(error), *faults, *_document_faults(document)]
+    else:
+        # What the model understood ("no" is false), not how it was written, is what counts.
+        faults += _document_faults(definition.model_dump())
     if faults:
         raise InvalidDefinition(str(document.get("name", "")), faults)
     return definition
@@ -133,14 +142,14 @@ def _document_faults(document: JsonObject) -> list[str]:
     for name, row in NOT_ENFORCED["definition"].items():
         if row.is_set(document.get(name)):
             faults.append(f"{name}: not enforced by this version ({row.promise})")
-    return faults + _executor_faults(document)
+    return [*faults, *rest_faults(document), *_executor_faults(document)]
 
 
 def _executor_faults(document: JsonObject) -> list[str]:
     kind = document.get("type", ToolType.NATIVE)
     if not isinstance(kind, str):
         return []  # the model names this fault
-    executor = document.get("executor") or {"REST": "http", "MCP": "mcp"}.get(kind, "function")
+    executor = document.get("executor") or DEFAULT_EXECUTORS.get(kind, "function")
     sandboxed = document.get("sandboxed", True)
     if not isinstance(executor, str):
         return []
@@ -151,18 +160,22 @@ def _executor_faults(document: JsonObject) -> list[str]:
         faults.append(f"executor: {executor!r} does not fit a tool of type {kind}")
     if kind == "BUILTIN" and not document.get("executor"):
         faults.append("executor: a tool of type BUILTIN must say how it runs")
-    if executor not in EXECUTORS_HERE:
+    if executor not in (*EXECUTORS_HERE, *EXECUTORS_TO_COME):
         faults.append(f"executor: {executor!r} is not enforced by this version")
     if executor == "expression":
         faults += _expression_faults(document, sandboxed)
-    if executor == "function" and sandboxed is True:
-        faults.append(
-            "sandboxed: sandboxed functions are not enforced by this version; "
-            "trusted code of your own program says sandboxed=False"
-        )
-    if executor == "function" and document.get("memory_limit_mb") is not None:
-        faults.append("memory_limit_mb: it could not be enforced on a function in the host")
+    if executor == "function":
+        faults += _function_faults(document, sandboxed)
     return faults
+
+
+def _function_faults(document: JsonObject, sandboxed: Any) -> list[str]:
+    memory_mb = document.get("memory_limit_mb")
+    if memory_mb is not None and sandboxed is False:
+        return ["memory_limit_mb: it could not be enforced on a function in the host"]
+    if isinstance(memory_mb, int) and memory_mb < MIN_JAIL_MB:
+        return [f"memory_limit_mb: the jail needs at least {MIN_JAIL_MB}"]
+    return []
 
 
 def _expression_faults(document: JsonObject, sandboxed: Any) -> list[str]:

@@ -30,7 +30,14 @@ _EXPRESSION = Placement(
 _HOST_FUNCTION = Placement(
     "host",
     "host",
-    "the executor 'function' with sandboxed=false is trusted code in the engine's process",
+    "the executor 'function' with sandboxed=false is trusted code in the engine's process, or in "
+    "a worker process of its own where it is synchronous",
+)
+_SANDBOXED_FUNCTION = Placement(
+    "jail",
+    "jail",
+    "the executor 'function' with sandboxed=true always runs in the jail: a separate, limited "
+    "process behind a system-call filter, which sees its own import path and no other file",
 )
 
 
@@ -42,8 +49,14 @@ def place(tool: ToolDefinition) -> Placement:
     """
     if tool.executor == "expression":
         return _EXPRESSION
-    if tool.executor == "function" and not tool.sandboxed:
-        return _HOST_FUNCTION
+    if tool.executor == "function":
+        return _SANDBOXED_FUNCTION if tool.sandboxed else _HOST_FUNCTION
+    if tool.executor in ("http", "mcp"):
+        raise SandboxUnavailable(
+            f"This version has no executor {tool.executor!r}: the tool {tool.name} is registered, "
+            "and cannot be called yet. Do not retry.",
+            retryable=False,
+        )
     raise SandboxUnavailable(
         f"This version has no sandbox for the executor {tool.executor!r}, and uses no weaker one "
         "instead.",

@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from fumehood.daemon.document import make_document
 from fumehood.daemon.operation import Needs, Operation
+from fumehood.daemon.routes import tools
 from fumehood.model.answers import Deleted
 from fumehood.model.call import CallBody
 from fumehood.model.errors import RateLimited
@@ -89,3 +90,7 @@ def test_plain_answer_is_no_envelope() -> None:
     for status in ("200", "503"):
         schema = entry["responses"][status]["content"]["application/json"]["schema"]
         assert schema == {"$ref": "#/components/schemas/Deleted"}
+
+
+def test_query_of_the_tools_is_described_as_it_is_read() -> None:
+    assert set(tools.ToolQuery.model_fields) == {*tools.PARAMETERS, *tools.AGENT_PARAMETERS}

@@ -1,4 +1,4 @@
-"""`POST /v1/tools/{name}/call`: the way in for every call."""
+"""`POST /v1/tools/{name}/call`, the way in for every call, and `/v1/calls`, the call log."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fumehood.daemon.answers import envelope_response, read_json
-from fumehood.daemon.caller import principal_of
+from fumehood.daemon.answers import answer, engine_of, envelope_response, read_json
+from fumehood.daemon.caller import principal_of, require_principal
 from fumehood.daemon.operation import Needs, Operation
 from fumehood.daemon.routes.tools import TOOL
-from fumehood.engine import Engine, parse_call_body
+from fumehood.engine import Engine, parse_call_body, parse_call_query
+from fumehood.model.answers import CallAnswer, CallList, Pagination
 from fumehood.model.call import CallBody
+from fumehood.model.call_log import CallQuery
 from fumehood.model.errors import (
     ERROR_CODES,
     EngineError,
+    InvalidParams,
     MethodNotAllowed,
+    ResourceNotFound,
     ShuttingDown,
     Unauthorized,
 )
@@ -49,6 +53,25 @@ async def call_tool(request: Request) -> Response:
     return envelope_response(envelope)
 
 
+async def list_calls(request: Request) -> Response:
+    """The caller's own calls, newest first."""
+    principal = require_principal(request)
+    given = request.query_params.multi_items()
+    query = dict(given)
+    if len(query) != len(given):
+        raise InvalidParams("A parameter of the query is given twice.")
+    page = await engine_of(request).list_calls(parse_call_query(query), principal)
+    pagination = Pagination(**page.model_dump(exclude={"items"}))
+    return answer(request, CallList(items=page.items, pagination=pagination))
+
+
+async def show_call(request: Request) -> Response:
+    """One call of the caller's own."""
+    principal = require_principal(request)
+    record = await engine_of(request).find_call(request.path_params["call_id"], principal)
+    return answer(request, CallAnswer(call=record))
+
+
 OPERATIONS = [
     Operation(
         "POST",
@@ -59,5 +82,23 @@ OPERATIONS = [
         parameters=TOOL,
         errors=CALL_ERRORS,
         has_tool_codes=True,
+    ),
+    Operation(
+        "GET",
+        "/v1/calls",
+        list_calls,
+        Needs.CALLER,
+        data=CallList,
+        query=CallQuery,
+        errors=frozenset({ResourceNotFound}),
+    ),
+    Operation(
+        "GET",
+        "/v1/calls/{call_id}",
+        show_call,
+        Needs.CALLER,
+        data=CallAnswer,
+        parameters={"call_id": "The `call_id` of an envelope."},
+        errors=frozenset({ResourceNotFound}),
     ),
 ]

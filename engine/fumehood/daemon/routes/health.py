@@ -16,7 +16,7 @@ async def health(request: Request) -> Response:
 
 
 async def ready(request: Request) -> Response:
-    """200 where calls are served, 503 where not; what each wall enforces, either way."""
+    """200 where calls are served, 503 where not; what each wall in use enforces, either way."""
     readiness = engine_of(request).ready()
     status = 200 if readiness.status == "ready" else 503
     return JSONResponse(readiness.model_dump(mode="json"), status_code=status)

@@ -22,7 +22,7 @@ _CLAIMABLE = {"memory": EndedBy.MEMORY, "policy": EndedBy.POLICY}
 
 
 def ending_of_reply(
-    reply: JsonObject, *, isolation: str, cpu_ms: float | None, output_bytes: int
+    reply: JsonObject, *, isolation: str, cpu_ms: float | None, output_bytes: int | None
 ) -> RunEnding:
     """How a run ended whose child answered this side itself. Figures are the host's."""
     error = reply.get("error")
@@ -40,6 +40,7 @@ def ending_of_reply(
         output_bytes=output_bytes,
         claimed_kind=kind,
         claimed_message=_text(error.get("message")),
+        claimed_error=error or None,
     )
 
 
@@ -63,6 +64,7 @@ def ending_of_frame(message: GuestEnding) -> RunEnding:
         result=result if ended_by is EndedBy.OK else None,
         claimed_kind=_text(error.get("kind")),
         claimed_message=_text(error.get("message")),
+        claimed_error=error or None,
     )
 
 
