@@ -3,14 +3,15 @@
 Usage: `python scripts/make_reference.py` rewrites them; with `--check` it changes nothing,
 prints a diff and exits 1 where one is out of date.
 
-Generated are the whole of docs/reference/errors.md, and in docs/reference/calculator.md and
-http.md what stands between the marker comments.
+Generated are the whole of docs/reference/errors.md, and what stands between the marker comments
+in docs/reference/calculator.md, restricted-python.md and http.md.
 """
 
 from __future__ import annotations
 
 import difflib
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ from pathlib import Path
 from fumehood.daemon.app import CONTROL_OPERATIONS, OPERATIONS
 from fumehood.daemon.operation import Needs, Operation
 from fumehood.guest.interpreter import names, node_table, sizes
+from fumehood.guest.interpreter.programs import attributes, modules, nodes, values
+from fumehood.guest.interpreter.programs import names as program_names
 from fumehood.model.errors import (
     ENDING_ERRORS,
     ERROR_CODES,
@@ -30,6 +33,7 @@ from fumehood.model.errors import (
 from fumehood.model.tool import ToolDefinition
 from fumehood.registry.definitions import EXECUTORS_HERE, EXECUTORS_TO_COME, NOT_ENFORCED
 from fumehood_tools.calculator import calculator
+from fumehood_tools.run_restricted_python import run_restricted_python
 
 REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
 WIDTH = 96
@@ -58,8 +62,8 @@ ENDINGS = """\
 ## What ended a run
 
 `metadata.sandbox.ended_by` says what ended a run. The outside of the sandbox decides it. A
-program that failed may only add that it ran out of memory or met a rule; it can never turn a
-failure into a success.
+program that failed may only add that it ran out of memory, wrote too much or met a rule; it can
+never turn a failure into a success.
 """
 
 ENDINGS_NOTE = """\
@@ -106,7 +110,8 @@ def main(arguments: Sequence[str]) -> int:
 def errors_page(_: str) -> str:
     """The whole page of error codes."""
     pattern = TOOL_CODE.pattern
-    executors = " and ".join(f"`{name}`" for name in EXECUTORS_HERE)
+    *others, last = (f"`{name}`" for name in EXECUTORS_HERE)
+    executors = f"{', '.join(others)} and {last}"
     coming = " and ".join(f"`{name}`" for name in EXECUTORS_TO_COME)
     parts = [
         INTRO.format(faults=", ".join(f"`{fault}`" for fault in Fault)),
@@ -134,6 +139,15 @@ def calculator_page(page: str) -> str:
     return _between(page, "limits", _limits())
 
 
+def restricted_python_page(page: str) -> str:
+    """The page of restricted programs with its generated parts made anew."""
+    page = _between(page, "modules", _modules())
+    page = _between(page, "names", _program_names())
+    page = _between(page, "methods", _wrapped(f"`{name}`" for name in sorted(nodes.MAGIC_METHODS)))
+    page = _between(page, "attributes", _attributes())
+    return _between(page, "limits", _program_limits())
+
+
 def http_page(page: str) -> str:
     """The page of addresses with its tables made anew."""
     page = _between(page, "engine", _addresses(OPERATIONS))
@@ -143,6 +157,7 @@ def http_page(page: str) -> str:
 PAGES: dict[Path, Callable[[str], str]] = {
     REFERENCE / "errors.md": errors_page,
     REFERENCE / "calculator.md": calculator_page,
+    REFERENCE / "restricted-python.md": restricted_python_page,
     REFERENCE / "http.md": http_page,
 }
 
@@ -219,6 +234,53 @@ def _limits() -> str:
         ["integer", f"{sizes.MAX_DIGITS:,} decimal digits"],
         ["list or tuple", f"{sizes.MAX_ELEMENTS:,} elements"],
         ["`precision`", f"{places['minimum']} to {places['maximum']} decimal places"],
+    ]
+    return _table(("what", "at most"), rows).strip()
+
+
+def _modules() -> str:
+    rows = [
+        [f"`{name}`", ", ".join(f"`{member}`" for member in sorted(members | _newer(name)))]
+        for name, members in modules.MODULES.items()
+    ]
+    return _table(("module", "members"), rows).strip()
+
+
+def _newer(module: str) -> frozenset[str]:
+    return modules.NEWER.get(module, frozenset())
+
+
+def _program_names() -> str:
+    functions = _wrapped(
+        f"`{name}`" for name in sorted({*program_names.FUNCTIONS, *program_names.MADE_FOR_EACH})
+    )
+    exceptions = _wrapped(f"`{name}`" for name in program_names.EXCEPTIONS)
+    constants = ", ".join(f"`{name}`" for name in program_names.CONSTANTS)
+    return f"Functions:\n{functions}\n\nExceptions:\n{exceptions}\n\nConstants: {constants}."
+
+
+def _attributes() -> str:
+    rows = [
+        [_type_name(kind), ", ".join(f"`{name}`" for name in sorted(allowed))]
+        for kind, allowed in attributes.ATTRIBUTES.items()
+    ]
+    return _table(("type", "attributes"), rows).strip()
+
+
+def _type_name(kind: type) -> str:
+    if kind is re.error:  # whose own name differs between versions of Python
+        return "`re.error`"
+    home = kind.__module__
+    return f"`{kind.__name__}`" if home == "builtins" else f"`{home.lstrip('_')}.{kind.__name__}`"
+
+
+def _program_limits() -> str:
+    code = run_restricted_python.parameters["properties"]["code"]
+    rows = [
+        ["text of the program", f"{code['maxLength']:,} characters"],
+        ["nesting", f"{nodes.MAX_DEPTH:,} levels of the syntax tree"],
+        ["depth of `value`", f"{values.MAX_DEPTH} lists and objects"],
+        ["`value_repr`", f"{values.MAX_REPR_CHARACTERS:,} characters"],
     ]
     return _table(("what", "at most"), rows).strip()
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fumehood.model.errors import ToolError as ToolError
     from fumehood.model.parameters import ToolParameter as ToolParameter
     from fumehood.model.tool import EXPRESSION_OUTPUT as EXPRESSION_OUTPUT
+    from fumehood.model.tool import PROGRAM_OUTPUT as PROGRAM_OUTPUT
     from fumehood.model.tool import ToolDefinition as ToolDefinition
     from fumehood.model.tool import ToolType as ToolType
     from fumehood.model.usage import TextKind as TextKind
@@ -48,6 +49,7 @@ _HOMES = {
     "Envelope": "fumehood.model.envelope",
     "InvalidDefinition": "fumehood.registry.definitions",
     "Refused": "fumehood.client",
+    "PROGRAM_OUTPUT": "fumehood.model.tool",
     "TextKind": "fumehood.model.usage",
     "TokenCounter": "fumehood.model.usage",
     "ToolDefinition": "fumehood.model.tool",

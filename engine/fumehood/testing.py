@@ -50,6 +50,8 @@ class SeenRun:
 
 def always_four(run: SeenRun) -> RunEnding:
     """The default answer of a `FakeWall`."""
+    if run.program == "restricted_python":
+        return RunEnding(EndedBy.OK, "call", result={"value": 4, "value_repr": "4", "stdout": ""})
     return RunEnding(EndedBy.OK, "call", result={"value": 4, "text": "4"})
 
 

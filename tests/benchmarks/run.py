@@ -31,6 +31,7 @@ from tests.benchmarks.bench_daemon import (
     written_bytes,
 )
 from tests.benchmarks.bench_registry import registry_lines
+from tests.benchmarks.bench_restricted import paired_ms
 from tests.benchmarks.line import Line
 
 PAIRS = 3000
@@ -61,6 +62,7 @@ def measure() -> Iterator[Line]:
         yield throughput(daemon)
         yield from flatness(daemon)
     yield from call_log()
+    yield restricted_program()
 
 
 def first_answer() -> Line:
@@ -176,6 +178,16 @@ def footprint(daemon: Running) -> Footprint:
         files=daemon.process.num_fds() + daemon.guest()[0].num_fds(),
         processes=len(family),
     )
+
+
+def restricted_program() -> Line:
+    """A program of a few lines, embedded, each call in a new sealed process."""
+    bare_ms, restricted_ms = paired_ms()
+    ratio = restricted_ms / bare_ms
+    return Line(
+        "restricted program / bare fork and exec of the same", "≤ 2",
+        f"{ratio:.2f} ({restricted_ms:.2f} ms / {bare_ms:.2f} ms)", ratio <= 2,
+    )  # fmt: skip
 
 
 def check(answer: bytes) -> None:

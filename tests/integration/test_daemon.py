@@ -10,12 +10,17 @@ import subprocess
 import threading
 from pathlib import Path
 
-import psutil
 import pytest
 
 from conftest import FUMEHOOD, StartDaemon
 from support.http import SocketClient
-from support.processes import children_of_guest, descendants, guest_of, is_gone
+from support.processes import (
+    children_of_guest,
+    descendants,
+    guest_of,
+    is_computing,
+    is_gone,
+)
 from support.wait import wait_until
 
 SLOW = "pow(7, 10**2500, 10**2500 + 7)"
@@ -42,9 +47,7 @@ def test_stop_lets_a_running_call_end(start_daemon: StartDaemon, number: signal.
     answers = []
     caller = threading.Thread(target=lambda: answers.append(client.calculate(SLOW)))
     caller.start()
-    wait_until(
-        lambda: any(p.status() == psutil.STATUS_RUNNING for p in descendants(daemon.process.pid))
-    )
+    wait_until(lambda: is_computing(guest_of(daemon.process.pid)))
     daemon.process.send_signal(number)
     caller.join(timeout=30)
     assert daemon.process.wait(timeout=30) == 0
@@ -180,9 +183,7 @@ def test_call_over_the_draining_time_still_gets_an_envelope(start_daemon: StartD
         target=lambda: answers.append(client.calculate(work, timeout_seconds=30))
     )
     caller.start()
-    wait_until(
-        lambda: any(p.status() == psutil.STATUS_RUNNING for p in descendants(daemon.process.pid))
-    )
+    wait_until(lambda: is_computing(guest_of(daemon.process.pid)))
     assert daemon.stop() == 0
     caller.join(timeout=30)
     assert answers[0].code == "SHUTTING_DOWN"

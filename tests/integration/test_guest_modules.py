@@ -20,11 +20,22 @@ EXPECTED = {
     "fumehood.guest.descendants", "fumehood.guest.progress", "fumehood.guest.interpreter",
     "fumehood.guest.interpreter.calculator", "fumehood.guest.interpreter.names",
     "fumehood.guest.interpreter.node_table", "fumehood.guest.interpreter.postfix",
+    "fumehood.guest.interpreter.programs", "fumehood.guest.interpreter.programs.attributes",
+    "fumehood.guest.interpreter.programs.classes", "fumehood.guest.interpreter.programs.failures",
+    "fumehood.guest.interpreter.programs.guards", "fumehood.guest.interpreter.programs.modules",
+    "fumehood.guest.interpreter.programs.names", "fumehood.guest.interpreter.programs.nodes",
+    "fumehood.guest.interpreter.programs.policy", "fumehood.guest.interpreter.programs.printing",
+    "fumehood.guest.interpreter.programs.refusal", "fumehood.guest.interpreter.programs.rewrite",
+    "fumehood.guest.interpreter.programs.values", "fumehood.guest.interpreter.restricted",
     "fumehood.guest.interpreter.sizes", "fumehood.guest.kernel", "fumehood.guest.limits",
     "fumehood.guest.probe", "fumehood.guest.endings", "fumehood.guest.procfs",
     "fumehood.guest.run", "fumehood.guest.selftest", "fumehood.guest.seccomp", "fumehood.guest.supervisor",
     "fumehood.guest.zygote", "fumehood.wire", "fumehood.wire.framing",
     "fumehood.wire.strict_json",
+    "RestrictedPython", "RestrictedPython.Eval", "RestrictedPython.Guards",
+    "RestrictedPython.Limits", "RestrictedPython.PrintCollector", "RestrictedPython.Utilities",
+    "RestrictedPython._compat", "RestrictedPython._types", "RestrictedPython.compile",
+    "RestrictedPython.transformer",
 }  # fmt: skip
 
 
@@ -59,7 +70,8 @@ EXPECTED_IN_THE_JAIL = {
     "fumehood.model.errors", "fumehood.model.identity", "fumehood.model.json_types",
     "fumehood.model.limits", "fumehood.model.tool", "fumehood.registry",
     "fumehood.registry.declare", "fumehood.registry.definitions",
-    "fumehood.registry.json_schema", "fumehood.registry.plain_schema",
+    "fumehood.model.parameters", "fumehood.registry.json_schema", "fumehood.registry.plain_schema",
+    "fumehood.registry.rest_fields", "fumehood.registry.surely_sound",
     "fumehood.registry.schema_faults", "fumehood.wire", "fumehood.wire.framing",
     "fumehood.wire.strict_json",
 }  # fmt: skip

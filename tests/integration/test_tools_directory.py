@@ -24,6 +24,8 @@ from support.http import SocketClient
 from support.recording import RecordingLog
 from support.wait import wait_until
 
+BUILT_IN = ["calculator", "run_restricted_python"]
+
 
 @pytest.fixture
 def daemon(start_daemon: StartDaemon, definitions: DefinitionDirectory) -> Daemon:
@@ -56,7 +58,7 @@ def test_changes_are_seen_by_a_connected_client_without_a_restart(
     definitions.put("weather.json", rest_document())
     wait_until(lambda: "weather" in _names(client))
     definitions.put("weather.json", rest_document(version="1.1.0"))
-    wait_until(lambda: "weather@1.1.0" in client.get("/v1/tools").body["data"]["items"][1]["id"])
+    wait_until(lambda: "weather@1.1.0" in client.get("/v1/tools").body["data"]["items"][-1]["id"])
     definitions.put("more.yaml", b"{name: stars, type: MCP, description: Look at stars.}\n")
     wait_until(lambda: "stars" in _names(client))
     definitions.remove("weather.json")
@@ -135,17 +137,17 @@ def test_list_is_paged_over_the_socket_and_whole_in_client_and_command_line(
     assert first["sources"]["calculator"] == "builtin"
     assert first["sources"]["t000"] == "directory"
     assert first["pagination"]["has_more"] is True
-    assert first["pagination"]["total_count"] == 231
+    assert first["pagination"]["total_count"] == 230 + len(BUILT_IN)
     cursor = first["pagination"]["next_cursor"]
-    assert _names(client, f"limit=3&cursor={cursor}") == ["t009", "t010", "t011"]
+    assert _names(client, f"limit=3&cursor={cursor}") == ["t008", "t009", "t010"]
     assert _names(client, "tag=few&limit=2") == ["t200", "t201"]
     assert _names(client, "category=last&type=REST&limit=1") == ["t200"]
-    assert _names(client, "type=BUILTIN") == ["calculator"]
+    assert _names(client, "type=BUILTIN") == BUILT_IN
     with Client(daemon.socket) as other:
-        assert [tool.name for tool in other.tools()] == ["calculator", *names]
+        assert [tool.name for tool in other.tools()] == [*BUILT_IN, *names]
         assert [tool.name for tool in other.tools(tag="few")] == names[200:]
     listed = json.loads(run(daemon, "tools", "list").stdout)
-    assert [item["name"] for item in listed] == ["calculator", *names]
+    assert [item["name"] for item in listed] == [*BUILT_IN, *names]
     assert listed[5]["source"] == "directory"
     few = json.loads(run(daemon, "tools", "list", "--tag", "few", "--type", "REST").stdout)
     assert [item["name"] for item in few] == names[200:]
@@ -218,7 +220,7 @@ async def test_embedded_engine_watches_while_it_is_entered(
             while not engine.directory_faults:
                 await anyio.sleep(0.01)
         assert engine.directory_faults[0].file == "b.json"
-        assert [tool.name for tool in engine.tools()] == ["a", "calculator"]
+        assert [tool.name for tool in engine.tools()] == ["a", *BUILT_IN]
         page = engine.tools_page(filter_by=ToolFilter(tag="none"))
         assert page.pagination == {"has_more": False, "next_cursor": None, "total_count": 0}
         with pytest.raises(InvalidParams):

@@ -11,7 +11,7 @@ from fumehood.call.admit import AdmittedCall
 from fumehood.executors.function import run_function, run_in_worker
 from fumehood.executors.jailed import run_jailed
 from fumehood.executors.outcome import Outcome
-from fumehood.executors.sandboxed import run_expression
+from fumehood.executors.sandboxed import run_expression, run_program
 from fumehood.model.errors import InternalError
 
 
@@ -23,6 +23,8 @@ async def execute(admitted: AdmittedCall) -> Outcome:
     definition = tool.definition
     if definition.executor == "expression":
         return await run_expression(definition, arguments, limits, lease)
+    if definition.executor == "restricted_python":
+        return await run_program(definition, arguments, limits, lease)
     if definition.executor == "function" and tool.address is not None:
         run = run_jailed if definition.sandboxed else run_in_worker
         return await run(definition, tool.address, arguments, limits, lease)

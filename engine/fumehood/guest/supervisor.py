@@ -20,6 +20,7 @@ Single-threaded, one selector: whatever a child does, no call in this file waits
 
 from __future__ import annotations
 
+import gc
 import os
 import selectors
 import signal
@@ -76,6 +77,8 @@ def supervise(config: dict[str, Any], handover_fd: int) -> None:
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    gc.collect()
+    gc.freeze()  # what stands now is shared with the zygote, and stays so
     if os.fork() == 0:
         ours.close()
         os.close(0)

@@ -44,6 +44,23 @@ EXPRESSION_OUTPUT: JsonObject = {
 """What every tool with the executor `expression` answers; the executor itself checks it."""
 
 
+PROGRAM_OUTPUT: JsonObject = {
+    "type": "object",
+    "required": ["value", "value_repr", "stdout"],
+    "properties": {
+        "value": {
+            "description": "The value of the last expression; null where JSON cannot hold it.",
+        },
+        "value_repr": {
+            "type": ["string", "null"],
+            "description": "The same as Python shows it, cut where it is long.",
+        },
+        "stdout": {"type": "string", "description": "What the program printed."},
+    },
+}
+"""What every tool with the executor `restricted_python` answers; the executor checks it."""
+
+
 class ToolType(StrEnum):
     """Where a tool comes from."""
 

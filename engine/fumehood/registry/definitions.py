@@ -23,8 +23,11 @@ from fumehood.model.tool import DEFAULT_EXECUTORS, ToolDefinition, ToolType
 from fumehood.registry.rest_fields import refers_to_secret, rest_faults
 from fumehood.registry.schema_faults import schema_faults
 
-EXPRESSION_ARGUMENTS = frozenset({"expression", "precision"})
-"""What the executor `expression` takes; its schema may narrow these but name no others."""
+INTERPRETER_ARGUMENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"expression": ("expression", "precision"), "restricted_python": ("code",)}
+)
+"""What each executor in the interpreter takes, the needed one first; a tool's schema may
+narrow these but name no others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ NOT_ENFORCED: Mapping[str, Mapping[str, NotEnforced]] = MappingProxyType(
     }
 )
 
-EXECUTORS_HERE = ("expression", "function")
+EXECUTORS_HERE = ("expression", "function", "restricted_python")
 EXECUTORS_TO_COME = ("http", "mcp")
 """Tools that can be registered and listed; a call is answered with `SANDBOX_UNAVAILABLE`."""
 
@@ -162,8 +165,8 @@ def _executor_faults(document: JsonObject) -> list[str]:
         faults.append("executor: a tool of type BUILTIN must say how it runs")
     if executor not in (*EXECUTORS_HERE, *EXECUTORS_TO_COME):
         faults.append(f"executor: {executor!r} is not enforced by this version")
-    if executor == "expression":
-        faults += _expression_faults(document, sandboxed)
+    if executor in INTERPRETER_ARGUMENTS:
+        faults += _interpreter_faults(document, executor, sandboxed)
     if executor == "function":
         faults += _function_faults(document, sandboxed)
     return faults
@@ -178,21 +181,22 @@ def _function_faults(document: JsonObject, sandboxed: Any) -> list[str]:
     return []
 
 
-def _expression_faults(document: JsonObject, sandboxed: Any) -> list[str]:
+def _interpreter_faults(document: JsonObject, executor: str, sandboxed: Any) -> list[str]:
     faults = []
+    needed, *_ = known = INTERPRETER_ARGUMENTS[executor]
     memory_mb = document.get("memory_limit_mb")
     if isinstance(memory_mb, int) and memory_mb < MIN_INTERPRETER_MB:
         faults.append(f"memory_limit_mb: the interpreter needs at least {MIN_INTERPRETER_MB}")
     if sandboxed is False:
-        faults.append("sandboxed: an expression always runs in its sandbox")
+        faults.append(f"sandboxed: the executor {executor!r} always runs in its sandbox")
     parameters = document.get("parameters")
     properties = parameters.get("properties", {}) if isinstance(parameters, dict) else {}
     if isinstance(properties, dict):
-        if "expression" not in properties:
-            faults.append("parameters: the executor 'expression' needs a parameter 'expression'")
+        if needed not in properties:
+            faults.append(f"parameters: the executor {executor!r} needs a parameter {needed!r}")
         faults += [
-            f"parameters: the executor 'expression' knows no parameter {name!r}"
-            for name in sorted(properties.keys() - EXPRESSION_ARGUMENTS)
+            f"parameters: the executor {executor!r} knows no parameter {name!r}"
+            for name in sorted(properties.keys() - set(known))
         ]
     return faults
 

@@ -19,6 +19,8 @@ class Placement:
     kind: str
     wall: str
     why: str
+    fresh: bool = False
+    """Whether every call gets a process of its own, whatever the call asks for."""
 
 
 _EXPRESSION = Placement(
@@ -26,6 +28,13 @@ _EXPRESSION = Placement(
     "interpreter",
     "the executor 'expression' always runs in the interpreter: a separate, limited process "
     "behind a system-call filter",
+)
+_RESTRICTED_PROGRAM = Placement(
+    "interpreter",
+    "interpreter",
+    "the executor 'restricted_python' always runs in the interpreter: a separate, limited "
+    "process behind a system-call filter, made for this call and ended with it",
+    fresh=True,
 )
 _HOST_FUNCTION = Placement(
     "host",
@@ -49,6 +58,8 @@ def place(tool: ToolDefinition) -> Placement:
     """
     if tool.executor == "expression":
         return _EXPRESSION
+    if tool.executor == "restricted_python":
+        return _RESTRICTED_PROGRAM
     if tool.executor == "function":
         return _SANDBOXED_FUNCTION if tool.sandboxed else _HOST_FUNCTION
     if tool.executor in ("http", "mcp"):

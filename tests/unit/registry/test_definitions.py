@@ -159,7 +159,7 @@ FIT = [
     ("MCP", "mcp", True, None),
     ("MCP", "mcp", False, "sandboxed"),
     ("MCP", "http", True, "executor"),
-    ("NATIVE", "restricted_python", True, "executor"),
+    ("NATIVE", "restricted_python", True, "parameters"),
     ("NATIVE", "code:python", True, "executor"),
     ("NATIVE", "code:python", False, "executor"),
     ("NATIVE", "workspace", True, "executor"),
@@ -184,7 +184,7 @@ def test_type_executor_and_sandbox_must_fit(
 @pytest.mark.row("S1", "R1")
 @pytest.mark.parametrize("said", ["no", "false", 0, "0", False])
 def test_what_the_model_reads_as_false_is_refused_like_false(said: Any) -> None:
-    assert "sandboxed: an expression always runs in its sandbox" in _faults(
+    assert "sandboxed: the executor 'expression' always runs in its sandbox" in _faults(
         expression_document(sandboxed=said)
     )
 
@@ -236,6 +236,23 @@ def test_expression_tool_needs_an_expression_and_knows_nothing_else() -> None:
         "parameters: the executor 'expression' knows no parameter 'alpha'",
         "parameters: the executor 'expression' knows no parameter 'zoom'",
     ]
+
+
+def test_program_tool_needs_code_and_knows_nothing_else() -> None:
+    document = expression_document(
+        executor="restricted_python", sandboxed=False, memory_limit_mb=8,
+        parameters={"properties": {"stdin": {}}},
+    )  # fmt: skip
+    assert _faults(document) == [
+        "memory_limit_mb: the interpreter needs at least 16",
+        "sandboxed: the executor 'restricted_python' always runs in its sandbox",
+        "parameters: the executor 'restricted_python' needs a parameter 'code'",
+        "parameters: the executor 'restricted_python' knows no parameter 'stdin'",
+    ]
+    document = expression_document(
+        executor="restricted_python", parameters={"properties": {"code": {"type": "string"}}}
+    )
+    assert parse_definition(document).executor == "restricted_python"
 
 
 @pytest.mark.row("P2")

@@ -17,8 +17,12 @@ MAX_CLAIM_CHARACTERS = 2000
 
 LOST = RunEnding(EndedBy.SANDBOX_LOST, "call")
 
-_CLAIMABLE = {"memory": EndedBy.MEMORY, "policy": EndedBy.POLICY}
-"""What a program may say of its own failure (DESIGN, "One guest, several walls")."""
+_CLAIMABLE = {
+    "memory": EndedBy.MEMORY,
+    "output": EndedBy.OUTPUT,
+    "policy": EndedBy.POLICY,
+}
+"""What a program may say of its own failure (ADR 0010)."""
 
 
 def ending_of_reply(

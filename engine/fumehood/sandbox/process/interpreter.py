@@ -1,7 +1,7 @@
-"""The interpreter wall: expressions in a separate, limited process behind a filter.
+"""The interpreter wall: expressions and programs in a separate, limited process behind a filter.
 
-Host side. One guest serves all trust domains, each domain in a process of its own inside
-it; `keeper` replaces a guest that dies.
+Host side. One guest serves all trust domains: expressions of each domain in a process of
+its own inside it, programs each in a new one. `keeper` replaces a guest that dies.
 """
 
 from __future__ import annotations
@@ -32,14 +32,21 @@ INTERPRETER_LIMITS = WallLimits(
     output_bytes=64 * 1024,
 )
 
-SPARES = 1
+SPARES = 2
+"""Children that stand ready. One is not enough where programs come one after the other: each
+needs a new child, and making one takes longer than running a short program."""
+
+LIBRARIES = ("asteval", "RestrictedPython")
+"""What the guest needs besides the standard library."""
+
 MAX_RUNNING = 16
 RESIDENT_PATIENCE_S = 0.02
 """How long a call waits for its domain's resident before it takes a fresh process instead."""
 
 
 class InterpreterWall:
-    """Places for expressions. An asynchronous context manager: entering it starts the guest."""
+    """Places for expressions and programs. An asynchronous context manager: entering it starts
+    the guest."""
 
     required = frozenset(Limit)
     cure = "The kernel must offer seccomp filters (CONFIG_SECCOMP_FILTER) and /proc."
@@ -176,14 +183,15 @@ class _Lease:
 
 def interpreter_command() -> list[str]:
     """How to start the interpreter's guest, with the import paths that it needs."""
-    engine = Path(__file__).parents[3]
-    found = importlib.util.find_spec("asteval")
-    if found is None or found.origin is None:
-        raise SandboxUnavailable("asteval is not installed.", retryable=False)
-    packages = Path(found.origin).parents[1]
+    paths = [str(Path(__file__).parents[3])]
+    for library in LIBRARIES:
+        found = importlib.util.find_spec(library)
+        if found is None or found.origin is None:
+            raise SandboxUnavailable(f"{library} is not installed.", retryable=False)
+        paths.append(str(Path(found.origin).parents[1]))
     return guest_command(
         {
-            "import_paths": list(dict.fromkeys([str(engine), str(packages)])),
+            "import_paths": list(dict.fromkeys(paths)),
             "spares": SPARES,
         }
     )
