@@ -4,7 +4,7 @@ Usage: `python scripts/make_reference.py` rewrites them; with `--check` it chang
 prints a diff and exits 1 where one is out of date.
 
 Generated are the whole of docs/reference/errors.md, and what stands between the marker comments
-in docs/reference/calculator.md and docs/reference/restricted-python.md.
+in docs/reference/calculator.md, restricted-python.md and http.md.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from fumehood.daemon.app import CONTROL_OPERATIONS, OPERATIONS
+from fumehood.daemon.operation import Needs, Operation
 from fumehood.guest.interpreter import names, node_table, sizes
 from fumehood.guest.interpreter.programs import attributes, modules, nodes, values
 from fumehood.guest.interpreter.programs import names as program_names
@@ -146,10 +148,17 @@ def restricted_python_page(page: str) -> str:
     return _between(page, "limits", _program_limits())
 
 
+def http_page(page: str) -> str:
+    """The page of addresses with its tables made anew."""
+    page = _between(page, "engine", _addresses(OPERATIONS))
+    return _between(page, "control", _addresses(CONTROL_OPERATIONS))
+
+
 PAGES: dict[Path, Callable[[str], str]] = {
     REFERENCE / "errors.md": errors_page,
     REFERENCE / "calculator.md": calculator_page,
     REFERENCE / "restricted-python.md": restricted_python_page,
+    REFERENCE / "http.md": http_page,
 }
 
 
@@ -274,6 +283,24 @@ def _program_limits() -> str:
         ["`value_repr`", f"{values.MAX_REPR_CHARACTERS:,} characters"],
     ]
     return _table(("what", "at most"), rows).strip()
+
+
+def _addresses(operations: Sequence[Operation]) -> str:
+    head = ("method", "address", "what it does", "who", "body", "answer")
+    return _table(head, [_address_row(operation) for operation in operations]).strip()
+
+
+def _address_row(operation: Operation) -> list[str]:
+    who = {Needs.NOBODY: "anybody", Needs.CALLER: "a caller", Needs.ADMIN: "`admin`"}
+    kind = f"`{operation.data.__name__}`" if operation.data is not None else "an object"
+    return [
+        f"`{operation.method}`",
+        f"`{operation.path}`",
+        operation.words[0],
+        who[operation.needs],
+        f"`{operation.body.__name__}`" if operation.body is not None else "",
+        f"{kind}, no envelope" if operation.plain else kind,
+    ]
 
 
 def _wrapped(words: Iterable[str]) -> str:

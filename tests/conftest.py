@@ -87,6 +87,12 @@ class Daemon:
     process: subprocess.Popen[bytes]
     home: Path
     environment: dict[str, str]
+    credential: str = ""
+    """The first approver's, where one was made."""
+
+    @property
+    def control(self) -> Path:
+        return self.home / "control.sock"
 
     @property
     def socket(self) -> Path:
@@ -108,6 +114,39 @@ class Daemon:
 StartDaemon = Callable[..., Daemon]
 
 
+def launch(directory: Path, variables: Mapping[str, str] | None = None, **settings: str) -> Daemon:
+    """Start a daemon in a private directory; it may not answer yet."""
+    environment = {**CLEAN_ENVIRONMENT, **(variables or {}), "FUMEHOOD_HOME": str(directory)}
+    environment |= {f"FUMEHOOD_{key.upper()}": value for key, value in settings.items()}
+    with (directory / "log").open("ab") as log:
+        process = subprocess.Popen(
+            [str(FUMEHOOD), "serve"],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+    return Daemon(process, directory, environment)
+
+
+def wait_until_ready(daemon: Daemon) -> Daemon:
+    """The daemon, once it answers."""
+    process = daemon.process
+    wait_until(lambda: process.poll() is not None or SocketClient.answers(daemon.socket))
+    assert process.poll() is None, daemon.log
+    return daemon
+
+
+def make_first_approver(directory: Path) -> str:
+    """The credential of the first approver of a new state directory."""
+    made = subprocess.run(
+        [str(FUMEHOOD), "approvers", "init"],
+        env={**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(directory)},
+        capture_output=True, timeout=60, check=True,
+    )  # fmt: skip
+    return made.stdout.decode().strip()
+
+
 @pytest.fixture
 def start_daemon(home: Path) -> Iterator[StartDaemon]:
     """Start daemons; all are stopped at the end of the test."""
@@ -120,21 +159,10 @@ def start_daemon(home: Path) -> Iterator[StartDaemon]:
         variables: Mapping[str, str] | None = None,
         **settings: str,
     ) -> Daemon:
-        environment = {**CLEAN_ENVIRONMENT, **(variables or {}), "FUMEHOOD_HOME": str(directory)}
-        environment |= {f"FUMEHOOD_{key.upper()}": value for key, value in settings.items()}
-        with (directory / "log").open("ab") as log:
-            process = subprocess.Popen(
-                [str(FUMEHOOD), "serve"],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-        daemon = Daemon(process, directory, environment)
+        daemon = launch(directory, variables, **settings)
         started.append(daemon)
         if ready:
-            wait_until(lambda: process.poll() is not None or SocketClient.answers(daemon.socket))
-            assert process.poll() is None, daemon.log
+            wait_until_ready(daemon)
         return daemon
 
     yield start
@@ -148,18 +176,19 @@ def start_daemon(home: Path) -> Iterator[StartDaemon]:
 def shared_daemon() -> Iterator[Daemon]:
     """One daemon for tests that do not change it."""
     directory = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
-    environment = {**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(directory)}
-    with (directory / "log").open("ab") as log:
-        process = subprocess.Popen(
-            [str(FUMEHOOD), "serve"],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-        )
-    daemon = Daemon(process, directory, environment)
-    wait_until(lambda: process.poll() is not None or SocketClient.answers(daemon.socket))
-    assert process.poll() is None, daemon.log
+    daemon = wait_until_ready(launch(directory))
+    yield daemon
+    assert daemon.stop() == 0, daemon.log
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def administered_daemon() -> Iterator[Daemon]:
+    """One daemon with an approver; tests give what they make names of their own."""
+    directory = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
+    credential = make_first_approver(directory)
+    daemon = wait_until_ready(launch(directory))
+    daemon.credential = credential
     yield daemon
     assert daemon.stop() == 0, daemon.log
     shutil.rmtree(directory, ignore_errors=True)

@@ -9,7 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fumehood.client import AsyncClient as AsyncClient
+    from fumehood.client import AsyncControlClient as AsyncControlClient
     from fumehood.client import Client as Client
+    from fumehood.client import ControlClient as ControlClient
     from fumehood.client import DaemonUnavailable as DaemonUnavailable
     from fumehood.client import Refused as Refused
     from fumehood.config import Config as Config
@@ -33,10 +36,13 @@ if TYPE_CHECKING:
     from fumehood.registry.definitions import parse_definition as parse_definition
 
 _HOMES = {
+    "AsyncClient": "fumehood.client",
+    "AsyncControlClient": "fumehood.client",
     "CallOptions": "fumehood.model.call",
     "Client": "fumehood.client",
     "Config": "fumehood.config",
     "ConfigError": "fumehood.config",
+    "ControlClient": "fumehood.client",
     "DaemonUnavailable": "fumehood.client",
     "EXPRESSION_OUTPUT": "fumehood.model.tool",
     "Engine": "fumehood.engine",

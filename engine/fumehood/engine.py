@@ -26,6 +26,7 @@ from fumehood.config import Config, config_file, load_config
 from fumehood.gates.approvers import Approvers
 from fumehood.gates.binding import require_agent
 from fumehood.gates.tokens import Tokens
+from fumehood.model.answers import ToolDetails
 from fumehood.model.call import CallBody, CallOptions, CallRequest
 from fumehood.model.call_log import CallPage, CallQuery, CallRecord
 from fumehood.model.envelope import Envelope, Metadata, Performance, Resources, UsageReport
@@ -33,6 +34,7 @@ from fumehood.model.errors import EngineError, InvalidParams, ResourceNotFound
 from fumehood.model.identity import Principal, Scope, uid_principal_id
 from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import Limit
+from fumehood.model.status import Readiness, StateReadiness, WallReadiness
 from fumehood.model.tool import ToolDefinition
 from fumehood.model.usage import EstimatingCounter, TokenCounter
 from fumehood.observe.clock import Clock, IdSource, SystemClock, timestamp
@@ -44,7 +46,7 @@ from fumehood.registry.directory import DirectoryContents, DirectoryFault, ToolD
 from fumehood.registry.discover import LoadFault, discover
 from fumehood.registry.filtering import Selection, filter_tools
 from fumehood.registry.functions import register_function
-from fumehood.registry.index import RegisteredTool, Source, ToolIndex
+from fumehood.registry.index import Source, ToolIndex
 from fumehood.registry.listing import DEFAULT_LIMIT, ToolFilter, ToolPage, page_of_tools
 from fumehood.registry.registrations import Registrations
 from fumehood.registry.watch import watch
@@ -244,13 +246,27 @@ class Engine:
             cursor=cursor,
         )
 
-    def tool(self, reference: str) -> RegisteredTool:
-        """One tool by `name` or `name@version`. Raises ToolNotFound."""
-        return self._registry.get(reference)
+    def tool(self, reference: str) -> ToolDetails:
+        """One tool by `name` or `name@version`, with its other versions. Raises ToolNotFound."""
+        found = self._registry.get(reference)
+        versions = self._registry.versions(found.definition.name)
+        return ToolDetails(
+            tool=found.definition,
+            versions=tuple(tool.definition.version for tool in versions),
+            source=found.source.value,
+        )
 
-    def versions(self, name: str) -> list[str]:
-        """The versions of one tool, newest first."""
-        return [tool.definition.version for tool in self._registry.versions(name)]
+    def ready(self) -> Readiness:
+        """Whether calls are served, and what each wall in use enforces here."""
+        walls = self.walls
+        is_held = all(wall["ready"] for wall in walls.values() if wall["essential"])
+        serves = self._is_open and not self._is_draining and is_held
+        shown = {
+            name: WallReadiness(ready=wall["ready"], enforced=tuple(wall["enforced"]))
+            for name, wall in walls.items()
+        }
+        state = StateReadiness(failing=self.database.is_failing, lost_rows=self.database.lost_posts)
+        return Readiness(status="ready" if serves else "not_ready", walls=shown, state=state)
 
     def agent_tools(
         self,

@@ -146,10 +146,11 @@ def test_client_lists_and_finds_calls_typed(daemon: Daemon) -> None:
             lambda: client.calls(limit=0),
             lambda: client.calls(cursor="call_0"),
             lambda: client.call_record("call_0"),
-            lambda: client.call_record("../tools"),
         ):
             with pytest.raises(Refused):
                 refused()
+        with pytest.raises(ValueError, match="can be no name or id"):
+            client.call_record("../tools")
 
 
 def test_command_line_lists_shows_and_says_what_is_wrong(daemon: Daemon, own: SocketClient) -> None:

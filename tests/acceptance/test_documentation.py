@@ -87,6 +87,22 @@ def test_python_snippets_of_the_definition_page_run_as_they_stand() -> None:
     assert ran >= 2
 
 
+@pytest.mark.row("D1")
+def test_snippets_of_the_clients_run_as_they_stand(administered_daemon: Daemon) -> None:
+    """Each gets a credential on its standard input; those that call need none."""
+    ran = 0
+    for language, _, text in snippets("docs/reference/python-client.md"):
+        assert language == "python"
+        done = subprocess.run(
+            [sys.executable, "-c", text],
+            env=administered_daemon.environment, capture_output=True, timeout=60,
+            input=f"{administered_daemon.credential}\n".encode(),
+        )  # fmt: skip
+        assert done.returncode == 0, (text, done.stderr.decode())
+        ran += 1
+    assert ran == 3
+
+
 @pytest.mark.row("E1")
 def test_pages_made_from_the_code_are_up_to_date() -> None:
     done = subprocess.run(

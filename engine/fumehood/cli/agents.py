@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from fumehood.cli.control import AsJson, CredentialStdin, ask_control, part, show_rows
+from fumehood.cli.control import AsJson, CredentialStdin
 from fumehood.cli.exits import ExitCode, fail
+from fumehood.cli.reach import ControlSocketPath, controlling
 from fumehood.model.identity import uid_principal_id
 from fumehood.model.json_types import JsonObject
 from fumehood.wire import strict_json
@@ -29,51 +30,87 @@ def create(
     description: Annotated[str, typer.Option(help="What it is for.")] = "",
     principal: Principals = None,
     credential_stdin: CredentialStdin = False,
+    socket: ControlSocketPath = None,
 ) -> None:
     """Make an agent. It has no tools until some are bound to it."""
-    body: JsonObject = {
-        "id": agent_id,
-        "description": description,
-        "principals": principal or [uid_principal_id(os.getuid())],
-    }
-    ask_control("POST", "/v1/agents", body, credential_stdin=credential_stdin)
+    principals = principal or [uid_principal_id(os.getuid())]
+    with controlling(socket, credential_stdin=credential_stdin) as client:
+        client.agents.create(agent_id, description=description, principals=principals)
 
 
 @agents.command("list")
-def list_agents(as_json: AsJson = False, credential_stdin: CredentialStdin = False) -> None:
+def list_agents(
+    as_json: AsJson = False,
+    credential_stdin: CredentialStdin = False,
+    socket: ControlSocketPath = None,
+) -> None:
     """List every agent."""
-    data = ask_control("GET", "/v1/agents", credential_stdin=credential_stdin)
-    columns = {
-        "agent": "id", "may speak for it": "principals", "enabled": "is_enabled",
-        "description": "description",
-    }  # fmt: skip
-    show_rows(data["items"], columns, as_json=as_json)
+    from fumehood.cli.show import show_json, wants_json
+    from fumehood.cli.tables import Field, show_table
+
+    with controlling(socket, credential_stdin=credential_stdin, as_json=as_json) as client:
+        found = client.agents.list()
+    if wants_json(as_json):
+        show_json([agent.model_dump(mode="json") for agent in found])
+        return
+    fields = (
+        Field("agent"),
+        Field("enabled"),
+        Field("may speak for it", drop=1),
+        Field("description", drop=2),
+    )
+    rows = [
+        (agent.id, str(agent.is_enabled), ", ".join(agent.principals), agent.description)
+        for agent in found
+    ]
+    show_table(fields, rows)
 
 
 @agents.command("show")
-def show(agent_id: AgentId, credential_stdin: CredentialStdin = False) -> None:
+def show(
+    agent_id: AgentId,
+    credential_stdin: CredentialStdin = False,
+    socket: ControlSocketPath = None,
+) -> None:
     """Show one agent with its tools, as JSON."""
     from fumehood.cli.show import show_json
 
-    show_json(ask_control("GET", f"/v1/agents/{part(agent_id)}", credential_stdin=credential_stdin))
+    with controlling(socket, credential_stdin=credential_stdin) as client:
+        details = client.agents.show(agent_id)
+    show_json(details.model_dump(mode="json"))
 
 
 @agents.command("enable")
-def enable(agent_id: AgentId, credential_stdin: CredentialStdin = False) -> None:
+def enable(
+    agent_id: AgentId,
+    credential_stdin: CredentialStdin = False,
+    socket: ControlSocketPath = None,
+) -> None:
     """Let calls be made for an agent again."""
-    _switch(agent_id, on=True, credential_stdin=credential_stdin)
+    with controlling(socket, credential_stdin=credential_stdin) as client:
+        client.agents.enable(agent_id)
 
 
 @agents.command("disable")
-def disable(agent_id: AgentId, credential_stdin: CredentialStdin = False) -> None:
+def disable(
+    agent_id: AgentId,
+    credential_stdin: CredentialStdin = False,
+    socket: ControlSocketPath = None,
+) -> None:
     """Refuse every call that is made for an agent."""
-    _switch(agent_id, on=False, credential_stdin=credential_stdin)
+    with controlling(socket, credential_stdin=credential_stdin) as client:
+        client.agents.disable(agent_id)
 
 
 @agents.command("delete")
-def delete(agent_id: AgentId, credential_stdin: CredentialStdin = False) -> None:
+def delete(
+    agent_id: AgentId,
+    credential_stdin: CredentialStdin = False,
+    socket: ControlSocketPath = None,
+) -> None:
     """Remove an agent with its bindings."""
-    ask_control("DELETE", f"/v1/agents/{part(agent_id)}", credential_stdin=credential_stdin)
+    with controlling(socket, credential_stdin=credential_stdin) as client:
+        client.agents.delete(agent_id)
 
 
 @agents.command("bind")
@@ -89,33 +126,36 @@ def bind(
     ] = "{}",
     disabled: Annotated[bool, typer.Option("--disabled", help="Bound, but switched off.")] = False,
     credential_stdin: CredentialStdin = False,
+    socket: ControlSocketPath = None,
 ) -> None:
     """Give an agent a tool, or change how it has it."""
-    body: JsonObject = {
-        "sort_order": order,
-        "fixed": _json_object(fixed, "--fixed"),
-        "defaults": _json_object(defaults, "--defaults"),
-        "is_enabled": not disabled,
-    }
-    address = f"/v1/agents/{part(agent_id)}/tools/{part(tool)}"
-    ask_control("PUT", address, body, credential_stdin=credential_stdin)
+    always, otherwise = _json_object(fixed, "--fixed"), _json_object(defaults, "--defaults")
+    with controlling(socket, credential_stdin=credential_stdin) as client:
+        client.agents.bind(
+            agent_id,
+            tool,
+            sort_order=order,
+            fixed=always,
+            defaults=otherwise,
+            is_enabled=not disabled,
+        )
 
 
 @agents.command("unbind")
-def unbind(agent_id: AgentId, tool: ToolName, credential_stdin: CredentialStdin = False) -> None:
+def unbind(
+    agent_id: AgentId,
+    tool: ToolName,
+    credential_stdin: CredentialStdin = False,
+    socket: ControlSocketPath = None,
+) -> None:
     """Take a tool from an agent."""
-    address = f"/v1/agents/{part(agent_id)}/tools/{part(tool)}"
-    ask_control("DELETE", address, credential_stdin=credential_stdin)
-
-
-def _switch(agent_id: str, *, on: bool, credential_stdin: bool) -> None:
-    body: JsonObject = {"is_enabled": on}
-    ask_control("PATCH", f"/v1/agents/{part(agent_id)}", body, credential_stdin=credential_stdin)
+    with controlling(socket, credential_stdin=credential_stdin) as client:
+        client.agents.unbind(agent_id, tool)
 
 
 def _json_object(text: str, option: str) -> JsonObject:
     try:
-        value = strict_json.loads(text.encode())
+        value = strict_json.loads(text.encode("utf-8", "surrogateescape"))
     except strict_json.StrictJsonError as error:
         fail(f"{option} is {error}.", ExitCode.USAGE)
     if not isinstance(value, dict):

@@ -7,15 +7,9 @@ from typing import Annotated
 
 import typer
 
-from fumehood.cli.control import (
-    AsJson,
-    CredentialStdin,
-    ask_control,
-    part,
-    show_rows,
-    show_secret,
-)
+from fumehood.cli.control import AsJson, CredentialStdin, show_secret
 from fumehood.cli.exits import ExitCode, fail
+from fumehood.cli.reach import ControlSocketPath, controlling
 from fumehood.cli.settings import read_config
 
 approvers = typer.Typer(help="Who may approve and administer.", no_args_is_help=True)
@@ -52,27 +46,43 @@ def add(
     name: Name,
     admin: Annotated[bool, typer.Option("--admin", help="May change authority, too.")] = False,
     credential_stdin: CredentialStdin = False,
+    socket: ControlSocketPath = None,
 ) -> None:
     """Add an approver. Needs a credential with admin."""
     scopes = ["approve", "admin"] if admin else ["approve"]
-    data = ask_control(
-        "POST",
-        "/v1/approvers",
-        {"name": name, "scopes": scopes},
-        credential_stdin=credential_stdin,
-    )
-    show_secret(data["secret"], "credential")
+    with controlling(socket, credential_stdin=credential_stdin) as client:
+        made = client.approvers.add(name, scopes=scopes)
+    show_secret(made.secret, "credential")
 
 
 @approvers.command("list")
-def list_approvers(as_json: AsJson = False, credential_stdin: CredentialStdin = False) -> None:
+def list_approvers(
+    as_json: AsJson = False,
+    credential_stdin: CredentialStdin = False,
+    socket: ControlSocketPath = None,
+) -> None:
     """List those who have authority now."""
-    data = ask_control("GET", "/v1/approvers", credential_stdin=credential_stdin)
-    columns = {"name": "name", "scopes": "scopes", "since": "created_at", "by": "created_by"}
-    show_rows(data["items"], columns, as_json=as_json)
+    from fumehood.cli.show import show_json, wants_json
+    from fumehood.cli.tables import Field, show_table
+
+    with controlling(socket, credential_stdin=credential_stdin, as_json=as_json) as client:
+        found = client.approvers.list()
+    if wants_json(as_json):
+        show_json([approver.model_dump(mode="json") for approver in found])
+        return
+    fields = (Field("name"), Field("scopes"), Field("since (UTC)", drop=1), Field("by", drop=2))
+    rows = [
+        (a.name, ", ".join(a.scopes), f"{a.created_at:%Y-%m-%d %H:%M}", a.created_by) for a in found
+    ]
+    show_table(fields, rows)
 
 
 @approvers.command("remove")
-def remove(name: Name, credential_stdin: CredentialStdin = False) -> None:
+def remove(
+    name: Name,
+    credential_stdin: CredentialStdin = False,
+    socket: ControlSocketPath = None,
+) -> None:
     """Take an approver's authority back at once."""
-    ask_control("DELETE", f"/v1/approvers/{part(name)}", credential_stdin=credential_stdin)
+    with controlling(socket, credential_stdin=credential_stdin) as client:
+        client.approvers.remove(name)

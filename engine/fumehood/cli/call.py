@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from fumehood.cli.exits import ExitCode, exit_code_of, fail, require_tool_name
-from fumehood.cli.settings import read_config, read_socket_path
+from fumehood.cli.reach import SocketPath, calling
+from fumehood.cli.settings import read_config
 from fumehood.model.envelope import Envelope
 from fumehood.model.json_types import JsonObject
 from fumehood.wire import strict_json
@@ -33,6 +34,7 @@ def call(
         bool, typer.Option("--debug", help="Ask for debug_info (the configuration must allow it).")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The whole envelope as JSON.")] = False,
+    socket: SocketPath = None,
 ) -> None:
     """Call a tool and show its envelope.
 
@@ -42,15 +44,20 @@ def call(
     from fumehood.cli.show import show_envelope, wants_json
 
     require_tool_name(tool)
+    if local and socket is not None:
+        fail("--local needs no socket.", ExitCode.USAGE)
     if timeout is not None and not 0 < timeout < float("inf"):
         fail("--timeout takes a number of seconds over 0.", ExitCode.USAGE)
     parsed = _read_arguments(arguments)
     options = _options(
         dry_run=dry_run or None, timeout_seconds=timeout, debug=debug or None, agent_id=agent
     )
-    envelope = (
-        _call_locally(tool, parsed, options) if local else _call_daemon(tool, parsed, options)
-    )
+    if local:
+        envelope = _call_locally(tool, parsed, options)
+    else:
+        or_else = "\nOr call without a daemon: fumehood call --local …"
+        with calling(socket, or_else=or_else) as client:
+            envelope = client.call(tool, parsed, **options)
     show_envelope(envelope, as_json=wants_json(as_json))
     raise typer.Exit(exit_code_of(envelope))
 
@@ -85,17 +92,6 @@ def _raw(given: str) -> bytes:
         with Path(given[1:]).open("rb") as file:
             return file.read(MAX_ARGUMENT_BYTES + 1)
     return given.encode("utf-8", "surrogateescape")
-
-
-def _call_daemon(tool: str, arguments: JsonObject, options: dict[str, Any]) -> Envelope:
-    from fumehood.client import Client, DaemonUnavailable
-
-    path = read_socket_path(read_config())
-    try:
-        with Client(path) as client:
-            return client.call(tool, arguments, **options)
-    except DaemonUnavailable as error:
-        fail(f"{error}\nOr call without a daemon: fumehood call --local …", ExitCode.UNAVAILABLE)
 
 
 def _call_locally(tool: str, arguments: JsonObject, options: dict[str, Any]) -> Envelope:

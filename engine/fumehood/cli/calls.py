@@ -6,14 +6,13 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fumehood.cli.exits import ExitCode, exit_code_of, fail
-from fumehood.cli.settings import read_config, read_socket_path
+from fumehood.cli.exits import ExitCode, fail
+from fumehood.cli.reach import SocketPath, calling
 from fumehood.model.call_log import DEFAULT_PAGE, MAX_PAGE, CallRecord
 
 if TYPE_CHECKING:
@@ -46,12 +45,13 @@ def list_calls(
         DEFAULT_PAGE
     ),
     as_json: AsJson = False,
+    socket: SocketPath = None,
 ) -> None:
     """List your calls, newest first."""
     from fumehood.cli.show import show_calls, wants_json
 
     filters = _filters(since, agent, tool, code)
-    with _client(as_json=as_json) as client:
+    with calling(socket, as_json=as_json) as client:
         records, has_more = _newest(client, filters, limit)
     show_calls(records, as_json=wants_json(as_json))
     if has_more and not wants_json(as_json):
@@ -60,12 +60,14 @@ def list_calls(
 
 @calls.command("show")
 def show_call(
-    call_id: Annotated[str, typer.Argument(help="The call's id, call_….")], as_json: AsJson = False
+    call_id: Annotated[str, typer.Argument(help="The call's id, call_….")],
+    as_json: AsJson = False,
+    socket: SocketPath = None,
 ) -> None:
     """Show one call of yours."""
     from fumehood.cli.show import show_fields, show_json, wants_json
 
-    with _client(as_json=as_json) as client:
+    with calling(socket, as_json=as_json) as client:
         record = client.call_record(call_id).model_dump(mode="json")
     if wants_json(as_json):
         show_json(record)
@@ -83,13 +85,14 @@ def tail_calls(
         int, typer.Option(min=0, max=MAX_LISTED, help="Of those that were there before.")
     ] = DEFAULT_PAGE,
     as_json: AsJson = False,
+    socket: SocketPath = None,
 ) -> None:
     """Show your calls as they end, oldest first, until Ctrl-C. One line a call."""
     from fumehood.cli.show import show_call_line, wants_json
 
     filters = _filters(since, agent, tool, code)
     try:
-        with _client(as_json=as_json) as client:
+        with calling(socket, as_json=as_json) as client:
             for record in _followed(client, filters, limit, lambda: time.sleep(POLL_S)):
                 show_call_line(record, as_json=wants_json(as_json))
     except KeyboardInterrupt:
@@ -149,19 +152,3 @@ def _followed(
         if fresh:
             newest = fresh[0].call_id
             yield from reversed(fresh)
-
-
-@contextmanager
-def _client(*, as_json: bool) -> Iterator[Client]:
-    """A client; what the engine refuses, or that there is none, ends the command."""
-    from fumehood.cli.show import show_envelope, wants_json
-    from fumehood.client import Client, DaemonUnavailable, Refused
-
-    try:
-        with Client(read_socket_path(read_config())) as client:
-            yield client
-    except DaemonUnavailable as error:
-        fail(str(error), ExitCode.UNAVAILABLE)
-    except Refused as refused:
-        show_envelope(refused.envelope, as_json=wants_json(as_json))
-        raise typer.Exit(exit_code_of(refused.envelope)) from None

@@ -8,11 +8,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from fumehood.cli.exits import ExitCode
+from fumehood.cli.reach import SocketPath
 from fumehood.config import Config, ConfigError, load_config
 
 if TYPE_CHECKING:
@@ -36,11 +38,11 @@ class Finding:
     cure: str = ""
 
 
-def doctor(as_json: AsJson = False) -> None:
+def doctor(as_json: AsJson = False, socket: SocketPath = None) -> None:
     """Check this host. Exit status 1 where something is missing."""
     from fumehood.cli.show import show_json, wants_json
 
-    findings = list(_examine())
+    findings = list(_examine(socket))
     if wants_json(as_json):
         show_json([asdict(finding) for finding in findings])
     else:
@@ -49,12 +51,12 @@ def doctor(as_json: AsJson = False) -> None:
         raise typer.Exit(ExitCode.TOOL_FAILED)
 
 
-def _examine() -> Iterator[Finding]:
+def _examine(socket: Path | None) -> Iterator[Finding]:
     yield _platform()
     yield Finding("python", "ok", platform.python_version())
     yield _asteval()
     try:
-        config = load_config()
+        config = load_config(socket=socket)
     except ConfigError as error:
         yield Finding("configuration", "missing", str(error), "Correct the configuration.")
         return
@@ -108,7 +110,7 @@ def _socket(config: Config) -> Finding:
         return Finding("daemon", "missing", str(error), "Set FUMEHOOD_SOCKET to a shorter path.")
     try:
         with Client(path) as client:
-            status = client.ready()["status"]
+            status = client.ready().status
     except DaemonUnavailable as error:
         return Finding("daemon", "warning", str(error), "Start one: fumehood serve")
     if status == "ready":

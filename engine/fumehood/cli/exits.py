@@ -39,6 +39,6 @@ def require_tool_name(reference: str) -> None:
 
 
 def fail(message: str, code: ExitCode) -> NoReturn:
-    """Say why on stderr and end."""
+    """Say why on stderr (on stdout where that is closed) and end."""
     print(message, file=sys.stderr)
     raise typer.Exit(code)

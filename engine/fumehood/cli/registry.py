@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from fumehood.cli.control import CredentialStdin, ask_control, part
+from fumehood.cli.control import CredentialStdin
 from fumehood.cli.exits import ExitCode, fail, require_tool_name
+from fumehood.cli.reach import ControlSocketPath, controlling
 from fumehood.cli.tools import tools
 from fumehood.wire import strict_json
 
@@ -20,38 +21,65 @@ Pinned = Annotated[str, typer.Argument(help="name@version")]
 
 
 @tools.command("add")
-def add(file: DefinitionFile, credential_stdin: CredentialStdin = False) -> None:
+def add(
+    file: DefinitionFile,
+    credential_stdin: CredentialStdin = False,
+    socket: ControlSocketPath = None,
+) -> None:
     """Register one version of a REST or MCP tool. Needs a credential with admin."""
-    ask_control("POST", "/v1/tools", _read(file), credential_stdin=credential_stdin)
+    document = _read(file)
+    with controlling(socket, credential_stdin=credential_stdin) as client:
+        client.tools.add(document)
 
 
 @tools.command("replace")
-def replace(name: Pinned, file: DefinitionFile, credential_stdin: CredentialStdin = False) -> None:
+def replace(
+    name: Pinned,
+    file: DefinitionFile,
+    credential_stdin: CredentialStdin = False,
+    socket: ControlSocketPath = None,
+) -> None:
     """Put another definition in place of a registered one."""
     require_tool_name(name)
-    address = f"/v1/tools/{part(name)}"
-    ask_control("PUT", address, _read(file), credential_stdin=credential_stdin)
+    document = _read(file)
+    with controlling(socket, credential_stdin=credential_stdin) as client:
+        client.tools.replace(name, document)
 
 
 @tools.command("remove")
-def remove(name: Pinned, credential_stdin: CredentialStdin = False) -> None:
+def remove(
+    name: Pinned,
+    credential_stdin: CredentialStdin = False,
+    socket: ControlSocketPath = None,
+) -> None:
     """Forget a registered version."""
     require_tool_name(name)
-    ask_control("DELETE", f"/v1/tools/{part(name)}", credential_stdin=credential_stdin)
+    with controlling(socket, credential_stdin=credential_stdin) as client:
+        client.tools.remove(name)
 
 
 @tools.command("enable")
-def enable(name: ToolName, credential_stdin: CredentialStdin = False) -> None:
+def enable(
+    name: ToolName,
+    credential_stdin: CredentialStdin = False,
+    socket: ControlSocketPath = None,
+) -> None:
     """Switch one version, or every version, of a tool on."""
     require_tool_name(name)
-    ask_control("POST", f"/v1/tools/{part(name)}/activate", credential_stdin=credential_stdin)
+    with controlling(socket, credential_stdin=credential_stdin) as client:
+        client.tools.enable(name)
 
 
 @tools.command("disable")
-def disable(name: ToolName, credential_stdin: CredentialStdin = False) -> None:
+def disable(
+    name: ToolName,
+    credential_stdin: CredentialStdin = False,
+    socket: ControlSocketPath = None,
+) -> None:
     """Switch one version, or every version, of a tool off: calls are refused."""
     require_tool_name(name)
-    ask_control("POST", f"/v1/tools/{part(name)}/deactivate", credential_stdin=credential_stdin)
+    with controlling(socket, credential_stdin=credential_stdin) as client:
+        client.tools.disable(name)
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -30,16 +31,19 @@ def serve(
     from fumehood.observe.log import make_logger
     from fumehood.store.errors import StoreError
 
+    if sys.stderr is None:
+        # Its number would go to the next file that is opened, and the log into that file.
+        fail("Standard error is closed, and the log goes there.", ExitCode.UNAVAILABLE)
     config = read_config(socket=socket, home=home, log_level=log_level)
     path = read_socket_path(config)
     log = make_logger(config.log_level, config.log_format)
 
+    def say_ready() -> None:
+        with suppress(OSError):  # nobody reads any more, as with the log
+            print(f"fumehood listens on {path}", file=sys.stderr, flush=True)
+
     async def main() -> None:
-        await run(
-            config,
-            log,
-            on_ready=lambda: print(f"fumehood listens on {path}", file=sys.stderr, flush=True),
-        )
+        await run(config, log, on_ready=say_ready)
 
     try:
         anyio.run(main)

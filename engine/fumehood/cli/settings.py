@@ -22,3 +22,11 @@ def read_socket_path(config: Config) -> Path:
         return config.socket_path
     except ConfigError as error:
         fail(str(error), ExitCode.USAGE)
+
+
+def read_control_path(config: Config) -> Path:
+    """Where it listens to administrators."""
+    try:
+        return config.control_socket_path
+    except ConfigError as error:
+        fail(str(error), ExitCode.USAGE)

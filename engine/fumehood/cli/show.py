@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Column, Table
 
+from fumehood.cli.tables import Field, printable, show_table
 from fumehood.model.call_log import CallRecord
 from fumehood.model.envelope import Envelope
 from fumehood.model.json_types import JsonObject
@@ -53,17 +53,18 @@ def show_tools(found: list[tuple[ToolDefinition, str]], *, as_json: bool) -> Non
     if as_json:
         show_json([{**tool.model_dump(mode="json"), "source": source} for tool, source in found])
         return
-    table = Table(
-        Column("tool", no_wrap=True), Column("runs as"), Column("from"), Column("what it does")
-    )
+    rows = []
     for tool, source in found:
         marks = [tool.executor]
         marks += ["dangerous"] if tool.dangerous else []
         marks += [] if tool.sandboxed else ["in the host"]
         summary = tool.description.split(". ")[0].splitlines()[0]
         name = f"{tool.name}@{tool.version}"
-        table.add_row(name, ", ".join(marks), escape(source), escape(_printable(summary)))
-    Console().print(table)
+        rows.append((name, ", ".join(marks), source, summary))
+    fields = (
+        Field("tool"), Field("runs as", drop=1), Field("from", drop=2), Field("what it does"),
+    )  # fmt: skip
+    show_table(fields, rows)
 
 
 def show_calls(records: list[CallRecord], *, as_json: bool) -> None:
@@ -71,15 +72,11 @@ def show_calls(records: list[CallRecord], *, as_json: bool) -> None:
     if as_json:
         show_json([record.model_dump(mode="json") for record in records])
         return
-    table = Table(
-        Column("when", no_wrap=True), Column("tool", overflow="fold"),
-        Column("code", overflow="fold"), Column("ms", justify="right"),
-        Column("agent", overflow="fold"), Column("call", no_wrap=True),
-        box=None, pad_edge=False,
+    fields = (
+        Field("when", whole=True), Field("tool"), Field("code"), Field("ms", drop=1),
+        Field("agent", drop=2), Field("call", whole=True),
     )  # fmt: skip
-    for record in records:
-        table.add_row(*(escape(text) for text in _columns(record)))
-    Console().print(table)
+    show_table(fields, [_columns(record) for record in records])
 
 
 def show_call_line(record: CallRecord, *, as_json: bool) -> None:
@@ -110,20 +107,15 @@ def _columns(record: CallRecord) -> tuple[str, ...]:
     )
 
 
+def _on_one_line(text: str) -> str:
+    """A name that somebody asked for may not begin a line of its own."""
+    return printable(text).replace("\n", "\\x0a").replace("\t", "\\x09")
+
+
 def _print_data(console: Console, data: JsonObject) -> None:
     for key, value in data.items():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        console.print(f"[bold]{escape(key)}[/]: {escape(_printable(text))}")
-
-
-def _on_one_line(text: str) -> str:
-    """A name that somebody asked for may not begin a line of its own."""
-    return _printable(text).replace("\n", "\\x0a").replace("\t", "\\x09")
-
-
-def _printable(text: str) -> str:
-    """What a tool printed may not move the reader's cursor or colour the terminal."""
-    return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)
+        console.print(f"[bold]{escape(key)}[/]: {escape(printable(text))}")
 
 
 def _summary(envelope: Envelope) -> str:

@@ -8,16 +8,9 @@ from typing import Annotated
 
 import typer
 
-from fumehood.cli.control import (
-    AsJson,
-    CredentialStdin,
-    ask_control,
-    part,
-    show_rows,
-    show_secret,
-)
+from fumehood.cli.control import AsJson, CredentialStdin, show_secret
 from fumehood.cli.exits import ExitCode, fail
-from fumehood.model.json_types import JsonObject
+from fumehood.cli.reach import ControlSocketPath, controlling
 
 tokens = typer.Typer(help="Tokens: principals with scopes and agents.", no_args_is_help=True)
 
@@ -40,35 +33,64 @@ def new(
         str | None, typer.Option(help="When it ends: 90m, 12h, 30d, or a time in ISO 8601.")
     ] = None,
     credential_stdin: CredentialStdin = False,
+    socket: ControlSocketPath = None,
 ) -> None:
     """Make a token; it is shown once. Needs a credential with admin."""
-    body: JsonObject = {"name": name, "scopes": scope or ["call"], "agents": agent or []}
-    if principal is not None:
-        body["principal_id"] = principal
-    if expires is not None:
-        body["expires_at"] = _moment(expires).isoformat()
-    data = ask_control("POST", "/v1/tokens", body, credential_stdin=credential_stdin)
-    show_secret(data["secret"], "token")
+    expires_at = _moment(expires) if expires is not None else None
+    with controlling(socket, credential_stdin=credential_stdin) as client:
+        made = client.tokens.new(
+            name,
+            principal_id=principal,
+            scopes=scope or ["call"],
+            agents=agent or [],
+            expires_at=expires_at,
+        )
+    show_secret(made.secret, "token")
 
 
 @tokens.command("list")
-def list_tokens(as_json: AsJson = False, credential_stdin: CredentialStdin = False) -> None:
+def list_tokens(
+    as_json: AsJson = False,
+    credential_stdin: CredentialStdin = False,
+    socket: ControlSocketPath = None,
+) -> None:
     """List every token without its secret."""
-    data = ask_control("GET", "/v1/tokens", credential_stdin=credential_stdin)
-    columns = {
-        "id": "id", "name": "name", "principal": "principal_id", "scopes": "scopes",
-        "agents": "agents", "expires": "expires_at", "valid": "is_valid",
-    }  # fmt: skip
-    show_rows(data["items"], columns, as_json=as_json)
+    from fumehood.cli.show import show_json, wants_json
+    from fumehood.cli.tables import Field, show_table
+
+    with controlling(socket, credential_stdin=credential_stdin, as_json=as_json) as client:
+        found = client.tokens.list()
+    if wants_json(as_json):
+        show_json([token.model_dump(mode="json") for token in found])
+        return
+    fields = (
+        Field("id", whole=True), Field("name"), Field("principal", drop=1), Field("scopes", drop=3),
+        Field("agents", drop=4), Field("expires (UTC)", drop=2), Field("valid"),
+    )  # fmt: skip
+    rows = [
+        (
+            token.id,
+            token.name,
+            token.principal_id,
+            ", ".join(token.scopes),
+            ", ".join(token.agents),
+            f"{token.expires_at:%Y-%m-%d %H:%M}" if token.expires_at is not None else "",
+            str(token.is_valid),
+        )
+        for token in found
+    ]
+    show_table(fields, rows)
 
 
 @tokens.command("revoke")
 def revoke(
     token_id: Annotated[str, typer.Argument(help="The token's id, as `tokens list` shows it.")],
     credential_stdin: CredentialStdin = False,
+    socket: ControlSocketPath = None,
 ) -> None:
     """End a token at once."""
-    ask_control("DELETE", f"/v1/tokens/{part(token_id)}", credential_stdin=credential_stdin)
+    with controlling(socket, credential_stdin=credential_stdin) as client:
+        client.tokens.revoke(token_id)
 
 
 def _moment(text: str) -> datetime:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from fumehood.engine import Engine
 from fumehood.model.envelope import Envelope
 from fumehood.model.errors import (
     ERROR_CODES,
@@ -31,6 +32,17 @@ writes before it reads, gets its answer instead of a broken pipe."""
 BODY_DEADLINE_S = 60.0
 SMALL_BODY_BYTES = 64 * 1024
 """Larger bodies are parsed in a thread, so that other calls go on meanwhile."""
+
+
+def engine_of(request: Request) -> Engine:
+    """The engine behind the application."""
+    engine: Engine = request.app.state.engine
+    return engine
+
+
+def answer(request: Request, data: BaseModel) -> Response:
+    """A success that is no call: `data` in an envelope."""
+    return envelope_response(engine_of(request).answer(data.model_dump(mode="json")))
 
 
 def envelope_response(envelope: Envelope) -> Response:

@@ -13,16 +13,13 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from fumehood.daemon.answers import envelope_response
+from fumehood.daemon.document import make_document
+from fumehood.daemon.operation import Operation
 from fumehood.daemon.peer import Face
-from fumehood.daemon.routes import agents, authority, registry
-from fumehood.daemon.routes.calls import call_tool, list_calls, show_call
-from fumehood.daemon.routes.health import health, ready
-from fumehood.daemon.routes.openapi import make_document, openapi
-from fumehood.daemon.routes.tools import list_tools, show_tool
+from fumehood.daemon.routes import agents, authority, calls, health, openapi, registry, tools
 from fumehood.engine import Engine
 from fumehood.model.errors import (
     EngineError,
@@ -33,41 +30,20 @@ from fumehood.model.errors import (
 )
 from fumehood.observe.log import log_fault
 
-ROUTES = [
-    Route("/v1/tools/{name}/call", call_tool, methods=["POST"]),
-    Route("/v1/tools/{name}", show_tool, methods=["GET"]),
-    Route("/v1/tools", list_tools, methods=["GET"]),
-    Route("/v1/calls", list_calls, methods=["GET"]),
-    Route("/v1/calls/{call_id}", show_call, methods=["GET"]),
-    Route("/v1/health", health, methods=["GET"]),
-    Route("/v1/ready", ready, methods=["GET"]),
-    Route("/v1/openapi.json", openapi, methods=["GET"]),
+OPERATIONS = [
+    *calls.OPERATIONS,
+    *tools.OPERATIONS,
+    *health.OPERATIONS,
+    *openapi.OPERATIONS,
 ]
+"""What the callers' socket serves."""
 
-CONTROL_ROUTES = [
-    Route("/v1/agents", agents.list_agents, methods=["GET"]),
-    Route("/v1/agents", agents.create_agent, methods=["POST"]),
-    Route("/v1/agents/{agent_id}", agents.show_agent, methods=["GET"]),
-    Route("/v1/agents/{agent_id}", agents.update_agent, methods=["PUT", "PATCH"]),
-    Route("/v1/agents/{agent_id}", agents.delete_agent, methods=["DELETE"]),
-    Route("/v1/agents/{agent_id}/tools", agents.list_bindings, methods=["GET"]),
-    Route("/v1/agents/{agent_id}/tools/{tool}", agents.bind_tool, methods=["PUT"]),
-    Route("/v1/agents/{agent_id}/tools/{tool}", agents.unbind_tool, methods=["DELETE"]),
-    Route("/v1/tools", registry.register_tool, methods=["POST"]),
-    Route("/v1/tools/{name}", registry.replace_tool, methods=["PUT"]),
-    Route("/v1/tools/{name}", registry.delete_tool, methods=["DELETE"]),
-    Route("/v1/tools/{name}/activate", registry.activate_tool, methods=["POST"]),
-    Route("/v1/tools/{name}/deactivate", registry.deactivate_tool, methods=["POST"]),
-    Route("/v1/tokens", authority.list_tokens, methods=["GET"]),
-    Route("/v1/tokens", authority.new_token, methods=["POST"]),
-    Route("/v1/tokens/{token_id}", authority.revoke_token, methods=["DELETE"]),
-    Route("/v1/approvers", authority.list_approvers, methods=["GET"]),
-    Route("/v1/approvers", authority.add_approver, methods=["POST"]),
-    Route("/v1/approvers/{name}", authority.remove_approver, methods=["DELETE"]),
-    Route("/v1/changes", authority.list_changes, methods=["GET"]),
-    Route("/v1/health", health, methods=["GET"]),
-    Route("/v1/ready", ready, methods=["GET"]),
-    Route("/v1/openapi.json", openapi, methods=["GET"]),
+CONTROL_OPERATIONS = [
+    *agents.OPERATIONS,
+    *registry.OPERATIONS,
+    *authority.OPERATIONS,
+    *health.OPERATIONS,
+    *openapi.OPERATIONS,
 ]
 """What changes authority exists here only; on the callers' socket it is RESOURCE_NOT_FOUND."""
 
@@ -76,18 +52,18 @@ class Faces:
     """Both applications, as the one that the server calls: the socket decides which."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = make_app(engine, ROUTES)
-        self._control = make_app(engine, CONTROL_ROUTES)
+        self._engine = make_app(engine, "fumehood", OPERATIONS)
+        self._control = make_app(engine, "fumehood, control socket", CONTROL_OPERATIONS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         control = scope["state"]["face"] is Face.CONTROL
         await (self._control if control else self._engine)(scope, receive, send)
 
 
-def make_app(engine: Engine, routes: Sequence[Route]) -> Starlette:
+def make_app(engine: Engine, title: str, operations: Sequence[Operation]) -> Starlette:
     """An application around one engine that somebody else has entered."""
     app = Starlette(
-        routes=routes,
+        routes=[operation.route for operation in operations],
         exception_handlers={
             EngineError: _on_engine_error,
             HTTPException: _on_http_exception,
@@ -96,7 +72,7 @@ def make_app(engine: Engine, routes: Sequence[Route]) -> Starlette:
     )
     app.router.redirect_slashes = False
     app.state.engine = engine
-    app.state.openapi = make_document(_version())
+    app.state.openapi = make_document(title, _version(), operations)
     return app
 
 

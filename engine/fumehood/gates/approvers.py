@@ -16,6 +16,7 @@ from datetime import datetime
 import anyio.to_thread
 
 from fumehood.gates.secrets import make_credential, parse_credential, slow_hash
+from fumehood.model.authority import ApproverInfo
 from fumehood.model.errors import (
     IdempotencyConflict,
     InvalidParams,
@@ -50,6 +51,17 @@ class Approver:
     def principal(self) -> Principal:
         """Whom this credential stands for. It may never call."""
         return Principal(f"approver:{self.name}", self.scopes)
+
+    @property
+    def info(self) -> ApproverInfo:
+        """What an administrator is shown."""
+        return ApproverInfo(
+            name=self.name,
+            scopes=tuple(sorted(self.scopes)),
+            created_at=self.created_at,
+            created_by=self.created_by,
+            removed_at=self.removed_at,
+        )
 
 
 class Approvers:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from fumehood.gates.secrets import make_credential, parse_credential, quick_hash
+from fumehood.model.authority import TokenInfo
 from fumehood.model.errors import InvalidParams, ResourceNotFound, Unauthorized
 from fumehood.model.identity import Principal, Scope
 from fumehood.model.json_types import JsonObject
@@ -41,6 +42,21 @@ class Token:
     def is_valid(self, now: datetime) -> bool:
         """Neither revoked nor expired."""
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
+
+    def info(self, now: datetime) -> TokenInfo:
+        """What an administrator is shown."""
+        return TokenInfo(
+            id=self.id,
+            name=self.name,
+            principal_id=self.principal_id,
+            scopes=tuple(sorted(self.scopes)),
+            agents=tuple(sorted(self.agents)),
+            created_at=self.created_at,
+            created_by=self.created_by,
+            expires_at=self.expires_at,
+            revoked_at=self.revoked_at,
+            is_valid=self.is_valid(now),
+        )
 
 
 class Tokens:

@@ -24,12 +24,27 @@ class _Value(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
+Description = Annotated[str, Field(max_length=2000)]
+Principals = Annotated[tuple[PrincipalId, ...], Field(max_length=100, strict=False)]
+SortOrder = Annotated[int, Field(ge=-1_000_000, le=1_000_000)]
+ToolReference = Annotated[str, Field(pattern=TOOL_REFERENCE_PATTERN)]
+
+
 class Agent(_Value):
     """One agent. `principals` are those who may speak for it."""
 
     id: Id
-    description: str = Field(default="", max_length=2000)
-    principals: tuple[PrincipalId, ...] = Field(default=(), max_length=100, strict=False)
+    description: Description = ""
+    principals: Principals = ()
+    is_enabled: bool = True
+
+
+class AgentFields(_Value):
+    """What of an agent can be changed. An `id` may only repeat that of the address."""
+
+    id: Id | None = None
+    description: Description = ""
+    principals: Principals = ()
     is_enabled: bool = True
 
 
@@ -41,8 +56,8 @@ class Binding(_Value):
     seen in `sort_order`, then by name.
     """
 
-    tool: str = Field(pattern=TOOL_REFERENCE_PATTERN)
-    sort_order: int = Field(default=0, ge=-1_000_000, le=1_000_000)
+    tool: ToolReference
+    sort_order: SortOrder = 0
     fixed: Arguments = Field(default_factory=dict)
     defaults: Arguments = Field(default_factory=dict)
     is_enabled: bool = True
@@ -58,3 +73,13 @@ class Binding(_Value):
     def tool_name(self) -> str:
         """The tool's name without a version."""
         return self.tool.partition("@")[0]
+
+
+class BindingFields(_Value):
+    """What of a binding can be changed. A `tool` may only repeat that of the address."""
+
+    tool: ToolReference | None = None
+    sort_order: SortOrder = 0
+    fixed: Arguments = Field(default_factory=dict)
+    defaults: Arguments = Field(default_factory=dict)
+    is_enabled: bool = True

@@ -2,62 +2,41 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from typing import Annotated
+from datetime import UTC
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fumehood.daemon.answers import envelope_response, parse_body, read_json
+from fumehood.daemon.answers import answer, engine_of, parse_body, read_json
 from fumehood.daemon.caller import require_admin
-from fumehood.engine import Engine
-from fumehood.gates.approvers import Approver
-from fumehood.gates.tokens import Token
-from fumehood.model.agent import PrincipalId
-from fumehood.model.call import Id
-from fumehood.model.identity import Scope
-from fumehood.model.json_types import JsonObject
+from fumehood.daemon.operation import Needs, Operation
+from fumehood.model.answers import (
+    ApproverAnswer,
+    ApproverList,
+    ChangeList,
+    TokenAnswer,
+    TokenList,
+)
+from fumehood.model.authority import Change, MadeApprover, MadeToken, NewApprover, NewToken
+from fumehood.model.errors import IdempotencyConflict, ResourceNotFound
 from fumehood.store import changes
 
 SHOWN_CHANGES = 100
-
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}$")]
-
-
-class _Body(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class NewToken(_Body):
-    """`principal_id` is `token:<name>` unless it is given."""
-
-    name: Name
-    principal_id: PrincipalId | None = None
-    scopes: tuple[Scope, ...] = (Scope.CALL,)
-    agents: tuple[Id, ...] = Field(default=(), max_length=100)
-    expires_at: AwareDatetime | None = None
-
-
-class NewApprover(_Body):
-    """Scopes are `approve`, `admin`, or both."""
-
-    name: Name
-    scopes: tuple[Scope, ...] = (Scope.APPROVE,)
 
 
 async def list_tokens(request: Request) -> Response:
     """Every token without its secret."""
     await require_admin(request)
-    engine = _engine(request)
+    engine = engine_of(request)
     now = engine.now()
-    return _answer(engine, {"items": [_token(token, now) for token in engine.tokens.all()]})
+    return answer(request, TokenList(items=tuple(t.info(now) for t in engine.tokens.all())))
 
 
 async def new_token(request: Request) -> Response:
     """Make a token; the answer is the only place where it is shown."""
     by = await require_admin(request)
-    engine, now = _engine(request), _engine(request).now()
+    engine = engine_of(request)
+    now = engine.now()
     body = parse_body(NewToken, await read_json(request))
     token, text = await engine.tokens.new(
         body.name,
@@ -68,79 +47,81 @@ async def new_token(request: Request) -> Response:
         by=by,
         now=now,
     )
-    return _answer(engine, {"token": _token(token, now), "secret": text})
+    return answer(request, MadeToken(token=token.info(now), secret=text))
 
 
 async def revoke_token(request: Request) -> Response:
     """End a token at once."""
     by = await require_admin(request)
-    engine, now = _engine(request), _engine(request).now()
+    engine = engine_of(request)
+    now = engine.now()
     token = await engine.tokens.revoke(request.path_params["token_id"], by=by, now=now)
-    return _answer(engine, {"token": _token(token, now)})
+    return answer(request, TokenAnswer(token=token.info(now)))
 
 
 async def list_approvers(request: Request) -> Response:
     """Those who have authority now."""
     await require_admin(request)
-    engine = _engine(request)
-    return _answer(engine, {"items": [_approver(a) for a in engine.approvers.current()]})
+    approvers = engine_of(request).approvers.current()
+    return answer(request, ApproverList(items=tuple(a.info for a in approvers)))
 
 
 async def add_approver(request: Request) -> Response:
     """Make an approver; the answer is the only place where the credential is shown."""
     by = await require_admin(request)
-    engine = _engine(request)
+    engine = engine_of(request)
     body = parse_body(NewApprover, await read_json(request))
     approver, text = await engine.approvers.add(body.name, body.scopes, by=by, now=engine.now())
-    return _answer(engine, {"approver": _approver(approver), "secret": text})
+    return answer(request, MadeApprover(approver=approver.info, secret=text))
 
 
 async def remove_approver(request: Request) -> Response:
     """Take an approver's authority back at once."""
     by = await require_admin(request)
-    engine = _engine(request)
-    name = request.path_params["name"]
+    engine, name = engine_of(request), request.path_params["approver"]
     approver = await engine.approvers.remove(name, by=by, now=engine.now())
-    return _answer(engine, {"approver": _approver(approver)})
+    return answer(request, ApproverAnswer(approver=approver.info))
 
 
 async def list_changes(request: Request) -> Response:
-    """The newest changes of authority, of agents and of the registry."""
+    """The newest 100 changes of authority, of agents and of the registry."""
     await require_admin(request)
-    engine = _engine(request)
-    rows = await engine.database.read(lambda c: changes.list_changes(c, SHOWN_CHANGES))
-    return _answer(engine, {"items": rows})
+    database = engine_of(request).database
+    rows = await database.read(lambda c: changes.list_changes(c, SHOWN_CHANGES))
+    items = tuple(Change.model_validate(row) for row in rows)
+    return answer(request, ChangeList(items=items))
 
 
-def _engine(request: Request) -> Engine:
-    engine: Engine = request.app.state.engine
-    return engine
-
-
-def _answer(engine: Engine, data: JsonObject) -> Response:
-    return envelope_response(engine.answer(data))
-
-
-def _token(token: Token, now: datetime) -> JsonObject:
-    return {
-        "id": token.id,
-        "name": token.name,
-        "principal_id": token.principal_id,
-        "scopes": sorted(token.scopes),
-        "agents": sorted(token.agents),
-        "created_at": token.created_at.isoformat(),
-        "created_by": token.created_by,
-        "expires_at": token.expires_at.isoformat() if token.expires_at else None,
-        "revoked_at": token.revoked_at.isoformat() if token.revoked_at else None,
-        "is_valid": token.is_valid(now),
-    }
-
-
-def _approver(approver: Approver) -> JsonObject:
-    return {
-        "name": approver.name,
-        "scopes": sorted(approver.scopes),
-        "created_at": approver.created_at.isoformat(),
-        "created_by": approver.created_by,
-        "removed_at": approver.removed_at.isoformat() if approver.removed_at else None,
-    }
+OPERATIONS = [
+    Operation("GET", "/v1/tokens", list_tokens, Needs.ADMIN, data=TokenList),
+    Operation("POST", "/v1/tokens", new_token, Needs.ADMIN, data=MadeToken, body=NewToken),
+    Operation(
+        "DELETE",
+        "/v1/tokens/{token_id}",
+        revoke_token,
+        Needs.ADMIN,
+        data=TokenAnswer,
+        parameters={"token_id": "A token's id, as the list shows it."},
+        errors=frozenset({ResourceNotFound}),
+    ),
+    Operation("GET", "/v1/approvers", list_approvers, Needs.ADMIN, data=ApproverList),
+    Operation(
+        "POST",
+        "/v1/approvers",
+        add_approver,
+        Needs.ADMIN,
+        data=MadeApprover,
+        body=NewApprover,
+        errors=frozenset({IdempotencyConflict}),
+    ),
+    Operation(
+        "DELETE",
+        "/v1/approvers/{approver}",
+        remove_approver,
+        Needs.ADMIN,
+        data=ApproverAnswer,
+        parameters={"approver": "An approver's name."},
+        errors=frozenset({ResourceNotFound}),
+    ),
+    Operation("GET", "/v1/changes", list_changes, Needs.ADMIN, data=ChangeList),
+]

@@ -7,14 +7,33 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fumehood.daemon.answers import envelope_response, read_json
+from fumehood.daemon.answers import answer, engine_of, envelope_response, read_json
 from fumehood.daemon.caller import principal_of, require_principal
+from fumehood.daemon.operation import Needs, Operation
+from fumehood.daemon.routes.tools import TOOL
 from fumehood.engine import Engine, parse_call_body, parse_call_query
-from fumehood.model.errors import EngineError, InvalidParams, ShuttingDown, Unauthorized
+from fumehood.model.answers import CallAnswer, CallList, Pagination
+from fumehood.model.call import CallBody
+from fumehood.model.call_log import CallQuery
+from fumehood.model.errors import (
+    ERROR_CODES,
+    EngineError,
+    InvalidParams,
+    MethodNotAllowed,
+    ResourceNotFound,
+    ShuttingDown,
+    Unauthorized,
+)
+
+CALL_ERRORS = frozenset(ERROR_CODES.values()) - {MethodNotAllowed}
+"""Every code of the table: a client that knows them is not broken by the next gate."""
 
 
 async def call_tool(request: Request) -> Response:
-    """Carry out one call. A client that leaves does not stop it: its limits do."""
+    """Call a tool.
+
+    A client that leaves does not stop the call: its limits do.
+    """
     engine: Engine = request.app.state.engine
     name: str = request.path_params["name"]
     try:
@@ -37,20 +56,49 @@ async def call_tool(request: Request) -> Response:
 async def list_calls(request: Request) -> Response:
     """The caller's own calls, newest first."""
     principal = require_principal(request)
-    engine: Engine = request.app.state.engine
     given = request.query_params.multi_items()
     query = dict(given)
     if len(query) != len(given):
         raise InvalidParams("A parameter of the query is given twice.")
-    page = await engine.list_calls(parse_call_query(query), principal)
-    items = [record.model_dump(mode="json") for record in page.items]
-    pagination = page.model_dump(mode="json", exclude={"items"})
-    return envelope_response(engine.answer({"items": items, "pagination": pagination}))
+    page = await engine_of(request).list_calls(parse_call_query(query), principal)
+    pagination = Pagination(**page.model_dump(exclude={"items"}))
+    return answer(request, CallList(items=page.items, pagination=pagination))
 
 
 async def show_call(request: Request) -> Response:
     """One call of the caller's own."""
     principal = require_principal(request)
-    engine: Engine = request.app.state.engine
-    record = await engine.find_call(request.path_params["call_id"], principal)
-    return envelope_response(engine.answer({"call": record.model_dump(mode="json")}))
+    record = await engine_of(request).find_call(request.path_params["call_id"], principal)
+    return answer(request, CallAnswer(call=record))
+
+
+OPERATIONS = [
+    Operation(
+        "POST",
+        "/v1/tools/{name}/call",
+        call_tool,
+        Needs.CALLER,
+        body=CallBody,
+        parameters=TOOL,
+        errors=CALL_ERRORS,
+        has_tool_codes=True,
+    ),
+    Operation(
+        "GET",
+        "/v1/calls",
+        list_calls,
+        Needs.CALLER,
+        data=CallList,
+        query=CallQuery,
+        errors=frozenset({ResourceNotFound}),
+    ),
+    Operation(
+        "GET",
+        "/v1/calls/{call_id}",
+        show_call,
+        Needs.CALLER,
+        data=CallAnswer,
+        parameters={"call_id": "The `call_id` of an envelope."},
+        errors=frozenset({ResourceNotFound}),
+    ),
+]

@@ -5,27 +5,24 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from fumehood.engine import Engine
+from fumehood.daemon.answers import engine_of
+from fumehood.daemon.operation import Needs, Operation
+from fumehood.model.status import Health, Readiness
 
 
 async def health(request: Request) -> Response:
-    """Alive."""
-    return JSONResponse({"status": "ok"})
+    """The process answers."""
+    return JSONResponse(Health().model_dump(mode="json"))
 
 
 async def ready(request: Request) -> Response:
-    """200 where calls are served, 503 where not; what each wall in use enforces either way.
+    """200 where calls are served, 503 where not; what each wall in use enforces, either way."""
+    readiness = engine_of(request).ready()
+    status = 200 if readiness.status == "ready" else 503
+    return JSONResponse(readiness.model_dump(mode="json"), status_code=status)
 
-    A state that cannot be written keeps no harmless call from being served, but it is said.
-    """
-    engine: Engine = request.app.state.engine
-    walls = engine.walls
-    serves = not engine.is_draining and all(
-        wall["ready"] for wall in walls.values() if wall["essential"]
-    )
-    public = {name: {k: wall[k] for k in ("ready", "enforced")} for name, wall in walls.items()}
-    state = {"failing": engine.database.is_failing, "lost_rows": engine.database.lost_posts}
-    return JSONResponse(
-        {"status": "ready" if serves else "not_ready", "walls": public, "state": state},
-        status_code=200 if serves else 503,
-    )
+
+OPERATIONS = [
+    Operation("GET", "/v1/health", health, Needs.NOBODY, data=Health, plain=(200,)),
+    Operation("GET", "/v1/ready", ready, Needs.NOBODY, data=Readiness, plain=(200, 503)),
+]

@@ -5,40 +5,49 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fumehood.daemon.answers import envelope_response, read_json
+from fumehood.daemon.answers import answer, engine_of, read_json
 from fumehood.daemon.caller import require_admin
-from fumehood.daemon.routes.tools import definition_json
-from fumehood.engine import Engine
-from fumehood.model.errors import InvalidParams
+from fumehood.daemon.operation import Needs, Operation
+from fumehood.daemon.routes.tools import TOOL
+from fumehood.model.answers import ChangedTools, Deleted, ToolWithSource
+from fumehood.model.errors import (
+    IdempotencyConflict,
+    InvalidParams,
+    PermissionDenied,
+    ToolNotFound,
+)
+from fumehood.model.tool import ToolDefinition
 from fumehood.registry.index import RegisteredTool
+
+PINNED = {"name": "`name@version`."}
 
 
 async def register_tool(request: Request) -> Response:
     """Add one version of a REST or MCP tool."""
     by = await require_admin(request)
-    engine = _engine(request)
+    engine = engine_of(request)
     tool = await engine.registrations.register(await read_json(request), by=by, now=engine.now())
-    return _answer(engine, [tool])
+    return _answer(request, [tool])
 
 
 async def replace_tool(request: Request) -> Response:
     """Put another definition in place of a registered one."""
     by = await require_admin(request)
-    engine = _engine(request)
+    engine = engine_of(request)
     name, version = _pinned(request)
     tool = await engine.registrations.replace(
         name, version, await read_json(request), by=by, now=engine.now()
     )
-    return _answer(engine, [tool])
+    return _answer(request, [tool])
 
 
 async def delete_tool(request: Request) -> Response:
     """Forget a registered version."""
     by = await require_admin(request)
-    engine = _engine(request)
+    engine = engine_of(request)
     name, version = _pinned(request)
     await engine.registrations.delete(name, version, by=by, now=engine.now())
-    return envelope_response(engine.answer({"deleted": f"{name}@{version}"}))
+    return answer(request, Deleted(deleted=f"{name}@{version}"))
 
 
 async def activate_tool(request: Request) -> Response:
@@ -53,12 +62,12 @@ async def deactivate_tool(request: Request) -> Response:
 
 async def _switch(request: Request, *, is_active: bool) -> Response:
     by = await require_admin(request)
-    engine = _engine(request)
+    engine = engine_of(request)
     name, _, version = request.path_params["name"].partition("@")
     tools = await engine.registrations.switch(
         name, version or None, is_active=is_active, by=by, now=engine.now()
     )
-    return _answer(engine, tools)
+    return _answer(request, tools)
 
 
 def _pinned(request: Request) -> tuple[str, str]:
@@ -68,11 +77,58 @@ def _pinned(request: Request) -> tuple[str, str]:
     return name, version
 
 
-def _engine(request: Request) -> Engine:
-    engine: Engine = request.app.state.engine
-    return engine
+def _answer(request: Request, tools: list[RegisteredTool]) -> Response:
+    items = tuple(
+        ToolWithSource(**dict(tool.definition), source=tool.source.value) for tool in tools
+    )
+    return answer(request, ChangedTools(items=items))
 
 
-def _answer(engine: Engine, tools: list[RegisteredTool]) -> Response:
-    items = [{**definition_json(tool.definition), "source": tool.source.value} for tool in tools]
-    return envelope_response(engine.answer({"items": items}))
+OPERATIONS = [
+    Operation(
+        "POST",
+        "/v1/tools",
+        register_tool,
+        Needs.ADMIN,
+        data=ChangedTools,
+        body=ToolDefinition,
+        errors=frozenset({IdempotencyConflict}),
+    ),
+    Operation(
+        "PUT",
+        "/v1/tools/{name}",
+        replace_tool,
+        Needs.ADMIN,
+        data=ChangedTools,
+        body=ToolDefinition,
+        parameters=PINNED,
+        errors=frozenset({ToolNotFound, PermissionDenied}),
+    ),
+    Operation(
+        "DELETE",
+        "/v1/tools/{name}",
+        delete_tool,
+        Needs.ADMIN,
+        data=Deleted,
+        parameters=PINNED,
+        errors=frozenset({InvalidParams, ToolNotFound, PermissionDenied}),
+    ),
+    Operation(
+        "POST",
+        "/v1/tools/{name}/activate",
+        activate_tool,
+        Needs.ADMIN,
+        data=ChangedTools,
+        parameters=TOOL,
+        errors=frozenset({ToolNotFound}),
+    ),
+    Operation(
+        "POST",
+        "/v1/tools/{name}/deactivate",
+        deactivate_tool,
+        Needs.ADMIN,
+        data=ChangedTools,
+        parameters=TOOL,
+        errors=frozenset({ToolNotFound}),
+    ),
+]

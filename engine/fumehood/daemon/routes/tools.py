@@ -5,21 +5,52 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
+from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fumehood.daemon.answers import envelope_response
+from fumehood.daemon.answers import answer, engine_of
 from fumehood.daemon.caller import require_principal
-from fumehood.engine import Engine
-from fumehood.model.errors import InvalidParams
+from fumehood.daemon.operation import Needs, Operation
+from fumehood.model.answers import (
+    AgentTools,
+    AnyToolList,
+    LeftOutTool,
+    Pagination,
+    ToolDetails,
+    ToolList,
+)
+from fumehood.model.call import Id
+from fumehood.model.errors import InvalidParams, ResourceNotFound, ToolNotFound
 from fumehood.model.identity import Principal
-from fumehood.model.json_types import JsonObject
-from fumehood.model.tool import ToolDefinition, ToolType
+from fumehood.model.tool import ToolType
 from fumehood.registry.listing import DEFAULT_LIMIT, MAX_LIMIT, ToolFilter
 
 PARAMETERS = ("category", "cursor", "limit", "tag", "type")
 AGENT_PARAMETERS = ("agent_id", "at_most", "categories", "exclude_dangerous", "max_cost")
 """With `agent_id` the list is that agent's, whole and in its order."""
+
+TOOL = {"name": "A tool's name, or `name@version`."}
+
+
+class ToolQuery(BaseModel):
+    """What the list can be asked for, for the document; it is read below."""
+
+    limit: int = Field(default=DEFAULT_LIMIT, ge=1, le=MAX_LIMIT, description="At most so many.")
+    cursor: str | None = Field(
+        default=None, description="`data.pagination.next_cursor` of the page before."
+    )
+    category: str | None = Field(default=None, description="Only this category.")
+    tag: str | None = Field(default=None, description="Only tools with this tag.")
+    type: ToolType | None = Field(default=None, description="Only this type.")
+    agent_id: Id | None = Field(
+        default=None, description="That agent's tools, all of them; with those below only."
+    )
+    categories: str | None = Field(default=None, description="Only these, with commas between.")
+    exclude_dangerous: bool = Field(default=True, description="Leave out dangerous ones.")
+    max_cost: str | None = Field(default=None, description="Only up to this cost a use: `0.05`.")
+    at_most: int | None = Field(default=None, ge=0, description="The first so many.")
+
 
 _BOOLEANS = {"true": True, "false": False}
 
@@ -31,45 +62,33 @@ async def list_tools(request: Request) -> Response:
     could be registered elsewhere as it is.
     """
     principal = require_principal(request)
-    engine: Engine = request.app.state.engine
     if "agent_id" in request.query_params:
-        return _agent_tools(engine, principal, _query(request, AGENT_PARAMETERS))
+        given = _query(request, AGENT_PARAMETERS)
+        return answer(request, _agent_tools(request, principal, given))
     given = _query(request, PARAMETERS)
-    page = engine.tools_page(
+    page = engine_of(request).tools_page(
         principal,
         filter_by=ToolFilter(given.get("category"), given.get("tag"), _type(given.get("type"))),
         limit=_limit(given.get("limit")),
         cursor=given.get("cursor"),
     )
-    data = {
-        "items": [definition_json(tool.definition) for tool in page.tools],
-        "sources": {tool.definition.name: tool.source.value for tool in page.tools},
-        "pagination": page.pagination,
-    }
-    return envelope_response(engine.answer(data))
+    data = ToolList(
+        items=tuple(tool.definition for tool in page.tools),
+        sources={tool.definition.name: tool.source.value for tool in page.tools},
+        pagination=Pagination(**page.pagination),
+    )
+    return answer(request, data)
 
 
 async def show_tool(request: Request) -> Response:
     """One tool by `name` or `name@version`, with its other versions."""
     require_principal(request)
-    engine: Engine = request.app.state.engine
-    tool = engine.tool(request.path_params["name"])
-    shown = {
-        "tool": definition_json(tool.definition),
-        "versions": engine.versions(tool.definition.name),
-        "source": tool.source.value,
-    }
-    return envelope_response(engine.answer(shown))
+    return answer(request, engine_of(request).tool(request.path_params["name"]))
 
 
-def definition_json(tool: ToolDefinition) -> JsonObject:
-    """A definition as JSON."""
-    return tool.model_dump(mode="json")
-
-
-def _agent_tools(engine: Engine, principal: Principal, given: dict[str, str]) -> Response:
+def _agent_tools(request: Request, principal: Principal, given: dict[str, str]) -> AgentTools:
     categories = given.get("categories")
-    selection = engine.agent_tools(
+    selection = engine_of(request).agent_tools(
         principal,
         given["agent_id"],
         categories=None if categories is None else set(filter(None, categories.split(","))),
@@ -77,13 +96,11 @@ def _agent_tools(engine: Engine, principal: Principal, given: dict[str, str]) ->
         max_cost=_money(given.get("max_cost")),
         at_most=_number(given.get("at_most"), "at_most"),
     )
-    items = [definition_json(tool) for tool in selection.tools]
-    data: JsonObject = {
-        "items": items,
-        "left_out": [{"name": each.name, "reason": each.reason} for each in selection.left_out],
-        "pagination": {"has_more": False, "next_cursor": None, "total_count": len(items)},
-    }
-    return envelope_response(engine.answer(data))
+    return AgentTools(
+        items=selection.tools,
+        left_out=tuple(LeftOutTool(name=t.name, reason=t.reason) for t in selection.left_out),
+        pagination=Pagination(has_more=False, next_cursor=None, total_count=len(selection.tools)),
+    )
 
 
 def _boolean(text: str) -> bool:
@@ -137,3 +154,25 @@ def _type(text: str | None) -> ToolType | None:
         known = ", ".join(sorted(ToolType))
         raise InvalidParams(f"type must be one of {known}.", fields=["type"])
     return ToolType(text)
+
+
+OPERATIONS = [
+    Operation(
+        "GET",
+        "/v1/tools",
+        list_tools,
+        Needs.CALLER,
+        data=AnyToolList,
+        query=ToolQuery,
+        errors=frozenset({ResourceNotFound}),
+    ),
+    Operation(
+        "GET",
+        "/v1/tools/{name}",
+        show_tool,
+        Needs.CALLER,
+        data=ToolDetails,
+        parameters=TOOL,
+        errors=frozenset({ToolNotFound}),
+    ),
+]

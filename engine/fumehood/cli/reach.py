@@ -1,0 +1,68 @@
+"""How a command reaches the daemon: which socket, and how it ends where nobody answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fumehood.cli.control import read_credential
+from fumehood.cli.exits import ExitCode, exit_code_of, fail
+from fumehood.cli.settings import read_config, read_control_path, read_socket_path
+
+if TYPE_CHECKING:
+    from fumehood.client import Client, ControlClient
+
+SocketPath = Annotated[
+    Path | None,
+    typer.Option("--socket", help="The engine's socket; default: by configuration."),
+]
+ControlSocketPath = Annotated[
+    Path | None,
+    typer.Option(
+        "--socket", help="The control socket; default: by configuration, beside the callers' one."
+    ),
+]
+
+
+@contextmanager
+def calling(socket: Path | None, *, or_else: str = "", as_json: bool = False) -> Iterator[Client]:
+    """A client of the callers' socket; `or_else` is said where nobody answers."""
+    from fumehood.client import Client
+
+    path = read_socket_path(read_config(socket=socket))
+    with _ending_the_command(or_else, as_json=as_json), Client(path) as client:
+        yield client
+
+
+@contextmanager
+def controlling(
+    socket: Path | None, *, credential_stdin: bool, as_json: bool = False
+) -> Iterator[ControlClient]:
+    """A client of the control socket, with the credential of whoever sits there."""
+    from fumehood.client import ControlClient
+
+    path = socket.absolute() if socket is not None else read_control_path(read_config())
+    credential = read_credential(from_stdin=credential_stdin)
+    with _ending_the_command(as_json=as_json), ControlClient(path, credential=credential) as client:
+        yield client
+
+
+@contextmanager
+def _ending_the_command(or_else: str = "", *, as_json: bool) -> Iterator[None]:
+    """What a client raises becomes a message and an exit code."""
+    from fumehood.cli.show import show_envelope, wants_json
+    from fumehood.client import DaemonUnavailable, Refused
+
+    try:
+        yield
+    except DaemonUnavailable as error:
+        fail(f"{error}{or_else}", ExitCode.UNAVAILABLE)
+    except Refused as refused:
+        show_envelope(refused.envelope, as_json=wants_json(as_json))
+        raise typer.Exit(exit_code_of(refused.envelope)) from None
+    except ValueError as error:  # nothing was sent
+        fail(str(error), ExitCode.USAGE)

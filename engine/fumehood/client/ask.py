@@ -1,0 +1,97 @@
+"""One request, and how its answer is read: the part of a client that knows no socket.
+
+Invariant: what a caller names stands in the address as one part of it, whatever it holds. A
+name with a slash would otherwise address something else than the method says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+from urllib.parse import quote
+
+from pydantic import BaseModel
+
+from fumehood.client.errors import Refused
+from fumehood.model.envelope import Envelope
+from fumehood.model.json_types import JsonObject
+from fumehood.wire import strict_json
+from fumehood.wire.messages import decode_envelope
+
+T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask(Generic[T]):
+    """What to send, and what its answer means.
+
+    `read` raises Refused, or ValueError where the bytes are no answer of an engine's.
+    `work_s` is how long the engine may work on it before it answers.
+    """
+
+    method: str
+    path: str
+    read: Callable[[bytes], T]
+    content: bytes | None = None
+    work_s: float = 0.0
+
+
+def address(*parts: str) -> str:
+    """`/v1/…` with each part quoted.
+
+    Raises:
+        ValueError: a part that would address something else.
+    """
+    for part in parts:
+        if part in ("", ".", "..") or "/" in part:
+            raise ValueError(f"{part[:80]!r} can be no name or id.")
+    return "/v1/" + "/".join(quote(part, safe="@") for part in parts)
+
+
+def encode(body: JsonObject) -> bytes:
+    """A body as JSON.
+
+    Raises:
+        ValueError: it is not JSON.
+    """
+    try:
+        return strict_json.dumps(body)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"The request is not JSON: {error}.") from None
+
+
+def listed(names: Iterable[str]) -> list[str]:
+    """A list of names. One string is an iterable too, of names that nobody meant."""
+    if isinstance(names, str):
+        raise ValueError(f"A list of names is needed, not {names[:80]!r} alone.")  # noqa: TRY004
+    return list(names)
+
+
+def data_of(model: type[M]) -> Callable[[bytes], M]:
+    """Read an envelope's `data` as a value of the model."""
+
+    def read(raw: bytes) -> M:
+        return model.model_validate(_data(decode_envelope(raw)))
+
+    return read
+
+
+def plain(model: type[M]) -> Callable[[bytes], M]:
+    """Read an answer that is no envelope."""
+    return model.model_validate_json
+
+
+def object_of(raw: bytes) -> JsonObject:
+    """Read any JSON object."""
+    document = strict_json.loads(raw)
+    if not isinstance(document, dict):
+        raise strict_json.StrictJsonError("no object")
+    return document
+
+
+def _data(envelope: Envelope) -> JsonObject:
+    if envelope.error is not None:
+        raise Refused(envelope)
+    return envelope.data

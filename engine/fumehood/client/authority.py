@@ -1,0 +1,197 @@
+"""The requests of the control socket, each as a function that makes one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from fumehood.client.ask import Ask, address, data_of, encode, listed
+from fumehood.model.agent import Agent, Binding
+from fumehood.model.answers import (
+    AgentAnswer,
+    AgentDetails,
+    AgentList,
+    ApproverAnswer,
+    ApproverList,
+    BindingAnswer,
+    BindingList,
+    ChangedTools,
+    ChangeList,
+    Deleted,
+    TokenAnswer,
+    TokenList,
+    ToolWithSource,
+)
+from fumehood.model.authority import ApproverInfo, Change, MadeApprover, MadeToken, TokenInfo
+from fumehood.model.identity import Scope
+from fumehood.model.json_types import JsonObject
+
+
+def create_agent(
+    agent_id: str, *, description: str, principals: Iterable[str], is_enabled: bool
+) -> Ask[Agent]:
+    """Make an agent."""
+    body: JsonObject = {
+        "id": agent_id,
+        "description": description,
+        "principals": listed(principals),
+        "is_enabled": is_enabled,
+    }
+    return Ask("POST", address("agents"), _agent, encode(body))
+
+
+def list_agents() -> Ask[tuple[Agent, ...]]:
+    """Every agent."""
+    read = data_of(AgentList)
+    return Ask("GET", address("agents"), lambda raw: read(raw).items)
+
+
+def show_agent(agent_id: str) -> Ask[AgentDetails]:
+    """One agent with its tools."""
+    return Ask("GET", address("agents", agent_id), data_of(AgentDetails))
+
+
+def update_agent(
+    agent_id: str,
+    *,
+    description: str | None = None,
+    principals: Iterable[str] | None = None,
+    is_enabled: bool | None = None,
+) -> Ask[Agent]:
+    """Change what is given."""
+    given: JsonObject = {
+        "description": description,
+        "principals": None if principals is None else listed(principals),
+        "is_enabled": is_enabled,
+    }
+    body = {name: value for name, value in given.items() if value is not None}
+    return Ask("PATCH", address("agents", agent_id), _agent, encode(body))
+
+
+def delete_agent(agent_id: str) -> Ask[None]:
+    """Remove an agent with its bindings."""
+    return Ask("DELETE", address("agents", agent_id), _deleted)
+
+
+def list_bindings(agent_id: str) -> Ask[tuple[Binding, ...]]:
+    """An agent's tools."""
+    read = data_of(BindingList)
+    return Ask("GET", address("agents", agent_id, "tools"), lambda raw: read(raw).items)
+
+
+def bind(
+    agent_id: str,
+    tool: str,
+    *,
+    sort_order: int,
+    fixed: JsonObject | None,
+    defaults: JsonObject | None,
+    is_enabled: bool,
+) -> Ask[Binding]:
+    """Give an agent a tool, or change how it has it."""
+    body: JsonObject = {
+        "sort_order": sort_order,
+        "fixed": fixed if fixed is not None else {},
+        "defaults": defaults if defaults is not None else {},
+        "is_enabled": is_enabled,
+    }
+    read = data_of(BindingAnswer)
+    path = address("agents", agent_id, "tools", tool)
+    return Ask("PUT", path, lambda raw: read(raw).binding, encode(body))
+
+
+def unbind(agent_id: str, tool: str) -> Ask[None]:
+    """Take a tool from an agent."""
+    return Ask("DELETE", address("agents", agent_id, "tools", tool), _deleted)
+
+
+def add_tool(document: JsonObject) -> Ask[ToolWithSource]:
+    """Register one version of a REST or MCP tool."""
+    return Ask("POST", address("tools"), _one_tool, encode(document))
+
+
+def replace_tool(reference: str, document: JsonObject) -> Ask[ToolWithSource]:
+    """Put another definition in place of a registered one."""
+    return Ask("PUT", address("tools", reference), _one_tool, encode(document))
+
+
+def remove_tool(reference: str) -> Ask[None]:
+    """Forget a registered version."""
+    return Ask("DELETE", address("tools", reference), _deleted)
+
+
+def switch_tool(reference: str, *, is_active: bool) -> Ask[tuple[ToolWithSource, ...]]:
+    """Switch one version, or every one, on or off."""
+    read = data_of(ChangedTools)
+    verb = "activate" if is_active else "deactivate"
+    return Ask("POST", address("tools", reference, verb), lambda raw: read(raw).items)
+
+
+def new_token(
+    name: str,
+    *,
+    principal_id: str | None,
+    scopes: Iterable[Scope | str],
+    agents: Iterable[str],
+    expires_at: datetime | None,
+) -> Ask[MadeToken]:
+    """Make a token. Raises ValueError for a time without a zone."""
+    if expires_at is not None and expires_at.tzinfo is None:
+        raise ValueError("expires_at needs a time zone.")
+    body: JsonObject = {
+        "name": name,
+        "principal_id": principal_id,
+        "scopes": listed(scopes),
+        "agents": listed(agents),
+        "expires_at": None if expires_at is None else expires_at.isoformat(),
+    }
+    return Ask("POST", address("tokens"), data_of(MadeToken), encode(body))
+
+
+def list_tokens() -> Ask[tuple[TokenInfo, ...]]:
+    """Every token without its secret."""
+    read = data_of(TokenList)
+    return Ask("GET", address("tokens"), lambda raw: read(raw).items)
+
+
+def revoke_token(token_id: str) -> Ask[TokenInfo]:
+    """End a token at once."""
+    read = data_of(TokenAnswer)
+    return Ask("DELETE", address("tokens", token_id), lambda raw: read(raw).token)
+
+
+def add_approver(name: str, *, scopes: Iterable[Scope | str]) -> Ask[MadeApprover]:
+    """Make an approver."""
+    body: JsonObject = {"name": name, "scopes": listed(scopes)}
+    return Ask("POST", address("approvers"), data_of(MadeApprover), encode(body))
+
+
+def list_approvers() -> Ask[tuple[ApproverInfo, ...]]:
+    """Those who have authority now."""
+    read = data_of(ApproverList)
+    return Ask("GET", address("approvers"), lambda raw: read(raw).items)
+
+
+def remove_approver(name: str) -> Ask[ApproverInfo]:
+    """Take an approver's authority back at once."""
+    read = data_of(ApproverAnswer)
+    return Ask("DELETE", address("approvers", name), lambda raw: read(raw).approver)
+
+
+def changes() -> Ask[tuple[Change, ...]]:
+    """The newest changes first."""
+    read = data_of(ChangeList)
+    return Ask("GET", address("changes"), lambda raw: read(raw).items)
+
+
+def _agent(raw: bytes) -> Agent:
+    return data_of(AgentAnswer)(raw).agent
+
+
+def _deleted(raw: bytes) -> None:
+    data_of(Deleted)(raw)
+
+
+def _one_tool(raw: bytes) -> ToolWithSource:
+    (tool,) = data_of(ChangedTools)(raw).items
+    return tool

@@ -1,0 +1,367 @@
+"""`AsyncClient` and `AsyncControlClient`: the requests as methods to be awaited."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Self
+
+from fumehood.client import authority, callers
+from fumehood.client.transport import (
+    ANSWER_GRACE_S,
+    CONNECT_TIMEOUT_S,
+    AwaitingTransport,
+    Place,
+)
+from fumehood.model.agent import Agent, Binding
+from fumehood.model.answers import AgentDetails, AgentTools, ToolDetails, ToolList, ToolWithSource
+from fumehood.model.authority import ApproverInfo, Change, MadeApprover, MadeToken, TokenInfo
+from fumehood.model.call_log import CallPage, CallRecord
+from fumehood.model.envelope import Envelope
+from fumehood.model.identity import Scope
+from fumehood.model.json_types import JsonObject
+from fumehood.model.status import Health, Readiness
+from fumehood.model.tool import ToolDefinition
+
+
+class _AnyClient:
+    """What both sockets answer."""
+
+    def __init__(
+        self,
+        socket_path: Path | str,
+        *,
+        credential: str | None = None,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        grace_s: float = ANSWER_GRACE_S,
+    ) -> None:
+        """Nothing is sent yet.
+
+        `credential` is a token, or on the control socket an approver's credential. An answer
+        is waited for as long as the engine may work on it and `grace_s` on top.
+
+        Raises:
+            ValueError: a credential that can be none, or a time that is none.
+        """
+        place = Place(Path(socket_path), credential, connect_timeout_s, grace_s)
+        self._transport = AwaitingTransport(place)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close every connection; the client cannot be used again."""
+        await self._transport.close()
+
+    async def health(self) -> Health:
+        """The process answers."""
+        return await self._transport.send(callers.health())
+
+    async def ready(self) -> Readiness:
+        """Whether calls are served, and what each wall enforces."""
+        return await self._transport.send(callers.ready())
+
+    async def openapi(self) -> JsonObject:
+        """The OpenAPI document of this socket."""
+        return await self._transport.send(callers.openapi())
+
+    async def request(self, method: str, path: str, body: JsonObject | None = None) -> Envelope:
+        """Any address that answers with an envelope.
+
+        Raises:
+            ValueError: the body is not JSON, so nothing was sent.
+        """
+        return await self._transport.send(callers.request(method, path, body))
+
+
+class AsyncClient(_AnyClient):
+    """A client of the callers' socket. An asynchronous context manager, for one event loop.
+
+    It connects when it is first asked, and again after the daemon was started anew.
+
+    Raises:
+        DaemonUnavailable: from every method, where nobody answers or not in time.
+    """
+
+    async def call(
+        self, tool: str, arguments: JsonObject | None = None, **options: Any
+    ) -> Envelope:
+        """Call a tool (`name` or `name@version`); the answer is always an envelope.
+
+        `options` are those of `CallOptions`. Once its bytes are on their way a call is never
+        sent a second time by itself: `DaemonUnavailable.may_have_acted` says that it may have
+        run. Cancelling the task that waits ends the waiting; it does not stop the call, whose
+        own limits do.
+
+        Raises:
+            ValueError: the arguments or options are not JSON, or the name can be none, so
+                nothing was sent.
+        """
+        return await self._transport.send(callers.call(tool, arguments, options))
+
+    async def tools(self, **filters: str) -> list[ToolDefinition]:
+        """The preferred version of every tool, or of those of a `category`, `tag` or `type`.
+
+        Raises:
+            Refused: the engine knows no such caller, or no such filter.
+        """
+        return [tool for tool, _ in await self.tools_and_sources(**filters)]
+
+    async def tools_and_sources(self, **filters: str) -> list[tuple[ToolDefinition, str]]:
+        """The same, each with where it comes from. Raises Refused as `tools`."""
+        return await self._transport.send_all(callers.all_tools(**filters))
+
+    async def tools_page(self, **query: Any) -> ToolList:
+        """One page: `limit`, `cursor`, `category`, `tag`, `type` as in the HTTP reference.
+
+        Raises:
+            Refused: the query is wrong, or its cursor is of another list.
+        """
+        return await self._transport.send(callers.tools_page(**query))
+
+    async def agent_tools(
+        self,
+        agent_id: str,
+        *,
+        categories: Iterable[str] | None = None,
+        exclude_dangerous: bool = True,
+        max_cost: Decimal | None = None,
+        at_most: int | None = None,
+    ) -> AgentTools:
+        """An agent's tools in its order, as it sees them, and why others were left out.
+
+        Raises:
+            Refused: no such agent, or not this caller's to speak for.
+        """
+        ask = callers.agent_tools(
+            agent_id,
+            categories=categories,
+            exclude_dangerous=exclude_dangerous,
+            max_cost=max_cost,
+            at_most=at_most,
+        )
+        return await self._transport.send(ask)
+
+    async def calls(self, **query: Any) -> CallPage:
+        """A page of this caller's own calls, newest first.
+
+        `query` is that of `CallQuery`: since, until, agent, tool, code, limit, cursor.
+
+        Raises:
+            Refused: the query is wrong, or its cursor is too old.
+        """
+        return await self._transport.send(callers.calls(**query))
+
+    async def call_record(self, call_id: str) -> CallRecord:
+        """One call of this caller's own.
+
+        Raises:
+            Refused: no such call, somebody else's, or no longer kept.
+        """
+        return await self._transport.send(callers.call_record(call_id))
+
+    async def tool(self, reference: str) -> ToolDetails:
+        """One tool by `name` or `name@version`, with its other versions.
+
+        Raises:
+            Refused: TOOL_NOT_FOUND, or the engine knows no such caller.
+        """
+        return await self._transport.send(callers.tool(reference))
+
+
+class AsyncControlClient(_AnyClient):
+    """A client of the control socket: agents, tools, tokens, approvers.
+
+    Raises:
+        DaemonUnavailable: from every method, where nobody answers or not in time.
+        Refused: from every method that the engine refuses, such as for want of `admin`.
+        ValueError: from every method, where a name or id can be none; nothing was sent.
+    """
+
+    def __init__(
+        self,
+        socket_path: Path | str,
+        *,
+        credential: str,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        grace_s: float = ANSWER_GRACE_S,
+    ) -> None:
+        """As `AsyncClient`, but nobody administers without a credential."""
+        super().__init__(
+            socket_path,
+            credential=credential,
+            connect_timeout_s=connect_timeout_s,
+            grace_s=grace_s,
+        )
+        self.agents = AsyncControlledAgents(self._transport)
+        self.tools = AsyncControlledTools(self._transport)
+        self.tokens = AsyncControlledTokens(self._transport)
+        self.approvers = AsyncControlledApprovers(self._transport)
+
+    async def changes(self) -> tuple[Change, ...]:
+        """The newest 100 changes of authority, of agents and of the registry."""
+        return await self._transport.send(authority.changes())
+
+
+class AsyncControlledAgents:
+    """Agents and their tools. A part of `AsyncControlClient`."""
+
+    def __init__(self, transport: AwaitingTransport) -> None:
+        self._transport = transport
+
+    async def create(
+        self,
+        agent_id: str,
+        *,
+        description: str = "",
+        principals: Iterable[str] = (),
+        is_enabled: bool = True,
+    ) -> Agent:
+        """Make an agent. It has no tools yet, and without principals it is nobody's."""
+        ask = authority.create_agent(
+            agent_id, description=description, principals=principals, is_enabled=is_enabled
+        )
+        return await self._transport.send(ask)
+
+    async def list(self) -> tuple[Agent, ...]:
+        """Every agent by id."""
+        return await self._transport.send(authority.list_agents())
+
+    async def show(self, agent_id: str) -> AgentDetails:
+        """One agent with its tools."""
+        return await self._transport.send(authority.show_agent(agent_id))
+
+    async def update(
+        self,
+        agent_id: str,
+        *,
+        description: str | None = None,
+        principals: Iterable[str] | None = None,
+    ) -> Agent:
+        """Change what is given; all else stays."""
+        ask = authority.update_agent(agent_id, description=description, principals=principals)
+        return await self._transport.send(ask)
+
+    async def enable(self, agent_id: str) -> Agent:
+        """Let calls be made for an agent again."""
+        return await self._transport.send(authority.update_agent(agent_id, is_enabled=True))
+
+    async def disable(self, agent_id: str) -> Agent:
+        """Refuse every call that is made for an agent."""
+        return await self._transport.send(authority.update_agent(agent_id, is_enabled=False))
+
+    async def delete(self, agent_id: str) -> None:
+        """Remove an agent with its bindings."""
+        await self._transport.send(authority.delete_agent(agent_id))
+
+    async def bindings(self, agent_id: str) -> tuple[Binding, ...]:
+        """An agent's tools in its order, those that are switched off included."""
+        return await self._transport.send(authority.list_bindings(agent_id))
+
+    async def bind(
+        self,
+        agent_id: str,
+        tool: str,
+        *,
+        sort_order: int = 0,
+        fixed: JsonObject | None = None,
+        defaults: JsonObject | None = None,
+        is_enabled: bool = True,
+    ) -> Binding:
+        """Give an agent a tool (`name` or `name@version`), or change how it has it."""
+        ask = authority.bind(
+            agent_id,
+            tool,
+            sort_order=sort_order,
+            fixed=fixed,
+            defaults=defaults,
+            is_enabled=is_enabled,
+        )
+        return await self._transport.send(ask)
+
+    async def unbind(self, agent_id: str, tool: str) -> None:
+        """Take a tool from an agent."""
+        await self._transport.send(authority.unbind(agent_id, tool))
+
+
+class AsyncControlledTools:
+    """What the engine offers. A part of `AsyncControlClient`."""
+
+    def __init__(self, transport: AwaitingTransport) -> None:
+        self._transport = transport
+
+    async def add(self, document: JsonObject) -> ToolWithSource:
+        """Register one version of a REST or MCP tool, from a document of its definition."""
+        return await self._transport.send(authority.add_tool(document))
+
+    async def replace(self, reference: str, document: JsonObject) -> ToolWithSource:
+        """Put another definition in place of a registered one (`name@version`)."""
+        return await self._transport.send(authority.replace_tool(reference, document))
+
+    async def remove(self, reference: str) -> None:
+        """Forget a registered version (`name@version`)."""
+        await self._transport.send(authority.remove_tool(reference))
+
+    async def enable(self, reference: str) -> tuple[ToolWithSource, ...]:
+        """Switch one version (`name@version`), or every one (`name`), on."""
+        return await self._transport.send(authority.switch_tool(reference, is_active=True))
+
+    async def disable(self, reference: str) -> tuple[ToolWithSource, ...]:
+        """Switch one version, or every one, off: calls are refused."""
+        return await self._transport.send(authority.switch_tool(reference, is_active=False))
+
+
+class AsyncControlledTokens:
+    """Tokens. A part of `AsyncControlClient`."""
+
+    def __init__(self, transport: AwaitingTransport) -> None:
+        self._transport = transport
+
+    async def new(
+        self,
+        name: str,
+        *,
+        principal_id: str | None = None,
+        scopes: Iterable[Scope | str] = (Scope.CALL,),
+        agents: Iterable[str] = (),
+        expires_at: datetime | None = None,
+    ) -> MadeToken:
+        """Make a token; its `secret` is shown only here. Without `expires_at` it has no end."""
+        ask = authority.new_token(
+            name, principal_id=principal_id, scopes=scopes, agents=agents, expires_at=expires_at
+        )
+        return await self._transport.send(ask)
+
+    async def list(self) -> tuple[TokenInfo, ...]:
+        """Every token without its secret, oldest first."""
+        return await self._transport.send(authority.list_tokens())
+
+    async def revoke(self, token_id: str) -> TokenInfo:
+        """End a token at once."""
+        return await self._transport.send(authority.revoke_token(token_id))
+
+
+class AsyncControlledApprovers:
+    """Approvers. A part of `AsyncControlClient`."""
+
+    def __init__(self, transport: AwaitingTransport) -> None:
+        self._transport = transport
+
+    async def add(
+        self, name: str, *, scopes: Iterable[Scope | str] = (Scope.APPROVE,)
+    ) -> MadeApprover:
+        """Make an approver; the credential, its `secret`, is shown only here."""
+        return await self._transport.send(authority.add_approver(name, scopes=scopes))
+
+    async def list(self) -> tuple[ApproverInfo, ...]:
+        """Those who have authority now, oldest first."""
+        return await self._transport.send(authority.list_approvers())
+
+    async def remove(self, name: str) -> ApproverInfo:
+        """Take an approver's authority back at once."""
+        return await self._transport.send(authority.remove_approver(name))

@@ -1,0 +1,138 @@
+"""The requests of the callers' socket, each as a function that makes one."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+from urllib.parse import urlencode
+
+from fumehood.client.ask import Ask, address, data_of, encode, listed, object_of, plain
+from fumehood.client.errors import DaemonUnavailable
+from fumehood.model.answers import AgentTools, CallAnswer, CallList, ToolDetails, ToolList
+from fumehood.model.call_log import CallPage, CallRecord
+from fumehood.model.envelope import Envelope
+from fumehood.model.json_types import JsonObject
+from fumehood.model.status import Health, Readiness
+from fumehood.model.tool import ToolDefinition
+from fumehood.wire.messages import decode_envelope
+
+LONGEST_CALL_S = 600.0
+"""How long a call may run that says no time of its own: the longest that a wall allows."""
+
+PAGE = 100
+"""Tools of one request while all of them are read: the most that the engine gives."""
+
+
+def call(tool: str, arguments: JsonObject | None, options: JsonObject) -> Ask[Envelope]:
+    """One call. Raises ValueError where it is not JSON, or the name can be none."""
+    body = {"arguments": arguments if arguments is not None else {}, "options": options}
+    path = address("tools", tool, "call")
+    return Ask("POST", path, decode_envelope, encode(body), _work_s(options))
+
+
+def tools_page(**query: Any) -> Ask[ToolList]:
+    """One page of the tools."""
+    return Ask("GET", address("tools") + _query(query), data_of(ToolList))
+
+
+def all_tools(
+    **filters: Any,
+) -> Generator[Ask[ToolList], ToolList, list[tuple[ToolDefinition, str]]]:
+    """Every page after the other: yields requests, is sent their answers, returns the tools.
+
+    Raises:
+        DaemonUnavailable: a list that never ends, which is none of an engine's.
+    """
+    found: list[tuple[ToolDefinition, str]] = []
+    cursors: set[str] = set()
+    cursor = None
+    while True:
+        page = yield tools_page(**filters, limit=PAGE, cursor=cursor)
+        found += [(tool, page.sources.get(tool.name, "")) for tool in page.items]
+        cursor = page.pagination.next_cursor
+        if cursor is None:
+            return found
+        if cursor in cursors:
+            raise DaemonUnavailable("The list of tools never ends: that is no fumehood engine.")
+        cursors.add(cursor)
+
+
+def agent_tools(
+    agent_id: str,
+    *,
+    categories: Iterable[str] | None = None,
+    exclude_dangerous: bool = True,
+    max_cost: Decimal | None = None,
+    at_most: int | None = None,
+) -> Ask[AgentTools]:
+    """An agent's tools as it sees them. Raises ValueError where a category holds a comma."""
+    chosen = None if categories is None else listed(categories)
+    if chosen is not None and any("," in category for category in chosen):
+        raise ValueError("A category with a comma cannot be asked for.")
+    query = {
+        "agent_id": agent_id,
+        "categories": None if chosen is None else ",".join(chosen),
+        "exclude_dangerous": exclude_dangerous,
+        "max_cost": None if max_cost is None else f"{max_cost:f}",
+        "at_most": at_most,
+    }
+    return Ask("GET", address("tools") + _query(query), data_of(AgentTools))
+
+
+def calls(**query: Any) -> Ask[CallPage]:
+    """A page of the caller's own calls."""
+    read = data_of(CallList)
+    return Ask("GET", address("calls") + _query(query), lambda raw: read(raw).page)
+
+
+def call_record(call_id: str) -> Ask[CallRecord]:
+    """One call of the caller's own."""
+    read = data_of(CallAnswer)
+    return Ask("GET", address("calls", call_id), lambda raw: read(raw).call)
+
+
+def tool(reference: str) -> Ask[ToolDetails]:
+    """One tool by `name` or `name@version`."""
+    return Ask("GET", address("tools", reference), data_of(ToolDetails))
+
+
+def health() -> Ask[Health]:
+    """Whether the process answers."""
+    return Ask("GET", address("health"), plain(Health))
+
+
+def ready() -> Ask[Readiness]:
+    """Whether calls are served."""
+    return Ask("GET", address("ready"), plain(Readiness))
+
+
+def openapi() -> Ask[JsonObject]:
+    """The document of the socket that is asked."""
+    return Ask("GET", address("openapi.json"), object_of)
+
+
+def request(method: str, path: str, body: JsonObject | None = None) -> Ask[Envelope]:
+    """Any address that answers with an envelope."""
+    return Ask(method, path, decode_envelope, None if body is None else encode(body))
+
+
+def _query(given: JsonObject) -> str:
+    """What is given, as a query; what is None is left out."""
+    chosen = {name: _text(value) for name, value in given.items() if value is not None}
+    return f"?{urlencode(chosen)}" if chosen else ""
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value.isoformat() if isinstance(value, datetime) else str(value)
+
+
+def _work_s(options: JsonObject) -> float:
+    """How long the call may run. What is no time is the engine's to refuse, at once."""
+    asked: Any = options.get("timeout_seconds")
+    if isinstance(asked, int | float) and not isinstance(asked, bool) and asked > 0:
+        return float(asked)
+    return LONGEST_CALL_S

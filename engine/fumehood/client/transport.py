@@ -1,0 +1,218 @@
+"""From an `Ask` to its answer over one Unix socket: time limits, and when to send again.
+
+Client side, the only place that knows HTTP. A connection is kept and used again; the daemon
+may have closed it meanwhile. Invariant: a request is sent a second time only where the first
+cannot have been received (its head is known not to have been sent whole), or where it is a
+GET, which changes nothing; never a third time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx2
+
+from fumehood.client.ask import Ask
+from fumehood.client.errors import DaemonUnavailable
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+CONNECT_TIMEOUT_S = 5.0
+ANSWER_GRACE_S = 30.0
+"""How much longer than the engine may work this side waits for the answer."""
+
+BASE_URL = "http://fumehood"
+HEAD_FAILED = "http11.send_request_headers.failed"
+"""*Source*: the names of httpcore2's trace events."""
+
+NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
+DROPPED = (httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError)
+"""What a connection says that the other side has closed. Timeouts are not among them."""
+
+CHANGES_NOTHING = frozenset({"GET"})
+"""Methods of requests that may arrive twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A socket, who asks there, and how long to wait."""
+
+    path: Path
+    credential: str | None = field(repr=False)
+    connect_timeout_s: float
+    grace_s: float
+
+    def __post_init__(self) -> None:
+        """Refuse what could not be sent, and times that would never end or begin."""
+        credential = self.credential
+        if credential is not None and not (credential.isascii() and credential.isprintable()):
+            raise ValueError("That is no credential.")
+        for name in ("connect_timeout_s", "grace_s"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be a number of seconds over 0.")
+
+    def headers(self, ask: Ask[Any]) -> dict[str, str]:
+        """Those of one request."""
+        headers = {}
+        if self.credential is not None:
+            headers["authorization"] = f"Bearer {self.credential}"
+        if ask.content is not None:
+            headers["content-type"] = "application/json"
+        return headers
+
+    def timeout(self, ask: Ask[Any]) -> httpx2.Timeout:
+        """How long to wait for the connection, and for the answer."""
+        return httpx2.Timeout(ask.work_s + self.grace_s, connect=self.connect_timeout_s)
+
+
+class Progress:
+    """How far one attempt came, told by the HTTP library while it sends.
+
+    Only what is told counts: from silence it follows that the request may have arrived.
+    """
+
+    def __init__(self) -> None:
+        self.did_head_fail = False
+
+    def note(self, event: str, _: Any) -> None:
+        """Take one event of the library's."""
+        self.did_head_fail = self.did_head_fail or event == HEAD_FAILED
+
+    async def note_async(self, event: str, _: Any) -> None:
+        """The same, as the asynchronous library calls it."""
+        self.note(event, _)
+
+
+def may_send_again(ask: Ask[Any], error: httpx2.HTTPError, progress: Progress) -> bool:
+    """Whether a failed request may be sent once more."""
+    return isinstance(error, DROPPED) and (ask.method in CHANGES_NOTHING or progress.did_head_fail)
+
+
+class BlockingTransport:
+    """Sends and waits. May be used by several threads."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        transport = httpx2.HTTPTransport(uds=str(place.path))
+        self._http = httpx2.Client(transport=transport, base_url=BASE_URL)
+
+    def send(self, ask: Ask[T]) -> T:
+        """The answer to one request. Raises DaemonUnavailable, and what `ask.read` raises."""
+        return _read(ask, self._exchange(ask), self._place)
+
+    def send_all(self, asks: Generator[Ask[T], T, R]) -> R:
+        """Send what is asked for until it has come to its result."""
+        try:
+            ask = next(asks)
+            while True:
+                ask = asks.send(self.send(ask))
+        except StopIteration as end:
+            result: R = end.value
+            return result
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._http.close()
+
+    def _exchange(self, ask: Ask[Any]) -> bytes:
+        headers, timeout = self._place.headers(ask), self._place.timeout(ask)
+        for is_last in (False, True):
+            progress = Progress()
+            try:
+                return self._http.request(
+                    ask.method,
+                    ask.path,
+                    content=ask.content,
+                    headers=headers,
+                    timeout=timeout,
+                    extensions={"trace": progress.note},
+                ).content
+            except httpx2.InvalidURL as error:
+                raise ValueError(f"The request cannot be sent: {error}.") from None
+            except httpx2.HTTPError as error:
+                failed = _unavailable(ask, self._place, error, progress)
+                if is_last or not may_send_again(ask, error, progress):
+                    break
+        # Outside the handler: the library's error, with all that hangs on it, is gone by now.
+        raise failed
+
+
+class AwaitingTransport:
+    """The same for one event loop."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        transport = httpx2.AsyncHTTPTransport(uds=str(place.path))
+        self._http = httpx2.AsyncClient(transport=transport, base_url=BASE_URL)
+
+    async def send(self, ask: Ask[T]) -> T:
+        """The answer to one request. Raises DaemonUnavailable, and what `ask.read` raises."""
+        return _read(ask, await self._exchange(ask), self._place)
+
+    async def send_all(self, asks: Generator[Ask[T], T, R]) -> R:
+        """Send what is asked for until it has come to its result."""
+        try:
+            ask = next(asks)
+            while True:
+                ask = asks.send(await self.send(ask))
+        except StopIteration as end:
+            result: R = end.value
+            return result
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._http.aclose()
+
+    async def _exchange(self, ask: Ask[Any]) -> bytes:
+        headers, timeout = self._place.headers(ask), self._place.timeout(ask)
+        for is_last in (False, True):
+            progress = Progress()
+            try:
+                answer = await self._http.request(
+                    ask.method,
+                    ask.path,
+                    content=ask.content,
+                    headers=headers,
+                    timeout=timeout,
+                    extensions={"trace": progress.note_async},
+                )
+            except httpx2.InvalidURL as error:
+                raise ValueError(f"The request cannot be sent: {error}.") from None
+            except httpx2.HTTPError as error:
+                failed = _unavailable(ask, self._place, error, progress)
+                if is_last or not may_send_again(ask, error, progress):
+                    break
+            else:
+                return answer.content
+        raise failed
+
+
+def _read(ask: Ask[T], raw: bytes, place: Place) -> T:
+    try:
+        return ask.read(raw)
+    except ValueError:
+        raise DaemonUnavailable(
+            f"What answers on {place.path} is not a fumehood engine of this version.",
+            may_have_acted=ask.method not in CHANGES_NOTHING,
+        ) from None
+
+
+def _unavailable(
+    ask: Ask[Any], place: Place, error: httpx2.HTTPError, progress: Progress
+) -> DaemonUnavailable:
+    if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
+        return DaemonUnavailable(
+            f"No engine answers on {place.path}. Start one with: fumehood serve"
+        )
+    was_sent = not (isinstance(error, NEVER_SENT) or progress.did_head_fail)
+    may_have_acted = was_sent and ask.method not in CHANGES_NOTHING
+    words = "Whether the engine acted on it is not known. " if may_have_acted else ""
+    return DaemonUnavailable(
+        f"The connection to {place.path} gave no answer ({type(error).__name__}). {words}"
+        "See the engine's log; it may have been stopped, or it is no fumehood engine.",
+        may_have_acted=may_have_acted,
+    )

@@ -1,0 +1,172 @@
+"""When a request is sent again: connections that are dropped before, in and after a request.
+
+The other side is a server that does as it is told, so that each moment can be hit.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from fumehood import DaemonUnavailable
+from support.clients import KINDS, client_of
+from support.recording import bench
+from support.scripted_server import scripted_server
+
+HEALTHY = b'{"status": "ok"}'
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def path(home: Path) -> Path:
+    return home / "engine.sock"
+
+
+@pytest.fixture
+def envelope(home: Path) -> bytes:
+    """An answer to a call."""
+
+    async def call() -> bytes:
+        async with bench(home) as made:
+            answer = await made.engine.call("calculator", {"expression": "1"})
+        return answer.model_dump_json().encode()
+
+    return anyio.run(call)
+
+
+@pytest.fixture
+def blind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that learns that its connection is closed only when it uses it.
+
+    As in the race: the daemon closes just after the client has looked.
+    """
+    for backend in ("sync", "anyio"):
+        monkeypatch.setattr(f"httpcore2._backends.{backend}.is_socket_readable", lambda _: False)
+
+
+def post(client: Any) -> Any:
+    return client.call("calculator", {"expression": "1"})
+
+
+@pytest.mark.row("D1")
+def test_connection_that_was_closed_meanwhile_is_made_anew(
+    kind: str, path: Path, envelope: bytes
+) -> None:
+    with (
+        scripted_server(path, envelope, ["answer"], ["answer", "answer"]) as server,
+        client_of(kind, path) as client,
+    ):
+        post(client)
+        server.wait_until_closed(0)
+        post(client)
+        post(client)
+    assert server.requests == ["POST /v1/tools/calculator/call"] * 3
+
+
+@pytest.mark.row("D1")
+@pytest.mark.usefixtures("blind")
+def test_call_whose_head_could_not_be_sent_is_sent_again(
+    kind: str, path: Path, envelope: bytes
+) -> None:
+    with (
+        scripted_server(path, envelope, ["answer"], ["answer"]) as server,
+        client_of(kind, path) as client,
+    ):
+        post(client)
+        server.wait_until_closed(0)
+        post(client)
+    assert server.requests == ["POST /v1/tools/calculator/call"] * 2
+
+
+@pytest.mark.row("D1")
+@pytest.mark.usefixtures("blind")
+def test_call_on_a_half_closed_connection_is_not_sent_again(
+    kind: str, path: Path, envelope: bytes
+) -> None:
+    """The other side sends no more, but may still read: the call may have run."""
+    with (
+        scripted_server(path, envelope, ["answer", "half_close", "read"], ["answer"]) as server,
+        client_of(kind, path) as client,
+    ):
+        post(client)
+        with pytest.raises(DaemonUnavailable) as caught:
+            post(client)
+        assert caught.value.may_have_acted is True
+        server.wait_until_closed(0)
+    assert server.requests == ["POST /v1/tools/calculator/call"] * 2
+
+
+@pytest.mark.row("D1")
+@pytest.mark.parametrize("first", [["read"], ["answer", "read"]], ids=["new", "kept"])
+def test_call_that_was_read_and_not_answered_is_not_sent_again(
+    kind: str, path: Path, envelope: bytes, first: list[str]
+) -> None:
+    with (
+        scripted_server(path, envelope, first, ["answer"]) as server,
+        client_of(kind, path) as client,
+    ):
+        for _ in first[:-1]:
+            post(client)
+        with pytest.raises(DaemonUnavailable, match="not known") as caught:
+            post(client)
+        assert caught.value.may_have_acted is True
+        server.wait_until_closed(0)
+    assert len(server.requests) == len(first)
+
+
+@pytest.mark.row("D1")
+def test_question_that_was_read_and_not_answered_is_asked_once_more(kind: str, path: Path) -> None:
+    """Twin: a GET changes nothing, so it may arrive twice."""
+    with (
+        scripted_server(path, HEALTHY, ["read"], ["answer"]) as server,
+        client_of(kind, path) as client,
+    ):
+        assert client.health().status == "ok"
+    assert server.requests == ["GET /v1/health"] * 2
+
+
+@pytest.mark.row("D1")
+def test_question_is_not_asked_a_third_time(kind: str, path: Path) -> None:
+    with (
+        scripted_server(path, HEALTHY, ["read"], ["read"], ["answer"]) as server,
+        client_of(kind, path) as client,
+    ):
+        with pytest.raises(DaemonUnavailable) as caught:
+            client.health()
+        assert caught.value.may_have_acted is False
+    assert server.requests == ["GET /v1/health"] * 2
+
+
+@pytest.mark.row("D1")
+def test_answer_that_does_not_come_is_not_waited_for_without_end(
+    kind: str, path: Path, envelope: bytes
+) -> None:
+    with (
+        scripted_server(path, envelope, ["read", "hold"], ["answer"]) as server,
+        client_of(kind, path, grace_s=0.1) as client,
+    ):
+        with pytest.raises(DaemonUnavailable, match="ReadTimeout") as caught:
+            client.call("calculator", {"expression": "1"}, timeout_seconds=0.1)
+        assert caught.value.may_have_acted is True
+        assert len(server.requests) == 1
+        assert post(client).metadata.tool_name == "calculator"
+
+
+@pytest.mark.row("D1")
+@pytest.mark.parametrize("body", [b"<hi>", b"{}", b"[]", b"\xff", b'{"status": "fine"}'], ids=repr)
+def test_stranger_on_the_socket_is_named(kind: str, path: Path, body: bytes) -> None:
+    with (
+        scripted_server(path, body, ["answer"] * 3) as server,
+        client_of(kind, path) as client,
+    ):
+        for ask in (client.ready, client.tools, lambda: post(client)):
+            with pytest.raises(DaemonUnavailable, match="not a fumehood engine"):
+                ask()
+    assert len(server.requests) == 3

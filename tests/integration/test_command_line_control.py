@@ -1,0 +1,225 @@
+"""Commands that administer, the socket they are told, and what they look like on 80 columns."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import pty
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from conftest import CLEAN_ENVIRONMENT, FUMEHOOD, Daemon
+from fumehood.cli.main import app
+
+TERMINAL_COLUMNS = 80
+
+
+# httpcore2 leaves the socket of a connection that could not be made to the collector.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """What the collector warns of is collected within the test that it belongs to."""
+    yield
+    gc.collect()
+
+
+def run(daemon: Daemon, *arguments: str, elsewhere: Path | None = None) -> Result:
+    """A command; with `elsewhere` only its options can tell it where the daemon is."""
+    home = daemon.home if elsewhere is None else elsewhere
+    environment = {"FUMEHOOD_HOME": str(home), "XDG_RUNTIME_DIR": None}
+    return CliRunner(env=environment).invoke(app, arguments, input=f"{daemon.credential}\n")
+
+
+def administer(daemon: Daemon, *arguments: str) -> str:
+    """What a command that needs the credential prints."""
+    done = run(daemon, *arguments, "--credential-stdin")
+    assert done.exit_code == 0, done.stderr
+    return done.stdout
+
+
+def on_a_terminal(daemon: Daemon, *arguments: str) -> list[str]:
+    """The lines that a person sees on a terminal of 80 columns."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [str(FUMEHOOD), *arguments],
+        env={**daemon.environment, "TERM": "dumb", "COLUMNS": str(TERMINAL_COLUMNS)},
+        stdin=subprocess.PIPE, stdout=theirs, stderr=theirs,
+    )  # fmt: skip
+    os.close(theirs)
+    assert process.stdin is not None
+    process.stdin.write(f"{daemon.credential}\n".encode())
+    process.stdin.close()
+    shown = b""
+    try:
+        while chunk := os.read(ours, 65536):
+            shown += chunk
+    except OSError:  # EIO: the other side has closed
+        pass
+    os.close(ours)
+    assert process.wait(timeout=60) in (0, 1)
+    return shown.decode().splitlines()
+
+
+@pytest.mark.row("R3", "D4")
+def test_agents_tokens_and_approvers_are_administered(administered_daemon: Daemon) -> None:
+    daemon = administered_daemon
+    administer(daemon, "agents", "create", "cli-clerk", "--principal", "token:cli-robot")
+    administer(daemon, "agents", "bind", "cli-clerk", "calculator", "--fixed", '{"precision": 2}')
+    shown = json.loads(administer(daemon, "agents", "show", "cli-clerk"))
+    assert shown["tools"][0]["fixed"] == {"precision": 2}
+    administer(daemon, "agents", "disable", "cli-clerk")
+    (agent,) = [
+        agent
+        for agent in json.loads(administer(daemon, "agents", "list"))
+        if agent["id"] == "cli-clerk"
+    ]
+    assert agent["is_enabled"] is False
+    administer(daemon, "agents", "enable", "cli-clerk")
+    administer(daemon, "agents", "unbind", "cli-clerk", "calculator")
+    administer(daemon, "agents", "delete", "cli-clerk")
+
+    secret = administer(daemon, "tokens", "new", "cli-robot", "--expires", "1h").strip()
+    assert secret.startswith("fht_")
+    (token,) = [
+        token
+        for token in json.loads(administer(daemon, "tokens", "list"))
+        if token["name"] == "cli-robot"
+    ]
+    administer(daemon, "tokens", "revoke", token["id"])
+
+    assert administer(daemon, "approvers", "add", "cli-second").startswith("fha_")
+    names = [a["name"] for a in json.loads(administer(daemon, "approvers", "list"))]
+    assert "cli-second" in names
+    administer(daemon, "approvers", "remove", "cli-second")
+
+
+@pytest.mark.row("D1")
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["agents", "show", "nobody"], 1, "RESOURCE_NOT_FOUND"),
+        (["agents", "show", "a/b"], 2, "can be no name or id"),
+        (["agents", "delete", ".."], 2, "can be no name or id"),
+        (["agents", "bind", "a", "calculator", "--fixed", "[1]"], 2, "JSON object"),
+        (["tokens", "new", "x", "--expires", "soon"], 2, "--expires"),
+        (["tokens", "new", "x", "--scope", "everything"], 1, "INVALID_PARAMS"),
+    ],
+)
+def test_refusal_has_its_exit_code_and_its_words(
+    administered_daemon: Daemon, arguments: list[str], code: int, says: str
+) -> None:
+    done = run(administered_daemon, *arguments, "--credential-stdin")
+    assert done.exit_code == code, done.stderr
+    assert says in done.stdout + done.stderr
+
+
+@pytest.mark.row("D4")
+def test_wrong_credential_changes_nothing(administered_daemon: Daemon) -> None:
+    stranger = Daemon(
+        administered_daemon.process, administered_daemon.home, {}, "fha_0123456789abcdef_wrong"
+    )
+    done = run(stranger, "agents", "create", "smuggled", "--credential-stdin")
+    assert done.exit_code == 1
+    assert "UNAUTHORIZED" in done.stdout
+    assert "smuggled" not in administer(administered_daemon, "agents", "list")
+
+
+@pytest.mark.row("D1")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["call", "calculator", '{"expression": "1 + 1"}'],
+        ["tools", "list"],
+        ["tools", "show", "calculator"],
+        ["doctor"],
+    ],
+    ids=" ".join,
+)
+def test_socket_option_names_the_callers_socket(
+    administered_daemon: Daemon, home: Path, arguments: list[str]
+) -> None:
+    daemon = administered_daemon
+    there = run(daemon, *arguments, "--socket", str(daemon.socket), elsewhere=home)
+    assert there.exit_code == 0, there.stderr
+    not_there = run(daemon, *arguments, elsewhere=home)
+    if arguments == ["doctor"]:
+        assert "No engine answers" not in there.stdout
+        assert "No engine answers" in not_there.stdout
+    else:
+        assert not_there.exit_code == 4
+
+
+@pytest.mark.row("D1", "D4")
+@pytest.mark.parametrize("command", ["agents", "tokens", "approvers"])
+def test_socket_option_names_the_control_socket(
+    administered_daemon: Daemon, home: Path, command: str
+) -> None:
+    daemon = administered_daemon
+    asked = [command, "list", "--credential-stdin"]
+    there = run(daemon, *asked, "--socket", str(daemon.control), elsewhere=home)
+    assert there.exit_code == 0, there.stderr
+    assert isinstance(json.loads(there.stdout), list)
+    not_there = run(daemon, *asked, elsewhere=home)
+    assert not_there.exit_code == 4
+    assert "fumehood serve" in not_there.stderr
+
+
+def test_local_call_takes_no_socket(administered_daemon: Daemon) -> None:
+    done = run(administered_daemon, "call", "calculator", "{}", "--local", "--socket", "/x")
+    assert done.exit_code == 2
+
+
+@pytest.mark.row("D1")
+def test_tables_fit_80_columns_and_keep_what_is_needed(administered_daemon: Daemon) -> None:
+    daemon = administered_daemon
+    administer(daemon, "agents", "create", "wide-clerk", "--description", "It adds. " * 40)
+    administer(daemon, "tokens", "new", "wide-robot", "--agent", "wide-clerk", "--expires", "30d")
+    (token,) = [
+        token
+        for token in json.loads(administer(daemon, "tokens", "list"))
+        if token["name"] == "wide-robot"
+    ]
+    for command, needed in (
+        (["tokens", "list", "--credential-stdin"], [token["id"], "wide-robot"]),
+        (["agents", "list", "--credential-stdin"], ["wide-clerk"]),
+        (["approvers", "list", "--credential-stdin"], ["owner"]),
+        (["tools", "list"], ["calculator@1.0.0"]),
+        (["doctor"], ["interpreter: wall_time"]),
+    ):
+        lines = on_a_terminal(daemon, *command)
+        assert max(map(len, lines)) <= TERMINAL_COLUMNS, command
+        for text in needed:
+            assert any(text in line for line in lines), (command, text, lines)
+        assert not any("…" in line for line in lines), command
+
+
+@pytest.mark.row("D6")
+def test_serve_without_standard_error_says_so_and_exits_4(home: Path) -> None:
+    """Its descriptor would be the next file's, and the log would go into that file."""
+    done = subprocess.run(
+        ["sh", "-c", f"exec '{FUMEHOOD}' serve 2>&-"],
+        env={**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home)},
+        stdout=subprocess.PIPE, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 4
+    assert b"Standard error is closed" in done.stdout
+    assert not list(home.iterdir())
+
+
+@pytest.mark.row("D6")
+def test_serve_without_any_stream_exits_4(home: Path) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"exec '{FUMEHOOD}' serve 2>&- >&- <&-"],
+        env={**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home)},
+        timeout=60,
+    )
+    assert done.returncode == 4
+    assert not list(home.iterdir())

@@ -1,0 +1,252 @@
+"""Each socket's OpenAPI document: complete both ways, and true of what the daemon answers."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from conftest import Daemon
+from fumehood import ControlClient
+from fumehood.daemon.app import CONTROL_OPERATIONS, OPERATIONS
+from support.http import Answer, SocketClient
+from support.openapi import faults_of, faults_of_answer, operations_of
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request to one operation. `code` is the error's; None is a success."""
+
+    operation: str
+    path: str
+    body: Any = None
+    code: str | None = None
+    credential: str | None = None
+    """Instead of the right one, where it matters."""
+
+
+SUM = {"arguments": {"expression": "2 + 2"}}
+CALLERS = [
+    Asked("health", "/v1/health"),
+    Asked("ready", "/v1/ready"),
+    Asked("openapi", "/v1/openapi.json"),
+    Asked("listTools", "/v1/tools"),
+    Asked("listTools", "/v1/tools?limit=1&type=BUILTIN"),
+    Asked("listTools", "/v1/tools?agent_id=described&exclude_dangerous=false&at_most=3"),
+    Asked("listTools", "/v1/tools?agent_id=nobody", code="RESOURCE_NOT_FOUND"),
+    Asked("listTools", "/v1/tools?limit=0", code="INVALID_PARAMS"),
+    Asked("listTools", "/v1/tools", code="UNAUTHORIZED", credential="fht_0_0"),
+    Asked("showTool", "/v1/tools/calculator@1.0.0"),
+    Asked("showTool", "/v1/tools/nothing", code="TOOL_NOT_FOUND"),
+    Asked("showTool", "/v1/tools/calculator", code="UNAUTHORIZED", credential="fht_0_0"),
+    Asked("callTool", "/v1/tools/calculator/call", SUM),
+    Asked("listCalls", "/v1/calls?limit=1"),
+    Asked("listCalls", "/v1/calls?limit=0", code="INVALID_PARAMS"),
+    Asked("listCalls", "/v1/calls?cursor=call_0", code="RESOURCE_NOT_FOUND"),
+    Asked("showCall", "/v1/calls/{call_id}"),
+    Asked("showCall", "/v1/calls/call_0", code="RESOURCE_NOT_FOUND"),
+    Asked("callTool", "/v1/tools/calculator/call", {**SUM, "options": {"dry_run": True}}),
+    Asked("callTool", "/v1/tools/calculator/call", {}, "INVALID_PARAMS"),
+    Asked("callTool", "/v1/tools/calculator/call", {"more": 1}, "INVALID_PARAMS"),
+    Asked("callTool", "/v1/tools/nothing/call", SUM, "TOOL_NOT_FOUND"),
+    Asked("callTool", "/v1/tools/calculator/call", {"arguments": {"expression": "1 / 0"}},
+          "EXECUTION_ERROR"),
+    Asked("callTool", "/v1/tools/calculator/call", {"arguments": {"expression": "a.b"}},
+          "SANDBOX_VIOLATION"),
+    Asked("callTool", "/v1/tools/calculator/call", {**SUM, "options": {"agent_id": "nobody"}},
+          "RESOURCE_NOT_FOUND"),
+]  # fmt: skip
+
+A, T = "/v1/agents/documented", "/v1/agents/documented/tools/calculator"
+W = "/v1/tools/documented_weather@1.0.0"
+WEATHER = {
+    "name": "documented_weather", "type": "REST", "description": "Get the weather of a city.",
+    "endpoint": "https://weather.example/v1", "method": "GET",
+    "parameters": {"properties": {"city": {"type": "string"}}},
+}  # fmt: skip
+CONTROL = [
+    Asked("health", "/v1/health"),
+    Asked("ready", "/v1/ready"),
+    Asked("openapi", "/v1/openapi.json"),
+    Asked("createAgent", "/v1/agents", {"id": "documented", "principals": ["uid:0"]}),
+    Asked("createAgent", "/v1/agents", {"id": "documented"}, "IDEMPOTENCY_CONFLICT"),
+    Asked("createAgent", "/v1/agents", {"id": "/"}, "INVALID_PARAMS"),
+    Asked("listAgents", "/v1/agents"),
+    Asked("listAgents", "/v1/agents", code="UNAUTHORIZED", credential=""),
+    Asked("bindTool", T, {"fixed": {"precision": 2}}),
+    Asked("bindTool", T, {"fixed": {"a": 1}, "defaults": {"a": 1}}, "INVALID_PARAMS"),
+    Asked("bindTool", "/v1/agents/documented/tools/nothing", {}, "TOOL_NOT_FOUND"),
+    Asked("showAgent", A),
+    Asked("showAgent", "/v1/agents/nobody", code="RESOURCE_NOT_FOUND"),
+    Asked("replaceAgent", A, {"description": "Adds.", "principals": ["uid:0"]}),
+    Asked("replaceAgent", A, {"id": "another"}, "INVALID_PARAMS"),
+    Asked("updateAgent", A, {"is_enabled": False}),
+    Asked("updateAgent", A, {"is_enabled": "no"}, "INVALID_PARAMS"),
+    Asked("listBindings", f"{A}/tools"),
+    Asked("listBindings", "/v1/agents/nobody/tools", code="RESOURCE_NOT_FOUND"),
+    Asked("unbindTool", T),
+    Asked("unbindTool", T, code="RESOURCE_NOT_FOUND"),
+    Asked("deleteAgent", A),
+    Asked("deleteAgent", A, code="RESOURCE_NOT_FOUND"),
+    Asked("registerTool", "/v1/tools", WEATHER),
+    Asked("registerTool", "/v1/tools", WEATHER, "IDEMPOTENCY_CONFLICT"),
+    Asked("registerTool", "/v1/tools", {**WEATHER, "type": "NATIVE"}, "INVALID_PARAMS"),
+    Asked("replaceTool", W, {**WEATHER, "description": "Get it."}),
+    Asked("replaceTool", W, {**WEATHER, "name": "another"}, "INVALID_PARAMS"),
+    Asked("replaceTool", "/v1/tools/calculator@1.0.0", WEATHER, "PERMISSION_DENIED"),
+    Asked("deactivateTool", "/v1/tools/documented_weather/deactivate"),
+    Asked("deactivateTool", "/v1/tools/nothing/deactivate", code="TOOL_NOT_FOUND"),
+    Asked("activateTool", "/v1/tools/documented_weather@1.0.0/activate"),
+    Asked("activateTool", "/v1/tools/nothing/activate", code="TOOL_NOT_FOUND"),
+    Asked("deleteTool", W),
+    Asked("deleteTool", W, code="TOOL_NOT_FOUND"),
+    Asked("deleteTool", "/v1/tools/documented_weather", code="INVALID_PARAMS"),
+    Asked("newToken", "/v1/tokens", {"name": "documented", "agents": ["documented"],
+                                     "expires_at": "2999-01-01T00:00:00Z"}),
+    Asked("newToken", "/v1/tokens", {"name": "documented", "scopes": ["everything"]},
+          "INVALID_PARAMS"),
+    Asked("listTokens", "/v1/tokens"),
+    Asked("listTokens", "/v1/tokens", code="UNAUTHORIZED", credential="fht_0_0"),
+    Asked("revokeToken", "/v1/tokens/{token_id}"),
+    Asked("revokeToken", "/v1/tokens/nothing", code="RESOURCE_NOT_FOUND"),
+    Asked("addApprover", "/v1/approvers", {"name": "documented"}),
+    Asked("addApprover", "/v1/approvers", {"name": "documented"}, "IDEMPOTENCY_CONFLICT"),
+    Asked("listApprovers", "/v1/approvers"),
+    Asked("listApprovers", "/v1/approvers", code="UNAUTHORIZED", credential="something"),
+    Asked("removeApprover", "/v1/approvers/documented"),
+    Asked("removeApprover", "/v1/approvers/owner", code="PERMISSION_DENIED"),
+    Asked("listChanges", "/v1/changes"),
+    Asked("listChanges", "/v1/changes", code="UNAUTHORIZED", credential="fha_0_0"),
+]  # fmt: skip
+
+NEVER_REFUSED = {"health", "ready", "openapi"}
+"""They ask for nothing, so that no request to them is wrong."""
+
+FACES = {"engine": (OPERATIONS, CALLERS), "control": (CONTROL_OPERATIONS, CONTROL)}
+
+
+@dataclass
+class Face:
+    """One socket with its document."""
+
+    name: str
+    client: SocketClient
+    credential: str | None
+    document: dict[str, Any]
+
+    def ask(self, asked: Asked, path: str) -> tuple[dict[str, Any], Answer]:
+        """The operation as it is described, and what it answers."""
+        method, operation = next(
+            (method, operation)
+            for _, method, operation in operations_of(self.document)
+            if operation["operationId"] == asked.operation
+        )
+        credential = self.credential if asked.credential is None else asked.credential
+        headers = {"authorization": f"Bearer {credential}"} if credential else {}
+        body = None
+        if asked.body is not None:
+            body, headers["content-type"] = json.dumps(asked.body).encode(), "application/json"
+        return operation, self.client.request(method.upper(), path, body, headers)
+
+
+@pytest.fixture(scope="module")
+def described_agent(administered_daemon: Daemon) -> None:
+    """An agent whose tools can be listed."""
+    credential = administered_daemon.credential
+    with ControlClient(administered_daemon.control, credential=credential) as control:
+        control.agents.create("described", principals=[f"uid:{os.getuid()}"])
+        control.agents.bind("described", "calculator", fixed={"precision": 2})
+
+
+@pytest.fixture(params=FACES)
+def face(
+    request: pytest.FixtureRequest, administered_daemon: Daemon, described_agent: None
+) -> Iterator[Face]:
+    is_control = request.param == "control"
+    client = SocketClient(administered_daemon.control if is_control else administered_daemon.socket)
+    document = client.get("/v1/openapi.json").body
+    credential = administered_daemon.credential if is_control else None
+    yield Face(request.param, client, credential, document)
+    client.close()
+
+
+@pytest.mark.row("D1")
+def test_document_is_sound_by_the_specification(face: Face) -> None:
+    assert faults_of(face.document) == []
+    # Control: the checker sees what is wrong.
+    broken = json.loads(json.dumps(face.document))
+    del broken["paths"]["/v1/health"]["get"]["responses"]["200"]["description"]
+    broken["paths"]["/v1/ready"]["get"]["operationId"] = "health"
+    assert len(faults_of(broken)) >= 2
+
+
+@pytest.mark.row("D1")
+def test_every_route_is_in_the_document_and_nothing_else(face: Face) -> None:
+    served = {(operation.path, operation.method.lower()) for operation in FACES[face.name][0]}
+    described = {(path, method) for path, method, _ in operations_of(face.document)}
+    assert described == served
+    assert len(described) >= 6
+
+
+@pytest.mark.row("D1", "E1")
+def test_every_operation_answers_as_it_is_described(face: Face) -> None:
+    examples = FACES[face.name][1]
+    made: dict[str, str] = {}
+    succeeded, refused = set(), set()
+    for asked in examples:
+        operation, answer = face.ask(asked, asked.path.format(**made))
+        assert faults_of_answer(face.document, operation, answer.status, answer.body) == [], asked
+        if asked.code is None:
+            assert answer.status == 200, (asked, answer.body)
+            succeeded.add(asked.operation)
+        else:
+            assert answer.code == asked.code, answer.body
+            assert asked.code in operation["responses"][str(answer.status)]["description"]
+            refused.add(asked.operation)
+        if asked.operation == "newToken" and asked.code is None:
+            made["token_id"] = answer.body["data"]["token"]["id"]
+        if asked.operation == "callTool" and asked.code is None:
+            made["call_id"] = answer.body["metadata"]["call_id"]
+    described = {operation["operationId"] for _, _, operation in operations_of(face.document)}
+    assert succeeded == described
+    assert refused == described - NEVER_REFUSED
+
+
+@pytest.mark.row("D1")
+def test_body_that_the_document_allows_is_what_the_daemon_takes(face: Face) -> None:
+    """Twin of the refusals: a body with an unknown key is described as wrong, and is."""
+    checked = 0
+    for path, method, operation in operations_of(face.document):
+        if "requestBody" not in operation:
+            continue
+        reference = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+        schema = face.document["components"]["schemas"][reference.rpartition("/")[2]]
+        assert schema["additionalProperties"] is False
+        asked = Asked(operation["operationId"], path, {"unheard_of": 1})
+        _, answer = face.ask(asked, path.replace("{agent_id}", "x").replace("{name}", "x"))
+        # Who is not there is said before what is wrong with the body.
+        assert answer.code in ("INVALID_PARAMS", "RESOURCE_NOT_FOUND"), (method, path)
+        checked += 1
+    assert checked >= 1
+
+
+@pytest.mark.row("D1")
+def test_undocumented_field_status_and_code_are_faults(face: Face) -> None:
+    """Control of the checker: an answer that differs from its description is found."""
+    operation, answer = face.ask(Asked("ready", "/v1/ready"), "/v1/ready")
+    document, body = face.document, answer.body
+    assert faults_of_answer(document, operation, 200, body) == []
+    assert faults_of_answer(document, operation, 200, {**body, "more": 1})
+    assert faults_of_answer(document, operation, 418, body)
+
+
+def test_method_and_address_that_are_not_described_are_refused(face: Face) -> None:
+    wrong_method = face.client.request("TRACE", "/v1/health")
+    assert (wrong_method.status, wrong_method.code) == (405, "METHOD_NOT_ALLOWED")
+    other = {"engine": "/v1/agents", "control": "/v1/tools/x/call"}[face.name]
+    nowhere = face.client.get(other)
+    assert (nowhere.status, nowhere.code) == (404, "RESOURCE_NOT_FOUND")

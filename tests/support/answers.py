@@ -1,0 +1,39 @@
+"""Envelopes as a daemon sends them, without a daemon."""
+
+from __future__ import annotations
+
+from fumehood.model.envelope import (
+    Envelope,
+    ErrorInfo,
+    Metadata,
+    Performance,
+    Resources,
+    UsageReport,
+)
+from fumehood.model.json_types import JsonObject
+
+
+def envelope_bytes(data: JsonObject, *, code: str | None = None, message: str = "No.") -> bytes:
+    """An answer with this data, or with this error."""
+    error = None
+    if code is not None:
+        error = ErrorInfo(code=code, message=message, retryable=False, human_review=False)
+    envelope = Envelope(
+        success=error is None,
+        status="success" if error is None else "error",
+        data=data,
+        error=error,
+        metadata=Metadata(
+            tool_name=None,
+            tool_version=None,
+            call_id=None,
+            trace_id="trace_1",
+            timestamp="2026-01-01T00:00:00.000Z",
+            execution_time_ms=0.0,
+            performance=Performance(total_ms=0.0),
+            sandbox=None,
+            resources=Resources(),
+            usage=UsageReport(),
+        ),
+    )
+    return envelope.model_dump_json().encode()

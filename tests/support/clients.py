@@ -1,0 +1,46 @@
+"""Both kinds of client behind one face, so that one test holds for both."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from fumehood import AsyncClient, AsyncControlClient, Client, ControlClient
+
+KINDS = {
+    "blocking": (Client, ControlClient),
+    "awaiting": (AsyncClient, AsyncControlClient),
+}
+
+
+class Driven:
+    """An object whose coroutines are run to their end, one after the other, on one loop."""
+
+    def __init__(self, target: Any, runner: asyncio.Runner) -> None:
+        self._target = target
+        self._runner = runner
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._target, name)
+        if not inspect.iscoroutinefunction(found):
+            return Driven(found, self._runner)
+        return lambda *args, **kwargs: self._runner.run(found(*args, **kwargs))
+
+
+@contextmanager
+def client_of(kind: str, path: Any, *, control: bool = False, **settings: Any) -> Iterator[Any]:
+    """A client of this kind whose methods simply return."""
+    made = KINDS[kind][control](path, **settings)
+    if kind == "blocking":
+        with made:
+            yield made
+        return
+    with asyncio.Runner() as runner:
+        driven = Driven(made, runner)
+        try:
+            yield driven
+        finally:
+            driven.close()

@@ -1,0 +1,185 @@
+"""Every request as it would be sent, and as its answer would be read: no socket, no daemon."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from fumehood import DaemonUnavailable
+from fumehood.client import authority, callers
+from fumehood.client.ask import Ask
+from fumehood.daemon.app import CONTROL_OPERATIONS, OPERATIONS
+from fumehood.model.agent import Agent, Binding
+from fumehood.model.answers import Pagination, ToolList
+from fumehood.model.identity import Scope
+from support.answers import envelope_bytes
+from support.definitions import function_definition
+
+AGENT = {"id": "a", "description": "", "principals": ["uid:0"], "is_enabled": True}
+BINDING = {"tool": "t", "sort_order": 1, "fixed": {}, "defaults": {}, "is_enabled": True}
+CREATED = {"description": "d", "principals": ("uid:0",), "is_enabled": True}
+BOUND: dict[str, Any] = {"sort_order": 1, "fixed": {"x": 1}, "defaults": None, "is_enabled": False}
+TOKEN: dict[str, Any] = {
+    "principal_id": None, "scopes": (Scope.CALL, "admin"), "agents": ["a"],
+    "expires_at": datetime(2030, 1, 1, tzinfo=UTC),
+}  # fmt: skip
+
+CALLERS: list[tuple[Ask[Any], str, Any]] = [
+    (callers.call("t@1.0.0", None, {"debug": True}), "POST /v1/tools/t@1.0.0/call",
+     {"arguments": {}, "options": {"debug": True}}),
+    (callers.tools_page(), "GET /v1/tools", None),
+    (callers.tools_page(limit=2, cursor="x=y", category="a b", tag=None),
+     "GET /v1/tools?limit=2&cursor=x%3Dy&category=a+b", None),
+    (callers.agent_tools("a/b", categories=["x", "y"], max_cost=Decimal("0.10"), at_most=3),
+     "GET /v1/tools?agent_id=a%2Fb&categories=x%2Cy&exclude_dangerous=true&max_cost=0.10&at_most=3",
+     None),
+    (callers.calls(since=datetime(2030, 1, 1, tzinfo=UTC), limit=2),
+     "GET /v1/calls?since=2030-01-01T00%3A00%3A00%2B00%3A00&limit=2", None),
+    (callers.call_record("call_1"), "GET /v1/calls/call_1", None),
+    (callers.tool("t"), "GET /v1/tools/t", None),
+    (callers.health(), "GET /v1/health", None),
+    (callers.ready(), "GET /v1/ready", None),
+    (callers.openapi(), "GET /v1/openapi.json", None),
+]  # fmt: skip
+CONTROL: list[tuple[Ask[Any], str, Any]] = [
+    (authority.create_agent("a", **CREATED), "POST /v1/agents",
+     {"id": "a", "description": "d", "principals": ["uid:0"], "is_enabled": True}),
+    (authority.list_agents(), "GET /v1/agents", None),
+    (authority.show_agent("a"), "GET /v1/agents/a", None),
+    (authority.update_agent("a", principals=[]), "PATCH /v1/agents/a", {"principals": []}),
+    (authority.update_agent("a", is_enabled=False), "PATCH /v1/agents/a", {"is_enabled": False}),
+    (authority.delete_agent("a"), "DELETE /v1/agents/a", None),
+    (authority.list_bindings("a"), "GET /v1/agents/a/tools", None),
+    (authority.bind("a", "t", **BOUND), "PUT /v1/agents/a/tools/t",
+     {"sort_order": 1, "fixed": {"x": 1}, "defaults": {}, "is_enabled": False}),
+    (authority.unbind("a", "t"), "DELETE /v1/agents/a/tools/t", None),
+    (authority.add_tool({"name": "t"}), "POST /v1/tools", {"name": "t"}),
+    (authority.replace_tool("t@1.0.0", {"name": "t"}), "PUT /v1/tools/t@1.0.0", {"name": "t"}),
+    (authority.remove_tool("t@1.0.0"), "DELETE /v1/tools/t@1.0.0", None),
+    (authority.switch_tool("t", is_active=True), "POST /v1/tools/t/activate", None),
+    (authority.switch_tool("t", is_active=False), "POST /v1/tools/t/deactivate", None),
+    (authority.new_token("n", **TOKEN), "POST /v1/tokens",
+     {"name": "n", "principal_id": None, "scopes": ["call", "admin"], "agents": ["a"],
+      "expires_at": "2030-01-01T00:00:00+00:00"}),
+    (authority.list_tokens(), "GET /v1/tokens", None),
+    (authority.revoke_token("i"), "DELETE /v1/tokens/i", None),
+    (authority.add_approver("n", scopes=["admin"]), "POST /v1/approvers",
+     {"name": "n", "scopes": ["admin"]}),
+    (authority.list_approvers(), "GET /v1/approvers", None),
+    (authority.remove_approver("n"), "DELETE /v1/approvers/n", None),
+    (authority.changes(), "GET /v1/changes", None),
+]  # fmt: skip
+
+
+@pytest.mark.row("D1")
+@pytest.mark.parametrize(
+    ("ask", "line", "body"), [*CALLERS, *CONTROL], ids=[line for _, line, _ in [*CALLERS, *CONTROL]]
+)
+def test_request_is_what_the_method_says(ask: Ask[Any], line: str, body: Any) -> None:
+    assert f"{ask.method} {ask.path}" == line
+    assert (None if ask.content is None else json.loads(ask.content)) == body
+
+
+WITHOUT_A_METHOD = {"replaceAgent"}
+"""What `update` does as well."""
+
+
+@pytest.mark.row("D1")
+@pytest.mark.parametrize(
+    ("operations", "asks"), [(OPERATIONS, CALLERS), (CONTROL_OPERATIONS, CALLERS + CONTROL)]
+)
+def test_every_operation_of_the_daemon_has_a_request(operations: Any, asks: Any) -> None:
+    sent = [line.split(" ") for _, line, _ in asks]
+    unsent = {
+        operation.id
+        for operation in operations
+        if not any(
+            method == operation.method and operation.route.path_regex.match(path.partition("?")[0])
+            for method, path in sent
+        )
+    }
+    assert unsent <= WITHOUT_A_METHOD
+
+
+def test_answers_are_values_of_the_model() -> None:
+    assert authority.list_agents().read(envelope_bytes({"items": [AGENT]})) == (
+        Agent(id="a", principals=("uid:0",)),
+    )
+    bound = authority.list_bindings("a").read(envelope_bytes({"items": [BINDING]}))
+    assert bound == (Binding(tool="t", sort_order=1),)
+    assert authority.delete_agent("a").read(envelope_bytes({"deleted": "a"})) is None
+    readiness = {
+        "status": "not_ready", "walls": {}, "state": {"failing": True, "lost_rows": 1}
+    }  # fmt: skip
+    assert callers.ready().read(json.dumps(readiness).encode()).state.failing
+
+
+def test_refused_call_is_an_answer_and_nothing_is_raised() -> None:
+    envelope = callers.call("t", {}, {}).read(envelope_bytes({}, code="TOOL_NOT_FOUND"))
+    assert envelope.error is not None
+    assert envelope.error.code == "TOOL_NOT_FOUND"
+
+
+@pytest.mark.parametrize(
+    ("asked", "work_s"),
+    [(2, 2.0), (0.5, 0.5), (900, 900.0), (None, 600.0), ("2", 600.0), (True, 600.0), (-1, 600.0)],
+)
+def test_call_is_waited_for_as_long_as_it_may_run(asked: Any, work_s: float) -> None:
+    assert callers.call("t", {}, {"timeout_seconds": asked}).work_s == work_s
+    assert callers.health().work_s == 0
+
+
+def test_one_string_is_not_a_list_of_names() -> None:
+    """It would make an agent that `a`, `b` and `c` may speak for."""
+    for make in (
+        lambda: authority.create_agent("a", **{**CREATED, "principals": "abc"}),
+        lambda: authority.update_agent("a", principals="abc"),
+        lambda: authority.new_token("n", **{**TOKEN, "agents": "abc"}),
+        lambda: authority.add_approver("n", scopes="admin"),
+    ):
+        with pytest.raises(ValueError, match="A list of names is needed"):
+            make()
+
+
+def test_end_of_a_token_needs_its_time_zone() -> None:
+    with pytest.raises(ValueError, match="time zone"):
+        authority.new_token("n", **{**TOKEN, "expires_at": datetime(2030, 1, 1)})  # noqa: DTZ001
+
+
+def page_of(name: str, cursor: str | None) -> ToolList:
+    pagination = Pagination(has_more=cursor is not None, next_cursor=cursor, total_count=3)
+    return ToolList(
+        items=(function_definition(name=name),), sources={name: "api"}, pagination=pagination
+    )
+
+
+def test_all_tools_are_asked_for_page_by_page() -> None:
+    asks = callers.all_tools(tag="x")
+    assert next(asks).path == "/v1/tools?tag=x&limit=100"
+    assert asks.send(page_of("a", "one")).path == "/v1/tools?tag=x&limit=100&cursor=one"
+    assert asks.send(page_of("b", "two")).path.endswith("cursor=two")
+    with pytest.raises(StopIteration) as end:
+        asks.send(page_of("c", None))
+    assert [(tool.name, source) for tool, source in end.value.value] == [
+        ("a", "api"), ("b", "api"), ("c", "api"),
+    ]  # fmt: skip
+
+
+def test_list_that_never_ends_is_no_engines() -> None:
+    asks = callers.all_tools()
+    next(asks)
+    asks.send(page_of("a", "one"))
+    asks.send(page_of("b", "two"))
+    with pytest.raises(DaemonUnavailable, match="never ends"):
+        asks.send(page_of("c", "one"))
+
+
+def test_category_that_would_be_two_is_refused() -> None:
+    with pytest.raises(ValueError, match="comma"):
+        callers.agent_tools("a", categories=["x,y"])
+    with pytest.raises(ValueError, match="A list of names"):
+        callers.agent_tools("a", categories="xy")

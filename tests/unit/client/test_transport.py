@@ -1,0 +1,121 @@
+"""Which failed request may be sent again, and what a place refuses to be."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from fumehood.client import awaiting, blocking
+from fumehood.client.ask import Ask
+from fumehood.client.callers import call, health
+from fumehood.client.transport import Place, Progress, may_send_again
+
+DROPPED = [httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError]
+OTHERS = [
+    httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ReadTimeout, httpx2.WriteTimeout,
+    httpx2.PoolTimeout, httpx2.LocalProtocolError, httpx2.DecodingError,
+]  # fmt: skip
+
+
+def ask(method: str) -> Ask[Any]:
+    return Ask(method, "/v1/x", lambda raw: raw)
+
+
+def progress(*events: str) -> Progress:
+    made = Progress()
+    for event in events:
+        made.note(event, {})
+    return made
+
+
+HEAD = "http11.send_request_headers"
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
+@pytest.mark.parametrize("error", DROPPED)
+def test_change_is_sent_again_only_where_its_head_failed(
+    method: str, error: type[httpx2.HTTPError]
+) -> None:
+    failure = error("dropped")
+    assert may_send_again(ask(method), failure, progress(f"{HEAD}.started", f"{HEAD}.failed"))
+    for events in (
+        [],
+        [f"{HEAD}.started"],
+        [f"{HEAD}.started", f"{HEAD}.complete"],
+        [f"{HEAD}.started", f"{HEAD}.complete", "http11.send_request_body.failed"],
+        ["some.other.library.failed"],
+    ):
+        assert not may_send_again(ask(method), failure, progress(*events)), events
+
+
+@pytest.mark.parametrize("error", DROPPED)
+def test_question_is_sent_again_however_far_it_came(error: type[httpx2.HTTPError]) -> None:
+    assert may_send_again(ask("GET"), error("dropped"), progress(f"{HEAD}.complete"))
+
+
+@pytest.mark.parametrize("error", OTHERS)
+def test_nothing_is_sent_again_but_for_a_dropped_connection(error: type[httpx2.HTTPError]) -> None:
+    for method in ("GET", "POST"):
+        assert not may_send_again(ask(method), error("other"), progress(f"{HEAD}.failed"))
+
+
+def place(**fields: Any) -> Place:
+    settled = {"credential": None, "connect_timeout_s": 5.0, "grace_s": 30.0, **fields}
+    return Place(Path("/x"), **settled)
+
+
+def test_answer_is_waited_for_while_the_engine_may_work_and_a_grace_on_top() -> None:
+    timeout = place(grace_s=3.0).timeout(call("t", {}, {"timeout_seconds": 2}))
+    assert (timeout.read, timeout.connect) == (5.0, 5.0)
+    assert place().timeout(health()).read == 30.0
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("inf"), float("nan")])
+@pytest.mark.parametrize("name", ["connect_timeout_s", "grace_s"])
+def test_waiting_without_end_or_beginning_is_refused(name: str, seconds: float) -> None:
+    with pytest.raises(ValueError, match=name):
+        place(**{name: seconds})
+
+
+@pytest.mark.parametrize("credential", ["a\nb", "a\rx: y", "ä", "a\0"])
+def test_credential_cannot_add_a_header(credential: str) -> None:
+    with pytest.raises(ValueError, match="no credential"):
+        place(credential=credential)
+
+
+def test_credential_is_in_the_header_and_in_no_representation() -> None:
+    made = place(credential="fht_secret")
+    assert made.headers(health()) == {"authorization": "Bearer fht_secret"}
+    assert "secret" not in repr(made)
+    assert place().headers(health()) == {}
+
+
+PAIRS = [
+    (blocking.Client, awaiting.AsyncClient),
+    (blocking.ControlClient, awaiting.AsyncControlClient),
+    (blocking.ControlledAgents, awaiting.AsyncControlledAgents),
+    (blocking.ControlledTokens, awaiting.AsyncControlledTokens),
+    (blocking.ControlledApprovers, awaiting.AsyncControlledApprovers),
+]
+
+
+@pytest.mark.row("D1")
+@pytest.mark.parametrize(("one", "other"), PAIRS)
+def test_both_kinds_of_client_have_the_same_methods(one: type, other: type) -> None:
+    def methods(kind: type) -> dict[str, str]:
+        found = inspect.getmembers(kind, inspect.isfunction)
+        return {
+            name: str(inspect.signature(function))
+            for name, function in found
+            if not name.startswith("_")
+        }
+
+    assert methods(one) == methods(other)
+    assert len(methods(one)) >= 3
+    for name in methods(other):
+        assert inspect.iscoroutinefunction(getattr(other, name))
+        assert inspect.getdoc(getattr(one, name))
