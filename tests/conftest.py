@@ -30,9 +30,33 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--require",
         default="",
-        help="Comma-separated environments (docker, runsc, landlock) without which tests fail "
+        help="Comma-separated environments (docker, runsc, landlock, root) without which tests fail "
         "instead of being skipped.",
     )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Without what a test needs it is skipped with a reason, or fails where CI requires it."""
+    for mark in item.iter_markers("needs"):
+        for name in mark.args:
+            if not AVAILABLE[name]():
+                reason = f"this host has no {name}"
+                if name in item.config.getoption("--require").split(","):
+                    pytest.fail(f"{reason}, and --require={name} was given", pytrace=False)
+                pytest.skip(reason)
+
+
+def is_root_with_users() -> bool:
+    """Whether users can be made, and become somebody else."""
+    return os.geteuid() == 0 and all(map(shutil.which, ("useradd", "groupadd")))
+
+
+def has_systemd_analyze() -> bool:
+    """Whether unit files can be checked; systemd need not run."""
+    return shutil.which("systemd-analyze") is not None
+
+
+AVAILABLE = {"root": is_root_with_users, "systemd": has_systemd_analyze}
 
 
 @pytest.fixture

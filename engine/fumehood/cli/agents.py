@@ -9,6 +9,7 @@ import typer
 
 from fumehood.cli.control import AsJson, CredentialStdin, ask_control, part, show_rows
 from fumehood.cli.exits import ExitCode, fail
+from fumehood.cli.settings import read_config
 from fumehood.model.identity import uid_principal_id
 from fumehood.model.json_types import JsonObject
 from fumehood.wire import strict_json
@@ -34,7 +35,7 @@ def create(
     body: JsonObject = {
         "id": agent_id,
         "description": description,
-        "principals": principal or [uid_principal_id(os.getuid())],
+        "principals": principal or [_own_principal()],
     }
     ask_control("POST", "/v1/agents", body, credential_stdin=credential_stdin)
 
@@ -106,6 +107,11 @@ def unbind(agent_id: AgentId, tool: ToolName, credential_stdin: CredentialStdin 
     """Take a tool from an agent."""
     address = f"/v1/agents/{part(agent_id)}/tools/{part(tool)}"
     ask_control("DELETE", address, credential_stdin=credential_stdin)
+
+
+def _own_principal() -> str:
+    uid = os.getuid()
+    return read_config().principal_ids.get(uid) or uid_principal_id(uid)
 
 
 def _switch(agent_id: str, *, on: bool, credential_stdin: bool) -> None:

@@ -8,6 +8,7 @@ understand, or that is damaged, is never touched.
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -108,6 +109,7 @@ def open_database(path: Path | None) -> Database:
         _begin_explicitly(engine)
         _migrate(engine)
         return Database(None, engine, engine)
+    _make_private(path)
     was_left_open = path.with_name(path.name + "-wal").exists()
     reading, writing = _engine(path, readonly=True), _engine(path, readonly=False)
     try:
@@ -124,6 +126,18 @@ def open_database(path: Path | None) -> Database:
         reading.dispose()
         raise
     return Database(path, writing, reading)
+
+
+def _make_private(path: Path) -> None:
+    """The file is its owner's alone; SQLite gives the files beside it the same mode."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.fchmod(descriptor, 0o600)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise StoreError(f"The database {path} cannot be opened: {error.strerror}.") from None
 
 
 def _engine(path: Path, *, readonly: bool) -> Engine:

@@ -22,9 +22,10 @@ async def list_agents(request: Request) -> Response:
 
 async def create_agent(request: Request) -> Response:
     """A new agent."""
+    document = await read_json(request)
     by = await require_admin(request)
     engine = _engine(request)
-    agent = parse_body(Agent, await read_json(request))
+    agent = parse_body(Agent, document)
     await engine.agents.create(agent, by=by, now=engine.now())
     return _answer(engine, {"agent": _shown(agent)})
 
@@ -40,12 +41,13 @@ async def show_agent(request: Request) -> Response:
 
 async def update_agent(request: Request) -> Response:
     """Change an agent, whole (PUT) or in some fields (PATCH); its tools stay."""
+    document = _object(await read_json(request))
     by = await require_admin(request)
     engine, agent_id = _engine(request), request.path_params["agent_id"]
     base: JsonObject = {"id": agent_id}
     if request.method == "PATCH":
         base = _shown(engine.agents.get(agent_id))
-    agent = parse_body(Agent, {**base, **_object(await read_json(request))})
+    agent = parse_body(Agent, {**base, **document})
     if agent.id != agent_id:
         raise InvalidParams("An agent's id cannot be changed.", fields=["id"])
     await engine.agents.update(agent, by=by, now=engine.now())
@@ -70,9 +72,9 @@ async def list_bindings(request: Request) -> Response:
 
 async def bind_tool(request: Request) -> Response:
     """Give an agent a tool, or change how it has it."""
+    document = _object(await read_json(request))
     by = await require_admin(request)
     engine, path = _engine(request), request.path_params
-    document = _object(await read_json(request))
     binding = parse_body(Binding, {"tool": path["tool"], **document})
     if binding.tool != path["tool"]:
         raise InvalidParams("The tool of the address and of the body differ.", fields=["tool"])

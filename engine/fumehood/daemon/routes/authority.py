@@ -16,6 +16,7 @@ from fumehood.gates.approvers import Approver
 from fumehood.gates.tokens import Token
 from fumehood.model.agent import PrincipalId
 from fumehood.model.call import Id
+from fumehood.model.errors import InvalidParams
 from fumehood.model.identity import Scope
 from fumehood.model.json_types import JsonObject
 from fumehood.store import changes
@@ -56,15 +57,16 @@ async def list_tokens(request: Request) -> Response:
 
 async def new_token(request: Request) -> Response:
     """Make a token; the answer is the only place where it is shown."""
+    document = await read_json(request)
     by = await require_admin(request)
     engine, now = _engine(request), _engine(request).now()
-    body = parse_body(NewToken, await read_json(request))
+    body = parse_body(NewToken, document)
     token, text = await engine.tokens.new(
         body.name,
         principal_id=body.principal_id or f"token:{body.name}",
         scopes=body.scopes,
         agents=body.agents,
-        expires_at=body.expires_at.astimezone(UTC) if body.expires_at is not None else None,
+        expires_at=_in_utc(body.expires_at),
         by=by,
         now=now,
     )
@@ -88,9 +90,10 @@ async def list_approvers(request: Request) -> Response:
 
 async def add_approver(request: Request) -> Response:
     """Make an approver; the answer is the only place where the credential is shown."""
+    document = await read_json(request)
     by = await require_admin(request)
     engine = _engine(request)
-    body = parse_body(NewApprover, await read_json(request))
+    body = parse_body(NewApprover, document)
     approver, text = await engine.approvers.add(body.name, body.scopes, by=by, now=engine.now())
     return _answer(engine, {"approver": _approver(approver), "secret": text})
 
@@ -99,7 +102,7 @@ async def remove_approver(request: Request) -> Response:
     """Take an approver's authority back at once."""
     by = await require_admin(request)
     engine = _engine(request)
-    name = request.path_params["name"]
+    name = request.path_params["approver"]
     approver = await engine.approvers.remove(name, by=by, now=engine.now())
     return _answer(engine, {"approver": _approver(approver)})
 
@@ -119,6 +122,13 @@ def _engine(request: Request) -> Engine:
 
 def _answer(engine: Engine, data: JsonObject) -> Response:
     return envelope_response(engine.answer(data))
+
+
+def _in_utc(moment: datetime | None) -> datetime | None:
+    try:
+        return None if moment is None else moment.astimezone(UTC)
+    except OverflowError:  # the first or last hours of the calendar, in a zone of their own
+        raise InvalidParams("expires_at cannot be used.", fields=["expires_at"]) from None
 
 
 def _token(token: Token, now: datetime) -> JsonObject:
