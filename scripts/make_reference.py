@@ -3,19 +3,22 @@
 Usage: `python scripts/make_reference.py` rewrites them; with `--check` it changes nothing,
 prints a diff and exits 1 where one is out of date.
 
-Generated are the whole of docs/reference/errors.md, and in docs/reference/calculator.md what
-stands between the marker comments.
+Generated are the whole of docs/reference/errors.md, and what stands between the marker comments
+in docs/reference/calculator.md and docs/reference/restricted-python.md.
 """
 
 from __future__ import annotations
 
 import difflib
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from fumehood.guest.interpreter import names, node_table, sizes
+from fumehood.guest.interpreter.programs import attributes, modules, nodes, values
+from fumehood.guest.interpreter.programs import names as program_names
 from fumehood.model.errors import (
     ENDING_ERRORS,
     ERROR_CODES,
@@ -26,8 +29,9 @@ from fumehood.model.errors import (
     Fault,
 )
 from fumehood.model.tool import ToolDefinition
-from fumehood.registry.definitions import EXECUTORS_HERE, NOT_ENFORCED
+from fumehood.registry.definitions import EXECUTORS_HERE, EXECUTORS_TO_COME, NOT_ENFORCED
 from fumehood_tools.calculator import calculator
+from fumehood_tools.run_restricted_python import run_restricted_python
 
 REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
 WIDTH = 96
@@ -56,8 +60,8 @@ ENDINGS = """\
 ## What ended a run
 
 `metadata.sandbox.ended_by` says what ended a run. The outside of the sandbox decides it. A
-program that failed may only add that it ran out of memory or met a rule; it can never turn a
-failure into a success.
+program that failed may only add that it ran out of memory, wrote too much or met a rule; it can
+never turn a failure into a success.
 """
 
 ENDINGS_NOTE = """\
@@ -70,7 +74,7 @@ process is replaced like that of any other failure.
 TOOL_CODES = """\
 ## A tool's own codes
 
-A host function may refuse under a code of its own by raising
+A function may refuse under a code of its own by raising
 `ToolError("CITY_NOT_FOUND", "…")`. Such a code matches `{pattern}`
 and is none of the codes above. Its HTTP status is {status}, its exit code 1. It is retryable only
 where the tool says so.
@@ -85,8 +89,10 @@ registration, in the options of a call it refuses the call with `INVALID_PARAMS`
 """
 
 NOT_YET_NOTE = """\
-Of the executors, only {executors} exist in this version. A function with
-`sandboxed: true` (the default) is refused too: there is no sandbox for functions yet.
+Of the executors, only {executors} exist in this version. Tools with the
+executors {coming} can be registered; a call of one is answered with
+`SANDBOX_UNAVAILABLE`.
+`endpoint` and `headers` are refused only where they refer to a secret.
 """
 
 
@@ -102,7 +108,9 @@ def main(arguments: Sequence[str]) -> int:
 def errors_page(_: str) -> str:
     """The whole page of error codes."""
     pattern = TOOL_CODE.pattern
-    executors = " and ".join(f"`{name}`" for name in EXECUTORS_HERE)
+    *others, last = (f"`{name}`" for name in EXECUTORS_HERE)
+    executors = f"{', '.join(others)} and {last}"
+    coming = " and ".join(f"`{name}`" for name in EXECUTORS_TO_COME)
     parts = [
         INTRO.format(faults=", ".join(f"`{fault}`" for fault in Fault)),
         _table(
@@ -118,7 +126,7 @@ def errors_page(_: str) -> str:
         TOOL_CODES.format(pattern=pattern, status=TOOL_CODE_HTTP_STATUS),
         NOT_YET,
         _table(("where", "field", "what is missing"), _not_enforced_rows()),
-        NOT_YET_NOTE.format(executors=executors),
+        NOT_YET_NOTE.format(executors=executors, coming=coming),
     ]  # fmt: skip
     return "\n".join(parts)
 
@@ -129,9 +137,19 @@ def calculator_page(page: str) -> str:
     return _between(page, "limits", _limits())
 
 
+def restricted_python_page(page: str) -> str:
+    """The page of restricted programs with its generated parts made anew."""
+    page = _between(page, "modules", _modules())
+    page = _between(page, "names", _program_names())
+    page = _between(page, "methods", _wrapped(f"`{name}`" for name in sorted(nodes.MAGIC_METHODS)))
+    page = _between(page, "attributes", _attributes())
+    return _between(page, "limits", _program_limits())
+
+
 PAGES: dict[Path, Callable[[str], str]] = {
     REFERENCE / "errors.md": errors_page,
     REFERENCE / "calculator.md": calculator_page,
+    REFERENCE / "restricted-python.md": restricted_python_page,
 }
 
 
@@ -207,6 +225,53 @@ def _limits() -> str:
         ["integer", f"{sizes.MAX_DIGITS:,} decimal digits"],
         ["list or tuple", f"{sizes.MAX_ELEMENTS:,} elements"],
         ["`precision`", f"{places['minimum']} to {places['maximum']} decimal places"],
+    ]
+    return _table(("what", "at most"), rows).strip()
+
+
+def _modules() -> str:
+    rows = [
+        [f"`{name}`", ", ".join(f"`{member}`" for member in sorted(members | _newer(name)))]
+        for name, members in modules.MODULES.items()
+    ]
+    return _table(("module", "members"), rows).strip()
+
+
+def _newer(module: str) -> frozenset[str]:
+    return modules.NEWER.get(module, frozenset())
+
+
+def _program_names() -> str:
+    functions = _wrapped(
+        f"`{name}`" for name in sorted({*program_names.FUNCTIONS, *program_names.MADE_FOR_EACH})
+    )
+    exceptions = _wrapped(f"`{name}`" for name in program_names.EXCEPTIONS)
+    constants = ", ".join(f"`{name}`" for name in program_names.CONSTANTS)
+    return f"Functions:\n{functions}\n\nExceptions:\n{exceptions}\n\nConstants: {constants}."
+
+
+def _attributes() -> str:
+    rows = [
+        [_type_name(kind), ", ".join(f"`{name}`" for name in sorted(allowed))]
+        for kind, allowed in attributes.ATTRIBUTES.items()
+    ]
+    return _table(("type", "attributes"), rows).strip()
+
+
+def _type_name(kind: type) -> str:
+    if kind is re.error:  # whose own name differs between versions of Python
+        return "`re.error`"
+    home = kind.__module__
+    return f"`{kind.__name__}`" if home == "builtins" else f"`{home.lstrip('_')}.{kind.__name__}`"
+
+
+def _program_limits() -> str:
+    code = run_restricted_python.parameters["properties"]["code"]
+    rows = [
+        ["text of the program", f"{code['maxLength']:,} characters"],
+        ["nesting", f"{nodes.MAX_DEPTH:,} levels of the syntax tree"],
+        ["depth of `value`", f"{values.MAX_DEPTH} lists and objects"],
+        ["`value_repr`", f"{values.MAX_REPR_CHARACTERS:,} characters"],
     ]
     return _table(("what", "at most"), rows).strip()
 

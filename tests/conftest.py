@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from fumehood import Config, Engine
+from support.definition_files import DefinitionDirectory, definition_directory
 from support.http import SocketClient
 from support.wait import wait_until
 
@@ -46,6 +49,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
                 pytest.skip(reason)
 
 
+@cache
+def has_landlock() -> bool:
+    """Whether the running kernel restricts who asks for it."""
+    create_ruleset, ask_for_version = 444, 1
+    version = ctypes.CDLL(None, use_errno=True).syscall(create_ruleset, 0, 0, ask_for_version)
+    return version > 0
+
+
 def is_root_with_users() -> bool:
     """Whether users can be made, and become somebody else."""
     return os.geteuid() == 0 and all(map(shutil.which, ("useradd", "groupadd")))
@@ -56,7 +67,11 @@ def has_systemd_analyze() -> bool:
     return shutil.which("systemd-analyze") is not None
 
 
-AVAILABLE = {"root": is_root_with_users, "systemd": has_systemd_analyze}
+AVAILABLE = {
+    "landlock": has_landlock,
+    "root": is_root_with_users,
+    "systemd": has_systemd_analyze,
+}
 
 
 @pytest.fixture
@@ -70,6 +85,13 @@ def home() -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
     yield directory
     shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def definitions() -> Iterator[DefinitionDirectory]:
+    """A directory that an engine's `tools_directory` can name."""
+    with definition_directory() as directory:
+        yield directory
 
 
 @dataclass
@@ -105,8 +127,14 @@ def start_daemon(home: Path) -> Iterator[StartDaemon]:
     """Start daemons; all are stopped at the end of the test."""
     started: list[Daemon] = []
 
-    def start(directory: Path = home, *, ready: bool = True, **settings: str) -> Daemon:
-        environment = {**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(directory)}
+    def start(
+        directory: Path = home,
+        *,
+        ready: bool = True,
+        variables: Mapping[str, str] | None = None,
+        **settings: str,
+    ) -> Daemon:
+        environment = {**CLEAN_ENVIRONMENT, **(variables or {}), "FUMEHOOD_HOME": str(directory)}
         environment |= {f"FUMEHOOD_{key.upper()}": value for key, value in settings.items()}
         with (directory / "log").open("ab") as log:
             process = subprocess.Popen(

@@ -16,11 +16,14 @@ if TYPE_CHECKING:
     from fumehood.config import ConfigError as ConfigError
     from fumehood.config import load_config as load_config
     from fumehood.engine import Engine as Engine
+    from fumehood.executors.progress import progress as progress
     from fumehood.model.call import CallOptions as CallOptions
     from fumehood.model.call import ToolResult as ToolResult
     from fumehood.model.envelope import Envelope as Envelope
     from fumehood.model.errors import ToolError as ToolError
+    from fumehood.model.parameters import ToolParameter as ToolParameter
     from fumehood.model.tool import EXPRESSION_OUTPUT as EXPRESSION_OUTPUT
+    from fumehood.model.tool import PROGRAM_OUTPUT as PROGRAM_OUTPUT
     from fumehood.model.tool import ToolDefinition as ToolDefinition
     from fumehood.model.tool import ToolType as ToolType
     from fumehood.model.usage import TextKind as TextKind
@@ -40,14 +43,17 @@ _HOMES = {
     "Envelope": "fumehood.model.envelope",
     "InvalidDefinition": "fumehood.registry.definitions",
     "Refused": "fumehood.client",
+    "PROGRAM_OUTPUT": "fumehood.model.tool",
     "TextKind": "fumehood.model.usage",
     "TokenCounter": "fumehood.model.usage",
     "ToolDefinition": "fumehood.model.tool",
     "ToolError": "fumehood.model.errors",
+    "ToolParameter": "fumehood.model.parameters",
     "ToolResult": "fumehood.model.call",
     "ToolType": "fumehood.model.tool",
     "load_config": "fumehood.config",
     "parse_definition": "fumehood.registry.definitions",
+    "progress": "fumehood.executors.progress",
     "tool": "fumehood.registry.declare",
 }
 

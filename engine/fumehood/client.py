@@ -5,11 +5,15 @@ Client side. It knows the wire and the model, nothing of the engine.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlencode
 
 import httpx2
 
+from fumehood.model.call_log import CallPage, CallRecord
 from fumehood.model.envelope import Envelope
 from fumehood.model.json_types import JsonObject
 from fumehood.model.tool import ToolDefinition
@@ -19,6 +23,9 @@ from fumehood.wire.messages import decode_envelope
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_GRACE_S = 30.0
 """How much longer than the longest call this side waits for an answer."""
+
+PAGE = 100
+"""Tools of one request while all of them are read: the most that the engine gives."""
 
 LONGEST_CALL_S = 600.0
 
@@ -70,20 +77,68 @@ class Client:
             {"arguments": arguments or {}, "options": options},
         )
 
-    def tools(self) -> list[ToolDefinition]:
-        """The preferred version of every tool.
+    def tools(self, **filters: str) -> list[ToolDefinition]:
+        """The preferred version of every tool, or of those of a `category`, `tag` or `type`.
 
         Raises:
-            Refused: the engine answers, but not to this caller.
+            Refused: the engine answers, but not to this caller, or it knows no such filter.
         """
-        envelope = self._envelope("GET", "/v1/tools")
-        if envelope.error is not None:
-            raise Refused(envelope)
-        return [ToolDefinition.model_validate(item) for item in envelope.data["items"]]
+        return [tool for tool, _ in self.tools_and_sources(**filters)]
+
+    def tools_and_sources(self, **filters: str) -> Iterator[tuple[ToolDefinition, str]]:
+        """The same one after the other, each with where it comes from.
+
+        Raises:
+            Refused: as `tools`.
+        """
+        page: dict[str, str] = {"limit": str(PAGE)}
+        while True:
+            envelope = self.tools_page(**filters, **page)
+            if envelope.error is not None:
+                raise Refused(envelope)
+            sources = envelope.data["sources"]
+            for item in envelope.data["items"]:
+                yield ToolDefinition.model_validate(item), sources[item["name"]]
+            cursor = envelope.data["pagination"]["next_cursor"]
+            if cursor is None:
+                return
+            if cursor == page.get("cursor"):
+                raise self._stranger()  # a list that never ends is none of the engine's
+            page["cursor"] = cursor
+
+    def tools_page(self, **query: str) -> Envelope:
+        """One page: `limit`, `cursor`, `category`, `tag`, `type` as in the HTTP reference."""
+        return self._envelope("GET", f"/v1/tools?{urlencode(query)}")
 
     def tool(self, reference: str) -> Envelope:
         """One tool's definition, in an envelope that may hold TOOL_NOT_FOUND."""
         return self._envelope("GET", f"/v1/tools/{_quoted(reference)}")
+
+    def calls(self, **query: Any) -> CallPage:
+        """A page of this caller's own calls, newest first.
+
+        `query` is that of `CallQuery`: since, until, agent, tool, code, limit, cursor.
+
+        Raises:
+            Refused: the query is wrong, or its cursor is too old.
+        """
+        chosen = {name: _text(value) for name, value in query.items() if value is not None}
+        envelope = self._envelope("GET", "/v1/calls" + (f"?{urlencode(chosen)}" if chosen else ""))
+        if envelope.error is not None:
+            raise Refused(envelope)
+        data = envelope.data
+        return CallPage.model_validate({"items": data["items"], **data["pagination"]})
+
+    def call_record(self, call_id: str) -> CallRecord:
+        """One call of this caller's own.
+
+        Raises:
+            Refused: no such call, somebody else's, or no longer kept.
+        """
+        envelope = self._envelope("GET", f"/v1/calls/{_quoted(call_id)}")
+        if envelope.error is not None:
+            raise Refused(envelope)
+        return CallRecord.model_validate(envelope.data["call"])
 
     def ready(self) -> JsonObject:
         """Whether calls are served, and what each wall enforces."""
@@ -136,6 +191,8 @@ class Client:
 
 
 def _quoted(name: str) -> str:
-    from urllib.parse import quote
-
     return quote(name, safe="@")
+
+
+def _text(value: Any) -> str:
+    return value.isoformat() if isinstance(value, datetime) else str(value)

@@ -7,6 +7,7 @@ an error, and nothing here changes while the engine runs.
 | setting | absent | empty | filled |
 |---|---|---|---|
 | `host_tools` | none may run in the host | the same | exactly these names may |
+| `tools_directory` | no file brings tools | the same | the definitions in this directory |
 | `allow_debug` | no `debug_info` for anybody | – | for calls that ask |
 """
 
@@ -27,7 +28,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from fumehood.model.limits import MIN_INTERPRETER_MB, WallLimits
+from fumehood.model.limits import MIN_INTERPRETER_MB, MIN_JAIL_MB, WallLimits
 from fumehood.model.usage import Prices
 
 MAX_SOCKET_PATH_BYTES = 107
@@ -49,6 +50,19 @@ class InterpreterConfig(BaseModel):
     memory_mb: int = Field(default=64, ge=16)
     max_memory_mb: int = Field(default=256, ge=16)
     output_kb: int = Field(default=64, ge=1, le=1024)
+
+
+class JailConfig(BaseModel):
+    """Defaults and ceilings of the jail, where sandboxed functions run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    timeout_seconds: float = Field(default=30, gt=0, le=600)
+    max_timeout_seconds: float = Field(default=600, gt=0, le=600)
+    cpu_seconds: float | None = Field(default=None, gt=0)
+    memory_mb: int = Field(default=256, ge=MIN_JAIL_MB)
+    max_memory_mb: int = Field(default=2048, ge=MIN_JAIL_MB)
+    output_kb: int = Field(default=1024, ge=1, le=1024)
 
 
 class PriceConfig(BaseModel):
@@ -101,8 +115,12 @@ class Config(BaseSettings):
     log_format: Literal["auto", "json", "text"] = "auto"
     allow_debug: bool = False
     host_tools: Annotated[tuple[str, ...], NoDecode] = ()
+    tools_directory: Path | None = None
     drain_seconds: float = Field(default=10, ge=0, le=600)
+    calls_kept_days: int = Field(default=30, ge=1, le=3650)
+    calls_kept: int = Field(default=100_000, ge=100, le=100_000_000)
     interpreter: InterpreterConfig = InterpreterConfig()
+    jail: JailConfig = JailConfig()
     prices: PriceConfig = PriceConfig()
     service: ServiceConfig = ServiceConfig()
     principals: tuple[PrincipalConfig, ...] = ()
@@ -113,6 +131,14 @@ class Config(BaseSettings):
         """The environment has no lists: names are separated by commas there."""
         if isinstance(value, str):
             return tuple(name.strip() for name in value.split(",") if name.strip())
+        return value
+
+    @field_validator("tools_directory")
+    @classmethod
+    def _refuse_relative(cls, value: Path | None) -> Path | None:
+        """Which tools there are must not depend on where the engine was started."""
+        if value is not None and not value.is_absolute():
+            raise ValueError("must be an absolute path")
         return value
 
     @classmethod
@@ -183,6 +209,20 @@ class Config(BaseSettings):
             default_memory_mb=chosen.memory_mb,
             max_memory_mb=chosen.max_memory_mb,
             min_memory_mb=MIN_INTERPRETER_MB,
+            output_bytes=chosen.output_kb * 1024,
+            cpu_s=chosen.cpu_seconds,
+        )
+
+    @property
+    def jail_limits(self) -> WallLimits:
+        """The jail's limits as configured."""
+        chosen = self.jail
+        return WallLimits(
+            default_wall_s=chosen.timeout_seconds,
+            max_wall_s=chosen.max_timeout_seconds,
+            default_memory_mb=chosen.memory_mb,
+            max_memory_mb=chosen.max_memory_mb,
+            min_memory_mb=MIN_JAIL_MB,
             output_bytes=chosen.output_kb * 1024,
             cpu_s=chosen.cpu_seconds,
         )

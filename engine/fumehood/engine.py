@@ -7,9 +7,13 @@ Entering it starts the walls, leaving it ends them with everything that runs in 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import secrets
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -18,30 +22,43 @@ from pydantic import ValidationError
 
 from fumehood.call.shape import shape_error
 from fumehood.call.spine import Rooms, run_call
-from fumehood.config import Config, load_config
+from fumehood.config import Config, config_file, load_config
 from fumehood.gates.approvers import Approvers
+from fumehood.gates.binding import require_agent
 from fumehood.gates.tokens import Tokens
 from fumehood.model.call import CallBody, CallOptions, CallRequest
+from fumehood.model.call_log import CallPage, CallQuery, CallRecord
 from fumehood.model.envelope import Envelope, Metadata, Performance, Resources, UsageReport
-from fumehood.model.errors import EngineError, InvalidParams
+from fumehood.model.errors import EngineError, InvalidParams, ResourceNotFound
 from fumehood.model.identity import Principal, Scope, uid_principal_id
 from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import Limit
 from fumehood.model.tool import ToolDefinition
 from fumehood.model.usage import EstimatingCounter, TokenCounter
 from fumehood.observe.clock import Clock, IdSource, SystemClock, timestamp
-from fumehood.observe.log import Logger, quiet_logger
+from fumehood.observe.log import Logger, log_fault, quiet_logger
 from fumehood.registry.agents import Agents
 from fumehood.registry.declare import FunctionTool
 from fumehood.registry.definitions import InvalidDefinition, parse_definition
+from fumehood.registry.directory import DirectoryContents, DirectoryFault, ToolDirectory
 from fumehood.registry.discover import LoadFault, discover
+from fumehood.registry.filtering import Selection, filter_tools
+from fumehood.registry.functions import register_function
 from fumehood.registry.index import RegisteredTool, Source, ToolIndex
+from fumehood.registry.listing import DEFAULT_LIMIT, ToolFilter, ToolPage, page_of_tools
+from fumehood.registry.registrations import Registrations
+from fumehood.registry.watch import watch
 from fumehood.sandbox.host import Host
 from fumehood.sandbox.process.interpreter import InterpreterWall
+from fumehood.sandbox.process.jail import JailWall
 from fumehood.sandbox.wall import Wall, Walls
+from fumehood.store.calls import CallLog, UnknownCursor
 from fumehood.store.database import Database, open_database
+from fumehood.store.retention import retention
 from fumehood.wire import strict_json
+from fumehood.wire.cursors import Cursors
 
+CURSOR_KEY_BYTES = 32
 MAX_KEYS = 1000
 """Parameters of one call: each unknown one would become a message or a warning."""
 
@@ -58,8 +75,9 @@ class Engine:
     kept in memory and ends with the engine.
 
     `tools` come from the embedding program, which is its own operator: functions made by
-    `@tool(sandboxed=False)`, definitions, or documents of definitions. Built-in tools and
-    entry points are found by themselves.
+    `@tool`, definitions, or documents of definitions. Built-in tools and entry points are found
+    by themselves, and so are the files of `tools_directory`, which are watched while the engine
+    is entered.
 
     Raises:
         InvalidDefinition: a tool of `tools` is wrong, with every fault of every one.
@@ -74,6 +92,7 @@ class Engine:
         log: Logger | None = None,
         clock: Clock | None = None,
         interpreter: Wall | None = None,
+        jail: Wall | None = None,
         database: Database | None = None,
     ) -> None:
         self.config = config if config is not None else load_config()
@@ -82,30 +101,46 @@ class Engine:
         self._counter = token_counter if token_counter is not None else EstimatingCounter()
         self._ids = IdSource()
         self._registry = ToolIndex()
-        self.load_faults: list[LoadFault] = discover(self._registry, self.config.host_tools)
+        private = (Path.home(), self.config.state_directory, config_file().parent)
+        self.load_faults: list[LoadFault] = discover(
+            self._registry, self.config.host_tools, private=private
+        )
         for fault in self.load_faults:
             self.log.error("tools.left_out", entry_point=fault.entry_point, reason=fault.reason)
-        _register_all(self._registry, tools)
+        _register_all(self._registry, tools, private)
+        self._jailed_paths = _import_paths(self._registry)
+        self._owns_database = database is None
+        self.database = database if database is not None else open_database(None)
+        self.registrations = Registrations(self._registry, self.database)
+        for left_out in self.registrations.load_faults:
+            self.log.error("tools.left_out", registered=True, reason=left_out.message)
+        self.directory_faults: tuple[DirectoryFault, ...] = ()
+        self._directory = self._load_directory()
+        self._cursors = Cursors(secrets.token_bytes(CURSOR_KEY_BYTES))
         self._interpreter: Wall = (
             interpreter
             if interpreter is not None
             else InterpreterWall(self.config.interpreter_limits, on_event=self._on_wall_event)
         )
-        self._owns_database = database is None
-        self.database = database if database is not None else open_database(None)
+        self._jail: Wall = jail if jail is not None else self._make_jail()
+        self._host = Host()
         self.agents = Agents(self.database)
         self.tokens = Tokens(self.database)
         self.approvers = Approvers(self.database)
+        self._calls = CallLog(
+            self.database, kept_days=self.config.calls_kept_days, kept=self.config.calls_kept
+        )
         self._rooms = Rooms(
             registry=self._registry,
             agents=self.agents,
-            walls=Walls(interpreter=self._interpreter, host=Host()),
+            walls=Walls(interpreter=self._interpreter, jail=self._jail, host=self._host),
             clock=self._clock,
             log=self.log,
             counter=self._counter,
             prices=self.config.resource_prices,
             allow_debug=self.config.allow_debug,
             is_draining=lambda: self._is_draining or not self._is_open,
+            calls=self._calls,
         )
         self._is_draining = False
         self._is_open = False
@@ -118,6 +153,16 @@ class Engine:
             self._stack.callback(self.database.close)
         if isinstance(self._interpreter, InterpreterWall):
             await self._stack.enter_async_context(self._interpreter)
+        if isinstance(self._jail, JailWall) and self._jailed_paths:
+            await self._stack.enter_async_context(self._jail)
+        self._stack.push_async_callback(self._host.stop)
+        if self._directory is not None:
+            group = await self._stack.enter_async_context(anyio.create_task_group())
+            self._stack.callback(group.cancel_scope.cancel)
+            group.start_soon(watch, self._directory, self._on_directory, self._on_failed_look)
+        await self._stack.enter_async_context(
+            retention(self._calls, self._clock.now, self._on_retention_fault)
+        )
         self._is_open = True
         return self
 
@@ -185,6 +230,28 @@ class Engine:
         """The preferred version of every registered tool, by name."""
         return [tool.definition for tool in self._registry]
 
+    def tools_page(
+        self,
+        principal: Principal | None = None,
+        *,
+        filter_by: ToolFilter | None = None,
+        limit: int = DEFAULT_LIMIT,
+        cursor: str | None = None,
+    ) -> ToolPage:
+        """Some of the tools in order of their names, and the cursor of those that follow.
+
+        Raises:
+            InvalidParams: the limit is not from 1 to 100, or the cursor is of another list.
+        """
+        return page_of_tools(
+            self._registry,
+            self._cursors,
+            (principal or self.owner).id,
+            filter_by=filter_by or ToolFilter(),
+            limit=limit,
+            cursor=cursor,
+        )
+
     def tool(self, reference: str) -> RegisteredTool:
         """One tool by `name` or `name@version`. Raises ToolNotFound."""
         return self._registry.get(reference)
@@ -192,6 +259,67 @@ class Engine:
     def versions(self, name: str) -> list[str]:
         """The versions of one tool, newest first."""
         return [tool.definition.version for tool in self._registry.versions(name)]
+
+    def agent_tools(
+        self,
+        principal: Principal,
+        agent_id: str,
+        *,
+        categories: Collection[str] | None = None,
+        exclude_dangerous: bool = True,
+        max_cost: Decimal | None = None,
+        at_most: int | None = None,
+    ) -> Selection:
+        """An agent's tools in its order, as it sees them, and why others were left out.
+
+        Raises:
+            ResourceNotFound: no such agent, or not this principal's to speak for.
+        """
+        require_agent(principal, agent_id, self.agents.find(agent_id))
+        seen, missing = self.agents.tools(agent_id, self._registry)
+        selection = filter_tools(
+            seen,
+            categories=categories,
+            exclude_dangerous=exclude_dangerous,
+            max_cost=max_cost,
+            at_most=at_most,
+        )
+        return replace(selection, left_out=(*selection.left_out, *missing))
+
+    async def calls(self, **query: Any) -> CallPage:
+        """A page of the call log of this process's owner, newest first.
+
+        `query` is that of `CallQuery`: since, until, agent, tool, code, limit, cursor.
+
+        Raises:
+            InvalidParams: the query is wrong.
+            ResourceNotFound: the cursor is unknown, or too old.
+            ReadFailed: the state cannot be read.
+        """
+        return await self.list_calls(parse_call_query(query), self.owner)
+
+    async def call_record(self, call_id: str) -> CallRecord:
+        """One call of this process's owner.
+
+        Raises:
+            ResourceNotFound: no such call, or no longer kept.
+            ReadFailed: the state cannot be read.
+        """
+        return await self.find_call(call_id, self.owner)
+
+    async def list_calls(self, query: CallQuery, principal: Principal) -> CallPage:
+        """A page of one principal's calls. Raises as `calls` does."""
+        try:
+            return await self._calls.page(principal.id, query)
+        except UnknownCursor:
+            raise ResourceNotFound("There is no such cursor. Begin again without one.") from None
+
+    async def find_call(self, call_id: str, principal: Principal) -> CallRecord:
+        """One call of one principal; another's is not found. Raises as `call_record` does."""
+        record = await self._calls.get(principal.id, call_id)
+        if record is None:
+            raise ResourceNotFound("There is no such call of yours in the log. Do not retry.")
+        return record
 
     def answer(self, data: JsonObject) -> Envelope:
         """An envelope for what is no call, such as a list of tools."""
@@ -218,17 +346,56 @@ class Engine:
 
     @property
     def walls(self) -> dict[str, dict[str, Any]]:
-        """For each wall, what it enforces here, whether that is enough, and what is wrong."""
+        """For each wall in use, what it enforces here, whether that is enough, and what is wrong.
+
+        Without an `essential` one the engine serves nobody; without another, its own tools are
+        refused.
+        """
         report = {}
-        for name, wall in (("interpreter", self._interpreter),):
+        walls = {"interpreter": self._interpreter}
+        if self._jailed_paths:
+            walls["jail"] = self._jail
+        for name, wall in walls.items():
             required: frozenset[Limit] = wall.required
             report[name] = {
                 "enforced": sorted(limit.value for limit in wall.enforced),
                 "ready": not required - wall.enforced,
+                "essential": name == "interpreter",
                 "faults": list(getattr(wall, "faults", ())),
                 "guest_pid": getattr(wall, "guest_pid", None),
             }
         return report
+
+    def _load_directory(self) -> ToolDirectory | None:
+        path = self.config.tools_directory
+        if path is None:
+            return None
+        directory = ToolDirectory(
+            path, owner_of=lambda name: self._registry.owner(name, but=Source.DIRECTORY)
+        )
+        self._on_directory(directory.load())
+        return directory
+
+    def _on_directory(self, contents: DirectoryContents) -> None:
+        """Serve what the directory offers now; what is wrong is logged once."""
+        self._registry.replace_source(Source.DIRECTORY, contents.tools)
+        self.registrations.apply_switches()
+        for fault in contents.faults:
+            if fault not in self.directory_faults:
+                self.log.error("tools_directory.left_out", file=fault.file, reason=fault.reason)
+        self.directory_faults = contents.faults
+        self.log.info(
+            "tools_directory.read", tools=len(contents.tools), faulty=len(contents.faults)
+        )
+
+    def _on_failed_look(self, error: Exception) -> None:
+        log_fault(self.log, "tools_directory.failed", error)
+
+    def _on_retention_fault(self, fault: Exception) -> None:
+        log_fault(self.log, "state.retention_failed", fault)
+
+    def _make_jail(self) -> JailWall:
+        return JailWall(self._jailed_paths, self.config.jail_limits, on_event=self._on_wall_event)
 
     def _on_wall_event(self, event: str, values: JsonObject) -> None:
         level = self.log.warning if event == "guest.lost" else self.log.info
@@ -280,6 +447,21 @@ def parse_call_body(document: Any) -> CallBody:
         raise InvalidParams(f"The call is wrong: {words}.", fields=fields) from None
 
 
+def parse_call_query(query: JsonObject) -> CallQuery:
+    """What to list of the call log.
+
+    Raises:
+        InvalidParams: with every field that is wrong.
+    """
+    try:
+        return CallQuery.model_validate(query)
+    except ValidationError as error:
+        faults = error.errors(include_url=False, include_input=False)[:20]
+        fields = [".".join(map(str, fault["loc"]))[:120] for fault in faults]
+        words = "; ".join(f"{f}: {fault['msg']}" for f, fault in zip(fields, faults, strict=True))
+        raise InvalidParams(f"The query is wrong: {words}.", fields=fields) from None
+
+
 def _parse(document: object) -> ToolDefinition:
     if not isinstance(document, dict):
         fault = "definition: neither made by @tool nor a definition"
@@ -288,12 +470,24 @@ def _parse(document: object) -> ToolDefinition:
     return parse_definition(document)
 
 
-def _register_all(registry: ToolIndex, tools: Iterable[Tool]) -> None:
+def _import_paths(registry: ToolIndex) -> frozenset[str]:
+    """Those of all sandboxed functions. Without any the jail is not started: functions come at
+    the start only, and it would be memory that nobody uses.
+    """
+    versions = (tool for name in registry for tool in registry.versions(name.definition.name))
+    return frozenset(
+        tool.address.import_path
+        for tool in versions
+        if tool.address is not None and tool.definition.sandboxed
+    )
+
+
+def _register_all(registry: ToolIndex, tools: Iterable[Tool], private: Sequence[Path]) -> None:
     faults: list[InvalidDefinition] = []
     for tool in tools:
         try:
             if isinstance(tool, FunctionTool):
-                registry.register(tool.definition, Source.PROGRAM, function=tool.invoke)
+                register_function(registry, tool, Source.PROGRAM, private=private)
             else:
                 definition = tool if isinstance(tool, ToolDefinition) else _parse(tool)
                 registry.register(definition, Source.PROGRAM)
@@ -306,4 +500,4 @@ def _register_all(registry: ToolIndex, tools: Iterable[Tool]) -> None:
         raise InvalidDefinition(names, [fault for error in faults for fault in error.faults])
 
 
-__all__ = ["CallOptions", "Engine", "parse_call_body"]
+__all__ = ["CallOptions", "Engine", "parse_call_body", "parse_call_query"]

@@ -15,7 +15,7 @@ from fumehood.model.identity import TrustDomain
 from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import Limit, Limits, WallLimits
 from fumehood.sandbox.process.interpreter import INTERPRETER_LIMITS
-from fumehood.sandbox.wall import RunEnding
+from fumehood.sandbox.wall import OnProgress, RunEnding
 
 
 @dataclass
@@ -50,6 +50,8 @@ class SeenRun:
 
 def always_four(run: SeenRun) -> RunEnding:
     """The default answer of a `FakeWall`."""
+    if run.program == "restricted_python":
+        return RunEnding(EndedBy.OK, "call", result={"value": 4, "value_repr": "4", "stdout": ""})
     return RunEnding(EndedBy.OK, "call", result={"value": 4, "text": "4"})
 
 
@@ -77,7 +79,13 @@ class _FakeLease:
     fresh: bool
     queue_ms: float = 0.0
 
-    async def run(self, program: str, arguments: JsonObject, limits: Limits) -> RunEnding:
+    async def run(
+        self,
+        program: str,
+        arguments: JsonObject,
+        limits: Limits,
+        on_progress: OnProgress | None = None,
+    ) -> RunEnding:
         run = SeenRun(self.domain, self.fresh, program, arguments, limits)
         self.wall.runs.append(run)
         return self.wall.answer(run)

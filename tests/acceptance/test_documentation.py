@@ -11,6 +11,7 @@ import pytest
 
 from conftest import CLEAN_ENVIRONMENT, FUMEHOOD, Daemon, StartDaemon
 from fumehood import load_config
+from support.definition_files import DefinitionDirectory
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(sh|python)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -24,7 +25,14 @@ def snippets(page: str) -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.row("D1")
-@pytest.mark.parametrize("page", ["docs/tutorial/first-call.md", "README.md"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "docs/tutorial/first-call.md",
+        "README.md",
+        pytest.param("docs/howto/define-a-tool-in-python.md", marks=pytest.mark.needs("landlock")),
+    ],
+)
 def test_snippets_run_as_they_stand(page: str, shared_daemon: Daemon) -> None:
     ran = 0
     for language, mark, text in snippets(page):
@@ -44,6 +52,41 @@ def test_snippets_run_as_they_stand(page: str, shared_daemon: Daemon) -> None:
         assert done.returncode == 0, (text, done.stderr.decode())
         ran += 1
     assert ran >= (10 if "tutorial" in page else 1)
+
+
+@pytest.mark.row("R4", "R1", "T7")
+def test_how_to_define_a_tool_in_a_file_runs_as_it_stands(
+    start_daemon: StartDaemon, definitions: DefinitionDirectory
+) -> None:
+    daemon = start_daemon(tools_directory=str(definitions.path))
+    path = f"{FUMEHOOD.parent}:{CLEAN_ENVIRONMENT['PATH']}"
+    ran = 0
+    for language, mark, text in snippets("docs/howto/define-a-tool-in-a-file.md"):
+        assert language == "sh"
+        if mark.strip() == "daemon":
+            assert text.strip() == "fumehood serve"  # what the fixture started
+            continue
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", text],
+            cwd=ROOT, env={**daemon.environment, "PATH": path}, capture_output=True, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, (text, done.stderr.decode())
+        ran += 1
+    assert ran >= 5
+
+
+@pytest.mark.row("T7")
+def test_python_snippets_of_the_definition_page_run_as_they_stand() -> None:
+    ran = 0
+    for language, _, text in snippets("docs/reference/tool-definition.md"):
+        if language == "python":
+            done = subprocess.run(
+                [sys.executable, "-c", text], cwd=ROOT, env=CLEAN_ENVIRONMENT,
+                capture_output=True, timeout=60,
+            )  # fmt: skip
+            assert done.returncode == 0, (text, done.stderr.decode())
+            ran += 1
+    assert ran >= 2
 
 
 @pytest.mark.row("R3", "D4")

@@ -299,6 +299,25 @@ def test_each_caller_speaks_for_its_own_agent_and_learns_nothing_of_the_others(
         assert len(answers) == 1
 
 
+@pytest.mark.row("D4")
+def test_each_caller_sees_its_own_calls_only(service: Service) -> None:
+    calls = {who: service.call(who).body["metadata"]["call_id"] for who in ("alice", "bob")}
+    for who, other in (("alice", "bob"), ("bob", "alice")):
+
+        def listed(who: str = who) -> list[str]:
+            answer = service.ask(who, "GET", "/v1/calls?limit=100")
+            return [call["call_id"] for call in answer.body["data"]["items"]]
+
+        wait_until(lambda who=who, listed=listed: calls[who] in listed())
+        assert calls[other] not in listed()
+        mine = service.ask(who, "GET", f"/v1/calls/{calls[who]}")
+        assert mine.code is None
+        theirs = service.ask(who, "GET", f"/v1/calls/{calls[other]}")
+        unheard_of = service.ask(who, "GET", "/v1/calls/call_000000000000000000000000")
+        assert theirs.code == unheard_of.code == "RESOURCE_NOT_FOUND"
+        assert theirs.body["error"] == unheard_of.body["error"]
+
+
 @pytest.mark.row("D4", "R3")
 def test_an_agent_follows_its_principal(service: Service, agents: dict[str, str]) -> None:
     bob = f"uid:{service.users['bob'].uid}"

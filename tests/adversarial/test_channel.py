@@ -17,7 +17,7 @@ import pytest
 
 from fumehood import Config, Engine
 from fumehood.sandbox.process.interpreter import InterpreterWall
-from support.processes import children_of_guest, guest_of, is_gone
+from support.processes import children_of_guest, guest_of, is_computing, is_gone
 from support.wait import wait_until
 
 BAD_GUEST = Path(__file__).parents[1] / "support" / "bad_guest.py"
@@ -202,7 +202,7 @@ async def test_running_call_of_a_killed_guest_says_so_and_waiting_ones_are_serve
 
 def _is_busy(pid: int) -> bool:
     """A child of this guest computes, as the kernel sees it."""
-    return any(child.status() == psutil.STATUS_RUNNING for child in psutil.Process(pid).children())
+    return is_computing(psutil.Process(pid))
 
 
 @pytest.mark.anyio

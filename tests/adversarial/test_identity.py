@@ -479,6 +479,19 @@ def test_guessing_agents_gives_one_answer_for_unknown_disabled_and_somebody_else
     assert len(answers) == 1
 
 
+@pytest.mark.row("R3", "D4")
+def test_listing_the_tools_of_guessed_agents_gives_one_answer_too(served: Served) -> None:
+    def listed(agent_id: str) -> Answer:
+        return ask(served.engine, "GET", f"/v1/tools?agent_id={agent_id}")
+
+    guesses = ["unheard-of", "theirs", "theirs-off", "mine-off"]
+    answers = {guess: listed(guess) for guess in guesses}
+    assert {answer.code for answer in answers.values()} == {"RESOURCE_NOT_FOUND"}
+    assert len({_comparable(answer, guess) for guess, answer in answers.items()}) == 1
+    mine = listed("mine").body  # twin
+    assert [tool["name"] for tool in mine["data"]["items"]] == ["calculator"]
+
+
 @pytest.mark.row("R3")
 @pytest.mark.parametrize("who", [None, "call"], ids=str)
 def test_twin_ones_own_agent_is_served(served: Served, who: str | None) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.benchmarks.bench_calls import call_log
 from tests.benchmarks.bench_daemon import (
     CALL_BODY,
     CALL_PATH,
@@ -29,6 +30,9 @@ from tests.benchmarks.bench_daemon import (
     run_floor,
     written_bytes,
 )
+from tests.benchmarks.bench_registry import registry_lines
+from tests.benchmarks.bench_restricted import paired_ms
+from tests.benchmarks.line import Line
 
 PAIRS = 3000
 WARM_UP = 200
@@ -36,16 +40,6 @@ CLIENTS = 8
 CALLS_PER_CLIENT = 600
 FLAT_CALLS = 10_000
 STARTS = 3
-
-
-@dataclass(frozen=True)
-class Line:
-    """One target, its figure, and whether it is met; `met` is None for information only."""
-
-    what: str
-    target: str
-    figure: str
-    met: bool | None
 
 
 def main() -> int:
@@ -61,11 +55,14 @@ def main() -> int:
 
 def measure() -> Iterator[Line]:
     yield first_answer()
+    yield from registry_lines()
     with run_daemon() as daemon, run_floor() as floor:
         yield from idle_memory(daemon)
         yield from ratios(daemon, floor)
         yield throughput(daemon)
         yield from flatness(daemon)
+    yield from call_log()
+    yield restricted_program()
 
 
 def first_answer() -> Line:
@@ -181,6 +178,16 @@ def footprint(daemon: Running) -> Footprint:
         files=daemon.process.num_fds() + daemon.guest()[0].num_fds(),
         processes=len(family),
     )
+
+
+def restricted_program() -> Line:
+    """A program of a few lines, embedded, each call in a new sealed process."""
+    bare_ms, restricted_ms = paired_ms()
+    ratio = restricted_ms / bare_ms
+    return Line(
+        "restricted program / bare fork and exec of the same", "≤ 2",
+        f"{ratio:.2f} ({restricted_ms:.2f} ms / {bare_ms:.2f} ms)", ratio <= 2,
+    )  # fmt: skip
 
 
 def check(answer: bytes) -> None:

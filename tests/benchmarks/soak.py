@@ -1,6 +1,6 @@
 """`make soak`: hours of use in minutes. Calls, attacks, deaths and rude clients, mixed.
 
-Prints a report in Markdown and exits 1 where an answer was wrong or something grew. The
+Then a writer of the state is killed again and again (`soak_crashes`). Prints a report in Markdown and exits 1 where an answer was wrong or something grew. The
 mix is drawn from a fixed seed; the run is bounded by its number of rounds.
 """
 
@@ -21,6 +21,7 @@ import psutil
 
 from tests.benchmarks.bench_daemon import CALL_PATH, JSON, Running, bare_client, run_daemon
 from tests.benchmarks.run import Footprint, footprint
+from tests.benchmarks.soak_crashes import report_crashes
 
 ROUNDS = 200
 CALLS_PER_ROUND = 300
@@ -65,8 +66,10 @@ def main() -> int:
             play_round(daemon, chance, tally, deadly=False)
         after = footprint(daemon)
         family = [daemon.process, *daemon.guest()]
+    seconds = time.monotonic() - started
     left = [process for process in family if psutil.pid_exists(process.pid) and is_running(process)]
-    return report(tally, before, after, left, time.monotonic() - started)
+    is_sound = report(tally, before, after, left, seconds)
+    return 0 if report_crashes(chance) and is_sound else 1
 
 
 def play_round(daemon: Running, chance: random.Random, tally: Tally, *, deadly: bool) -> None:
@@ -136,7 +139,7 @@ def is_running(process: psutil.Process) -> bool:
 
 def report(
     tally: Tally, before: Footprint, after: Footprint, left: list[psutil.Process], seconds: float
-) -> int:
+) -> bool:
     grown = after.written_mb - before.written_mb
     verdicts = {
         "every answer was right": not tally.wrong,
@@ -159,7 +162,7 @@ def report(
         print(f"- {'ok' if held else 'FAILED'}: {what}")
     for wrong in tally.wrong[:10]:
         print(f"- wrong: {wrong[:300]}")
-    return 0 if all(verdicts.values()) else 1
+    return all(verdicts.values())
 
 
 if __name__ == "__main__":

@@ -10,13 +10,19 @@ import subprocess
 import threading
 from pathlib import Path
 
-import psutil
 import pytest
-from psutil import Process
+from psutil import STATUS_STOPPED, Process
 
 from conftest import FUMEHOOD, Daemon, StartDaemon
 from support.http import Answer, SocketClient
-from support.processes import children_of_guest, descendants, guest_of, is_gone
+from support.processes import (
+    children_of_guest,
+    computing_child,
+    descendants,
+    guest_of,
+    is_computing,
+    is_gone,
+)
 from support.wait import wait_until
 
 SLOW = "pow(7, 10**2500, 10**2500 + 7)"
@@ -43,9 +49,7 @@ def test_stop_lets_a_running_call_end(start_daemon: StartDaemon, number: signal.
     answers = []
     caller = threading.Thread(target=lambda: answers.append(client.calculate(SLOW)))
     caller.start()
-    wait_until(
-        lambda: any(p.status() == psutil.STATUS_RUNNING for p in descendants(daemon.process.pid))
-    )
+    wait_until(lambda: is_computing(guest_of(daemon.process.pid)))
     daemon.process.send_signal(number)
     caller.join(timeout=30)
     assert daemon.process.wait(timeout=30) == 0
@@ -58,22 +62,18 @@ def _start_held_call(daemon: Daemon, answers: list[Answer]) -> tuple[threading.T
     client = daemon.client()
 
     def call() -> None:
-        answers.append(client.calculate(SLOW, timeout_seconds=30))
+        answers.append(client.calculate(f"{SLOW} + {SLOW} + {SLOW}", timeout_seconds=30))
         client.close()
 
     caller = threading.Thread(target=call)
     caller.start()
-    running: list[Process] = []
-
-    def is_running() -> bool:
-        family = descendants(daemon.process.pid)
-        running[:] = [p for p in family if p.status() == psutil.STATUS_RUNNING]
-        return bool(running)
-
-    wait_until(is_running)
-    running[0].suspend()
-    wait_until(lambda: running[0].status() == psutil.STATUS_STOPPED)
-    return caller, running[0]
+    guest = guest_of(daemon.process.pid)
+    wait_until(lambda: is_computing(guest))
+    held = computing_child(guest)
+    assert held is not None
+    held.suspend()
+    wait_until(lambda: held.status() == STATUS_STOPPED)
+    return caller, held
 
 
 @pytest.mark.row("D6", "E1")
@@ -293,9 +293,7 @@ def test_call_over_the_draining_time_still_gets_an_envelope(start_daemon: StartD
         target=lambda: answers.append(client.calculate(work, timeout_seconds=30))
     )
     caller.start()
-    wait_until(
-        lambda: any(p.status() == psutil.STATUS_RUNNING for p in descendants(daemon.process.pid))
-    )
+    wait_until(lambda: is_computing(guest_of(daemon.process.pid)))
     assert daemon.stop() == 0
     caller.join(timeout=30)
     assert answers[0].code == "SHUTTING_DOWN"

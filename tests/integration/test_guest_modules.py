@@ -11,18 +11,31 @@ from pathlib import Path
 import pytest
 
 from fumehood.sandbox.process.interpreter import interpreter_command
+from fumehood.sandbox.process.jail import jail_command
 
 # Ours and third-party modules that may be loaded inside the interpreter's guest.
 EXPECTED = {
     "asteval", "asteval.asteval", "asteval.astutils", "asteval.version",
-    "fumehood", "fumehood.guest", "fumehood.guest.child", "fumehood.guest.interpreter",
+    "fumehood", "fumehood.guest", "fumehood.guest.bpf", "fumehood.guest.child",
+    "fumehood.guest.descendants", "fumehood.guest.progress", "fumehood.guest.interpreter",
     "fumehood.guest.interpreter.calculator", "fumehood.guest.interpreter.names",
     "fumehood.guest.interpreter.node_table", "fumehood.guest.interpreter.postfix",
+    "fumehood.guest.interpreter.programs", "fumehood.guest.interpreter.programs.attributes",
+    "fumehood.guest.interpreter.programs.classes", "fumehood.guest.interpreter.programs.failures",
+    "fumehood.guest.interpreter.programs.guards", "fumehood.guest.interpreter.programs.modules",
+    "fumehood.guest.interpreter.programs.names", "fumehood.guest.interpreter.programs.nodes",
+    "fumehood.guest.interpreter.programs.policy", "fumehood.guest.interpreter.programs.printing",
+    "fumehood.guest.interpreter.programs.refusal", "fumehood.guest.interpreter.programs.rewrite",
+    "fumehood.guest.interpreter.programs.values", "fumehood.guest.interpreter.restricted",
     "fumehood.guest.interpreter.sizes", "fumehood.guest.kernel", "fumehood.guest.limits",
     "fumehood.guest.probe", "fumehood.guest.endings", "fumehood.guest.procfs",
     "fumehood.guest.run", "fumehood.guest.selftest", "fumehood.guest.seccomp", "fumehood.guest.supervisor",
     "fumehood.guest.zygote", "fumehood.wire", "fumehood.wire.framing",
     "fumehood.wire.strict_json",
+    "RestrictedPython", "RestrictedPython.Eval", "RestrictedPython.Guards",
+    "RestrictedPython.Limits", "RestrictedPython.PrintCollector", "RestrictedPython.Utilities",
+    "RestrictedPython._compat", "RestrictedPython._types", "RestrictedPython.compile",
+    "RestrictedPython.transformer",
 }  # fmt: skip
 
 
@@ -43,6 +56,41 @@ def test_guest_loads_its_own_modules_and_nothing_of_the_host() -> None:
     names = set(json.loads(loaded.stdout))
     foreign = {name for name in names if name.split(".")[0] not in sys.stdlib_module_names}
     assert foreign - {"numpy", "numpy_financial"} == EXPECTED
+
+
+# What a tool's module needs of the engine, loaded once for all sandboxed functions.
+EXPECTED_IN_THE_JAIL = {
+    "fumehood", "fumehood.executors", "fumehood.executors.inside", "fumehood.executors.progress",
+    "fumehood.guest", "fumehood.guest.bpf", "fumehood.guest.child", "fumehood.guest.descendants",
+    "fumehood.guest.endings", "fumehood.guest.jail", "fumehood.guest.jail_filter",
+    "fumehood.guest.kernel", "fumehood.guest.landlock", "fumehood.guest.limits",
+    "fumehood.guest.probe", "fumehood.guest.procfs", "fumehood.guest.progress",
+    "fumehood.guest.run", "fumehood.guest.seccomp", "fumehood.guest.selftest",
+    "fumehood.guest.supervisor", "fumehood.guest.zygote", "fumehood.model", "fumehood.model.call",
+    "fumehood.model.errors", "fumehood.model.identity", "fumehood.model.json_types",
+    "fumehood.model.limits", "fumehood.model.tool", "fumehood.registry",
+    "fumehood.registry.declare", "fumehood.registry.definitions",
+    "fumehood.model.parameters", "fumehood.registry.json_schema", "fumehood.registry.plain_schema",
+    "fumehood.registry.rest_fields", "fumehood.registry.surely_sound",
+    "fumehood.registry.schema_faults", "fumehood.wire", "fumehood.wire.framing",
+    "fumehood.wire.strict_json",
+}  # fmt: skip
+
+
+@pytest.mark.row("S1")
+def test_jail_loads_what_a_tools_module_needs_and_nothing_else_of_the_host() -> None:
+    config = json.loads(jail_command([])[-1])
+    program = (
+        f"import sys; sys.path.extend({config['import_paths']!r})\n"
+        "from fumehood.guest import supervisor, zygote\n"
+        f"zygote._preload({config!r})\n"
+        "import json; print(json.dumps([n for n in sys.modules if n.startswith('fumehood')]))"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-I", "-S", "-B", "-c", program],
+        env={}, capture_output=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert set(json.loads(loaded.stdout)) == EXPECTED_IN_THE_JAIL
 
 
 @pytest.mark.row("S2")

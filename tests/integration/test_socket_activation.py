@@ -89,11 +89,14 @@ def _started(launch: Launch, running: ExitStack) -> subprocess.Popen[bytes]:
     return process
 
 
-def _clients(launch: Launch) -> tuple[SocketClient, SocketClient]:
+def _clients(launch: Launch, running: ExitStack) -> tuple[SocketClient, SocketClient]:
     """On both sockets, which take connections before the engine is there to answer."""
     paths = [Path(path) for path, *_ in launch.sockets]
     wait_until(lambda: all(SocketClient.answers(path) for path in paths))
-    return SocketClient(paths[0]), SocketClient(paths[1])
+    clients = SocketClient(paths[0]), SocketClient(paths[1])
+    for client in clients:
+        running.callback(client.close)
+    return clients
 
 
 def _log(launch: Launch) -> str:
@@ -103,28 +106,24 @@ def _log(launch: Launch) -> str:
 @pytest.mark.row("D1", "D6")
 def test_sockets_from_systemd_are_served_and_left_to_it(launch: Launch, running: ExitStack) -> None:
     process = _started(launch, running)
-    engine, control = _clients(launch)
+    engine, control = _clients(launch, running)
     assert engine.calculate("1 + 1").body["success"]
     assert control.get("/v1/tokens").code == "UNAUTHORIZED"
-    assert control.request("GET", "/v1/tools").code == "RESOURCE_NOT_FOUND"
+    assert control.calculate("1 + 1").code == "RESOURCE_NOT_FOUND"
     assert not (launch.home / "engine.sock").exists()
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=30) == 0, _log(launch)
     assert all(Path(path).exists() for path, *_ in launch.sockets)
-    engine.close()
-    control.close()
 
 
 @pytest.mark.row("D1", "D4")
 def test_the_names_decide_which_socket_is_which(launch: Launch, running: ExitStack) -> None:
     launch.variables["LISTEN_FDNAMES"] = "control:engine"
     _started(launch, running)
-    control, engine = _clients(launch)
+    control, engine = _clients(launch, running)
     assert engine.calculate("1 + 1").body["success"]
     assert engine.get("/v1/tokens").code == "RESOURCE_NOT_FOUND"
     assert control.get("/v1/tokens").code == "UNAUTHORIZED"
-    engine.close()
-    control.close()
 
 
 @pytest.mark.row("D1")
@@ -219,8 +218,7 @@ def test_a_service_manager_that_cannot_be_told_is_no_fault(
 ) -> None:
     launch.variables["NOTIFY_SOCKET"] = address
     process = _started(launch, running)
-    client, _ = _clients(launch)
+    client, _ = _clients(launch, running)
     assert client.calculate("1 + 1").body["success"]
-    client.close()
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=30) == 0, _log(launch)

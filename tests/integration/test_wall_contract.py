@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
 
 import anyio
 import pytest
 
 from fumehood.model.errors import ENDING_ERRORS, EndedBy
 from fumehood.model.identity import TrustDomain
+from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import Limit, Limits
 from fumehood.sandbox.process.interpreter import InterpreterWall
+from fumehood.sandbox.process.jail import JailWall
 from fumehood.sandbox.wall import RunEnding, Wall
 from fumehood.testing import FakeWall, SeenRun
 
@@ -18,6 +22,49 @@ pytestmark = pytest.mark.anyio
 
 ME = TrustDomain("uid:1")
 LIMITS = Limits(wall_s=5, cpu_s=5, memory_mb=64, output_bytes=65536)
+TESTS = str(Path(__file__).parents[1])
+
+
+@dataclass(frozen=True)
+class Case:
+    """A wall with the programs of this suite in its own language."""
+
+    wall: Wall
+    program: str
+    works: JsonObject
+    gives: JsonObject
+    breaks_a_rule: JsonObject
+    takes_long: JsonObject
+    isolation: str
+
+
+def expression(text: str) -> JsonObject:
+    return {"expression": text}
+
+
+def function(code: str) -> JsonObject:
+    return {
+        "module": "support.jailed_tools", "name": "run_code", "import_path": TESTS,
+        "arguments": {"code": code},
+    }  # fmt: skip
+
+
+EXPRESSIONS = {
+    "program": "calculator",
+    "works": expression("2 + 2"),
+    "gives": {"value": 4, "text": "4"},
+    "breaks_a_rule": expression("open(1)"),
+    "takes_long": expression("pow(7, 10**4200, 10**4200 + 7)"),
+    "isolation": "resident",
+}
+FUNCTIONS = {
+    "program": "function",
+    "works": function("out = 2 + 2"),
+    "gives": {"data": 4, "tokens_used": 0, "cost": "0"},
+    "breaks_a_rule": function("import os; os.fork()"),
+    "takes_long": function("while True: pass"),
+    "isolation": "call",
+}
 
 
 def pretend(run: SeenRun) -> RunEnding:
@@ -30,64 +77,69 @@ def pretend(run: SeenRun) -> RunEnding:
     return RunEnding(EndedBy.POLICY, isolation, claimed_kind="policy", claimed_message="no")
 
 
-@pytest.fixture(params=["interpreter", "fake"])
-async def wall(request: pytest.FixtureRequest) -> AsyncIterator[Wall]:
+@pytest.fixture(
+    params=["interpreter", pytest.param("jail", marks=pytest.mark.needs("landlock")), "fake"]
+)
+async def case(request: pytest.FixtureRequest) -> AsyncIterator[Case]:
     if request.param == "fake":
-        yield FakeWall(answer=pretend)
-        return
-    async with InterpreterWall() as running:
-        yield running
+        yield Case(FakeWall(answer=pretend), **EXPRESSIONS)
+    elif request.param == "jail":
+        async with JailWall([TESTS]) as jail:
+            yield Case(jail, **FUNCTIONS)
+    else:
+        async with InterpreterWall() as interpreter:
+            yield Case(interpreter, **EXPRESSIONS)
 
 
 async def run(
-    wall: Wall, expression: str, limits: Limits = LIMITS, *, fresh: bool = False
+    case: Case, arguments: JsonObject, limits: Limits = LIMITS, *, fresh: bool = False
 ) -> RunEnding:
-    async with wall.lease(ME, fresh=fresh) as lease:
+    async with case.wall.lease(ME, fresh=fresh) as lease:
         assert lease.queue_ms >= 0
-        return await lease.run("calculator", {"expression": expression}, limits)
+        return await lease.run(case.program, arguments, limits)
 
 
 @pytest.mark.row("S1", "S4")
-async def test_wall_publishes_what_it_enforces_and_needs_no_more(wall: Wall) -> None:
-    assert wall.required <= wall.enforced <= frozenset(Limit)
-    assert wall.limits.default_wall_s <= wall.limits.max_wall_s
+async def test_wall_publishes_what_it_enforces_and_needs_no_more(case: Case) -> None:
+    assert case.wall.required <= case.wall.enforced <= frozenset(Limit)
+    assert case.wall.limits.default_wall_s <= case.wall.limits.max_wall_s
 
 
-async def test_program_that_succeeds_has_a_result_and_no_error(wall: Wall) -> None:
-    ending = await run(wall, "2 + 2")
+async def test_program_that_succeeds_has_a_result_and_no_error(case: Case) -> None:
+    ending = await run(case, case.works)
     assert ending.ended_by is EndedBy.OK
-    assert ending.result == {"value": 4, "text": "4"}
+    assert ending.result == case.gives
     assert ending.claimed_kind is None
     assert ending.cpu_ms is not None
 
 
-async def test_program_that_breaks_a_rule_has_no_result(wall: Wall) -> None:
-    ending = await run(wall, "open(1)")
+async def test_program_that_breaks_a_rule_has_no_result(case: Case) -> None:
+    ending = await run(case, case.breaks_a_rule)
     assert ending.ended_by is EndedBy.POLICY
     assert ending.result is None
-    assert ending.claimed_message
+    assert ending.claimed_message or ending.signal
 
 
 @pytest.mark.row("P8")
-async def test_program_over_its_time_is_ended_and_named(wall: Wall) -> None:
+async def test_program_over_its_time_is_ended_and_named(case: Case) -> None:
     limits = Limits(wall_s=0.1, cpu_s=0.1, memory_mb=64, output_bytes=65536)
-    ending = await run(wall, "pow(7, 10**4200, 10**4200 + 7)", limits)
+    ending = await run(case, case.takes_long, limits)
     assert ending.ended_by is EndedBy.WALL_TIME
     assert ENDING_ERRORS[ending.ended_by] is not None
-    assert (await run(wall, "2 + 2")).ended_by is EndedBy.OK
+    assert (await run(case, case.works)).ended_by is EndedBy.OK
 
 
 @pytest.mark.row("S2")
-async def test_fresh_lease_gets_a_process_that_has_run_nothing(wall: Wall) -> None:
-    assert (await run(wall, "2 + 2")).isolation == "resident"
-    assert (await run(wall, "2 + 2", fresh=True)).isolation == "call"
+async def test_fresh_lease_gets_a_process_that_has_run_nothing(case: Case) -> None:
+    assert (await run(case, case.works)).isolation == case.isolation
+    assert (await run(case, case.works, fresh=True)).isolation == "call"
 
 
-async def test_many_leases_at_once_are_all_served(wall: Wall) -> None:
+async def test_many_leases_at_once_are_all_served(case: Case) -> None:
     endings = []
 
     async def one() -> None:
-        endings.append(await run(wall, "2 + 2"))
+        endings.append(await run(case, case.works))
 
     async with anyio.create_task_group() as group:
         for _ in range(100):

@@ -24,6 +24,19 @@ def expression_document(**fields: Any) -> JsonObject:
     }
 
 
+def rest_document(**fields: Any) -> JsonObject:
+    """A sound document of a REST tool."""
+    return {
+        "name": "weather",
+        "type": "REST",
+        "description": "Read the weather of a city.",
+        "method": "GET",
+        "endpoint": "https://weather.example/v1/now",
+        "parameters": {"properties": {"city": {"type": "string"}}},
+        **fields,
+    }
+
+
 def function_definition(
     properties: JsonObject | None = None, *, schema: JsonObject | None = None, **fields: Any
 ) -> ToolDefinition:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,9 @@ class SocketClient:
     def calculate(self, expression: str, **options: Any) -> Answer:
         return self.call("calculator", {"expression": expression}, **options)
 
+    def run(self, code: str, **options: Any) -> Answer:
+        return self.call("run_restricted_python", {"code": code}, **options)
+
     def get(self, path: str) -> Answer:
         return self.request("GET", path)
 
@@ -97,9 +101,11 @@ def connect(path: Path) -> socket.socket:
 
 
 def read_to_end(connection: socket.socket) -> bytes:
+    """Everything that comes, also from a peer that closes on what it has not read."""
     chunks = []
-    while chunk := connection.recv(65536):
-        chunks.append(chunk)
+    with suppress(ConnectionResetError):
+        while chunk := connection.recv(65536):
+            chunks.append(chunk)
     return b"".join(chunks)
 
 

@@ -8,6 +8,8 @@ import psutil
 
 from support.wait import wait_until
 
+MADE_WITHIN_S = 0.05
+
 
 def descendants(pid: int) -> list[psutil.Process]:
     """Every process below one, as the kernel lists them now."""
@@ -42,6 +44,22 @@ def _is_filtered(process: psutil.Process) -> bool:
         return "\nSeccomp:\t2\n" in Path(f"/proc/{process.pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def is_computing(guest: psutil.Process) -> bool:
+    """Whether a child has used more CPU time than it takes to be made, so it runs somebody's call."""
+    return computing_child(guest) is not None
+
+
+def computing_child(guest: psutil.Process) -> psutil.Process | None:
+    """That child, if there is one."""
+    for child in children_of_guest(guest)[1:]:
+        try:
+            if child.cpu_times().user >= MADE_WITHIN_S:
+                return child
+        except psutil.NoSuchProcess:
+            continue
+    return None
 
 
 def is_gone(process: psutil.Process) -> bool:

@@ -40,6 +40,8 @@ def test_nothing_configured_is_the_safe_default() -> None:
         256,
         65_536,
     )
+    jail = config.jail_limits
+    assert (jail.default_wall_s, jail.default_memory_mb, jail.output_bytes) == (30, 256, 1 << 20)
     assert config.resource_prices.cpu_second == Decimal(0)
 
 
@@ -93,6 +95,8 @@ def test_nested_settings_have_two_underscores(monkeypatch: pytest.MonkeyPatch) -
         ('log_level = "loud"\n', "log_level"),
         ("drain_seconds = -1\n", "drain_seconds"),
         ("[interpreter]\nmemory_mb = 15\n", "interpreter.memory_mb"),
+        ("[jail]\nmemory_mb = 31\n", "jail.memory_mb"),
+        ("[jail]\ncolour = 1\n", "jail.colour"),
         ('[prices]\ncurrency = "dollars"\n', "prices.currency"),
         ("this is no toml", "cannot be read"),
     ],
@@ -170,3 +174,19 @@ def test_path_of_a_socket_is_counted_in_bytes() -> None:
 def test_limit_that_limits_nothing_is_refused(field: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=field):
         load_config(interpreter={field: value})
+
+
+@pytest.mark.row("R4")
+def test_directory_of_tools_is_absent_unless_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_config().tools_directory is None
+    monkeypatch.setenv("FUMEHOOD_TOOLS_DIRECTORY", "")
+    assert load_config().tools_directory is None
+    monkeypatch.setenv("FUMEHOOD_TOOLS_DIRECTORY", "/etc/fumehood/tools")
+    assert load_config().tools_directory == Path("/etc/fumehood/tools")
+
+
+@pytest.mark.row("R4")
+@pytest.mark.parametrize("path", ["tools", "./tools", "~/tools"])
+def test_directory_of_tools_does_not_depend_on_where_the_engine_starts(path: str) -> None:
+    with pytest.raises(ConfigError, match=r"tools_directory: .*must be an absolute path"):
+        load_config(tools_directory=path)

@@ -124,9 +124,9 @@ class admit:  # noqa: N801  # a verb like the other stages; a generator would co
                 retry_after_ms=2000,
             )
         permitted = approved.claimed.permitted
-        fresh = permitted.request.options.isolation == "call"
         self._approved = approved
         self._plan = make_plan(permitted, walls)
+        fresh = self._plan.placement.fresh or permitted.request.options.isolation == "call"
         self._lease: AbstractAsyncContextManager[Lease] = self._plan.wall.lease(
             permitted.trust_domain, fresh=fresh
         )

@@ -8,9 +8,10 @@ way. Retries and fallbacks do not exist yet; definitions that ask for them are r
 from __future__ import annotations
 
 from fumehood.call.admit import AdmittedCall
-from fumehood.executors.function import run_function
+from fumehood.executors.function import run_function, run_in_worker
+from fumehood.executors.jailed import run_jailed
 from fumehood.executors.outcome import Outcome
-from fumehood.executors.sandboxed import run_expression
+from fumehood.executors.sandboxed import run_expression, run_program
 from fumehood.model.errors import InternalError
 
 
@@ -18,11 +19,15 @@ async def execute(admitted: AdmittedCall) -> Outcome:
     """Hand the call to the executor that its tool names."""
     tool = admitted.permitted.tool
     arguments = admitted.permitted.validated.arguments
-    executor = tool.definition.executor
-    if executor == "expression":
-        return await run_expression(
-            tool.definition, arguments, admitted.plan.limits, admitted.lease
-        )
-    if executor == "function" and tool.function is not None:
-        return await run_function(tool.function, arguments, admitted.plan.limits)
+    limits, lease = admitted.plan.limits, admitted.lease
+    definition = tool.definition
+    if definition.executor == "expression":
+        return await run_expression(definition, arguments, limits, lease)
+    if definition.executor == "restricted_python":
+        return await run_program(definition, arguments, limits, lease)
+    if definition.executor == "function" and tool.address is not None:
+        run = run_jailed if definition.sandboxed else run_in_worker
+        return await run(definition, tool.address, arguments, limits, lease)
+    if definition.executor == "function" and tool.function is not None:
+        return await run_function(tool.function, arguments, limits)
     raise InternalError("This tool was registered without anything to run it.")

@@ -1,14 +1,20 @@
 """Record: leave a trace before anything runs, and of how it ended.
 
-Last stage, in two halves around `execute`. This version keeps its record in the log only;
-argument values appear there at the level `debug` and nowhere else.
+Last stage, in two halves around `execute`. The ending goes to the log and, where somebody is
+known to have asked, into the call log. Argument values appear in the log at the level `debug`
+and nowhere else.
 """
 
 from __future__ import annotations
 
 from fumehood.call.admit import AdmittedCall
+from fumehood.model.call import CallRequest
 from fumehood.model.envelope import Envelope
 from fumehood.observe.trail import Trail
+from fumehood.store.calls import CallLog, CallRow
+
+MAX_NAME_CHARACTERS = 80
+"""Of a name or a version that may be no tool's."""
 
 
 def record_intent(admitted: AdmittedCall, trail: Trail) -> None:
@@ -22,15 +28,53 @@ def record_intent(admitted: AdmittedCall, trail: Trail) -> None:
     )
 
 
-def record_ending(envelope: Envelope, trail: Trail) -> None:
-    """Say how it ended, with the time that each stage took."""
+def record_ending(request: CallRequest, envelope: Envelope, trail: Trail, calls: CallLog) -> None:
+    """Say how it ended, with the time that each stage took; refused calls too.
+
+    A rehearsal is no call, and a call of nobody is nobody's to look up: those two are in the
+    log only.
+    """
     metadata = envelope.metadata
+    code = envelope.error.code if envelope.error is not None else "OK"
+    ended_by = metadata.sandbox.ended_by.value if metadata.sandbox is not None else None
     trail.conclude(
         "call.ended",
         tool_version=metadata.tool_version,
-        code=envelope.error.code if envelope.error else "OK",
-        ended_by=metadata.sandbox.ended_by if metadata.sandbox else None,
+        code=code,
+        ended_by=ended_by,
         total_ms=metadata.execution_time_ms,
         cpu_ms=metadata.resources.cpu_ms,
         cost=metadata.usage.cost,
     )
+    if request.principal is not None and not request.options.dry_run:
+        calls.record(_row(request, request.principal.id, envelope, code, ended_by))
+
+
+def _row(
+    request: CallRequest, principal_id: str, envelope: Envelope, code: str, ended_by: str | None
+) -> CallRow:
+    metadata, options = envelope.metadata, request.options
+    tool, version = metadata.tool_name, metadata.tool_version
+    if version is None:  # nothing was found under what was asked for
+        tool, _, version = request.tool.partition("@")
+        version = version[:MAX_NAME_CHARACTERS] or None
+    usage = metadata.usage
+    return {
+        "id": request.call_id,
+        "at": metadata.timestamp,
+        "principal_id": principal_id,
+        "agent_id": options.agent_id,
+        "session_id": options.session_id,
+        "trace_id": request.trace_id,
+        "tool": (tool or "")[:MAX_NAME_CHARACTERS],
+        "version": version,
+        "code": code,
+        "ended_by": ended_by,
+        "total_ms": metadata.execution_time_ms,
+        "cpu_ms": metadata.resources.cpu_ms,
+        "cost": usage.cost,
+        "currency": usage.currency,
+        "input_tokens": usage.input_tokens,
+        "output_tokens": usage.output_tokens,
+        "tokens_used": usage.tokens_used,
+    }

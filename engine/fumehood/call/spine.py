@@ -44,6 +44,7 @@ from fumehood.observe.trail import Trail
 from fumehood.registry.agents import Agents
 from fumehood.registry.index import ToolIndex
 from fumehood.sandbox.wall import Walls
+from fumehood.store.calls import CallLog
 from fumehood.wire import strict_json
 
 
@@ -60,6 +61,7 @@ class Rooms:
     prices: Prices
     allow_debug: bool
     is_draining: Callable[[], bool]
+    calls: CallLog
 
 
 async def run_call(request: CallRequest, rooms: Rooms) -> Envelope:
@@ -104,7 +106,7 @@ def conclude(
     if facts.validated is not None:
         error = spare_fixed(error, facts.validated)
     envelope = _envelope(request, facts, shaped, error, trail, rooms)
-    record_ending(envelope, trail)
+    record_ending(request, envelope, trail, rooms.calls)
     return envelope
 
 

@@ -8,12 +8,16 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from fumehood.cli.exits import ExitCode
 from fumehood.config import Config, ConfigError, load_config
+
+if TYPE_CHECKING:
+    from fumehood.sandbox.process.interpreter import InterpreterWall
+    from fumehood.sandbox.process.jail import JailWall
 
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
@@ -58,7 +62,9 @@ def _examine() -> Iterator[Finding]:
     yield _state(config)
     yield _socket(config)
     yield from _interpreter(config)
+    yield from _jail(config)
     yield _tools(config)
+    yield from _tools_directory(config)
 
 
 def _platform() -> Finding:
@@ -111,28 +117,40 @@ def _socket(config: Config) -> Finding:
 
 
 def _interpreter(config: Config) -> Iterator[Finding]:
+    from fumehood.sandbox.process.interpreter import InterpreterWall
+
+    yield from _wall("interpreter", InterpreterWall(config.interpreter_limits), "missing")
+
+
+def _jail(config: Config) -> Iterator[Finding]:
+    """What is missing here takes sandboxed functions away, and nothing else."""
+    from fumehood.sandbox.process.jail import JailWall
+
+    yield from _wall("jail", JailWall(limits=config.jail_limits), "warning")
+
+
+def _wall(name: str, wall: InterpreterWall | JailWall, if_not: Verdict) -> Iterator[Finding]:
     """Start a guest of its own, which attacks its own wall before it says what holds."""
     import anyio
 
     from fumehood.model.limits import Limit
-    from fumehood.sandbox.process.interpreter import InterpreterWall
 
     async def start() -> tuple[frozenset[Limit], tuple[str, ...]]:
-        async with InterpreterWall(config.interpreter_limits) as wall:
+        async with wall:
             return wall.enforced, wall.faults
 
     enforced, faults = anyio.run(start)
     for fault in faults:
-        yield Finding("interpreter", "missing", fault, InterpreterWall.cure)
+        yield Finding(name, if_not, fault, wall.cure)
     for limit in sorted(Limit):
         if limit in enforced:
             found = "enforced: an attack on it failed"
             if limit in (Limit.CPU_TIME, Limit.OUTPUT):
                 found = "enforced: by the same means as wall_time"
-            yield Finding(f"interpreter: {limit}", "ok", found)
+            yield Finding(f"{name}: {limit}", "ok", found)
         else:
             found = "an attack on it did not fail as it must"
-            yield Finding(f"interpreter: {limit}", "missing", found, InterpreterWall.cure)
+            yield Finding(f"{name}: {limit}", if_not, found, wall.cure)
 
 
 def _tools(config: Config) -> Finding:
@@ -148,6 +166,23 @@ def _tools(config: Config) -> Finding:
     if not names:
         return Finding("tools", "missing", "none are installed", "Reinstall fumehood.")
     return Finding("tools", "ok", names)
+
+
+def _tools_directory(config: Config) -> Iterator[Finding]:
+    """Read the definitions anew. Names that other sources have are the daemon's to see."""
+    from fumehood.registry.directory import ToolDirectory
+
+    if config.tools_directory is None:
+        yield Finding("tools directory", "ok", "none is configured")
+        return
+    contents = ToolDirectory(config.tools_directory).load()
+    cure = "Mend it; a running engine sees the change by itself."
+    for fault in contents.faults:
+        what = f"tools directory: {fault.file}" if fault.file is not None else "tools directory"
+        yield Finding(what, "warning", fault.reason, cure)
+    if not contents.faults:
+        found = f"{config.tools_directory}: {len(contents.tools)} tools"
+        yield Finding("tools directory", "ok", found)
 
 
 def _show(findings: list[Finding]) -> None:

@@ -11,11 +11,12 @@ import typer
 from fumehood.cli.agents import agents
 from fumehood.cli.approvers import approvers
 from fumehood.cli.call import call
+from fumehood.cli.calls import calls
 from fumehood.cli.doctor import doctor
 from fumehood.cli.exits import ExitCode
+from fumehood.cli.registry import tools
 from fumehood.cli.serve import serve
 from fumehood.cli.tokens import tokens
-from fumehood.cli.tools import tools
 
 app = typer.Typer(
     name="fumehood",
@@ -48,6 +49,7 @@ app.add_typer(tools, name="tools")
 app.add_typer(agents, name="agents")
 app.add_typer(approvers, name="approvers")
 app.add_typer(tokens, name="tokens")
+app.add_typer(calls, name="calls")
 app.command()(doctor)
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from fumehood.model.call_log import CallRecord
 from fumehood.model.envelope import Envelope
 from fumehood.model.json_types import JsonObject
 from fumehood.model.tool import ToolDefinition
@@ -47,26 +48,77 @@ def show_envelope(envelope: Envelope, *, as_json: bool) -> None:
         _print_data(console, envelope.debug_info)
 
 
-def show_tools(definitions: list[ToolDefinition], *, as_json: bool) -> None:
-    """A list of tools."""
+def show_tools(found: list[tuple[ToolDefinition, str]], *, as_json: bool) -> None:
+    """A list of tools, each with where it comes from."""
     if as_json:
-        show_json([tool.model_dump(mode="json") for tool in definitions])
+        show_json([{**tool.model_dump(mode="json"), "source": source} for tool, source in found])
         return
-    table = Table(Column("tool", no_wrap=True), Column("runs as"), Column("what it does"))
-    for tool in definitions:
+    table = Table(
+        Column("tool", no_wrap=True), Column("runs as"), Column("from"), Column("what it does")
+    )
+    for tool, source in found:
         marks = [tool.executor]
         marks += ["dangerous"] if tool.dangerous else []
         marks += [] if tool.sandboxed else ["in the host"]
         summary = tool.description.split(". ")[0].splitlines()[0]
         name = f"{tool.name}@{tool.version}"
-        table.add_row(name, ", ".join(marks), escape(summary))
+        table.add_row(name, ", ".join(marks), escape(source), escape(_printable(summary)))
     Console().print(table)
+
+
+def show_calls(records: list[CallRecord], *, as_json: bool) -> None:
+    """A list of calls, as it comes."""
+    if as_json:
+        show_json([record.model_dump(mode="json") for record in records])
+        return
+    table = Table(
+        Column("when", no_wrap=True), Column("tool", overflow="fold"),
+        Column("code", overflow="fold"), Column("ms", justify="right"),
+        Column("agent", overflow="fold"), Column("call", no_wrap=True),
+        box=None, pad_edge=False,
+    )  # fmt: skip
+    for record in records:
+        table.add_row(*(escape(text) for text in _columns(record)))
+    Console().print(table)
+
+
+def show_call_line(record: CallRecord, *, as_json: bool) -> None:
+    """One call on one line, at once: whoever reads may be waiting."""
+    line = (
+        json.dumps(record.model_dump(mode="json"))
+        if as_json
+        else "  ".join(text for text in _columns(record) if text)
+    )
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def show_fields(fields: JsonObject) -> None:
+    """A flat object, one line a field."""
+    _print_data(Console(highlight=False), fields)
+
+
+def _columns(record: CallRecord) -> tuple[str, ...]:
+    tool = record.tool_name + (f"@{record.tool_version}" if record.tool_version else "")
+    return (
+        record.timestamp,
+        _on_one_line(tool),
+        record.code,
+        f"{record.execution_time_ms:.1f}",
+        record.agent_id or "",
+        record.call_id,
+    )
 
 
 def _print_data(console: Console, data: JsonObject) -> None:
     for key, value in data.items():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         console.print(f"[bold]{escape(key)}[/]: {escape(_printable(text))}")
+
+
+def _on_one_line(text: str) -> str:
+    """A name that somebody asked for may not begin a line of its own."""
+    return _printable(text).replace("\n", "\\x0a").replace("\t", "\\x09")
 
 
 def _printable(text: str) -> str:

@@ -15,20 +15,29 @@ AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 
 @tools.command("list")
-def list_tools(as_json: AsJson = False) -> None:
-    """List every tool."""
+def list_tools(
+    category: Annotated[str | None, typer.Option(help="Only this category.")] = None,
+    tag: Annotated[str | None, typer.Option(help="Only tools with this tag.")] = None,
+    kind: Annotated[
+        str | None, typer.Option("--type", help="BUILTIN, NATIVE, REST or MCP only.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the tools, each with where it comes from."""
     from fumehood.cli.show import show_envelope, show_tools, wants_json
     from fumehood.client import Client, DaemonUnavailable, Refused
 
     try:
         with Client(read_socket_path(read_config())) as client:
-            definitions = client.tools()
+            asked = {"category": category, "tag": tag, "type": kind}
+            filters = {name: value for name, value in asked.items() if value is not None}
+            found = list(client.tools_and_sources(**filters))
     except DaemonUnavailable as error:
         fail(str(error), ExitCode.UNAVAILABLE)
     except Refused as refused:
         show_envelope(refused.envelope, as_json=wants_json(as_json))
         raise typer.Exit(exit_code_of(refused.envelope)) from None
-    show_tools(definitions, as_json=wants_json(as_json))
+    show_tools(found, as_json=wants_json(as_json))
 
 
 @tools.command("show")

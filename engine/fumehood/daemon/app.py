@@ -18,8 +18,8 @@ from starlette.types import Receive, Scope, Send
 
 from fumehood.daemon.answers import envelope_response
 from fumehood.daemon.peer import Face
-from fumehood.daemon.routes import agents, authority
-from fumehood.daemon.routes.calls import call_tool
+from fumehood.daemon.routes import agents, authority, registry
+from fumehood.daemon.routes.calls import call_tool, list_calls, show_call
 from fumehood.daemon.routes.health import health, ready
 from fumehood.daemon.routes.openapi import make_document, openapi
 from fumehood.daemon.routes.tools import list_tools, show_tool
@@ -37,6 +37,8 @@ ROUTES = [
     Route("/v1/tools/{name}/call", call_tool, methods=["POST"]),
     Route("/v1/tools/{name}", show_tool, methods=["GET"]),
     Route("/v1/tools", list_tools, methods=["GET"]),
+    Route("/v1/calls", list_calls, methods=["GET"]),
+    Route("/v1/calls/{call_id}", show_call, methods=["GET"]),
     Route("/v1/health", health, methods=["GET"]),
     Route("/v1/ready", ready, methods=["GET"]),
     Route("/v1/openapi.json", openapi, methods=["GET"]),
@@ -51,6 +53,11 @@ CONTROL_ROUTES = [
     Route("/v1/agents/{agent_id}/tools", agents.list_bindings, methods=["GET"]),
     Route("/v1/agents/{agent_id}/tools/{tool}", agents.bind_tool, methods=["PUT"]),
     Route("/v1/agents/{agent_id}/tools/{tool}", agents.unbind_tool, methods=["DELETE"]),
+    Route("/v1/tools", registry.register_tool, methods=["POST"]),
+    Route("/v1/tools/{name}", registry.replace_tool, methods=["PUT"]),
+    Route("/v1/tools/{name}", registry.delete_tool, methods=["DELETE"]),
+    Route("/v1/tools/{name}/activate", registry.activate_tool, methods=["POST"]),
+    Route("/v1/tools/{name}/deactivate", registry.deactivate_tool, methods=["POST"]),
     Route("/v1/tokens", authority.list_tokens, methods=["GET"]),
     Route("/v1/tokens", authority.new_token, methods=["POST"]),
     Route("/v1/tokens/{token_id}", authority.revoke_token, methods=["DELETE"]),

@@ -28,6 +28,7 @@ from fumehood.daemon.notify import READY, STOPPING, ServiceManager
 from fumehood.daemon.peer import MAX_HEADER_BYTES, make_protocol
 from fumehood.engine import Engine, Tool
 from fumehood.model.errors import InvalidParams
+from fumehood.model.json_types import JsonObject
 from fumehood.observe.log import Logger, flush
 from fumehood.store.changes import stamp
 from fumehood.store.database import FILE_NAME, open_database
@@ -60,7 +61,7 @@ async def serve(
         places.enter_context(_server_messages_to(log))
         state = private_directory(config.state_directory)
         places.enter_context(hold_lock(state / "engine.lock", "this state directory"))
-        database = open_database(state / FILE_NAME)
+        database = open_database(state / FILE_NAME, on_event=_state_events_to(log))
         places.callback(database.close)
         async with Engine(tools, config=config, log=log, database=database) as engine:
             # Before anybody can connect: from now on there is no first approver to be made.
@@ -84,6 +85,14 @@ async def serve(
                 group.cancel_scope.cancel()
         log.info("daemon.stopped")
     flush(log)
+
+
+def _state_events_to(log: Logger) -> Callable[[str, JsonObject], None]:
+    def on_event(event: str, values: JsonObject) -> None:
+        level = log.info if event == "state.write_works_again" else log.error
+        level(event, **values)
+
+    return on_event
 
 
 class _ToLog(logging.Handler):

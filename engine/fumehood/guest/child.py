@@ -42,11 +42,16 @@ def run_child(
     programs: Mapping[str, Program],
     warm_up: Callable[[], None],
     filter_program: bytes,
+    open_files: int = 0,
+    hide_files: Callable[[], None] = lambda: None,
 ) -> None:
-    """Seal this process, then answer requests until the supervisor closes the pipe."""
+    """Seal this process, then answer requests until the supervisor closes the pipe.
+
+    `open_files` and `hide_files` are for a wall whose filter lets files be read.
+    """
     try:
         keep_only(request_fd, reply_fd)
-        seal(supervisor_pid, warm_up, filter_program)
+        seal(supervisor_pid, warm_up, filter_program, open_files, hide_files)
     except BaseException as fault:  # sealed or dead: nothing may run in between
         _write(framing.encode({"sealed": False, "fault": f"{type(fault).__name__}: {fault}"}))
         os._exit(SEAL_FAILED)
@@ -69,7 +74,13 @@ def keep_only(request_fd: int, reply_fd: int) -> None:
     os.close(null)
 
 
-def seal(supervisor_pid: int, warm_up: Callable[[], None], filter_program: bytes) -> None:
+def seal(
+    supervisor_pid: int,
+    warm_up: Callable[[], None],
+    filter_program: bytes,
+    open_files: int,
+    hide_files: Callable[[], None],
+) -> None:
     """Give up everything. The order is the argument: each step needs what later ones take."""
     os.setpgid(0, 0)
     _wait_for_adoption(supervisor_pid)
@@ -84,9 +95,10 @@ def seal(supervisor_pid: int, warm_up: Callable[[], None], filter_program: bytes
     warm_up()
     gc.collect()
     base_bytes = limits.address_space_bytes()
-    limits.limit_self()
+    limits.limit_self(open_files)
     kernel.drop_capabilities()
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    hide_files()
     seccomp.install(filter_program)
     _write(framing.encode({"sealed": True, "base_bytes": base_bytes}))
 
@@ -119,8 +131,10 @@ def _wait_for_adoption(supervisor_pid: int) -> None:
 def _volunteer_for_oom() -> None:
     """Ask the kernel to take this process first when the host runs out of memory."""
     try:
-        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
-            score.write("1000")
+        # Not `open()`: its layers are cold here, and touching them costs more than the fork.
+        score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+        os.write(score, b"1000")
+        os.close(score)
     except OSError:
         pass  # a wish, not a wall: some hosts mount /proc read-only
 
@@ -144,6 +158,11 @@ def _read_frame() -> dict[str, Any] | None:
             missing -= len(chunk)
         frame = b"".join(chunks)
     return framing.parse_body(frame[framing.HEADER.size :])
+
+
+def send(message: dict[str, Any]) -> None:
+    """One frame beside the reply: what a program reports while it works."""
+    _write(framing.encode(message))
 
 
 def _write(data: bytes) -> None:

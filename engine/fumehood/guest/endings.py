@@ -10,6 +10,9 @@ import os
 import signal
 from typing import Any
 
+CLAIMABLE = ("memory", "output", "policy")
+"""What a child may say of its own failure; see ADR 0010."""
+
 
 def judge(reply: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """How a run ended that answered. A claim may name a failure, never undo one."""
@@ -17,7 +20,7 @@ def judge(reply: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     if error is None and isinstance(reply.get("result"), dict):
         return "ok", {"result": reply["result"]}
     kind = error.get("kind") if isinstance(error, dict) else None
-    if kind in ("memory", "policy"):
+    if kind in CLAIMABLE:
         return kind, {"error": error}
     return "exception", {"error": error if isinstance(error, dict) else {}}
 

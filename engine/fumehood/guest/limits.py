@@ -16,7 +16,6 @@ FIXED: tuple[tuple[int, int], ...] = (
     (resource.RLIMIT_FSIZE, 0),
     (resource.RLIMIT_MEMLOCK, 0),
     (resource.RLIMIT_MSGQUEUE, 0),
-    (resource.RLIMIT_NOFILE, 0),
     (resource.RLIMIT_NPROC, 0),
 )
 
@@ -24,9 +23,11 @@ CPU_BACKSTOP_S = 1
 """RLIMIT_CPU stands this much above the limit that the supervisor itself measures."""
 
 
-def limit_self() -> None:
-    """Lower the limits that hold for every call, for good."""
-    for which, value in FIXED:
+def limit_self(open_files: int = 0) -> None:
+    """Lower the limits that hold for every call, for good. Descriptors get numbers below
+    `open_files`; those that are open stay.
+    """
+    for which, value in (*FIXED, (resource.RLIMIT_NOFILE, open_files)):
         resource.setrlimit(which, (value, value))
 
 

@@ -8,6 +8,7 @@ requests, and the supervisor refuses one that asks for a probe.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 
@@ -32,6 +33,24 @@ def _open_file() -> str:
     return "opened"
 
 
+def _look_outside() -> str:
+    """A file and a directory that every Linux has, and a place that everybody may write to."""
+    outside: tuple[Callable[[], object], ...] = (
+        lambda: os.listdir("/"),
+        lambda: os.open("/proc/self/status", os.O_RDONLY),
+        lambda: os.open("/dev/shm/fumehood-probe", os.O_WRONLY | os.O_CREAT),  # noqa: S108
+    )
+    for attack in outside:
+        try:
+            attack()
+        except PermissionError:
+            continue
+        return "seen"
+    with open(os.__file__, "rb") as inside:  # or a wall without any view would pass
+        inside.read(1)
+    return "refused"
+
+
 def _start_process() -> str:
     if os.fork() == 0:
         os._exit(0)
@@ -53,6 +72,7 @@ def _spin() -> str:
 _ATTACKS = {
     "memory": _take_memory,
     "files": _open_file,
+    "outside": _look_outside,
     "processes": _start_process,
     "network": _open_socket,
     "spin": _spin,

@@ -32,6 +32,8 @@ class Run:
     deadline: float = 0.0
     cpu_before_ns: int | None = None
     killed_for: str | None = None
+    received_bytes: int = 0
+    reports: int = 0
 
 
 @dataclass

@@ -14,10 +14,9 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from fumehood.guest import kernel
+from fumehood.guest import bpf, kernel
 
 REQUEST_FD = 3
 """The only descriptor that a child may read from."""
@@ -94,29 +93,8 @@ ARCHITECTURES: Mapping[str, tuple[int, Mapping[str, int]]] = {
     "aarch64": (0xC00000B7, _AARCH64),
 }
 
-X32_BIT = 0x40000000
-"""x86-64 knows a second set of numbers with this bit set; none of them is wanted."""
-
 _SECCOMP_SET_MODE_FILTER = 1
-_RET_KILL_PROCESS = 0x80000000
-_RET_ERRNO = 0x00050000
-_RET_ALLOW = 0x7FFF0000
 _PROT_EXEC = 4
-_EPERM = 1
-
-# Offsets into struct seccomp_data (<linux/seccomp.h>): number, architecture, arguments.
-_OFFSET_NUMBER = 0
-_OFFSET_ARCHITECTURE = 4
-_OFFSET_ARGUMENTS = 16
-
-# Classic BPF opcodes (<linux/bpf_common.h>).
-_LOAD_WORD = 0x20
-_JUMP_EQUAL = 0x15
-_JUMP_GREATER_EQUAL = 0x35
-_JUMP_BITS_SET = 0x45
-_RETURN = 0x06
-
-Instruction = tuple[int, int, int, int]
 
 
 class _Program(ctypes.Structure):
@@ -129,27 +107,29 @@ def build_interpreter_filter(machine: str | None = None) -> bytes:
     Raises:
         OSError: this machine's architecture is not supported.
     """
+    architecture, numbers = architecture_of(machine)
+    program = bpf.begin(architecture)
+    for name in ALLOWED:
+        program += bpf.for_call(numbers, name, [bpf.allow()])
+    for name, descriptor in (("read", REQUEST_FD), ("write", REPLY_FD)):
+        program += bpf.for_call(numbers, name, bpf.allow_if_equal(0, descriptor))
+    for name in ("mmap", "mprotect"):
+        program += bpf.for_call(numbers, name, bpf.allow_without_bits(2, _PROT_EXEC, bpf.kill()))
+    for name in REFUSED_GENTLY:
+        program += bpf.for_call(numbers, name, [bpf.refuse()])
+    return bpf.pack([*program, bpf.kill()])
+
+
+def architecture_of(machine: str | None = None) -> tuple[int, Mapping[str, int]]:
+    """The audit number and the system-call numbers of a machine, this one unless named.
+
+    Raises:
+        OSError: it is not supported.
+    """
     machine = machine or platform.machine()
     if machine not in ARCHITECTURES:
         raise OSError(f"no system-call filter for {machine}")
-    architecture, numbers = ARCHITECTURES[machine]
-    program = [
-        _load(_OFFSET_ARCHITECTURE),
-        *_unless_equal(architecture, [_ret(_RET_KILL_PROCESS)]),
-        _load(_OFFSET_NUMBER),
-        (_JUMP_GREATER_EQUAL, 0, 1, X32_BIT),
-        _ret(_RET_KILL_PROCESS),
-    ]
-    for name in ALLOWED:
-        program += _for_call(numbers, name, [_ret(_RET_ALLOW)])
-    for name, descriptor in (("read", REQUEST_FD), ("write", REPLY_FD)):
-        program += _for_call(numbers, name, _allow_if_equal(0, descriptor))
-    for name in ("mmap", "mprotect"):
-        program += _for_call(numbers, name, _allow_without_bits(2, _PROT_EXEC))
-    for name in REFUSED_GENTLY:
-        program += _for_call(numbers, name, [_ret(_RET_ERRNO | _EPERM)])
-    program.append(_ret(_RET_KILL_PROCESS))
-    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+    return ARCHITECTURES[machine]
 
 
 def install(program: bytes) -> None:
@@ -161,45 +141,3 @@ def install(program: bytes) -> None:
     _, numbers = ARCHITECTURES[os.uname().machine]
     header = _Program(len(program) // 8, program)
     kernel.syscall(numbers["seccomp"], _SECCOMP_SET_MODE_FILTER, 0, ctypes.byref(header))  # type: ignore[arg-type]
-
-
-def _load(offset: int) -> Instruction:
-    return (_LOAD_WORD, 0, 0, offset)
-
-
-def _ret(action: int) -> Instruction:
-    return (_RETURN, 0, 0, action)
-
-
-def _unless_equal(value: int, body: Sequence[Instruction]) -> list[Instruction]:
-    return [(_JUMP_EQUAL, len(body), 0, value), *body]
-
-
-def _for_call(
-    numbers: Mapping[str, int], name: str, body: Sequence[Instruction]
-) -> list[Instruction]:
-    """`body` for this system call; the accumulator holds the number before and after."""
-    if name not in numbers:
-        return []
-    return [(_JUMP_EQUAL, 0, len(body), numbers[name]), *body]
-
-
-def _allow_if_equal(argument: int, value: int) -> list[Instruction]:
-    # Both halves of the 64-bit argument: the kernel compares all of it.
-    low = _OFFSET_ARGUMENTS + 8 * argument
-    return [
-        _load(low),
-        *_unless_equal(value, [_ret(_RET_KILL_PROCESS)]),
-        _load(low + 4),
-        *_unless_equal(0, [_ret(_RET_KILL_PROCESS)]),
-        _ret(_RET_ALLOW),
-    ]
-
-
-def _allow_without_bits(argument: int, bits: int) -> list[Instruction]:
-    return [
-        _load(_OFFSET_ARGUMENTS + 8 * argument),
-        (_JUMP_BITS_SET, 0, 1, bits),
-        _ret(_RET_KILL_PROCESS),
-        _ret(_RET_ALLOW),
-    ]

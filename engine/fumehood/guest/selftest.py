@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from fumehood.guest import kernel
@@ -27,24 +27,42 @@ class Announcer(Protocol):
     def announce(self, enforces: dict[str, bool]) -> None: ...
 
 
+def _was_refused(ending: dict[str, Any]) -> bool:
+    return bool(ending["claim"] == {"result": {"outcome": "refused"}})
+
+
+def _was_killed(ending: dict[str, Any]) -> bool:
+    return bool(ending["signal"] == signal.SIGSYS)
+
+
+Row = tuple[str, str, Callable[[dict[str, Any]], bool]]
+"""An attack of `probe`, the limit that it tries, and whether that one held."""
+
+INTERPRETER: tuple[Row, ...] = (
+    ("memory", "memory", _was_refused),
+    ("files", "files", _was_refused),
+    ("processes", "processes", _was_killed),
+    ("network", "network", _was_killed),
+    ("spin", "wall_time", lambda e: bool(e["ended_by"] == "wall_time")),
+)
+JAIL: tuple[Row, ...] = tuple(
+    ("outside", limit, holds) if attack == "files" else (attack, limit, holds)
+    for attack, limit, holds in INTERPRETER
+)
+"""The jail reads some files, so there the attack is on those that it must not see."""
+
+
 class SelfTest:
     """Tries each defence once at the start; `ready` says which of them held."""
 
-    EXPECTED: tuple[tuple[str, str, Callable[[dict[str, Any]], bool]], ...] = (
-        ("memory", "memory", lambda e: e["claim"] == {"result": {"outcome": "refused"}}),
-        ("files", "files", lambda e: e["claim"] == {"result": {"outcome": "refused"}}),
-        ("processes", "processes", lambda e: e["signal"] == signal.SIGSYS),
-        ("network", "network", lambda e: e["signal"] == signal.SIGSYS),
-        ("spin", "wall_time", lambda e: e["ended_by"] == "wall_time"),
-    )
-
-    def __init__(self, supervisor: Announcer) -> None:
+    def __init__(self, supervisor: Announcer, rows: Sequence[Row]) -> None:
         self._supervisor = supervisor
+        self._rows = rows
         self._held: dict[str, bool] = {}
 
     def start(self) -> None:
         """Queue every attack as a run of its own; their ids are negative."""
-        for number, (attack, _, _) in enumerate(self.EXPECTED):
+        for number, (attack, _, _) in enumerate(self._rows):
             wall_s = PROBE_WALL_S if attack == "spin" else PROBE_DEADLINE_S
             self._supervisor.submit(
                 Run(
@@ -57,9 +75,9 @@ class SelfTest:
 
     def ended(self, run: Run, ending: dict[str, Any]) -> None:
         """Note one outcome; after the last, publish."""
-        _, limit, holds = self.EXPECTED[-1 - run.id]
+        _, limit, holds = self._rows[-1 - run.id]
         self._held[limit] = holds(ending)
-        if len(self._held) == len(self.EXPECTED):
+        if len(self._held) == len(self._rows):
             # CPU time and output are kept by the same two means as wall time: the
             # supervisor's own counter, and its kill, which the spin probe has shown.
             kept = self._held["wall_time"]

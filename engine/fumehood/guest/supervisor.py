@@ -8,8 +8,9 @@ Guest side, the first process of every guest. Host above, zygote and children be
 Host to guest: `{"op": "run", "id", "program", "arguments", "limits": {wall_s, cpu_s,
 memory_bytes, output_bytes}}`, `{"op": "lend", "id", "memory_bytes", "cpu_s"}` and
 `{"op": "cancel", "id"}`. Guest to host: `{"op": "ready", "enforces", "faults"}` once, then one
-`{"op": "ended", "id", "ended_by", …}` for each run and each loan. A run gets a fresh child,
-which dies after its answer. A lent child's two pipes go to the host, which speaks with it
+`{"op": "ended", "id", "ended_by", …}` for each run and each loan, and in the jail before that up
+to 1 000 times `{"op": "progress", "id", "percent", "message"}`. A run gets a fresh child, which
+dies after its answer. A lent child's two pipes go to the host, which speaks with it
 itself and keeps its time; here it is only limited, killed on demand, and buried.
 
 Invariants: no child says how its run ended; an ending is reported only after the child can
@@ -29,11 +30,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from fumehood.guest import kernel, limits
+from fumehood.guest import descendants, kernel, limits, progress, selftest
 from fumehood.guest.endings import decode_status, ending_of, judge
 from fumehood.guest.procfs import is_sealed, peak_bytes
 from fumehood.guest.run import Loan, Run, parse_loan, parse_run
-from fumehood.guest.selftest import SelfTest
 from fumehood.guest.zygote import PID, order_child, run_zygote
 from fumehood.wire import framing
 
@@ -103,7 +103,11 @@ class Supervisor:
         self._waiting: deque[Run | Loan] = deque()
         self._failed_spawns = 0
         self._faults: list[str] = []
-        self._selftest = SelfTest(self)
+        self._is_jail = config.get("wall") == "jail"
+        self._selftest = selftest.SelfTest(
+            self, selftest.JAIL if self._is_jail else selftest.INTERPRETER
+        )
+        self._strays: set[int] = set()
         self._selector = selectors.DefaultSelector()
         self._wakeup = self._watch_children()
 
@@ -157,7 +161,7 @@ class Supervisor:
     def _end(self) -> NoReturn:
         # The parent-death signals do the rest, also where this line is never reached.
         for child in list(self._children.values()):
-            _kill(child)
+            self._kill(child)
         os._exit(0)
 
     def _fail(self, why: str) -> NoReturn:
@@ -348,6 +352,7 @@ class Supervisor:
             self._selector.unregister(child.reply_fd)
             return
         try:
+            _count(child, len(chunk))
             messages = child.decoder.feed(chunk)
         except framing.FrameTooLarge:
             self._stop(child, "output")
@@ -359,7 +364,20 @@ class Supervisor:
             if not child.sealed:
                 self._on_sealed(child, message)
             elif not child.doomed:
-                self._on_reply(child, message, child.decoder.last_size)
+                self._on_words(child, message)
+
+    def _on_words(self, child: Child, message: dict[str, Any]) -> None:
+        if self._is_jail and child.run is not None and "progress" in message:
+            self._on_progress(child.run, message["progress"])
+        else:
+            self._on_reply(child, message, child.decoder.last_size)
+
+    def _on_progress(self, run: Run, claim: Any) -> None:
+        """Pass a program's report on, as long as it is one and there are not too many."""
+        report = progress.read(claim)
+        if report is not None and run.reports < progress.MAX_REPORTS and run.killed_for is None:
+            run.reports += 1
+            self.tell_host({"op": "progress", "id": run.id, **report})
 
     def _on_sealed(self, child: Child, message: dict[str, Any]) -> None:
         if message.get("sealed") is not True or not is_sealed(child.pid):
@@ -402,7 +420,19 @@ class Supervisor:
         child.doomed = True
         if child in self._ready:
             self._ready.remove(child)
-        _kill(child)
+        self._kill(child)
+
+    def _kill(self, child: Child) -> None:
+        # Once the kernel has handed out the exit status, the number may be somebody else's.
+        if not child.pid or child.reaped:
+            return
+        if self._is_jail:
+            # The filter lets nothing be started. If it ever did, it would end here.
+            self._strays |= descendants.kill_below(child.pid)
+        try:
+            os.kill(child.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
 
     def _on_sigchld(self) -> None:
         try:
@@ -417,6 +447,9 @@ class Supervisor:
                 self._fail("no process is left")
             if pid == 0:
                 return
+            if pid in self._strays:
+                self._strays.discard(pid)
+                continue
             if pid not in self._children:
                 self._learn_stranger(pid)
             self._bury(self._children[pid], status, usage.ru_utime + usage.ru_stime)
@@ -520,6 +553,16 @@ class Supervisor:
             self._stop(child, "cpu_time")
 
 
+def _count(child: Child, received_bytes: int) -> None:
+    """Reports are small, but a child may send any number of them. Raises FrameTooLarge."""
+    if child.run is None:
+        return
+    child.run.received_bytes += received_bytes
+    most = child.decoder.max_bytes + progress.MAX_BYTES
+    if child.run.received_bytes > most:
+        raise framing.FrameTooLarge(f"a run wrote more than {most} bytes in all")
+
+
 def _cpu_ms(child: Child, run: Run) -> float | None:
     now_ns = kernel.process_cpu_ns(child.pid)
     if now_ns is None or run.cpu_before_ns is None:
@@ -529,12 +572,3 @@ def _cpu_ms(child: Child, run: Run) -> float | None:
 
 def _since(run: Run, total_s: float) -> float | None:
     return None if run.cpu_before_ns is None else max(0.0, total_s * 1e3 - run.cpu_before_ns / 1e6)
-
-
-def _kill(child: Child) -> None:
-    # Once the kernel has handed out the exit status, the number may be somebody else's.
-    if child.pid and not child.reaped:
-        try:
-            os.kill(child.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass

@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 import struct
+import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -70,11 +71,27 @@ def order_child(orders: socket.socket, request_fd: int, reply_fd: int) -> None:
 
 
 def _preload(config: dict[str, Any]) -> Callable[[int, int, int], None]:
+    if config.get("wall") == "jail":
+        from fumehood.guest import jail
+
+        return jail.preload(config)
     from fumehood.guest import probe
-    from fumehood.guest.interpreter import calculator
+    from fumehood.guest.interpreter import calculator, restricted
 
     filter_program = seccomp.build_interpreter_filter()
-    programs = {"calculator": calculator.run, "probe": probe.run}
+    programs = {
+        "calculator": calculator.run,
+        "restricted_python": restricted.run,
+        "probe": probe.run,
+    }
+    # Programs see the time of day in UTC, not the zone that this host is set to.
+    os.environ["TZ"] = "UTC"
+    time.tzset()
+    restricted.preload()
+
+    def warm_up() -> None:
+        calculator.warm_up()
+        restricted.warm_up()
 
     def prepare(request_fd: int, reply_fd: int, supervisor_pid: int) -> None:
         run_child(
@@ -82,7 +99,7 @@ def _preload(config: dict[str, Any]) -> Callable[[int, int, int], None]:
             reply_fd=reply_fd,
             supervisor_pid=supervisor_pid,
             programs=programs,
-            warm_up=calculator.warm_up,
+            warm_up=warm_up,
             filter_program=filter_program,
         )
 

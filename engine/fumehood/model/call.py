@@ -84,5 +84,14 @@ class ToolResult:
             raise ValueError(f"cost must be a Decimal from 0 to {MAX_COST}")
 
 
+@dataclass(frozen=True, slots=True)
+class FunctionAddress:
+    """Where another process finds a function: `module:name` beneath an import path."""
+
+    module: str
+    name: str
+    import_path: str
+
+
 HostFunction = Callable[[JsonObject], Coroutine[Any, Any, Any]]
 """An asynchronous function of the host that takes validated arguments as one dictionary."""

@@ -14,6 +14,9 @@ MB = 1 << 20
 MIN_INTERPRETER_MB = 16
 """What Python itself needs beside a program, in the interpreter wall."""
 
+MIN_JAIL_MB = 32
+"""The same in the jail, where a function's own imports count too."""
+
 
 class Limit(StrEnum):
     """What a wall can be asked to enforce."""

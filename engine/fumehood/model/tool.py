@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from fumehood.model.json_types import JsonObject
+from fumehood.model.parameters import parameter_list_schema
 
 NAME_PATTERN = r"^[a-zA-Z_][a-zA-Z0-9_-]{0,63}$"
 # *Source*: semver.org, the expression that its FAQ suggests.
@@ -41,6 +42,23 @@ EXPRESSION_OUTPUT: JsonObject = {
     },
 }
 """What every tool with the executor `expression` answers; the executor itself checks it."""
+
+
+PROGRAM_OUTPUT: JsonObject = {
+    "type": "object",
+    "required": ["value", "value_repr", "stdout"],
+    "properties": {
+        "value": {
+            "description": "The value of the last expression; null where JSON cannot hold it.",
+        },
+        "value_repr": {
+            "type": ["string", "null"],
+            "description": "The same as Python shows it, cut where it is long.",
+        },
+        "stdout": {"type": "string", "description": "What the program printed."},
+    },
+}
+"""What every tool with the executor `restricted_python` answers; the executor checks it."""
 
 
 class ToolType(StrEnum):
@@ -91,6 +109,8 @@ Money = Annotated[Decimal, BeforeValidator(_no_bool), Field(ge=0, max_digits=18,
 
 class ToolDefinition(_Value):
     """One tool in one version. Every field has the mission's default.
+
+    `parameters` may be given as a list of `ToolParameter`s; what is kept is the JSON Schema.
 
     An absent limit is the wall's default, not "none". `idempotent` is `read_only` unless
     it is given. `id` is `name@version` unless it is given.
@@ -150,6 +170,11 @@ class ToolDefinition(_Value):
             return document
         filled = dict(document)
         parameters = filled.get("parameters")
+        if isinstance(parameters, list | tuple):
+            parameters, faults = parameter_list_schema(parameters)
+            if faults:
+                raise ValueError("; ".join(faults))
+            filled["parameters"] = parameters
         if isinstance(parameters, dict) and "type" not in parameters:
             filled["parameters"] = {"type": "object", **parameters}
         filled.setdefault("idempotent", filled.get("read_only", False))

@@ -143,7 +143,10 @@ def log_fault(logger: Logger, event: str, error: BaseException, **values: Any) -
     """
     frames = traceback.extract_tb(error.__traceback__)
     where = [f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames[-8:]]
-    logger.error(event, **values, exception=type(error).__name__, where=where)
+    # What was raised in another process tells its kind and place itself.
+    where = list(getattr(error, "where", where))
+    kind = getattr(error, "kind", type(error).__name__)
+    logger.error(event, **values, exception=kind, where=where)
     logger.debug(f"{event}.text", **values, exc_info=error)
 
 

@@ -13,9 +13,18 @@ from datetime import datetime
 from sqlalchemy import Connection
 
 from fumehood.model.agent import Agent, Binding
-from fumehood.model.errors import IdempotencyConflict, InvalidParams, ResourceNotFound
+from fumehood.model.errors import (
+    IdempotencyConflict,
+    InvalidParams,
+    ResourceNotFound,
+    ToolNotFound,
+)
 from fumehood.model.identity import Principal
 from fumehood.model.json_types import JsonObject
+from fumehood.model.tool import ToolDefinition
+from fumehood.registry.agent_view import seen_by_agent
+from fumehood.registry.filtering import LeftOut
+from fumehood.registry.index import ToolIndex
 from fumehood.store import agents as rows
 from fumehood.store.changes import OneChange, recorded, stamp
 from fumehood.store.database import Database
@@ -64,6 +73,22 @@ class Agents:
     def binding(self, agent_id: str, tool_name: str) -> Binding | None:
         """The binding of one tool, by the tool's name."""
         return self._bindings.get(agent_id, {}).get(tool_name)
+
+    def tools(self, agent_id: str, index: ToolIndex) -> tuple[list[ToolDefinition], list[LeftOut]]:
+        """An agent's tools in its order, as it sees them; and those it cannot have now."""
+        seen: list[ToolDefinition] = []
+        left_out: list[LeftOut] = []
+        for binding in self.bindings(agent_id):
+            try:
+                tool = index.get(binding.tool)
+            except ToolNotFound:
+                left_out.append(LeftOut(binding.tool_name, "it is not registered"))
+                continue
+            if binding.is_enabled and tool.disabled_because is None:
+                seen.append(seen_by_agent(tool.definition, binding))
+            else:
+                left_out.append(LeftOut(binding.tool_name, "it is switched off"))
+        return seen, left_out
 
     async def create(self, agent: Agent, *, by: Principal, now: datetime) -> None:
         """Make an agent.

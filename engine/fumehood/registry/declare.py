@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 import typing
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any, overload
 
@@ -43,8 +43,21 @@ class FunctionTool:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
 
+    @property
+    def is_async(self) -> bool:
+        """Whether the function gives way while it waits, and so can be cancelled."""
+        return inspect.iscoroutinefunction(self.function)
+
     async def invoke(self, arguments: JsonObject) -> Any:
-        """Call the function with arguments that passed the tool's schema.
+        """Call an asynchronous function with arguments that passed the tool's schema.
+
+        Raises:
+            ArgumentsRefused: a type that JSON Schema cannot express refuses them after all.
+        """
+        return await self.function(**self.bind(arguments))
+
+    def bind(self, arguments: JsonObject) -> dict[str, Any]:
+        """The function's keyword arguments, in the types that it declares.
 
         Raises:
             ArgumentsRefused: a type that JSON Schema cannot express refuses them after all.
@@ -63,15 +76,15 @@ class FunctionTool:
             str(field.alias): getattr(typed, name)
             for name, field in type(typed).model_fields.items()
         }
-        return await self.function(**given, **extra)
+        return {**given, **extra}
 
 
 @overload
-def tool(function: Callable[..., Coroutine[Any, Any, Any]], /) -> FunctionTool: ...
+def tool(function: Callable[..., Any], /) -> FunctionTool: ...
 @overload
 def tool(
     **fields: Any,
-) -> Callable[[Callable[..., Coroutine[Any, Any, Any]]], FunctionTool]: ...
+) -> Callable[[Callable[..., Any]], FunctionTool]: ...
 def tool(
     function: Callable[..., Any] | None = None, /, **fields: Any
 ) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
@@ -90,10 +103,6 @@ def tool(
 
 def _declare(function: Callable[..., Any], fields: Mapping[str, Any]) -> FunctionTool:
     name = str(fields.get("name", function.__name__))
-    if not inspect.iscoroutinefunction(function):
-        raise InvalidDefinition(
-            name, ["executor: a synchronous function cannot be stopped; make it async"]
-        )
     summary, described = _read_docstring(inspect.getdoc(function) or "")
     model = _arguments_model(function, name)
     document: JsonObject = {

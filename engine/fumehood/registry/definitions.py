@@ -17,12 +17,17 @@ from pydantic import ValidationError
 from fumehood.model.call import CallOptions
 from fumehood.model.errors import InvalidParams
 from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import MIN_INTERPRETER_MB
-from fumehood.model.tool import ToolDefinition, ToolType
+from fumehood.model.limits import MIN_INTERPRETER_MB, MIN_JAIL_MB
+from fumehood.model.parameters import parameter_list_schema
+from fumehood.model.tool import DEFAULT_EXECUTORS, ToolDefinition, ToolType
+from fumehood.registry.rest_fields import refers_to_secret, rest_faults
 from fumehood.registry.schema_faults import schema_faults
 
-EXPRESSION_ARGUMENTS = frozenset({"expression", "precision"})
-"""What the executor `expression` takes; its schema may narrow these but name no others."""
+INTERPRETER_ARGUMENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"expression": ("expression", "precision"), "restricted_python": ("code",)}
+)
+"""What each executor in the interpreter takes, the needed one first; a tool's schema may
+narrow these but name no others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +57,8 @@ NOT_ENFORCED: Mapping[str, Mapping[str, NotEnforced]] = MappingProxyType(
             "streaming": NotEnforced(_given, "streaming"),
             "retry_count": NotEnforced(_over_zero, "retries"),
             "fallback": NotEnforced(_given, "fallback tools"),
-            "endpoint": NotEnforced(_given, "REST tools"),
-            "method": NotEnforced(_given, "REST tools"),
-            "headers": NotEnforced(_given, "REST tools"),
-            "timeout": NotEnforced(_given, "REST tools"),
+            "endpoint": NotEnforced(refers_to_secret, "secrets"),
+            "headers": NotEnforced(refers_to_secret, "secrets"),
         },
         "options": {
             "max_length": NotEnforced(_given, "shortened results"),
@@ -69,7 +72,9 @@ NOT_ENFORCED: Mapping[str, Mapping[str, NotEnforced]] = MappingProxyType(
     }
 )
 
-EXECUTORS_HERE = ("expression", "function")
+EXECUTORS_HERE = ("expression", "function", "restricted_python")
+EXECUTORS_TO_COME = ("http", "mcp")
+"""Tools that can be registered and listed; a call is answered with `SANDBOX_UNAVAILABLE`."""
 
 
 class InvalidDefinition(InvalidParams):
@@ -92,11 +97,18 @@ def parse_definition(document: JsonObject) -> ToolDefinition:
     """
     if not isinstance(document, dict):
         raise InvalidDefinition(type(document).__name__, ["definition: not an object"])
-    faults = _document_faults(document)
+    listed = document.get("parameters")
+    faults: list[str] = []
+    if isinstance(listed, list | tuple):
+        schema, faults = parameter_list_schema(listed)
+        document = {**document, "parameters": schema}
     try:
         definition = ToolDefinition.model_validate(document)
     except ValidationError as error:
-        faults = [*_readable(error), *faults]
+        faults = [*_readable(error), *faults, *_document_faults(document)]
+    else:
+        # What the model understood ("no" is false), not how it was written, is what counts.
+        faults += _document_faults(definition.model_dump())
     if faults:
         raise InvalidDefinition(str(document.get("name", "")), faults)
     return definition
@@ -133,14 +145,14 @@ def _document_faults(document: JsonObject) -> list[str]:
     for name, row in NOT_ENFORCED["definition"].items():
         if row.is_set(document.get(name)):
             faults.append(f"{name}: not enforced by this version ({row.promise})")
-    return faults + _executor_faults(document)
+    return [*faults, *rest_faults(document), *_executor_faults(document)]
 
 
 def _executor_faults(document: JsonObject) -> list[str]:
     kind = document.get("type", ToolType.NATIVE)
     if not isinstance(kind, str):
         return []  # the model names this fault
-    executor = document.get("executor") or {"REST": "http", "MCP": "mcp"}.get(kind, "function")
+    executor = document.get("executor") or DEFAULT_EXECUTORS.get(kind, "function")
     sandboxed = document.get("sandboxed", True)
     if not isinstance(executor, str):
         return []
@@ -151,35 +163,40 @@ def _executor_faults(document: JsonObject) -> list[str]:
         faults.append(f"executor: {executor!r} does not fit a tool of type {kind}")
     if kind == "BUILTIN" and not document.get("executor"):
         faults.append("executor: a tool of type BUILTIN must say how it runs")
-    if executor not in EXECUTORS_HERE:
+    if executor not in (*EXECUTORS_HERE, *EXECUTORS_TO_COME):
         faults.append(f"executor: {executor!r} is not enforced by this version")
-    if executor == "expression":
-        faults += _expression_faults(document, sandboxed)
-    if executor == "function" and sandboxed is True:
-        faults.append(
-            "sandboxed: sandboxed functions are not enforced by this version; "
-            "trusted code of your own program says sandboxed=False"
-        )
-    if executor == "function" and document.get("memory_limit_mb") is not None:
-        faults.append("memory_limit_mb: it could not be enforced on a function in the host")
+    if executor in INTERPRETER_ARGUMENTS:
+        faults += _interpreter_faults(document, executor, sandboxed)
+    if executor == "function":
+        faults += _function_faults(document, sandboxed)
     return faults
 
 
-def _expression_faults(document: JsonObject, sandboxed: Any) -> list[str]:
+def _function_faults(document: JsonObject, sandboxed: Any) -> list[str]:
+    memory_mb = document.get("memory_limit_mb")
+    if memory_mb is not None and sandboxed is False:
+        return ["memory_limit_mb: it could not be enforced on a function in the host"]
+    if isinstance(memory_mb, int) and memory_mb < MIN_JAIL_MB:
+        return [f"memory_limit_mb: the jail needs at least {MIN_JAIL_MB}"]
+    return []
+
+
+def _interpreter_faults(document: JsonObject, executor: str, sandboxed: Any) -> list[str]:
     faults = []
+    needed, *_ = known = INTERPRETER_ARGUMENTS[executor]
     memory_mb = document.get("memory_limit_mb")
     if isinstance(memory_mb, int) and memory_mb < MIN_INTERPRETER_MB:
         faults.append(f"memory_limit_mb: the interpreter needs at least {MIN_INTERPRETER_MB}")
     if sandboxed is False:
-        faults.append("sandboxed: an expression always runs in its sandbox")
+        faults.append(f"sandboxed: the executor {executor!r} always runs in its sandbox")
     parameters = document.get("parameters")
     properties = parameters.get("properties", {}) if isinstance(parameters, dict) else {}
     if isinstance(properties, dict):
-        if "expression" not in properties:
-            faults.append("parameters: the executor 'expression' needs a parameter 'expression'")
+        if needed not in properties:
+            faults.append(f"parameters: the executor {executor!r} needs a parameter {needed!r}")
         faults += [
-            f"parameters: the executor 'expression' knows no parameter {name!r}"
-            for name in sorted(properties.keys() - EXPRESSION_ARGUMENTS)
+            f"parameters: the executor {executor!r} knows no parameter {name!r}"
+            for name in sorted(properties.keys() - set(known))
         ]
     return faults
 

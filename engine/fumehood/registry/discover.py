@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 from fumehood.model.tool import ToolDefinition, ToolType
 from fumehood.registry.declare import FunctionTool
 from fumehood.registry.definitions import InvalidDefinition
+from fumehood.registry.functions import register_function
 from fumehood.registry.index import Source, ToolIndex
 
 GROUP = "fumehood.tools"
@@ -31,9 +33,15 @@ class LoadFault:
 
 
 def discover(
-    index: ToolIndex, host_tools: Sequence[str], found: Iterable[EntryPoint] | None = None
+    index: ToolIndex,
+    host_tools: Sequence[str],
+    found: Iterable[EntryPoint] | None = None,
+    private: Sequence[Path] = (),
 ) -> list[LoadFault]:
-    """Register every offered tool; return what could not be."""
+    """Register every offered tool; return what could not be.
+
+    `private` are directories that no import path of a sandboxed function may hold.
+    """
     faults: list[LoadFault] = []
     offered = list(found if found is not None else entry_points(group=GROUP))
     # Built-in tools first: nobody may have taken their names before them.
@@ -48,13 +56,15 @@ def discover(
             continue
         for tool in tools:
             try:
-                _register(index, tool, _source(entry_point), host_tools)
+                _register(index, tool, _source(entry_point), host_tools, private)
             except InvalidDefinition as error:
                 faults.append(LoadFault(entry_point.value, error.message))
     return faults
 
 
-def _register(index: ToolIndex, tool: Any, source: Source, host_tools: Sequence[str]) -> None:
+def _register(
+    index: ToolIndex, tool: Any, source: Source, host_tools: Sequence[str], private: Sequence[Path]
+) -> None:
     if isinstance(tool, ToolDefinition):
         index.register(_only_native(tool), source)
     elif isinstance(tool, FunctionTool):
@@ -64,7 +74,7 @@ def _register(index: ToolIndex, tool: Any, source: Source, host_tools: Sequence[
             "It runs in the engine's own process, and the configuration does not allow it; "
             "the operator can add its name to host_tools."
         )  # fmt: skip
-        index.register(definition, source, function=tool.invoke, disabled_because=why)
+        register_function(index, tool, source, private=private, disabled_because=why)
     else:
         raise InvalidDefinition(
             type(tool).__name__, ["definition: neither a ToolDefinition nor made by @tool"]

@@ -1,21 +1,28 @@
 """The index: every registered tool by name and version. In process, rebuilt at each start.
 
 Host side, read by `call/resolve` and by the faces. Invariant: what stands in the index was
-checked whole, and a name that a built-in tool has belongs to the built-in tools.
+checked whole, and a name that a built-in tool has belongs to the built-in tools. Whoever
+reads sees the tools of a source as they were or as they are, never half of a change; a call
+keeps the `RegisteredTool` it resolved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from fumehood.model.call import HostFunction
+from fumehood.model.call import FunctionAddress, HostFunction
 from fumehood.model.errors import ToolNotFound
-from fumehood.model.tool import EXPRESSION_OUTPUT, ToolDefinition
-from fumehood.registry.definitions import InvalidDefinition, check_definition
+from fumehood.model.json_types import JsonObject
+from fumehood.model.tool import EXPRESSION_OUTPUT, PROGRAM_OUTPUT, ToolDefinition
+from fumehood.registry.definitions import InvalidDefinition, check_definition, parse_definition
 from fumehood.registry.json_schema import CompiledSchema
+
+MAX_VERSIONS_SHOWN = 20
+"""Versions that a refusal names."""
 
 
 class Source(StrEnum):
@@ -24,11 +31,16 @@ class Source(StrEnum):
     BUILTIN = "builtin"
     ENTRY_POINT = "entry_point"
     PROGRAM = "program"
+    DIRECTORY = "directory"
+    API = "api"
 
 
 @dataclass(frozen=True, slots=True)
 class RegisteredTool:
-    """A definition that passed every check, with what is needed to call it."""
+    """A definition that passed every check, with what is needed to call it.
+
+    A function is called in this process (`function`) or found by another one (`address`).
+    """
 
     definition: ToolDefinition
     source: Source
@@ -36,14 +48,58 @@ class RegisteredTool:
     output: CompiledSchema | None
     function: HostFunction | None = None
     disabled_because: str | None = None
+    address: FunctionAddress | None = None
+
+
+def tool_of_document(document: JsonObject, source: Source) -> RegisteredTool:
+    """A tool without a function, checked whole, that is in no index yet.
+
+    Raises:
+        InvalidDefinition: with every fault of the document.
+    """
+    return _registered(parse_definition(document), source)
+
+
+class _Tools:
+    """The tools of one moment: by name and version, and the preferred version of each name."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, dict[str, RegisteredTool]] = {}
+        self.preferred: dict[str, RegisteredTool] = {}
+        self._names: list[str] | None = None
+
+    def add(self, tool: RegisteredTool) -> None:
+        name = tool.definition.name
+        self.by_name.setdefault(name, {})[tool.definition.version] = tool
+        before = self.preferred.get(name)
+        if before is None or _preference(tool) > _preference(before):
+            self.preferred[name] = tool
+        if before is None:
+            self._names = None
+
+    def put(self, name: str, versions: dict[str, RegisteredTool]) -> None:
+        """All versions of one name; none where it is to go."""
+        if versions:
+            self.by_name[name] = versions
+            self.preferred[name] = max(versions.values(), key=_preference)
+        else:
+            self.by_name.pop(name, None)
+            self.preferred.pop(name, None)
+        self._names = None
+
+    @property
+    def names(self) -> list[str]:
+        """Every name in order. Sorted once a change, not once a list."""
+        if self._names is None:
+            self._names = sorted(self.preferred)
+        return self._names
 
 
 class ToolIndex:
     """Tools by name and version."""
 
     def __init__(self) -> None:
-        self._tools: dict[str, dict[str, RegisteredTool]] = {}
-        self._preferred: dict[str, RegisteredTool] = {}
+        self._now = _Tools()
 
     def register(
         self,
@@ -52,6 +108,7 @@ class ToolIndex:
         *,
         function: HostFunction | None = None,
         disabled_because: str | None = None,
+        address: FunctionAddress | None = None,
     ) -> RegisteredTool:
         """Add one version of one tool.
 
@@ -59,25 +116,76 @@ class ToolIndex:
             InvalidDefinition: the definition is wrong, is there already, has a function
                 too few or too many, or takes a built-in tool's name.
         """
-        faults = self._faults(definition, source, function)
+        faults = self._faults(definition, source, function or address)
         try:
             check_definition(definition)
         except InvalidDefinition as error:
             faults = [*error.faults, *faults]
         if faults:
             raise InvalidDefinition(definition.name, faults)
-        tool = RegisteredTool(
-            definition=definition,
-            source=source,
-            arguments=CompiledSchema(definition.parameters),
-            output=_promise_to_check(definition),
-            function=function,
-            disabled_because=disabled_because,
-        )
-        versions = self._tools.setdefault(definition.name, {})
-        versions[definition.version] = tool
-        self._preferred[definition.name] = max(versions.values(), key=_preference)
+        tool = _registered(definition, source, function, disabled_because, address)
+        self._now.add(tool)
         return tool
+
+    def put(self, tool: RegisteredTool) -> None:
+        """Add a version that was checked, or put it in the place of the one that is there.
+
+        Raises:
+            InvalidDefinition: another source has this name.
+        """
+        name, version = tool.definition.name, tool.definition.version
+        self.require_free(name, tool.source)
+        self._rebuild(name, lambda versions: versions.update({version: tool}))
+
+    def require_free(self, name: str, source: Source) -> None:
+        """Raises InvalidDefinition where another source has this name."""
+        owner = self.owner(name, but=source)
+        if owner is not None:
+            fault = f"name: {name} belongs to another source ({owner.value})"
+            raise InvalidDefinition(name, [fault])
+
+    def remove(self, name: str, version: str) -> None:
+        """Forget one version."""
+        self._rebuild(name, lambda versions: versions.pop(version, None))
+
+    def switch(self, name: str, version: str, *, is_active: bool) -> None:
+        """Switch a version on or off, where it is there and is not so already."""
+        tool = self.find(name, version)
+        if tool is None or tool.definition.is_active is is_active:
+            return
+        definition = tool.definition.model_copy(update={"is_active": is_active})
+        switched = replace(tool, definition=definition)
+        self._rebuild(name, lambda versions: versions.update({version: switched}))
+
+    def find(self, name: str, version: str) -> RegisteredTool | None:
+        """One version, if it is there."""
+        return self._now.by_name.get(name, {}).get(version)
+
+    def _rebuild(self, name: str, change: Callable[[dict[str, RegisteredTool]], object]) -> None:
+        """Change one name's versions, so that whoever reads sees all of it or nothing."""
+        versions = dict(self._now.by_name.get(name, {}))
+        change(versions)
+        self._now.put(name, versions)
+
+    def replace_source(self, source: Source, tools: Iterable[RegisteredTool]) -> None:
+        """Put these tools in the place of all that the source had, at once.
+
+        The tools are of this source, each name and version once, and `owner` has no other
+        source for their names.
+        """
+        after = _Tools()
+        for versions in self._now.by_name.values():
+            for tool in versions.values():
+                if tool.source is not source:
+                    after.add(tool)
+        for tool in tools:
+            after.add(tool)
+        self._now = after
+
+    def owner(self, name: str, *, but: Source) -> Source | None:
+        """The source that has this name already, leaving one source out."""
+        versions = self._now.by_name.get(name, {}).values()
+        return next((tool.source for tool in versions if tool.source is not but), None)
 
     def get(self, reference: str) -> RegisteredTool:
         """`name` (the newest version that is not deprecated, else the newest) or `name@1.2.0`.
@@ -86,32 +194,48 @@ class ToolIndex:
             ToolNotFound: no such name or version.
         """
         name, at, version = reference.partition("@")
-        versions = self._tools.get(name)
+        versions = self._now.by_name.get(name)
         if versions is None:
             raise ToolNotFound(
                 f"There is no tool {name[:80]!r}. List the tools to see which exist."
             )
         if not at:
-            return self._preferred[name]
+            return self._now.preferred[name]
         if version not in versions:
-            known = ", ".join(sorted(versions))
+            known = ", ".join(sorted(versions)[:MAX_VERSIONS_SHOWN])
             raise ToolNotFound(f"{name} has no version {version[:40]!r}; it has {known}.")
         return versions[version]
 
     def versions(self, name: str) -> list[RegisteredTool]:
         """All versions of one name, newest first."""
-        found = self._tools.get(name, {}).values()
+        found = self._now.by_name.get(name, {}).values()
         return sorted(found, key=lambda tool: tool.definition.version_key, reverse=True)
 
     def __iter__(self) -> Iterator[RegisteredTool]:
         """The preferred version of each name, by name."""
-        return (self._preferred[name] for name in sorted(self._preferred))
+        now = self._now
+        return (now.preferred[name] for name in now.names)
+
+    def page(
+        self, accepts: Callable[[ToolDefinition], bool], after: str, limit: int
+    ) -> tuple[list[RegisteredTool], int]:
+        """At most `limit` accepted tools whose names come after `after`, and how many there are.
+
+        The count is of all accepted tools, those before `after` too.
+        """
+        now = self._now
+        accepted = [name for name in now.names if accepts(now.preferred[name].definition)]
+        start = bisect_right(accepted, after)
+        return [now.preferred[name] for name in accepted[start : start + limit]], len(accepted)
 
     def _faults(
-        self, definition: ToolDefinition, source: Source, function: HostFunction | None
+        self,
+        definition: ToolDefinition,
+        source: Source,
+        function: HostFunction | FunctionAddress | None,
     ) -> list[str]:
         faults = []
-        versions = self._tools.get(definition.name, {})
+        versions = self._now.by_name.get(definition.name, {})
         if definition.version in versions:
             faults.append(f"name: {definition.name}@{definition.version} is registered already")
         elif source is not Source.BUILTIN and any(
@@ -125,13 +249,35 @@ class ToolIndex:
         return faults
 
 
+def _registered(
+    definition: ToolDefinition,
+    source: Source,
+    function: HostFunction | None = None,
+    disabled_because: str | None = None,
+    address: FunctionAddress | None = None,
+) -> RegisteredTool:
+    """What a definition that was checked becomes."""
+    return RegisteredTool(
+        definition=definition,
+        source=source,
+        arguments=CompiledSchema(definition.parameters),
+        output=_promise_to_check(definition),
+        function=function,
+        disabled_because=disabled_because,
+        address=address,
+    )
+
+
 def _preference(tool: RegisteredTool) -> tuple[bool, tuple[Any, ...]]:
     return (not tool.definition.deprecated, tool.definition.version_key)
+
+
+_KEPT_BY_EXECUTOR = {"expression": EXPRESSION_OUTPUT, "restricted_python": PROGRAM_OUTPUT}
 
 
 def _promise_to_check(definition: ToolDefinition) -> CompiledSchema | None:
     """The output schema, unless the executor keeps that very promise by itself."""
     promised = definition.output_schema
-    if promised is None or (definition.executor == "expression" and promised == EXPRESSION_OUTPUT):
+    if promised is None or promised == _KEPT_BY_EXECUTOR.get(definition.executor):
         return None
     return CompiledSchema(promised)

@@ -15,6 +15,7 @@ from referencing.exceptions import Unresolvable
 
 from fumehood.model.json_types import JsonObject
 from fumehood.registry.json_schema import MAX_SCHEMA_NODES, compile_pattern, resolver_of
+from fumehood.registry.surely_sound import is_surely_sound
 
 MAX_SCHEMA_DEPTH = 32
 DIALECTS = (
@@ -35,6 +36,8 @@ def schema_faults(schema: JsonObject, where: str) -> list[str]:
     """Everything that is wrong with a schema from outside; empty if it is sound."""
     if not _is_small(schema):
         return [f"{where}: over {MAX_SCHEMA_NODES} nodes or {MAX_SCHEMA_DEPTH} levels"]
+    if is_surely_sound(schema):
+        return []
     faults = []
     dialect = schema.get("$schema", DIALECTS[0])
     if not isinstance(dialect, str) or dialect.rstrip("#") not in DIALECTS:

@@ -1,7 +1,8 @@
 """The host as a place to run: no wall at all, for functions that the operator trusts.
 
-Host side. It enforces wall time (by cancelling) and a cap on the result, and says so; it
-limits how many run at once, so that one tool cannot occupy the engine.
+Host side. It enforces wall time (by cancelling, or by killing a worker process) and a cap
+on the result, and says so; it limits how many run at once, so that one tool cannot occupy
+the engine.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from fumehood.model.errors import InternalError, SandboxUnavailable
 from fumehood.model.identity import TrustDomain
 from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import MB, Limit, Limits, WallLimits
-from fumehood.sandbox.wall import RunEnding
+from fumehood.sandbox.process.worker import Workers
+from fumehood.sandbox.wall import OnProgress, RunEnding
 
 HOST_LIMITS = WallLimits(
     default_wall_s=30,
@@ -33,13 +35,22 @@ QUEUE_PATIENCE_S = 30
 
 @dataclass(frozen=True, slots=True)
 class HostLease:
-    """A place in the engine's own process."""
+    """A place in the engine's own process, or in a worker of it."""
 
     queue_ms: float
+    workers: Workers
 
-    async def run(self, program: str, arguments: JsonObject, limits: Limits) -> RunEnding:
-        """There are no programs here, only functions: `executors/function` awaits them."""
-        raise InternalError("The host runs functions, not programs.")
+    async def run(
+        self,
+        program: str,
+        arguments: JsonObject,
+        limits: Limits,
+        on_progress: OnProgress | None = None,
+    ) -> RunEnding:
+        """Call a synchronous function in a worker. The others `executors/function` awaits."""
+        if program != "function":
+            raise InternalError("The host runs functions, not programs.")
+        return await self.workers.run(arguments, limits)
 
 
 class Host:
@@ -52,6 +63,11 @@ class Host:
 
     def __init__(self) -> None:
         self._running = anyio.CapacityLimiter(MAX_RUNNING)
+        self._workers = Workers()
+
+    async def stop(self) -> None:
+        """End the workers and what runs in them."""
+        await self._workers.stop()
 
     @asynccontextmanager
     async def lease(self, domain: TrustDomain, *, fresh: bool) -> AsyncIterator[HostLease]:
@@ -65,6 +81,6 @@ class Host:
                 "The host is busy. Repeat the call later.", retry_after_ms=1000
             )
         try:
-            yield HostLease((time.monotonic() - asked) * 1e3)
+            yield HostLease((time.monotonic() - asked) * 1e3, self._workers)
         finally:
             self._running.release_on_behalf_of(holder)

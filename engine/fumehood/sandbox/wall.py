@@ -7,6 +7,7 @@ lease that is left unfinished takes its run with it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,13 +17,16 @@ from fumehood.model.identity import TrustDomain
 from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import Limit, Limits, WallLimits
 
+OnProgress = Callable[[float, str], None]
+"""Takes a percentage (0 to 100) and a message of at most 200 characters."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunEnding:
     """How one run ended.
 
-    Decided or measured outside the program: everything but `result`, `claimed_kind` and
-    `claimed_message`, which are the program's own words, bounded in size.
+    Decided or measured outside the program: everything but `result` and `claimed_…`,
+    which are the program's own words, bounded in size.
     """
 
     ended_by: EndedBy
@@ -35,6 +39,8 @@ class RunEnding:
     result: JsonObject | None = None
     claimed_kind: str | None = None
     claimed_message: str | None = None
+    claimed_error: JsonObject | None = None
+    """All that the program said of its failure, for who knows its form and validates it."""
 
 
 class Lease(Protocol):
@@ -45,8 +51,18 @@ class Lease(Protocol):
         """How long the place was waited for."""
         ...
 
-    async def run(self, program: str, arguments: JsonObject, limits: Limits) -> RunEnding:
-        """Run one program to its end. Cancelling it ends the program, then raises."""
+    async def run(
+        self,
+        program: str,
+        arguments: JsonObject,
+        limits: Limits,
+        on_progress: OnProgress | None = None,
+    ) -> RunEnding:
+        """Run one program to its end. Cancelling it ends the program, then raises.
+
+        `on_progress` hears what the program reports meanwhile, where its wall carries that:
+        claims, at most 1 000 of them.
+        """
         ...
 
 

@@ -1,43 +1,48 @@
 """The database: one file, opened carefully, written by one thread, read by others.
 
 Host side, the ground floor of this room. Above it one file for each kind of row. Invariant:
-what `write` has returned for is on the disk; a database that this engine does not
-understand, or that is damaged, is never touched.
+what `write` has returned for is on the disk. How a file is opened, and which one is left
+alone, is in `opening`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio.to_thread
-from sqlalchemy import Connection, Engine, Insert, StaticPool, create_engine, event, text
+from sqlalchemy import Connection, Engine, Insert
 from sqlalchemy.exc import DatabaseError
 
-from fumehood.store.errors import DamagedState, NewerState, StoreError, WriteFailed
-from fumehood.store.migrations import STEPS
-from fumehood.store.writer import Job, Row, Writer
+from fumehood.store.errors import ReadFailed, WriteFailed
+from fumehood.store.opening import READ_THREADS, in_words, open_engines, open_memory
+from fumehood.store.writer import Job, OnEvent, Row, Writer
 
 T = TypeVar("T")
 
-BUSY_TIMEOUT_S = 5
-READ_THREADS = 4
 FILE_NAME = "state.db"
+
+
+def _silent(event: str, values: dict[str, Any]) -> None:
+    """For embedding programs that keep nothing."""
 
 
 class Database:
     """An open database. Made by `open_database`; `close` writes what waits."""
 
-    def __init__(self, path: Path | None, writing: Engine, reading: Engine) -> None:
+    def __init__(
+        self, path: Path | None, writing: Engine, reading: Engine, on_event: OnEvent
+    ) -> None:
         self.path = path
         self._writing = writing
         self._reading = reading
-        self._writer = Writer(writing, _in_words)
+        self._on_event = on_event
+        self._writer = Writer(writing, in_words, on_event)
         self._readers = anyio.CapacityLimiter(READ_THREADS)
+        self._is_closed = False
+        self._cannot_read = False
 
     async def write(self, job: Job[T]) -> T:
         """Carry out a change in a transaction; when this returns, it is on the disk.
@@ -45,7 +50,7 @@ class Database:
         Cancelling the wait does not stop the write.
 
         Raises:
-            WriteFailed: nothing of it was kept. What `job` raises is passed on, and then
+            WriteFailed: nothing of it is promised. What `job` raises is passed on, and then
                 nothing was kept either.
         """
         return await asyncio.wrap_future(self._writer.submit(job, durable=True))
@@ -58,14 +63,16 @@ class Database:
         """Read in a thread; sees everything that `write` has returned for.
 
         Raises:
-            StoreError: the database cannot be read.
+            ReadFailed: the database cannot be read.
         """
         if self.path is None:  # one connection in memory: the writer's
             return await asyncio.wrap_future(self._writer.submit(query, durable=False))
         return await anyio.to_thread.run_sync(self._read, query, limiter=self._readers)
 
     def read_now(self, query: Callable[[Connection], T]) -> T:
-        """Read in this thread, for the start: nobody else uses the database yet."""
+        """Read in this thread, for the start."""
+        if self.path is None and self._writer.is_running:
+            return self._writer.submit(query, durable=False).result()
         return self._read(query)
 
     def write_now(self, job: Job[T]) -> T:
@@ -74,145 +81,56 @@ class Database:
 
     async def flush(self) -> None:
         """Wait until everything that was posted has been written, or has failed."""
-        await asyncio.wrap_future(self._writer.submit(lambda connection: None, durable=False))
+        await asyncio.wrap_future(self._writer.flush())
 
     @property
     def lost_posts(self) -> int:
-        """Posted changes that could not be written since the start."""
+        """Posted rows that could not be kept since the start."""
         return self._writer.lost
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the last write failed for a reason of the disk's."""
+        return self._writer.is_failing
 
     def close(self) -> None:
         """Write what waits, then let go of the file."""
         self._writer.close()
+        self._is_closed = True
         self._reading.dispose()
-        self._writing.dispose()
+        self._writing.dispose()  # the last one to leave folds the write-ahead log in
 
     def _read(self, query: Callable[[Connection], T]) -> T:
+        if self._is_closed:
+            raise ReadFailed("it is closed")
         try:
             with self._reading.connect() as connection:
-                return query(connection)
+                result = query(connection)
         except DatabaseError as error:
-            raise StoreError(_in_words(error)) from None
+            reason = in_words(error)
+            if not self._cannot_read:  # once an episode
+                self._cannot_read = True
+                self._on_event("state.read_failed", {"reason": reason})
+            raise ReadFailed(reason) from error
+        self._cannot_read = False
+        return result
 
 
-def open_database(path: Path | None) -> Database:
+def open_database(path: Path | None, on_event: OnEvent = _silent) -> Database:
     """Open, or make, the database at `path`; None keeps one in memory.
 
+    `on_event` hears of trouble while it is open: `state.write_failed` and
+    `state.write_works_again` around each episode, `state.rows_dropped`,
+    `state.rows_refused`, `state.read_failed`. It is called from threads.
+
     Raises:
-        NewerState, DamagedState: see there. The file is left as it is.
+        NewerState, ForeignState, DamagedState: see there. The file is left as it is.
         StoreError: it cannot be opened.
     """
     if path is None:
-        engine = create_engine(
-            "sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False}
-        )
-        _begin_explicitly(engine)
-        _migrate(engine)
-        return Database(None, engine, engine)
-    _make_private(path)
-    was_left_open = path.with_name(path.name + "-wal").exists()
-    reading, writing = _engine(path, readonly=True), _engine(path, readonly=False)
-    try:
-        with reading.connect() as connection:
-            _check(connection, thoroughly=was_left_open)
-        _migrate(writing)
-    except DatabaseError as error:
-        reading.dispose()
-        writing.dispose()
-        if _is_damage(error):
-            raise DamagedState(_damage_words(path)) from None
-        raise StoreError(f"The database {path} cannot be opened: {_in_words(error)}") from None
-    except StoreError:
-        reading.dispose()
-        raise
-    return Database(path, writing, reading)
-
-
-def _make_private(path: Path) -> None:
-    """The file is its owner's alone; SQLite gives the files beside it the same mode."""
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            os.fchmod(descriptor, 0o600)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise StoreError(f"The database {path} cannot be opened: {error.strerror}.") from None
-
-
-def _engine(path: Path, *, readonly: bool) -> Engine:
-    engine = create_engine(
-        f"sqlite:///{path}",
-        connect_args={"timeout": BUSY_TIMEOUT_S, "check_same_thread": False},
-        pool_size=READ_THREADS if readonly else 1,
-    )
-
-    @event.listens_for(engine, "connect")
-    def prepare(connection: Any, record: Any) -> None:
-        connection.isolation_level = None
-        connection.execute("PRAGMA query_only = ON" if readonly else "PRAGMA journal_mode = WAL")
-
-    _begin_explicitly(engine)
-    return engine
-
-
-def _begin_explicitly(engine: Engine) -> None:
-    """Transactions begin where the code says so: the driver's own guess breaks savepoints."""
-
-    @event.listens_for(engine, "connect")
-    def no_guessing(connection: Any, record: Any) -> None:
-        connection.isolation_level = None
-
-    @event.listens_for(engine, "begin")
-    def begin(connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN")
-
-
-def _check(connection: Connection, *, thoroughly: bool) -> None:
-    """Refuse what another engine should open, or nobody. Reads only."""
-    names = set(
-        connection.execute(text("SELECT name FROM sqlite_master WHERE type = 'table'")).scalars()
-    )
-    version = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
-    if version > len(STEPS):
-        raise NewerState(
-            f"The database was written by a newer engine (schema {version}, this one knows "
-            f"{len(STEPS)}). Start that one, or use another FUMEHOOD_HOME."
-        )
-    if version == 0 and names:
-        raise DamagedState("The database holds tables that are not fumehood's. Move it away.")
-    if thoroughly:
-        found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
-        if found != "ok":
-            raise DamagedState(_damage_words(None))
-
-
-def _migrate(engine: Engine) -> None:
-    with engine.connect() as connection, connection.begin():
-        version = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
-        for step in STEPS[version:]:
-            step(connection)
-        connection.exec_driver_sql(f"PRAGMA user_version = {len(STEPS)}")
-
-
-def _is_damage(error: DatabaseError) -> bool:
-    cause = error.orig
-    code = getattr(cause, "sqlite_errorcode", None)
-    return code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT) or "malformed" in str(cause)
-
-
-def _damage_words(path: Path | None) -> str:
-    which = f"The database {path}" if path is not None else "The database"
-    return (
-        f"{which} is damaged. It was left as it is. Restore a copy of it with its -wal file, or "
-        "save what can be read with the sqlite3 shell's .recover; to begin anew, move it away."
-    )
-
-
-def _in_words(error: BaseException) -> str:
-    """SQLite's own short text, which names no values."""
-    cause = error.orig if isinstance(error, DatabaseError) else error
-    return str(cause)
+        engine = open_memory()
+        return Database(None, engine, engine, on_event)
+    return Database(path, *open_engines(path), on_event)
 
 
 __all__ = ["FILE_NAME", "Database", "WriteFailed", "open_database"]

@@ -69,6 +69,8 @@ def hold_lock(path: Path, what: str) -> Iterator[None]:
                 f"Another engine uses {what} already. Stop it, or choose another place with "
                 "FUMEHOOD_HOME or FUMEHOOD_SOCKET."
             ) from None
+        except OSError as error:  # a file system without locks
+            raise StateError(f"{path} cannot be locked: {error.strerror}.") from None
         yield
     finally:
         os.close(descriptor)

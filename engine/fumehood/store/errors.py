@@ -1,6 +1,15 @@
-"""What can go wrong with the state itself, in words for the operator."""
+"""What can go wrong with the state itself.
+
+    StoreError
+    ├── NewerState, ForeignState, DamagedState    at the start, in words for the operator
+    └── WriteFailed, ReadFailed                   while the engine runs, fit for an envelope
+
+Texts of SQLite's stand in them; they name tables and columns, never values.
+"""
 
 from __future__ import annotations
+
+from fumehood.model.errors import InternalError
 
 
 class StoreError(Exception):
@@ -11,9 +20,35 @@ class NewerState(StoreError):
     """A newer engine wrote this database; an older one would not keep its promises."""
 
 
+class ForeignState(StoreError):
+    """The database is somebody else's. It is left exactly as it was found."""
+
+
 class DamagedState(StoreError):
     """The database is not readable as one. It is left exactly as it was found."""
 
 
-class WriteFailed(StoreError):
-    """Nothing of this write was kept: the disk is full, read-only or failing."""
+class WriteFailed(StoreError, InternalError):
+    """The disk is full, read-only or failing. Nothing of this write is promised.
+
+    Nothing of it is seen by this engine either. Only where the disk refused the very last
+    step, the flush, what was written may be found there at the next start.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"The state could not be written ({reason}), so nothing is promised. Do not retry "
+            "before the engine's owner has mended it."
+        )
+        self.reason = reason
+
+
+class ReadFailed(StoreError, InternalError):
+    """What is kept could not be read."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"The state could not be read ({reason}). Do not retry before the engine's owner "
+            "has mended it."
+        )
+        self.reason = reason

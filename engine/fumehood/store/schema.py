@@ -123,10 +123,11 @@ CALLS = Table(
     Column("total_ms", Float, nullable=False),
     Column("cpu_ms", Float),
     Column("cost", String, nullable=False),
-    Column("tokens", Integer, nullable=False),
-    Index("calls_by_at", "at"),
-    Index("calls_by_principal", "principal_id", "seq"),
-    Index("calls_by_tool", "tool", "seq"),
-    Index("calls_by_agent", "agent_id", "seq"),
-    Index("calls_by_code", "code", "seq"),
+    Column("currency", String, nullable=False),
+    Column("input_tokens", Integer, nullable=False),
+    Column("output_tokens", Integer, nullable=False),
+    Column("tokens_used", Integer, nullable=False),
+    # Everything that a list is filtered by: whatever is combined, no row is read in vain.
+    Index("calls_by_principal", "principal_id", "seq", "at", "tool", "code", "agent_id"),
 )
+"""One row a call, in order of `seq`; `at` is the envelope's timestamp, in milliseconds."""

@@ -1,7 +1,9 @@
 """The writer: one thread with one connection, which groups what waits into one commit.
 
-Host side, inside `database`. Invariant: a durable job's future is resolved only after the
-commit that holds it was flushed to the disk; a job that fails takes nothing else with it.
+Host side, inside `database`. Invariants: a durable job's future is resolved only after the
+commit that holds it was flushed to the disk; a job that fails takes nothing else with it,
+and where SQLite gives up the whole transaction, all of its jobs fail; nothing ends the
+thread but `close`.
 """
 
 from __future__ import annotations
@@ -9,19 +11,22 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection, Engine, Insert
-from sqlalchemy.exc import DatabaseError
+from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError, SQLAlchemyError
 
 from fumehood.store.errors import WriteFailed
 
 T = TypeVar("T")
 Job = Callable[[Connection], T]
 Row = dict[str, Any]
+OnEvent = Callable[[str, dict[str, Any]], None]
+"""Takes an event and its values; called from the writer's thread."""
 
 MAX_GROUP = 500
 MAX_POSTS = 20_000
@@ -38,27 +43,49 @@ class _Waiting(Generic[T]):
     durable: bool
 
 
+class _RolledBack(Exception):
+    """SQLite gave up the whole transaction, whatever a job made of the error."""
+
+
 class Writer:
     """Runs jobs in order of arrival, posts in an order of their own."""
 
-    def __init__(self, engine: Engine, in_words: Callable[[BaseException], str]) -> None:
+    def __init__(
+        self, engine: Engine, in_words: Callable[[BaseException], str], on_event: OnEvent
+    ) -> None:
         self._engine = engine
         self._in_words = in_words
+        self._on_event = on_event
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._waiting: deque[_Waiting[Any]] = deque()
         self._posts: deque[tuple[Insert, Row]] = deque()
+        self._flushing: list[Future[None]] = []
         self._closing = False
-        self._level = ""
-        self.lost = 0
+        self._dropped = 0
+        """Counted by those who post, `_lost` by the thread: one number would be torn."""
+        self._lost = 0
+        self._told_dropped = 0
         self._thread: threading.Thread | None = None
+        self.is_failing = False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread has been started."""
+        return self._thread is not None
+
+    @property
+    def lost(self) -> int:
+        """Posted rows that were not kept."""
+        return self._dropped + self._lost
 
     def submit(self, job: Job[T], *, durable: bool) -> Future[T]:
         """Queue a job; its future holds its result once it is committed."""
         future: Future[T] = Future()
+        future.set_running_or_notify_cancel()  # who stops waiting does not stop the write
         with self._lock:
             if self._closing:
-                future.set_exception(WriteFailed("the engine's state is closed"))
+                future.set_exception(WriteFailed("it is closed"))
                 return future
             self._waiting.append(_Waiting(job, future, durable))
             self._start()
@@ -68,12 +95,24 @@ class Writer:
     def post(self, statement: Insert, row: Row) -> None:
         """Queue a row that nobody waits for."""
         if self._closing or len(self._posts) >= MAX_POSTS:
-            self.lost += 1
+            self._dropped += 1
             return
         self._posts.append((statement, row))
         if self._thread is None:
             with self._lock:
                 self._start()
+
+    def flush(self) -> Future[None]:
+        """A future for the moment when everything posted before was written, or has failed."""
+        future: Future[None] = Future()
+        future.set_running_or_notify_cancel()
+        with self._lock:
+            if self._closing or (self._thread is None and not self._posts):
+                future.set_result(None)
+                return future
+            self._flushing.append(future)
+        self._wake.set()
+        return future
 
     def close(self) -> None:
         """Write what waits and end the thread."""
@@ -82,46 +121,61 @@ class Writer:
         self._wake.set()
         if self._thread is not None:
             self._thread.join()
+        self._dropped += len(self._posts)  # posted at the very moment of the end
+        self._posts.clear()
 
     def _start(self) -> None:
         """The first row starts the thread: many an embedded engine never has one."""
-        if self._thread is None:
+        if self._thread is None and not self._closing:
             self._thread = threading.Thread(target=self._run, name="state-writer", daemon=True)
             self._thread.start()
 
     def _run(self) -> None:
-        with self._engine.connect() as connection:
-            while True:
+        while True:
+            if not self._waiting:
                 # Posts need no wake-up of their own: it would cost a call more than its row.
                 self._wake.wait(GATHER_S)
-                self._wake.clear()
-                closing = self._closing
-                self._write_waiting(connection)
-                self._write_posts(connection)
-                if closing and not self._waiting and not self._posts:
-                    return
+            self._wake.clear()
+            closing = self._closing
+            self._take_turn()
+            if closing and not (self._waiting or self._posts or self._flushing):
+                return
 
-    def _write_waiting(self, connection: Connection) -> None:
-        while self._waiting:
-            with self._lock:
-                count = min(len(self._waiting), MAX_GROUP)
-                group = [self._waiting.popleft() for _ in range(count)]
-            self._write_group(connection, group)
+    def _take_turn(self) -> None:
+        """Jobs and posts in turn, so that neither keeps the other waiting for ever."""
+        with self._lock:
+            flushing, self._flushing = self._flushing, []
+        owed = len(self._posts)
+        self._write_jobs()
+        while owed > 0:
+            owed -= self._write_posts(min(owed, MAX_GROUP))
+            self._write_jobs()
+        if self._dropped > self._told_dropped:
+            self._told_dropped = self._dropped
+            self._on_event("state.rows_dropped", {"dropped_rows": self._dropped})
+        for future in flushing:
+            future.set_result(None)
 
-    def _write_group(self, connection: Connection, group: list[_Waiting[Any]]) -> None:
-        level = "FULL" if any(waiting.durable for waiting in group) else "NORMAL"
+    def _write_jobs(self) -> None:
+        with self._lock:
+            count = min(len(self._waiting), MAX_GROUP)
+            group = [self._waiting.popleft() for _ in range(count)]
+        if not group:
+            return
         done: list[tuple[Future[Any], Any]] = []
+        writes = any(waiting.durable for waiting in group)
         try:
-            self._flush_at_commit(connection, level)
-            with connection.begin():
+            with self._transaction(flushed=writes) as connection:
                 for waiting in group:
                     self._try(connection, waiting, done)
-        except DatabaseError as error:
-            failure = WriteFailed(self._in_words(error))
+        except Exception as error:
+            self._note_failure(error)
             for waiting in group:
                 if not waiting.future.done():
-                    waiting.future.set_exception(failure)
+                    waiting.future.set_exception(self._failure(error))
             return
+        if writes:
+            self._note_success()
         for future, result in done:
             future.set_result(result)
 
@@ -132,37 +186,117 @@ class Writer:
         try:
             with connection.begin_nested():
                 result = waiting.job(connection)
-        except DatabaseError as error:
-            if connection.invalidated or _ends_the_transaction(error):
-                raise
-            waiting.future.set_exception(WriteFailed(self._in_words(error)))
-        except Exception as error:
-            waiting.future.set_exception(error)
+        except BaseException as error:
+            if not _in_transaction(connection):
+                raise _RolledBack from error
+            if isinstance(error, DatabaseError):
+                waiting.future.set_exception(self._failure(error))
+            elif isinstance(error, StopIteration):  # no future takes one
+                waiting.future.set_exception(RuntimeError("a job raised StopIteration"))
+            else:
+                waiting.future.set_exception(error)
         else:
+            # A job that swallowed the error must not save the others' promises.
+            if not _in_transaction(connection):
+                raise _RolledBack
             done.append((waiting.future, result))
 
-    def _flush_at_commit(self, connection: Connection, level: str) -> None:
-        """`FULL`: a commit is on the disk when it returns. Between transactions only."""
-        if level != self._level:
-            raw: Any = connection.connection.driver_connection
-            raw.execute(f"PRAGMA synchronous = {level}")
-            self._level = level
+    @contextmanager
+    def _transaction(self, *, flushed: bool) -> Iterator[Connection]:
+        """A transaction; with `flushed` it is on the disk when this is left."""
+        with self._engine.connect() as connection:
+            level = "FULL" if flushed else "NORMAL"
+            if connection.info.get("synchronous") != level:
+                raw: Any = connection.connection.driver_connection
+                raw.execute(f"PRAGMA synchronous = {level}")
+                connection.info["synchronous"] = level
+            with connection.begin():
+                yield connection
 
-    def _write_posts(self, connection: Connection) -> None:
-        while self._posts:
-            count = min(len(self._posts), MAX_GROUP)
-            group = [self._posts.popleft() for _ in range(count)]
-            try:
-                self._flush_at_commit(connection, "NORMAL")
-                with connection.begin():
-                    for statement, rows in itertools.groupby(group, key=lambda post: post[0]):
-                        connection.execute(statement, [row for _, row in rows])
-            except Exception:  # nobody waits, and the thread must go on
-                self.lost += len(group)
-                connection.rollback()
+    def _write_posts(self, count: int) -> int:
+        group = [self._posts.popleft() for _ in range(count)]
+        try:
+            with self._transaction(flushed=False) as connection:
+                for statement, posts in itertools.groupby(group, key=lambda post: post[0]):
+                    connection.execute(statement, [row for _, row in posts])
+        except Exception as error:  # nobody waits, and the thread must go on
+            if _is_a_rows_fault(error):
+                self._write_one_by_one(group)
+            else:
+                self._lost += count
+                self._note_failure(error)
+        else:
+            self._note_success()
+        return count
+
+    def _write_one_by_one(self, group: list[tuple[Insert, Row]]) -> None:
+        """A row that cannot be kept takes no other with it."""
+        refused = 0
+        reason = ""
+        try:
+            with self._transaction(flushed=False) as connection:
+                for statement, row in group:
+                    try:
+                        with connection.begin_nested():
+                            connection.execute(statement, row)
+                    except Exception as error:
+                        if not _is_a_rows_fault(error) or not _in_transaction(connection):
+                            raise
+                        refused += 1
+                        reason = self._in_words(error)
+        except Exception as error:
+            self._lost += len(group)
+            self._note_failure(error)
+            return
+        self._lost += refused
+        self._note_success()
+        self._on_event("state.rows_refused", {"refused_rows": refused, "reason": reason})
+
+    def _failure(self, error: BaseException) -> WriteFailed:
+        failure = WriteFailed(self._reason(error))
+        failure.__cause__ = error
+        return failure
+
+    def _reason(self, error: BaseException) -> str:
+        words = self._in_words(_first_cause(error))
+        # A savepoint that went with its transaction says nothing of what took it.
+        return "the transaction was given up" if words.startswith("no such savepoint") else words
+
+    def _note_failure(self, error: BaseException) -> None:
+        """Once an episode: it may last for days."""
+        if not self.is_failing:
+            self.is_failing = True
+            self._on_event("state.write_failed", {"reason": self._reason(error)})
+
+    def _note_success(self) -> None:
+        if self.is_failing:
+            self.is_failing = False
+            self._on_event("state.write_works_again", {"lost_rows": self.lost})
 
 
-def _ends_the_transaction(error: DatabaseError) -> bool:
-    """SQLite has rolled everything back by itself: full, I/O error, no memory."""
-    name = getattr(error.orig, "sqlite_errorname", "")
-    return name.startswith(("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_NOMEM", "SQLITE_READONLY"))
+def _in_transaction(connection: Connection) -> bool:
+    """False where SQLite has rolled everything back by itself: full, I/O error, no memory."""
+    if connection.invalidated:
+        return False
+    raw: Any = connection.connection.driver_connection
+    return bool(raw.in_transaction)
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """The first thing that SQLite complained of; what followed from it tells less."""
+    found = error
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, DBAPIError):
+            found = seen
+        seen = seen.__cause__ or seen.__context__
+    return found
+
+
+def _is_a_rows_fault(error: BaseException) -> bool:
+    """Another row might be kept where this one was refused."""
+    if isinstance(error, SQLAlchemyError):
+        return isinstance(error, DBAPIError) and not (
+            isinstance(error, OperationalError) or type(error) is DatabaseError
+        )
+    return isinstance(error, OverflowError | ValueError | TypeError)

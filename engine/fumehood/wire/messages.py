@@ -16,6 +16,8 @@ from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import Limit, Limits
 from fumehood.wire.framing import FrameError
 
+MAX_PROGRESS_CHARACTERS = 200
+
 
 class _Frame(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -49,7 +51,16 @@ class GuestEnding(_Frame):
     claim: dict[str, Any] | None
 
 
-def parse_guest_frame(message: dict[str, Any]) -> GuestReady | GuestEnding:
+class GuestProgress(_Frame):
+    """What a run says of itself while it works."""
+
+    op: str
+    id: int
+    percent: float = Field(ge=0, le=100, allow_inf_nan=False)
+    message: str = Field(max_length=MAX_PROGRESS_CHARACTERS)
+
+
+def parse_guest_frame(message: dict[str, Any]) -> GuestReady | GuestEnding | GuestProgress:
     """One frame of a guest.
 
     Raises:
@@ -60,6 +71,8 @@ def parse_guest_frame(message: dict[str, Any]) -> GuestReady | GuestEnding:
             return GuestEnding.model_validate(message)
         if message.get("op") == "ready":
             return GuestReady.model_validate(message)
+        if message.get("op") == "progress":
+            return GuestProgress.model_validate(message)
     except ValidationError as error:
         raise FrameError(f"a guest's message is wrong in {error.error_count()} places") from None
     raise FrameError("a guest sent a message of no known kind")

@@ -14,7 +14,7 @@ from fumehood.model.limits import Limit
 from fumehood.model.tool import ToolDefinition
 from fumehood.sandbox.wall import Walls
 from fumehood.testing import FakeWall
-from support.definitions import OWNER, expression_document, registered, request
+from support.definitions import OWNER, expression_document, registered, request, rest_document
 
 
 def _rehearse(wall: FakeWall | None = None, fields: Any = None, **options: Any) -> dict[str, Any]:
@@ -56,6 +56,18 @@ def test_dry_run_tells_of_a_wall_that_is_not_there() -> None:
     assert (said["would_run"], said["refused_with"]) == (False, "SANDBOX_UNAVAILABLE")
     assert said["placement"]["kind"] is None
     assert said["limits"] is None
+
+
+@pytest.mark.row("P12", "S1", "T5")
+@pytest.mark.parametrize(("kind", "executor"), [("REST", "http"), ("MCP", "mcp")])
+def test_dry_run_says_that_an_executor_is_not_there_yet(kind: str, executor: str) -> None:
+    document = rest_document() if kind == "REST" else expression_document(type="MCP", executor=None)
+    document = {key: value for key, value in document.items() if value is not None}
+    resolved = ResolvedCall(request(), registered(ToolDefinition.model_validate(document)), ())
+    permitted = PermittedCall(ValidatedCall(resolved, {}, ()), OWNER)
+    said = rehearse(permitted, Walls(interpreter=FakeWall())).data
+    assert said["refused_with"] == "SANDBOX_UNAVAILABLE"
+    assert f"no executor '{executor}'" in said["placement"]["why"]
 
 
 @pytest.mark.row("P12", "S4")

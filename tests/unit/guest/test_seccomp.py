@@ -1,13 +1,12 @@
-"""The system-call filter, run here by a small machine for its own instructions."""
+"""The interpreter's system-call filter, run here by a small machine for its instructions."""
 
 from __future__ import annotations
-
-import struct
 
 import pytest
 
 from fumehood.guest import seccomp
 from fumehood.guest.seccomp import ALLOWED, ARCHITECTURES, REFUSED_GENTLY, build_interpreter_filter
+from support.bpf_machine import decide
 
 KILL, REFUSE, ALLOW = 0x80000000, 0x00050001, 0x7FFF0000
 MACHINES = sorted(ARCHITECTURES)
@@ -17,31 +16,12 @@ WITH_CONDITIONS = {"read", "write", "mmap", "mprotect"}
 def _decide(machine: str, number: int, *arguments: int, architecture: int | None = None) -> int:
     """What the kernel would answer to this call."""
     expected, _ = ARCHITECTURES[machine]
-    data = struct.pack(
-        "=IIQ6Q",
-        number,
+    return decide(
+        build_interpreter_filter(machine),
         expected if architecture is None else architecture,
-        0,
-        *(list(arguments) + [0] * 6)[:6],
+        number,
+        *arguments,
     )
-    program = list(struct.iter_unpack("=HBBI", build_interpreter_filter(machine)))
-    accumulator, at = 0, 0
-    while True:
-        code, if_true, if_false, value = program[at]
-        at += 1
-        match code:
-            case 0x20:
-                (accumulator,) = struct.unpack_from("=I", data, value)
-            case 0x15:
-                at += if_true if accumulator == value else if_false
-            case 0x35:
-                at += if_true if accumulator >= value else if_false
-            case 0x45:
-                at += if_true if accumulator & value else if_false
-            case 0x06:
-                return value
-            case _:
-                raise AssertionError(f"unknown instruction {code:#x}")
 
 
 def _number(machine: str, name: str) -> int:

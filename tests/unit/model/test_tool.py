@@ -305,7 +305,7 @@ def test_what_is_no_amount_is_refused_as_one(field: str, value: Any) -> None:
         ("type", "native"),
         ("sunset_date", "soon"),
         ("sunset_date", "2026-02-30"),
-        ("parameters", []),
+        ("parameters", ["text"]),
         ("parameters", None),
         ("input_examples", ["text"]),
         ("tags", "math"),

@@ -239,12 +239,14 @@ def test_a_declared_function_is_native_and_runs_as_a_function() -> None:
 
 
 @pytest.mark.row("T7")
-def test_synchronous_function_is_refused_since_it_cannot_be_stopped() -> None:
-    def block() -> None:
+def test_a_synchronous_function_is_declared_like_any_other() -> None:
+    def block(seconds: int = 1) -> None:
         """Block."""
 
-    with pytest.raises(InvalidDefinition, match="make it async"):
-        tool(sandboxed=False)(block)
+    declared = tool(sandboxed=False)(block)
+    assert declared.is_async is False
+    assert declared.bind({"seconds": 2}) == {"seconds": 2}
+    assert look_up.is_async is True
 
 
 @pytest.mark.row("T7")
@@ -269,12 +271,12 @@ def test_function_without_words_is_refused() -> None:
 
 
 @pytest.mark.row("T7")
-def test_bare_decorator_makes_a_sandboxed_tool_which_this_version_refuses() -> None:
+def test_bare_decorator_makes_a_sandboxed_tool() -> None:
+    @tool
     async def plain() -> None:
         """Do nothing."""
 
-    with pytest.raises(InvalidDefinition, match="sandboxed=False"):
-        tool(plain)
+    assert plain.definition.sandboxed is True
 
 
 def test_unknown_field_is_refused_at_declaration() -> None:

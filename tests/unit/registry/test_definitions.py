@@ -14,7 +14,7 @@ from fumehood.registry.definitions import (
 )
 from fumehood.registry.json_schema import CompiledSchema
 from fumehood.registry.schema_faults import schema_faults
-from support.definitions import expression_document, function_definition
+from support.definitions import expression_document, function_definition, rest_document
 
 # Field of a definition → a value that asks for its machinery, and one that does not.
 PROMISES: dict[str, tuple[Any, Any]] = {
@@ -26,10 +26,8 @@ PROMISES: dict[str, tuple[Any, Any]] = {
     "streaming": (True, False),
     "retry_count": (1, 0),
     "fallback": ("other", None),
-    "endpoint": ("https://example.org", None),
-    "method": ("GET", None),
-    "headers": ({"a": "b"}, None),
-    "timeout": (1000, None),
+    "endpoint": ("https://example.org/${secret:PATH}", "https://example.org/"),
+    "headers": ({"authorization": "Bearer ${secret:KEY}"}, {"accept": "text/plain"}),
 }
 OPTIONS: dict[str, tuple[Any, Any]] = {
     "max_length": (10, None),
@@ -47,6 +45,11 @@ def _faults(document: dict[str, Any]) -> list[str]:
     return caught.value.faults
 
 
+def _document(field: str, value: Any) -> dict[str, Any]:
+    make = rest_document if field in ("endpoint", "headers") else expression_document
+    return make(**{field: value})
+
+
 def test_the_tables_of_this_file_are_complete() -> None:
     assert PROMISES.keys() == NOT_ENFORCED["definition"].keys()
     assert OPTIONS.keys() == NOT_ENFORCED["options"].keys()
@@ -54,14 +57,14 @@ def test_the_tables_of_this_file_are_complete() -> None:
 
 @pytest.mark.parametrize("field", PROMISES)
 def test_field_without_machinery_is_refused_by_name(field: str) -> None:
-    faults = _faults(expression_document(**{field: PROMISES[field][0]}))
+    faults = _faults(_document(field, PROMISES[field][0]))
     promise = NOT_ENFORCED["definition"][field].promise
     assert faults == [f"{field}: not enforced by this version ({promise})"]
 
 
 @pytest.mark.parametrize("field", PROMISES)
 def test_the_same_field_at_its_default_is_accepted(field: str) -> None:
-    assert parse_definition(expression_document(**{field: PROMISES[field][1]})).name == "sums"
+    parse_definition(_document(field, PROMISES[field][1]))
 
 
 @pytest.mark.row("P11")
@@ -140,19 +143,23 @@ FIT = [
     ("BUILTIN", "function", False, None),
     ("NATIVE", "expression", False, "sandboxed"),
     ("BUILTIN", "expression", False, "sandboxed"),
-    ("NATIVE", "function", True, "sandboxed"),
-    ("NATIVE", None, True, "sandboxed"),
+    ("NATIVE", "function", True, None),
+    ("NATIVE", None, True, None),
     ("BUILTIN", None, True, "executor"),
     ("NATIVE", "http", True, "executor"),
     ("NATIVE", "mcp", True, "executor"),
     ("BUILTIN", "http", True, "executor"),
-    ("REST", None, True, "executor"),
-    ("REST", "http", True, "executor"),
+    ("REST", None, True, None),
+    ("REST", "http", True, None),
+    ("REST", "http", False, "sandboxed"),
+    ("REST", "mcp", True, "executor"),
     ("REST", "function", False, "executor"),
     ("REST", "expression", True, "executor"),
-    ("MCP", None, True, "executor"),
+    ("MCP", None, True, None),
+    ("MCP", "mcp", True, None),
+    ("MCP", "mcp", False, "sandboxed"),
     ("MCP", "http", True, "executor"),
-    ("NATIVE", "restricted_python", True, "executor"),
+    ("NATIVE", "restricted_python", True, "parameters"),
     ("NATIVE", "code:python", True, "executor"),
     ("NATIVE", "code:python", False, "executor"),
     ("NATIVE", "workspace", True, "executor"),
@@ -164,13 +171,55 @@ FIT = [
 def test_type_executor_and_sandbox_must_fit(
     kind: str, executor: str | None, sandboxed: bool, at_fault: str | None
 ) -> None:
-    document = expression_document(type=kind, sandboxed=sandboxed, executor=executor)
+    make = rest_document if kind == "REST" else expression_document
+    document = make(type=kind, sandboxed=sandboxed, executor=executor)
     if executor is None:
         del document["executor"]
     if at_fault is None:
         assert parse_definition(document).sandboxed is sandboxed
         return
     assert at_fault in {fault.split(":", 1)[0] for fault in _faults(document)}
+
+
+@pytest.mark.row("S1", "R1")
+@pytest.mark.parametrize("said", ["no", "false", 0, "0", False])
+def test_what_the_model_reads_as_false_is_refused_like_false(said: Any) -> None:
+    assert "sandboxed: the executor 'expression' always runs in its sandbox" in _faults(
+        expression_document(sandboxed=said)
+    )
+
+
+@pytest.mark.row("T7")
+def test_list_of_parameters_becomes_the_schema() -> None:
+    listed = [{"name": "expression", "type": "string", "description": "What.", "max": 10}]
+    definition = parse_definition(expression_document(parameters=listed))
+    assert definition.parameters == {
+        "type": "object",
+        "properties": {"expression": {"type": "string", "description": "What.", "maxLength": 10}},
+        "required": ["expression"],
+    }
+    assert parse_definition(definition.model_dump()) == definition
+
+
+@pytest.mark.row("T7")
+def test_faults_of_a_list_of_parameters_are_listed_with_all_others() -> None:
+    listed = [
+        {"name": "expression", "type": "string", "description": "What."},
+        {"name": "precision", "type": "float", "description": "How."},
+        {"name": "a b", "type": "integer", "description": "What."},
+    ]
+    faults = _faults(expression_document(parameters=listed, rate_limit=5))
+    assert [fault.split(":", 1)[0] for fault in faults] == [
+        "parameters.1.type",
+        "parameters.2.name",
+        "rate_limit",
+    ]
+
+
+@pytest.mark.row("T7", "P2")
+def test_pattern_in_a_list_of_parameters_is_checked_like_any_other() -> None:
+    listed = [{"name": "expression", "type": "string", "description": "What.", "pattern": "(?=a)"}]
+    assert "RE2" in _faults(expression_document(parameters=listed))[0]
 
 
 def test_memory_limit_on_a_host_function_is_refused() -> None:
@@ -187,6 +236,23 @@ def test_expression_tool_needs_an_expression_and_knows_nothing_else() -> None:
         "parameters: the executor 'expression' knows no parameter 'alpha'",
         "parameters: the executor 'expression' knows no parameter 'zoom'",
     ]
+
+
+def test_program_tool_needs_code_and_knows_nothing_else() -> None:
+    document = expression_document(
+        executor="restricted_python", sandboxed=False, memory_limit_mb=8,
+        parameters={"properties": {"stdin": {}}},
+    )  # fmt: skip
+    assert _faults(document) == [
+        "memory_limit_mb: the interpreter needs at least 16",
+        "sandboxed: the executor 'restricted_python' always runs in its sandbox",
+        "parameters: the executor 'restricted_python' needs a parameter 'code'",
+        "parameters: the executor 'restricted_python' knows no parameter 'stdin'",
+    ]
+    document = expression_document(
+        executor="restricted_python", parameters={"properties": {"code": {"type": "string"}}}
+    )
+    assert parse_definition(document).executor == "restricted_python"
 
 
 @pytest.mark.row("P2")

@@ -8,8 +8,19 @@ import pytest
 
 from fumehood import EXPRESSION_OUTPUT, InvalidDefinition, ToolDefinition
 from fumehood.model.errors import ToolNotFound
-from fumehood.registry.index import RegisteredTool, Source, ToolIndex
-from support.definitions import answer_nothing, expression_document, function_definition
+from fumehood.registry.index import (
+    MAX_VERSIONS_SHOWN,
+    RegisteredTool,
+    Source,
+    ToolIndex,
+    tool_of_document,
+)
+from support.definitions import (
+    answer_nothing,
+    expression_document,
+    function_definition,
+    rest_document,
+)
 
 
 def _expression(**fields: Any) -> ToolDefinition:
@@ -148,3 +159,66 @@ def test_promise_that_the_executor_keeps_itself_is_not_checked_again() -> None:
     assert none.output is None
     assert other.output is not None
     assert [v.path for v in other.output.violations({})] == ["text"]
+
+
+def _from_directory(*names: str, **fields: Any) -> list[RegisteredTool]:
+    return [tool_of_document(rest_document(name=n, **fields), Source.DIRECTORY) for n in names]
+
+
+@pytest.mark.row("R1", "R4")
+def test_tools_of_one_source_are_replaced_and_all_others_stay() -> None:
+    index = _index(_expression(), _expression(version="2.0.0"))
+    index.replace_source(Source.DIRECTORY, _from_directory("a", "b"))
+    assert [tool.definition.name for tool in index] == ["a", "b", "sums"]
+    index.replace_source(Source.DIRECTORY, _from_directory("b", "c", version="3.0.0"))
+    assert [tool.definition.name for tool in index] == ["b", "c", "sums"]
+    assert [_version(tool) for tool in index.versions("b")] == ["3.0.0"]
+    assert [_version(tool) for tool in index.versions("sums")] == ["2.0.0", "1.0.0"]
+    index.replace_source(Source.DIRECTORY, [])
+    assert [tool.definition.name for tool in index] == ["sums"]
+    with pytest.raises(ToolNotFound):
+        index.get("b")
+
+
+@pytest.mark.row("R1")
+def test_list_that_was_begun_and_a_tool_that_was_resolved_stay_as_they_were() -> None:
+    index = _index(_expression())
+    index.replace_source(Source.DIRECTORY, _from_directory("a", "b"))
+    resolved = index.get("a")
+    begun = iter(index)
+    assert next(begun).definition.name == "a"
+    index.replace_source(Source.DIRECTORY, _from_directory("z"))
+    assert [tool.definition.name for tool in begun] == ["b", "sums"]
+    assert resolved.definition.name == "a"
+
+
+@pytest.mark.row("R1")
+def test_replacement_that_breaks_off_changes_nothing() -> None:
+    """Whatever goes wrong half way, readers still have the old tools, all of them."""
+    index = ToolIndex()
+    index.replace_source(Source.DIRECTORY, _from_directory("a", "b"))
+
+    def break_off() -> Any:
+        yield from _from_directory("c")
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        index.replace_source(Source.DIRECTORY, break_off())
+    assert [tool.definition.name for tool in index] == ["a", "b"]
+
+
+@pytest.mark.row("R4")
+def test_owner_of_a_name_is_another_source_or_nobody() -> None:
+    index = _index(_expression(), source=Source.BUILTIN)
+    index.replace_source(Source.DIRECTORY, _from_directory("a"))
+    assert index.owner("sums", but=Source.DIRECTORY) is Source.BUILTIN
+    assert index.owner("a", but=Source.DIRECTORY) is None
+    assert index.owner("a", but=Source.PROGRAM) is Source.DIRECTORY
+    assert index.owner("nothing", but=Source.DIRECTORY) is None
+
+
+def test_refusal_of_an_unknown_version_names_some_of_many() -> None:
+    index = _index(*(_expression(version=f"1.0.{n}") for n in range(100)))
+    with pytest.raises(ToolNotFound) as caught:
+        index.get("sums@2.0.0")
+    assert caught.value.message.count("1.0.") == MAX_VERSIONS_SHOWN

@@ -9,7 +9,13 @@ import pytest
 from fumehood.model.errors import EndedBy
 from fumehood.model.limits import Limit, Limits
 from fumehood.wire.framing import FrameError
-from fumehood.wire.messages import GuestEnding, GuestReady, parse_guest_frame, run_frame
+from fumehood.wire.messages import (
+    GuestEnding,
+    GuestProgress,
+    GuestReady,
+    parse_guest_frame,
+    run_frame,
+)
 
 ENDED: dict[str, Any] = {
     "op": "ended",
@@ -124,3 +130,23 @@ def test_run_frame_gives_limits_in_bytes_and_seconds() -> None:
 def test_run_without_a_memory_limit_cannot_be_asked_for() -> None:
     with pytest.raises(ValueError, match="memory limit"):
         run_frame(3, "calculator", {}, Limits(5.0, 2.0, None, 1024))
+
+
+PROGRESS = {"op": "progress", "id": 1, "percent": 50.0, "message": "half"}
+
+
+@pytest.mark.row("S8")
+def test_progress_of_a_guest_is_read() -> None:
+    report = parse_guest_frame(PROGRESS)
+    assert isinstance(report, GuestProgress)
+    assert (report.id, report.percent, report.message) == (1, 50.0, "half")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"percent": -1}, {"percent": 101}, {"percent": float("nan")}, {"percent": "5"}, {"percent": None},
+     {"message": "x" * 201}, {"message": 1}, {"id": "1"}, {"run": "os.system"}],
+)  # fmt: skip
+def test_progress_of_any_other_form_ends_the_guest(change: dict[str, Any]) -> None:
+    with pytest.raises(FrameError):
+        parse_guest_frame({**PROGRESS, **change})

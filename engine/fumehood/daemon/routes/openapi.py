@@ -9,10 +9,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from fumehood.model.call import CallBody
+from fumehood.model.call_log import CallPage, CallQuery, CallRecord
 from fumehood.model.envelope import Envelope
 from fumehood.model.errors import ERROR_CODES, TOOL_CODE_HTTP_STATUS
 from fumehood.model.json_types import JsonObject
-from fumehood.model.tool import ToolDefinition
+from fumehood.model.tool import ToolDefinition, ToolType
+from fumehood.registry.listing import DEFAULT_LIMIT, MAX_LIMIT
 
 REFERENCE = "#/components/schemas/{model}"
 NAME_PARAMETER = {
@@ -20,6 +22,13 @@ NAME_PARAMETER = {
     "in": "path",
     "required": True,
     "description": "A tool's name, or `name@version`.",
+    "schema": {"type": "string"},
+}
+CALL_ID_PARAMETER = {
+    "name": "call_id",
+    "in": "path",
+    "required": True,
+    "description": "The `call_id` of an envelope.",
     "schema": {"type": "string"},
 }
 
@@ -32,7 +41,13 @@ async def openapi(request: Request) -> Response:
 def make_document(version: str) -> JsonObject:
     """OpenAPI 3.1 for every address of the callers' socket."""
     _, definitions = models_json_schema(
-        [(CallBody, "validation"), (Envelope, "serialization"), (ToolDefinition, "serialization")],
+        [
+            (CallBody, "validation"),
+            (CallPage, "serialization"),
+            (CallRecord, "serialization"),
+            (Envelope, "serialization"),
+            (ToolDefinition, "serialization"),
+        ],
         ref_template=REFERENCE,
     )
     envelope = _json_content({"$ref": REFERENCE.format(model="Envelope")})
@@ -64,7 +79,11 @@ def make_document(version: str) -> JsonObject:
                 "openapi", "This document.", {"200": _ok(_json_content({"type": "object"}))}
             )
         },
-        "/v1/tools": {"get": _operation("listTools", "Every tool.", answered)},
+        "/v1/tools": {
+            "get": _operation(
+                "listTools", "The tools, one page of them.", answered, _list_parameters()
+            )
+        },
         "/v1/tools/{name}": {
             "get": _operation("showTool", "One tool's definition.", answered, [NAME_PARAMETER])
         },
@@ -77,6 +96,16 @@ def make_document(version: str) -> JsonObject:
                 },
             }
         },
+        "/v1/calls": {
+            "get": _operation(
+                "listCalls", "The caller's own calls, newest first.", answered, _query_parameters()
+            )
+        },
+        "/v1/calls/{call_id}": {
+            "get": _operation(
+                "showCall", "One call of the caller's own.", answered, [CALL_ID_PARAMETER]
+            )
+        },
     }
     return {
         "openapi": "3.1.0",
@@ -86,6 +115,21 @@ def make_document(version: str) -> JsonObject:
     }
 
 
+def _list_parameters() -> list[JsonObject]:
+    limit = {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT}
+    described: dict[str, tuple[str, JsonObject]] = {
+        "limit": ("How many at most.", limit),
+        "cursor": ("`data.pagination.next_cursor` of the page before.", {"type": "string"}),
+        "category": ("Only tools of this category.", {"type": "string"}),
+        "tag": ("Only tools with this tag.", {"type": "string"}),
+        "type": ("Only tools of this type.", {"type": "string", "enum": list(ToolType)}),
+    }
+    return [
+        {"name": name, "in": "query", "required": False, "description": words, "schema": schema}
+        for name, (words, schema) in described.items()
+    ]
+
+
 def _operation(
     identifier: str, summary: str, responses: JsonObject, parameters: list[JsonObject] | None = None
 ) -> JsonObject:
@@ -93,6 +137,15 @@ def _operation(
     if parameters:
         operation["parameters"] = parameters
     return operation
+
+
+def _query_parameters() -> list[JsonObject]:
+    """Those of the call log, from the type that checks them."""
+    properties = CallQuery.model_json_schema()["properties"]
+    return [
+        {"name": name, "in": "query", "required": False, "schema": schema}
+        for name, schema in properties.items()
+    ]
 
 
 def _ok(content: JsonObject) -> JsonObject:

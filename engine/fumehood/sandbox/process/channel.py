@@ -36,10 +36,11 @@ from fumehood.sandbox.process.residents import (
     ResidentRules,
     Residents,
 )
-from fumehood.sandbox.wall import RunEnding
+from fumehood.sandbox.wall import OnProgress, RunEnding
 from fumehood.wire import framing
 from fumehood.wire.messages import (
     GuestEnding,
+    GuestProgress,
     GuestReady,
     lend_frame,
     parse_guest_frame,
@@ -56,6 +57,9 @@ clock starts when a child is there, and on a busy host forking one can take a wh
 up ends every run of the guest."""
 
 CANCEL_GRACE_S = 2.0
+MAX_REPORTS = 1000
+"""Of one run; the guest counts too."""
+
 MAX_FRAME_BYTES = 4 << 20
 MAX_RUN_BYTES = 1 << 20
 """The guest ends itself over a larger frame; see `HOST_FRAME_BYTES` there."""
@@ -89,6 +93,8 @@ class GuestProcess(asyncio.Protocol):
         self._decoder = framing.Decoder(MAX_FRAME_BYTES)
         self._transport: asyncio.Transport | None = None
         self._pending: dict[int, asyncio.Future[RunEnding]] = {}
+        self._listeners: dict[int, OnProgress] = {}
+        self._reports: dict[int, int] = {}
         self._next_id = 0
         self._ready = asyncio.Event()
         self.dead = asyncio.Event()
@@ -150,7 +156,12 @@ class GuestProcess(asyncio.Protocol):
         return self._process.pid
 
     async def run(
-        self, key: str | None, program: str, arguments: JsonObject, limits: Limits
+        self,
+        key: str | None,
+        program: str,
+        arguments: JsonObject,
+        limits: Limits,
+        on_progress: OnProgress | None = None,
     ) -> RunEnding:
         """One run, in the key's resident or (None) in a fresh child.
 
@@ -170,6 +181,8 @@ class GuestProcess(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[RunEnding] = loop.create_future()
         self._pending[run_id] = answer
+        if on_progress is not None:
+            self._listeners[run_id] = on_progress
         self._transport.write(frame)
         overdue = loop.call_later(limits.wall_s + ANSWER_GRACE_S, self._give_up, run_id)
         try:
@@ -183,6 +196,8 @@ class GuestProcess(asyncio.Protocol):
         finally:
             overdue.cancel()
             self._pending.pop(run_id, None)
+            self._listeners.pop(run_id, None)
+            self._reports.pop(run_id, None)
 
     async def borrow(self, memory_bytes: int, cpu_s: float) -> Loan | None:
         """A sealed and limited child to speak with; None where the guest is lost."""
@@ -258,13 +273,16 @@ class GuestProcess(asyncio.Protocol):
 
     # -- inside -------------------------------------------------------------------
 
-    def _on_message(self, message: GuestReady | GuestEnding) -> None:
+    def _on_message(self, message: GuestReady | GuestEnding | GuestProgress) -> None:
         if isinstance(message, GuestReady):
             self.enforced = message.enforced
             self.faults = message.faults
             if self._ready.is_set():
                 self.kill()  # it has found out later that it cannot serve; the next one may
             self._ready.set()
+            return
+        if isinstance(message, GuestProgress):
+            self._on_progress(message)
             return
         timer = self._ending_loans.pop(message.id, None)
         if timer is not None:
@@ -280,6 +298,18 @@ class GuestProcess(asyncio.Protocol):
         answer = self._pending.pop(message.id, None)
         if answer is not None and not answer.done():
             answer.set_result(ending_of_frame(message))
+
+    def _on_progress(self, message: GuestProgress) -> None:
+        listener = self._listeners.get(message.id)
+        if listener is None:
+            return
+        self._reports[message.id] = reports = self._reports.get(message.id, 0) + 1
+        try:
+            listener(message.percent, message.message)
+        except Exception:  # a listener that fails is not asked again; the run goes on
+            reports = MAX_REPORTS
+        if reports >= MAX_REPORTS:
+            del self._listeners[message.id]
 
     def _on_handover(self) -> None:
         """Two pipes of a child; anything else ends the guest that sent it."""

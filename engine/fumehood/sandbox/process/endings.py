@@ -17,12 +17,16 @@ MAX_CLAIM_CHARACTERS = 2000
 
 LOST = RunEnding(EndedBy.SANDBOX_LOST, "call")
 
-_CLAIMABLE = {"memory": EndedBy.MEMORY, "policy": EndedBy.POLICY}
-"""What a program may say of its own failure (DESIGN, "One guest, several walls")."""
+_CLAIMABLE = {
+    "memory": EndedBy.MEMORY,
+    "output": EndedBy.OUTPUT,
+    "policy": EndedBy.POLICY,
+}
+"""What a program may say of its own failure (ADR 0010)."""
 
 
 def ending_of_reply(
-    reply: JsonObject, *, isolation: str, cpu_ms: float | None, output_bytes: int
+    reply: JsonObject, *, isolation: str, cpu_ms: float | None, output_bytes: int | None
 ) -> RunEnding:
     """How a run ended whose child answered this side itself. Figures are the host's."""
     error = reply.get("error")
@@ -40,6 +44,7 @@ def ending_of_reply(
         output_bytes=output_bytes,
         claimed_kind=kind,
         claimed_message=_text(error.get("message")),
+        claimed_error=error or None,
     )
 
 
@@ -63,6 +68,7 @@ def ending_of_frame(message: GuestEnding) -> RunEnding:
         result=result if ended_by is EndedBy.OK else None,
         claimed_kind=_text(error.get("kind")),
         claimed_message=_text(error.get("message")),
+        claimed_error=error or None,
     )
 
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from sqlalchemy import Connection, text
 
 _STATEMENTS = (
-    "CREATE TABLE meta (key VARCHAR PRIMARY KEY, value VARCHAR NOT NULL)",
+    "CREATE TABLE meta (key VARCHAR NOT NULL PRIMARY KEY, value VARCHAR NOT NULL)",
     """CREATE TABLE tokens (
-        id VARCHAR PRIMARY KEY, name VARCHAR NOT NULL, principal_id VARCHAR NOT NULL,
+        id VARCHAR NOT NULL PRIMARY KEY, name VARCHAR NOT NULL, principal_id VARCHAR NOT NULL,
         secret_hash BLOB NOT NULL, scopes JSON NOT NULL, agents JSON NOT NULL,
         created_at VARCHAR NOT NULL, created_by VARCHAR NOT NULL,
         expires_at VARCHAR, revoked_at VARCHAR)""",
     """CREATE TABLE approvers (
-        id VARCHAR PRIMARY KEY, name VARCHAR NOT NULL UNIQUE, salt BLOB NOT NULL,
+        id VARCHAR NOT NULL PRIMARY KEY, name VARCHAR NOT NULL UNIQUE, salt BLOB NOT NULL,
         secret_hash BLOB NOT NULL, scopes JSON NOT NULL, created_at VARCHAR NOT NULL,
         created_by VARCHAR NOT NULL, removed_at VARCHAR)""",
     """CREATE TABLE agents (
-        id VARCHAR PRIMARY KEY, description VARCHAR NOT NULL, principals JSON NOT NULL,
+        id VARCHAR NOT NULL PRIMARY KEY, description VARCHAR NOT NULL, principals JSON NOT NULL,
         is_enabled BOOLEAN NOT NULL, created_at VARCHAR NOT NULL)""",
     """CREATE TABLE bindings (
         agent_id VARCHAR NOT NULL, tool VARCHAR NOT NULL, sort_order INTEGER NOT NULL,
@@ -29,19 +29,16 @@ _STATEMENTS = (
         name VARCHAR NOT NULL, version VARCHAR NOT NULL, is_active BOOLEAN NOT NULL,
         PRIMARY KEY (name, version))""",
     """CREATE TABLE changes (
-        seq INTEGER PRIMARY KEY, at VARCHAR NOT NULL, principal_id VARCHAR NOT NULL,
+        seq INTEGER NOT NULL PRIMARY KEY, at VARCHAR NOT NULL, principal_id VARCHAR NOT NULL,
         action VARCHAR NOT NULL, subject VARCHAR NOT NULL, details JSON NOT NULL)""",
     """CREATE TABLE calls (
-        seq INTEGER PRIMARY KEY, id VARCHAR NOT NULL UNIQUE, at VARCHAR NOT NULL,
+        seq INTEGER NOT NULL PRIMARY KEY, id VARCHAR NOT NULL UNIQUE, at VARCHAR NOT NULL,
         principal_id VARCHAR NOT NULL, agent_id VARCHAR, session_id VARCHAR,
         trace_id VARCHAR NOT NULL, tool VARCHAR NOT NULL, version VARCHAR,
         code VARCHAR NOT NULL, ended_by VARCHAR, total_ms FLOAT NOT NULL, cpu_ms FLOAT,
-        cost VARCHAR NOT NULL, tokens INTEGER NOT NULL)""",
-    "CREATE INDEX calls_by_at ON calls (at)",
-    "CREATE INDEX calls_by_principal ON calls (principal_id, seq)",
-    "CREATE INDEX calls_by_tool ON calls (tool, seq)",
-    "CREATE INDEX calls_by_agent ON calls (agent_id, seq)",
-    "CREATE INDEX calls_by_code ON calls (code, seq)",
+        cost VARCHAR NOT NULL, currency VARCHAR NOT NULL, input_tokens INTEGER NOT NULL,
+        output_tokens INTEGER NOT NULL, tokens_used INTEGER NOT NULL)""",
+    "CREATE INDEX calls_by_principal ON calls (principal_id, seq, at, tool, code, agent_id)",
 )
 
 

@@ -1,0 +1,167 @@
+"""`fumehood calls list|show|tail`: what was called, by the running engine's own log."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fumehood.cli.exits import ExitCode, exit_code_of, fail
+from fumehood.cli.settings import read_config, read_socket_path
+from fumehood.model.call_log import DEFAULT_PAGE, MAX_PAGE, CallRecord
+
+if TYPE_CHECKING:
+    from fumehood.client import Client
+
+calls = typer.Typer(help="The calls that the running engine has kept.", no_args_is_help=True)
+
+MAX_LISTED = 1000
+POLL_S = 0.5
+AGE = re.compile(r"^(\d{1,6})([smhd])$")
+UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+Since = Annotated[
+    str | None,
+    typer.Option(help="Not before: an age (30s, 10m, 1h, 7d) or a time (2026-01-31T09:30)."),
+]
+Agent = Annotated[str | None, typer.Option(help="Calls made as this agent.")]
+Tool = Annotated[str | None, typer.Option(help="Calls of this tool: name or name@version.")]
+Code = Annotated[str | None, typer.Option(help="Calls that ended so: OK, or an error's code.")]
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
+
+
+@calls.command("list")
+def list_calls(
+    since: Since = None,
+    agent: Agent = None,
+    tool: Tool = None,
+    code: Code = None,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_LISTED, help="At most so many.")] = (
+        DEFAULT_PAGE
+    ),
+    as_json: AsJson = False,
+) -> None:
+    """List your calls, newest first."""
+    from fumehood.cli.show import show_calls, wants_json
+
+    filters = _filters(since, agent, tool, code)
+    with _client(as_json=as_json) as client:
+        records, has_more = _newest(client, filters, limit)
+    show_calls(records, as_json=wants_json(as_json))
+    if has_more and not wants_json(as_json):
+        print(f"There are more: --limit takes up to {MAX_LISTED}.", file=sys.stderr)
+
+
+@calls.command("show")
+def show_call(
+    call_id: Annotated[str, typer.Argument(help="The call's id, call_….")], as_json: AsJson = False
+) -> None:
+    """Show one call of yours."""
+    from fumehood.cli.show import show_fields, show_json, wants_json
+
+    with _client(as_json=as_json) as client:
+        record = client.call_record(call_id).model_dump(mode="json")
+    if wants_json(as_json):
+        show_json(record)
+    else:
+        show_fields(record)
+
+
+@calls.command("tail")
+def tail_calls(
+    since: Since = None,
+    agent: Agent = None,
+    tool: Tool = None,
+    code: Code = None,
+    limit: Annotated[
+        int, typer.Option(min=0, max=MAX_LISTED, help="Of those that were there before.")
+    ] = DEFAULT_PAGE,
+    as_json: AsJson = False,
+) -> None:
+    """Show your calls as they end, oldest first, until Ctrl-C. One line a call."""
+    from fumehood.cli.show import show_call_line, wants_json
+
+    filters = _filters(since, agent, tool, code)
+    try:
+        with _client(as_json=as_json) as client:
+            for record in _followed(client, filters, limit, lambda: time.sleep(POLL_S)):
+                show_call_line(record, as_json=wants_json(as_json))
+    except KeyboardInterrupt:
+        raise typer.Exit(ExitCode.SUCCESS) from None
+
+
+def _filters(
+    since: str | None, agent: str | None, tool: str | None, code: str | None
+) -> dict[str, Any]:
+    moment = None if since is None else _moment(since, datetime.now(UTC))
+    return {"since": moment, "agent": agent, "tool": tool, "code": code}
+
+
+def _moment(text: str, now: datetime) -> datetime:
+    """A time from an age, or from a date and time; without a zone it is this machine's."""
+    age = AGE.match(text)
+    try:
+        if age is not None:
+            return now - timedelta(seconds=int(age[1]) * UNITS_S[age[2]])
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):
+        fail(
+            f"--since {text[:80]!r} is neither an age (30s, 10m, 1h, 7d) nor a time "
+            "(2026-01-31T09:30).",
+            ExitCode.USAGE,
+        )
+
+
+def _newest(
+    client: Client, filters: dict[str, Any], limit: int, known: str | None = None
+) -> tuple[list[CallRecord], bool]:
+    """The newest records down to `limit`, or to one that is known; whether there are more."""
+    found: list[CallRecord] = []
+    cursor = None
+    while True:
+        size = min(MAX_PAGE, limit - len(found))
+        page = client.calls(**filters, limit=size, cursor=cursor)
+        for record in page.items:
+            if record.call_id == known:
+                return found, False
+            found.append(record)
+        cursor = page.next_cursor
+        if cursor is None or len(found) >= limit:
+            return found, page.has_more
+
+
+def _followed(
+    client: Client, filters: dict[str, Any], limit: int, pause: Callable[[], None]
+) -> Iterator[CallRecord]:
+    """Records as they come, oldest first. By identity, not by time: clocks are set back."""
+    before, _ = _newest(client, filters, max(limit, 1))
+    newest = before[0].call_id if before else None
+    yield from reversed(before[:limit])
+    while True:
+        pause()
+        fresh, _ = _newest(client, filters, sys.maxsize, known=newest)
+        if fresh:
+            newest = fresh[0].call_id
+            yield from reversed(fresh)
+
+
+@contextmanager
+def _client(*, as_json: bool) -> Iterator[Client]:
+    """A client; what the engine refuses, or that there is none, ends the command."""
+    from fumehood.cli.show import show_envelope, wants_json
+    from fumehood.client import Client, DaemonUnavailable, Refused
+
+    try:
+        with Client(read_socket_path(read_config())) as client:
+            yield client
+    except DaemonUnavailable as error:
+        fail(str(error), ExitCode.UNAVAILABLE)
+    except Refused as refused:
+        show_envelope(refused.envelope, as_json=wants_json(as_json))
+        raise typer.Exit(exit_code_of(refused.envelope)) from None

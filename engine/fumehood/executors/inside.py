@@ -1,0 +1,138 @@
+"""Inside: how a tool's function is imported and called in the process where it runs.
+
+Loaded by the jail's child and by the worker process, never by the engine. Takes names and
+JSON, gives one reply as JSON: `{"result": {data, tokens_used, cost}}` or `{"error": {kind,
+…}}`. Invariant: whatever the function returns or raises, the reply is plain JSON that every
+reader of this engine understands. What it says is a claim; the host's side validates it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+from types import TracebackType
+from typing import Any, Protocol
+
+from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+from fumehood.executors.progress import Report, reports_to
+from fumehood.model.call import ToolResult
+from fumehood.model.errors import ArgumentsRefused, ToolError
+from fumehood.model.json_types import JsonObject
+from fumehood.wire import strict_json
+
+MAX_MESSAGE_CHARACTERS = 2000
+MAX_FRAMES = 20
+
+
+class BindableTool(Protocol):
+    """What `@tool` makes."""
+
+    def bind(self, arguments: JsonObject) -> dict[str, Any]: ...
+
+    def function(self, **arguments: Any) -> Any: ...
+
+
+def answer(
+    module: str, name: str, arguments: JsonObject, *, max_depth: int, report: Report | None = None
+) -> JsonObject:
+    """Import `module:name`, call it with checked types, and describe how that went.
+
+    Raises:
+        MemoryError: as it is; whoever called knows what to say without memory.
+    """
+    try:
+        found = getattr(importlib.import_module(module), name)
+        with reports_to(report):
+            returned = _call(found, arguments)
+        return {"result": _result(returned, max_depth)}
+    except MemoryError:
+        raise
+    except _Unfit as error:
+        return _error("unfit", message=str(error))
+    except ArgumentsRefused as error:
+        return _error("arguments", message=error.message, fields=list(error.fields))
+    except ToolError as error:
+        return _refusal(error, max_depth)
+    except BaseException as error:  # its own exit and interrupt, too, are its failure
+        return _failure(error, module)
+
+
+class _Unfit(Exception):
+    """JSON cannot hold it."""
+
+
+def _call(found: BindableTool, arguments: JsonObject) -> Any:
+    returned = found.function(**found.bind(arguments))
+    return asyncio.run(_wait_for(returned)) if inspect.isawaitable(returned) else returned
+
+
+async def _wait_for(awaitable: Any) -> Any:
+    return await awaitable
+
+
+def _result(returned: Any, max_depth: int) -> JsonObject:
+    result = returned if isinstance(returned, ToolResult) else ToolResult(returned)
+    return {
+        "data": _plain(result.data, max_depth),
+        "tokens_used": result.tokens_used,
+        "cost": str(result.cost),
+    }
+
+
+def _plain(value: Any, max_depth: int) -> Any:
+    """The value as every strict reader would get it. Raises _Unfit."""
+    try:
+        return strict_json.loads(strict_json.dumps(to_jsonable_python(value)), max_depth=max_depth)
+    except (PydanticSerializationError, ValueError, TypeError, RecursionError):
+        raise _Unfit(f"not plain JSON of at most {max_depth} levels") from None
+
+
+def _refusal(error: ToolError, max_depth: int) -> JsonObject:
+    try:
+        details = _plain(error.details, max_depth)
+    except _Unfit as unfit:
+        return _error("unfit", message=str(unfit))
+    retry_after_ms = error.retry_after_ms
+    return _error(
+        "tool_error",
+        code=error.tool_code,
+        message=_text(error.message),
+        details=details if isinstance(details, dict) else None,
+        retryable=bool(error.may_retry),
+        retry_after_ms=retry_after_ms if type(retry_after_ms) is int else None,
+    )
+
+
+def _failure(error: BaseException, module: str) -> JsonObject:
+    try:
+        message = str(error)
+    except Exception:  # its own `__str__` is its author's, too
+        message = ""
+    return _error(
+        "exception",
+        type=type(error).__name__[:100],
+        message=_text(message),
+        traceback=_frames(error.__traceback__, module.split(".")[0]),
+    )
+
+
+def _frames(traceback: TracebackType | None, package: str) -> list[str]:
+    """The way through the tool's own modules, innermost last: `module:line in function`."""
+    frames: list[str] = []
+    while traceback is not None:
+        frame = traceback.tb_frame
+        module = str(frame.f_globals.get("__name__", "?"))
+        if module.split(".")[0] == package:
+            frames.append(_text(f"{module}:{traceback.tb_lineno} in {frame.f_code.co_name}")[:200])
+        traceback = traceback.tb_next
+    return frames[-MAX_FRAMES:]
+
+
+def _error(kind: str, **words: Any) -> JsonObject:
+    return {"error": {"kind": kind, **words}}
+
+
+def _text(words: Any) -> str:
+    return str(words)[:MAX_MESSAGE_CHARACTERS].encode("utf-8", "replace").decode()

@@ -1,0 +1,77 @@
+"""The worker process: calls synchronous host functions, one at a time, until it is killed.
+
+Started by `sandbox/process/worker.py`, which finds it by path, as `python …/worker_main.py
+FD`. It is no wall: the functions are the operator's own trusted code, run with the
+environment, the import path and the rights of the engine. It exists so that they can be
+killed. The first frame on FD is `{"path": […]}`, each further one a call, each answered by
+one reply of `inside`.
+"""
+
+import ctypes
+import importlib
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+MAX_FRAME_BYTES = 16 << 20
+MAX_RESULT_DEPTH = 58
+"""A little under what the host reads: a result stands inside a reply."""
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def main() -> None:
+    parent = int(sys.argv[2])
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    channel.set_inheritable(False)
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # What a function starts and leaves behind stays below this process, and dies with it.
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit(0)
+    os.dup2(2, 1)  # the engine's stdout carries answers
+    sys.path[0] = str(Path(__file__).parents[2])
+    _serve(channel)
+
+
+def _serve(channel: socket.socket) -> None:
+    from fumehood.wire import framing
+
+    decoder = framing.Decoder(MAX_FRAME_BYTES)
+    first = True
+    while chunk := channel.recv(1 << 16):
+        for message in decoder.feed(chunk):
+            if first:
+                sys.path[:] = message["path"]
+                _load()
+            reply = {"ready": True} if first else _answer(message)
+            first = False
+            channel.sendall(framing.encode(reply))
+
+
+def _load() -> None:
+    """What every call needs, before anybody waits for one."""
+    importlib.import_module("fumehood.registry.declare")
+    importlib.import_module("fumehood.executors.inside")
+
+
+def _answer(message: dict[str, Any]) -> dict[str, Any]:
+    from fumehood.executors.inside import answer
+
+    try:
+        return answer(
+            message["module"], message["name"], message["arguments"], max_depth=MAX_RESULT_DEPTH
+        )
+    except MemoryError:
+        return {
+            "error": {"kind": "exception", "type": "MemoryError", "message": "", "traceback": []}
+        }
+
+
+if __name__ == "__main__":
+    main()

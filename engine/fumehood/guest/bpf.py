@@ -1,0 +1,131 @@
+"""Small words for system-call filters in classic BPF: what each filter is put together from.
+
+Guest side, pure functions; `seccomp` and `jail_filter` say what is allowed. A filter begins
+with `begin`, ends with a verdict for everything that was not named, and in between the
+accumulator always holds the number of the system call.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+
+X32_BIT = 0x40000000
+"""x86-64 knows a second set of numbers with this bit set; none of them is wanted."""
+
+EPERM = 1
+EACCES = 13
+
+_RET_KILL_PROCESS = 0x80000000
+_RET_ERRNO = 0x00050000
+_RET_ALLOW = 0x7FFF0000
+
+# Offsets into struct seccomp_data (<linux/seccomp.h>): number, architecture, arguments.
+_OFFSET_NUMBER = 0
+_OFFSET_ARCHITECTURE = 4
+_OFFSET_ARGUMENTS = 16
+
+# Classic BPF opcodes (<linux/bpf_common.h>).
+_LOAD_WORD = 0x20
+_AND = 0x54
+_JUMP_EQUAL = 0x15
+_JUMP_GREATER_EQUAL = 0x35
+_JUMP_BITS_SET = 0x45
+_RETURN = 0x06
+
+Instruction = tuple[int, int, int, int]
+
+
+def begin(architecture: int) -> list[Instruction]:
+    """Let go on only what is a call of this architecture and of its one numbering."""
+    return [
+        _load(_OFFSET_ARCHITECTURE),
+        *_unless_equal(architecture, [kill()]),
+        _load(_OFFSET_NUMBER),
+        (_JUMP_GREATER_EQUAL, 0, 1, X32_BIT),
+        kill(),
+    ]
+
+
+def for_call(
+    numbers: Mapping[str, int], name: str, body: Sequence[Instruction]
+) -> list[Instruction]:
+    """`body`, which must end with a verdict, for this call; nothing where it has no number."""
+    if name not in numbers:
+        return []
+    return [(_JUMP_EQUAL, 0, len(body), numbers[name]), *body]
+
+
+def allow() -> Instruction:
+    return (_RETURN, 0, 0, _RET_ALLOW)
+
+
+def kill() -> Instruction:
+    return (_RETURN, 0, 0, _RET_KILL_PROCESS)
+
+
+def refuse(error: int = EPERM) -> Instruction:
+    return (_RETURN, 0, 0, _RET_ERRNO | error)
+
+
+def allow_if_equal(argument: int, value: int) -> list[Instruction]:
+    """Allow one value of an argument, end the process for any other."""
+    # Both halves of the 64-bit argument: the kernel compares all of it.
+    low = _OFFSET_ARGUMENTS + 8 * argument
+    return [
+        _load(low),
+        *_unless_equal(value, [kill()]),
+        _load(low + 4),
+        *_unless_equal(0, [kill()]),
+        allow(),
+    ]
+
+
+def allow_without_bits(argument: int, bits: int, otherwise: Instruction) -> list[Instruction]:
+    """Allow an argument that has none of these bits."""
+    return [
+        _load(_OFFSET_ARGUMENTS + 8 * argument),
+        (_JUMP_BITS_SET, 0, 1, bits),
+        otherwise,
+        allow(),
+    ]
+
+
+def allow_without_all_bits(argument: int, bits: int, otherwise: Instruction) -> list[Instruction]:
+    """Allow an argument that has not all of these bits together."""
+    return [
+        _load(_OFFSET_ARGUMENTS + 8 * argument),
+        (_AND, 0, 0, bits),
+        *_unless_equal(bits, [allow()]),
+        otherwise,
+    ]
+
+
+def allow_if_in(argument: int, values: Sequence[int], otherwise: Instruction) -> list[Instruction]:
+    """Allow these values of an argument that the kernel reads as 32 bits."""
+    body = [_load(_OFFSET_ARGUMENTS + 8 * argument)]
+    for value in values:
+        body += [(_JUMP_EQUAL, 0, 1, value), allow()]
+    return [*body, otherwise]
+
+
+def require(argument: int, value: int, *, ignoring: int = 0) -> list[Instruction]:
+    """End the process unless a 32-bit argument has this value, some bits aside; else go on."""
+    return [
+        _load(_OFFSET_ARGUMENTS + 8 * argument),
+        (_AND, 0, 0, 0xFFFFFFFF & ~ignoring),
+        *_unless_equal(value, [kill()]),
+    ]
+
+
+def pack(program: Sequence[Instruction]) -> bytes:
+    """The filter as the kernel reads it."""
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+
+
+def _load(offset: int) -> Instruction:
+    return (_LOAD_WORD, 0, 0, offset)
+
+
+def _unless_equal(value: int, body: Sequence[Instruction]) -> list[Instruction]:
+    return [(_JUMP_EQUAL, len(body), 0, value), *body]

@@ -1,0 +1,196 @@
+"""The guards: the functions that a compiled program calls instead of doing things itself.
+
+Guest side. RestrictedPython's code has `_getattr_(a, "b")` where a program says `a.b`;
+what such a function allows, here, is all that a program can do. Invariants: attributes are
+read by the table of their type, changes go to what the program made itself, and every
+refusal is remembered, whether or not the program managed to swallow it.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fumehood.guest.interpreter.programs import attributes
+from fumehood.guest.interpreter.programs.classes import ProgramClasses
+from fumehood.guest.interpreter.programs.modules import Module
+from fumehood.guest.interpreter.programs.refusal import Refused, Uncopied
+
+IN_PLACE: Mapping[str, Callable[[Any, Any], Any]] = types.MappingProxyType(
+    {
+        "+=": operator.iadd, "-=": operator.isub, "*=": operator.imul, "/=": operator.itruediv,
+        "//=": operator.ifloordiv, "%=": operator.imod, "**=": operator.ipow,
+        "<<=": operator.ilshift, ">>=": operator.irshift,
+        "&=": operator.iand, "|=": operator.ior, "^=": operator.ixor,
+    }
+)  # fmt: skip
+
+_UNCHANGEABLE = (
+    bool, int, float, complex, str, bytes, tuple, range, frozenset, set, slice, type(None),
+)  # fmt: skip
+"""Python itself refuses to change parts of these, in the words that everybody knows."""
+
+_NAMED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+
+_KNOWN_TYPES = frozenset(attributes.ATTRIBUTES) | {bool, type(None), object}
+
+
+class Guards(Uncopied):
+    """The guards of one program, and what it was refused."""
+
+    def __init__(self) -> None:
+        self.classes = ProgramClasses()
+        self.refusal: Refused | None = None
+
+    def table(self) -> dict[str, Any]:
+        """The names under which RestrictedPython's code calls them."""
+        return {
+            "_getattr_": self.get_attribute,
+            "_getitem_": operator.getitem,
+            "_getiter_": _same,
+            "_iter_unpack_sequence_": _first,
+            "_unpack_sequence_": _first,
+            "_write_": self.changeable,
+            "_inplacevar_": _in_place,
+            "_inplace_item_": self.change_item,
+            "_inplace_attribute_": self.change_attribute,
+            "_apply_": _apply,
+            "_name_of_": self.name_of,
+            "_super_init_": self.super_init,
+            "__metaclass__": self.make_class,
+        }
+
+    def refused(self, why: str) -> Refused:
+        """The refusal to raise. It counts even where the program swallows it."""
+        self.refusal = self.refusal or Refused(why)
+        return self.refusal
+
+    def get_attribute(self, holder: Any, name: str) -> Any:
+        """`holder.name`, by the attribute table."""
+        kind = type(holder)
+        if type(name) is not str or name.startswith("_"):
+            raise self.refused("attributes that begin with an underscore are not allowed")
+        if kind is Module:
+            if name not in holder.members:
+                raise self.refused(f"the module {holder.name} has no {name[:40]!a} here")
+            return holder.members[name]
+        if kind is super:
+            return self._get_from_super(holder, name)
+        is_class = issubclass(kind, type)
+        owner: type = holder if is_class else kind
+        if owner in self.classes:
+            defined = self.classes.defines(owner.__mro__, name)
+            is_own = not is_class and name in getattr(holder, "__dict__", ())
+            if defined or (defined is None and is_own):
+                return getattr(holder, name)
+        if name in attributes.allowed_on(owner):
+            return getattr(holder, name)
+        if any(name in vars(base) for base in (*owner.__mro__, *kind.__mro__)):
+            what = owner.__name__[:40]
+            raise self.refused(f"the attribute {name[:40]!a} of {what} is not allowed")
+        what = f"type object {owner.__name__!r}" if is_class else f"{kind.__name__!r} object"
+        raise AttributeError(f"{what} has no attribute {name!r}")
+
+    def changeable(self, holder: Any) -> Any:
+        """What an item or attribute may be set on or deleted from."""
+        kind = type(holder)
+        if kind in attributes.CONTAINERS or kind in self.classes or kind in _UNCHANGEABLE:
+            return holder
+        if kind in attributes.WRITABLE:
+            return _Writer(self, holder, attributes.WRITABLE[kind])
+        if issubclass(kind, type) and holder in self.classes:
+            return holder
+        raise self.refused(f"a {kind.__name__[:40]} cannot be changed from a program")
+
+    def change_item(self, sign: str, holder: Any, place: Any, value: Any) -> None:
+        """`holder[place] += value` and its like."""
+        target = self.changeable(holder)
+        target[place] = IN_PLACE[sign](holder[place], value)
+
+    def change_attribute(self, sign: str, holder: Any, name: str, value: Any) -> None:
+        """`holder.name += value` and its like."""
+        target = self.changeable(holder)
+        setattr(target, name, IN_PLACE[sign](self.get_attribute(holder, name), value))
+
+    def make_class(self, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> type:
+        """A class of the program."""
+        try:
+            return self.classes.make(name, bases, namespace)
+        except Refused as refusal:
+            raise self.refused(str(refusal)) from None
+
+    def name_of(self, holder: Any) -> str:
+        """`holder.__name__`, of a class or a function."""
+        if isinstance(holder, _NAMED) and type(name := holder.__name__) is str:
+            return name
+        raise self.refused("only classes and functions have a name")
+
+    def super_init(self, holder: Any) -> Any:
+        """`super().__init__`."""
+        if type(holder) is not super:
+            raise self.refused("__init__ can only be reached through super()")
+        return holder.__init__  # type: ignore[misc]
+
+    def type_of(self, value: Any) -> type:
+        """`type(value)`, where it is a type that a program may hold."""
+        kind = type(value)
+        if kind in self.classes or kind in _KNOWN_TYPES or issubclass(kind, Exception):
+            return kind
+        raise self.refused(f"the type {kind.__name__[:40]} is not for programs")
+
+    def total_ordering(self, kind: Any) -> Any:
+        """`functools.total_ordering`, for classes of the program."""
+        if kind not in self.classes:
+            raise self.refused("only a class of the program can be ordered")
+        return functools.total_ordering(kind)
+
+    def _get_from_super(self, holder: Any, name: str) -> Any:
+        owner, this = holder.__self_class__, holder.__thisclass__
+        if owner in self.classes and this in owner.__mro__:
+            order = owner.__mro__[owner.__mro__.index(this) + 1 :]
+            defined = self.classes.defines(order, name)
+            if defined or (defined is False and name in attributes.allowed_on(owner)):
+                return getattr(holder, name)
+        raise self.refused(f"super() has no {name[:40]!a} here")
+
+
+class _Writer:
+    """Lets a program set the named attributes of one object of ours, and nothing else."""
+
+    __slots__ = ("_guards", "_holder", "_names")
+    _guards: Guards
+    _holder: Any
+    _names: frozenset[str]
+
+    def __init__(self, guards: Guards, holder: Any, names: frozenset[str]) -> None:
+        object.__setattr__(self, "_guards", guards)
+        object.__setattr__(self, "_holder", holder)
+        object.__setattr__(self, "_names", names)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self._names:
+            raise self._guards.refused(f"the attribute {name[:40]!a} cannot be set")
+        setattr(self._holder, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        raise self._guards.refused(f"the attribute {name[:40]!a} cannot be deleted")
+
+
+def _same(iterable: Any) -> Any:
+    # Iterating reads no attribute that a program could choose, so there is nothing to guard.
+    return iterable
+
+
+def _first(iterable: Any, _spec: Any, _getiter: Any) -> Any:
+    return iterable
+
+
+def _in_place(sign: str, value: Any, other: Any) -> Any:
+    return IN_PLACE[sign](value, other)
+
+
+def _apply(function: Any, /, *arguments: Any, **keywords: Any) -> Any:
+    return function(*arguments, **keywords)

@@ -1,0 +1,228 @@
+"""Every `ast` node class of the running Python: allowed in a program, or refused.
+
+Guest side, the first table that a program passes. Invariants: a class that stands in
+neither set is refused, so a newer Python with new syntax cannot widen the language; and
+every identifier, wherever a node keeps one, is checked after Python's parser has
+normalised it (PEP 3131).
+"""
+
+from __future__ import annotations
+
+import ast
+
+from RestrictedPython.transformer import INSPECT_ATTRIBUTES
+
+from fumehood.guest.interpreter.programs.modules import MODULES
+from fumehood.guest.interpreter.programs.refusal import Refused
+
+MAX_DEPTH = 200
+"""Levels of nested nodes. The policy below walks recursively, four Python frames a level."""
+
+ALLOWED = frozenset(
+    {
+        # structure and statements
+        "Module", "Expr", "Pass", "Assign", "AugAssign", "Delete", "Assert", "Raise",
+        "If", "For", "While", "Break", "Continue", "Try", "ExceptHandler",
+        "FunctionDef", "Lambda", "Return", "Yield", "YieldFrom", "ClassDef",
+        "Global", "Nonlocal", "Import", "ImportFrom",
+        # expressions
+        "Constant", "Name", "Attribute", "Subscript", "Slice", "Starred", "Call", "NamedExpr",
+        "List", "Tuple", "Set", "Dict", "IfExp", "JoinedStr", "FormattedValue",
+        "ListComp", "SetComp", "DictComp", "GeneratorExp",
+        "BinOp", "Add", "Sub", "Mult", "Div", "FloorDiv", "Mod", "Pow",
+        "LShift", "RShift", "BitAnd", "BitOr", "BitXor",
+        "UnaryOp", "UAdd", "USub", "Invert", "Not", "BoolOp", "And", "Or",
+        "Compare", "Eq", "NotEq", "Lt", "LtE", "Gt", "GtE", "Is", "IsNot", "In", "NotIn",
+        # parts and contexts
+        "comprehension", "arguments", "arg", "keyword", "alias", "Load", "Store", "Del",
+    }
+)  # fmt: skip
+
+REFUSED = frozenset(
+    {
+        # annotations are taken out before this table (`rewrite`)
+        "AnnAssign",
+        # other roots
+        "Expression", "Interactive", "FunctionType", "Suite",
+        # nothing here is asynchronous, and nothing has to be opened or closed
+        "AsyncFunctionDef", "AsyncFor", "AsyncWith", "Await", "With", "withitem",
+        # exception groups confuse types (CVE-2025-22153); patterns read attributes by themselves
+        "TryStar", "Match", "match_case", "MatchValue", "MatchSingleton", "MatchSequence",
+        "MatchMapping", "MatchClass", "MatchStar", "MatchAs", "MatchOr",
+        # newer than the policy that comes after this table
+        "TypeAlias", "TypeVar", "ParamSpec", "TypeVarTuple", "TemplateStr", "Interpolation",
+        "MatMult", "TypeIgnore",
+        # abstract bases and the classes of older Pythons that `ast` still names
+        "AST", "mod", "stmt", "expr", "expr_context", "boolop", "operator", "unaryop",
+        "cmpop", "excepthandler", "pattern", "slice", "type_ignore", "type_param",
+        "ExtSlice", "Index", "AugLoad", "AugStore", "Param",
+        "Num", "Str", "Bytes", "NameConstant", "Ellipsis",
+    }
+)  # fmt: skip
+
+CONSTANT_TYPES = (bool, int, float, complex, str, bytes, type(None), type(...))
+
+MAGIC_METHODS = frozenset(
+    {
+        "__init__", "__call__", "__repr__", "__str__", "__bool__", "__hash__",
+        "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__",
+        "__len__", "__iter__", "__next__", "__contains__", "__reversed__",
+        "__getitem__", "__setitem__", "__delitem__",
+        "__add__", "__radd__", "__iadd__", "__sub__", "__rsub__", "__isub__",
+        "__mul__", "__rmul__", "__imul__", "__truediv__", "__rtruediv__",
+        "__floordiv__", "__rfloordiv__", "__mod__", "__rmod__", "__divmod__",
+        "__pow__", "__rpow__", "__neg__", "__pos__", "__abs__", "__invert__",
+        "__and__", "__rand__", "__or__", "__ror__", "__xor__", "__rxor__",
+        "__lshift__", "__rshift__", "__int__", "__float__", "__round__",
+    }
+)  # fmt: skip
+"""What a class may define: methods that are called with the program's own values. Not those
+that take part in attribute access, class creation, copying, or see a traceback or buffer."""
+
+RESERVED_NAMES = frozenset({"printed", "builtins", "breakpoint", "exec", "eval"})
+"""`printed` means something of its own to RestrictedPython; the others are refused there too."""
+
+_SAID = {
+    "With": "with statements", "AsyncFunctionDef": "coroutines", "Await": "coroutines",
+    "AsyncFor": "coroutines", "AsyncWith": "coroutines", "TryStar": "except* clauses",
+    "Match": "match statements", "MatMult": "matrix products", "TypeAlias": "type aliases",
+    "TypeVar": "type parameters", "ParamSpec": "type parameters",
+    "TypeVarTuple": "type parameters", "TemplateStr": "template strings",
+}  # fmt: skip
+
+
+def check(tree: ast.Module) -> None:
+    """Walk the whole tree, iteratively: its depth was chosen by whoever wrote the text.
+
+    Raises:
+        Refused: a refused or unknown node, a forbidden identifier or import, or too deep.
+    """
+    _check_class_methods(tree)
+    level: list[ast.AST] = [tree]
+    for _ in range(MAX_DEPTH):
+        for node in level:
+            _check_node(node)
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+        if not level:
+            return
+    raise Refused(f"the program is nested deeper than {MAX_DEPTH} levels")
+
+
+def _check_node(node: ast.AST) -> None:
+    kind = type(node).__name__
+    if kind not in ALLOWED:
+        raise _at(node, f"{_SAID.get(kind, kind)} are not part of the language")
+    if isinstance(node, ast.Constant):
+        if type(node.value) not in CONSTANT_TYPES:
+            raise _at(node, "a constant of this type is not part of the language")
+        return
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        _check_import(node)
+    elif isinstance(node, ast.Attribute):
+        _check_attribute(node)
+    elif isinstance(node, ast.ClassDef) and node.keywords:
+        raise _at(node, "a class takes no keywords: there are no metaclasses here")
+    elif isinstance(node, ast.comprehension) and node.is_async:
+        raise _at(node, "coroutines are not part of the language")
+    elif isinstance(node, ast.Assign):
+        _check_targets(node)
+    _check_identifiers(node)
+
+
+def _check_identifiers(node: ast.AST) -> None:
+    """Whatever a node keeps as text is a name: of a variable, parameter, keyword, import."""
+    if isinstance(node, ast.Attribute):
+        return  # by rules of its own
+    for field in node._fields:
+        value = getattr(node, field, None)
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str):
+                _check_name(node, text)
+
+
+def _check_name(node: ast.AST, name: str) -> None:
+    if isinstance(node, ast.Name) and name == "__name__" and isinstance(node.ctx, ast.Load):
+        return  # `if __name__ == "__main__"`: the policy puts the text in its place
+    if isinstance(node, ast.FunctionDef) and name in MAGIC_METHODS:
+        return  # only within classes: `_check_class_methods`
+    if name.startswith("_") and name != "_":
+        raise _at(node, f"names that begin with an underscore are not allowed: {_shown(name)}")
+    if name in RESERVED_NAMES or name.endswith("__roles__"):
+        raise _at(node, f"the name {_shown(name)} is reserved")
+
+
+def _check_attribute(node: ast.Attribute) -> None:
+    name = node.attr
+    is_read = isinstance(node.ctx, ast.Load)
+    if is_read and (name == "__name__" or (name == "__init__" and _is_super(node.value))):
+        return  # the policy gives both a function of their own
+    if name.startswith("_"):
+        raise _at(node, f"attributes that begin with an underscore are not allowed: {_shown(name)}")
+    if name.endswith("__roles__") or name in INSPECT_ATTRIBUTES:
+        raise _at(node, f"the attribute {_shown(name)} is not allowed")
+
+
+def _check_import(node: ast.Import | ast.ImportFrom) -> None:
+    if getattr(node, "is_lazy", 0):
+        raise _at(node, "lazy imports are not part of the language")
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            _require_module(node, alias.name)
+        return
+    if node.level or node.module is None:
+        raise _at(node, "relative imports are not part of the language")
+    members = _require_module(node, node.module)
+    for alias in node.names:
+        if alias.name not in members:
+            raise _at(node, f"{node.module} has no {_shown(alias.name)} here")
+
+
+def _require_module(node: ast.AST, name: str) -> frozenset[str]:
+    if name not in MODULES:
+        raise _at(
+            node, f"the module {_shown(name)} cannot be imported here, only {', '.join(MODULES)}"
+        )
+    return frozenset(MODULES[name])
+
+
+def _check_targets(node: ast.Assign) -> None:
+    if len(node.targets) > 1 and any(isinstance(t, ast.Tuple) for t in node.targets):
+        # RestrictedPython would compute the value once for each target.
+        raise _at(node, "several targets with a tuple among them are not part of the language")
+
+
+def _check_class_methods(tree: ast.Module) -> None:
+    """A name like `__init__` is a method's, directly in a class, and nobody else's."""
+    level: list[tuple[ast.AST, bool]] = [(tree, False)]
+    for _ in range(MAX_DEPTH):
+        for node, in_class in level:
+            is_function = isinstance(node, ast.FunctionDef)
+            if is_function and node.name.startswith("__") and not in_class:  # type: ignore[attr-defined]
+                raise _at(node, "methods with underscores can only be defined in a class")
+        level = [
+            (child, isinstance(node, ast.ClassDef))
+            for node, _ in level
+            for child in ast.iter_child_nodes(node)
+        ]
+        if not level:
+            return
+    raise Refused(f"the program is nested deeper than {MAX_DEPTH} levels")
+
+
+def _is_super(node: ast.expr) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "super"
+        and not node.args
+        and not node.keywords
+    )
+
+
+def _at(node: ast.AST, message: str) -> Refused:
+    line = getattr(node, "lineno", None)
+    return Refused(message if line is None else f"{message} (line {line})")
+
+
+def _shown(name: str) -> str:
+    return ascii(name if len(name) <= 40 else name[:40] + "…")

@@ -1,0 +1,97 @@
+"""The jail: how a child is prepared in which one function of a tool is imported and called.
+
+Guest side, between zygote and child. Two steps take the file system away. Before the child
+reads its request it sees the interpreter, its libraries and the import paths of all tools;
+when it has read which function is meant, of these paths only that function's own, and it
+loses the system calls with which it did so. Only then is any code of the tool imported.
+
+The zygote preloads the public names of `fumehood` that a tool's module needs. They are
+loaded by name: a guest imports nothing of the engine but framing, and this is no exception
+that an import could hide behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from fumehood.guest import jail_filter, landlock, probe, seccomp
+from fumehood.guest.child import run_child, send
+from fumehood.guest.progress import MAX_REPORTS
+
+OPEN_FILES = 64
+MAX_RESULT_DEPTH = 28
+"""A little under what the supervisor reads: a result stands inside a reply."""
+
+PUBLIC_NAMES = ("ToolError", "ToolResult", "progress", "tool")
+ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""Libraries of linear algebra start threads when they are loaded, which would end the child."""
+
+
+def preload(config: dict[str, Any]) -> Callable[[int, int, int], None]:
+    """Load what every function needs; what prepares a forked child comes back."""
+    fumehood = importlib.import_module("fumehood")
+    for name in PUBLIC_NAMES:
+        getattr(fumehood, name)
+    inside = importlib.import_module("fumehood.executors.inside")
+    libraries: list[str] = config["libraries"]
+    function = _FunctionProgram(libraries, inside.answer)
+    filter_program = jail_filter.build_jail_filter()
+
+    def prepare(request_fd: int, reply_fd: int, supervisor_pid: int) -> None:
+        run_child(
+            request_fd=request_fd,
+            reply_fd=reply_fd,
+            supervisor_pid=supervisor_pid,
+            programs={"function": function.run, "probe": probe.run},
+            warm_up=_warm_up,
+            filter_program=filter_program,
+            open_files=OPEN_FILES,
+            hide_files=lambda: landlock.restrict_to([*libraries, *config["tool_paths"]]),
+        )
+
+    return prepare
+
+
+class _FunctionProgram:
+    """The program `function`: `{module, name, import_path, arguments}` → the function's reply."""
+
+    def __init__(self, libraries: list[str], answer: Callable[..., dict[str, Any]]) -> None:
+        self._libraries = libraries
+        self._answer = answer
+        self._second_filter = jail_filter.build_second_filter()
+        self._reports = 0
+
+    def run(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Take away what is not this function's, then import and call it."""
+        wanted = request["arguments"]
+        landlock.restrict_to([*self._libraries, wanted["import_path"]])
+        seccomp.install(self._second_filter)
+        if wanted["import_path"] not in sys.path:
+            sys.path.insert(0, wanted["import_path"])
+        return self._answer(
+            wanted["module"],
+            wanted["name"],
+            wanted["arguments"],
+            max_depth=MAX_RESULT_DEPTH,
+            report=self._report,
+        )
+
+    def _report(self, percent: float, message: str) -> None:
+        if self._reports < MAX_REPORTS:
+            self._reports += 1
+            send({"progress": {"percent": percent, "message": message}})
+
+
+def _warm_up() -> None:
+    """Touch the pages that every function needs, while nobody waits."""
+    os.environ.update(ENVIRONMENT)
+    asyncio.run(_nothing())
+
+
+async def _nothing() -> None:
+    pass

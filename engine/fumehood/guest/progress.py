@@ -1,0 +1,32 @@
+"""What a program may report while it works: how far it is, and a few words.
+
+Guest side, used by the supervisor. Invariant: a report is a claim of bounded size and form,
+and no number of them occupies the channel.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+MAX_REPORTS = 1000
+"""Of one run; what comes after them is read and dropped."""
+
+MAX_MESSAGE_CHARACTERS = 200
+MAX_BYTES = 512 * 1024
+"""All reports of one run together, as the child sends them; more is too much output."""
+
+
+def read(claim: Any) -> dict[str, Any] | None:
+    """The report in a child's words; None where it is none."""
+    if not isinstance(claim, dict):
+        return None
+    percent, message = claim.get("percent"), claim.get("message")
+    if isinstance(percent, bool) or not isinstance(percent, int | float):
+        return None
+    if not isinstance(message, str) or not math.isfinite(percent):
+        return None
+    return {
+        "percent": float(min(max(percent, 0.0), 100.0)),
+        "message": message[:MAX_MESSAGE_CHARACTERS],
+    }

@@ -1,0 +1,174 @@
+"""Tools that were registered while the engine ran: in the index now, and at the next start.
+
+Host side, behind the control socket. Invariant: what is registered here is REST or MCP, was
+checked whole, and is in the database before anybody can call it; built-in tools, those of
+packages, of files and of the embedding program can be switched, but not changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+from sqlalchemy import Connection
+
+from fumehood.model.errors import IdempotencyConflict, PermissionDenied, ToolNotFound
+from fumehood.model.identity import Principal
+from fumehood.model.json_types import JsonObject
+from fumehood.model.tool import ToolType
+from fumehood.registry.definitions import InvalidDefinition
+from fumehood.registry.index import RegisteredTool, Source, ToolIndex, tool_of_document
+from fumehood.store import tools as rows
+from fumehood.store.changes import OneChange, recorded, stamp
+from fumehood.store.database import Database
+
+
+class Registrations:
+    """The registry's changes. `load_faults` are definitions that this version refuses."""
+
+    def __init__(self, index: ToolIndex, database: Database) -> None:
+        self._index = index
+        self._database = database
+        self._changing = OneChange()
+        self.load_faults: list[InvalidDefinition] = []
+        for document in database.read_now(rows.all_definitions):
+            try:
+                index.put(_checked(document))
+            except InvalidDefinition as fault:
+                self.load_faults.append(fault)
+        self._switches = database.read_now(rows.all_switches)
+        self.apply_switches()
+
+    def apply_switches(self) -> None:
+        """Set every version as it was last switched; for a source that was loaded again."""
+        for (name, version), is_active in self._switches.items():
+            self._index.switch(name, version, is_active=is_active)
+
+    async def register(
+        self, document: JsonObject, *, by: Principal, now: datetime
+    ) -> RegisteredTool:
+        """Add one version of one tool.
+
+        Raises:
+            InvalidDefinition: with every fault.
+            IdempotencyConflict: this version is there already.
+        """
+        async with self._changing():
+            tool = _checked(document)
+            name, version = tool.definition.name, tool.definition.version
+            if self._index.find(name, version) is not None:
+                raise IdempotencyConflict(
+                    f"{name}@{version} is registered already. Register a new version, or replace "
+                    "this one."
+                )
+            return await self._put(tool, document, "tool.register", by, now)
+
+    async def replace(
+        self, name: str, version: str, document: JsonObject, *, by: Principal, now: datetime
+    ) -> RegisteredTool:
+        """Put another definition in place of a registered one, name and version the same.
+
+        Raises:
+            ToolNotFound: there is no such version.
+            PermissionDenied: it was not registered here.
+            InvalidDefinition: with every fault.
+        """
+        async with self._changing():
+            self._require_own(name, version)
+            tool = _checked(document)
+            if (tool.definition.name, tool.definition.version) != (name, version):
+                fault = f"name: must be {name} in version {version}, as it is addressed"
+                raise InvalidDefinition(tool.definition.name, [fault])
+            return await self._put(tool, document, "tool.replace", by, now)
+
+    async def delete(self, name: str, version: str, *, by: Principal, now: datetime) -> None:
+        """Forget a registered version. Calls that run go on.
+
+        Raises:
+            ToolNotFound: there is no such version.
+            PermissionDenied: it was not registered here.
+        """
+        async with self._changing():
+            self._require_own(name, version)
+            await self._write(
+                lambda connection: rows.delete_definition(connection, name, version),
+                "tool.delete", f"{name}@{version}", {}, by, now,
+            )  # fmt: skip
+            self._switches.pop((name, version), None)
+            self._index.remove(name, version)
+
+    async def switch(
+        self, name: str, version: str | None, *, is_active: bool, by: Principal, now: datetime
+    ) -> list[RegisteredTool]:
+        """Switch one version, or every one, on or off; of any source.
+
+        Raises:
+            ToolNotFound: there is no such tool or version.
+        """
+        async with self._changing():
+            versions = [tool.definition.version for tool in self._index.versions(name)]
+            chosen = versions if version is None else [v for v in versions if v == version]
+            if not chosen:
+                self._index.get(name if version is None else f"{name}@{version}")
+                raise ToolNotFound(f"There is no tool {name[:80]!r}.")
+
+            def change(connection: Connection) -> None:
+                for each in chosen:
+                    rows.put_switch(connection, name, each, is_active)
+
+            action = "tool.activate" if is_active else "tool.deactivate"
+            await self._write(change, action, name, {"versions": chosen}, by, now)
+            for each in chosen:
+                self._switches[name, each] = is_active
+                self._index.switch(name, each, is_active=is_active)
+            return [tool for each in chosen if (tool := self._index.find(name, each)) is not None]
+
+    async def _put(
+        self,
+        tool: RegisteredTool,
+        document: JsonObject,
+        action: str,
+        by: Principal,
+        now: datetime,
+    ) -> RegisteredTool:
+        name, version = tool.definition.name, tool.definition.version
+        self._index.require_free(name, Source.API)
+        await self._write(
+            lambda connection: rows.put_definition(
+                connection, name, version, document, stamp(now)
+            ),
+            action, f"{name}@{version}", {"document": document}, by, now,
+        )  # fmt: skip
+        self._index.put(tool)
+        if (name, version) in self._switches:
+            self._index.switch(name, version, is_active=self._switches[name, version])
+        return tool
+
+    def _require_own(self, name: str, version: str) -> None:
+        tool = self._index.get(f"{name}@{version}")
+        if tool.source is not Source.API:
+            raise PermissionDenied(
+                f"{name}@{version} comes from {tool.source.value}, not from here, and can only "
+                "be switched off. Do not retry."
+            )
+
+    async def _write(
+        self,
+        change: Callable[[Connection], None],
+        action: str,
+        subject: str,
+        details: JsonObject,
+        by: Principal,
+        now: datetime,
+    ) -> None:
+        await self._database.write(
+            recorded(change, at=now, by=by.id, action=action, subject=subject, details=details)
+        )
+
+
+def _checked(document: JsonObject) -> RegisteredTool:
+    tool = tool_of_document(document, Source.API)
+    if tool.definition.type not in (ToolType.REST, ToolType.MCP):
+        fault = "type: only REST and MCP tools can be registered from outside the engine"
+        raise InvalidDefinition(tool.definition.name, [fault])
+    return tool

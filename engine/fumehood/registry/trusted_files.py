@@ -1,0 +1,159 @@
+"""Files that only their owner can have written: opening a directory and what is in it.
+
+Host side, asked by `directory`. Whoever can change a definition decides what agents are
+offered, so what somebody else could have put there is refused. Invariants: no symbolic link
+is followed on the way or at the end of it; every check is made on what was opened, not on a
+name that may since mean something else; nothing that is not a regular file is opened.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+MAX_FILES = 1000
+MAX_FILE_BYTES = 1 << 20
+MAX_ENTRIES = 10_000
+"""Names that are looked at, those that are passed over included."""
+
+_OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
+
+
+class Untrusted(Exception):
+    """A directory or file is refused. The message is for the operator and names the cure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What changes when a file changes: which one it is, whose, how large and since when."""
+
+    device: int
+    inode: int
+    mode: int
+    uid: int
+    size: int
+    modified_ns: int
+    changed_ns: int
+
+
+def signature_of(found: os.stat_result) -> Signature:
+    """The signature of a file."""
+    return Signature(
+        found.st_dev, found.st_ino, found.st_mode, found.st_uid, found.st_size,
+        found.st_mtime_ns, found.st_ctime_ns,
+    )  # fmt: skip
+
+
+def open_directory(path: Path, owners: frozenset[int]) -> int:
+    """A descriptor of the directory, which the caller closes.
+
+    It and every directory above it must belong to one of `owners` and be closed to writing
+    by group and others. Above it the sticky bit will do, as on `/tmp`: there nobody can move
+    what belongs to another.
+
+    Raises:
+        Untrusted: it is not there, or somebody else could change what is in it.
+    """
+    descriptor = -1
+    try:
+        steps = Path(os.path.realpath(path, strict=True)).parts
+        for depth, step in enumerate(steps):
+            is_last = depth == len(steps) - 1
+            # Only searching is needed on the way; reading may not be allowed there.
+            flags = _OPEN | os.O_DIRECTORY if is_last else _OPEN | os.O_DIRECTORY | os.O_PATH
+            above = descriptor
+            descriptor = os.open(step, flags, dir_fd=None if above < 0 else above)
+            if above >= 0:
+                os.close(above)
+            _check_directory(os.fstat(descriptor), owners, step, is_last=is_last)
+    except BaseException as error:
+        if descriptor >= 0:
+            with suppress(OSError):
+                os.close(descriptor)
+        if isinstance(error, OSError):
+            raise Untrusted(f"the directory cannot be opened: {error.strerror}") from None
+        raise
+    return descriptor
+
+
+def list_files(directory: int) -> dict[str, Signature]:
+    """Every name in the directory that counts, with the signature of what it names now.
+
+    Names that begin with a dot or end with a tilde are passed over: editors and programs
+    that replace files leave them.
+
+    Raises:
+        Untrusted: there are too many.
+    """
+    found: dict[str, Signature] = {}
+    with os.scandir(directory) as entries:
+        names = [entry.name for entry in islice(entries, MAX_ENTRIES + 1)]
+    if len(names) > MAX_ENTRIES:
+        raise Untrusted(f"the directory holds more than {MAX_ENTRIES} names")
+    for name in names:
+        if name.startswith(".") or name.endswith("~"):
+            continue
+        if len(found) == MAX_FILES:
+            raise Untrusted(f"the directory holds more than {MAX_FILES} files")
+        with suppress(FileNotFoundError):  # gone since it was listed
+            found[name] = signature_of(os.stat(name, dir_fd=directory, follow_symlinks=False))
+    return found
+
+
+def read_file(directory: int, name: str, owners: frozenset[int]) -> tuple[bytes, Signature]:
+    """A file's bytes, and its signature after the last of them was read.
+
+    A caller that saw another signature before has read a file that was changing.
+
+    Raises:
+        Untrusted: a link, no regular file, too large, or somebody else could have written it.
+        OSError: it cannot be read.
+    """
+    # Looked at before it is opened: opening a device can do something, a pipe can wait.
+    _check_file(os.stat(name, dir_fd=directory, follow_symlinks=False), owners)
+    descriptor = os.open(name, _OPEN | os.O_NONBLOCK, dir_fd=directory)
+    try:
+        _check_file(os.fstat(descriptor), owners)
+        data = bytearray()
+        while chunk := os.read(descriptor, MAX_FILE_BYTES + 1 - len(data)):
+            data += chunk
+            if len(data) > MAX_FILE_BYTES:
+                raise Untrusted(_TOO_LARGE)
+        after = os.fstat(descriptor)
+        _check_file(after, owners)
+        return bytes(data), signature_of(after)
+    finally:
+        os.close(descriptor)
+
+
+_TOO_LARGE = f"it is larger than {MAX_FILE_BYTES >> 20} MB"
+
+
+def _check_directory(
+    found: os.stat_result, owners: frozenset[int], step: str, *, is_last: bool
+) -> None:
+    what = "the directory" if is_last else f"the directory {step[:80]!a} above it"
+    if found.st_uid not in owners:
+        raise Untrusted(f"{what} belongs to another user (uid {found.st_uid})")
+    if found.st_mode & _OTHERS_MAY_WRITE and (is_last or not found.st_mode & stat.S_ISVTX):
+        raise Untrusted(f"{what} can be written by others than its owner; chmod go-w mends it")
+
+
+def _check_file(found: os.stat_result, owners: frozenset[int]) -> None:
+    if stat.S_ISLNK(found.st_mode):
+        raise Untrusted("it is a symbolic link; links are not followed")
+    if stat.S_ISDIR(found.st_mode):
+        raise Untrusted("it is a directory; only files directly in the tools' directory are read")
+    if not stat.S_ISREG(found.st_mode):
+        raise Untrusted("it is not a regular file")
+    if found.st_uid not in owners:
+        raise Untrusted(f"it belongs to another user (uid {found.st_uid})")
+    if found.st_mode & _OTHERS_MAY_WRITE:
+        raise Untrusted("it can be written by others than its owner; chmod go-w mends it")
+    if found.st_size > MAX_FILE_BYTES:
+        raise Untrusted(_TOO_LARGE)

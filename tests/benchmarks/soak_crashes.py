@@ -1,0 +1,57 @@
+"""The crash harness, many times: a writer of the state is killed at random moments.
+
+One database for all lives: every row that any of them acknowledged has to be there after
+each death. A quarter of the deaths comes early, while the database is made or opened.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+from tests.support.crashing import crash, examine
+
+KILLS = 200
+MOST_ROWS = 1500
+EARLY_S = 0.6
+LIVES_OF_ONE_DATABASE = 25
+"""After so many, another one begins, so that beginnings are hit too."""
+
+
+def report_crashes(chance: random.Random) -> bool:
+    """Kill, examine, and print the report's second part; whether nothing was lost."""
+    faults: list[str] = []
+    acknowledged = early = 0
+    started = time.monotonic()
+    home = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
+    try:
+        promised: set[str] = set()
+        for life in range(KILLS):
+            if life % LIVES_OF_ONE_DATABASE == 0:
+                promised = set()
+            path = home / f"{life // LIVES_OF_ONE_DATABASE}.db"
+            is_early = chance.random() < 0.25
+            early += is_early
+            rows = 0 if is_early else chance.randrange(1, MOST_ROWS)
+            wait_s = chance.uniform(0, EARLY_S) if is_early else 0.0
+            new = crash(path, life, rows, dict(os.environ), lambda s=wait_s: time.sleep(s))
+            acknowledged += len(new)
+            promised |= new
+            fault = examine(path, promised)
+            if fault is not None:
+                faults.append(f"life {life}: {fault}")
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+    print("\n## Crashes\n")
+    print(
+        f"{KILLS} writers of the state killed in {time.monotonic() - started:.0f} s, {early} of "
+        f"them while they opened it; {acknowledged} rows were acknowledged before.\n"
+    )
+    print(f"- {'FAILED' if faults else 'ok'}: every acknowledged row is there, the file is sound")
+    for fault in faults[:10]:
+        print(f"- lost: {fault}")
+    return not faults and acknowledged > KILLS

@@ -1,0 +1,155 @@
+"""SIGKILL at any moment: what was acknowledged is there, and the next start works."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import CLEAN_ENVIRONMENT, FUMEHOOD, StartDaemon
+from fumehood.store.database import open_database
+from support.crashing import crash, examine
+from support.http import SocketClient
+from support.state import keys
+from support.wait import wait_until
+
+pytestmark = pytest.mark.row("D6")
+
+SEED = 20261121
+KILLS = 10
+MOST_ROWS = 500
+
+
+def test_killed_in_the_middle_of_its_writes_a_database_keeps_what_it_acknowledged(
+    home: Path,
+) -> None:
+    """One database, killed again and again; promises of earlier lives hold too."""
+    chance = random.Random(SEED)
+    path = home / "state.db"
+    acknowledged: set[str] = set()
+    for life in range(KILLS):
+        acknowledged |= crash(path, life, chance.randrange(MOST_ROWS), CLEAN_ENVIRONMENT)
+        assert examine(path, acknowledged) is None
+    assert len(acknowledged) > MOST_ROWS
+
+
+def test_control_a_lost_row_would_be_noticed(home: Path) -> None:
+    path = home / "state.db"
+    acknowledged = crash(path, 1, 20, CLEAN_ENVIRONMENT)
+    assert len(acknowledged) >= 20
+    assert examine(path, acknowledged | {"never-written"}) == ("1 acknowledged rows are missing")
+
+
+def test_killed_while_it_makes_its_schema_it_leaves_all_or_nothing(home: Path) -> None:
+    path = home / "state.db"
+    program = (
+        "import sys, os\n"
+        "from pathlib import Path\n"
+        "from fumehood.store import opening\n"
+        "step = opening.STEPS[0]\n"
+        "def die(connection):\n"
+        "    step(connection)\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "opening.STEPS = (die,)\n"
+        "opening.open_engines(Path(sys.argv[1]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(path)], timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert examine(path, set()) is None
+
+
+@pytest.mark.row("D1")
+def test_killed_daemon_starts_again_and_keeps_every_call_that_it_has_listed(
+    start_daemon: StartDaemon,
+) -> None:
+    """Three callers and one reader; what a list has shown survives, what it has not may not."""
+    chance = random.Random(SEED)
+    listed: set[str] = set()
+    for _ in range(3):
+        daemon = start_daemon()
+        answers: list[str] = []
+        crowd = [
+            threading.Thread(target=_until_it_dies, args=(daemon.client(), _call, answers.append))
+            for _ in range(3)
+        ]
+        crowd.append(
+            threading.Thread(target=_until_it_dies, args=(daemon.client(), _list, listed.update))
+        )
+        for thread in crowd:
+            thread.start()
+        before, enough = len(listed), chance.randrange(30, 300)
+        wait_until(lambda answers=answers, n=enough: len(answers) >= n)
+        wait_until(lambda n=before: len(listed) > n)
+        daemon.process.send_signal(signal.SIGKILL)
+        daemon.process.wait(timeout=30)
+        for thread in crowd:
+            thread.join(timeout=30)
+    daemon = start_daemon()
+    done = subprocess.run(
+        [str(FUMEHOOD), "calls", "list", "--limit", "1000"],
+        env=daemon.environment, capture_output=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    kept = {record["call_id"] for record in json.loads(done.stdout)}
+    assert len(listed) > 30
+    assert listed <= kept or len(kept) == 1000
+
+
+def _until_it_dies(
+    client: SocketClient, ask: Callable[[SocketClient], Any], note: Callable[[Any], None]
+) -> None:
+    try:
+        while True:
+            note(ask(client))
+    except (OSError, ValueError, http.client.HTTPException):
+        client.close()
+
+
+def _call(client: SocketClient) -> str:
+    return client.calculate("1 + 1").body["metadata"]["call_id"]
+
+
+def _list(client: SocketClient) -> set[str]:
+    items = client.get("/v1/calls?limit=100").body["data"]["items"]
+    return {item["call_id"] for item in items}
+
+
+def test_stop_in_order_loses_no_row_of_the_call_log(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon()
+    client = daemon.client()
+    ids = [client.calculate("1 + 1").body["metadata"]["call_id"] for _ in range(50)]
+    client.close()
+    assert daemon.stop() == 0
+    assert not daemon.home.joinpath("state.db-wal").exists()
+    again = start_daemon().client()
+    items = again.get("/v1/calls?limit=50").body["data"]["items"]
+    again.close()
+    assert [item["call_id"] for item in items] == ids[::-1]
+
+
+def test_two_engines_never_share_one_state(start_daemon: StartDaemon) -> None:
+    first = start_daemon()
+    before = first.home.joinpath("state.db").stat().st_mtime_ns
+    second = start_daemon(ready=False)
+    assert second.process.wait(timeout=30) == 4
+    assert first.home.joinpath("state.db").stat().st_mtime_ns == before
+
+
+def test_acknowledged_rows_are_those_that_were_printed(home: Path) -> None:
+    """The harness itself: nothing is counted as acknowledged that was not."""
+    acknowledged = crash(home / "state.db", 3, 50, CLEAN_ENVIRONMENT)
+    database = open_database(home / "state.db")
+    kept = database.read_now(keys)
+    database.close()
+    assert len(acknowledged) >= 50
+    assert acknowledged <= kept
+    assert all(key.startswith("3-") for key in acknowledged)

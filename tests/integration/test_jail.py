@@ -1,0 +1,196 @@
+"""Sandboxed functions through the engine: arguments, results, errors, limits, endings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import psutil
+import pytest
+
+from fumehood import Config, Engine
+from support import jailed_tools
+from support.processes import is_gone
+from support.wait import wait_until
+
+pytestmark = [pytest.mark.anyio, pytest.mark.needs("landlock")]
+
+TESTS = Path(__file__).parents[1]
+TOOLS = [
+    jailed_tools.run_code, jailed_tools.run_in_little_memory, jailed_tools.add,
+    jailed_tools.wait_and_double, jailed_tools.typed, jailed_tools.find_city, jailed_tools.costly,
+    jailed_tools.report, jailed_tools.fail_below,
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engine]:
+    """One engine for all: each call has a process of its own."""
+    config = Config(home=tmp_path_factory.mktemp("home"))
+    async with Engine(tools=TOOLS, config=config) as running:
+        yield running
+
+
+@pytest.mark.row("S1", "T7")
+async def test_sandboxed_function_runs_in_the_jail_with_checked_arguments(engine: Engine) -> None:
+    envelope = await engine.call("add_up", {"first": "2", "second": 3})
+    assert envelope.data["sum"] == 5
+    assert envelope.data["pid"] != os.getpid()
+    assert envelope.metadata.warnings
+    assert envelope.metadata.sandbox is not None
+    assert envelope.metadata.sandbox.placement == "jail"
+    assert envelope.metadata.sandbox.isolation == "call"
+    assert envelope.metadata.sandbox.limits.memory_mb == 256
+    assert envelope.metadata.sandbox.limits.timeout_seconds == 30
+    assert envelope.metadata.resources.cpu_ms is not None
+    assert envelope.metadata.resources.peak_memory_mb is not None
+
+
+@pytest.mark.row("S1", "P12")
+async def test_dry_run_names_the_jail_and_runs_nothing(engine: Engine) -> None:
+    plan = (await engine.call("run_code", {"code": "1/0"}, dry_run=True)).data
+    assert plan["placement"]["kind"] == "jail"
+    assert "jail" in plan["placement"]["why"]
+    assert plan["would_run"] is True
+
+
+async def test_asynchronous_function_is_awaited(engine: Engine) -> None:
+    assert (await engine.call("wait_and_double", {"number": 21})).data == {"value": 42}
+
+
+async def test_function_gets_the_types_that_it_declares(engine: Engine) -> None:
+    envelope = await engine.call("typed", {"point": {"x": 3}})
+    assert envelope.data == {"point": "Point", "x": 3, "amount": "Decimal"}
+
+
+@pytest.mark.row("E1")
+async def test_functions_own_refusal_reaches_the_caller(engine: Engine) -> None:
+    error = (await engine.call("find_city", {"name": "Atlantis"})).error
+    assert error is not None
+    assert (error.code, error.message) == ("CITY_NOT_FOUND", "No city is called Atlantis.")
+    assert error.details == {"name": "Atlantis"}
+
+
+@pytest.mark.row("E2", "E3")
+async def test_what_a_sandboxed_function_reports_is_accounted(engine: Engine) -> None:
+    usage = (await engine.call("costly")).metadata.usage
+    assert (usage.tokens_used, usage.cost) == (42, "0.002000")
+
+
+@pytest.mark.row("E1")
+async def test_exception_is_told_with_its_way_through_the_tools_own_modules(
+    engine: Engine,
+) -> None:
+    envelope = await engine.call("fail_below")
+    assert envelope.error is not None
+    assert envelope.error.code == "EXECUTION_ERROR"
+    assert envelope.error.details is not None
+    assert envelope.error.details["type"] == "LookupError"
+    assert [frame.split(" in ")[1] for frame in envelope.error.details["traceback"]] == [
+        "fail_below",
+        "_fail",
+    ]
+    assert envelope.error.details["message"] == "nothing in support/data"
+    assert str(TESTS) not in envelope.model_dump_json()
+
+
+async def test_calls_share_nothing(engine: Engine) -> None:
+    poison = "import builtins, fumehood; builtins.canary = 1; fumehood.canary = 2; out = 'done'"
+    assert (await engine.call("run_code", {"code": poison})).data == {"value": "done"}
+    look = "import builtins, fumehood; out = [hasattr(m, 'canary') for m in (builtins, fumehood)]"
+    assert (await engine.call("run_code", {"code": look})).data == {"value": [False, False]}
+
+
+UNFIT = {
+    "an-object": "out = object()",
+    "not-a-number": "out = float('nan')",
+    "a-lone-surrogate": "out = '\\ud800'",
+    "nested-too-deeply": "out = []\nfor _ in range(40): out = [out]",
+    "an-endless-list": "out = []; out.append(out)",
+    "too-long-an-integer": "out = 10 ** 5000",
+}
+
+
+@pytest.mark.row("E1")
+@pytest.mark.parametrize("name", UNFIT)
+async def test_result_that_json_cannot_hold_is_the_tools_failure(engine: Engine, name: str) -> None:
+    error = (await engine.call("run_code", {"code": UNFIT[name]})).error
+    assert error is not None
+    assert error.code == "EXECUTION_ERROR"
+    assert "JSON cannot hold" in error.message
+
+
+FITS = {
+    "nothing": ("pass", {"value": None}),
+    "a-date": ("import datetime; out = datetime.date(2026, 1, 1)", {"value": "2026-01-01"}),
+    "an-object": ("out = {'a': [1, 2.5, None, True, 'ü']}", {"a": [1, 2.5, None, True, "ü"]}),
+    "a-decimal": ("import decimal; out = decimal.Decimal('1.5')", {"value": "1.5"}),
+    "printing": ("print('x' * 100000); out = 1", {"value": 1}),
+    "an-extension-module": (
+        "import sqlite3, ssl, zlib\nout = sqlite3.connect(':memory:').execute('select 2').fetchone()[0]",
+        {"value": 2},
+    ),
+    "a-loop-of-its-own": (
+        "import asyncio\nasync def f():\n    await asyncio.sleep(0); return 3\nout = asyncio.run(f())",
+        {"value": 3},
+    ),
+    "a-time-zone": (
+        "import zoneinfo; out = str(zoneinfo.ZoneInfo('Europe/Oslo'))",
+        {"value": "Europe/Oslo"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FITS)
+async def test_ordinary_function_works(engine: Engine, name: str) -> None:
+    code, data = FITS[name]
+    envelope = await engine.call("run_code", {"code": code})
+    assert envelope.error is None
+    assert envelope.data == data
+
+
+@pytest.mark.row("S4")
+async def test_limit_that_was_reached_is_named(engine: Engine) -> None:
+    slow = await engine.call("run_code", {"code": "while True: pass"}, timeout_seconds=0.2)
+    assert slow.error is not None
+    assert slow.error.details == {"ended_by": "wall_time", "limit": {"timeout_seconds": 0.2}}
+    large = await engine.call("run_in_little_memory", {"code": "out = len(bytearray(100 << 20))"})
+    assert large.error is not None
+    assert large.error.code == "MEMORY_LIMIT_EXCEEDED"
+    assert large.error.details == {"ended_by": "memory", "limit": {"memory_mb": 64}}
+    fits = await engine.call("run_in_little_memory", {"code": "out = len(bytearray(20 << 20))"})
+    assert fits.data == {"value": 20 << 20}
+    long = await engine.call("run_code", {"code": "out = 'x' * (3 << 20)"})
+    assert long.error is not None
+    assert long.error.code == "OUTPUT_LIMIT_EXCEEDED"
+
+
+async def test_too_small_a_memory_limit_is_refused(engine: Engine) -> None:
+    envelope = await engine.call("run_code", {"code": ""}, memory_limit_mb=16)
+    assert envelope.error is not None
+    assert envelope.error.code == "INVALID_PARAMS"
+    assert envelope.error.fields == ("options.memory_limit_mb",)
+
+
+@pytest.mark.row("P8")
+async def test_cancelling_ends_the_function_itself(engine: Engine) -> None:
+    guest = psutil.Process(engine.walls["jail"]["guest_pid"])
+
+    def busy() -> list[psutil.Process]:
+        return [child for child in guest.children() if child.cpu_times().user > 0.3]
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(engine.call, "run_code", {"code": "while True: pass"})
+        with anyio.fail_after(20):
+            while not (spinning := [c for c in busy() if c.status() == "running"]):
+                await anyio.sleep(0.02)
+        group.cancel_scope.cancel()
+    await anyio.to_thread.run_sync(wait_until, lambda: all(map(is_gone, spinning)))
+    assert (await engine.call("add_up", {"first": 1})).data["sum"] == 2

@@ -1,0 +1,253 @@
+"""A disk that is full or fails under a running daemon: it lives, says so, and goes on.
+
+The disk is made to fail by the kernel's limit on file size, set on the daemon from outside:
+writes beyond it fail as they would on a disk that cannot take them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from conftest import CLEAN_ENVIRONMENT, Daemon, StartDaemon
+from fumehood.store import opening
+from fumehood.store.database import open_database
+from fumehood.store.errors import StoreError, WriteFailed
+from support.http import SocketClient
+from support.state import Events, keys, put
+from support.wait import wait_until
+
+pytestmark = pytest.mark.row("D6")
+
+INFINITE = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+
+
+def let_files_grow_to(daemon: Daemon, size: int) -> None:
+    psutil.Process(daemon.process.pid).rlimit(resource.RLIMIT_FSIZE, (size, INFINITE[1]))
+
+
+def events(daemon: Daemon, name: str) -> list[dict]:
+    lines = [line for line in daemon.log.splitlines() if line.startswith("{")]
+    return [event for event in map(json.loads, lines) if event["event"] == name]
+
+
+def state_of(client: SocketClient) -> dict:
+    answer = client.get("/v1/ready")
+    assert answer.status == 200
+    return answer.body["state"]
+
+
+def test_disk_that_fails_keeps_the_daemon_alive_and_is_said_once(
+    start_daemon: StartDaemon,
+) -> None:
+    daemon = start_daemon()
+    client = daemon.client()
+    for _ in range(20):  # so that the log of writes is longer than the daemon's own
+        client.calculate("1 + 1")
+        assert client.get("/v1/calls").code is None
+    kept = len(client.get("/v1/calls?limit=100").body["data"]["items"])
+    assert state_of(client) == {"failing": False, "lost_rows": 0}
+    wal = daemon.home / "state.db-wal"
+    size = wal.stat().st_size
+    assert size > (daemon.home / "log").stat().st_size + 30_000
+    let_files_grow_to(daemon, size)
+    for _ in range(5):
+        answer = client.calculate("5! + 2**10")
+        assert answer.body["data"]["value"] == 1144
+        assert len(client.get("/v1/calls?limit=100").body["data"]["items"]) == kept
+    assert state_of(client) == {"failing": True, "lost_rows": 5}
+    assert len(events(daemon, "state.write_failed")) <= 1
+    let_files_grow_to(daemon, INFINITE[0])
+    client.calculate("1 + 1")
+    assert len(client.get("/v1/calls?limit=100").body["data"]["items"]) == kept + 1
+    assert state_of(client) == {"failing": False, "lost_rows": 5}
+    wait_until(lambda: events(daemon, "state.write_works_again"))
+    assert len(events(daemon, "state.write_failed")) == 1
+    assert events(daemon, "state.write_works_again")[0]["lost_rows"] == 5
+    client.close()
+    assert daemon.stop() == 0
+
+
+def test_damage_while_it_runs_is_an_answer_and_calls_go_on(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon()
+    client = daemon.client()
+    assert client.get("/v1/ready").status == 200  # it listens, and hears signals too
+    client.close()
+    assert daemon.stop() == 0
+    path = daemon.home / "state.db"
+    empty = path.stat().st_size
+    daemon = start_daemon()
+    client = daemon.client()
+    for _ in range(300):
+        client.calculate("1 + 1")
+    client.close()
+    assert daemon.stop() == 0
+    assert path.stat().st_size > empty
+    with path.open("r+b") as file:  # rows of calls, which no start looks at
+        file.seek(empty)
+        file.write(os.urandom(path.stat().st_size - empty))
+    daemon = start_daemon()
+    client = daemon.client()
+    answer = client.get("/v1/calls")
+    assert (answer.code, answer.status) == ("INTERNAL_ERROR", 500)
+    assert "could not be read" in answer.body["error"]["message"]
+    assert str(daemon.home) not in json.dumps(answer.body)
+    assert client.calculate("5! + 2**10").body["data"]["value"] == 1144
+    client.close()
+    assert daemon.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"Dear diary, " * 500, "is damaged"),
+        (None, "newer engine"),
+    ],
+    ids=["damaged", "newer"],
+)
+def test_state_that_cannot_be_opened_stops_the_start_and_stays_as_it_was(
+    start_daemon: StartDaemon, home: Path, content: bytes | None, words: str
+) -> None:
+    path = home / "state.db"
+    if content is not None:
+        path.write_bytes(content)
+    else:
+        database = open_database(path)
+        database.write_now(lambda c: c.exec_driver_sql("PRAGMA user_version = 99") and None)
+        database.close()
+    before = path.read_bytes()
+    daemon = start_daemon(ready=False)
+    assert daemon.process.wait(timeout=30) == 4
+    assert words in daemon.log
+    assert "Traceback" not in daemon.log
+    assert path.read_bytes() == before
+    assert not daemon.socket.exists()
+
+
+def limited(size: int, program: str, path: Path) -> subprocess.CompletedProcess[bytes]:
+    """Run a program whose files cannot grow beyond a size."""
+    start = (
+        "import resource, sys\n"
+        "from pathlib import Path\n"
+        "from fumehood.store.database import open_database\n"
+        "from support.state import keys, put\n"
+        "path = Path(sys.argv[1])\n"
+        "def limit(size):\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))\n"
+        f"limit({size})\n"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", start + program, str(path)],
+        env=CLEAN_ENVIRONMENT, cwd=Path(__file__).parents[1], capture_output=True, timeout=60,
+    )  # fmt: skip
+
+
+def test_failed_flush_promises_nothing_and_what_was_promised_stays(home: Path) -> None:
+    path = home / "state.db"
+    program = (
+        "from fumehood.store.errors import WriteFailed\n"
+        "database = open_database(path)\n"
+        "limit(200_000)\n"
+        "for number in range(200):\n"
+        "    try:\n"
+        "        print(database.write_now(put(f'k{number}', 'x' * 3000)))\n"
+        "    except WriteFailed as error:\n"
+        "        print('failed', file=sys.stderr)\n"
+        "limit(resource.RLIM_INFINITY)\n"
+        "print(database.write_now(put('last')), flush=True)\n"
+        "import os, signal\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = limited(resource.RLIM_INFINITY, program, path)
+    assert done.returncode == -signal.SIGKILL
+    promised = set(done.stdout.decode().split())
+    assert "last" in promised
+    assert 1 < len(promised) < 200
+    assert done.stderr.count(b"failed") == 201 - len(promised)
+    database = open_database(path)
+    assert database.read_now(keys) == promised
+    database.close()
+
+
+def test_new_state_on_a_disk_without_room_is_an_error_in_words(home: Path) -> None:
+    program = (
+        "from fumehood.store.errors import StoreError\n"
+        "try:\n"
+        "    open_database(path)\n"
+        "except StoreError as error:\n"
+        "    print(error)\n"
+    )
+    done = limited(4096, program, home / "state.db")
+    assert done.returncode == 0, done.stderr
+    assert b"cannot be opened" in done.stdout
+    database = open_database(home / "state.db")  # and what it left is no obstacle
+    assert database.write_now(put("k")) == "k"
+    database.close()
+
+
+def test_backup_while_the_engine_writes_is_a_database_that_opens(home: Path) -> None:
+    """What the manual tells the operator to do: SQLite's own way to copy."""
+    seen = Events()
+    database = open_database(home / "state.db", seen)
+    for number in range(100):
+        database.write_now(put(f"k{number}"))
+    program = (
+        "import sqlite3, sys\n"
+        "source, copy = (sqlite3.connect(path) for path in sys.argv[1:])\n"
+        "source.backup(copy)\n"
+        "source.close(), copy.close()\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", program, str(home / "state.db"), str(home / "copy.db")],
+        check=True, timeout=60,
+    )  # fmt: skip
+    assert database.write_now(put("later")) == "later"
+    database.close()
+    copy = open_database(home / "copy.db")
+    assert copy.read_now(keys) == {f"k{number}" for number in range(100)}
+    copy.close()
+    assert seen.seen == []
+
+
+def test_somebody_else_who_holds_the_file_costs_time_and_no_promise(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shell that began a transaction and went to lunch."""
+    monkeypatch.setattr(opening, "BUSY_TIMEOUT_S", 0.05)
+    database = open_database(home / "state.db")
+    program = (
+        "import sqlite3, sys\n"
+        "connection = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
+        "connection.execute('BEGIN IMMEDIATE')\n"
+        "print('held', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(home / "state.db")],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as shell:  # fmt: skip
+        assert shell.stdout is not None
+        assert shell.stdin is not None
+        shell.stdout.readline()
+        with pytest.raises(WriteFailed, match="locked"):
+            database.write_now(put("k0"))
+        assert database.read_now(keys) == set()
+        shell.stdin.close()
+        shell.wait(timeout=30)
+    assert database.write_now(put("k1")) == "k1"
+    assert database.read_now(keys) == {"k1"}
+    database.close()
+
+
+def test_place_that_cannot_be_written_is_refused_at_the_start(home: Path) -> None:
+    """As on a read-only disk, which even root cannot write to: here, the process file system."""
+    with pytest.raises(StoreError, match="cannot be"):
+        open_database(Path("/proc/self/state.db"))

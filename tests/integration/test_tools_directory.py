@@ -1,0 +1,289 @@
+"""A real daemon, and a directory of definitions that changes under it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import anyio
+import pytest
+
+from conftest import FUMEHOOD, Daemon, StartDaemon
+from fumehood import Client, Config, Engine, InvalidDefinition, tool
+from fumehood.model.errors import InvalidParams
+from fumehood.registry.directory import ToolDirectory
+from fumehood.registry.listing import ToolFilter
+from support.definition_files import DefinitionDirectory
+from support.definitions import rest_document
+from support.http import SocketClient
+from support.recording import RecordingLog
+from support.wait import wait_until
+
+BUILT_IN = ["calculator", "run_restricted_python"]
+
+
+@pytest.fixture
+def daemon(start_daemon: StartDaemon, definitions: DefinitionDirectory) -> Daemon:
+    return start_daemon(tools_directory=str(definitions.path))
+
+
+def run(daemon: Daemon, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [str(FUMEHOOD), *arguments], env=daemon.environment, capture_output=True, timeout=60
+    )
+
+
+def _names(client: SocketClient, query: str = "limit=100") -> list[str]:
+    answer = client.get(f"/v1/tools?{query}")
+    assert answer.status == 200, answer.body
+    return [item["name"] for item in answer.body["data"]["items"]]
+
+
+def _log(daemon: Daemon, event: str) -> list[dict[str, Any]]:
+    lines = [line for line in daemon.log.splitlines() if line.startswith("{")]
+    return [line for line in map(json.loads, lines) if line["event"] == event]
+
+
+@pytest.mark.row("R1", "R4")
+def test_changes_are_seen_by_a_connected_client_without_a_restart(
+    daemon: Daemon, definitions: DefinitionDirectory
+) -> None:
+    client = daemon.client()
+    assert "weather" not in _names(client)
+    definitions.put("weather.json", rest_document())
+    wait_until(lambda: "weather" in _names(client))
+    definitions.put("weather.json", rest_document(version="1.1.0"))
+    wait_until(lambda: "weather@1.1.0" in client.get("/v1/tools").body["data"]["items"][-1]["id"])
+    definitions.put("more.yaml", b"{name: stars, type: MCP, description: Look at stars.}\n")
+    wait_until(lambda: "stars" in _names(client))
+    definitions.remove("weather.json")
+    wait_until(lambda: "weather" not in _names(client))
+    assert client.get("/v1/tools/weather").code == "TOOL_NOT_FOUND"
+    assert "stars" in _names(client)
+    client.close()
+
+
+@pytest.mark.row("R4", "D7")
+def test_faulty_file_is_logged_once_a_change_and_the_rest_is_served(
+    daemon: Daemon, definitions: DefinitionDirectory
+) -> None:
+    client = daemon.client()
+    definitions.put("bad.json", b"[")
+    definitions.put("good.json", rest_document(name="good"))
+    wait_until(lambda: "good" in _names(client) and _log(daemon, "tools_directory.left_out"))
+    definitions.put("other.json", rest_document(name="other"))
+    wait_until(lambda: "other" in _names(client))
+    definitions.put("bad.json", b"[[")
+    definitions.put("third.json", rest_document(name="third"))
+    wait_until(lambda: "third" in _names(client))
+    wait_until(lambda: len(_log(daemon, "tools_directory.left_out")) == 2)
+    files = [event["file"] for event in _log(daemon, "tools_directory.left_out")]
+    reasons = [event["reason"] for event in _log(daemon, "tools_directory.left_out")]
+    assert files == ["bad.json", "bad.json"]
+    assert reasons == [
+        "not JSON: Expecting value (line 1, column 2)",
+        "not JSON: Expecting value (line 1, column 3)",
+    ]
+    findings = json.loads(run(daemon, "doctor").stdout)
+    (bad,) = [f for f in findings if f["check"].startswith("tools directory")]
+    assert (bad["check"], bad["verdict"]) == ("tools directory: bad.json", "warning")
+    assert bad["found"] == reasons[-1]
+    client.close()
+
+
+@pytest.mark.row("R4", "R1")
+def test_file_cannot_take_the_name_of_a_built_in_tool(
+    daemon: Daemon, definitions: DefinitionDirectory
+) -> None:
+    client = daemon.client()
+    definitions.put("a.json", rest_document(name="calculator", version="99.0.0"))
+    wait_until(lambda: _log(daemon, "tools_directory.left_out"))
+    assert "source builtin" in _log(daemon, "tools_directory.left_out")[0]["reason"]
+    assert client.calculate("1 + 1").body["data"]["value"] == 2
+    client.close()
+
+
+@pytest.mark.row("T5", "S1")
+def test_call_of_a_tool_without_an_executor_says_so_and_not_to_retry(
+    start_daemon: StartDaemon, definitions: DefinitionDirectory
+) -> None:
+    definitions.put("weather.json", rest_document())
+    client = start_daemon(tools_directory=str(definitions.path)).client()
+    answer = client.call("weather", {"city": "Oslo"})
+    assert (answer.status, answer.code) == (503, "SANDBOX_UNAVAILABLE")
+    assert answer.body["error"]["retryable"] is False
+    assert "no executor 'http'" in answer.body["error"]["message"]
+    assert client.call("weather", {"city": []}).code == "INVALID_PARAMS"
+    client.close()
+
+
+@pytest.mark.row("E5", "R1", "D1")
+def test_list_is_paged_over_the_socket_and_whole_in_client_and_command_line(
+    start_daemon: StartDaemon, definitions: DefinitionDirectory
+) -> None:
+    names = [f"t{number:03}" for number in range(230)]
+    definitions.put_tools("a.json", *names[:200], tags=["many"])
+    definitions.put_tools("b.json", *names[200:], tags=["few"], category="last")
+    daemon = start_daemon(tools_directory=str(definitions.path))
+    client = daemon.client()
+    first = client.get("/v1/tools").body["data"]
+    assert len(first["items"]) == 10
+    assert first["items"][0]["name"] == "calculator"
+    assert first["sources"]["calculator"] == "builtin"
+    assert first["sources"]["t000"] == "directory"
+    assert first["pagination"]["has_more"] is True
+    assert first["pagination"]["total_count"] == 230 + len(BUILT_IN)
+    cursor = first["pagination"]["next_cursor"]
+    assert _names(client, f"limit=3&cursor={cursor}") == ["t008", "t009", "t010"]
+    assert _names(client, "tag=few&limit=2") == ["t200", "t201"]
+    assert _names(client, "category=last&type=REST&limit=1") == ["t200"]
+    assert _names(client, "type=BUILTIN") == BUILT_IN
+    with Client(daemon.socket) as other:
+        assert [tool.name for tool in other.tools()] == [*BUILT_IN, *names]
+        assert [tool.name for tool in other.tools(tag="few")] == names[200:]
+    listed = json.loads(run(daemon, "tools", "list").stdout)
+    assert [item["name"] for item in listed] == [*BUILT_IN, *names]
+    assert listed[5]["source"] == "directory"
+    few = json.loads(run(daemon, "tools", "list", "--tag", "few", "--type", "REST").stdout)
+    assert [item["name"] for item in few] == names[200:]
+    assert run(daemon, "tools", "list", "--type", "nothing").returncode == 1
+    client.close()
+
+
+@pytest.mark.row("E5")
+@pytest.mark.parametrize(
+    "query",
+    ["limit=0", "limit=101", "limit=-1", "limit=ten", "limit=", "limit=1&limit=2", "limit=²",
+     "type=rest", "colour=red", "cursor=abc", "cursor=", "tag=a&tag=b"],
+)  # fmt: skip
+def test_query_that_would_be_ignored_is_refused(client: SocketClient, query: str) -> None:
+    answer = client.get(f"/v1/tools?{quote(query, safe='=&')}")
+    assert (answer.status, answer.code) == (400, "INVALID_PARAMS")
+
+
+@pytest.mark.row("E5")
+def test_cursor_of_another_daemon_is_refused(
+    start_daemon: StartDaemon, definitions: DefinitionDirectory, client: SocketClient
+) -> None:
+    definitions.put_tools("a.json", *(f"t{number}" for number in range(20)))
+    mine = start_daemon(tools_directory=str(definitions.path)).client()
+    cursor = mine.get("/v1/tools").body["data"]["pagination"]["next_cursor"]
+    assert mine.get(f"/v1/tools?cursor={cursor}").status == 200
+    assert client.get(f"/v1/tools?cursor={cursor}").code == "INVALID_PARAMS"
+    mine.close()
+
+
+@pytest.mark.row("R1")
+def test_many_calls_while_the_directory_changes_never_see_half_of_it(
+    daemon: Daemon, definitions: DefinitionDirectory
+) -> None:
+    """Two tools that are only ever there together are never seen apart."""
+    client, writer_done = daemon.client(), threading.Event()
+
+    def write() -> None:
+        other = daemon.client()
+        for generation in range(3):
+            pair = [f"p{generation}a", f"p{generation}b"]
+            definitions.put_tools("pair.json", *pair)
+            wait_until(lambda pair=pair: set(pair) <= set(_names(other)))
+        other.close()
+        writer_done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen = set()
+    while not writer_done.is_set():
+        seen.add(tuple(name for name in _names(client) if name.startswith("p")))
+        assert client.calculate("1 + 1").body["success"]
+    writer.join(timeout=60)
+    assert seen <= {(), *((f"p{n}a", f"p{n}b") for n in range(3))}
+    assert len(seen) >= 2
+    client.close()
+
+
+@pytest.mark.anyio
+@pytest.mark.row("R4")
+async def test_embedded_engine_watches_while_it_is_entered(
+    home: Path, definitions: DefinitionDirectory
+) -> None:
+    definitions.put_tools("a.json", "a")
+    engine = Engine(config=Config(home=home, tools_directory=definitions.path))
+    assert engine.tool("a").source == "directory"
+    async with engine:
+        definitions.put("b.json", b"{")
+        with anyio.fail_after(20):
+            while not engine.directory_faults:
+                await anyio.sleep(0.01)
+        assert engine.directory_faults[0].file == "b.json"
+        assert [tool.name for tool in engine.tools()] == ["a", *BUILT_IN]
+        page = engine.tools_page(filter_by=ToolFilter(tag="none"))
+        assert page.pagination == {"has_more": False, "next_cursor": None, "total_count": 0}
+        with pytest.raises(InvalidParams):
+            engine.tools_page(cursor="x")
+
+
+@pytest.mark.anyio
+@pytest.mark.row("R4")
+async def test_tool_of_the_embedding_program_keeps_its_name(
+    home: Path, definitions: DefinitionDirectory
+) -> None:
+    @tool(sandboxed=False)
+    async def weather(city: str) -> str:
+        """Read the weather."""
+        return "rain"
+
+    definitions.put("a.json", rest_document(version="2.0.0"))
+    config = Config(home=home, tools_directory=definitions.path)
+    async with Engine(tools=[weather], config=config) as engine:
+        assert (await engine.call("weather", {"city": "Oslo"})).data["value"] == "rain"
+        assert "source program" in engine.directory_faults[0].reason
+
+
+@pytest.mark.anyio
+async def test_look_that_fails_is_logged_and_not_the_last(
+    home: Path, definitions: DefinitionDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = RecordingLog()
+    config = Config(home=home, tools_directory=definitions.path)
+    async with Engine(config=config, log=log) as engine:
+        poll = ToolDirectory.poll
+
+        def fail_once(directory: ToolDirectory) -> Any:
+            monkeypatch.setattr(ToolDirectory, "poll", poll)
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(ToolDirectory, "poll", fail_once)
+        definitions.put_tools("a.json", "a")
+        with anyio.fail_after(20):
+            while "a" not in [tool.name for tool in engine.tools()]:
+                await anyio.sleep(0.01)
+    assert [event["exception"] for event in log.named("tools_directory.failed")] == [
+        "ZeroDivisionError"
+    ]
+
+
+def test_watching_leaves_no_descriptor_open(
+    daemon: Daemon, definitions: DefinitionDirectory
+) -> None:
+    client = daemon.client()
+    descriptors = f"/proc/{daemon.process.pid}/fd"
+    definitions.put_tools("a.json", "a0")
+    wait_until(lambda: "a0" in _names(client))
+    before = len(os.listdir(descriptors))
+    for generation in range(1, 4):
+        definitions.put_tools("a.json", f"a{generation}")
+        definitions.put("bad.json", b"[" * generation)
+        wait_until(lambda name=f"a{generation}": name in _names(client))
+    wait_until(lambda: len(os.listdir(descriptors)) <= before)
+    client.close()
+
+
+def test_definitions_of_the_program_that_are_wrong_still_stop_it(home: Path) -> None:
+    """The directory's leniency is the directory's: what a program passes in is its own fault."""
+    with pytest.raises(InvalidDefinition, match="endpoint"):
+        Engine(tools=[rest_document(endpoint="x")], config=Config(home=home))

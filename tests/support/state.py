@@ -1,0 +1,99 @@
+"""A database that can be made to wait, and rows to put into it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, insert, select
+
+from fumehood.store.calls import CallRow
+from fumehood.store.database import Database
+from fumehood.store.schema import CALLS, META
+
+from .wait import wait_until
+
+
+def put(key: str, value: str = "") -> Callable[[Connection], str]:
+    """A job that adds one row; its result is the key."""
+
+    def job(connection: Connection) -> str:
+        connection.execute(insert(META), {"key": key, "value": value})
+        return key
+
+    return job
+
+
+def keys(connection: Connection) -> set[str]:
+    """The rows that `put` has added."""
+    return set(connection.execute(select(META.c.key)).scalars())
+
+
+def call_row(number: int, **fields: Any) -> CallRow:
+    """A row of the call log."""
+    row: dict[str, Any] = {
+        "id": f"call_{number:024x}", "at": "2026-01-01T00:00:00.000Z", "principal_id": "uid:1",
+        "agent_id": None, "session_id": None, "trace_id": "trace_20260101_000000000000",
+        "tool": "calculator", "version": "1.0.0", "code": "OK", "ended_by": "ok",
+        "total_ms": 1.5, "cpu_ms": 0.5, "cost": "0.000000", "currency": "USD",
+        "input_tokens": 9, "output_tokens": 3, "tokens_used": 0, **fields,
+    }  # fmt: skip
+    return row  # type: ignore[return-value]
+
+
+def post(database: Database, number: int, **fields: Any) -> None:
+    """Post a row of the call log."""
+    database.post(_INSERT, call_row(number, **fields))  # type: ignore[arg-type]
+
+
+_INSERT = insert(CALLS)
+
+
+@contextmanager
+def writer_held(database: Database) -> Iterator[None]:
+    """Nothing is written while the context lasts; then what has gathered goes together."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def wait(connection: Connection) -> None:
+        entered.set()
+        leave.wait(20)
+
+    future = database._writer.submit(wait, durable=False)
+    wait_until(entered.is_set)
+    try:
+        yield
+    finally:
+        leave.set()
+        future.result(20)
+
+
+def set_full(database: Database) -> None:
+    """From now on the database may not grow: SQLite's own way to have a full disk."""
+    database.write_now(
+        lambda connection: connection.exec_driver_sql("PRAGMA max_page_count = 1").scalar_one()
+    )
+
+
+def set_roomy(database: Database) -> None:
+    """Take `set_full` back."""
+    database.write_now(
+        lambda connection: connection.exec_driver_sql(
+            "PRAGMA max_page_count = 1000000"
+        ).scalar_one()
+    )
+
+
+@dataclass
+class Events:
+    """What the database had to say."""
+
+    seen: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+
+    def __call__(self, event: str, values: dict[str, Any]) -> None:
+        self.seen.append((event, values))
+
+    def named(self, event: str) -> list[dict[str, Any]]:
+        return [values for name, values in self.seen if name == event]

@@ -1,0 +1,259 @@
+"""The language of programs: what works, and what a program gets back where it fails."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from fumehood.guest.interpreter import restricted
+from fumehood.guest.interpreter.programs import values
+from fumehood.guest.interpreter.programs.refusal import OutputFull
+
+MAX_BYTES = 65_536
+
+
+def _reply(code: str, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
+    return restricted.run({"arguments": {"code": code}, "output_bytes": max_bytes})
+
+
+def _value(code: str) -> Any:
+    reply = _reply(code)
+    assert "result" in reply, reply
+    return reply["result"]["value"]
+
+
+def _error(code: str, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
+    reply = _reply(code, max_bytes)
+    assert "error" in reply, reply
+    error: dict[str, Any] = reply["error"]
+    return error
+
+
+PROGRAMS = {
+    "loops": ("t = 0\nfor i in range(5):\n    if i == 3: continue\n    t += i\nelse:\n    t += 100\nt", 107),
+    "while": ("n = 27\ns = 0\nwhile n != 1:\n    n = n // 2 if n % 2 == 0 else 3 * n + 1\n    s += 1\ns", 111),
+    "comprehensions": ("[[x for x in range(3) if x], {x % 2 for x in [1, 3]} == {1}, {k: 1 for k in 'a'}]",
+                       [[1, 2], True, {"a": 1}]),
+    "nested comprehension": ("[(x, y) for x in range(2) for y in range(x + 1)]", [[0, 0], [1, 0], [1, 1]]),
+    "functions": ("def f(a, /, b, *c, d=4, **e): return [a, b, c, d, e]\nf(1, 2, 3, x=5)",
+                  [1, 2, [3], 4, {"x": 5}]),
+    "starred call": ("def f(*a, **k): return [a, k]\nf(*[1, 2], **{'function': 3})", [[1, 2], {"function": 3}]),
+    "closure": (("def c():\n    n = 0\n    def i():\n        nonlocal n\n        n += 1\n        return n\n"
+                "    return i\nf = c()\nf()\nf()"), 2),
+    "global": ("x = 1\ndef f():\n    global x\n    x += 1\nf()\nx", 2),
+    "lambda": ("sorted(['bb', 'a'], key=lambda w: len(w))", ["a", "bb"]),
+    "generator": ("def g():\n    got = yield 1\n    yield got\ni = g()\n[next(i), i.send(5)]", [1, 5]),
+    "yield from": ("def g():\n    yield from [1, 2]\nlist(g())", [1, 2]),
+    "unpacking": ("a, (b, *c) = 1, (2, 3, 4)\nfor d, (e, f) in [(5, (6, 7))]: pass\n[a, b, c, d, e, f]",
+                  [1, 2, [3, 4], 5, 6, 7]),
+    "slices": ("x = list(range(6))\nx[1:3] = [9]\ndel x[-1]\n[x, x[::-1], 'abc'[1:]]",
+               [[0, 9, 3, 4], [4, 3, 9, 0], "bc"]),
+    "augmented items": (("d = {'a': [1]}\nd['a'][0] += 4\nd['b'] = 2\nd['b'] **= 3\nx = [1, 2]\n"
+                        "x[0:1] += [7]\n[d, x]"), [{"a": [5], "b": 8}, [1, 7, 2]]),
+    "augmented once": ("n = []\ndef i():\n    n.append(1)\n    return 0\nx = [1]\nx[i()] += 1\n[x, len(n)]",
+                       [[2], 1]),
+    "walrus": ("[y for x in range(4) if (y := x * 2) > 2]", [4, 6]),
+    "f-string": ("w = 6\nf'{1/3:.{w - 3}f} {\"a\"!r:>{w}} {{}} {w=}'", "0.333    'a' {} w=6"),
+    "try": (("def f(x):\n    try:\n        return 1 / x\n    except ZeroDivisionError as e:\n"
+            "        return str(e)\n    finally:\n        print('f')\n[f(1), f(0)]"), [1.0, "division by zero"]),
+    "raise from": (("class E(ValueError):\n    def __init__(self, n):\n        super().__init__(f'n {n}')\n"
+                   "        self.n = n\ntry:\n    raise E(4) from None\nexcept E as e:\n    x = [e.n, e.args, str(e)]\nx"),
+                   [4, ["n 4"], "n 4"]),
+    "class": (("class P:\n    made = 0\n    def __init__(self, x):\n        self.x = x\n        P.made += 1\n"
+              "    def __add__(self, o): return P(self.x + o.x)\n    def __eq__(self, o): return self.x == o.x\n"
+              "    def __len__(self): return self.x\n    def __getitem__(self, i): return i * self.x\n"
+              "    def __contains__(self, i): return i == self.x\n    def __call__(self, y): return self.x * y\n"
+              "p = P(1) + P(2)\np.x += 1\n[p.x, len(p), p[2], 4 in p, p(10), p == P(4), P.made]"),
+              [4, 4, 8, True, 40, True, 4]),
+    "inheritance": (("class A:\n    def __init__(self): self.log = ['A']\n    def f(self): return 1\n"
+                    "class B(A):\n    def __init__(self):\n        super().__init__()\n        self.log.append('B')\n"
+                    "    def f(self): return super().f() + 1\nb = B()\n[b.log, b.f(), isinstance(b, A), type(b).__name__]"),
+                    [["A", "B"], 2, True, "B"]),
+    "property": (("class T:\n    def __init__(self): self.c = 1\n    @property\n    def f(self): return self.c * 2\n"
+                 "    @f.setter\n    def f(self, v): self.c = v\nt = T()\nt.f = 4\nt.f += 1\nt.f"), 18),
+    "class and static methods": (("class A:\n    @classmethod\n    def make(cls): return cls()\n    @staticmethod\n"
+                                 "    def two(): return 2\n    def n(self): return A.two()\nA.make().n()"), 2),
+    "iterator class": (("class R:\n    def __init__(self): self.n = 0\n    def __iter__(self): return self\n"
+                       "    def __next__(self):\n        self.n += 1\n        if self.n > 3: raise StopIteration\n"
+                       "        return self.n\nlist(R())"), [1, 2, 3]),
+    "decorator": (("import functools\ndef twice(f):\n    @functools.wraps(f)\n    def g(*a):\n        f(*a)\n"
+                  "        return f(*a)\n    return g\n@twice\ndef h(x): return x + 1\n[h(1), h.__name__]"), [2, "h"]),
+    "memory of calls": (("import functools\n@functools.lru_cache(maxsize=None)\ndef f(n): return n if n < 2 else f(n - 1) + f(n - 2)\n"
+                        "[f(50), f.cache_info().misses]"), [12586269025, 51]),
+    "ordering": (("import functools\n@functools.total_ordering\nclass V:\n    def __init__(self, v): self.v = v\n"
+                 "    def __eq__(self, o): return self.v == o.v\n    def __lt__(self, o): return self.v < o.v\n"
+                 "[V(2) >= V(1), V(1) > V(2)]"), [True, False]),
+    "named tuple": (("from collections import namedtuple\nP = namedtuple('P', 'x y', defaults=[5])\np = P(1)\nx, y = p\n"
+                    "[p.x, p.y, x + y, p == (1, 5), repr(P(y=2, x=3)), p[0]]"), [1, 5, 6, True, "P(x=3, y=2)", 1]),
+    "named tuple as a base": (("from collections import namedtuple\nclass P(namedtuple('B', ['x'])):\n"
+                              "    def double(self): return self.x * 2\nP(4).double()"), 8),
+    "containers": (("from collections import Counter, defaultdict, deque, OrderedDict\nd = defaultdict(list)\n"
+                   "d['a'].append(1)\nd['b'] += [2]\nc = Counter('hello')\nc['z'] += 3\nq = deque([1, 2], maxlen=2)\n"
+                   "q.append(3)\n[dict(d), c.most_common(2), list(q), list(OrderedDict(a=1))]"),
+                   [{"a": [1], "b": [2]}, [["z", 3], ["l", 2]], [2, 3], ["a"]]),
+    "annotations": (("from __future__ import annotations\nfrom typing import Generic, List, Optional, TypeVar\n"
+                    "T = TypeVar('T')\nGrid = List[List[int]]\nclass S(Generic[T]):\n    n: int = 0\n    m: Nowhere\n"
+                    "def f(x: Optional[int | str] = None) -> 'List[T]': return [x]\nx: int = 3\n[f(1), S.n, x]"), [[1], 0, 3]),
+    "main": ("def main(): return 5\nr = 0\nif __name__ == '__main__':\n    r = main()\nr", 5),
+    "own name of Python's": ("input = [1]\ndef open(x): return x\nopen(input)", [1]),
+    "conditional": ("1 if 2 > 1 else 0", 1),
+    "assert": ("try:\n    assert 1 == 2, 'no'\nexcept AssertionError as e:\n    x = e.args\nx", ["no"]),
+    "no value": ("x = 1", None),
+    "empty": ("", None),
+    "text": ("'ä'.upper() + 'a,b'.split(',')[1] + '%s' % 1", "Äb1"),
+    "several of one kind": ("a = b = [1]\na is b", True),
+}  # fmt: skip
+
+
+@pytest.mark.row("S2")
+@pytest.mark.parametrize(("code", "value"), PROGRAMS.values(), ids=PROGRAMS)
+def test_program_gives(code: str, value: Any) -> None:
+    assert _value(code) == value
+
+
+def test_print_is_collected_in_order_from_everywhere() -> None:
+    code = (
+        "print('a', 1, sep='-', end='')\ndef f():\n    print(' b')\nf()\n"
+        "class A:\n    print('c')\n    def __str__(self): return 'own'\n"
+        "print(A())\nlist(map(print, [1]))\n[print(x) for x in 'd']\nprint(end='e', flush=True)"
+    )
+    result = _reply(code)["result"]
+    assert result["stdout"] == "a-1 b\nc\nown\n1\nd\ne"
+    assert result["value"] is None
+    assert result["value_repr"] is None
+
+
+VALUES = [
+    ("None", None, None),
+    ("2**53 - 1", 2**53 - 1, "9007199254740991"),
+    ("2**53", None, "9007199254740992"),
+    ("float('nan')", None, "nan"),
+    ("(1, 2)", [1, 2], "(1, 2)"),
+    ("{1: 2}", None, "{1: 2}"),
+    ("{'a': {1}}", None, "{'a': {1}}"),
+    ("{3}", None, "{3}"),
+    ("b'a'", None, "b'a'"),
+    ("'\\ud800'", None, "'\\ud800'"),
+    ("class A: pass\nA()", None, "<A object>"),
+    ("10**5000", None, "an integer of 16610 bits"),
+    ("[10**5000]", None, "[an integer of 16610 bits]"),
+    ("x = []\nx.append(x)\nx", None, "[" * 16 + "[[...]]" + "]" * 16),
+]
+
+
+@pytest.mark.parametrize(("code", "value", "text"), VALUES)
+def test_value_is_kept_as_json_or_as_text(code: str, value: Any, text: str | None) -> None:
+    result = _reply(code)["result"]
+    assert (result["value"], result["value_repr"]) == (value, text)
+
+
+def test_text_of_a_value_is_cut_and_not_computed_to_its_end() -> None:
+    text = values.short_repr(["x" * 10**7] * 10**5)
+    assert len(text) == values.MAX_REPR_CHARACTERS + 1
+    assert text.endswith("…")
+
+
+def test_value_over_the_limit_is_seen_before_it_is_walked() -> None:
+    with pytest.raises(OutputFull):
+        values.json_value([[0] * 10**6] * 10**6, 1000)
+
+
+def test_exception_tells_type_message_line_and_lines_of_the_program_only() -> None:
+    error = _error("print('before')\ndef f(x):\n    return sorted([x, 'a'])\n\nf(1)")
+    assert error["kind"] == "exception"
+    assert error["message"].startswith("TypeError: ")
+    assert error["message"].endswith("(line 3)")
+    details = error["details"]
+    assert details["stdout"] == "before\n"
+    assert (details["value"], details["value_repr"]) == (None, None)
+    exception = details["exception"]
+    assert (exception["type"], exception["line"]) == ("TypeError", 3)
+    assert exception["traceback"] == (
+        "Traceback (most recent call last):\n"
+        '  File "<code>", line 5, in <module>\n    f(1)\n'
+        "  File \"<code>\", line 3, in f\n    return sorted([x, 'a'])\n"
+        f"TypeError: {exception['message']}"
+    )
+
+
+def test_traceback_through_a_library_shows_nothing_of_the_library() -> None:
+    code = "import statistics\ndef f(): return statistics.mean([])\nf()"
+    exception = _error(code)["details"]["exception"]
+    assert exception["type"] == "StatisticsError"
+    assert ".py" not in exception["traceback"]
+    assert exception["traceback"].count("File") == 2
+
+
+def test_traceback_of_a_deep_recursion_is_short() -> None:
+    exception = _error("def f(): return f()\nf()")["details"]["exception"]
+    assert exception["type"] == "RecursionError"
+    assert len(exception["traceback"].splitlines()) < 30
+
+
+def test_message_of_an_exception_may_fail_itself() -> None:
+    code = "class E(Exception):\n    def __str__(self): return 1 / 0\nraise E()"
+    exception = _error(code)["details"]["exception"]
+    assert (exception["type"], exception["message"]) == ("E", "")
+
+
+def test_syntax_error_tells_where() -> None:
+    error = _error("x = 1\ny = (")
+    assert error["kind"] == "exception"
+    assert error["details"]["exception"]["line"] == 2
+    assert error["details"]["exception"]["type"] == "SyntaxError"
+
+
+REFUSED = {
+    "before it runs": ("print(1)\n().__class__", ""),
+    "while it runs": ("print(1)\n'a'.format()", "1\n"),
+    "swallowed": ("print(1)\ndef f():\n    try:\n        'a'.format()\n    finally:\n        return\nf()\nprint(2)", "1\n2\n"),
+}  # fmt: skip
+
+
+@pytest.mark.row("S2")
+@pytest.mark.parametrize(("code", "printed"), REFUSED.values(), ids=REFUSED)
+def test_refusal_is_a_refusal_however_the_program_goes_on(code: str, printed: str) -> None:
+    error = _error(code)
+    assert error["kind"] == "policy"
+    assert error["details"]["stdout"] == printed
+    assert "(line " in error["message"]
+
+
+@pytest.mark.row("S4")
+@pytest.mark.parametrize(
+    "code",
+    ["while True: print('x' * 100)", "print('x' * 10**6)", "'x' * 3000", "list(range(10**6))",
+     "print('\\n' * 1500)", "try:\n    print('y' * 5000)\nfinally:\n    print('z')"],
+)  # fmt: skip
+def test_too_much_output_is_named_and_its_beginning_kept(code: str) -> None:
+    error = _error(code, 2048)
+    assert error["kind"] == "output"
+    assert len(error["details"]["stdout"]) <= 2048
+
+
+def test_failure_after_much_output_keeps_its_beginning_and_says_so() -> None:
+    error = _error("print('\\n' * 2000)\n1 / 0", 2048)
+    assert error["kind"] == "exception"
+    assert error["details"]["truncated"] is True
+    assert error["details"]["stdout"] == "\n" * (2048 // restricted.KEPT_SHARE)
+    assert error["details"]["exception"]["type"] == "ZeroDivisionError"
+
+
+@pytest.mark.row("S4")
+def test_memory_error_is_named_with_what_was_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    # It would find what other tests of this process have left open.
+    monkeypatch.setattr(restricted.gc, "collect", lambda: 0)
+    error = _error("print('before')\nraise MemoryError")
+    assert (error["kind"], error["details"]["stdout"]) == ("memory", "before\n")
+
+
+def test_memory_error_that_is_caught_is_the_programs_own_business() -> None:
+    assert _value("try:\n    raise MemoryError\nexcept MemoryError:\n    x = 1\nx") == 1
+
+
+def test_preloaded_programs_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    restricted.preload()
+    restricted.warm_up()

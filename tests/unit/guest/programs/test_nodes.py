@@ -1,0 +1,172 @@
+"""The syntax table of programs: complete, and held to every name that a program can write."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from fumehood.guest.interpreter.programs import names
+from fumehood.guest.interpreter.programs.nodes import ALLOWED, MAX_DEPTH, REFUSED, check
+from fumehood.guest.interpreter.programs.refusal import Refused
+from fumehood.guest.interpreter.programs.rewrite import simplify
+
+
+def _classes(root: type) -> Iterator[type]:
+    yield root
+    for child in root.__subclasses__():
+        yield from _classes(child)
+
+
+NODE_CLASSES = sorted({c.__name__ for c in _classes(ast.AST) if c.__module__ in ("ast", "_ast")})
+
+
+def _check(code: str) -> None:
+    tree = simplify(ast.parse(code))
+    check(tree)
+    names.check(tree)
+
+
+@pytest.mark.row("S2")
+@pytest.mark.parametrize("name", NODE_CLASSES)
+def test_node_class_stands_in_exactly_one_set(name: str) -> None:
+    assert (name in ALLOWED) + (name in REFUSED) == 1
+
+
+def test_the_sets_share_nothing_and_many_classes_were_looked_at() -> None:
+    assert not ALLOWED & REFUSED
+    assert len(NODE_CLASSES) > 100
+
+
+@pytest.mark.row("S2")
+def test_node_that_nobody_has_classified_is_refused() -> None:
+    class Teleport(ast.stmt):
+        pass
+
+    with pytest.raises(Refused, match="Teleport"):
+        check(ast.Module(body=[Teleport()], type_ignores=[]))
+
+
+@pytest.mark.row("S2")
+def test_constant_of_an_invented_type_is_refused() -> None:
+    tree = ast.parse("1")
+    assert isinstance(tree.body[0], ast.Expr)
+    tree.body[0].value = ast.Constant(object())
+    with pytest.raises(Refused, match="constant"):
+        check(tree)
+
+
+WAYS_TO_WRITE_A_NAME = [
+    "{} = 1",
+    "{}: int = 1",
+    "{} += 1",
+    "({} := 1)",
+    "for {} in []: pass",
+    "[1 for {} in []]",
+    "def {}(): pass",
+    "def f({}): pass",
+    "def f({}=1): pass",
+    "def f({}, /): pass",
+    "def f(*, {}): pass",
+    "def f(*{}): pass",
+    "def f(**{}): pass",
+    "lambda {}: 1",
+    "lambda {}, /: 1",
+    "class {}: pass",
+    "import math as {}",
+    "from math import pi as {}",
+    "try: pass\nexcept Exception as {}: pass",
+    "def f():\n    global {}",
+    "def f():\n    x = 1\n    def g():\n        nonlocal {}",
+    "del {}",
+    "f({}=1)",
+    "class A:\n    {} = 1",
+    "a, *{} = [1]",
+    "(a, (b, {})) = 1",
+    "{}",
+    "x.{}",
+    "x.{} = 1",
+    "del x.{}",
+]
+
+
+@pytest.mark.row("S2")
+@pytest.mark.parametrize("name", ["_getattr_", "__builtins__", "_x", "__ｃｌａｓｓ__"])
+@pytest.mark.parametrize("way", WAYS_TO_WRITE_A_NAME)
+def test_underscored_name_is_refused_wherever_it_stands(way: str, name: str) -> None:
+    with pytest.raises(Refused, match="underscore"):
+        _check(way.format(name))
+    _check("x = b = f = g = 1\n" + way.format("plain"))
+
+
+@pytest.mark.row("S2")
+def test_every_text_that_a_node_keeps_is_a_name_that_is_checked() -> None:
+    """The fields of this Python's grammar that hold identifiers, as its documentation has them."""
+    keeping = {
+        name: value.__doc__
+        for name in ALLOWED
+        if (value := getattr(ast, name, None)) is not None and "identifier" in (value.__doc__ or "")
+    }
+    assert keeping.keys() == {
+        "FunctionDef", "ClassDef", "Global", "Nonlocal", "Name", "Attribute", "ExceptHandler", "arg",
+        "keyword", "alias", "ImportFrom",
+    }  # fmt: skip
+
+
+def test_underscore_alone_is_a_name_like_others() -> None:
+    _check("for _ in range(3): pass\n_, x = 1, 2")
+
+
+@pytest.mark.parametrize("name", ["printed", "exec", "eval", "breakpoint"])
+def test_reserved_name_is_refused(name: str) -> None:
+    with pytest.raises(Refused, match="reserved"):
+        _check(f"{name} = 1")
+
+
+def test_magic_method_belongs_directly_into_a_class() -> None:
+    _check("class A:\n    def __init__(self): pass\n    def __len__(self): return 1")
+    for code in (
+        "def __init__(): pass",
+        "class A:\n    def f(self):\n        def __init__(): pass",
+        "class A:\n    if 1:\n        def __init__(self): pass",
+    ):
+        with pytest.raises(Refused, match="in a class"):
+            _check(code)
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["import os", "import os.path", "import math, os", "from os import path", "from math import sys",
+     "from . import math", "from .math import pi", "import json.decoder", "from math import *"],
+)  # fmt: skip
+def test_import_outside_the_table_is_refused(code: str) -> None:
+    with pytest.raises(Refused):
+        _check(code)
+
+
+def test_name_of_python_that_is_not_for_programs_is_refused_with_a_cure() -> None:
+    with pytest.raises(Refused, match=r"'getattr'.*dot \(line 2\)"):
+        _check("x = 1\ngetattr(x, 'real')")
+    _check("def getattr(a): return a\ngetattr(1)")  # the program's own
+    _check("nobody_knows_this_name")  # an error when it is reached
+
+
+def test_annotations_are_forgotten_and_never_looked_at() -> None:
+    tree = simplify(ast.parse("def f(a: open, *b: eval) -> exec: x: os = 1\ny: open"))
+    assert "open" not in ast.dump(tree)
+    assert "exec" not in ast.dump(tree)
+    check(tree)
+
+
+def test_bare_except_catches_exceptions_only() -> None:
+    assert "except Exception" in ast.unparse(simplify(ast.parse("try: pass\nexcept: pass")))
+
+
+@pytest.mark.row("S2")
+def test_nesting_beyond_the_limit_is_refused() -> None:
+    levels = 60  # of two or three nodes each, below the parser's own limit
+    deep = "[" * levels + "]" * levels
+    _check(deep)
+    with pytest.raises(Refused, match=str(MAX_DEPTH)):
+        _check("x" + " + x" * MAX_DEPTH)

@@ -1,0 +1,150 @@
+"""The jail's system-call filters, run here by a small machine for their instructions."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from fumehood.guest import seccomp
+from fumehood.guest.jail_filter import (
+    ALLOWED,
+    CONDITIONAL,
+    NUMBERS,
+    REFUSED_GENTLY,
+    UNTIL_NARROWED,
+    build_jail_filter,
+    build_second_filter,
+)
+from support.bpf_machine import decide
+
+KILL, EPERM, EACCES, ALLOW = 0x80000000, 0x00050001, 0x0005000D, 0x7FFF0000
+MACHINES = sorted(NUMBERS)
+HIGH = 1 << 32
+
+
+def _decide(machine: str, name: str, *arguments: int) -> int:
+    architecture, _ = seccomp.ARCHITECTURES[machine]
+    return decide(build_jail_filter(machine), architecture, NUMBERS[machine][name], *arguments)
+
+
+@pytest.mark.row("S1")
+@pytest.mark.parametrize("machine", MACHINES)
+def test_each_named_call_gets_its_answer(machine: str) -> None:
+    checked = 0
+    for name in NUMBERS[machine]:
+        if name in CONDITIONAL:
+            continue
+        expected = EPERM if name in REFUSED_GENTLY else ALLOW
+        assert _decide(machine, name, 99, 99, 99) == expected, name
+        checked += 1
+    assert checked > 90
+
+
+@pytest.mark.row("S1")
+@pytest.mark.parametrize("machine", MACHINES)
+def test_every_other_call_ends_the_process(machine: str) -> None:
+    architecture, _ = seccomp.ARCHITECTURES[machine]
+    program = build_jail_filter(machine)
+    others = [number for number in range(600) if number not in NUMBERS[machine].values()]
+    assert len(others) > 400
+    assert {decide(program, architecture, number) for number in others} == {KILL}
+    assert decide(program, 0x40000003, 1) == KILL  # 32-bit x86
+    assert decide(program, architecture, 0x40000000 + NUMBERS[machine]["getpid"]) == KILL
+
+
+@pytest.mark.row("S1")
+@pytest.mark.parametrize(
+    "name",
+    ["socket", "connect", "bind", "listen", "accept", "accept4", "sendmsg", "sendmmsg", "recvmsg",
+     "clone", "clone3", "fork", "vfork", "execve", "execveat", "ptrace", "kill", "tkill", "tgkill",
+     "rt_sigqueueinfo", "pidfd_open", "pidfd_send_signal", "pidfd_getfd", "process_vm_readv",
+     "process_vm_writev", "prctl", "arch_prctl", "bpf", "io_uring_setup", "unshare", "setns",
+     "mount", "openat2", "open_by_handle_at", "memfd_create", "userfaultfd", "perf_event_open",
+     "setpgid", "setsid", "setuid", "capset", "chroot", "pipe", "pipe2", "pwrite64", "writev",
+     "shmget", "mq_open", "keyctl", "personality", "pkey_mprotect"],
+)  # fmt: skip
+def test_calls_that_reach_outside_are_on_no_list(name: str) -> None:
+    assert name not in {*ALLOWED, *CONDITIONAL, *UNTIL_NARROWED, *REFUSED_GENTLY}
+    assert all(name not in numbers for numbers in NUMBERS.values())
+
+
+@pytest.mark.row("S1")
+@pytest.mark.parametrize("machine", MACHINES)
+def test_files_are_opened_for_reading_only(machine: str) -> None:
+    for flags in (os.O_RDONLY, os.O_CLOEXEC, os.O_DIRECTORY, os.O_PATH, os.O_NOFOLLOW):
+        assert _decide(machine, "openat", 0, 0, flags) == ALLOW
+    for flags in (os.O_WRONLY, os.O_RDWR, 3, os.O_CREAT, os.O_TRUNC, os.O_TMPFILE, 0o100 | HIGH):
+        assert _decide(machine, "openat", 0, 0, flags) == EACCES
+
+
+@pytest.mark.row("S1")
+@pytest.mark.parametrize("machine", MACHINES)
+def test_only_stream_pairs_are_made_and_nothing_is_sent_to_an_address(machine: str) -> None:
+    stream = socket.SOCK_STREAM
+    for kind in (stream, stream | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, stream | HIGH):
+        assert _decide(machine, "socketpair", socket.AF_UNIX, kind, 0) == ALLOW
+    for family, kind in (
+        (socket.AF_UNIX, socket.SOCK_DGRAM),
+        (socket.AF_UNIX, socket.SOCK_SEQPACKET),
+        (socket.AF_UNIX, stream | 0o20),
+        (socket.AF_INET, stream),
+        (0, stream),
+    ):
+        assert _decide(machine, "socketpair", family, kind, 0) == KILL
+    assert _decide(machine, "sendto", 5, 1, 1, 0, 0, 0) == ALLOW
+    for address in (1, HIGH, HIGH | 1, 2**64 - 1):
+        assert _decide(machine, "sendto", 5, 1, 1, 0, address, 2) == KILL
+
+
+@pytest.mark.row("S1")
+@pytest.mark.parametrize("machine", MACHINES)
+def test_nobody_is_signalled_through_a_descriptor(machine: str) -> None:
+    assert {_decide(machine, "fcntl", 5, command) for command in (0, 1, 2, 3, 4, 1030)} == {ALLOW}
+    others = [command for command in range(1100) if command not in (0, 1, 2, 3, 4, 1030)]
+    assert {_decide(machine, "fcntl", 5, command) for command in others} == {EPERM}
+    assert {_decide(machine, "ioctl", 5, code) for code in (0x5421, 0x5450, 0x5451)} == {ALLOW}
+    for code in (0x8901, 0x8902, 0x5401, 0x5412, 0x541B):  # owners of signals, the terminal
+        assert _decide(machine, "ioctl", 5, code) == EPERM
+
+
+@pytest.mark.row("S1")
+@pytest.mark.parametrize("machine", MACHINES)
+def test_what_is_written_is_never_run(machine: str) -> None:
+    answers = [_decide(machine, "mmap", 0, 0, protection) for protection in range(8)]
+    assert answers == [ALLOW] * 6 + [EPERM] * 2
+    answers = [_decide(machine, "mprotect", 0, 0, protection) for protection in range(8)]
+    assert answers == [ALLOW] * 4 + [EPERM] * 4
+
+
+@pytest.mark.row("S1")
+@pytest.mark.parametrize("machine", MACHINES)
+def test_second_filter_takes_away_what_the_first_view_needed(machine: str) -> None:
+    architecture, _ = seccomp.ARCHITECTURES[machine]
+    second = build_second_filter(machine)
+    assert _decide(machine, "seccomp", 1, 0) == ALLOW
+    for operation, flags in ((0, 0), (2, 0), (1, 8)):  # 8 would hand out a listener
+        assert _decide(machine, "seccomp", operation, flags) == KILL
+    for name in (*UNTIL_NARROWED, "seccomp"):
+        assert decide(second, architecture, NUMBERS[machine][name], 1, 0) == KILL
+    for name in ("read", "openat", "exit_group"):
+        assert decide(second, architecture, NUMBERS[machine][name]) == ALLOW
+    assert decide(second, 0x40000003, NUMBERS[machine]["read"]) == KILL
+
+
+def test_the_lists_share_nothing_and_name_known_calls() -> None:
+    lists = [ALLOWED, CONDITIONAL, UNTIL_NARROWED, REFUSED_GENTLY]
+    names = [name for each in lists for name in each]
+    assert set(names) - {"time", "exit"} <= set().union(*NUMBERS.values())
+    assert not [n for n in CONDITIONAL if n in (*ALLOWED, *REFUSED_GENTLY, *UNTIL_NARROWED)]
+    assert not set(ALLOWED) & set(REFUSED_GENTLY)
+    for numbers in NUMBERS.values():
+        assert len(set(numbers.values())) == len(numbers)
+        assert set(numbers) <= set(names)
+
+
+def test_unknown_machine_has_no_filter() -> None:
+    for build in (build_jail_filter, build_second_filter):
+        with pytest.raises(OSError, match="no system-call filter"):
+            build("riscv64")

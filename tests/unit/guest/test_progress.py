@@ -1,0 +1,35 @@
+"""What a child may report: of one form, of one size, or nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fumehood.guest.progress import MAX_MESSAGE_CHARACTERS, read
+
+
+@pytest.mark.row("S8")
+@pytest.mark.parametrize(
+    ("claim", "report"),
+    [
+        ({"percent": 50, "message": "half"}, {"percent": 50.0, "message": "half"}),
+        ({"percent": -1, "message": ""}, {"percent": 0.0, "message": ""}),
+        ({"percent": 1e300, "message": ""}, {"percent": 100.0, "message": ""}),
+        ({"percent": 1, "message": "", "other": 1}, {"percent": 1.0, "message": ""}),
+        ({"percent": 1, "message": "x" * 999}, {"percent": 1.0, "message": "x" * MAX_MESSAGE_CHARACTERS}),
+    ],
+)  # fmt: skip
+def test_report_is_brought_into_bounds(claim: Any, report: Any) -> None:
+    assert read(claim) == report
+
+
+@pytest.mark.row("S8")
+@pytest.mark.parametrize(
+    "claim",
+    [None, 5, [], "50", {}, {"percent": 1}, {"message": "x"}, {"percent": "1", "message": ""},
+     {"percent": True, "message": ""}, {"percent": 1, "message": None}, {"percent": float("nan"), "message": ""},
+     {"percent": float("inf"), "message": ""}],
+)  # fmt: skip
+def test_anything_else_is_no_report(claim: Any) -> None:
+    assert read(claim) is None

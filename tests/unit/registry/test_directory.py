@@ -1,0 +1,298 @@
+"""A directory of definitions: what it offers, what is wrong with which file, what a look sees."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from fumehood.registry import directory as module
+from fumehood.registry.directory import MAX_UNSETTLED_LOOKS, DirectoryContents, ToolDirectory
+from fumehood.registry.index import Source
+from support.definition_files import DefinitionDirectory
+from support.definitions import expression_document, rest_document
+
+
+def _names(contents: DirectoryContents | None) -> list[str]:
+    assert contents is not None
+    return [tool.definition.name for tool in contents.tools]
+
+
+def _faults(contents: DirectoryContents | None) -> dict[str | None, str]:
+    assert contents is not None
+    return {fault.file: fault.reason for fault in contents.faults}
+
+
+def _settle(directory: ToolDirectory) -> DirectoryContents | None:
+    """Two looks: the first sees a change, the second that it is over."""
+    assert directory.poll() is None
+    return directory.poll()
+
+
+@pytest.mark.row("R4", "T5")
+def test_every_format_is_loaded_and_marked_with_its_source(
+    definitions: DefinitionDirectory,
+) -> None:
+    definitions.put("a.json", rest_document(name="a"))
+    definitions.put("b.toml", b'name = "b"\ntype = "MCP"\ndescription = "B."\n')
+    definitions.put("c.yaml", b"- {name: c, type: MCP, description: C., dangerous: yes}\n")
+    contents = ToolDirectory(definitions.path).load()
+    assert contents.faults == ()
+    assert _names(contents) == ["a", "b", "c"]
+    assert {tool.source for tool in contents.tools} == {Source.DIRECTORY}
+    assert [tool.definition.dangerous for tool in contents.tools] == [False, False, True]
+
+
+@pytest.mark.row("R4")
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        (expression_document(), "brings tools of type REST and MCP only"),
+        (rest_document(type="NATIVE"), "brings tools of type REST and MCP only"),
+        (rest_document(type="BUILTIN"), "brings tools of type REST and MCP only"),
+        (rest_document(type=["REST"]), "brings tools of type REST and MCP only"),
+        ({}, "brings tools of type REST and MCP only"),
+        (rest_document(executor="function"), "cannot run as 'function'"),
+        (rest_document(executor="expression"), "cannot run as 'expression'"),
+        (rest_document(sandboxed=False), "only the operator's configuration"),
+        (rest_document(sandboxed="no"), "only the operator's configuration"),
+        (rest_document(rate_limit=5), "rate_limit: not enforced by this version"),
+        (rest_document(headers={"x-api-key": "abc"}), "looks like a credential"),
+        (rest_document(name="calc ulator"), "name: "),
+        (rest_document(colour="red"), "colour: "),
+        (rest_document(parameters={"properties": {"a": {"type": "strin"}}}), "parameters"),
+    ],
+)
+def test_faulty_definition_keeps_its_file_out_and_no_other(
+    definitions: DefinitionDirectory, document: Any, words: str
+) -> None:
+    definitions.put("bad.json", {"tools": [rest_document(name="beside"), document]})
+    definitions.put_tools("good.json", "good")
+    contents = ToolDirectory(definitions.path).load()
+    assert _names(contents) == ["good"]
+    assert list(_faults(contents)) == ["bad.json"]
+    assert words in _faults(contents)["bad.json"]
+    assert "(number 2)" in _faults(contents)["bad.json"]
+
+
+@pytest.mark.row("R4")
+@pytest.mark.parametrize("name", ["a.txt", "README", "a.json.bak", "a.JSON", "json"])
+def test_file_of_another_name_is_a_fault(definitions: DefinitionDirectory, name: str) -> None:
+    definitions.put(name, b"[]")
+    faults = _faults(ToolDirectory(definitions.path).load())
+    assert faults == {name: "its name ends in none of .json, .toml, .yaml, .yml"}
+
+
+@pytest.mark.row("R4")
+def test_same_name_and_version_in_two_files_keeps_both_out(
+    definitions: DefinitionDirectory,
+) -> None:
+    definitions.put_tools("a.json", "x", "only_a")
+    definitions.put_tools("b.json", "x")
+    definitions.put_tools("c.json", "x", version="2.0.0")
+    contents = ToolDirectory(definitions.path).load()
+    assert [(t.definition.name, t.definition.version) for t in contents.tools] == [("x", "2.0.0")]
+    assert _faults(contents) == {
+        "a.json": "x@1.0.0 is in 'b.json' too; neither file counts",
+        "b.json": "x@1.0.0 is in 'a.json' too; neither file counts",
+    }
+
+
+def test_same_name_and_version_twice_in_one_file_is_a_fault(
+    definitions: DefinitionDirectory,
+) -> None:
+    definitions.put_tools("a.json", "x", "x")
+    assert _faults(ToolDirectory(definitions.path).load()) == {"a.json": "x@1.0.0 is given twice"}
+
+
+@pytest.mark.row("R1", "R4")
+def test_name_that_another_source_has_is_a_fault_in_every_version(
+    definitions: DefinitionDirectory,
+) -> None:
+    definitions.put_tools("a.json", "calculator", version="99.0.0")
+    owners = {"calculator": Source.BUILTIN}
+    contents = ToolDirectory(definitions.path, owner_of=owners.get).load()
+    assert _faults(contents) == {
+        "a.json": "the name calculator belongs to a tool of the source builtin"
+    }
+    assert contents.tools == ()
+
+
+@pytest.mark.row("R4")
+def test_directory_that_is_not_there_is_a_fault_until_it_is(
+    definitions: DefinitionDirectory,
+) -> None:
+    directory = ToolDirectory(definitions.path / "tools")
+    assert _faults(directory.load()) == {
+        None: "the directory cannot be opened: No such file or directory"
+    }
+    assert directory.poll() is None
+    (definitions.path / "tools").mkdir(mode=0o700)
+    DefinitionDirectory(definitions.path / "tools").put_tools("a.json", "a")
+    assert _names(_settle(directory)) == ["a"]
+
+
+@pytest.mark.row("R1", "R4")
+def test_added_changed_and_removed_files_are_seen_at_the_second_look(
+    definitions: DefinitionDirectory,
+) -> None:
+    directory = ToolDirectory(definitions.path)
+    assert _names(directory.load()) == []
+    definitions.put_tools("a.json", "a")
+    assert _names(_settle(directory)) == ["a"]
+    definitions.put_tools("a.json", "b", "c")
+    definitions.put_tools("d.json", "d")
+    assert _names(_settle(directory)) == ["b", "c", "d"]
+    definitions.remove("a.json")
+    assert _names(_settle(directory)) == ["d"]
+    assert directory.poll() is None
+
+
+@pytest.mark.row("R1", "R4")
+def test_file_that_becomes_faulty_offers_nothing_any_more(
+    definitions: DefinitionDirectory,
+) -> None:
+    """Whoever takes a tool out and mistypes something else must not find it still there."""
+    directory = ToolDirectory(definitions.path)
+    definitions.put_tools("a.json", "a")
+    definitions.put_tools("b.json", "b")
+    assert _names(directory.load()) == ["a", "b"]
+    definitions.put("a.json", b"[")
+    contents = _settle(directory)
+    assert _names(contents) == ["b"]
+    assert "not JSON" in _faults(contents)["a.json"]
+    definitions.put_tools("a.json", "a")
+    contents = _settle(directory)
+    assert _names(contents) == ["a", "b"]
+    assert _faults(contents) == {}
+
+
+@pytest.mark.row("R4")
+def test_file_that_others_may_write_from_now_on_offers_nothing_any_more(
+    definitions: DefinitionDirectory,
+) -> None:
+    directory = ToolDirectory(definitions.path)
+    path = definitions.put_tools("a.json", "a")
+    assert _names(directory.load()) == ["a"]
+    path.chmod(0o666)
+    contents = _settle(directory)
+    assert _names(contents) == []
+    assert "chmod go-w" in _faults(contents)["a.json"]
+
+
+@pytest.mark.row("R4")
+def test_directory_that_others_may_write_offers_nothing_at_once(
+    definitions: DefinitionDirectory,
+) -> None:
+    directory = ToolDirectory(definitions.path)
+    definitions.put_tools("a.json", "a")
+    assert _names(directory.load()) == ["a"]
+    definitions.path.chmod(0o777)
+    contents = directory.poll()
+    assert _names(contents) == []
+    assert "chmod go-w" in _faults(contents)[None]
+    assert directory.poll() is None
+    definitions.path.chmod(0o700)
+    assert _names(_settle(directory)) == ["a"]
+
+
+@pytest.mark.row("R4")
+def test_file_that_is_being_written_is_not_read_in_the_middle(
+    definitions: DefinitionDirectory,
+) -> None:
+    directory = ToolDirectory(definitions.path)
+    path = definitions.put_tools("a.json", "a")
+    assert _names(directory.load()) == ["a"]
+    text = json.dumps([rest_document(name="b")])
+    for end in range(0, len(text), len(text) // 3):
+        path.write_text(text[:end])
+        assert directory.poll() is None
+    path.write_text(text)
+    assert _names(_settle(directory)) == ["b"]
+
+
+def test_file_that_never_settles_is_a_fault_in_the_end(definitions: DefinitionDirectory) -> None:
+    directory = ToolDirectory(definitions.path)
+    path = definitions.put_tools("a.json", "a")
+    definitions.put_tools("b.json", "b")
+    assert _names(directory.load()) == ["a", "b"]
+    for look in range(MAX_UNSETTLED_LOOKS - 1):
+        path.write_bytes(b" " * (look + 1))
+        assert directory.poll() is None
+    path.write_bytes(b"[]")
+    contents = directory.poll()
+    assert _names(contents) == ["b"]
+    assert _faults(contents) == {"a.json": "it keeps changing while it is looked at"}
+    contents = directory.poll()  # quiet at last
+    assert _names(contents) == ["b"]
+    assert _faults(contents) == {}
+
+
+def test_file_that_changes_while_it_is_read_is_read_again(
+    definitions: DefinitionDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = ToolDirectory(definitions.path)
+    path = definitions.put_tools("a.json", "a")
+    read_file = module.read_file
+
+    def grow_first(*arguments: Any) -> Any:
+        with path.open("ab") as file:
+            file.write(b" ")
+        return read_file(*arguments)
+
+    monkeypatch.setattr(module, "read_file", grow_first)
+    assert _faults(directory.load()) == {"a.json": "it changed while it was read"}
+    monkeypatch.undo()
+    assert _names(_settle(directory)) == ["a"]
+
+
+def test_fault_of_ours_in_one_file_keeps_the_others_in(
+    definitions: DefinitionDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    definitions.put_tools("a.json", "a")
+    definitions.put("b.json", b"[7]")
+    read_documents = module.read_documents
+
+    def fail_on_b(name: str, data: bytes) -> Any:
+        if name == "b.json":
+            raise ZeroDivisionError
+        return read_documents(name, data)
+
+    monkeypatch.setattr(module, "read_documents", fail_on_b)
+    contents = ToolDirectory(definitions.path).load()
+    assert _names(contents) == ["a"]
+    assert _faults(contents) == {"b.json": "it could not be understood (ZeroDivisionError)"}
+
+
+def test_directory_over_the_cap_of_definitions_leaves_the_last_files_out(
+    definitions: DefinitionDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_DEFINITIONS", 3)
+    definitions.put_tools("a.json", "a", "b")
+    definitions.put_tools("b.json", "c", "d")
+    definitions.put_tools("c.json", "e")
+    contents = ToolDirectory(definitions.path).load()
+    assert _names(contents) == ["a", "b", "e"]
+    assert _faults(contents) == {"b.json": "with it the directory would hold over 3 tools"}
+
+
+def test_files_that_are_too_large_together_are_a_fault_of_the_directory(
+    definitions: DefinitionDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_TOTAL_BYTES", 1000)
+    definitions.put("a.json", b" " * 600)
+    definitions.put("b.json", b" " * 600)
+    contents = ToolDirectory(definitions.path).load()
+    assert list(_faults(contents)) == [None]
+
+
+def test_fault_of_a_file_is_short_and_printable_whatever_it_holds(
+    definitions: DefinitionDirectory,
+) -> None:
+    tools = [{"\x1b[2J" + "k" * 10_000: 1, **rest_document(name="x" * 500)}] * 50
+    definitions.put("a\x1b.json", {"tools": tools})
+    ((name, reason),) = _faults(ToolDirectory(definitions.path).load()).items()
+    assert name == "a\\x1b.json"
+    assert reason.isprintable()
+    assert len(reason) <= 2001
