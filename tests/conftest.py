@@ -33,7 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--require",
         default="",
-        help="Comma-separated environments (docker, runsc, landlock) without which tests fail "
+        help="Comma-separated environments (docker, runsc, landlock, root) without which tests fail "
         "instead of being skipped.",
     )
 
@@ -57,7 +57,21 @@ def has_landlock() -> bool:
     return version > 0
 
 
-AVAILABLE = {"landlock": has_landlock}
+def is_root_with_users() -> bool:
+    """Whether users can be made, and become somebody else."""
+    return os.geteuid() == 0 and all(map(shutil.which, ("useradd", "groupadd")))
+
+
+def has_systemd_analyze() -> bool:
+    """Whether unit files can be checked; systemd need not run."""
+    return shutil.which("systemd-analyze") is not None
+
+
+AVAILABLE = {
+    "landlock": has_landlock,
+    "root": is_root_with_users,
+    "systemd": has_systemd_analyze,
+}
 
 
 @pytest.fixture

@@ -75,13 +75,16 @@ class PriceConfig(BaseModel):
     currency: str = Field(default="USD", pattern="^[A-Z]{3}$")
 
 
+Uid = Annotated[int, Field(ge=0, lt=2**32)]
+
+
 class PrincipalConfig(BaseModel):
     """A name for Unix users; several uids may be one principal."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,127}$")
-    uids: tuple[int, ...] = Field(min_length=1)
+    uids: tuple[Uid, ...] = Field(min_length=1)
 
 
 class ServiceConfig(BaseModel):
@@ -190,7 +193,7 @@ class Config(BaseSettings):
         Raises:
             ConfigError: the path is longer than a Unix socket's may be.
         """
-        if self.mode == "service" and self.socket is None:
+        if self.mode == "service":
             return _fitting(self.service.run_directory / "control" / "control.sock")
         callers = self._socket_path()
         name = callers.name.removeprefix("engine.sock") or ""

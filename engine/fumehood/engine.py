@@ -146,6 +146,8 @@ class Engine:
         )
         self._is_draining = False
         self._is_open = False
+        self._running = 0
+        self._idle = anyio.Event()
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Engine:
@@ -218,7 +220,13 @@ class Engine:
             call_id=self._ids.call_id(),
             trace_id=trace_id,
         )
-        return await run_call(request, self._rooms)
+        self._running += 1
+        try:
+            return await run_call(request, self._rooms)
+        finally:
+            self._running -= 1
+            if self._is_draining and not self._running:
+                self._idle.set()
 
     def tools(self) -> list[ToolDefinition]:
         """The preferred version of every registered tool, by name."""
@@ -340,6 +348,12 @@ class Engine:
     def drain(self) -> None:
         """Take no new calls from now on; what runs goes on."""
         self._is_draining = True
+        if not self._running:
+            self._idle.set()
+
+    async def drained(self) -> None:
+        """Wait, after `drain`, until no call runs any more."""
+        await self._idle.wait()
 
     @property
     def is_draining(self) -> bool:

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from conftest import CLEAN_ENVIRONMENT, FUMEHOOD, Daemon, StartDaemon
+from fumehood import load_config
 from support.definition_files import DefinitionDirectory
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(sh|python)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+TOML = re.compile(r"^```toml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
 
 
@@ -101,6 +103,54 @@ def test_snippets_of_the_clients_run_as_they_stand(administered_daemon: Daemon) 
         assert done.returncode == 0, (text, done.stderr.decode())
         ran += 1
     assert ran == 3
+
+
+@pytest.mark.row("R3", "D4")
+def test_how_to_give_an_agent_its_tools_runs_as_it_stands(
+    start_daemon: StartDaemon, home: Path, tmp_path: Path
+) -> None:
+    """`credential` is a command of the reader's; here it prints what `approvers init` showed."""
+    command = tmp_path / "credential"
+    environment = {
+        **CLEAN_ENVIRONMENT,
+        "FUMEHOOD_HOME": str(home),
+        "PATH": f"{FUMEHOOD.parent}:{tmp_path}:{CLEAN_ENVIRONMENT['PATH']}",
+    }
+    ran = 0
+    for language, mark, text in snippets("docs/howto/give-an-agent-its-tools.md"):
+        assert language == "sh"
+        if mark.strip() == "daemon":
+            assert text.strip() == "fumehood serve"
+            start_daemon()
+            continue
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", text],
+            cwd=tmp_path, env=environment, capture_output=True, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, (text, done.stdout.decode(), done.stderr.decode())
+        if mark.strip() == "init":
+            command.write_text(f"#!/bin/sh\necho {done.stdout.decode().strip()}\n")
+            command.chmod(0o700)
+        if "10 / 3" in text:
+            assert '"3.33"' in done.stdout.decode()
+        ran += 1
+    assert ran >= 7
+
+
+@pytest.mark.row("D6")
+@pytest.mark.parametrize(
+    "page", ["docs/howto/run-as-a-service.md", "docs/reference/configuration.md"]
+)
+def test_configuration_on_a_page_is_one_that_the_engine_reads(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examples = TOML.findall((ROOT / page).read_text(encoding="utf-8"))
+    for text in examples:
+        file = tmp_path / "config.toml"
+        file.write_text(text, encoding="utf-8")
+        monkeypatch.setenv("FUMEHOOD_CONFIG", str(file))
+        load_config()
+    assert examples
 
 
 @pytest.mark.row("E1")

@@ -6,7 +6,6 @@ Each gets its documented code in an envelope; never a stack trace, never a dead 
 from __future__ import annotations
 
 import json
-import os
 import re
 import socket
 import stat
@@ -282,7 +281,7 @@ def test_pipelined_requests_are_answered_in_order(shared_daemon) -> None:
 
 
 @pytest.mark.row("D4")
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody else")
+@pytest.mark.needs("root")
 def test_another_user_cannot_connect_and_is_nobody_if_he_could(shared_daemon) -> None:
     program = (
         "import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX)\n"

@@ -11,11 +11,13 @@ import threading
 from pathlib import Path
 
 import pytest
+from psutil import STATUS_STOPPED, Process
 
-from conftest import FUMEHOOD, StartDaemon
-from support.http import SocketClient
+from conftest import FUMEHOOD, Daemon, StartDaemon
+from support.http import Answer, SocketClient
 from support.processes import (
     children_of_guest,
+    computing_child,
     descendants,
     guest_of,
     is_computing,
@@ -53,6 +55,114 @@ def test_stop_lets_a_running_call_end(start_daemon: StartDaemon, number: signal.
     assert daemon.process.wait(timeout=30) == 0
     assert answers[0].body["success"] is True
     client.close()
+
+
+def _start_held_call(daemon: Daemon, answers: list[Answer]) -> tuple[threading.Thread, Process]:
+    """A call that computes until it is let go on: its process is stopped on the way."""
+    client = daemon.client()
+
+    def call() -> None:
+        answers.append(client.calculate(f"{SLOW} + {SLOW} + {SLOW}", timeout_seconds=30))
+        client.close()
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    guest = guest_of(daemon.process.pid)
+    wait_until(lambda: is_computing(guest))
+    held = computing_child(guest)
+    assert held is not None
+    held.suspend()
+    wait_until(lambda: held.status() == STATUS_STOPPED)
+    return caller, held
+
+
+@pytest.mark.row("D6", "E1")
+def test_while_a_call_ends_new_ones_are_told_to_come_back_on_old_and_new_connections(
+    start_daemon: StartDaemon,
+) -> None:
+    daemon = start_daemon(drain_seconds="60")
+    open_before, answers = daemon.client(), list[Answer]()
+    assert open_before.calculate("1 + 1").body["success"]
+    caller, held = _start_held_call(daemon, answers)
+    daemon.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: "daemon.stopping" in daemon.log)
+    for client in (open_before, daemon.client()):
+        for _ in range(2):  # and the connection stays open
+            refused = client.calculate("1 + 1")
+            assert (refused.status, refused.code) == (503, "SHUTTING_DOWN")
+            assert refused.body["error"]["retryable"] is True
+            assert refused.body["error"]["retry_after_ms"] == 2000
+            assert refused.headers["retry-after"] == "2"
+        ready = client.get("/v1/ready")
+        assert (ready.status, ready.body["status"]) == (503, "not_ready")
+        client.close()
+    assert answers == []
+    held.resume()
+    caller.join(timeout=30)
+    assert answers[0].body["success"] is True
+    assert daemon.process.wait(timeout=30) == 0
+    assert not daemon.socket.exists()
+
+
+@pytest.mark.row("D6")
+def test_second_signal_waits_for_nobody(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(drain_seconds="600")
+    family = descendants(daemon.process.pid)
+    caller, held = _start_held_call(daemon, [])
+    daemon.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: "daemon.stopping" in daemon.log)
+    assert daemon.process.poll() is None
+    daemon.process.send_signal(signal.SIGTERM)
+    assert daemon.process.wait(timeout=30) == 0
+    assert not daemon.socket.exists()
+    wait_until(lambda: all(is_gone(process) for process in [*family, held]))
+    caller.join(timeout=30)
+
+
+@pytest.mark.row("D6")
+def test_daemon_without_calls_stops_though_it_might_wait_long(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(drain_seconds="600")
+    idle = daemon.client()
+    assert idle.calculate("1 + 1").body["success"]
+    assert daemon.stop() == 0
+    idle.close()
+
+
+@pytest.mark.row("D6")
+def test_daemon_that_may_not_wait_ends_its_calls_with_an_answer(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(drain_seconds="0")
+    answers = list[Answer]()
+    caller, _ = _start_held_call(daemon, answers)
+    assert daemon.stop() == 0
+    caller.join(timeout=30)
+    assert (answers[0].status, answers[0].code) == (503, "SHUTTING_DOWN")
+
+
+@pytest.mark.row("D1", "D4")
+def test_files_of_the_state_are_the_owners_alone(start_daemon: StartDaemon, home: Path) -> None:
+    before = os.umask(0)
+    try:
+        daemon = start_daemon()
+        client = daemon.client()
+        assert client.calculate("1 + 1").body["success"]
+        client.close()
+    finally:
+        os.umask(before)
+    files = [path for path in home.rglob("*") if path.name != "log"]
+    assert {"state.db", "state.db-wal", "engine.sock", "control.sock"} <= {f.name for f in files}
+    assert {path.name: path.lstat().st_mode & 0o077 for path in files} == {
+        path.name: 0 for path in files
+    }
+
+
+@pytest.mark.row("D4", "D6")
+def test_state_that_was_open_to_others_is_closed_to_them(
+    start_daemon: StartDaemon, home: Path
+) -> None:
+    start_daemon().stop()
+    (home / "state.db").chmod(0o644)
+    start_daemon()
+    assert (home / "state.db").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.row("S9", "P8")

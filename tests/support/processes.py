@@ -48,13 +48,18 @@ def _is_filtered(process: psutil.Process) -> bool:
 
 def is_computing(guest: psutil.Process) -> bool:
     """Whether a child has used more CPU time than it takes to be made, so it runs somebody's call."""
+    return computing_child(guest) is not None
+
+
+def computing_child(guest: psutil.Process) -> psutil.Process | None:
+    """That child, if there is one."""
     for child in children_of_guest(guest)[1:]:
         try:
             if child.cpu_times().user >= MADE_WITHIN_S:
-                return True
+                return child
         except psutil.NoSuchProcess:
             continue
-    return False
+    return None
 
 
 def is_gone(process: psutil.Process) -> bool:

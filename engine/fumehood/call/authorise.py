@@ -1,8 +1,8 @@
 """Authorise: may this caller use this tool?
 
-Third stage. Takes a `ValidatedCall`, returns a `PermittedCall`. In this version there are
-no agents and no policy: any principal with the scope `call` may use any tool, and what is
-dangerous is stopped later, by `approve`.
+Third stage. Takes a `ValidatedCall`, returns a `PermittedCall`. In this version there is
+no policy: any principal with the scope `call` may use any tool, for an agent only the
+agent's (`resolve` has looked), and what is dangerous is stopped later, by `approve`.
 """
 
 from __future__ import annotations

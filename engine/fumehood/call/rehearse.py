@@ -46,6 +46,6 @@ def rehearse(permitted: PermittedCall, walls: Walls) -> Outcome:
         "approval": {"required": need.required},
         "policy": {"rule": need.rule},
         "cost": {"per_use": money(tool.cost_per_use)},
-        "arguments": permitted.validated.arguments,
+        "arguments": permitted.validated.shown_arguments,
     }
     return Outcome.rehearsed(answer)

@@ -22,7 +22,7 @@ from fumehood.call.record import record_ending, record_intent
 from fumehood.call.rehearse import rehearse
 from fumehood.call.resolve import ResolvedCall, resolve
 from fumehood.call.shape import ShapedOutcome, shape, shape_error
-from fumehood.call.validate import ValidatedCall, validate
+from fumehood.call.validate import ValidatedCall, spare_fixed, validate
 from fumehood.executors.function import HostFunctionFailed
 from fumehood.executors.outcome import Outcome
 from fumehood.model.call import CallRequest
@@ -103,6 +103,8 @@ def conclude(
             error = shaped.outcome.error
         if isinstance(error, HostFunctionFailed):
             trail.fault("call.tool_failed", error.cause)
+    if facts.validated is not None:
+        error = spare_fixed(error, facts.validated)
     envelope = _envelope(request, facts, shaped, error, trail, rooms)
     record_ending(request, envelope, trail, rooms.calls)
     return envelope
@@ -195,7 +197,7 @@ def _accounted_arguments(facts: _Facts) -> str:
     """The arguments as JSON; of a call that was refused before they were checked, nothing."""
     if facts.validated is None:
         return ""
-    return strict_json.dumps(facts.validated.arguments).decode()
+    return strict_json.dumps(facts.validated.shown_arguments).decode()
 
 
 def _performance(stages_ms: dict[str, float], facts: _Facts, total_ms: float) -> Performance:
@@ -253,7 +255,7 @@ def _debug_info(
         "stages_ms": trail.stages_ms(),
         "placement": facts.plan.placement.why if facts.plan is not None else None,
         "limits_enforced": sorted(facts.plan.wall.enforced) if facts.plan is not None else [],
-        "arguments": facts.validated.arguments if facts.validated is not None else None,
+        "arguments": facts.validated.shown_arguments if facts.validated is not None else None,
     }
 
 

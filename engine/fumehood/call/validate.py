@@ -11,10 +11,16 @@ from dataclasses import dataclass
 
 from fumehood.call.coerce import coerce, refuses_unknown
 from fumehood.call.resolve import ResolvedCall
-from fumehood.model.errors import InvalidParams, ToolDisabled
+from fumehood.model.errors import ArgumentsRefused, EngineError, InvalidParams, ToolDisabled
 from fumehood.model.json_types import JsonObject
 from fumehood.registry.definitions import unenforced_options
 from fumehood.registry.json_schema import TooCostly, Violation
+
+MISFIT = (
+    "This agent's own configuration of the tool does not fit it. Its operator must mend it. "
+    "Do not retry."
+)
+"""Says nothing of the argument: what is fixed does not exist for the caller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +30,17 @@ class ValidatedCall:
     resolved: ResolvedCall
     arguments: JsonObject
     warnings: tuple[str, ...]
+
+    @property
+    def shown_arguments(self) -> JsonObject:
+        """The arguments without those that the agent's configuration fixes.
+
+        Everything that goes back to the caller takes these.
+        """
+        binding = self.resolved.binding
+        if binding is None or not binding.fixed:
+            return self.arguments
+        return {name: v for name, v in self.arguments.items() if name not in binding.fixed}
 
 
 def validate(resolved: ResolvedCall) -> ValidatedCall:
@@ -51,14 +68,19 @@ def validate(resolved: ResolvedCall) -> ValidatedCall:
             for name in arguments
             if name not in known
         ]
-    if fixed and any(_is_below(violation, fixed) for violation in violations):
-        raise ToolDisabled(
-            "This agent's own configuration of the tool does not fit it. Its operator must mend "
-            "it. Do not retry."
-        )
+    if fixed and any(_is_below(violation.path, fixed) for violation in violations):
+        raise ToolDisabled(MISFIT)
     if violations:
         raise InvalidParams(_sentence(violations), fields=_fields(violations))
     return ValidatedCall(resolved, arguments, (*resolved.warnings, *warnings))
+
+
+def spare_fixed(error: EngineError | None, validated: ValidatedCall) -> EngineError | None:
+    """The error as the caller may see it: a function's types may refuse what is fixed, too."""
+    binding = validated.resolved.binding
+    if binding is None or not isinstance(error, ArgumentsRefused):
+        return error
+    return ToolDisabled(MISFIT) if any(_is_below(f, binding.fixed) for f in error.fields) else error
 
 
 def _given(resolved: ResolvedCall) -> JsonObject:
@@ -76,8 +98,8 @@ def _given(resolved: ResolvedCall) -> JsonObject:
     return {**copy.deepcopy(binding.defaults), **arguments}
 
 
-def _is_below(violation: Violation, fixed: JsonObject) -> bool:
-    return any(violation.path == n or violation.path.startswith(f"{n}.") for n in fixed)
+def _is_below(path: str, fixed: JsonObject) -> bool:
+    return any(path == name or path.startswith(f"{name}.") for name in fixed)
 
 
 def _refuse_unenforced(resolved: ResolvedCall) -> None:

@@ -10,6 +10,7 @@ import typer
 from fumehood.cli.control import AsJson, CredentialStdin
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.reach import ControlSocketPath, controlling
+from fumehood.cli.settings import read_config
 from fumehood.model.identity import uid_principal_id
 from fumehood.model.json_types import JsonObject
 from fumehood.wire import strict_json
@@ -33,7 +34,7 @@ def create(
     socket: ControlSocketPath = None,
 ) -> None:
     """Make an agent. It has no tools until some are bound to it."""
-    principals = principal or [uid_principal_id(os.getuid())]
+    principals = principal or [_own_principal()]
     with controlling(socket, credential_stdin=credential_stdin) as client:
         client.agents.create(agent_id, description=description, principals=principals)
 
@@ -151,6 +152,11 @@ def unbind(
     """Take a tool from an agent."""
     with controlling(socket, credential_stdin=credential_stdin) as client:
         client.agents.unbind(agent_id, tool)
+
+
+def _own_principal() -> str:
+    uid = os.getuid()
+    return read_config().principal_ids.get(uid) or uid_principal_id(uid)
 
 
 def _json_object(text: str, option: str) -> JsonObject:

@@ -98,7 +98,6 @@ def _moment(text: str) -> datetime:
     if span is not None:
         return datetime.now(UTC) + timedelta(**{_UNITS[span.group(2)]: int(span.group(1))})
     try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):
         fail("--expires takes 90m, 12h, 30d, or a time in ISO 8601.", ExitCode.USAGE)
-    return moment.astimezone(UTC)

@@ -14,8 +14,8 @@ from starlette.requests import Request
 from fumehood.engine import Engine
 from fumehood.gates import approvers, tokens
 from fumehood.gates.identity import require_caller
-from fumehood.model.errors import PermissionDenied, Unauthorized
-from fumehood.model.identity import Peer, Principal, Scope
+from fumehood.model.errors import EngineError, PermissionDenied, Unauthorized
+from fumehood.model.identity import OVERFLOW_UID, Peer, Principal, Scope
 
 BEARER = "bearer "
 MAX_CREDENTIAL_CHARACTERS = 200
@@ -31,8 +31,10 @@ def principal_of(request: Request) -> Principal | None:
     credential = _credential(request)
     if credential is not None:
         return engine.tokens.principal_of(credential, engine.now())
-    peer: Peer = request.scope["state"]["peer"]
+    peer = _peer(request)
     if engine.config.mode == "single-user" and peer.uid != os.geteuid():
+        return None
+    if peer.uid == OVERFLOW_UID:
         return None
     return engine.principal_of_uid(peer.uid)
 
@@ -45,11 +47,24 @@ def require_principal(request: Request) -> Principal:
 async def require_admin(request: Request) -> Principal:
     """Whoever may change authority, agents, tokens and the registry. Never by uid.
 
+    Call it once the body has arrived: a credential that was taken back meanwhile counts for
+    nothing. Whoever is refused is named in the log.
+
     Raises:
         Unauthorized: no credential, or one that is not known.
         PermissionDenied: known, but without the scope `admin`.
+        RateLimited: too many credentials are being checked.
     """
     engine: Engine = request.app.state.engine
+    try:
+        return await _administrator(request, engine)
+    except EngineError as refusal:
+        peer = _peer(request)
+        engine.log.warning("authority.refused", code=refusal.code, uid=peer.uid, pid=peer.pid)
+        raise
+
+
+async def _administrator(request: Request, engine: Engine) -> Principal:
     credential = _credential(request)
     if credential is None:
         raise Unauthorized(
@@ -68,10 +83,16 @@ async def require_admin(request: Request) -> Principal:
 
 def _credential(request: Request) -> str | None:
     """What stands in the header `authorization`; None where there is none at all."""
-    for key, value in request.scope["headers"]:
-        if key == b"authorization":
-            text: str = value.decode("latin-1")
-            if len(text) > MAX_CREDENTIAL_CHARACTERS or text[: len(BEARER)].lower() != BEARER:
-                raise Unauthorized("Send the credential as `authorization: Bearer …`.")
-            return text[len(BEARER) :].strip()
-    return None
+    found = [value for key, value in request.scope["headers"] if key == b"authorization"]
+    if not found:
+        return None
+    text: str = found[0].decode("latin-1")
+    too_long = len(text) > MAX_CREDENTIAL_CHARACTERS
+    if len(found) > 1 or too_long or text[: len(BEARER)].lower() != BEARER:
+        raise Unauthorized("Send one credential, as `authorization: Bearer …`.")
+    return text[len(BEARER) :].strip(" ")
+
+
+def _peer(request: Request) -> Peer:
+    peer: Peer = request.scope["state"]["peer"]
+    return peer

@@ -18,13 +18,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fumehood.config import Config
-from fumehood.store.directory import PRIVATE_FILE, StateError, hold_lock, private_directory
+from fumehood.store.directory import (
+    PRIVATE_DIRECTORY,
+    PRIVATE_FILE,
+    StateError,
+    hold_lock,
+    private_directory,
+)
 
 BACKLOG = 2048
 SHARED_FILE = 0o660
 SHARED_DIRECTORY = 0o750
 PASSABLE_DIRECTORY = 0o711
 FIRST_SYSTEMD_FD = 3
+LISTEN_VARIABLES = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,24 +56,31 @@ def listening(config: Config) -> Iterator[Listeners]:
         StateError: a place is not private, is used, or its group does not exist.
         ConfigError: a path is too long.
     """
+    service = config.service if config.mode == "service" else None
     given = sockets_from_systemd()
     if given is not None:
         yield given
         return
-    service = config.service if config.mode == "service" else None
+    if service is not None and config.socket is not None:
+        raise StateError(
+            'With mode = "service" each socket stands in a directory of its own under '
+            "service.run_directory. Set that, and leave socket (FUMEHOOD_SOCKET) to the clients."
+        )
     with ExitStack() as places:
-        made = []
-        for path, group in (
-            (config.socket_path, service.callers_group if service else None),
-            (config.control_socket_path, service.approvers_group if service else None),
+        made: dict[str, socket.socket] = {}
+        # The callers' socket comes last: whoever can call finds everything there.
+        for name, path, group in (
+            ("control", config.control_socket_path, service.approvers_group if service else None),
+            ("engine", config.socket_path, service.callers_group if service else None),
         ):
-            directory = _group_directory(path.parent, group) if group else None
-            if directory is None:
+            if group:
+                _group_directory(path.parent, group)
+            else:
                 private_directory(path.parent)
             lock = (config.state_directory if group else path.parent) / f"{path.name}.lock"
             places.enter_context(hold_lock(lock, "this socket"))
-            made.append(places.enter_context(private_socket(path, group)))
-        yield Listeners(*made)
+            made[name] = places.enter_context(private_socket(path, group))
+        yield Listeners(**made)
 
 
 def sockets_from_systemd() -> Listeners | None:
@@ -77,31 +91,42 @@ def sockets_from_systemd() -> Listeners | None:
     Raises:
         StateError: they are not the two that belong here, or are open to everybody.
     """
-    if os.environ.get("LISTEN_PID") != str(os.getpid()):
+    # They go whomever they are for: a child must not take them for its own.
+    pid, count, names = (os.environ.pop(variable, "") for variable in LISTEN_VARIABLES)
+    if pid != str(os.getpid()):
         return None
-    names = os.environ.get("LISTEN_FDNAMES", "").split(":")
-    count = int(os.environ.get("LISTEN_FDS", "0") or 0)
-    for variable in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"):
-        os.environ.pop(variable, None)  # a child must not take them for its own
-    given = {
-        name: socket.socket(fileno=FIRST_SYSTEMD_FD + number)
-        for number, name in enumerate(names[:count])
-    }
-    if given.keys() != {"engine", "control"}:
+    if count != "2" or sorted(names.split(":")) != ["control", "engine"]:
         raise StateError(
             "systemd must pass two sockets, FileDescriptorName=engine and =control; it passed "
-            + (", ".join(sorted(given)) or "none")
-            + "."
+            f"{count[:10]}: {names[:100]}."
         )
-    for name, listener in given.items():
-        path = listener.getsockname()
-        if listener.family != socket.AF_UNIX or not path or stat.S_IMODE(_mode(path)) & 0o007:
-            raise StateError(
-                f"The socket {name} from systemd must be a Unix socket that is closed to others "
-                "(SocketMode=0660 or 0600)."
-            )
-        os.set_inheritable(listener.fileno(), False)
+    try:
+        given = {
+            name: _given_socket(FIRST_SYSTEMD_FD + number, name)
+            for number, name in enumerate(names.split(":"))
+        }
+    except OSError as error:
+        raise StateError(f"What systemd passed is no socket: {error.strerror}.") from None
+    if given["engine"].getsockname() == given["control"].getsockname():
+        raise StateError("systemd passed two sockets of one path, so nobody could tell them apart.")
     return Listeners(**given)
+
+
+def _given_socket(descriptor: int, name: str) -> socket.socket:
+    os.set_inheritable(descriptor, False)
+    listener = socket.socket(fileno=descriptor)
+    path = listener.getsockname() if listener.family == socket.AF_UNIX else None
+    is_stream = listener.type == socket.SOCK_STREAM
+    # A name without a path (an abstract one) has no mode: everybody could connect.
+    if not is_stream or not isinstance(path, str) or not path.startswith("/"):
+        raise StateError(f"The socket {name} from systemd must be ListenStream= with a path.")
+    if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        raise StateError(f"The socket {name} from systemd does not listen (Accept=no is needed).")
+    if stat.S_IMODE(Path(path).lstat().st_mode) & 0o007:
+        raise StateError(
+            f"The socket {name} from systemd must be closed to others (SocketMode=0660 or 0600)."
+        )
+    return listener
 
 
 @contextmanager
@@ -128,7 +153,7 @@ def private_socket(path: Path, group: str | None = None) -> Iterator[socket.sock
         if stat.S_IMODE(inode.st_mode) != PRIVATE_FILE:
             raise StateError(f"The socket {path} did not get mode 0600; this file system is unfit.")
         if group is not None:
-            _give_to_group(path, group, SHARED_FILE)
+            _give_to_group(path, path, group, SHARED_FILE)
         listener.listen(BACKLOG)
         yield listener
         _remove_own(path, inode)
@@ -136,22 +161,52 @@ def private_socket(path: Path, group: str | None = None) -> Iterator[socket.sock
         listener.close()
 
 
-def _group_directory(directory: Path, group: str) -> Path:
-    """`directory`, which lets in a group, in a parent that everybody may pass through."""
-    directory.parent.mkdir(mode=PASSABLE_DIRECTORY, parents=True, exist_ok=True)
-    directory.mkdir(mode=SHARED_DIRECTORY, exist_ok=True)
-    for place in (directory.parent, directory):
-        if place.stat().st_uid != os.geteuid():
-            raise StateError(f"The directory {place} belongs to another user.")
-    directory.parent.chmod(PASSABLE_DIRECTORY)
-    _give_to_group(directory, group, SHARED_DIRECTORY)
-    return directory
+def _group_directory(directory: Path, group: str) -> None:
+    """Make `directory`, which lets in a group, in a parent that everybody may pass through."""
+    _refuse_changeable(directory.parent)
+    with _own_directory(directory.parent) as parent:
+        os.fchmod(parent, PASSABLE_DIRECTORY)
+        with _own_directory(directory) as descriptor:
+            _give_to_group(descriptor, directory, group, SHARED_DIRECTORY)
 
 
-def _give_to_group(path: Path, group: str, mode: int) -> None:
+def _refuse_changeable(path: Path) -> None:
+    """Whoever may write above it could put another directory in its place."""
+    for above in path.parents:
+        if not above.exists():
+            continue
+        found = above.stat()
+        is_shared = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
+        if is_shared or found.st_uid not in (0, os.geteuid()):
+            raise StateError(
+                f"{path} could be replaced by whoever may write to {above}. Choose another "
+                "service.run_directory, such as /run/fumehood."
+            )
+
+
+@contextmanager
+def _own_directory(path: Path) -> Iterator[int]:
+    """A descriptor of a directory of ours, which is made where there is none.
+
+    No link is followed: it would let somebody else choose whose mode is changed.
+    """
     try:
-        os.chown(path, -1, grp.getgrnam(group).gr_gid)
-        path.chmod(mode)
+        path.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise StateError(f"The directory {path} cannot be used: {error.strerror}.") from None
+    try:
+        if os.fstat(descriptor).st_uid != os.geteuid():
+            raise StateError(f"The directory {path} belongs to another user.")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _give_to_group(which: Path | int, path: Path, group: str, mode: int) -> None:
+    try:
+        os.chown(which, -1, grp.getgrnam(group).gr_gid)
+        os.chmod(which, mode)  # noqa: PTH101  # a descriptor, too
     except KeyError:
         raise StateError(
             f"There is no group {group!r}. Make it: groupadd --system {group}"
@@ -160,10 +215,6 @@ def _give_to_group(path: Path, group: str, mode: int) -> None:
         raise StateError(
             f"{path} cannot be given to the group {group!r}: the engine's user must be in it."
         ) from None
-
-
-def _mode(path: str) -> int:
-    return Path(path).lstat().st_mode
 
 
 def _remove_stale(path: Path) -> None:

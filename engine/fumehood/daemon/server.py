@@ -13,7 +13,7 @@ import math
 import resource
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
@@ -24,6 +24,7 @@ import uvicorn
 from fumehood.config import Config
 from fumehood.daemon.app import Faces
 from fumehood.daemon.listen import listening
+from fumehood.daemon.notify import READY, STOPPING, ServiceManager
 from fumehood.daemon.peer import MAX_HEADER_BYTES, make_protocol
 from fumehood.engine import Engine, Tool
 from fumehood.model.errors import InvalidParams
@@ -36,6 +37,7 @@ from fumehood.store.identities import note_first_served
 from fumehood.wire.messages import encode_envelope
 
 KEEP_ALIVE_S = 75
+LAST_ANSWERS_S = 1
 SAME_MESSAGE_S = 1.0
 MAX_MESSAGES = 100
 
@@ -54,6 +56,7 @@ async def serve(
         ConfigError: the socket's path is too long.
     """
     _allow_many_files()
+    manager = ServiceManager.of_this_process()
     with ExitStack() as places:
         places.enter_context(_server_messages_to(log))
         state = private_directory(config.state_directory)
@@ -63,16 +66,21 @@ async def serve(
         async with Engine(tools, config=config, log=log, database=database) as engine:
             # Before anybody can connect: from now on there is no first approver to be made.
             await database.write(partial(note_first_served, at=stamp(engine.now())))
+            # Nor is a signal lost that comes as soon as somebody can.
+            signals = places.enter_context(
+                anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT)
+            )
             listeners = places.enter_context(listening(config))
             server = _Server(_uvicorn_config(engine, config, listeners.control_path))
             log.info("daemon.ready", walls=engine.walls)
             async with anyio.create_task_group() as group:
-                group.start_soon(_stop_on_signal, server, engine)
+                group.start_soon(_stop_on_signal, signals, server, engine, manager)
                 # What is loaded by now lives as long as the process: the collector need
                 # not walk through it again and again.
                 gc.collect()
                 gc.freeze()
                 on_ready()
+                manager.tell(READY)
                 await server.serve(sockets=[listeners.engine, listeners.control])
                 group.cancel_scope.cancel()
         log.info("daemon.stopped")
@@ -130,14 +138,30 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _stop_on_signal(server: uvicorn.Server, engine: Engine) -> None:
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+async def _stop_on_signal(
+    signals: AsyncIterator[signal.Signals],
+    server: uvicorn.Server,
+    engine: Engine,
+    manager: ServiceManager,
+) -> None:
+    """Drain, then stop the server. Until then it listens, and new calls hear why they wait."""
+    async with anyio.create_task_group() as group:
         async for number in signals:
             engine.log.info("daemon.stopping", signal=signal.Signals(number).name)
-            if server.should_exit:
-                server.force_exit = True  # a second signal waits for nobody
+            if engine.is_draining:
+                server.force_exit = server.should_exit = True  # this one waits for nobody
+                continue
+            manager.tell(STOPPING)
             engine.drain()
-            server.should_exit = True
+            group.start_soon(_exit_when_drained, server, engine)
+
+
+async def _exit_when_drained(server: uvicorn.Server, engine: Engine) -> None:
+    with anyio.move_on_after(engine.config.drain_seconds) as waiting:
+        await engine.drained()
+    # Answers that are on their way get there; calls that outlasted their time are ended now.
+    server.config.timeout_graceful_shutdown = 0 if waiting.cancelled_caught else LAST_ANSWERS_S
+    server.should_exit = True
 
 
 def _uvicorn_config(engine: Engine, config: Config, control_path: str) -> uvicorn.Config:
@@ -155,7 +179,7 @@ def _uvicorn_config(engine: Engine, config: Config, control_path: str) -> uvicor
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=max(1, round(config.drain_seconds)),
+        timeout_graceful_shutdown=LAST_ANSWERS_S,
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,17 +22,25 @@ from fumehood.model.errors import (
     IdempotencyConflict,
     InvalidParams,
     PermissionDenied,
+    RateLimited,
     ResourceNotFound,
     Unauthorized,
 )
 from fumehood.model.identity import Principal, Scope
 from fumehood.store import identities
-from fumehood.store.changes import recorded, stamp
+from fumehood.store.changes import OneChange, recorded, stamp
 from fumehood.store.database import Database
 
 KIND = "fha"
 SALT_BYTES = 16
 GRANTABLE = frozenset({Scope.APPROVE, Scope.ADMIN})
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}", re.ASCII)
+
+CHECKS_AT_ONCE = 2
+"""Each guess costs a thread 40 ms and 16 MB (`gates/secrets.py`)."""
+
+MAX_WAITING_CHECKS = 32
+"""Beyond it who guesses in parallel is refused at once, instead of filling the daemon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +78,8 @@ class Approvers:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._checking = anyio.CapacityLimiter(2)  # each guess costs 16 MB
+        self._changing = OneChange()
+        self._checking = anyio.CapacityLimiter(CHECKS_AT_ONCE)
         self._load(database.read_now(identities.all_approvers))
 
     async def principal_of(self, text: str) -> Principal:
@@ -77,7 +87,12 @@ class Approvers:
 
         Raises:
             Unauthorized: nobody that is known; it does not say what is wrong.
+            RateLimited: too many credentials are being checked.
         """
+        if self._checking.statistics().tasks_waiting >= MAX_WAITING_CHECKS:
+            raise RateLimited(
+                "Too many credentials are being checked. Try again later.", retry_after_ms=2000
+            )
         presented = parse_credential(text)
         approver = self._approvers.get(presented.id) if presented is not None else None
         salt = approver.salt if approver is not None else bytes(SALT_BYTES)
@@ -87,7 +102,8 @@ class Approvers:
         matches = hmac.compare_digest(known, given)
         if presented is None or presented.kind != KIND or approver is None or not matches:
             raise Unauthorized("This credential is not known. Do not retry.")
-        if approver.removed_at is not None:
+        # Looked up again: it may have been taken back while the hash was made.
+        if self._approvers[approver.id].removed_at is not None:
             raise Unauthorized("This credential was taken back. Do not retry.")
         return approver.principal
 
@@ -108,20 +124,22 @@ class Approvers:
         granted = frozenset(scopes)
         if not granted or not granted <= GRANTABLE:
             raise InvalidParams("An approver has approve, admin, or both.", fields=["scopes"])
-        if any(approver.name == name for approver in self._approvers.values()):
-            raise IdempotencyConflict(f"There was an approver {name!r} already.")
-        row, text = await anyio.to_thread.run_sync(_new_row, name, granted, by.id, now)
-        await self._database.write(
-            recorded(
-                lambda connection: identities.add_approver(connection, row),
-                at=now,
-                by=by.id,
-                action="approver.add",
-                subject=name,
-                details={"scopes": sorted(granted)},
+        _require_name(name)
+        async with self._changing():
+            if any(approver.name == name for approver in self._approvers.values()):
+                raise IdempotencyConflict(f"There was an approver {name!r} already.")
+            row, text = await anyio.to_thread.run_sync(_new_row, name, granted, by.id, now)
+            await self._database.write(
+                recorded(
+                    lambda connection: identities.add_approver(connection, row),
+                    at=now,
+                    by=by.id,
+                    action="approver.add",
+                    subject=name,
+                    details={"scopes": sorted(granted)},
+                )
             )
-        )
-        self._load(await self._database.read(identities.all_approvers))
+            self._load(await self._database.read(identities.all_approvers))
         return self._approvers[row["id"]], text
 
     async def remove(self, name: str, *, by: Principal, now: datetime) -> Approver:
@@ -131,25 +149,30 @@ class Approvers:
             ResourceNotFound: there is none of this name.
             PermissionDenied: nobody with `admin` would be left.
         """
+        async with self._changing():
+            found = self._removable(name)
+            await self._database.write(
+                recorded(
+                    lambda connection: identities.remove_approver(connection, found.id, stamp(now)),
+                    at=now,
+                    by=by.id,
+                    action="approver.remove",
+                    subject=name,
+                )
+            )
+            self._load(await self._database.read(identities.all_approvers))
+        return self._approvers[found.id]
+
+    def _removable(self, name: str) -> Approver:
+        """The approver, unless without it nobody would have `admin`."""
         found = next((approver for approver in self.current() if approver.name == name), None)
         if found is None:
             raise ResourceNotFound(f"There is no approver {name[:80]!r}.")
-        others = [a for a in self.current() if a.id != found.id and Scope.ADMIN in a.scopes]
-        if not others:
+        if not any(a.id != found.id and Scope.ADMIN in a.scopes for a in self.current()):
             raise PermissionDenied(
                 "Nobody with admin would be left. Add another one first. Do not retry."
             )
-        await self._database.write(
-            recorded(
-                lambda connection: identities.remove_approver(connection, found.id, stamp(now)),
-                at=now,
-                by=by.id,
-                action="approver.remove",
-                subject=name,
-            )
-        )
-        self._load(await self._database.read(identities.all_approvers))
-        return self._approvers[found.id]
+        return found
 
     def _load(self, rows: list[identities.Row]) -> None:
         self._approvers = {row["id"]: _approver(row) for row in rows}
@@ -159,8 +182,10 @@ def make_first_approver(database: Database, name: str, now: datetime) -> str:
     """The first approver of a new state directory; returns the credential.
 
     Raises:
+        InvalidParams: a name that cannot be one.
         PermissionDenied: an approver exists, or an engine has served from here already.
     """
+    _require_name(name)
     if database.read_now(identities.all_approvers):
         raise PermissionDenied(
             "There is an approver already. Further ones are made with its credential: "
@@ -184,6 +209,15 @@ def make_first_approver(database: Database, name: str, now: datetime) -> str:
         )
     )
     return text
+
+
+def _require_name(name: str) -> None:
+    if not NAME.fullmatch(name):
+        raise InvalidParams(
+            "An approver's name has letters, digits and _ . @ - only, and begins with a letter "
+            "or digit; at most 64 characters.",
+            fields=["name"],
+        )
 
 
 def _new_row(

@@ -12,7 +12,7 @@ import secrets
 from dataclasses import dataclass
 
 SECRET_BYTES = 32
-_FORM = re.compile(r"^(fht|fha)_([0-9a-f]{16})_([A-Za-z0-9_-]{43})$", re.ASCII)
+_FORM = re.compile(r"(fht|fha)_([0-9a-f]{16})_([A-Za-z0-9_-]{43})", re.ASCII)
 
 SCRYPT_N, SCRYPT_R, SCRYPT_P = 2**14, 8, 1
 """About 40 ms and 16 MB a guess. *Source*: RFC 7914 and OWASP's minimum for interactive use."""
@@ -35,7 +35,7 @@ def make_credential(kind: str) -> tuple[str, str, str]:
 
 def parse_credential(text: str) -> Presented | None:
     """The parts of a credential; None where it has no such form."""
-    match = _FORM.match(text)
+    match = _FORM.fullmatch(text)
     return Presented(*match.groups()) if match else None
 
 

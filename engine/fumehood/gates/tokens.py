@@ -17,11 +17,14 @@ from fumehood.model.errors import InvalidParams, ResourceNotFound, Unauthorized
 from fumehood.model.identity import Principal, Scope
 from fumehood.model.json_types import JsonObject
 from fumehood.store import identities
-from fumehood.store.changes import recorded, stamp
+from fumehood.store.changes import OneChange, recorded, stamp
 from fumehood.store.database import Database
 
 KIND = "fht"
 MAX_TOKENS = 10_000
+AUTHORITY = frozenset({Scope.APPROVE, Scope.ADMIN})
+RESERVED_PRINCIPALS = "approver:"
+"""How an approver's principal begins: a token in an approver's name would hide who decided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,7 @@ class Tokens:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._changing = OneChange()
         self._tokens = {row["id"]: _token(row) for row in database.read_now(identities.all_tokens)}
 
     def principal_of(self, text: str, now: datetime) -> Principal:
@@ -101,15 +105,11 @@ class Tokens:
         """Make a token; the second value is the text to give away, shown only here.
 
         Raises:
-            InvalidParams: no scope, an expiry in the past, or too many tokens.
+            InvalidParams: no scope, `call` together with authority, an approver's name, an
+                expiry in the past, or too many tokens.
         """
-        if len(self._tokens) >= MAX_TOKENS:
-            raise InvalidParams(f"There are {MAX_TOKENS} tokens already.")
         granted = frozenset(scopes)
-        if not granted:
-            raise InvalidParams("A token needs at least one scope.", fields=["scopes"])
-        if expires_at is not None and expires_at <= now:
-            raise InvalidParams("expires_at is in the past.", fields=["expires_at"])
+        _refuse_unsound(granted, principal_id, expires_at, now)
         identifier, secret, text = make_credential(KIND)
         row: identities.Row = {
             "id": identifier,
@@ -123,18 +123,22 @@ class Tokens:
             "expires_at": stamp(expires_at) if expires_at is not None else None,
             "revoked_at": None,
         }
-        shown: JsonObject = {key: row[key] for key in ("name", "principal_id", "scopes", "agents")}
-        await self._database.write(
-            recorded(
-                lambda connection: identities.add_token(connection, row),
-                at=now,
-                by=by.id,
-                action="token.new",
-                subject=identifier,
-                details=shown,
-            )
+        shown: JsonObject = {
+            key: row[key] for key in ("name", "principal_id", "scopes", "agents", "expires_at")
+        }
+        job = recorded(
+            lambda connection: identities.add_token(connection, row),
+            at=now,
+            by=by.id,
+            action="token.new",
+            subject=identifier,
+            details=shown,
         )
-        token = self._tokens[identifier] = _token(row)
+        async with self._changing():
+            if len(self._tokens) >= MAX_TOKENS:
+                raise InvalidParams(f"There are {MAX_TOKENS} tokens already.")
+            await self._database.write(job)
+            token = self._tokens[identifier] = _token(row)
         return token, text
 
     async def revoke(self, token_id: str, *, by: Principal, now: datetime) -> Token:
@@ -143,20 +147,40 @@ class Tokens:
         Raises:
             ResourceNotFound: there is none of this id.
         """
-        if token_id not in self._tokens:
-            raise ResourceNotFound(f"There is no token {token_id[:40]!r}.")
-        await self._database.write(
-            recorded(
-                lambda connection: identities.revoke_token(connection, token_id, stamp(now)),
-                at=now,
-                by=by.id,
-                action="token.revoke",
-                subject=token_id,
-            )
+        job = recorded(
+            lambda connection: identities.revoke_token(connection, token_id, stamp(now)),
+            at=now,
+            by=by.id,
+            action="token.revoke",
+            subject=token_id,
         )
-        rows = await self._database.read(identities.all_tokens)
-        self._tokens = {row["id"]: _token(row) for row in rows}
+        async with self._changing():
+            if token_id not in self._tokens:
+                raise ResourceNotFound(f"There is no token {token_id[:40]!r}.")
+            await self._database.write(job)
+            rows = await self._database.read(identities.all_tokens)
+            self._tokens = {row["id"]: _token(row) for row in rows}
         return self._tokens[token_id]
+
+
+def _refuse_unsound(
+    granted: frozenset[Scope], principal_id: str, expires_at: datetime | None, now: datetime
+) -> None:
+    if not granted:
+        raise InvalidParams("A token needs at least one scope.", fields=["scopes"])
+    if Scope.CALL in granted and granted & AUTHORITY:
+        raise InvalidParams(
+            "A token either calls or has authority. Who could do both could approve its own "
+            "calls. Make two tokens.",
+            fields=["scopes"],
+        )
+    if principal_id.startswith(RESERVED_PRINCIPALS):
+        raise InvalidParams(
+            f"A token cannot stand for {principal_id[:80]!r}: that is an approver.",
+            fields=["principal_id"],
+        )
+    if expires_at is not None and expires_at <= now:
+        raise InvalidParams("expires_at is in the past.", fields=["expires_at"])
 
 
 def _token(row: identities.Row) -> Token:

@@ -13,11 +13,18 @@ def peak_bytes(pid: int) -> int | None:
 
 
 def is_sealed(pid: int) -> bool:
-    """Look from outside: the child's own word is not enough."""
-    return _status_field(pid, "Seccomp") == "2" and _status_field(pid, "NoNewPrivs") == "1"
+    """Look from outside: the child's own word is not enough.
+
+    In a container or a hardened service every process has a filter from the start, so what
+    counts is that the child has one more than this process. Kernels before 5.9 do not tell.
+    """
+    if _status_field(pid, "Seccomp") != "2" or _status_field(pid, "NoNewPrivs") != "1":
+        return False
+    filters, ours = _status_field(pid, "Seccomp_filters"), _status_field("self", "Seccomp_filters")
+    return filters is None or ours is None or int(filters) > int(ours)
 
 
-def _status_field(pid: int, name: str) -> str | None:
+def _status_field(pid: int | str, name: str) -> str | None:
     try:
         with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
             for line in status:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+OVERFLOW_UID = 65_534
+"""Every user whom the kernel cannot name in the engine's user namespace. *Source*:
+user_namespaces(7). Who may be anybody is nobody: one principal for all would mix them."""
+
 
 class Scope(StrEnum):
     """What a principal may do."""

@@ -26,7 +26,7 @@ from fumehood.registry.agent_view import seen_by_agent
 from fumehood.registry.filtering import LeftOut
 from fumehood.registry.index import ToolIndex
 from fumehood.store import agents as rows
-from fumehood.store.changes import recorded, stamp
+from fumehood.store.changes import OneChange, recorded, stamp
 from fumehood.store.database import Database
 
 MAX_AGENTS = 10_000
@@ -39,6 +39,7 @@ class Agents:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._changing = OneChange()
         self._agents = {agent.id: agent for agent in database.read_now(rows.all_agents)}
         self._bindings: dict[str, dict[str, Binding]] = {}
         for agent_id, binding in database.read_now(rows.all_bindings):
@@ -96,37 +97,30 @@ class Agents:
             IdempotencyConflict: there is one of this id.
             InvalidParams: too many agents.
         """
-        if agent.id in self._agents:
-            raise IdempotencyConflict(f"There is an agent {agent.id!r} already.")
-        if len(self._agents) >= MAX_AGENTS:
-            raise InvalidParams(f"There are {MAX_AGENTS} agents already.")
-        await self._write(
-            lambda connection: rows.put_agent(connection, agent, stamp(now)),
-            "agent.create", agent.id, agent.model_dump(mode="json"), by, now,
-        )  # fmt: skip
-        self._agents[agent.id] = agent
-        self._index_speakers()
+        async with self._changing():
+            if agent.id in self._agents:
+                raise IdempotencyConflict(f"There is an agent {agent.id!r} already.")
+            if len(self._agents) >= MAX_AGENTS:
+                raise InvalidParams(f"There are {MAX_AGENTS} agents already.")
+            await self._put("agent.create", agent, by, now)
 
     async def update(self, agent: Agent, *, by: Principal, now: datetime) -> None:
         """Change an agent; its bindings stay. Raises ResourceNotFound."""
-        self.get(agent.id)
-        await self._write(
-            lambda connection: rows.put_agent(connection, agent, stamp(now)),
-            "agent.update", agent.id, agent.model_dump(mode="json"), by, now,
-        )  # fmt: skip
-        self._agents[agent.id] = agent
-        self._index_speakers()
+        async with self._changing():
+            self.get(agent.id)
+            await self._put("agent.update", agent, by, now)
 
     async def delete(self, agent_id: str, *, by: Principal, now: datetime) -> None:
         """Remove an agent with its bindings. Raises ResourceNotFound."""
-        self.get(agent_id)
-        await self._write(
-            lambda connection: rows.delete_agent(connection, agent_id),
-            "agent.delete", agent_id, {}, by, now,
-        )  # fmt: skip
-        self._agents.pop(agent_id, None)
-        self._bindings.pop(agent_id, None)
-        self._index_speakers()
+        async with self._changing():
+            self.get(agent_id)
+            await self._write(
+                lambda connection: rows.delete_agent(connection, agent_id),
+                "agent.delete", agent_id, {}, by, now,
+            )  # fmt: skip
+            del self._agents[agent_id]
+            self._bindings.pop(agent_id, None)
+            self._index_speakers()
 
     async def bind(self, agent_id: str, binding: Binding, *, by: Principal, now: datetime) -> None:
         """Give an agent a tool, or change how it has it. One binding a tool's name.
@@ -135,10 +129,6 @@ class Agents:
             ResourceNotFound: there is no such agent.
             InvalidParams: too many tools.
         """
-        self.get(agent_id)
-        bound = self._bindings.setdefault(agent_id, {})
-        if binding.tool_name not in bound and len(bound) >= MAX_BINDINGS:
-            raise InvalidParams(f"The agent has {MAX_BINDINGS} tools already.")
         # Which arguments, not their values: those may be private.
         details: JsonObject = {
             "tool": binding.tool,
@@ -146,22 +136,35 @@ class Agents:
             "defaults": sorted(binding.defaults),
             "is_enabled": binding.is_enabled,
         }
-        await self._write(
-            lambda connection: rows.put_binding(connection, agent_id, binding),
-            "agent.bind", agent_id, details, by, now,
-        )  # fmt: skip
-        bound[binding.tool_name] = binding
+        async with self._changing():
+            bound = self._bindings.get(self.get(agent_id).id, {})
+            if binding.tool_name not in bound and len(bound) >= MAX_BINDINGS:
+                raise InvalidParams(f"The agent has {MAX_BINDINGS} tools already.")
+            await self._write(
+                lambda connection: rows.put_binding(connection, agent_id, binding),
+                "agent.bind", agent_id, details, by, now,
+            )  # fmt: skip
+            self._bindings.setdefault(agent_id, {})[binding.tool_name] = binding
 
     async def unbind(self, agent_id: str, tool_name: str, *, by: Principal, now: datetime) -> None:
         """Take a tool from an agent. Raises ResourceNotFound."""
-        self.get(agent_id)
-        if self.binding(agent_id, tool_name) is None:
-            raise ResourceNotFound(f"The agent {agent_id!r} has no tool {tool_name[:80]!r}.")
+        async with self._changing():
+            self.get(agent_id)
+            if self.binding(agent_id, tool_name) is None:
+                raise ResourceNotFound(f"The agent {agent_id!r} has no tool {tool_name[:80]!r}.")
+            await self._write(
+                lambda connection: rows.unbind(connection, agent_id, tool_name),
+                "agent.unbind", agent_id, {"tool": tool_name}, by, now,
+            )  # fmt: skip
+            del self._bindings[agent_id][tool_name]
+
+    async def _put(self, action: str, agent: Agent, by: Principal, now: datetime) -> None:
         await self._write(
-            lambda connection: rows.unbind(connection, agent_id, tool_name),
-            "agent.unbind", agent_id, {"tool": tool_name}, by, now,
+            lambda connection: rows.put_agent(connection, agent, stamp(now)),
+            action, agent.id, agent.model_dump(mode="json"), by, now,
         )  # fmt: skip
-        self._bindings[agent_id].pop(tool_name, None)
+        self._agents[agent.id] = agent
+        self._index_speakers()
 
     async def _write(
         self,

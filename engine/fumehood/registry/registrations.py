@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 
-import anyio
 from sqlalchemy import Connection
 
 from fumehood.model.errors import IdempotencyConflict, PermissionDenied, ToolNotFound
@@ -20,7 +19,7 @@ from fumehood.model.tool import ToolType
 from fumehood.registry.definitions import InvalidDefinition
 from fumehood.registry.index import RegisteredTool, Source, ToolIndex, tool_of_document
 from fumehood.store import tools as rows
-from fumehood.store.changes import recorded, stamp
+from fumehood.store.changes import OneChange, recorded, stamp
 from fumehood.store.database import Database
 
 
@@ -30,7 +29,7 @@ class Registrations:
     def __init__(self, index: ToolIndex, database: Database) -> None:
         self._index = index
         self._database = database
-        self._changing = anyio.Lock()
+        self._changing = OneChange()
         self.load_faults: list[InvalidDefinition] = []
         for document in database.read_now(rows.all_definitions):
             try:
@@ -54,7 +53,7 @@ class Registrations:
             InvalidDefinition: with every fault.
             IdempotencyConflict: this version is there already.
         """
-        async with self._changing:
+        async with self._changing():
             tool = _checked(document)
             name, version = tool.definition.name, tool.definition.version
             if self._index.find(name, version) is not None:
@@ -74,7 +73,7 @@ class Registrations:
             PermissionDenied: it was not registered here.
             InvalidDefinition: with every fault.
         """
-        async with self._changing:
+        async with self._changing():
             self._require_own(name, version)
             tool = _checked(document)
             if (tool.definition.name, tool.definition.version) != (name, version):
@@ -89,7 +88,7 @@ class Registrations:
             ToolNotFound: there is no such version.
             PermissionDenied: it was not registered here.
         """
-        async with self._changing:
+        async with self._changing():
             self._require_own(name, version)
             await self._write(
                 lambda connection: rows.delete_definition(connection, name, version),
@@ -106,7 +105,7 @@ class Registrations:
         Raises:
             ToolNotFound: there is no such tool or version.
         """
-        async with self._changing:
+        async with self._changing():
             versions = [tool.definition.version for tool in self._index.versions(name)]
             chosen = versions if version is None else [v for v in versions if v == version]
             if not chosen:

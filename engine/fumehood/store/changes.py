@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any
 
+import anyio
 from sqlalchemy import Connection, insert, select
 
 from fumehood.model.json_types import JsonObject
 from fumehood.store.schema import CHANGES
+
+
+class OneChange:
+    """Lets changes of one kind of row through one after the other, and each of them whole.
+
+    What is looked up inside still holds when the change is written, and a caller that gives
+    up in the middle leaves memory and database alike.
+    """
+
+    def __init__(self) -> None:
+        self._lock = anyio.Lock()
+
+    @asynccontextmanager
+    async def __call__(self) -> AsyncIterator[None]:
+        async with self._lock:
+            with anyio.CancelScope(shield=True):
+                yield
 
 
 def stamp(moment: datetime) -> str:

@@ -7,12 +7,20 @@ from typing import Any
 
 import pytest
 
-from fumehood.call.resolve import resolve
-from fumehood.model.errors import ToolDeprecated, ToolDisabled, ToolNotFound
+from fumehood.call.resolve import ResolvedCall, resolve
+from fumehood.model.errors import (
+    PermissionDenied,
+    ResourceNotFound,
+    ToolDeprecated,
+    ToolDisabled,
+    ToolNotFound,
+)
+from fumehood.model.identity import Principal, Scope
 from fumehood.registry.agents import Agents
 from fumehood.registry.index import Source, ToolIndex
 from fumehood.store.database import open_database
 from support.definitions import answer_nothing, function_definition, request
+from support.identities import bind, make_agent
 
 TODAY = date(2026, 1, 15)
 NO_AGENTS = Agents(open_database(None))
@@ -70,3 +78,105 @@ def test_tool_ends_the_day_after_its_sunset_date() -> None:
 def test_deprecated_tool_without_an_end_still_runs_with_a_warning() -> None:
     resolved = resolve(request(), _index(deprecated=True), NO_AGENTS, TODAY)
     assert resolved.warnings == ("act@1.0.0 is deprecated",)
+
+
+# -- for an agent --------------------------------------------------------------------------
+
+SPEAKER = Principal("uid:1", frozenset({Scope.CALL}), frozenset({"a", "gone", "off"}))
+VERSIONS = ("1.0.0", "1.1.0", "2.0.0")
+
+
+async def _agents(*tools: str, **fields: Any) -> Agents:
+    agents = Agents(open_database(None))
+    await make_agent(agents, "a", "uid:1")
+    await make_agent(agents, "off", "uid:1", is_enabled=False)
+    await make_agent(agents, "others", "uid:2")
+    await bind(agents, "a", tools, **fields)
+    return agents
+
+
+async def _resolve(
+    tool: str, agents: Agents, agent_id: str = "a", principal: Principal | None = SPEAKER
+) -> ResolvedCall:
+    index = ToolIndex()
+    for version in VERSIONS:
+        index.register(
+            function_definition(version=version), Source.PROGRAM, function=answer_nothing
+        )
+    index.register(function_definition(name="other"), Source.PROGRAM, function=answer_nothing)
+    call = request(tool, principal=principal, agent_id=agent_id)
+    return resolve(call, index, agents, TODAY)
+
+
+@pytest.mark.anyio
+@pytest.mark.row("R3", "T4")
+@pytest.mark.parametrize(
+    ("bound", "asked", "found"),
+    [
+        ("act", "act", "2.0.0"),
+        ("act", "act@1.0.0", "1.0.0"),
+        ("act@1.1.0", "act", "1.1.0"),
+        ("act@1.1.0", "act@1.1.0", "1.1.0"),
+    ],
+)
+async def test_an_agents_tool_is_found_in_the_version_it_is_bound_to(
+    bound: str, asked: str, found: str
+) -> None:
+    agents = await _agents(bound)
+    resolved = await _resolve(asked, agents)
+    assert resolved.tool.definition.version == found
+    assert resolved.binding == agents.binding("a", "act")
+
+
+@pytest.mark.anyio
+@pytest.mark.row("R3")
+async def test_an_agent_that_is_bound_to_a_version_has_no_other() -> None:
+    with pytest.raises(PermissionDenied, match=r"act@1\.1\.0, no other version"):
+        await _resolve("act@2.0.0", await _agents("act@1.1.0"))
+
+
+@pytest.mark.anyio
+@pytest.mark.row("R3")
+@pytest.mark.parametrize("tool", ["other", "other@1.0.0", "nothing", "nothing@9.9.9"])
+async def test_what_is_not_an_agents_does_not_exist_for_it(tool: str) -> None:
+    with pytest.raises(PermissionDenied, match="has no tool"):
+        await _resolve(tool, await _agents("act"))
+
+
+@pytest.mark.anyio
+@pytest.mark.row("R3")
+async def test_an_agent_without_bindings_has_no_tools() -> None:
+    with pytest.raises(PermissionDenied):
+        await _resolve("act", await _agents())
+
+
+@pytest.mark.anyio
+@pytest.mark.row("R3")
+async def test_a_binding_that_is_switched_off_disables_the_tool_for_this_agent_alone() -> None:
+    agents = await _agents("act", is_enabled=False)
+    with pytest.raises(ToolDisabled, match="for the agent"):
+        await _resolve("act", agents)
+    assert resolve(request(), _index(), agents, TODAY).binding is None
+
+
+@pytest.mark.anyio
+@pytest.mark.row("R3", "D4")
+async def test_agents_that_are_not_ones_own_are_not_found_whatever_the_tool() -> None:
+    agents = await _agents("act")
+    answers = set()
+    for agent_id in ("gone", "off", "others", "unheard-of"):
+        for tool in ("act", "nothing"):
+            with pytest.raises(ResourceNotFound) as caught:
+                await _resolve(tool, agents, agent_id)
+            answers.add(caught.value.message.replace(agent_id, "…"))
+    assert len(answers) == 1
+
+
+@pytest.mark.anyio
+@pytest.mark.row("R3")
+async def test_a_principal_that_speaks_for_nobody_calls_as_itself() -> None:
+    agents = await _agents("act")
+    stranger = Principal("uid:9", frozenset({Scope.CALL}))
+    with pytest.raises(ResourceNotFound):
+        await _resolve("act", agents, principal=stranger)
+    assert resolve(request(principal=stranger), _index(), agents, TODAY).binding is None

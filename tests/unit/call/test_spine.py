@@ -18,13 +18,14 @@ from pydantic import Field
 from fumehood import Envelope, InvalidDefinition, ToolDefinition, ToolError, ToolResult, tool
 from fumehood.model.call import CallBody
 from fumehood.model.errors import ENDING_ERRORS, EndedBy, InvalidParams
-from fumehood.model.identity import Principal, Scope
+from fumehood.model.identity import Principal, Scope, TrustDomain
 from fumehood.model.limits import Limit
 from fumehood.registry.declare import FunctionTool
 from fumehood.sandbox.wall import RunEnding
 from fumehood.testing import FakeWall, SeenRun, always_four
 from fumehood.wire.messages import decode_envelope, encode_envelope
 from support.definitions import expression_document
+from support.identities import bind, make_agent
 from support.recording import Bench, bench
 
 pytestmark = pytest.mark.anyio
@@ -854,3 +855,105 @@ async def test_cost_far_beyond_any_price_is_the_tools_failure(home: Path, cost: 
     async with bench(home, [_host(act)]) as b:
         envelope = await b.engine.call("act", {})
     assert _code(envelope) == "EXECUTION_ERROR"
+
+
+# -- for an agent --------------------------------------------------------------------------
+
+SPEAKER = Principal("uid:1", frozenset({Scope.CALL}), frozenset({"a"}))
+
+
+@pytest.mark.row("R3", "P12", "E2")
+async def test_what_an_agents_configuration_fixes_stands_nowhere_in_what_it_is_answered(
+    home: Path,
+) -> None:
+    seen: list[dict[str, Any]] = []
+
+    async def act(to: str, key: str = "") -> dict[str, int]:
+        """Act."""
+        seen.append({"to": to, "key": key})
+        return {"done": 1}
+
+    async with bench(home, [_host(act)], allow_debug=True) as b:
+        await make_agent(b.engine.agents, "a", "uid:1")
+        await bind(b.engine.agents, "a", ["act"], fixed={"key": PRIVATE * 50})
+
+        async def answered(**options: Any) -> Envelope:
+            body = CallBody(
+                arguments={"to": "x"}, options={"agent_id": "a", "debug": True, **options}
+            )
+            return await b.engine.run("act", body, SPEAKER)
+
+        done, rehearsed = await answered(), await answered(dry_run=True)
+        await bind(b.engine.agents, "a", ["act"], fixed={"key": [PRIVATE]})
+        refused = await answered()
+    assert seen == [{"to": "x", "key": PRIVATE * 50}]
+    assert (done.success, rehearsed.success) == (True, True)
+    assert refused.error is not None
+    assert refused.error.code == "TOOL_DISABLED"
+    assert rehearsed.data["arguments"] == {"to": "x"}
+    for envelope in (done, rehearsed, refused):
+        text = envelope.model_dump_json()
+        assert PRIVATE not in text
+        assert "key" not in text
+    # Nor by its length: what is counted is what the caller wrote.
+    assert done.metadata.usage.input_tokens < 10
+    assert PRIVATE not in str(b.log.above_debug())
+
+
+@pytest.mark.row("R3", "S2")
+async def test_a_call_for_an_agent_runs_in_that_agents_domain(home: Path) -> None:
+    async with bench(home) as b:
+        await make_agent(b.engine.agents, "a", "uid:1")
+        await bind(b.engine.agents, "a", ["calculator"])
+        for options in ({"agent_id": "a"}, {}):
+            body = CallBody(arguments={"expression": "2+2"}, options=options)
+            assert _code(await b.engine.run("calculator", body, SPEAKER)) is None
+    assert [run.domain for run in b.wall.runs] == [
+        TrustDomain("uid:1", "a"),
+        TrustDomain("uid:1"),
+    ]
+
+
+@pytest.mark.row("D6")
+async def test_drained_waits_for_what_runs_and_new_calls_are_told_to_come_back(
+    home: Path,
+) -> None:
+    begun, may_end = anyio.Event(), anyio.Event()
+
+    async def wait() -> dict[str, int]:
+        """Wait."""
+        begun.set()
+        await may_end.wait()
+        return {"done": 1}
+
+    ended: list[str | None] = []
+    async with bench(home, [_host(wait)]) as b, anyio.create_task_group() as group:
+
+        async def call() -> None:
+            ended.append(_code(await b.engine.call("wait")))
+
+        async def drained() -> None:
+            await b.engine.drained()
+            ended.append("drained")
+
+        group.start_soon(call)
+        await begun.wait()
+        b.engine.drain()
+        group.start_soon(drained)
+        refused = await b.engine.call("calculator", {"expression": "1"})
+        await anyio.wait_all_tasks_blocked()
+        assert ended == []
+        may_end.set()
+    assert ended == [None, "drained"]
+    assert refused.error is not None
+    assert refused.error.code == "SHUTTING_DOWN"
+    assert refused.error.retryable is True
+    assert refused.error.retry_after_ms is not None
+
+
+@pytest.mark.row("D6")
+async def test_an_engine_that_runs_nothing_is_drained_at_once(home: Path) -> None:
+    async with bench(home) as b:
+        b.engine.drain()
+        with anyio.fail_after(20):
+            await b.engine.drained()

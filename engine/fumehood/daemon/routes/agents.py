@@ -37,9 +37,10 @@ async def list_agents(request: Request) -> Response:
 
 async def create_agent(request: Request) -> Response:
     """Make an agent."""
+    document = await read_json(request)
     by = await require_admin(request)
     engine = engine_of(request)
-    agent = parse_body(Agent, await read_json(request))
+    agent = parse_body(Agent, document)
     await engine.agents.create(agent, by=by, now=engine.now())
     return answer(request, AgentAnswer(agent=agent))
 
@@ -79,9 +80,10 @@ async def list_bindings(request: Request) -> Response:
 
 async def bind_tool(request: Request) -> Response:
     """Give an agent a tool, or change how it has it."""
+    document = await read_json(request)
     by = await require_admin(request)
     engine, path = engine_of(request), request.path_params
-    fields = parse_body(BindingFields, await read_json(request))
+    fields = parse_body(BindingFields, document)
     if fields.tool not in (None, path["tool"]):
         raise InvalidParams("The tool of the address and of the body differ.", fields=["tool"])
     binding = parse_body(Binding, {**dict(fields), "tool": path["tool"]})
@@ -100,10 +102,11 @@ async def unbind_tool(request: Request) -> Response:
 
 
 async def _change(request: Request, *, is_whole: bool) -> Response:
+    document = await read_json(request)
     by = await require_admin(request)
     engine, agent_id = engine_of(request), request.path_params["agent_id"]
     known = engine.agents.get(agent_id)
-    fields = parse_body(AgentFields, await read_json(request))
+    fields = parse_body(AgentFields, document)
     if fields.id not in (None, agent_id):
         raise InvalidParams("An agent's id cannot be changed.", fields=["id"])
     given = fields.model_dump(exclude={"id"}, exclude_unset=not is_whole)

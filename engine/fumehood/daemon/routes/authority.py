@@ -18,7 +18,7 @@ from fumehood.model.answers import (
     TokenList,
 )
 from fumehood.model.authority import Change, MadeApprover, MadeToken, NewApprover, NewToken
-from fumehood.model.errors import IdempotencyConflict, ResourceNotFound
+from fumehood.model.errors import IdempotencyConflict, InvalidParams, ResourceNotFound
 from fumehood.store import changes
 
 SHOWN_CHANGES = 100
@@ -34,16 +34,17 @@ async def list_tokens(request: Request) -> Response:
 
 async def new_token(request: Request) -> Response:
     """Make a token; the answer is the only place where it is shown."""
+    document = await read_json(request)
     by = await require_admin(request)
     engine = engine_of(request)
     now = engine.now()
-    body = parse_body(NewToken, await read_json(request))
+    body = parse_body(NewToken, document)
     token, text = await engine.tokens.new(
         body.name,
         principal_id=body.principal_id or f"token:{body.name}",
         scopes=body.scopes,
         agents=body.agents,
-        expires_at=body.expires_at.astimezone(UTC) if body.expires_at is not None else None,
+        expires_at=_in_utc(body.expires_at),
         by=by,
         now=now,
     )
@@ -68,9 +69,10 @@ async def list_approvers(request: Request) -> Response:
 
 async def add_approver(request: Request) -> Response:
     """Make an approver; the answer is the only place where the credential is shown."""
+    document = await read_json(request)
     by = await require_admin(request)
     engine = engine_of(request)
-    body = parse_body(NewApprover, await read_json(request))
+    body = parse_body(NewApprover, document)
     approver, text = await engine.approvers.add(body.name, body.scopes, by=by, now=engine.now())
     return answer(request, MadeApprover(approver=approver.info, secret=text))
 
@@ -90,6 +92,13 @@ async def list_changes(request: Request) -> Response:
     rows = await database.read(lambda c: changes.list_changes(c, SHOWN_CHANGES))
     items = tuple(Change.model_validate(row) for row in rows)
     return answer(request, ChangeList(items=items))
+
+
+def _in_utc(moment: datetime | None) -> datetime | None:
+    try:
+        return None if moment is None else moment.astimezone(UTC)
+    except OverflowError:  # the first or last hours of the calendar, in a zone of their own
+        raise InvalidParams("expires_at cannot be used.", fields=["expires_at"]) from None
 
 
 OPERATIONS = [

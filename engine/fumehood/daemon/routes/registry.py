@@ -24,20 +24,20 @@ PINNED = {"name": "`name@version`."}
 
 async def register_tool(request: Request) -> Response:
     """Add one version of a REST or MCP tool."""
+    document = await read_json(request)
     by = await require_admin(request)
     engine = engine_of(request)
-    tool = await engine.registrations.register(await read_json(request), by=by, now=engine.now())
+    tool = await engine.registrations.register(document, by=by, now=engine.now())
     return _answer(request, [tool])
 
 
 async def replace_tool(request: Request) -> Response:
     """Put another definition in place of a registered one."""
+    document = await read_json(request)
     by = await require_admin(request)
     engine = engine_of(request)
     name, version = _pinned(request)
-    tool = await engine.registrations.replace(
-        name, version, await read_json(request), by=by, now=engine.now()
-    )
+    tool = await engine.registrations.replace(name, version, document, by=by, now=engine.now())
     return _answer(request, [tool])
 
 

@@ -1,0 +1,595 @@
+"""The boundary of identity: same-uid callers, forged credentials and guessed names.
+
+A caller reaches both sockets here, as it does in single-user mode, and must still make
+neither approver nor token, be nobody else, and learn nothing of others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import CLEAN_ENVIRONMENT, FUMEHOOD
+from fumehood.daemon.app import CONTROL_ROUTES, ROUTES
+from fumehood.gates.secrets import make_credential
+from support.attacks import Harm
+from support.authority import Authority, ask, calculate, make_first_approver
+from support.http import Answer, SocketClient, connect, read_to_end, split_answer
+from support.wait import wait_until
+
+OWN = f"uid:{os.getuid()}"
+
+
+@dataclass
+class Served:
+    """A daemon with an approver, every kind of credential, and agents of two principals."""
+
+    authority: Authority
+    process: subprocess.Popen[bytes]
+    environment: dict[str, str]
+    credentials: dict[str, str]
+
+    @property
+    def engine(self) -> Path:
+        return self.authority.engine_socket
+
+    @property
+    def control(self) -> Path:
+        return self.authority.control_socket
+
+    @property
+    def log(self) -> str:
+        return (self.authority.home / "log").read_text(encoding="utf-8")
+
+    def everything_kept(self) -> dict[str, Any]:
+        """What the owner sees of authority: an attack must not have changed it."""
+        lists = ("/v1/approvers", "/v1/tokens", "/v1/agents", "/v1/changes")
+        return {path: self.authority.do("GET", path)["items"] for path in lists}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    home = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
+    environment = {
+        **CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home), "FUMEHOOD_LOG_LEVEL": "debug",
+    }  # fmt: skip
+    owner = make_first_approver([str(FUMEHOOD)], environment)
+    with (home / "log").open("ab") as log:
+        process = subprocess.Popen(
+            [str(FUMEHOOD), "serve"], env=environment, stdin=subprocess.DEVNULL,
+            stdout=log, stderr=log,
+        )  # fmt: skip
+    try:
+        authority = Authority(home, owner)
+        wait_until(
+            lambda: process.poll() is not None or SocketClient.answers(authority.engine_socket)
+        )
+        # A token is checked in no time, an approver's credential takes 40 ms by intent.
+        working = Authority(home, authority.token("working", scopes=["admin"]))
+        yield Served(working, process, environment, _set_up(working, owner))
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _set_up(authority: Authority, owner: str) -> dict[str, str]:
+    authority.agent("mine", OWN, tools=("calculator",))
+    authority.agent("mine-off", OWN, tools=("calculator",), is_enabled=False)
+    authority.agent("theirs", "uid:4242", tools=("calculator",))
+    authority.agent("theirs-off", "uid:4242", is_enabled=False)
+    soon = (datetime.now(UTC) + timedelta(seconds=3)).isoformat()
+    expired = authority.token("short", expires_at=soon)
+    found = {
+        "owner": owner,
+        "approve only": authority.do("POST", "/v1/approvers", {"name": "anna"})["secret"],
+        "removed": authority.do("POST", "/v1/approvers", {"name": "berta", "scopes": ["admin"]})[
+            "secret"
+        ],
+        "call": authority.token("call", agents=["mine"]),
+        "call, no agents": authority.token("none"),
+        "approve token": authority.token("approve", scopes=["approve"]),
+        "admin token": authority.token("admin", scopes=["admin"]),
+        "expired": expired,
+        "revoked": authority.token("revoked"),
+    }
+    authority.do("DELETE", "/v1/approvers/berta")
+    authority.do("DELETE", f"/v1/tokens/{found['revoked'].split('_')[1]}")
+    wait_until(lambda: calculate(authority.engine_socket, found["expired"]).code == "UNAUTHORIZED")
+    found["forged secret"] = found["call"][:-43] + make_credential("fht")[1]
+    found["forged id"] = make_credential("fht")[2]
+    found["forged approver"] = found["owner"][:-43] + make_credential("fha")[1]
+    found["token as approver"] = found["admin token"].replace("fht_", "fha_")
+    found["approver as token"] = found["owner"].replace("fha_", "fht_")
+    return found
+
+
+# -- authority is out of a caller's reach --------------------------------------------------
+
+BODIES: dict[str, Any] = {
+    "/v1/approvers": {"name": "intruder", "scopes": ["approve", "admin"]},
+    "/v1/tokens": {"name": "intruder", "scopes": ["admin"]},
+    "/v1/agents": {"id": "intruder", "principals": [OWN]},
+    "/v1/agents/{agent_id}": {"principals": [OWN]},
+    "/v1/agents/{agent_id}/tools/{tool}": {"fixed": {}},
+}
+FILLED = {"agent_id": "theirs", "tool": "calculator", "approver": "owner", "token_id": "0" * 16}
+SHARED = {(method, route.path) for route in ROUTES for method in route.methods or ()}
+
+
+def _address(path: str) -> str:
+    return re.sub(r"{(\w+)}", lambda found: FILLED.get(found[1], "calculator"), path)
+
+
+ADDRESSES = sorted(
+    (method, route.path)
+    for route in CONTROL_ROUTES
+    for method in route.methods or ()
+    if method != "HEAD" and (method, route.path) not in SHARED
+)
+SLOWLY_CHECKED = [
+    ("POST", "/v1/approvers"), ("POST", "/v1/tokens"), ("GET", "/v1/changes"),
+]  # fmt: skip
+"""For credentials that cost a slow hash each; the other kinds are tried everywhere."""
+
+
+def test_every_address_of_authority_is_attacked() -> None:
+    assert len(ADDRESSES) >= 16
+    assert {"POST", "PUT", "PATCH", "DELETE", "GET"} == {method for method, _ in ADDRESSES}
+
+
+NO_ADMIN = {
+    None: "UNAUTHORIZED",
+    "approve only": "PERMISSION_DENIED",
+    "removed": "UNAUTHORIZED",
+    "call": "PERMISSION_DENIED",
+    "approve token": "PERMISSION_DENIED",
+    "expired": "UNAUTHORIZED",
+    "revoked": "UNAUTHORIZED",
+    "forged secret": "UNAUTHORIZED",
+    "forged approver": "UNAUTHORIZED",
+    "token as approver": "UNAUTHORIZED",
+    "approver as token": "UNAUTHORIZED",
+}
+
+
+@pytest.mark.row("D4", "R1", "A4")
+@pytest.mark.parametrize("who", NO_ADMIN, ids=str)
+def test_without_admin_nothing_of_authority_is_seen_or_changed(
+    served: Served, who: str | None
+) -> None:
+    before = served.everything_kept()
+    credential = served.credentials[who] if who is not None else None
+    some = (
+        SLOWLY_CHECKED if who in ("removed", "forged approver", "token as approver") else ADDRESSES
+    )
+    for method, path in some:
+        answer = ask(served.control, method, _address(path), BODIES.get(path, {}), credential)
+        assert answer.code == NO_ADMIN[who], (method, path)
+        assert answer.body["data"] == {}
+    assert served.everything_kept() == before
+
+
+@pytest.mark.row("D4", "R1")
+@pytest.mark.parametrize("who", [None, "call", "owner", "admin token"], ids=str)
+def test_on_the_callers_socket_authority_does_not_exist_for_anybody(
+    served: Served, who: str | None
+) -> None:
+    before = served.everything_kept()
+    credential = served.credentials[who] if who is not None else None
+    served_here = {path for _, path in SHARED}
+    for method, path in ADDRESSES:
+        answer = ask(served.engine, method, _address(path), BODIES.get(path, {}), credential)
+        exists = path in served_here
+        assert answer.code == ("METHOD_NOT_ALLOWED" if exists else "RESOURCE_NOT_FOUND")
+    assert served.everything_kept() == before
+
+
+@pytest.mark.row("D4")
+@pytest.mark.parametrize("who", ["owner", "admin token"])
+def test_twin_with_admin_the_same_addresses_are_served(served: Served, who: str) -> None:
+    credential = served.credentials[who]
+    made = ask(served.control, "POST", "/v1/tokens", {"name": "twin"}, credential)
+    assert made.code is None
+    token_id = made.body["data"]["token"]["id"]
+    assert ask(served.control, "DELETE", f"/v1/tokens/{token_id}", None, credential).code is None
+    for method, path in ADDRESSES:
+        if method == "GET":
+            answer = ask(served.control, method, _address(path), None, credential)
+            assert answer.code not in ("UNAUTHORIZED", "PERMISSION_DENIED"), path
+
+
+@pytest.mark.row("D4", "A4")
+@pytest.mark.parametrize(
+    ("scopes", "more"),
+    [
+        (["call", "admin"], {}),
+        (["call", "approve"], {}),
+        (["call"], {"principal_id": "approver:owner"}),
+        (["approve"], {"principal_id": "approver:owner"}),
+        ([], {}),
+        (["root"], {}),
+        (["call"], {"expires_at": "9999-12-31T23:59:59-12:00"}),
+        (["call"], {"expires_at": "0001-01-01T00:00:00+12:00"}),
+        (["call"], {"secret": "fht_" + "0" * 60}),
+        (["call"], {"id": "0" * 16}),
+    ],
+)
+def test_not_even_an_administrator_makes_a_token_that_could_approve_its_own_calls(
+    served: Served, scopes: list[str], more: dict[str, Any]
+) -> None:
+    before = served.everything_kept()
+    answer = served.authority.ask("POST", "/v1/tokens", {"name": "x", "scopes": scopes, **more})
+    assert (answer.status, answer.code) == (400, "INVALID_PARAMS")
+    assert served.everything_kept() == before
+
+
+@pytest.mark.row("D4")
+def test_the_last_administrator_cannot_be_removed(served: Served) -> None:
+    refused = served.authority.ask("DELETE", "/v1/approvers/owner")
+    assert refused.code == "PERMISSION_DENIED"
+    assert "owner" in str(served.everything_kept()["/v1/approvers"])
+    # Twin: with another one there, it can.
+    served.authority.do("POST", "/v1/approvers", {"name": "second", "scopes": ["admin"]})
+    served.authority.do("DELETE", "/v1/approvers/second")
+
+
+@pytest.mark.row("R1", "D4")
+def test_what_an_administrator_changes_is_recorded_under_its_name(served: Served) -> None:
+    tool = "/v1/agents/recorded/tools/calculator"
+    steps = [
+        ("owner", "POST", "/v1/agents", {"id": "recorded"}, "approver:owner", "agent.create"),
+        ("admin token", "PATCH", "/v1/agents/recorded", {"is_enabled": False},
+         "token:admin", "agent.update"),
+        ("owner", "PUT", tool, {}, "approver:owner", "agent.bind"),
+        ("admin token", "DELETE", tool, None, "token:admin", "agent.unbind"),
+        ("owner", "DELETE", "/v1/agents/recorded", None, "approver:owner", "agent.delete"),
+    ]  # fmt: skip
+    for who, method, path, body, principal_id, action in steps:
+        answer = ask(served.control, method, path, body, served.credentials[who])
+        assert answer.code is None, answer.body["error"]
+        change = served.authority.do("GET", "/v1/changes")["items"][0]
+        assert (change["principal_id"], change["action"]) == (principal_id, action)
+
+
+@pytest.mark.row("D4")
+def test_an_attempt_at_authority_is_named_in_the_log(served: Served) -> None:
+    before = served.log.count("authority.refused")
+    assert ask(served.control, "GET", "/v1/tokens").code == "UNAUTHORIZED"
+    wait_until(lambda: served.log.count("authority.refused") == before + 1)
+    line = [line for line in served.log.splitlines() if "authority.refused" in line][-1]
+    event = json.loads(line)
+    assert (event["uid"], event["pid"], event["code"]) == (os.getuid(), os.getpid(), "UNAUTHORIZED")
+
+
+# -- the first approver ----------------------------------------------------------------------
+
+
+def _init(home: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [str(FUMEHOOD), "approvers", "init", *arguments],
+        env={**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home), **environment},
+        capture_output=True, timeout=60,
+    )  # fmt: skip
+
+
+@pytest.mark.row("D4")
+def test_no_first_approver_is_made_while_an_engine_runs(served: Served) -> None:
+    refused = _init(served.authority.home, "intruder")
+    assert (refused.returncode, refused.stdout) == (4, b"")
+    assert b"Another engine uses this state directory" in refused.stderr
+
+
+@pytest.mark.row("D4")
+def test_no_first_approver_is_made_after_the_first_serve(start_daemon: Any, home: Path) -> None:
+    assert start_daemon().stop() == 0
+    refused = _init(home, "intruder")
+    assert (refused.returncode, refused.stdout) == (1, b"")
+    assert b"served from this state directory" in refused.stderr
+
+
+@pytest.mark.row("D4")
+def test_no_first_approver_is_made_after_a_serve_that_was_killed(
+    start_daemon: Any, home: Path
+) -> None:
+    daemon = start_daemon()
+    daemon.process.kill()
+    daemon.process.wait(timeout=30)
+    assert _init(home, "intruder").returncode == 1
+
+
+@pytest.mark.row("D4")
+def test_there_is_one_first_approver_and_control_a_new_directory_gets_one(home: Path) -> None:
+    first = _init(home, "owner")
+    assert first.returncode == 0
+    assert re.fullmatch(rb"fha_[0-9a-f]{16}_[A-Za-z0-9_-]{43}\n", first.stdout)
+    second = _init(home, "intruder")
+    assert (second.returncode, second.stdout) == (1, b"")
+    assert b"an approver already" in second.stderr
+
+
+@pytest.mark.parametrize("name", ["a b", "a\nb", "", "-x", "x" * 65])
+def test_no_first_approver_of_a_name_that_could_be_mistaken(home: Path, name: str) -> None:
+    refused = _init(home, "--", name)
+    assert (refused.returncode, refused.stdout) == (1, b"")
+    assert b"Traceback" not in refused.stderr
+
+
+# -- credentials on the callers' socket ------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Header:
+    """Authorization headers as they go over the wire, and how a call with them ends."""
+
+    name: str
+    lines: tuple[bytes, ...]
+    code: str | None
+    harm: Harm = Harm.LATERAL
+    status: int = 401
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _headers(credentials: dict[str, str]) -> list[Header]:
+    good = credentials["call"].encode()
+    wrong = credentials["forged secret"].encode()
+    unauthorized = "UNAUTHORIZED"
+    nobody = [
+        Header(who, (b"authorization: Bearer " + credentials[who].encode(),), unauthorized)
+        for who in (
+            "owner", "approve only", "expired", "revoked", "forged secret", "forged id",
+            "forged approver", "token as approver", "approver as token",
+        )
+    ]  # fmt: skip
+    without_call = [
+        Header(who, (b"authorization: Bearer " + credentials[who].encode(),),
+               "PERMISSION_DENIED", status=403)
+        for who in ("approve token", "admin token")
+    ]  # fmt: skip
+    forms = [
+        Header(name, (line,), unauthorized)
+        for name, line in {
+            "empty": b"authorization:",
+            "bearer alone": b"authorization: Bearer",
+            "bearer and nothing": b"authorization: Bearer ",
+            "basic": b"authorization: Basic " + good,
+            "no scheme": b"authorization: " + good,
+            "scheme joined": b"authorization: Bearer" + good,
+            "tab": b"authorization: Bearer\t" + good,
+            "tab inside": b"authorization: Bearer \t" + good,
+            "quoted": b'authorization: Bearer "' + good + b'"',
+            "two in one": b"authorization: Bearer " + good + b", Bearer " + good,
+            "scheme twice": b"authorization: Bearer Bearer " + good,
+            "upper case": b"authorization: Bearer " + good.upper(),
+            "one too many": b"authorization: Bearer " + good + b"A",
+            "one too few": b"authorization: Bearer " + good[:-1],
+            "latin-1": b"authorization: Bearer " + good[:-1] + b"\xe9",
+            "utf-8": b"authorization: Bearer " + good[:-2] + "é".encode(),
+            "full width": b"authorization: Bearer " + "ｆht_".encode() + good[4:],
+            "over-long": b"authorization: Bearer " + b"A" * 10_000,
+            "padded over-long": b"authorization: Bearer " + b" " * 300 + good,
+        }.items()
+    ]
+    smuggled = [
+        Header("good and wrong", (b"authorization: Bearer " + good, b"authorization: Bearer " + wrong),
+               unauthorized),
+        Header("wrong and good", (b"authorization: Bearer " + wrong, b"Authorization: Bearer " + good),
+               unauthorized),
+        Header("good twice", (b"authorization: Bearer " + good,) * 2, unauthorized),
+        Header("empty and good", (b"authorization:", b"AUTHORIZATION: Bearer " + good), unauthorized),
+        Header("nul", (b"authorization: Bearer " + good + b"\x00",), "INVALID_PARAMS", status=400),
+    ]  # fmt: skip
+    served = [
+        Header(name, (line,), None, status=200)
+        for name, line in {
+            "as documented": b"authorization: Bearer " + good,
+            "lower case": b"authorization: bearer " + good,
+            "all capitals": b"AUTHORIZATION: BEARER " + good,
+            "spaces": b"authorization:    Bearer    " + good + b"  ",
+            "another header": b"x-authorization: Bearer " + wrong,
+        }.items()
+    ]
+    return [*nobody, *without_call, *forms, *smuggled, *served]
+
+
+def _call_with(served: Served, lines: tuple[bytes, ...]) -> Answer:
+    body = b'{"arguments": {"expression": "1 + 1"}}'
+    head = [
+        b"POST /v1/tools/calculator/call HTTP/1.1", b"host: x", b"connection: close",
+        b"content-type: application/json", b"content-length: %d" % len(body), *lines, b"", b"",
+    ]  # fmt: skip
+    with connect(served.engine) as connection:
+        connection.sendall(b"\r\n".join(head) + body)
+        return split_answer(read_to_end(connection))
+
+
+@pytest.mark.row("D4")
+def test_a_credential_is_exactly_what_it_says_or_nobody(served: Served) -> None:
+    cases = _headers(served.credentials)
+    ended = {
+        str(case): (a.code, a.status) for case in cases for a in [_call_with(served, case.lines)]
+    }
+    assert ended == {str(case): (case.code, case.status) for case in cases}
+    assert len(ended) == len(cases) >= 40
+
+
+@pytest.mark.row("D4")
+def test_whoever_brings_a_bad_credential_is_not_served_as_its_uid(served: Served) -> None:
+    # Control: the same peer without any credential is somebody.
+    assert calculate(served.engine).code is None
+    assert calculate(served.engine, served.credentials["revoked"]).code == "UNAUTHORIZED"
+    listed = ask(served.engine, "GET", "/v1/tools", None, served.credentials["revoked"])
+    assert (listed.code, listed.body["data"]) == ("UNAUTHORIZED", {})
+
+
+@pytest.mark.row("D4")
+def test_what_is_wrong_with_a_credential_is_not_told(served: Served) -> None:
+    def words(socket: Path, path: str, who: str) -> str:
+        answer = ask(socket, "GET", path, None, served.credentials[who])
+        return answer.body["error"]["message"]
+
+    unknown = ("forged secret", "forged id", "owner", "approver as token")
+    assert len({words(served.engine, "/v1/tools", who) for who in unknown}) == 1
+    unknown = ("forged approver", "token as approver")
+    assert len({words(served.control, "/v1/tokens", who) for who in unknown}) == 1
+
+
+# -- agents ------------------------------------------------------------------------------------
+
+
+def _comparable(answer: Answer, agent_id: str) -> str:
+    """The answer without what differs from any call to the next."""
+    body = json.loads(json.dumps(answer.body).replace(agent_id, "AGENT"))
+    metadata = body["metadata"]
+    for key in ("call_id", "trace_id", "timestamp", "execution_time_ms", "performance"):
+        metadata.pop(key)
+    return json.dumps([answer.status, sorted(answer.headers.keys() - {"date"}), body])
+
+
+@pytest.mark.row("R3", "D4")
+@pytest.mark.parametrize("who", [None, "call", "call, no agents"], ids=str)
+@pytest.mark.parametrize("tool", ["calculator", "nothing", "calculator@9.9.9"])
+def test_guessing_agents_gives_one_answer_for_unknown_disabled_and_somebody_elses(
+    served: Served, who: str | None, tool: str
+) -> None:
+    credential = served.credentials[who] if who is not None else None
+    answers = set()
+    guesses = ["unheard-of", "theirs", "theirs-off", "mine-off", "approver:owner", OWN]
+    if who == "call, no agents":
+        guesses.append("mine")
+    for agent_id in guesses:
+        body = {"arguments": {"expression": "1"}, "options": {"agent_id": agent_id}}
+        answer = ask(served.engine, "POST", f"/v1/tools/{tool}/call", body, credential)
+        assert answer.code == "RESOURCE_NOT_FOUND", agent_id
+        answers.add(_comparable(answer, agent_id))
+    assert len(answers) == 1
+
+
+@pytest.mark.row("R3", "D4")
+def test_listing_the_tools_of_guessed_agents_gives_one_answer_too(served: Served) -> None:
+    def listed(agent_id: str) -> Answer:
+        return ask(served.engine, "GET", f"/v1/tools?agent_id={agent_id}")
+
+    guesses = ["unheard-of", "theirs", "theirs-off", "mine-off"]
+    answers = {guess: listed(guess) for guess in guesses}
+    assert {answer.code for answer in answers.values()} == {"RESOURCE_NOT_FOUND"}
+    assert len({_comparable(answer, guess) for guess, answer in answers.items()}) == 1
+    mine = listed("mine").body  # twin
+    assert [tool["name"] for tool in mine["data"]["items"]] == ["calculator"]
+
+
+@pytest.mark.row("R3")
+@pytest.mark.parametrize("who", [None, "call"], ids=str)
+def test_twin_ones_own_agent_is_served(served: Served, who: str | None) -> None:
+    credential = served.credentials[who] if who is not None else None
+    assert calculate(served.engine, credential, agent_id="mine").code is None
+
+
+@pytest.mark.row("R3", "D4")
+def test_a_token_that_names_the_callers_uid_does_not_get_its_agents(served: Served) -> None:
+    token = served.authority.token("namesake", principal_id=OWN)
+    assert calculate(served.engine, token).code is None
+    assert calculate(served.engine, token, agent_id="mine").code == "RESOURCE_NOT_FOUND"
+
+
+@pytest.mark.row("R3")
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_what_is_fixed_for_an_agent_it_can_neither_see_nor_change(
+    served: Served, dry_run: bool
+) -> None:
+    agent_id = f"fixed-{dry_run}".lower()
+    served.authority.agent(agent_id, OWN)
+    binding = {"fixed": {"precision": 3}, "defaults": {"expression": "1/3"}}
+    served.authority.do("PUT", f"/v1/agents/{agent_id}/tools/calculator", binding)
+
+    def answered(arguments: dict[str, Any]) -> Answer:
+        body = {"arguments": arguments, "options": {"agent_id": agent_id, "dry_run": dry_run}}
+        return ask(served.engine, "POST", "/v1/tools/calculator/call", body)
+
+    for given in (1, 3, None):
+        refused = answered({"precision": given})
+        assert (refused.code, refused.body["error"]["fields"]) == ("INVALID_PARAMS", ["precision"])
+        assert "not a parameter" in refused.body["error"]["message"]
+    shown = answered({}).body
+    assert shown["success"]
+    if dry_run:
+        assert shown["data"]["arguments"] == {"expression": "1/3"}
+    else:
+        assert shown["data"]["text"] == "0.333"  # control: it holds
+    served.authority.do(
+        "PUT", f"/v1/agents/{agent_id}/tools/calculator", {"fixed": {"precision": "many"}}
+    )
+    misfit = answered({"expression": "1"})
+    assert misfit.code == "TOOL_DISABLED"
+    assert "precision" not in json.dumps(misfit.body)
+    assert "many" not in json.dumps(misfit.body)
+
+
+# -- secrets -----------------------------------------------------------------------------------
+
+
+@pytest.mark.row("D4")
+def test_secrets_stand_in_no_log_no_list_and_no_file(served: Served) -> None:
+    for credential in served.credentials.values():
+        for socket, path in ((served.engine, "/v1/tools"), (served.control, "/v1/tokens")):
+            ask(socket, "GET", path, None, credential)
+    real = [who for who in served.credentials if "forged" not in who and " as " not in who]
+    secrets = {who: served.credentials[who][-43:] for who in real}
+    files = [path for path in served.authority.home.rglob("*") if path.is_file()]
+    assert {"state.db", "log"} <= {path.name for path in files}
+    kept = b"".join(path.read_bytes() for path in files)
+    seen = json.dumps(served.everything_kept()) + served.log
+    assert "token:call" in seen  # control: they are listed, and their lines were searched
+    assert b"token:call" in kept
+    for who, secret in secrets.items():
+        assert secret not in seen, who
+        assert secret.encode() not in kept, who
+    assert len(secrets) == 9
+
+
+# -- guessing ------------------------------------------------------------------------------------
+
+
+@pytest.mark.row("D4", "D1")
+def test_guessing_credentials_in_parallel_holds_up_no_caller_and_no_approver(
+    served: Served,
+) -> None:
+    guesses = 24
+    started = threading.Barrier(guesses + 1)
+    ended: list[str] = []
+
+    def guess() -> None:
+        client = SocketClient(served.control)
+        started.wait(timeout=60)
+        headers = {"authorization": f"Bearer {make_credential('fha')[2]}"}
+        ended.append(client.request("GET", "/v1/tokens", None, headers).code or "served")
+        client.close()
+
+    threads = [threading.Thread(target=guess) for _ in range(guesses)]
+    for thread in threads:
+        thread.start()
+    caller = served.engine
+    started.wait(timeout=60)
+    answer = calculate(caller)
+    done_meanwhile = len(ended)
+    for thread in threads:
+        thread.join(timeout=60)
+    assert answer.code is None
+    assert done_meanwhile < guesses  # the call was answered while guesses were being checked
+    assert len(ended) == guesses
+    assert set(ended) <= {"UNAUTHORIZED", "RATE_LIMITED"}
+    assert served.authority.ask("GET", "/v1/tokens").code is None

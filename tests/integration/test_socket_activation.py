@@ -1,0 +1,224 @@
+"""Sockets from systemd and words to it, without systemd: a launcher passes what it would."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+from conftest import CLEAN_ENVIRONMENT, FUMEHOOD
+from support.http import SocketClient
+from support.processes import descendants
+from support.wait import wait_until
+
+# What systemd does: binds, listens, passes descriptors from 3 on, and names the process
+# that they are for. `exec` keeps the process number.
+LAUNCHER = """
+import json, os, socket, sys
+plan, program = json.loads(sys.argv[1]), sys.argv[2:]
+os.umask(0)
+listeners = []
+for path, mode, kind, listens in plan["sockets"]:
+    listener = socket.socket(socket.AF_UNIX, getattr(socket, kind))
+    listener.bind(path.replace("@", chr(0), 1) if path[0] == "@" else path)
+    if mode is not None:
+        os.chmod(path, mode)
+    if listens:
+        listener.listen()
+    listeners.append(os.dup2(listener.detach(), 100 + len(listeners)))
+for number, descriptor in enumerate(listeners):
+    os.dup2(descriptor, 3 + number)
+    os.close(descriptor)
+os.environ.update(plan["variables"])
+os.environ.setdefault("LISTEN_PID", str(os.getpid()))
+os.execv(program[0], program)
+"""
+
+
+@dataclass
+class Launch:
+    """What the launcher passes; by default what belongs there."""
+
+    home: Path
+    sockets: list[tuple[str, int | None, str, bool]] = field(default_factory=list)
+    variables: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.sockets = [
+            (str(self.home / f"given-{name}.sock"), 0o600, "SOCK_STREAM", True)
+            for name in ("engine", "control")
+        ]
+        self.variables = {"LISTEN_FDS": "2", "LISTEN_FDNAMES": "engine:control"}
+
+    def start(self) -> subprocess.Popen[bytes]:
+        plan = {"sockets": self.sockets, "variables": self.variables}
+        with (self.home / "log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-c", LAUNCHER, json.dumps(plan), str(FUMEHOOD), "serve"],
+                env={**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(self.home)},
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+
+
+@pytest.fixture
+def launch(home: Path) -> Launch:
+    return Launch(home)
+
+
+@pytest.fixture
+def running() -> Iterator[ExitStack]:
+    with ExitStack() as processes:
+        yield processes
+
+
+def _started(launch: Launch, running: ExitStack) -> subprocess.Popen[bytes]:
+    process = launch.start()
+    running.callback(process.wait, timeout=30)
+    running.callback(lambda: process.poll() is None and process.kill())
+    return process
+
+
+def _clients(launch: Launch, running: ExitStack) -> tuple[SocketClient, SocketClient]:
+    """On both sockets, which take connections before the engine is there to answer."""
+    paths = [Path(path) for path, *_ in launch.sockets]
+    wait_until(lambda: all(SocketClient.answers(path) for path in paths))
+    clients = SocketClient(paths[0]), SocketClient(paths[1])
+    for client in clients:
+        running.callback(client.close)
+    return clients
+
+
+def _log(launch: Launch) -> str:
+    return (launch.home / "log").read_text(encoding="utf-8")
+
+
+@pytest.mark.row("D1", "D6")
+def test_sockets_from_systemd_are_served_and_left_to_it(launch: Launch, running: ExitStack) -> None:
+    process = _started(launch, running)
+    engine, control = _clients(launch, running)
+    assert engine.calculate("1 + 1").body["success"]
+    assert control.get("/v1/tokens").code == "UNAUTHORIZED"
+    assert control.calculate("1 + 1").code == "RESOURCE_NOT_FOUND"
+    assert not (launch.home / "engine.sock").exists()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 0, _log(launch)
+    assert all(Path(path).exists() for path, *_ in launch.sockets)
+
+
+@pytest.mark.row("D1", "D4")
+def test_the_names_decide_which_socket_is_which(launch: Launch, running: ExitStack) -> None:
+    launch.variables["LISTEN_FDNAMES"] = "control:engine"
+    _started(launch, running)
+    control, engine = _clients(launch, running)
+    assert engine.calculate("1 + 1").body["success"]
+    assert engine.get("/v1/tokens").code == "RESOURCE_NOT_FOUND"
+    assert control.get("/v1/tokens").code == "UNAUTHORIZED"
+
+
+@pytest.mark.row("D1")
+def test_sockets_for_another_process_are_not_taken(launch: Launch, running: ExitStack) -> None:
+    launch.variables["LISTEN_PID"] = "1"
+    _started(launch, running)
+    own = launch.home / "engine.sock"
+    wait_until(lambda: SocketClient.answers(own))
+    client = SocketClient(own)
+    assert client.calculate("1 + 1").body["success"]
+    client.close()
+
+
+@pytest.mark.row("D1", "D4")
+@pytest.mark.parametrize(
+    ("socket_fields", "variables", "words"),
+    [
+        ({}, {"LISTEN_FDNAMES": "engine:other"}, "FileDescriptorName"),
+        ({}, {"LISTEN_FDNAMES": "engine:engine"}, "FileDescriptorName"),
+        ({}, {"LISTEN_FDNAMES": "engine"}, "FileDescriptorName"),
+        ({}, {"LISTEN_FDNAMES": ""}, "FileDescriptorName"),
+        ({}, {"LISTEN_FDS": "1"}, "FileDescriptorName"),
+        ({}, {"LISTEN_FDS": "3"}, "FileDescriptorName"),
+        ({}, {"LISTEN_FDS": "many"}, "FileDescriptorName"),
+        ({1: 0o666}, {}, "closed to others"),
+        ({1: 0o662}, {}, "closed to others"),
+        ({0: "@fumehood-test", 1: None}, {}, "with a path"),
+        ({2: "SOCK_DGRAM", 3: False}, {}, "with a path"),
+        ({3: False}, {}, "does not listen"),
+    ],
+)
+def test_sockets_that_are_not_as_they_must_be_are_refused(
+    launch: Launch, running: ExitStack, socket_fields: dict, variables: dict, words: str
+) -> None:
+    for which in (0, 1):
+        fields = list(launch.sockets[which])
+        for position, value in socket_fields.items():
+            suffix = f"-{os.getpid()}-{which}" if position == 0 else ""
+            fields[position] = f"{value}{suffix}" if suffix else value
+        launch.sockets[which] = tuple(fields)
+    launch.variables |= variables
+    process = _started(launch, running)
+    assert process.wait(timeout=30) == 4, _log(launch)
+    assert words in _log(launch)
+    assert "Traceback" not in _log(launch)
+
+
+@pytest.mark.row("D1")
+def test_descriptors_that_are_no_sockets_are_refused_in_words(
+    launch: Launch, running: ExitStack
+) -> None:
+    launch.sockets = []
+    process = _started(launch, running)
+    assert process.wait(timeout=30) == 4, _log(launch)
+    assert "is no socket" in _log(launch)
+    assert "Traceback" not in _log(launch)
+
+
+@pytest.mark.row("D6")
+@pytest.mark.parametrize("kind", ["path", "abstract"])
+def test_the_service_manager_hears_when_calls_are_served_and_when_it_stops(
+    launch: Launch, running: ExitStack, kind: str
+) -> None:
+    address = str(launch.home / "notify")
+    if kind == "abstract":
+        address = f"@fumehood-notify-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.settimeout(30)
+        manager.bind(address.replace("@", "\0", 1) if kind == "abstract" else address)
+        launch.variables["NOTIFY_SOCKET"] = address
+        process = _started(launch, running)
+        assert manager.recv(100) == b"READY=1"
+        client = SocketClient(Path(launch.sockets[0][0]))
+        assert client.calculate("1 + 1").body["success"]
+        client.close()
+        # Children could not speak for it, nor take its sockets for theirs.
+        looked_at = 0
+        for child in descendants(process.pid):
+            with contextlib.suppress(psutil.NoSuchProcess):  # a spare's middle process ends at once
+                assert not {"NOTIFY_SOCKET", "LISTEN_PID", "LISTEN_FDS"} & child.environ().keys()
+                looked_at += 1
+        assert looked_at >= 2
+        process.send_signal(signal.SIGTERM)
+        assert manager.recv(100) == b"STOPPING=1"
+        assert process.wait(timeout=30) == 0
+
+
+@pytest.mark.row("D6")
+@pytest.mark.parametrize("address", ["", "relative", "/nowhere/at/all"])
+def test_a_service_manager_that_cannot_be_told_is_no_fault(
+    launch: Launch, running: ExitStack, address: str
+) -> None:
+    launch.variables["NOTIFY_SOCKET"] = address
+    process = _started(launch, running)
+    client, _ = _clients(launch, running)
+    assert client.calculate("1 + 1").body["success"]
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 0, _log(launch)

@@ -1,0 +1,84 @@
+"""A daemon with an approver, and what tests ask of its control socket."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from support.http import Answer, SocketClient
+
+
+@dataclass
+class Authority:
+    """The owner's credential, and the two sockets it is used beside."""
+
+    home: Path
+    credential: str
+
+    @property
+    def engine_socket(self) -> Path:
+        return self.home / "engine.sock"
+
+    @property
+    def control_socket(self) -> Path:
+        return self.home / "control.sock"
+
+    def ask(
+        self, method: str, path: str, body: Any = None, credential: str | None = None
+    ) -> Answer:
+        """On the control socket; as the owner unless another credential is given."""
+        given = self.credential if credential is None else credential
+        return ask(self.control_socket, method, path, body, given)
+
+    def do(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        """The same, and it must succeed."""
+        answer = self.ask(method, path, body)
+        assert answer.code is None, answer.body["error"]
+        return answer.body["data"]
+
+    def token(self, name: str = "ci", **fields: Any) -> str:
+        """A new token's text."""
+        return self.do("POST", "/v1/tokens", {"name": name, **fields})["secret"]
+
+    def agent(
+        self, agent_id: str, *principals: str, tools: tuple[str, ...] = (), **fields: Any
+    ) -> None:
+        """An agent with tools."""
+        body = {"id": agent_id, "principals": list(principals), **fields}
+        self.do("POST", "/v1/agents", body)
+        for order, tool in enumerate(tools):
+            self.do("PUT", f"/v1/agents/{agent_id}/tools/{tool}", {"sort_order": order})
+
+
+def ask(
+    socket: Path, method: str, path: str, body: Any = None, credential: str | None = None
+) -> Answer:
+    """One request on one connection."""
+    headers = {} if credential is None else {"authorization": f"Bearer {credential}"}
+    raw = None if body is None else json.dumps(body).encode()
+    if raw is not None:
+        headers["content-type"] = "application/json"
+    client = SocketClient(socket)
+    try:
+        return client.request(method, path, raw, headers)
+    finally:
+        client.close()
+
+
+def calculate(socket: Path, credential: str | None = None, **options: Any) -> Answer:
+    """`1 + 1` as whoever this credential stands for."""
+    body = {"arguments": {"expression": "1 + 1"}, "options": options}
+    return ask(socket, "POST", "/v1/tools/calculator/call", body, credential)
+
+
+def make_first_approver(command: list[str], environment: dict[str, str], **more: Any) -> str:
+    """The credential that `approvers init` shows."""
+    made = subprocess.run(
+        [*command, "approvers", "init", "owner"],
+        env=environment, capture_output=True, timeout=60, **more,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    return made.stdout.decode().strip()

@@ -1,0 +1,211 @@
+"""Real Unix users and groups for a test, and programs that run as them. Root only.
+
+The interpreter and the checkout may lie where nobody else can read (under /root); then what
+is needed of them is linked, or copied, into a place that everybody can.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fumehood
+import fumehood_tools
+from support.http import Answer
+
+NOBODY = 65_534
+LEFT_OUT = {"test", "tests", "idlelib", "tkinter", "ensurepip", "site-packages"}
+
+CLIENT = """
+import http.client, json, socket, sys
+path, method, address, headers, body = json.load(sys.stdin)
+class Connection(http.client.HTTPConnection):
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(30)
+        self.sock.connect(path)
+try:
+    connection = Connection("fumehood")
+    connection.request(method, address, body, headers)
+    answer = connection.getresponse()
+except OSError as error:
+    print(json.dumps({"errno": error.errno}))
+else:
+    print(json.dumps({"status": answer.status, "body": json.loads(answer.read())}))
+"""
+
+
+@dataclass(frozen=True)
+class User:
+    """Somebody with an account, or at least a number."""
+
+    name: str
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What `subprocess` needs to become this user, with no other group left."""
+        return {"user": self.uid, "group": self.gid, "extra_groups": list(self.groups)}
+
+
+@contextmanager
+def accounts(
+    prefix: str, groups: list[str], members: dict[str, list[str]]
+) -> Iterator[tuple[dict[str, int], dict[str, User]]]:
+    """Groups and users by their short names; all are removed again."""
+    import grp
+    import pwd
+
+    with ExitStack() as undo:
+        gids = {}
+        for group in groups:
+            _administer("groupadd", "--system", f"{prefix}-{group}")
+            undo.callback(_administer, "groupdel", f"{prefix}-{group}")
+            gids[group] = grp.getgrnam(f"{prefix}-{group}").gr_gid
+        users = {}
+        for short, belongs_to in members.items():
+            name = f"{prefix}-{short}"
+            more = ["--groups", ",".join(f"{prefix}-{g}" for g in belongs_to)] if belongs_to else []
+            _administer(
+                "useradd", "--system", "--no-create-home", "--user-group",
+                "--shell", "/usr/sbin/nologin", *more, name,
+            )  # fmt: skip
+            undo.callback(_administer, "userdel", name)
+            entry = pwd.getpwnam(name)
+            users[short] = User(
+                name, entry.pw_uid, entry.pw_gid, tuple(gids[g] for g in belongs_to)
+            )
+        yield gids, users
+
+
+def _administer(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, timeout=60)
+    assert done.returncode == 0, (command, done.stderr)
+
+
+@dataclass(frozen=True)
+class Installation:
+    """An interpreter with the engine that every user can start."""
+
+    python: str
+    import_path: tuple[str, ...]
+
+    @property
+    def command(self) -> list[str]:
+        """The command `fumehood`."""
+        return [self.python, "-m", "fumehood.cli.main"]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(self.import_path), "HOME": "/"}
+
+    def run_as(self, user: User, program: str, stdin: str = "") -> str:
+        """A Python program of the standard library; its standard output."""
+        done = subprocess.run(
+            [self.python, "-I", "-S", "-c", program], **user.identity, env={}, cwd="/",
+            input=stdin.encode(), capture_output=True, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr.decode()
+        return done.stdout.decode()
+
+    def ask_as(
+        self,
+        user: User,
+        socket: Path,
+        method: str,
+        address: str,
+        body: Any = None,
+        credential: str | None = None,
+    ) -> Answer | int:
+        """One request; the error number where there was no connection."""
+        headers = {} if credential is None else {"authorization": f"Bearer {credential}"}
+        if body is not None:
+            headers["content-type"] = "application/json"
+        raw = None if body is None else json.dumps(body)
+        request = json.dumps([str(socket), method, address, headers, raw])
+        answer = json.loads(self.run_as(user, CLIENT, request))
+        if "errno" in answer:
+            return int(answer["errno"])
+        return Answer(answer["status"], {}, answer["body"])
+
+
+def readable_installation(place: Path) -> Installation:
+    """This interpreter and engine, from `place` where others cannot read them as they are."""
+    packages = [Path(package.__file__ or "").parent for package in (fumehood, fumehood_tools)]
+    site = Path(sysconfig.get_path("purelib"))
+    as_it_is = Installation(
+        os.path.realpath(sys.executable), (str(site), *(str(path.parent) for path in packages))
+    )
+    if _everybody_can_use(as_it_is):
+        return as_it_is
+    for package in packages:
+        _share(package, place / "engine" / package.name)
+    _share(site, place / "site")
+    found = Installation(_shared_python(place), (str(place / "site"), str(place / "engine")))
+    assert _everybody_can_use(found)
+    return found
+
+
+def _everybody_can_use(installation: Installation) -> bool:
+    try:
+        done = subprocess.run(
+            [installation.python, "-c", "import fumehood.cli.main, fumehood_tools.calculator, sqlite3"],
+            user=NOBODY, group=NOBODY, extra_groups=[], env=installation.environment, cwd="/",
+            capture_output=True, timeout=60,
+        )  # fmt: skip
+    except PermissionError:
+        return False
+    return done.returncode == 0
+
+
+def _shared_python(place: Path) -> str:
+    """The interpreter at another place; a script tells it where its own library went."""
+    base, binary = Path(sys.base_prefix), Path(os.path.realpath(sys.executable))
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    _share(base / "lib" / version, place / "python" / "lib" / version)
+    for library in (base / "lib").glob("libpython*"):
+        _share_file(library, place / "python" / "lib" / library.name)
+    (place / "python" / "bin").mkdir(parents=True)
+    _share_file(binary, place / "python" / "bin" / "real")
+    script = place / "python" / "bin" / "python"
+    lib, real = place / "python" / "lib", place / "python" / "bin" / "real"
+    # Under the script's own name: what it starts with `sys.executable` comes this way, too.
+    script.write_text(
+        f'#!/bin/bash\nLD_LIBRARY_PATH="{lib}" exec -a "$0" "{real}" "$@"\n', encoding="utf-8"
+    )
+    script.chmod(0o755)
+    return str(script)
+
+
+def _share(source: Path, target: Path) -> None:
+    for directory, names, files in os.walk(source):
+        names[:] = [n for n in names if n not in LEFT_OUT or "fumehood" in directory]
+        here = target / Path(directory).relative_to(source)
+        here.mkdir(parents=True)
+        for name in files:
+            _share_file(Path(directory, name), here / name)
+
+
+def _share_file(source: Path, target: Path) -> None:
+    """A link costs nothing; a file that others cannot read, or of another disk, is copied."""
+    if source.stat().st_mode & stat.S_IROTH:
+        try:
+            os.link(source, target)
+        except OSError:
+            pass
+        else:
+            return
+    shutil.copyfile(source, target)
+    target.chmod(0o755 if os.access(source, os.X_OK) else 0o644)
