@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from conftest import CLEAN_ENVIRONMENT, FUMEHOOD
-from fumehood.daemon.app import CONTROL_ROUTES, ROUTES
+from fumehood.daemon.app import CONTROL_OPERATIONS, OPERATIONS
 from fumehood.gates.secrets import make_credential
 from support.attacks import Harm
 from support.authority import Authority, ask, calculate, make_first_approver
@@ -126,7 +126,7 @@ BODIES: dict[str, Any] = {
     "/v1/agents/{agent_id}/tools/{tool}": {"fixed": {}},
 }
 FILLED = {"agent_id": "theirs", "tool": "calculator", "approver": "owner", "token_id": "0" * 16}
-SHARED = {(method, route.path) for route in ROUTES for method in route.methods or ()}
+SHARED = {(operation.method, operation.path) for operation in OPERATIONS}
 
 
 def _address(path: str) -> str:
@@ -134,10 +134,9 @@ def _address(path: str) -> str:
 
 
 ADDRESSES = sorted(
-    (method, route.path)
-    for route in CONTROL_ROUTES
-    for method in route.methods or ()
-    if method != "HEAD" and (method, route.path) not in SHARED
+    (operation.method, operation.path)
+    for operation in CONTROL_OPERATIONS
+    if (operation.method, operation.path) not in SHARED
 )
 SLOWLY_CHECKED = [
     ("POST", "/v1/approvers"), ("POST", "/v1/tokens"), ("GET", "/v1/changes"),
