@@ -21,6 +21,7 @@ from fumehood.model.errors import (
     InternalError,
     InvalidParams,
     PermissionDenied,
+    RateLimited,
     RequestTooLarge,
     Unauthorized,
     UnsupportedMediaType,
@@ -88,6 +89,8 @@ class Operation:
         found: set[type[EngineError]] = {InternalError}
         if self.needs is not Needs.NOBODY:
             found |= {Unauthorized, PermissionDenied}
+        if self.needs is Needs.ADMIN:
+            found |= {RateLimited}
         if self.body is not None:
             found |= {InvalidParams, UnsupportedMediaType, RequestTooLarge}
         if self.query is not None:
