@@ -33,9 +33,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--require",
         default="",
-        help="Comma-separated environments (docker, runsc, landlock, root) without which tests fail "
-        "instead of being skipped.",
+        help="Comma-separated needs (landlock, root, systemd) without which tests fail instead of "
+        "being skipped.",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A misspelt requirement would require nothing."""
+    unknown = set(filter(None, config.getoption("--require").split(","))) - AVAILABLE.keys()
+    if unknown:
+        raise pytest.UsageError(f"--require: unknown {', '.join(sorted(unknown))}")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
