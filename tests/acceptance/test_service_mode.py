@@ -39,8 +39,9 @@ MEMBERS = {
     "dave": ["callers", "approvers"],
     "mallory": [],
 }
-WORK = "pow(7, 10**1900, 10**1900 + 7)"
-"""Some tenths of a second of computing, which the kernel's accounts show."""
+WORK = "pow(7, 10**900, 10**900 + 7)"
+"""Under a tenth of a second of computing: enough for the kernel's accounts to show it, and far
+from the second after which a resident is replaced, on a busy machine too."""
 
 
 @dataclass
