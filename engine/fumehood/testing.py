@@ -13,9 +13,9 @@ from datetime import UTC, datetime, timedelta
 from fumehood.model.errors import EndedBy
 from fumehood.model.identity import TrustDomain
 from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import Limit, Limits, WallLimits
+from fumehood.model.limits import PROCESS_WALL_LIMITS, Limit, Limits, WallLimits
 from fumehood.sandbox.process.interpreter import INTERPRETER_LIMITS
-from fumehood.sandbox.wall import OnProgress, RunEnding
+from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 
 
 @dataclass
@@ -61,13 +61,15 @@ class FakeWall:
 
     answer: Callable[[SeenRun], RunEnding] = always_four
     limits: WallLimits = INTERPRETER_LIMITS
-    required: frozenset[Limit] = frozenset(Limit)
-    enforced: frozenset[Limit] = frozenset(Limit)
+    required: frozenset[Limit] = PROCESS_WALL_LIMITS
+    enforced: frozenset[Limit] = PROCESS_WALL_LIMITS
     cure: str = "This is a fake."
     runs: list[SeenRun] = field(default_factory=list)
 
     @asynccontextmanager
-    async def lease(self, domain: TrustDomain, *, fresh: bool) -> AsyncIterator[_FakeLease]:
+    async def lease(
+        self, domain: TrustDomain, *, fresh: bool, memory_mb: int | None = None
+    ) -> AsyncIterator[_FakeLease]:
         """A place at once."""
         yield _FakeLease(self, domain, fresh)
 
@@ -84,7 +86,7 @@ class _FakeLease:
         program: str,
         arguments: JsonObject,
         limits: Limits,
-        on_progress: OnProgress | None = None,
+        sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
         run = SeenRun(self.domain, self.fresh, program, arguments, limits)
         self.wall.runs.append(run)

@@ -89,6 +89,7 @@ def make_plan(permitted: PermittedCall, walls: Walls) -> Plan:
                 f"memory_limit_mb must be at least {offered.min_memory_mb} here.",
                 fields=["options.memory_limit_mb"],
             )
+        memory_mb = offered.memory_class(memory_mb)
     cpu_s = min(wall_s, offered.cpu_s) if offered.cpu_s is not None else wall_s
     limits = Limits(wall_s, cpu_s, memory_mb, offered.output_bytes)
     return Plan(placement, limits, wall, _lowered(options, limits))
@@ -128,7 +129,7 @@ class admit:  # noqa: N801  # a verb like the other stages; a generator would co
         self._plan = make_plan(permitted, walls)
         fresh = self._plan.placement.fresh or permitted.request.options.isolation == "call"
         self._lease: AbstractAsyncContextManager[Lease] = self._plan.wall.lease(
-            permitted.trust_domain, fresh=fresh
+            permitted.trust_domain, fresh=fresh, memory_mb=self._plan.limits.memory_mb
         )
 
     async def __aenter__(self) -> AdmittedCall:

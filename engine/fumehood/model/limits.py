@@ -28,6 +28,14 @@ class Limit(StrEnum):
     PROCESSES = "processes"
     FILES = "files"
     NETWORK = "network"
+    OPEN_FILES = "open_files"
+    FILE_SIZE = "file_size"
+    DISK = "disk"
+
+
+PROCESS_WALL_LIMITS = frozenset(Limit) - {Limit.OPEN_FILES, Limit.FILE_SIZE, Limit.DISK}
+"""What a wall made of processes enforces. Nothing is written there, so there is nothing to
+count of the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +60,12 @@ class WallLimits:
     output_bytes: int
     cpu_s: float | None = None
     """CPU seconds where they are limited below wall time × cores; None means they are not."""
+    memory_classes: tuple[int, ...] = ()
+    """Megabytes, ascending, where a limit is rounded down to one of a few; else empty."""
+
+    def memory_class(self, memory_mb: int) -> int:
+        """The limit that is enforced where `memory_mb` was asked for, at least the minimum."""
+        return max((size for size in self.memory_classes if size <= memory_mb), default=memory_mb)
 
 
 def smallest(default: float, ceiling: float, *wishes: float | None) -> float:

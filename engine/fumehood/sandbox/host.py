@@ -19,7 +19,7 @@ from fumehood.model.identity import TrustDomain
 from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import MB, Limit, Limits, WallLimits
 from fumehood.sandbox.process.worker import Workers
-from fumehood.sandbox.wall import OnProgress, RunEnding
+from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 
 HOST_LIMITS = WallLimits(
     default_wall_s=30,
@@ -45,7 +45,7 @@ class HostLease:
         program: str,
         arguments: JsonObject,
         limits: Limits,
-        on_progress: OnProgress | None = None,
+        sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
         """Call a synchronous function in a worker. The others `executors/function` awaits."""
         if program != "function":
@@ -70,7 +70,9 @@ class Host:
         await self._workers.stop()
 
     @asynccontextmanager
-    async def lease(self, domain: TrustDomain, *, fresh: bool) -> AsyncIterator[HostLease]:
+    async def lease(
+        self, domain: TrustDomain, *, fresh: bool, memory_mb: int | None = None
+    ) -> AsyncIterator[HostLease]:
         """Wait, at most 30 s, for one of 64 places."""
         asked = time.monotonic()
         holder = object()

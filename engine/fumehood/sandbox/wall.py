@@ -21,6 +21,33 @@ OnProgress = Callable[[float, str], None]
 """Takes a percentage (0 to 100) and a message of at most 200 characters."""
 
 
+class FileSink(Protocol):
+    """Where the files of a workspace go that a run left behind, one after the other."""
+
+    def start(self, path: str, size: int) -> None:
+        """A file begins. `path` is relative, made of plain names; `size` is a claim."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """The next bytes of the file that was started last, at most 64 KB."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunSinks:
+    """Who hears of a run while it lasts; what nobody wants is dropped.
+
+    Called from the event loop, so nothing here may wait. One that raises is not asked again,
+    and the run goes on.
+    """
+
+    progress: OnProgress | None = None
+    files: FileSink | None = None
+
+
+NO_SINKS = RunSinks()
+
+
 @dataclass(frozen=True, slots=True)
 class RunEnding:
     """How one run ended.
@@ -41,6 +68,15 @@ class RunEnding:
     claimed_message: str | None = None
     claimed_error: JsonObject | None = None
     """All that the program said of its failure, for who knows its form and validates it."""
+    stdout: str = ""
+    stderr: str = ""
+    """What was kept of the two streams, decoded; where they are caught at all."""
+    stdout_bytes: int = 0
+    stderr_bytes: int = 0
+    limits_hit: tuple[str, ...] = ()
+    """Limits that refused something while the program went on, by the names of `Limit`."""
+    files_left_out: int = 0
+    """Files of the workspace that were too many or too large to be handed to the sink."""
 
 
 class Lease(Protocol):
@@ -56,12 +92,12 @@ class Lease(Protocol):
         program: str,
         arguments: JsonObject,
         limits: Limits,
-        on_progress: OnProgress | None = None,
+        sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
         """Run one program to its end. Cancelling it ends the program, then raises.
 
-        `on_progress` hears what the program reports meanwhile, where its wall carries that:
-        claims, at most 1 000 of them.
+        `sinks.progress` hears what the program reports meanwhile, where its wall carries
+        that: claims, at most 1 000 of them.
         """
         ...
 
@@ -89,8 +125,11 @@ class Wall(Protocol):
         """What to do where something required is not enforced."""
         ...
 
-    def lease(self, domain: TrustDomain, *, fresh: bool) -> AbstractAsyncContextManager[Lease]:
-        """Wait, bounded, for a place. `fresh` refuses one that has run anything before.
+    def lease(
+        self, domain: TrustDomain, *, fresh: bool, memory_mb: int | None = None
+    ) -> AbstractAsyncContextManager[Lease]:
+        """Wait, bounded, for a place. `fresh` refuses one that has run anything before;
+        `memory_mb` is the size of the place where the wall has several.
 
         Raises:
             SandboxUnavailable: no place in time.

@@ -101,7 +101,7 @@ def test_less_memory_than_anything_needs_is_refused_under_its_option() -> None:
 @pytest.mark.row("S4")
 @pytest.mark.parametrize("missing", list(Limit))
 def test_wall_that_cannot_enforce_a_limit_takes_no_call(missing: Limit) -> None:
-    wall = FakeWall(enforced=frozenset(Limit) - {missing})
+    wall = FakeWall(required=frozenset(Limit), enforced=frozenset(Limit) - {missing})
     with pytest.raises(SandboxUnavailable, match=missing.value) as caught:
         make_plan(_permitted(_expression()), Walls(interpreter=wall))
     assert "This is a fake." in caught.value.message

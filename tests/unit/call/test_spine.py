@@ -234,7 +234,7 @@ async def test_the_twin_of_the_refused_calls_runs(home: Path) -> None:
 async def test_wall_that_cannot_enforce_a_limit_is_never_reached(
     home: Path, missing: Limit
 ) -> None:
-    wall = FakeWall(enforced=frozenset(Limit) - {missing})
+    wall = FakeWall(required=frozenset(Limit), enforced=frozenset(Limit) - {missing})
     async with bench(home, wall=wall) as b:
         envelope = await b.engine.call("calculator", {"expression": "1"})
         assert _code(envelope) == "SANDBOX_UNAVAILABLE"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood.model.limits import Limit, smallest
+from fumehood.model.limits import Limit, WallLimits, smallest
 
 amounts = st.floats(0.001, 1e6)
 wishes = st.lists(st.none() | amounts, max_size=4)
+WALL = WallLimits(30, 600, 512, 2048, 128, 1 << 20)
 
 
 @pytest.mark.row("T2")
@@ -69,4 +72,13 @@ def test_every_limit_of_the_walls_has_a_name() -> None:
         "processes",
         "files",
         "network",
+        "open_files",
+        "file_size",
+        "disk",
     }
+
+
+def test_a_memory_limit_is_rounded_down_to_a_class_where_there_are_any() -> None:
+    some = replace(WALL, memory_classes=(128, 256, 512))
+    assert [some.memory_class(wish) for wish in (128, 255, 256, 9000)] == [128, 128, 256, 512]
+    assert WALL.memory_class(77) == 77

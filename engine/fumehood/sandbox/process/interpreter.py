@@ -16,12 +16,18 @@ import anyio
 from fumehood.model.errors import SandboxUnavailable
 from fumehood.model.identity import TrustDomain
 from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import MIN_INTERPRETER_MB, Limit, Limits, WallLimits
+from fumehood.model.limits import (
+    MIN_INTERPRETER_MB,
+    PROCESS_WALL_LIMITS,
+    Limit,
+    Limits,
+    WallLimits,
+)
 from fumehood.sandbox.process.channel import GuestProcess, guest_command
 from fumehood.sandbox.process.keeper import GuestKeeper, OnEvent
 from fumehood.sandbox.process.places import Places
 from fumehood.sandbox.process.residents import DEFAULT_RULES, ResidentRules
-from fumehood.sandbox.wall import OnProgress, RunEnding
+from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 
 INTERPRETER_LIMITS = WallLimits(
     default_wall_s=5,
@@ -48,7 +54,7 @@ class InterpreterWall:
     """Places for expressions and programs. An asynchronous context manager: entering it starts
     the guest."""
 
-    required = frozenset(Limit)
+    required = PROCESS_WALL_LIMITS
     cure = "The kernel must offer seccomp filters (CONFIG_SECCOMP_FILTER) and /proc."
 
     def __init__(
@@ -92,7 +98,7 @@ class InterpreterWall:
         """Process id of the running guest's supervisor."""
         return self._keeper.guest_pid
 
-    def lease(self, domain: TrustDomain, *, fresh: bool) -> _Lease:
+    def lease(self, domain: TrustDomain, *, fresh: bool, memory_mb: int | None = None) -> _Lease:
         """One of 16 places, and the domain's resident if it is free soon."""
         return _Lease(self, None if fresh else domain.key)
 
@@ -168,7 +174,7 @@ class _Lease:
         program: str,
         arguments: JsonObject,
         limits: Limits,
-        on_progress: OnProgress | None = None,
+        sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
         """Run one program in the guest: in the domain's resident where it is this lease's turn."""
         assert self._guest is not None

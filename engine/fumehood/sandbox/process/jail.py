@@ -18,11 +18,11 @@ from pathlib import Path
 from fumehood.model.errors import SandboxUnavailable
 from fumehood.model.identity import TrustDomain
 from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import MB, MIN_JAIL_MB, Limit, Limits, WallLimits
+from fumehood.model.limits import MB, MIN_JAIL_MB, PROCESS_WALL_LIMITS, Limit, Limits, WallLimits
 from fumehood.sandbox.process.channel import GuestProcess, guest_command
 from fumehood.sandbox.process.keeper import GuestKeeper, OnEvent
 from fumehood.sandbox.process.places import Places
-from fumehood.sandbox.wall import OnProgress, RunEnding
+from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 
 JAIL_LIMITS = WallLimits(
     default_wall_s=30,
@@ -48,7 +48,7 @@ class JailWall:
     guest. `tool_paths` are the import paths of all functions that will ever be asked for.
     """
 
-    required = frozenset(Limit)
+    required = PROCESS_WALL_LIMITS
     cure = (
         "The kernel must offer Landlock (Linux 5.13 or newer, CONFIG_SECURITY_LANDLOCK, and "
         "'landlock' in the boot parameter lsm= where that is set), seccomp filters and /proc."
@@ -93,7 +93,7 @@ class JailWall:
         """Process id of the running guest's supervisor."""
         return self._keeper.guest_pid
 
-    def lease(self, domain: TrustDomain, *, fresh: bool) -> _Lease:
+    def lease(self, domain: TrustDomain, *, fresh: bool, memory_mb: int | None = None) -> _Lease:
         """One of 8 places; every run in it is in a process that has run nothing before."""
         return _Lease(self)
 
@@ -127,11 +127,11 @@ class _Lease:
         program: str,
         arguments: JsonObject,
         limits: Limits,
-        on_progress: OnProgress | None = None,
+        sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
         """Run one program, `function`, in a fresh child of the guest."""
         assert self._guest is not None
-        return await self._guest.run(None, program, arguments, limits, on_progress)
+        return await self._guest.run(None, program, arguments, limits, sinks.progress)
 
 
 def jail_command(tool_paths: Iterable[str]) -> list[str]:
