@@ -10,7 +10,6 @@ from fumehood.call.authorise import PermittedCall
 from fumehood.call.rehearse import rehearse
 from fumehood.call.resolve import ResolvedCall
 from fumehood.call.validate import ValidatedCall
-from fumehood.model.limits import Limit
 from fumehood.model.tool import ToolDefinition
 from fumehood.sandbox.wall import Walls
 from fumehood.testing import FakeWall
@@ -35,7 +34,7 @@ def test_dry_run_says_where_how_and_at_what_cost() -> None:
     assert said["placement"]["kind"] == "interpreter"
     assert "'expression'" in said["placement"]["why"]
     assert said["limits"]["timeout_seconds"] == 2
-    assert said["limits"]["enforced"] == sorted(Limit)
+    assert said["limits"]["enforced"] == sorted(wall.enforced)
     assert said["approval"] == {"required": False}
     assert said["cost"] == {"per_use": "0.250000"}
     assert said["arguments"] == {"expression": "1"}
