@@ -1,0 +1,1 @@
+"""The container wall, host side: programs of strangers in hardened Docker containers."""
