@@ -83,7 +83,7 @@ def seal(
 ) -> None:
     """Give up everything. The order is the argument: each step needs what later ones take."""
     os.setpgid(0, 0)
-    wait_for_adoption(supervisor_pid)
+    _wait_for_adoption(supervisor_pid)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
     if os.getppid() != supervisor_pid:  # it died before the line above took hold
         raise OSError("the supervisor is gone")
@@ -119,7 +119,7 @@ def serve(programs: Mapping[str, Program]) -> None:
     os._exit(0)
 
 
-def wait_for_adoption(supervisor_pid: int) -> None:
+def _wait_for_adoption(supervisor_pid: int) -> None:
     """Wait until the forking process is gone and the supervisor is the parent."""
     deadline = time.monotonic() + ADOPTION_DEADLINE_S
     while os.getppid() != supervisor_pid:

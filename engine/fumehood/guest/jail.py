@@ -32,7 +32,7 @@ ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THR
 """Libraries of linear algebra start threads when they are loaded, which would end the child."""
 
 
-def preload(config: dict[str, Any]) -> Callable[[list[int], int], None]:
+def preload(config: dict[str, Any]) -> Callable[[int, int, int], None]:
     """Load what every function needs; what prepares a forked child comes back."""
     fumehood = importlib.import_module("fumehood")
     for name in PUBLIC_NAMES:
@@ -42,8 +42,7 @@ def preload(config: dict[str, Any]) -> Callable[[list[int], int], None]:
     function = _FunctionProgram(libraries, inside.answer)
     filter_program = jail_filter.build_jail_filter()
 
-    def prepare(descriptors: list[int], supervisor_pid: int) -> None:
-        request_fd, reply_fd = descriptors
+    def prepare(request_fd: int, reply_fd: int, supervisor_pid: int) -> None:
         run_child(
             request_fd=request_fd,
             reply_fd=reply_fd,

@@ -1,7 +1,7 @@
 """The zygote: loads what programs need once, and forks children that share those pages.
 
 Guest side, between supervisor and child. Invariant: it never receives a byte of any call.
-All it is told is one constant byte with a child's descriptors, and all it answers is a process
+All it is told is one constant byte with two descriptors, and all it answers is a process
 id; a fork server that parsed requests would hand each one's remains to the next child.
 
 The child is forked through a middleman that ends at once, so that the supervisor adopts
@@ -24,13 +24,7 @@ from fumehood.guest import kernel, seccomp
 from fumehood.guest.child import run_child
 
 FORK = b"F"
-MAX_DESCRIPTORS = 4
-"""A request pipe, a reply pipe, and in a container one for each standard stream."""
 PID = struct.Struct("!i")
-
-
-PrepareChild = Callable[[list[int], int], None]
-"""Makes a child of the process that calls it, given its descriptors and its supervisor's id."""
 
 
 def run_zygote(orders: socket.socket, config: dict[str, Any]) -> None:
@@ -47,14 +41,14 @@ def run_zygote(orders: socket.socket, config: dict[str, Any]) -> None:
     gc.freeze()
     while True:
         order, descriptors = _receive(orders)
-        if order != FORK or not descriptors:
+        if order != FORK or len(descriptors) != 2:
             os._exit(0)
         middleman = os.fork()
         if middleman == 0:
             pid = os.fork()
             if pid:
                 _answer(orders, pid)
-            prepare_child(descriptors, supervisor_pid)
+            prepare_child(descriptors[0], descriptors[1], supervisor_pid)
             os._exit(1)
         os.waitpid(middleman, 0)
         for descriptor in descriptors:
@@ -70,21 +64,17 @@ def _answer(orders: socket.socket, pid: int) -> NoReturn:
     os._exit(0)
 
 
-def order_child(orders: socket.socket, *descriptors: int) -> None:
-    """Supervisor's side of one order: the child's ends of its pipes, the request's first."""
-    rights = array.array("i", descriptors)
+def order_child(orders: socket.socket, request_fd: int, reply_fd: int) -> None:
+    """Supervisor's side of one order."""
+    rights = array.array("i", [request_fd, reply_fd])
     orders.sendmsg([FORK], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
 
 
-def _preload(config: dict[str, Any]) -> PrepareChild:
+def _preload(config: dict[str, Any]) -> Callable[[int, int, int], None]:
     if config.get("wall") == "jail":
         from fumehood.guest import jail
 
         return jail.preload(config)
-    if config.get("wall") == "container":
-        from fumehood.guest.container import child
-
-        return child.preload(config)
     from fumehood.guest import probe
     from fumehood.guest.interpreter import calculator, restricted
 
@@ -103,8 +93,7 @@ def _preload(config: dict[str, Any]) -> PrepareChild:
         calculator.warm_up()
         restricted.warm_up()
 
-    def prepare(descriptors: list[int], supervisor_pid: int) -> None:
-        request_fd, reply_fd = descriptors
+    def prepare(request_fd: int, reply_fd: int, supervisor_pid: int) -> None:
         run_child(
             request_fd=request_fd,
             reply_fd=reply_fd,
@@ -117,12 +106,9 @@ def _preload(config: dict[str, Any]) -> PrepareChild:
     return prepare
 
 
-_ROOM = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
-
-
 def _receive(orders: socket.socket) -> tuple[bytes, list[int]]:
     try:
-        order, ancillary, _, _ = orders.recvmsg(1, _ROOM)
+        order, ancillary, _, _ = orders.recvmsg(1, socket.CMSG_SPACE(2 * array.array("i").itemsize))
     except OSError:
         return b"", []
     descriptors = array.array("i")

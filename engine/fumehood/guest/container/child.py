@@ -18,7 +18,6 @@ from collections.abc import Callable
 from typing import Any
 
 from fumehood.guest import kernel, seccomp
-from fumehood.guest.child import wait_for_adoption
 from fumehood.guest.container import probe
 from fumehood.guest.container.filter import build_container_filter
 from fumehood.guest.languages import python
@@ -61,7 +60,7 @@ class SetUpFailed(Exception):
     """The request cannot be carried out here; said before any of the program ran."""
 
 
-def preload(config: dict[str, Any]) -> Callable[[list[int], int], None]:
+def preload(config: dict[str, Any]) -> Callable[[list[int]], None]:
     """Load what every program needs; what prepares a forked child comes back."""
     os.environ.clear()
     os.environ.update(ENVIRONMENT)
@@ -80,10 +79,10 @@ def preload(config: dict[str, Any]) -> Callable[[list[int], int], None]:
     programs: dict[str, Program] = {"python": _run_python, "probe": probe.run}
     _forget_the_guest(config["import_paths"])
 
-    def prepare(descriptors: list[int], supervisor_pid: int) -> None:
+    def prepare(descriptors: list[int]) -> None:
         try:
             _keep_only(descriptors)
-            _get_ready(supervisor_pid)
+            _get_ready()
         except BaseException as fault:
             _write(framing.encode({"ready": False, "fault": f"{type(fault).__name__}: {fault}"}))
             os._exit(SEAL_FAILED)
@@ -125,10 +124,9 @@ def _above_standard(descriptor: int) -> int:
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD, 64)
 
 
-def _get_ready(supervisor_pid: int) -> None:
+def _get_ready() -> None:
     """Still root and out of every program's reach."""
     os.setsid()
-    wait_for_adoption(supervisor_pid)
     os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     _volunteer_for_oom()
     signal.signal(signal.SIGINT, signal.default_int_handler)

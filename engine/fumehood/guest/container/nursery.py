@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fumehood.guest.container.stream import Stream
-from fumehood.guest.zygote import PID, order_child
+from fumehood.guest.container.zygote import WORD_BYTES, Word, order_child
 from fumehood.wire import framing
 
 READY_BYTES = 4096
@@ -68,11 +68,13 @@ class Nursery:
         selector: selectors.BaseSelector,
         zygote_pid: int,
         on_ready: Callable[[], None],
+        on_end: Callable[[Word], None],
     ) -> None:
         self.zygote_pid = zygote_pid
         self._orders = orders
         self._selector = selector
         self._on_ready = on_ready
+        self._on_end = on_end
         self._ordered: deque[Child] = deque()  # in the order in which the zygote answers
         self._coming: dict[int, Child] = {}
         self._ready: deque[Child] = deque()
@@ -91,30 +93,13 @@ class Nursery:
         return {child.pid for child in (*self._coming.values(), *self._ready)}
 
     @property
-    def is_still(self) -> bool:
-        """Nothing is being made at the moment."""
-        return not self._ordered and not self._coming
+    def is_settled(self) -> bool:
+        """Whether all that exist are known: none is just being forked."""
+        return not self._ordered
 
     def take(self) -> Child | None:
         """A child that is ready, which is the caller's from now on."""
         return self._ready.popleft() if self._ready else None
-
-    def died(self, pid: int) -> bool:
-        """A process ended; whether it was one of these. Raises NurseryFailed."""
-        if pid == self.zygote_pid:
-            raise NurseryFailed("the zygote is gone")
-        if self._ordered:
-            self._on_zygote()  # it may have died before its name was read
-        child = self._coming.pop(pid, None)
-        if child is None:
-            child = next((spare for spare in self._ready if spare.pid == pid), None)
-            if child is None:
-                return False
-            self._ready.remove(child)
-        self._unwatch(child)
-        child.close()
-        self._fail("a child died before it was used")
-        return True
 
     def until_late(self) -> float | None:
         """The moment at which the oldest order is late."""
@@ -148,19 +133,36 @@ class Nursery:
         )
 
     def _on_zygote(self) -> None:
-        while self._ordered:
+        while True:
             try:
-                answer = self._orders.recv(PID.size)
+                word = Word.unpack(self._orders.recv(WORD_BYTES))
             except BlockingIOError:
                 return
-            if len(answer) != PID.size:
-                raise NurseryFailed("the zygote is gone")
-            child = self._ordered.popleft()
-            (child.pid,) = PID.unpack(answer)
-            self._coming[child.pid] = child
-            self._selector.register(
-                child.reply_fd, selectors.EVENT_READ, lambda child=child: self._on_word(child)
-            )
+            except ValueError as fault:
+                raise NurseryFailed(str(fault)) from None
+            if word.has_ended:
+                self._bury(word)
+            else:
+                self._welcome(word.pid)
+
+    def _welcome(self, pid: int) -> None:
+        child = self._ordered.popleft()
+        child.pid = pid
+        self._coming[pid] = child
+        self._selector.register(child.reply_fd, selectors.EVENT_READ, lambda: self._on_word(child))
+
+    def _bury(self, word: Word) -> None:
+        """A child ended: one that was taken is somebody else's, any other should have waited."""
+        child = self._coming.pop(word.pid, None)
+        if child is None:
+            child = next((spare for spare in self._ready if spare.pid == word.pid), None)
+            if child is None:
+                self._on_end(word)
+                return
+            self._ready.remove(child)
+        self._unwatch(child)
+        child.close()
+        self._fail("a child died before it was used")
 
     def _on_word(self, child: Child) -> None:
         try:

@@ -49,7 +49,9 @@ class Run:
     claim: dict[str, Any] | None = None
     received_bytes: int = 0
     status: int | None = None
-    reaped_cpu_s: float = 0.0
+    child_cpu_ns: int = 0
+    """What the child had used before its program began."""
+    reaped_cpu_ns: int = 0
     largest_bytes: int = 0
     limits_hit: set[str] = field(default_factory=set)
 

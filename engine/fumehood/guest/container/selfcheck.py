@@ -65,7 +65,7 @@ class SelfCheck:
         enforces = {
             "wall_time": was_killed,
             "output": was_killed,  # by the same kill
-            "cpu_time": was_killed and (after.cpu_ns is not None or run.reaped_cpu_s > 0),
+            "cpu_time": was_killed and (after.cpu_ns is not None or run.reaped_cpu_ns > 0),
             "memory": seen is None or seen <= memory_bytes + GUEST_ALLOWANCE_BYTES,
             "processes": self._limits_processes(),
             "files": bool(os.statvfs("/").f_flag & os.ST_RDONLY),

@@ -30,9 +30,9 @@ from fumehood.guest.container.nursery import Nursery, NurseryFailed
 from fumehood.guest.container.run import Measures, Run, claimed_limits, ending_of
 from fumehood.guest.container.stream import Stream
 from fumehood.guest.container.workspace import Mounts
+from fumehood.guest.container.zygote import Word, run_zygote
 from fumehood.guest.endings import decode_status
 from fumehood.guest.run import Limits
-from fumehood.guest.zygote import run_zygote
 from fumehood.wire import framing
 
 HOST_FRAME_BYTES = 1 << 20
@@ -83,7 +83,9 @@ class Supervisor:
         self._counters = Counters()
         self._selector = selectors.DefaultSelector()
         self._wakeup = self._watch_children()
-        self._nursery = Nursery(orders, self._selector, zygote_pid, self._begin)
+        self._nursery = Nursery(
+            orders, self._selector, zygote_pid, on_ready=self._begin, on_end=self._on_end
+        )
         self._check: selfcheck.SelfCheck | None = selfcheck.SelfCheck(
             config, self._counters, self._mounts
         )
@@ -206,6 +208,7 @@ class Supervisor:
         except OSError:
             self._stop(run, "sandbox_lost")
             return
+        run.child_cpu_ns = kernel.process_cpu_ns(child.pid) or 0
         run.before = self._measure()
         run.deadline = time.monotonic() + run.limits.wall_s
         run.request = b"G" + run.request
@@ -216,6 +219,8 @@ class Supervisor:
         ):
             self._selector.register(descriptor, selectors.EVENT_READ, handler)
         self._flush_request()
+        # Made while the program runs, the next child costs no call any time.
+        self._nursery.stock(self._spares)
 
     def _flush_request(self) -> None:
         """Write what fits; a request larger than the pipe goes on when there is room."""
@@ -284,6 +289,16 @@ class Supervisor:
 
     # -- its end ------------------------------------------------------------------
 
+    def _on_end(self, word: Word) -> None:
+        """The zygote buried the program's first process."""
+        run = self._run
+        if run is None or run.child is None or run.child.pid != word.pid:
+            return
+        run.status = word.status
+        run.reaped_cpu_ns += max(0, word.cpu_ns - run.child_cpu_ns)
+        run.largest_bytes = max(run.largest_bytes, word.largest_bytes)
+        self._conclude(run)
+
     def _on_sigchld(self) -> None:
         try:
             while self._wakeup.recv(512):
@@ -291,35 +306,36 @@ class Supervisor:
         except BlockingIOError:
             pass
         self._reap()
-        if self._run is not None and self._run.status is not None:
-            self._conclude(self._run)
-        elif self._run is None:
+        if self._run is None:
             self._nursery.stock(self._spares)
 
     def _reap(self) -> None:
-        """Take every exit status that there is. Raises NurseryFailed."""
+        """Take every exit status that there is: orphans of the program, or the zygote.
+
+        Raises:
+            NurseryFailed: the zygote is dead.
+        """
         while True:
             try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
+                pid, _, usage = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
-                raise NurseryFailed("no process is left") from None
+                return
             if pid == 0:
                 return
-            run = self._run
-            is_program = run is not None and run.child is not None and run.child.pid == pid
-            if not is_program and self._nursery.died(pid):
-                continue
-            if run is not None:
-                run.reaped_cpu_s += usage.ru_utime + usage.ru_stime
-                run.largest_bytes = max(run.largest_bytes, usage.ru_maxrss * 1024)
-                if is_program:
-                    run.status = status
+            if pid == self._nursery.zygote_pid:
+                raise NurseryFailed("the zygote is gone")
+            if self._run is not None:
+                self._run.reaped_cpu_ns += int((usage.ru_utime + usage.ru_stime) * 1e9)
+                largest_bytes = usage.ru_maxrss * 1024
+                self._run.largest_bytes = max(self._run.largest_bytes, largest_bytes)
 
     def _conclude(self, run: Run) -> None:
         """Nothing of the program may be alive when its ending is told."""
         is_over = self._end_the_rest()
         if run.child is not None:
             self._read_last_words(run)
+            if self._mounts.are_full():
+                run.limits_hit.add("disk")
         housekeeper = housekeeping.NOTHING_DONE
         if is_over and self._check is None and run.child is not None:
             housekeeper = housekeeping.keep_house(run.id, self._mounts)
@@ -331,8 +347,7 @@ class Supervisor:
         if run.child is not None:
             run.child.close()
         self._run = None
-        if self._config.get("warm", True):
-            self._nursery.stock(self._spares)
+        self._nursery.stock(self._spares)
         why = self._why_not_clean(is_over, housekeeper)
         if run.id >= 0:
             self.tell({"op": "reset", "id": run.id, "clean": why is None, "why": why})
@@ -341,7 +356,7 @@ class Supervisor:
 
     def _end_the_rest(self) -> bool:
         """Kill what the program started until none of it is left; False where that fails."""
-        if self._counters.processes() == 2 + len(self._nursery.pids) and self._nursery.is_still:
+        if self._is_alone():
             return True
         give_up = time.monotonic() + KILL_DEADLINE_S
         while processes.kill_all():
@@ -351,6 +366,11 @@ class Supervisor:
             time.sleep(0.0005)  # killed is not yet dead, and dead not yet gone
         self._reap()
         return True
+
+    def _is_alone(self) -> bool:
+        """Whether the kernel counts as many processes as this guest has of its own."""
+        is_still = self._nursery.is_settled
+        return is_still and self._counters.processes() == 2 + len(self._nursery.pids)
 
     def _read_last_words(self, run: Run) -> None:
         child = run.child
@@ -413,7 +433,7 @@ class Supervisor:
             return "a process of the program could not be ended"
         if housekeeper.fault is not None:
             return housekeeper.fault
-        if processes.strangers():
+        if not self._is_alone() and processes.strangers():
             return "a process of the program is left"
         are_clean = self._mounts.are_clean()
         if are_clean is False or (are_clean is None and not self._mounts.are_empty()):
@@ -435,7 +455,7 @@ class Supervisor:
     # -- time and measures ----------------------------------------------------------
 
     def _measure(self) -> Measures:
-        own = [os.getpid(), self._nursery.zygote_pid]
+        own = [os.getpid(), self._nursery.zygote_pid, *self._nursery.pids]
         return Measures(
             cpu_ns=self._counters.cpu_ns(),
             own_cpu_ns=sum(kernel.process_cpu_ns(pid) or 0 for pid in own),
@@ -488,7 +508,7 @@ class Supervisor:
 def _cpu_ms(before: Measures, after: Measures, run: Run) -> float | None:
     """CPU time of the program and all it started: the container's, without this guest's own."""
     if before.cpu_ns is None or after.cpu_ns is None:
-        return run.reaped_cpu_s * 1e3 if run.status is not None else None
+        return run.reaped_cpu_ns / 1e6 if run.status is not None else None
     own_ns = after.own_cpu_ns - before.own_cpu_ns
     return max(0.0, (after.cpu_ns - before.cpu_ns - own_ns) / 1e6)
 

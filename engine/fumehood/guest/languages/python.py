@@ -55,7 +55,9 @@ def preload() -> None:
 
 def warm_up() -> None:
     """Run a small program on a null device, to touch the pages that every program needs."""
-    run(_DUMMY)
+    _open_standard_streams()
+    _run_main(_DUMMY)
+    sys.stdout.flush()
     linecache.clearcache()
 
 
@@ -78,6 +80,12 @@ def reseed() -> None:
 def run(code: str) -> tuple[int, Claim]:
     """Run one program to its end, flushed and with its threads joined: (exit code, claim)."""
     _open_standard_streams()
+    exit_code, claim = _run_main(code)
+    _finish()
+    return exit_code, claim
+
+
+def _run_main(code: str) -> tuple[int, Claim]:
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
     main.__dict__["__builtins__"] = sys.modules["builtins"]
@@ -85,16 +93,14 @@ def run(code: str) -> tuple[int, Claim]:
     linecache.cache[FILENAME] = (len(code), None, lines, FILENAME)
     try:
         value = _execute(code, main.__dict__)
-        exit_code, claim = OK, _success(value)
+        return OK, _success(value)
     except SystemExit as request:
-        exit_code, claim = _exit_code(request), {}
+        return _exit_code(request), {}
     except MemoryError:
-        exit_code, claim = FAILED, {"error": {"kind": "memory", "message": "MemoryError"}}
         _print_briefly("MemoryError: the program needed more memory than there is\n")
+        return FAILED, {"error": {"kind": "memory", "message": "MemoryError"}}
     except BaseException as error:
-        exit_code, claim = FAILED, _failure(error)
-    _finish()
-    return exit_code, claim
+        return FAILED, _failure(error)
 
 
 class _NoValue:
