@@ -20,6 +20,7 @@ from typing import Any
 from fumehood.guest import kernel, seccomp
 from fumehood.guest.container import probe
 from fumehood.guest.container.filter import build_container_filter
+from fumehood.guest.container.run import SEAL_FAILED
 from fumehood.guest.languages import python
 from fumehood.wire import framing
 
@@ -34,7 +35,6 @@ CHUNK_BYTES = 1 << 16
 NICENESS = 10
 """A program that fills every processor must leave the supervisor enough to end it."""
 
-SEAL_FAILED = 70
 REQUEST_FAILED = 71
 """The request could not be set up, such as a file that does not fit; the claim says what."""
 
@@ -70,8 +70,6 @@ def preload(config: dict[str, Any]) -> Callable[[list[int]], None]:
     filter_program = build_container_filter()
     limits = (
         (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_MEMLOCK, 0),
-        (resource.RLIMIT_MSGQUEUE, 0),
         (resource.RLIMIT_NOFILE, int(config["nofile"])),
         (resource.RLIMIT_FSIZE, int(config["fsize_bytes"])),
     )

@@ -8,6 +8,7 @@ from outside can name this program: the supervisor refuses one that asks for a p
 from __future__ import annotations
 
 import os
+import resource
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -17,10 +18,19 @@ from fumehood.wire import framing
 REPLY_FD = 4
 
 
+LIMITS = {
+    "Max open files": resource.RLIMIT_NOFILE,
+    "Max file size": resource.RLIMIT_FSIZE,
+    "Max processes": resource.RLIMIT_NPROC,
+}
+"""By the names in the kernel's table of a process's limits, which some runtimes do not show."""
+
+
 def run(arguments: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """Try every attack; the outcome goes out before the loop, which has no end of its own."""
     held = {name: _is_refused(attack) for name, attack in ATTACKS.items()}
-    os.write(REPLY_FD, framing.encode({"probe": held}))
+    limits = {name: resource.getrlimit(which)[1] for name, which in LIMITS.items()}
+    os.write(REPLY_FD, framing.encode({"probe": held, "limits": limits}))
     while True:
         pass
 

@@ -17,6 +17,9 @@ from typing import Any
 from fumehood.guest.container.nursery import Child
 from fumehood.guest.run import Limits
 
+SEAL_FAILED = 70
+"""A child's exit code where it could not give everything up; it has read no request then."""
+
 _CLAIMED_LIMITS: Mapping[int, str] = MappingProxyType(
     {errno.EMFILE: "open_files", errno.ENOSPC: "disk", errno.EFBIG: "file_size"}
 )
@@ -74,6 +77,8 @@ def ending_of(
         return "exception", run.claim
     if claimed == "memory":
         return "memory", run.claim
+    if exit_code == SEAL_FAILED and run.claim is not None and run.claim.get("ready") is False:
+        return "sandbox_lost", None
     return "exit", None
 
 

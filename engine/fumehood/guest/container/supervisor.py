@@ -32,6 +32,7 @@ from fumehood.guest.container.stream import Stream
 from fumehood.guest.container.workspace import Mounts
 from fumehood.guest.container.zygote import Word, run_zygote
 from fumehood.guest.endings import decode_status
+from fumehood.guest.limits import address_space_bytes
 from fumehood.guest.run import Limits
 from fumehood.wire import framing
 
@@ -46,6 +47,7 @@ OUTPUT_PAUSE_S = 0.02
 """How long printed text may wait for more before it is passed on."""
 CPU_BACKSTOP_S = 1
 KILL_DEADLINE_S = 2.0
+MAX_PROCESSES = 64
 HOST_PATIENCE_S = 10.0
 
 
@@ -204,7 +206,9 @@ class Supervisor:
         try:
             child.limit(resource.RLIMIT_CPU, cpu_s)
             if self._counters.memory_limit is None:  # then the limit is one process's
-                child.limit(resource.RLIMIT_AS, run.limits.memory_bytes)
+                child.limit(resource.RLIMIT_AS, address_space_bytes(child.pid) + run.limits.memory_bytes)
+            if self._counters.process_limit is None:  # where there is one, this would count
+                child.limit(resource.RLIMIT_NPROC, MAX_PROCESSES)  # all containers together
         except OSError:
             self._stop(run, "sandbox_lost")
             return
@@ -274,6 +278,7 @@ class Supervisor:
             self._unwatch(run.child.reply_fd)
         if self._check is not None and run.claim is not None:
             self._check.look_at(run.child.pid, run.claim)
+            run.deadline = time.monotonic() + selfcheck.PROBE_WALL_S
 
     def _stop(self, run: Run, reason: str) -> None:
         """Kill the program; its ending is told when the kernel confirms the death."""
@@ -340,19 +345,19 @@ class Supervisor:
         if is_over and self._check is None and run.child is not None:
             housekeeper = housekeeping.keep_house(run.id, self._mounts)
         self._output_due = None
-        if self._check is not None:
-            self._finish_check(run)
-        else:
+        if self._check is None:
             self._report(run, housekeeper.left_out)
         if run.child is not None:
             run.child.close()
         self._run = None
         self._nursery.stock(self._spares)
         why = self._why_not_clean(is_over, housekeeper)
-        if run.id >= 0:
-            self.tell({"op": "reset", "id": run.id, "clean": why is None, "why": why})
+        if self._check is not None:
+            self._finish_check(self._check, run, why)
+            return
+        self.tell({"op": "reset", "id": run.id, "clean": why is None, "why": why})
         if why is not None:
-            self._end() if run.id >= 0 else self._fail(why)
+            self._end()
 
     def _end_the_rest(self) -> bool:
         """Kill what the program started until none of it is left; False where that fails."""
@@ -442,10 +447,11 @@ class Supervisor:
             return "a mount has changed"
         return None
 
-    def _finish_check(self, run: Run) -> None:
-        assert self._check is not None
-        enforces, faults = self._check.result(run, self._measure())
+    def _finish_check(self, check: selfcheck.SelfCheck, run: Run, why: str | None) -> None:
+        enforces, faults = check.result(run, self._measure())
         self._check = None
+        if why is not None:
+            faults = [why, *faults][: selfcheck.MAX_FAULTS]
         self.tell({"op": "ready", "enforces": enforces, "faults": faults})
 
     def _unwatch(self, descriptor: int) -> None:
