@@ -20,11 +20,10 @@ from typing import Any
 from fumehood.guest import kernel, seccomp
 from fumehood.guest.container import probe
 from fumehood.guest.container.filter import build_container_filter
-from fumehood.guest.container.run import SEAL_FAILED
+from fumehood.guest.container.user import SEAL_FAILED, become_user
 from fumehood.guest.languages import python
 from fumehood.wire import framing
 
-USER_ID = 10_001
 WORKSPACE = "/workspace"
 
 REQUEST_FD = 3
@@ -159,10 +158,7 @@ def _seal(limits: tuple[tuple[int, int], ...], filter_program: bytes) -> None:
     """Give up everything. The order is the argument: each step needs what later ones take."""
     for which, value in limits:
         resource.setrlimit(which, (value, value))
-    os.setgroups([])
-    os.setresgid(USER_ID, USER_ID, USER_ID)
-    os.setresuid(USER_ID, USER_ID, USER_ID)
-    kernel.drop_capabilities()
+    become_user()
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     # A change of user takes it away, and with it a program's view of its own descriptors.
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)

@@ -13,9 +13,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from fumehood.guest import kernel
 from fumehood.guest.container import workspace
-from fumehood.guest.container.child import USER_ID
+from fumehood.guest.container.user import become_user
 from fumehood.wire import framing
 
 DEADLINE_S = 20.0
@@ -54,10 +53,7 @@ def _work(run_id: int, mounts: workspace.Mounts, report_fd: int) -> None:
         signal.set_wakeup_fd(-1)
         os.closerange(3, report_fd)
         os.closerange(report_fd + 1, 1024)
-        os.setgroups([])
-        os.setresgid(USER_ID, USER_ID, USER_ID)
-        os.setresuid(USER_ID, USER_ID, USER_ID)
-        kernel.drop_capabilities()
+        become_user()
         left_out = workspace.keep_house(run_id, _tell, mounts.paths)
         os.write(report_fd, left_out.to_bytes(LEFT_OUT_BYTES, "big"))
         status = 0

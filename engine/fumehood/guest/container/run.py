@@ -15,10 +15,8 @@ from types import MappingProxyType
 from typing import Any
 
 from fumehood.guest.container.nursery import Child
+from fumehood.guest.container.user import SEAL_FAILED
 from fumehood.guest.run import Limits
-
-SEAL_FAILED = 70
-"""A child's exit code where it could not give everything up; it has read no request then."""
 
 _CLAIMED_LIMITS: Mapping[int, str] = MappingProxyType(
     {errno.EMFILE: "open_files", errno.ENOSPC: "disk", errno.EFBIG: "file_size"}

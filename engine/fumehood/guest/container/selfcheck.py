@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from fumehood.guest.container.child import USER_ID
 from fumehood.guest.container.counters import Counters
 from fumehood.guest.container.probe import ATTACKS
 from fumehood.guest.container.run import Measures, Run
+from fumehood.guest.container.user import USER_ID
 from fumehood.guest.container.workspace import Mounts
 from fumehood.guest.run import Limits
 from fumehood.wire import framing
@@ -42,9 +42,7 @@ class SelfCheck:
         self.run = Run(
             CHECK_ID,
             "probe",
-            Limits(
-                PROBE_PATIENCE_S, PROBE_PATIENCE_S, config["memory_bytes"], PROBE_OUTPUT_BYTES
-            ),
+            Limits(PROBE_PATIENCE_S, PROBE_PATIENCE_S, config["memory_bytes"], PROBE_OUTPUT_BYTES),
             framing.encode({"program": "probe", "arguments": {}}),
         )
 

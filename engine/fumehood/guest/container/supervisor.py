@@ -206,7 +206,9 @@ class Supervisor:
         try:
             child.limit(resource.RLIMIT_CPU, cpu_s)
             if self._counters.memory_limit is None:  # then the limit is one process's
-                child.limit(resource.RLIMIT_AS, address_space_bytes(child.pid) + run.limits.memory_bytes)
+                child.limit(
+                    resource.RLIMIT_AS, address_space_bytes(child.pid) + run.limits.memory_bytes
+                )
             if self._counters.process_limit is None:  # where there is one, this would count
                 child.limit(resource.RLIMIT_NPROC, MAX_PROCESSES)  # all containers together
         except OSError:

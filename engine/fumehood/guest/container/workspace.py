@@ -195,7 +195,6 @@ def _empty(mount: str) -> None:
     they were nested, one descriptor is enough.
     """
     top = os.open(mount, os.O_RDONLY | os.O_DIRECTORY)
-    moved = 0
     for _ in range(MAX_ENTRIES):
         names = os.listdir(top)
         if not names:
@@ -208,9 +207,10 @@ def _empty(mount: str) -> None:
             os.fchmod(directory, 0o700)
             for inner in os.listdir(directory):
                 if _is_directory(inner, directory):
-                    moved += 1
                     os.chmod(inner, 0o700, dir_fd=directory)
-                    os.rename(inner, f".{moved}", src_dir_fd=directory, dst_dir_fd=top)
+                    # A name that the program could not have foreseen and taken.
+                    name_at_top = os.urandom(12).hex()
+                    os.rename(inner, name_at_top, src_dir_fd=directory, dst_dir_fd=top)
                 else:
                     os.unlink(inner, dir_fd=directory)
             os.close(directory)
