@@ -17,7 +17,7 @@ from fumehood.model.errors import InternalError
 from fumehood.store.blobs import BlobStore
 
 
-async def execute(admitted: AdmittedCall, blobs: BlobStore) -> Outcome:
+async def execute(admitted: AdmittedCall, *, blobs: BlobStore) -> Outcome:
     """Hand the call to the executor that its tool names."""
     tool = admitted.permitted.tool
     arguments = admitted.permitted.validated.arguments

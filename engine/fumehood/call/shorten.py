@@ -8,7 +8,7 @@ Each long text becomes a blob of the caller's; `truncated`, `truncation_info` an
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -72,13 +72,15 @@ async def shorten(
     short = _put(target, {long.path: long.shown for long in found})
     short |= _note(found, links, with_summary=with_summary)
     if error is not None:
-        return replace(shaped, details=short)
-    return replace(shaped, data=short, text=strict_json.dumps(short).decode())
+        return ShapedOutcome(shaped.outcome, shaped.data, shaped.text, details=short)
+    return ShapedOutcome(shaped.outcome, short, strict_json.dumps(short).decode())
 
 
 def shortened(data: JsonObject) -> JsonObject:
     """The same with long texts cut, where the whole is not lost: the caller has it."""
-    return _put(data, {long.path: long.shown for long in _long_values(data, with_value=False)})
+    found = {long.path: long.shown for long in _long_values(data, with_value=False)}
+    short: JsonObject = _put(data, found) if found else data
+    return short
 
 
 def head_and_tail(text: str) -> str:

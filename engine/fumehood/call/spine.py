@@ -86,7 +86,7 @@ async def run_call(request: CallRequest, rooms: Rooms) -> Envelope:
             approved = trail.passed("approve", approve(trail.passed("claim", claimed)))
             async with admit(approved, rooms.walls, is_draining=rooms.is_draining()) as admitted:
                 record_intent(trail.passed("admit", admitted), trail)  # if this fails, nothing runs
-                ending = trail.passed("execute", await execute(admitted, rooms.blobs))
+                ending = trail.passed("execute", await execute(admitted, blobs=rooms.blobs))
         return await conclude(request, ending, trail, rooms)
     except EngineError as refusal:
         return await conclude(request, refusal, trail, rooms)
