@@ -119,6 +119,8 @@ class Config(BaseSettings):
     drain_seconds: float = Field(default=10, ge=0, le=600)
     calls_kept_days: int = Field(default=30, ge=1, le=3650)
     calls_kept: int = Field(default=100_000, ge=100, le=100_000_000)
+    blobs_kept_hours: float = Field(default=24, gt=0, le=24 * 365)
+    blobs_kept_mb: int = Field(default=1024, ge=1, le=1_000_000)
     interpreter: InterpreterConfig = InterpreterConfig()
     jail: JailConfig = JailConfig()
     prices: PriceConfig = PriceConfig()

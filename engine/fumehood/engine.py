@@ -14,10 +14,11 @@ from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 from pydantic import ValidationError
 
 from fumehood.call.shape import shape_error
@@ -33,7 +34,7 @@ from fumehood.model.envelope import Envelope, Metadata, Performance, Resources, 
 from fumehood.model.errors import EngineError, InvalidParams, ResourceNotFound
 from fumehood.model.identity import Principal, Scope, uid_principal_id
 from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import Limit
+from fumehood.model.limits import MB, Limit
 from fumehood.model.status import Readiness, StateReadiness, WallReadiness
 from fumehood.model.tool import ToolDefinition
 from fumehood.model.usage import EstimatingCounter, TokenCounter
@@ -54,10 +55,13 @@ from fumehood.sandbox.host import Host
 from fumehood.sandbox.process.interpreter import InterpreterWall
 from fumehood.sandbox.process.jail import JailWall
 from fumehood.sandbox.wall import Wall, Walls
+from fumehood.store.blobs import Blob, BlobStore
 from fumehood.store.calls import CallLog, UnknownCursor
 from fumehood.store.database import Database, open_database
+from fumehood.store.errors import StoreError
 from fumehood.store.retention import retention
 from fumehood.wire import strict_json
+from fumehood.wire.blob_urls import parse_blob_url
 from fumehood.wire.cursors import Cursors
 
 CURSOR_KEY_BYTES = 32
@@ -95,6 +99,7 @@ class Engine:
         clock: Clock | None = None,
         interpreter: Wall | None = None,
         jail: Wall | None = None,
+        container: Wall | None = None,
         database: Database | None = None,
     ) -> None:
         self.config = config if config is not None else load_config()
@@ -132,10 +137,24 @@ class Engine:
         self._calls = CallLog(
             self.database, kept_days=self.config.calls_kept_days, kept=self.config.calls_kept
         )
+        self.blobs = BlobStore(
+            self.database,
+            self.database.path.parent if self.database.path is not None else None,
+            max_bytes=self.config.blobs_kept_mb * MB,
+            lifetime_s=max(1, int(self.config.blobs_kept_hours * 3600)),
+            now=self._clock.now,
+        )
+        walls: dict[str, Wall] = {
+            "interpreter": self._interpreter,
+            "jail": self._jail,
+            "host": self._host,
+        }
+        if container is not None:
+            walls["container"] = container
         self._rooms = Rooms(
             registry=self._registry,
             agents=self.agents,
-            walls=Walls(interpreter=self._interpreter, jail=self._jail, host=self._host),
+            walls=Walls(**walls),
             clock=self._clock,
             log=self.log,
             counter=self._counter,
@@ -143,6 +162,7 @@ class Engine:
             allow_debug=self.config.allow_debug,
             is_draining=lambda: self._is_draining or not self._is_open,
             calls=self._calls,
+            blobs=self.blobs,
         )
         self._is_draining = False
         self._is_open = False
@@ -162,9 +182,14 @@ class Engine:
             group = await self._stack.enter_async_context(anyio.create_task_group())
             self._stack.callback(group.cancel_scope.cancel)
             group.start_soon(watch, self._directory, self._on_directory, self._on_failed_look)
-        await self._stack.enter_async_context(
-            retention(self._calls, self._clock.now, self._on_retention_fault)
-        )
+        self._stack.callback(self.blobs.close)
+        fault = await self._open_blobs()
+        if fault is not None:  # what is too large is not kept then, and its answer says so
+            self.log.error("blobs.unavailable", reason=str(fault))
+        for kept in (self._calls, self.blobs):
+            await self._stack.enter_async_context(
+                retention(kept, self._clock.now, self._on_retention_fault)
+            )
         self._is_open = True
         return self
 
@@ -337,6 +362,32 @@ class Engine:
             raise ResourceNotFound("There is no such call of yours in the log. Do not retry.")
         return record
 
+    async def open_blob(
+        self, blob_id: str, principal: Principal, *, expires: str, signature: str
+    ) -> tuple[Blob, BinaryIO]:
+        """One principal's blob by the parts of its address, and its file, to be closed.
+
+        Raises:
+            ResourceNotFound: no such blob of this principal's, or no longer.
+            ReadFailed: the state cannot be read.
+        """
+        return await self.blobs.open_blob(blob_id, principal.id, expires, signature)
+
+    async def blob(self, url: str) -> bytes:
+        """The whole of a blob of this process's owner, by the `url` of an answer.
+
+        Raises:
+            ValueError: this is no address of a blob.
+            ResourceNotFound: no such blob, or no longer.
+            ReadFailed: the state cannot be read.
+        """
+        link = parse_blob_url(url)
+        _, file = await self.open_blob(
+            link.blob_id, self.owner, expires=link.expires, signature=link.signature
+        )
+        with file:
+            return await anyio.to_thread.run_sync(file.read)
+
     def answer(self, data: JsonObject) -> Envelope:
         """An envelope for what is no call, such as a list of tools."""
         return self._outside_calls(data, None, None)
@@ -381,6 +432,13 @@ class Engine:
                 "guest_pid": getattr(wall, "guest_pid", None),
             }
         return report
+
+    async def _open_blobs(self) -> StoreError | None:
+        try:
+            await self.blobs.open()
+        except StoreError as fault:
+            return fault
+        return None
 
     def _load_directory(self) -> ToolDirectory | None:
         path = self.config.tools_directory

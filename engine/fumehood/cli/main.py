@@ -15,6 +15,7 @@ from fumehood.cli.calls import calls
 from fumehood.cli.doctor import doctor
 from fumehood.cli.exits import ExitCode
 from fumehood.cli.registry import tools
+from fumehood.cli.run import run
 from fumehood.cli.serve import serve
 from fumehood.cli.tokens import tokens
 
@@ -45,6 +46,7 @@ def options(
 
 app.command()(serve)
 app.command()(call)
+app.command()(run)
 app.add_typer(tools, name="tools")
 app.add_typer(agents, name="agents")
 app.add_typer(approvers, name="approvers")
