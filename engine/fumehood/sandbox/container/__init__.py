@@ -1,0 +1,1 @@
+"""Walls made of Docker containers, and the images that they are made from."""
