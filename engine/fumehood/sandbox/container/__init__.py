@@ -1,1 +1,1 @@
-"""The container wall, host side: programs of strangers in hardened Docker containers."""
+"""The container wall, host side: Docker containers, and the images that they are made from."""
