@@ -54,6 +54,12 @@ def make_plan(permitted: PermittedCall, walls: Walls) -> Plan:
     placement = place(tool)
     wall = walls.get(placement.wall)
     missing = wall.required - wall.enforced
+    if missing and not wall.enforced:
+        raise SandboxUnavailable(
+            f"The {placement.wall} wall is not there now, and no weaker one is used instead. "
+            f"{wall.cure}",
+            retry_after_ms=1000,
+        )
     if missing:
         raise SandboxUnavailable(
             f"The {placement.wall} wall cannot enforce {', '.join(sorted(missing))} on this host, "

@@ -20,6 +20,9 @@ MIN_JAIL_MB = 32
 MIN_CONTAINER_MB = 128
 """The smallest size of container."""
 
+CONTAINER_MEMORY_CLASSES = (MIN_CONTAINER_MB, 256, 512, 1024, 2048)
+"""The sizes of containers, in megabytes. Few, so that one that is ready fits the next call."""
+
 CONTAINER_PROCESSES = 64
 """Of a program in a container, threads included."""
 

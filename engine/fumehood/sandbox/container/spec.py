@@ -15,7 +15,7 @@ import json
 from dataclasses import dataclass
 
 from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import MB
+from fumehood.model.limits import CONTAINER_OPEN_FILES, CONTAINER_PROCESSES, MB
 
 GUEST_COMMAND = ("/usr/bin/python3", "-I", "-S", "-B", "-X", "utf8", "/opt/fumehood/fumehood/guest")
 GUEST_IMPORT_PATHS = ("/opt/fumehood",)
@@ -26,8 +26,7 @@ GUEST_MEMORY_MB = 32
 """What the guest itself needs beside a program, on top of the memory class."""
 
 GUEST_PROCESSES = 12
-PROCESSES = 64
-OPEN_FILES = 256
+"""The guest's own: itself, what forks, and what stands ready."""
 
 WORKSPACE, TEMPORARY, SHARED_MEMORY = "/workspace", "/tmp", "/dev/shm"  # noqa: S108  # inside
 SIXTEENTHS = {WORKSPACE: 4, TEMPORARY: 3, SHARED_MEMORY: 1}
@@ -115,7 +114,7 @@ def guest_config(spec: ContainerSpec) -> JsonObject:
         "spares": 1,
         "lifetime_s": spec.lifetime_s,
         "memory_bytes": spec.memory_mb * MB,
-        "nofile": OPEN_FILES,
+        "nofile": CONTAINER_OPEN_FILES,
         "fsize_bytes": spec.writable_mb[WORKSPACE] * MB,
     }
 
@@ -150,12 +149,12 @@ def _host_config(spec: ContainerSpec) -> JsonObject:
         "MemorySwap": spec.memory_bytes,  # memory and swap together: so no swap
         "OomKillDisable": False,
         "NanoCpus": round(spec.cpus * 1_000_000_000),
-        "PidsLimit": PROCESSES + GUEST_PROCESSES,
+        "PidsLimit": CONTAINER_PROCESSES + GUEST_PROCESSES,
         "Ulimits": [
             _ulimit("core", 0),
             _ulimit("fsize", spec.writable_mb[WORKSPACE] * MB),
             _ulimit("msgqueue", 0),
-            _ulimit("nofile", OPEN_FILES),
+            _ulimit("nofile", CONTAINER_OPEN_FILES),
         ],
         # What it may write.
         "ReadonlyRootfs": True,

@@ -21,7 +21,7 @@ import anyio
 from fumehood.model.errors import EngineError, InternalError, SandboxUnavailable
 from fumehood.model.identity import TrustDomain
 from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import MB, Limit, Limits, WallLimits
+from fumehood.model.limits import CONTAINER_MEMORY_CLASSES, MB, Limit, Limits, WallLimits
 from fumehood.sandbox.container.container import Container, ContainerFailed, LimitsNotEnforced
 from fumehood.sandbox.container.docker_api import Docker, DockerError
 from fumehood.sandbox.container.host_check import Unfit, why_unfit
@@ -30,15 +30,14 @@ from fumehood.sandbox.container.reap import Reaper
 from fumehood.sandbox.container.spec import GUEST_COMMAND, ContainerSpec
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 
-MEMORY_CLASSES = (128, 256, 512, 1024, 2048)
 CONTAINER_LIMITS = WallLimits(
     default_wall_s=30,
     max_wall_s=600,
     default_memory_mb=512,
     max_memory_mb=2048,
-    min_memory_mb=MEMORY_CLASSES[0],
+    min_memory_mb=CONTAINER_MEMORY_CLASSES[0],
     output_bytes=MB,
-    memory_classes=MEMORY_CLASSES,
+    memory_classes=CONTAINER_MEMORY_CLASSES,
 )
 
 LOOK_AGAIN_S = 30.0
@@ -185,7 +184,7 @@ class ContainerWall:
 
     def lease(self, domain: TrustDomain, *, fresh: bool, memory_mb: int | None = None) -> _Lease:
         """A container of this domain; `fresh` gets one of its own, which is destroyed after."""
-        chosen = memory_mb or self.limits.default_memory_mb or MEMORY_CLASSES[0]
+        chosen = memory_mb or self.limits.default_memory_mb or CONTAINER_MEMORY_CLASSES[0]
         return _Lease(self, domain.key, fresh, chosen)
 
     # -- the pool's maker -------------------------------------------------------------
