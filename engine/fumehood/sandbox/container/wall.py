@@ -22,7 +22,12 @@ from fumehood.model.errors import EngineError, InternalError, SandboxUnavailable
 from fumehood.model.identity import TrustDomain
 from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import CONTAINER_MEMORY_CLASSES, MB, Limit, Limits, WallLimits
-from fumehood.sandbox.container.container import Container, ContainerFailed, LimitsNotEnforced
+from fumehood.sandbox.container.container import (
+    START_DEADLINE_S,
+    Container,
+    ContainerFailed,
+    LimitsNotEnforced,
+)
 from fumehood.sandbox.container.docker_api import Docker, DockerError
 from fumehood.sandbox.container.host_check import Unfit, why_unfit
 from fumehood.sandbox.container.pool import Listener, Place, Pool, PoolRules
@@ -68,6 +73,7 @@ class ContainerSettings:
     runtime: str | None = None
     cpus: float = 1.0
     command: tuple[str, ...] = GUEST_COMMAND
+    start_deadline_s: float = START_DEADLINE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +117,9 @@ class ContainerWall:
         self._trouble = anyio.Event()
         self._down: Unfit | None = None
         self._is_up = False
+        self._told: Unfit | None = None
+        """What the log says of it, which is not told twice."""
+        self._has_been_up = False
         self._image_id = ""
         self._numbers = 0
         self._unsettled: set[str] = set()
@@ -206,6 +215,7 @@ class ContainerWall:
                 listener,
                 required=self.required,
                 command=self._settings.command,
+                ready_s=self._settings.start_deadline_s,
             )
         except BaseException as error:
             assert self._group is not None
@@ -217,6 +227,7 @@ class ContainerWall:
         self._failed_starts = 0
         self._lacking = None
         self._seen = container.enforced
+        self._tell_available()
         took_ms = round((time.monotonic() - began) * 1e3)
         self._tell("container.started", {"name": spec.name, "memory_mb": memory_mb, "ms": took_ms})
         return container
@@ -286,12 +297,12 @@ class ContainerWall:
     async def _keep_looking(self) -> None:
         failed = 0
         while True:
+            self._trouble = anyio.Event()
             if self._failed_starts:
                 if self._failed_starts >= TOO_MANY_FAILED_STARTS and self._failure is not None:
                     self._seen = self._lacking if self._lacking is not None else self._seen
                     self._go_down(self._failure)
                 await anyio.sleep(_pause(self._failed_starts))
-            self._trouble = anyio.Event()
             unfit = await self._look()
             failed = failed + 1 if unfit is not None else 0
             if unfit is not None:
@@ -323,21 +334,27 @@ class ContainerWall:
         return None
 
     def _go_down(self, unfit: Unfit) -> None:
-        if self._down != unfit:
+        if self._told != unfit:
             self._on_event("container.unavailable", {"why": unfit.fault, "cure": unfit.cure})
-        self._down, self._is_up = unfit, False
+        self._told = self._down = unfit
+        self._is_up = False
         if self._pool is not None:
             words = f"There are no containers now. {unfit.fault} {unfit.cure}".rstrip()
             self._pool.close(SandboxUnavailable(words, retry_after_ms=RETRY_AFTER_MS))
 
     def _go_up(self) -> None:
-        if not self._is_up:
-            self._on_event("container.available", {"image": self._image_id})
         self._down, self._is_up = None, True
+        if not self._failed_starts:  # else the next container has to show it first
+            self._tell_available()
         if self._pool is not None:
             self._pool.retire(lambda container: container.image_id != self._image_id)
             self._pool.tidy()
             self._pool.open()
+
+    def _tell_available(self) -> None:
+        if self._told is not None or not self._has_been_up:
+            self._on_event("container.available", {"image": self._image_id})
+        self._told, self._has_been_up = None, True
 
     async def _place(self, domain: str, memory_mb: int, *, fresh: bool) -> Place:
         """Raises SandboxUnavailable."""

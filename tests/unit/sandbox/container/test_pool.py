@@ -39,7 +39,9 @@ class Bench:
         with anyio.fail_after(DEADLINE_S):
             return await self.pool.take(domain, memory_mb, fresh=fresh)
 
-    def waits(self, domain: str = "a", memory_mb: int = 512, *, fresh: bool = False) -> asyncio.Task[Place]:
+    def waits(
+        self, domain: str = "a", memory_mb: int = 512, *, fresh: bool = False
+    ) -> asyncio.Task[Place]:
         return asyncio.ensure_future(self.take(domain, memory_mb, fresh=fresh))
 
     def run(self, place: Place, *, fresh: bool = False, clean: bool = True) -> FakeContainer:

@@ -14,9 +14,7 @@ from fumehood.sandbox.container.pool import Place, Pool, PoolRules
 from support.fake_containers import FakeContainer, FakeMaker
 
 MOST = 3
-RULES = PoolRules(
-    least_warm=1, most=MOST, idle_s=50, lifetime_s=300, max_uses=4, patience_s=1000
-)
+RULES = PoolRules(least_warm=1, most=MOST, idle_s=50, lifetime_s=300, max_uses=4, patience_s=1000)
 
 STEPS = st.lists(
     st.one_of(
@@ -141,7 +139,7 @@ class World:
 @settings(max_examples=150)
 @given(STEPS)
 def test_no_container_serves_two_domains_and_there_are_never_too_many(
-    steps: list[tuple[Any, ...]]
+    steps: list[tuple[Any, ...]],
 ) -> None:
     async def play() -> None:
         async with anyio.create_task_group() as group:

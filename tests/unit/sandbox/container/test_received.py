@@ -54,7 +54,8 @@ def ending(**other: Any) -> ContainerEnding:
 
 
 @pytest.mark.parametrize(
-    "path", ["a", "a/b", "a b", "ä/ü", "a" * 255, "/".join(["d" * 200] * 20), "..a", "a..", "...", "\n"]
+    "path",
+    ["a", "a/b", "a b", "ä/ü", "a" * 255, "/".join(["d" * 200] * 20), "..a", "a..", "...", "\n"],
 )
 def test_plain_path_is_taken(path: str) -> None:
     assert is_plain_path(path)
