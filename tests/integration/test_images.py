@@ -119,9 +119,7 @@ def test_change_of_the_guest_makes_only_the_top_layer_anew(
     assert (before.made_base, before.made_guest) == (after.made_base, after.made_guest)
     assert (after.made_base, after.made_guest) == (False, True)
     assert after.image.guest != before.image.guest
-    layers = [
-        client.inspect_image(each.image.id)["RootFS"]["Layers"] for each in (before, after)
-    ]
+    layers = [client.inspect_image(each.image.id)["RootFS"]["Layers"] for each in (before, after)]
     assert layers[0][:-1] == layers[1][:-1]
     assert layers[0][-1] != layers[1][-1]
     status, said = run_inside(after.image.id, "cat", "/opt/fumehood/fumehood/guest/zz_new.py")
@@ -254,7 +252,13 @@ def test_no_file_of_the_image_lends_rights_or_can_be_changed(
         for name, member in members.items()
         if member.mode & 0o022 and not member.issym() and not name.startswith("dev/")
     }
-    assert {name.rstrip("/") for name in open_to_others} <= {"tmp", "var/tmp", "run/lock", "var/local", "var/mail"}
+    assert {name.rstrip("/") for name in open_to_others} <= {
+        "tmp",
+        "var/tmp",
+        "run/lock",
+        "var/local",
+        "var/mail",
+    }
 
 
 def replace_mode(member: tarfile.TarInfo, mode: int) -> tarfile.TarInfo:

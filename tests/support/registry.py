@@ -39,7 +39,8 @@ def serving(client: docker.APIClient, image: str) -> Iterator[str]:
             if self.command == "GET":
                 self.wfile.write(content or b"")
 
-        do_HEAD = do_GET
+        def do_HEAD(self) -> None:
+            self.do_GET()
 
         def log_message(self, *_: object) -> None:
             pass

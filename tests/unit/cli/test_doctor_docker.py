@@ -195,4 +195,7 @@ def test_image_that_should_be_built_says_with_what(
 
 def test_image_of_thirty_days_is_still_good() -> None:
     images = list_images(ListedImages(fresh_row()), "python")
-    assert image_finding("python", images, images[0].packages_from + timedelta(days=30)).verdict == "ok"
+    assert (
+        image_finding("python", images, images[0].packages_from + timedelta(days=30)).verdict
+        == "ok"
+    )

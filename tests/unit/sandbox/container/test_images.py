@@ -53,7 +53,8 @@ async def test_any_other_image_is_refused_with_the_build_command(
 
 
 @pytest.mark.parametrize(
-    "tags", [None, [], ["shop/derived:latest"], ["shop/fumehood/python:latest"], ["fumehood/python2:x"]]
+    "tags",
+    [None, [], ["shop/derived:latest"], ["shop/fumehood/python:latest"], ["fumehood/python2:x"]],
 )
 async def test_image_derived_from_ours_is_not_ours(tags: list[str] | None) -> None:
     """It inherits every label; what else is in it nobody here knows."""

@@ -59,7 +59,9 @@ def test_one_that_never_ends_is_ended(
 
 
 def test_interrupted_build_leaves_no_process(fake: Path, tmp_path: Path) -> None:
-    fake.write_text(FAKE.format(then='echo $$ >"$TMPDIR/pid"; echo "I: installing x..."; exec sleep 600'))
+    fake.write_text(
+        FAKE.format(then='echo $$ >"$TMPDIR/pid"; echo "I: installing x..."; exec sleep 600')
+    )
 
     def interrupt(step: str) -> None:
         if step == "installing x":

@@ -11,7 +11,11 @@ from fumehood.sandbox.container.trouble import trouble_in
     ("said", "found", "cure"),
     [
         ("tar: write error: No space left on device", "no disk space", "Make room"),
-        ("E: Failed to fetch http://x  Temporary failure resolving 'x'", "cannot be reached", "prox"),
+        (
+            "E: Failed to fetch http://x  Temporary failure resolving 'x'",
+            "cannot be reached",
+            "prox",
+        ),
         ("E: Unable to locate package pythonx", "does not exist", "packages.txt"),
         ("manifest unknown: manifest unknown", "no such image", "digest"),
         ("mmdebstrap: /tmp is mounted with nodev", "temporary files", "TMPDIR"),
