@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import anyio
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -97,9 +98,16 @@ def parse_body(model: type[M], document: Any) -> M:
         return model.model_validate(document)
     except ValidationError as error:
         faults = error.errors(include_url=False, include_input=False)[:20]
-        fields = [".".join(map(str, fault["loc"]))[:120] for fault in faults]
-        words = "; ".join(f"{f}: {fault['msg']}" for f, fault in zip(fields, faults, strict=True))
+        named = [(".".join(map(str, fault["loc"]))[:120], _words(fault)) for fault in faults]
+        # What is wrong with the body as a whole is at no path.
+        words = "; ".join(f"{field}: {said}" if field else said for field, said in named)
+        fields = [field for field, _ in named if field]
         raise InvalidParams(f"The body is wrong: {words}.", fields=fields) from None
+
+
+def _words(fault: ErrorDetails) -> str:
+    """What is wrong; pydantic puts the class of our own errors before their words."""
+    return fault["msg"].removeprefix("Value error, ")
 
 
 def _header(request: Request, name: bytes) -> str:
