@@ -146,7 +146,7 @@ def _wall(name: str, wall: InterpreterWall | JailWall, if_not: Verdict) -> Itera
     enforced, faults = anyio.run(start)
     for fault in faults:
         yield Finding(name, if_not, fault, wall.cure)
-    for limit in sorted(Limit):
+    for limit in sorted(wall.required):
         if limit in enforced:
             found = "enforced: an attack on it failed"
             if limit in (Limit.CPU_TIME, Limit.OUTPUT):
