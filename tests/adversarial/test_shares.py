@@ -1,7 +1,7 @@
-"""One user who holds the daemon's connections and memory: what is left for everybody else.
+"""One user who holds connections, memory or places: what is left for everybody else.
 
-Held are connections that never finish their headers, and bodies that never end. Between
-users this is looked at in `acceptance/test_service_mode.py`.
+Held are connections that never finish their headers, bodies that never end, and places of
+the walls. Between users connections are looked at in `acceptance/test_service_mode.py`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import anyio
 import psutil
 import pytest
 
 from fumehood.daemon.answers import MAX_BODY_BYTES
 from fumehood.daemon.shares import MAX_CONNECTIONS, MAX_HELD_BYTES
+from fumehood.model.identity import TrustDomain
+from fumehood.model.limits import Limits
+from fumehood.sandbox.process.interpreter import InterpreterWall
+from fumehood.sandbox.process.jail import JailWall
 from support.http import SocketClient, connect, read_to_end, split_answer
 from support.wait import wait_until
 
@@ -105,3 +110,34 @@ def test_bodies_that_never_end_are_held_up_to_a_bound(start_daemon: Any, hold: A
     for connection in held[1:]:
         connection.close()
     assert daemon.stop() == 0
+
+
+@pytest.mark.anyio
+@pytest.mark.row("S4")
+@pytest.mark.parametrize(
+    ("kind", "all_places"),
+    [(InterpreterWall, 16), pytest.param(JailWall, 8, marks=pytest.mark.needs("landlock"))],
+)
+async def test_whoever_never_leaves_its_places_does_not_keep_out_another(
+    kind: type[InterpreterWall] | type[JailWall], all_places: int
+) -> None:
+    taken: list[int] = []
+
+    async def hold(number: int) -> None:
+        async with wall.lease(TrustDomain("alice", session_id=str(number)), fresh=True):
+            taken.append(number)
+            await anyio.sleep_forever()
+
+    async with kind() as wall, anyio.create_task_group() as group:
+        for number in range(2 * all_places):
+            group.start_soon(hold, number)
+        with anyio.fail_after(60):
+            while len(taken) < all_places * 3 // 4:
+                await anyio.sleep(0.01)
+            async with wall.lease(TrustDomain("bob"), fresh=True) as lease:
+                limits = Limits(wall_s=5, cpu_s=5, memory_mb=64, output_bytes=65536)
+                if kind is InterpreterWall:
+                    ran = await lease.run("calculator", {"expression": "2 + 2"}, limits)
+                    assert ran.result == {"value": 4, "text": "4"}
+        assert len(taken) == all_places * 3 // 4
+        group.cancel_scope.cancel()
