@@ -7,12 +7,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
 
-.PHONY: demo test lint bench soak lock clean
+.PHONY: demo test lint bench soak docker image lock clean
 
-demo: $(STAMP)
+demo: $(STAMP) docker
 	@scripts/demo $(BIN)
 
-test: $(STAMP) lint
+test: $(STAMP) lint docker
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: $(STAMP)
@@ -26,6 +26,13 @@ bench: $(STAMP)
 
 soak: $(STAMP)
 	$(BIN)/python -m tests.benchmarks.soak
+
+# Without Docker everything but containers works, so a failure here ends nothing; it says why.
+docker:
+	@PYTHON="$(PYTHON)" scripts/docker-setup || true
+
+image: $(STAMP) docker
+	$(BIN)/fumehood images build
 
 $(STAMP): pyproject.toml requirements/dev.lock scripts/setup
 	@scripts/setup "$(PYTHON)" "$(VENV)"

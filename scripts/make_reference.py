@@ -293,6 +293,8 @@ def _addresses(operations: Sequence[Operation]) -> str:
 def _address_row(operation: Operation) -> list[str]:
     who = {Needs.NOBODY: "anybody", Needs.CALLER: "a caller", Needs.ADMIN: "`admin`"}
     kind = f"`{operation.data.__name__}`" if operation.data is not None else "an object"
+    if operation.media is not None:
+        kind = "bytes"
     return [
         f"`{operation.method}`",
         f"`{operation.path}`",

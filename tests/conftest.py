@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import shutil
@@ -17,6 +18,10 @@ from pathlib import Path
 import pytest
 
 from fumehood import Config, Engine
+from fumehood.sandbox.container.build import DEADLINE_S, build_image
+from fumehood.sandbox.container.images import Image
+from fumehood.sandbox.container.reach import DockerUnreachable, open_docker
+from fumehood.sandbox.container.recipe import read_recipe
 from support.definition_files import DefinitionDirectory, definition_directory
 from support.http import SocketClient
 from support.wait import wait_until
@@ -33,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--require",
         default="",
-        help="Comma-separated needs (landlock, root, systemd) without which tests fail instead of "
+        help="Comma-separated needs (landlock, root, systemd, docker, runsc) without which tests fail instead of "
         "being skipped.",
     )
 
@@ -74,7 +79,30 @@ def has_systemd_analyze() -> bool:
     return shutil.which("systemd-analyze") is not None
 
 
+@cache
+def docker_runtimes() -> frozenset[str]:
+    """What a usable engine can run containers with; empty where none answers."""
+    try:
+        client = open_docker()
+    except DockerUnreachable:
+        return frozenset()
+    with contextlib.closing(client):
+        return frozenset(client.info()["Runtimes"])
+
+
+def has_docker() -> bool:
+    """Whether an engine answers; a `docker` program in the path would say nothing."""
+    return bool(docker_runtimes())
+
+
+def has_runsc() -> bool:
+    """Whether gVisor is registered with the engine that answers."""
+    return "runsc" in docker_runtimes()
+
+
 AVAILABLE = {
+    "docker": has_docker,
+    "runsc": has_runsc,
     "landlock": has_landlock,
     "root": is_root_with_users,
     "systemd": has_systemd_analyze,
@@ -213,6 +241,13 @@ def administered_daemon() -> Iterator[Daemon]:
     yield daemon
     assert daemon.stop() == 0, daemon.log
     shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def python_image() -> Image:
+    """The image `python` as this engine builds it; built now where it is not there."""
+    with contextlib.closing(open_docker(timeout_s=DEADLINE_S)) as docker:
+        return build_image(docker, read_recipe("python"), print).image
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fumehood.model.envelope import Envelope as Envelope
     from fumehood.model.errors import ToolError as ToolError
     from fumehood.model.parameters import ToolParameter as ToolParameter
+    from fumehood.model.tool import CODE_OUTPUT as CODE_OUTPUT
     from fumehood.model.tool import EXPRESSION_OUTPUT as EXPRESSION_OUTPUT
     from fumehood.model.tool import PROGRAM_OUTPUT as PROGRAM_OUTPUT
     from fumehood.model.tool import ToolDefinition as ToolDefinition
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "AsyncClient": "fumehood.client",
     "AsyncControlClient": "fumehood.client",
+    "CODE_OUTPUT": "fumehood.model.tool",
     "CallOptions": "fumehood.model.call",
     "Client": "fumehood.client",
     "Config": "fumehood.config",

@@ -17,9 +17,9 @@ import os
 from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -28,7 +28,12 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from fumehood.model.limits import MIN_INTERPRETER_MB, MIN_JAIL_MB, WallLimits
+from fumehood.model.limits import (
+    CONTAINER_MEMORY_CLASSES,
+    MIN_INTERPRETER_MB,
+    MIN_JAIL_MB,
+    WallLimits,
+)
 from fumehood.model.usage import Prices
 
 MAX_SOCKET_PATH_BYTES = 107
@@ -63,6 +68,34 @@ class JailConfig(BaseModel):
     memory_mb: int = Field(default=256, ge=MIN_JAIL_MB)
     max_memory_mb: int = Field(default=2048, ge=MIN_JAIL_MB)
     output_kb: int = Field(default=1024, ge=1, le=1024)
+
+
+class ContainerConfig(BaseModel):
+    """Defaults and ceilings of the container wall, and how many containers there are."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    image: str = Field(default="python", pattern=r"^[a-z][a-z0-9-]{0,30}$")
+    runtime: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+    timeout_seconds: float = Field(default=30, gt=0, le=600)
+    max_timeout_seconds: float = Field(default=600, gt=0, le=600)
+    cpu_seconds: float | None = Field(default=None, gt=0)
+    cpus: float = Field(default=1, ge=0.1, le=64)
+    memory_mb: int = Field(default=512, ge=128, le=2048)
+    max_memory_mb: int = Field(default=2048, ge=128, le=2048)
+    output_kb: int = Field(default=1024, ge=1, le=1024)
+    pool_min: int = Field(default=1, ge=0, le=256)
+    pool_max: int = Field(default=8, ge=1, le=256)
+    max_uses: int = Field(default=1000, ge=1, le=1_000_000)
+    idle_seconds: float = Field(default=300, ge=1, le=86_400)
+    lifetime_seconds: float = Field(default=3600, ge=10, le=86_400)
+    queue_seconds: float = Field(default=30, ge=0, le=600)
+
+    @model_validator(mode="after")
+    def _warm_ones_fit(self) -> Self:
+        if self.pool_min > self.pool_max:
+            raise ValueError("pool_min is more than pool_max")
+        return self
 
 
 class PriceConfig(BaseModel):
@@ -119,8 +152,11 @@ class Config(BaseSettings):
     drain_seconds: float = Field(default=10, ge=0, le=600)
     calls_kept_days: int = Field(default=30, ge=1, le=3650)
     calls_kept: int = Field(default=100_000, ge=100, le=100_000_000)
+    blobs_kept_hours: float = Field(default=24, gt=0, le=24 * 365)
+    blobs_kept_mb: int = Field(default=1024, ge=1, le=1_000_000)
     interpreter: InterpreterConfig = InterpreterConfig()
     jail: JailConfig = JailConfig()
+    container: ContainerConfig = ContainerConfig()
     prices: PriceConfig = PriceConfig()
     service: ServiceConfig = ServiceConfig()
     principals: tuple[PrincipalConfig, ...] = ()
@@ -225,6 +261,21 @@ class Config(BaseSettings):
             min_memory_mb=MIN_JAIL_MB,
             output_bytes=chosen.output_kb * 1024,
             cpu_s=chosen.cpu_seconds,
+        )
+
+    @property
+    def container_limits(self) -> WallLimits:
+        """The container wall's limits as configured; memory in classes."""
+        chosen = self.container
+        return WallLimits(
+            default_wall_s=chosen.timeout_seconds,
+            max_wall_s=chosen.max_timeout_seconds,
+            default_memory_mb=chosen.memory_mb,
+            max_memory_mb=chosen.max_memory_mb,
+            min_memory_mb=CONTAINER_MEMORY_CLASSES[0],
+            output_bytes=chosen.output_kb * 1024,
+            cpu_s=chosen.cpu_seconds,
+            memory_classes=CONTAINER_MEMORY_CLASSES,
         )
 
     @property

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 from pydantic import ValidationError
 
 from fumehood.call.shape import shape_error
 from fumehood.call.spine import Rooms, run_call
 from fumehood.config import Config, config_file, load_config
+from fumehood.engine_walls import TROUBLE, EngineWalls
 from fumehood.gates.approvers import Approvers
 from fumehood.gates.binding import require_agent
 from fumehood.gates.tokens import Tokens
@@ -33,39 +35,34 @@ from fumehood.model.envelope import Envelope, Metadata, Performance, Resources, 
 from fumehood.model.errors import EngineError, InvalidParams, ResourceNotFound
 from fumehood.model.identity import Principal, Scope, uid_principal_id
 from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import Limit
+from fumehood.model.limits import MB
 from fumehood.model.status import Readiness, StateReadiness, WallReadiness
 from fumehood.model.tool import ToolDefinition
 from fumehood.model.usage import EstimatingCounter, TokenCounter
 from fumehood.observe.clock import Clock, IdSource, SystemClock, timestamp
 from fumehood.observe.log import Logger, log_fault, quiet_logger
 from fumehood.registry.agents import Agents
-from fumehood.registry.declare import FunctionTool
-from fumehood.registry.definitions import InvalidDefinition, parse_definition
 from fumehood.registry.directory import DirectoryContents, DirectoryFault, ToolDirectory
 from fumehood.registry.discover import LoadFault, discover
 from fumehood.registry.filtering import Selection, filter_tools
-from fumehood.registry.functions import register_function
 from fumehood.registry.index import Source, ToolIndex
 from fumehood.registry.listing import DEFAULT_LIMIT, ToolFilter, ToolPage, page_of_tools
+from fumehood.registry.loading import Tool, import_paths, register_all
 from fumehood.registry.registrations import Registrations
 from fumehood.registry.watch import watch
-from fumehood.sandbox.host import Host
-from fumehood.sandbox.process.interpreter import InterpreterWall
-from fumehood.sandbox.process.jail import JailWall
-from fumehood.sandbox.wall import Wall, Walls
+from fumehood.sandbox.wall import Wall
+from fumehood.store.blobs import Blob, BlobStore
 from fumehood.store.calls import CallLog, UnknownCursor
 from fumehood.store.database import Database, open_database
-from fumehood.store.errors import understood
+from fumehood.store.errors import StoreError, understood
 from fumehood.store.retention import retention
 from fumehood.wire import strict_json
+from fumehood.wire.blob_urls import parse_blob_url
 from fumehood.wire.cursors import Cursors
 
 CURSOR_KEY_BYTES = 32
 MAX_KEYS = 1000
 """Parameters of one call: each unknown one would become a message or a warning."""
-
-Tool = FunctionTool | ToolDefinition | JsonObject
 
 
 class Engine:
@@ -96,6 +93,7 @@ class Engine:
         clock: Clock | None = None,
         interpreter: Wall | None = None,
         jail: Wall | None = None,
+        container: Wall | None = None,
         database: Database | None = None,
     ) -> None:
         self.config = config if config is not None else load_config()
@@ -110,8 +108,7 @@ class Engine:
         )
         for fault in self.load_faults:
             self.log.error("tools.left_out", entry_point=fault.entry_point, reason=fault.reason)
-        _register_all(self._registry, tools, private)
-        self._jailed_paths = _import_paths(self._registry)
+        register_all(self._registry, tools, private)
         self._owns_database = database is None
         self.database = database if database is not None else open_database(None)
         with understood("definitions of tools"):
@@ -121,13 +118,15 @@ class Engine:
         self.directory_faults: tuple[DirectoryFault, ...] = ()
         self._directory = self._load_directory()
         self._cursors = Cursors(secrets.token_bytes(CURSOR_KEY_BYTES))
-        self._interpreter: Wall = (
-            interpreter
-            if interpreter is not None
-            else InterpreterWall(self.config.interpreter_limits, on_event=self._on_wall_event)
+        self._walls = EngineWalls(
+            self.config,
+            import_paths(self._registry),
+            state=self.database.path.parent if self.database.path is not None else None,
+            on_event=self._on_wall_event,
+            interpreter=interpreter,
+            jail=jail,
+            container=container,
         )
-        self._jail: Wall = jail if jail is not None else self._make_jail()
-        self._host = Host()
         with understood("agents"):
             self.agents = Agents(self.database)
         with understood("tokens"):
@@ -137,10 +136,17 @@ class Engine:
         self._calls = CallLog(
             self.database, kept_days=self.config.calls_kept_days, kept=self.config.calls_kept
         )
+        self.blobs = BlobStore(
+            self.database,
+            self.database.path.parent if self.database.path is not None else None,
+            max_bytes=self.config.blobs_kept_mb * MB,
+            lifetime_s=max(1, int(self.config.blobs_kept_hours * 3600)),
+            now=self._clock.now,
+        )
         self._rooms = Rooms(
             registry=self._registry,
             agents=self.agents,
-            walls=Walls(interpreter=self._interpreter, jail=self._jail, host=self._host),
+            walls=self._walls.by_name,
             clock=self._clock,
             log=self.log,
             counter=self._counter,
@@ -148,6 +154,7 @@ class Engine:
             allow_debug=self.config.allow_debug,
             is_draining=lambda: self._is_draining or not self._is_open,
             calls=self._calls,
+            blobs=self.blobs,
         )
         self._is_draining = False
         self._is_open = False
@@ -158,18 +165,19 @@ class Engine:
     async def __aenter__(self) -> Engine:
         if self._owns_database:
             self._stack.callback(self.database.close)
-        if isinstance(self._interpreter, InterpreterWall):
-            await self._stack.enter_async_context(self._interpreter)
-        if isinstance(self._jail, JailWall) and self._jailed_paths:
-            await self._stack.enter_async_context(self._jail)
-        self._stack.push_async_callback(self._host.stop)
+        await self._stack.enter_async_context(self._walls)
         if self._directory is not None:
             group = await self._stack.enter_async_context(anyio.create_task_group())
             self._stack.callback(group.cancel_scope.cancel)
             group.start_soon(watch, self._directory, self._on_directory, self._on_failed_look)
-        await self._stack.enter_async_context(
-            retention(self._calls, self._clock.now, self._on_retention_fault)
-        )
+        self._stack.callback(self.blobs.close)
+        fault = await self._open_blobs()
+        if fault is not None:  # what is too large is not kept then, and its answer says so
+            self.log.error("blobs.unavailable", reason=str(fault))
+        for kept in (self._calls, self.blobs):
+            await self._stack.enter_async_context(
+                retention(kept, self._clock.now, self._on_retention_fault)
+            )
         self._is_open = True
         return self
 
@@ -342,6 +350,32 @@ class Engine:
             raise ResourceNotFound("There is no such call of yours in the log. Do not retry.")
         return record
 
+    async def open_blob(
+        self, blob_id: str, principal: Principal, *, expires: str, signature: str
+    ) -> tuple[Blob, BinaryIO]:
+        """One principal's blob by the parts of its address, and its file, to be closed.
+
+        Raises:
+            ResourceNotFound: no such blob of this principal's, or no longer.
+            ReadFailed: the state cannot be read.
+        """
+        return await self.blobs.open_blob(blob_id, principal.id, expires, signature)
+
+    async def blob(self, url: str) -> bytes:
+        """The whole of a blob of this process's owner, by the `url` of an answer.
+
+        Raises:
+            ValueError: this is no address of a blob.
+            ResourceNotFound: no such blob, or no longer.
+            ReadFailed: the state cannot be read.
+        """
+        link = parse_blob_url(url)
+        _, file = await self.open_blob(
+            link.blob_id, self.owner, expires=link.expires, signature=link.signature
+        )
+        with file:
+            return await anyio.to_thread.run_sync(file.read)
+
     def answer(self, data: JsonObject) -> Envelope:
         """An envelope for what is no call, such as a list of tools."""
         return self._outside_calls(data, None, None)
@@ -372,20 +406,14 @@ class Engine:
         Without an `essential` one the engine serves nobody; without another, its own tools are
         refused.
         """
-        report = {}
-        walls = {"interpreter": self._interpreter}
-        if self._jailed_paths:
-            walls["jail"] = self._jail
-        for name, wall in walls.items():
-            required: frozenset[Limit] = wall.required
-            report[name] = {
-                "enforced": sorted(limit.value for limit in wall.enforced),
-                "ready": not required - wall.enforced,
-                "essential": name == "interpreter",
-                "faults": list(getattr(wall, "faults", ())),
-                "guest_pid": getattr(wall, "guest_pid", None),
-            }
-        return report
+        return self._walls.report()
+
+    async def _open_blobs(self) -> StoreError | None:
+        try:
+            await self.blobs.open()
+        except StoreError as fault:
+            return fault
+        return None
 
     def _load_directory(self) -> ToolDirectory | None:
         path = self.config.tools_directory
@@ -415,11 +443,8 @@ class Engine:
     def _on_retention_fault(self, fault: Exception) -> None:
         log_fault(self.log, "state.retention_failed", fault)
 
-    def _make_jail(self) -> JailWall:
-        return JailWall(self._jailed_paths, self.config.jail_limits, on_event=self._on_wall_event)
-
     def _on_wall_event(self, event: str, values: JsonObject) -> None:
-        level = self.log.warning if event == "guest.lost" else self.log.info
+        level = self.log.warning if event in TROUBLE else self.log.info
         level(event, **values)
 
     def _outside_calls(
@@ -483,42 +508,4 @@ def parse_call_query(query: JsonObject) -> CallQuery:
         raise InvalidParams(f"The query is wrong: {words}.", fields=fields) from None
 
 
-def _parse(document: object) -> ToolDefinition:
-    if not isinstance(document, dict):
-        fault = "definition: neither made by @tool nor a definition"
-        name = getattr(document, "__name__", type(document).__name__)
-        raise InvalidDefinition(str(name), [fault])
-    return parse_definition(document)
-
-
-def _import_paths(registry: ToolIndex) -> frozenset[str]:
-    """Those of all sandboxed functions. Without any the jail is not started: functions come at
-    the start only, and it would be memory that nobody uses.
-    """
-    versions = (tool for name in registry for tool in registry.versions(name.definition.name))
-    return frozenset(
-        tool.address.import_path
-        for tool in versions
-        if tool.address is not None and tool.definition.sandboxed
-    )
-
-
-def _register_all(registry: ToolIndex, tools: Iterable[Tool], private: Sequence[Path]) -> None:
-    faults: list[InvalidDefinition] = []
-    for tool in tools:
-        try:
-            if isinstance(tool, FunctionTool):
-                register_function(registry, tool, Source.PROGRAM, private=private)
-            else:
-                definition = tool if isinstance(tool, ToolDefinition) else _parse(tool)
-                registry.register(definition, Source.PROGRAM)
-        except InvalidDefinition as error:
-            faults.append(error)
-    if len(faults) == 1:
-        raise faults[0]
-    if faults:
-        names = ", ".join(error.message for error in faults)
-        raise InvalidDefinition(names, [fault for error in faults for fault in error.faults])
-
-
-__all__ = ["CallOptions", "Engine", "parse_call_body", "parse_call_query"]
+__all__ = ["CallOptions", "Engine", "Tool", "parse_call_body", "parse_call_query"]

@@ -5,7 +5,7 @@ May import anything of the engine; nothing of the engine imports it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from fumehood.model.errors import EndedBy
 from fumehood.model.identity import TrustDomain
 from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import PROCESS_WALL_LIMITS, Limit, Limits, WallLimits
+from fumehood.model.limits import MB, PROCESS_WALL_LIMITS, Limit, Limits, WallLimits
 from fumehood.sandbox.process.interpreter import INTERPRETER_LIMITS
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 
@@ -48,8 +48,25 @@ class SeenRun:
     limits: Limits
 
 
+CONTAINER_LIMITS = WallLimits(
+    default_wall_s=30,
+    max_wall_s=600,
+    default_memory_mb=512,
+    max_memory_mb=2048,
+    min_memory_mb=128,
+    output_bytes=MB,
+    memory_classes=(128, 256, 512, 1024, 2048),
+)
+"""What a container wall offers where nothing is configured."""
+
+FILE_CHUNK_BYTES = 64 * 1024
+
+
 def always_four(run: SeenRun) -> RunEnding:
     """The default answer of a `FakeWall`."""
+    if run.program == "python":
+        four: JsonObject = {"value": 4, "has_value": True, "value_repr": "4"}
+        return RunEnding(EndedBy.OK, "call", exit_code=0, result=four)
     if run.program == "restricted_python":
         return RunEnding(EndedBy.OK, "call", result={"value": 4, "value_repr": "4", "stdout": ""})
     return RunEnding(EndedBy.OK, "call", result={"value": 4, "text": "4"})
@@ -57,7 +74,10 @@ def always_four(run: SeenRun) -> RunEnding:
 
 @dataclass
 class FakeWall:
-    """A wall that runs nothing: it notes what it was asked for and answers as it is told."""
+    """A wall that runs nothing: it notes what it was asked for and answers as it is told.
+
+    `files` are what each run leaves in its workspace, for who asks for them.
+    """
 
     answer: Callable[[SeenRun], RunEnding] = always_four
     limits: WallLimits = INTERPRETER_LIMITS
@@ -65,13 +85,14 @@ class FakeWall:
     enforced: frozenset[Limit] = PROCESS_WALL_LIMITS
     cure: str = "This is a fake."
     runs: list[SeenRun] = field(default_factory=list)
+    files: Callable[[SeenRun], Iterable[tuple[str, bytes]]] = lambda run: ()
 
     @asynccontextmanager
     async def lease(
         self, domain: TrustDomain, *, fresh: bool, memory_mb: int | None = None
     ) -> AsyncIterator[_FakeLease]:
         """A place at once."""
-        yield _FakeLease(self, domain, fresh)
+        yield _FakeLease(self, domain, fresh, memory_mb)
 
 
 @dataclass
@@ -79,6 +100,7 @@ class _FakeLease:
     wall: FakeWall
     domain: TrustDomain
     fresh: bool
+    memory_mb: int | None = None
     queue_ms: float = 0.0
 
     async def run(
@@ -90,4 +112,9 @@ class _FakeLease:
     ) -> RunEnding:
         run = SeenRun(self.domain, self.fresh, program, arguments, limits)
         self.wall.runs.append(run)
+        if sinks.files is not None:
+            for path, content in self.wall.files(run):
+                sinks.files.start(path, len(content))
+                for start in range(0, len(content), FILE_CHUNK_BYTES):
+                    sinks.files.write(content[start : start + FILE_CHUNK_BYTES])
         return self.wall.answer(run)

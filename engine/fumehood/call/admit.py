@@ -54,6 +54,12 @@ def make_plan(permitted: PermittedCall, walls: Walls) -> Plan:
     placement = place(tool)
     wall = walls.get(placement.wall)
     missing = wall.required - wall.enforced
+    if missing and not wall.enforced:
+        raise SandboxUnavailable(
+            f"The {placement.wall} wall is not there now, and no weaker one is used instead. "
+            f"{wall.cure}",
+            retry_after_ms=1000,
+        )
     if missing:
         raise SandboxUnavailable(
             f"The {placement.wall} wall cannot enforce {', '.join(sorted(missing))} on this host, "
@@ -65,18 +71,14 @@ def make_plan(permitted: PermittedCall, walls: Walls) -> Plan:
             "memory_limit_mb could not be enforced: this tool runs in the engine's own process.",
             fields=["options.memory_limit_mb"],
         )
-    if placement.kind == "host" and options.isolation is not None:
-        raise InvalidParams(
-            "isolation could not be enforced: this tool runs in the engine's own process.",
-            fields=["options.isolation"],
-        )
+    _check_isolation(placement, options)
     offered = wall.limits
     wall_s = smallest(
         offered.default_wall_s, offered.max_wall_s, tool.timeout_seconds, options.timeout_seconds
     )
-    memory_mb = None
+    memory_mb = allowed_mb = None
     if offered.default_memory_mb is not None and offered.max_memory_mb is not None:
-        memory_mb = int(
+        allowed_mb = int(
             smallest(
                 offered.default_memory_mb,
                 offered.max_memory_mb,
@@ -84,27 +86,39 @@ def make_plan(permitted: PermittedCall, walls: Walls) -> Plan:
                 options.memory_limit_mb,
             )
         )
-        if memory_mb < offered.min_memory_mb:
+        if allowed_mb < offered.min_memory_mb:
             raise InvalidParams(
                 f"memory_limit_mb must be at least {offered.min_memory_mb} here.",
                 fields=["options.memory_limit_mb"],
             )
-        memory_mb = offered.memory_class(memory_mb)
+        memory_mb = offered.memory_class(allowed_mb)
     cpu_s = min(wall_s, offered.cpu_s) if offered.cpu_s is not None else wall_s
     limits = Limits(wall_s, cpu_s, memory_mb, offered.output_bytes)
-    return Plan(placement, limits, wall, _lowered(options, limits))
+    return Plan(placement, limits, wall, _lowered(options, limits, allowed_mb))
 
 
-def _lowered(options: CallOptions, limits: Limits) -> tuple[str, ...]:
+def _check_isolation(placement: Placement, options: CallOptions) -> None:
+    if options.isolation is None or options.isolation in placement.isolations:
+        return
+    if placement.kind == "host":
+        why = "this tool runs in the engine's own process"
+    else:
+        known = " or ".join(f'"{name}"' for name in placement.isolations)
+        why = f"for this tool it can be {known}"
+    raise InvalidParams(f"isolation could not be enforced: {why}.", fields=["options.isolation"])
+
+
+def _lowered(options: CallOptions, limits: Limits, allowed_mb: int | None) -> tuple[str, ...]:
     """Say it where a call asked for more than it gets."""
     asked_and_given = (
-        ("timeout_seconds", options.timeout_seconds, limits.wall_s),
-        ("memory_limit_mb", options.memory_limit_mb, limits.memory_mb),
+        ("timeout_seconds", options.timeout_seconds, limits.wall_s, limits.wall_s),
+        ("memory_limit_mb", options.memory_limit_mb, limits.memory_mb, allowed_mb),
     )
     return tuple(
-        f"{name}: {asked:g} was asked for, {given:g} is the most that is allowed"
-        for name, asked, given in asked_and_given
-        if asked is not None and given is not None and asked > given
+        f"{name}: {asked:g} was asked for, {given:g} is "
+        + ("the most that is allowed" if asked > allowed else "the next size that there is")
+        for name, asked, given, allowed in asked_and_given
+        if asked is not None and given is not None and allowed is not None and asked > given
     )
 
 
@@ -127,7 +141,7 @@ class admit:  # noqa: N801  # a verb like the other stages; a generator would co
         permitted = approved.claimed.permitted
         self._approved = approved
         self._plan = make_plan(permitted, walls)
-        fresh = self._plan.placement.fresh or permitted.request.options.isolation == "call"
+        fresh = self._plan.placement.needs_fresh_place(permitted.request.options.isolation)
         self._lease: AbstractAsyncContextManager[Lease] = self._plan.wall.lease(
             permitted.trust_domain, fresh=fresh, memory_mb=self._plan.limits.memory_mb
         )

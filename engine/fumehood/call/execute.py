@@ -8,14 +8,16 @@ way. Retries and fallbacks do not exist yet; definitions that ask for them are r
 from __future__ import annotations
 
 from fumehood.call.admit import AdmittedCall
+from fumehood.executors.code import run_code
 from fumehood.executors.function import run_function, run_in_worker
 from fumehood.executors.jailed import run_jailed
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.sandboxed import run_expression, run_program
 from fumehood.model.errors import InternalError
+from fumehood.store.blobs import BlobStore
 
 
-async def execute(admitted: AdmittedCall) -> Outcome:
+async def execute(admitted: AdmittedCall, *, blobs: BlobStore) -> Outcome:
     """Hand the call to the executor that its tool names."""
     tool = admitted.permitted.tool
     arguments = admitted.permitted.validated.arguments
@@ -25,6 +27,9 @@ async def execute(admitted: AdmittedCall) -> Outcome:
         return await run_expression(definition, arguments, limits, lease)
     if definition.executor == "restricted_python":
         return await run_program(definition, arguments, limits, lease)
+    if definition.executor.startswith("code:"):
+        owner = admitted.permitted.principal.id
+        return await run_code(definition, arguments, limits, lease, blobs, owner)
     if definition.executor == "function" and tool.address is not None:
         run = run_jailed if definition.sandboxed else run_in_worker
         return await run(definition, tool.address, arguments, limits, lease)

@@ -10,6 +10,7 @@ from typing import Any
 
 from fumehood.call.admit import make_plan
 from fumehood.call.authorise import PermittedCall
+from fumehood.call.shorten import shortened
 from fumehood.executors.outcome import Outcome
 from fumehood.gates.approval import approval_need
 from fumehood.model.errors import EngineError, RequiresHumanApproval
@@ -46,6 +47,6 @@ def rehearse(permitted: PermittedCall, walls: Walls) -> Outcome:
         "approval": {"required": need.required},
         "policy": {"rule": need.rule},
         "cost": {"per_use": money(tool.cost_per_use)},
-        "arguments": permitted.validated.shown_arguments,
+        "arguments": shortened(permitted.validated.shown_arguments),
     }
     return Outcome.rehearsed(answer)

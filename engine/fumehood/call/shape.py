@@ -34,15 +34,20 @@ MAX_DETAILS_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ShapedOutcome:
-    """An outcome whose data an envelope can carry; `text` is that data as JSON."""
+    """An outcome whose data an envelope can carry; `text` is that data as JSON.
+
+    `details` are the error's, where they are shown otherwise than they are.
+    """
 
     outcome: Outcome
     data: JsonObject
     text: str
+    details: JsonObject | None = None
 
 
 def shape(outcome: Outcome, tool: RegisteredTool, max_bytes: int) -> ShapedOutcome:
     """Make the data fit, or turn the outcome into the error that says why it does not."""
+    max_bytes = outcome.max_data_bytes or max_bytes
     if isinstance(outcome.error, ToolError):
         outcome = replace(outcome, error=_shape_tool_error(outcome.error))
     if outcome.error is not None:
@@ -63,8 +68,11 @@ def shape(outcome: Outcome, tool: RegisteredTool, max_bytes: int) -> ShapedOutco
     return ShapedOutcome(outcome, data, encoded.decode())
 
 
-def shape_error(error: EngineError) -> ErrorInfo:
-    """The error as the envelope shows it; optional keys only where they say something."""
+def shape_error(error: EngineError, details: JsonObject | None = None) -> ErrorInfo:
+    """The error as the envelope shows it; optional keys only where they say something.
+
+    `details` stand in place of the error's own.
+    """
     return ErrorInfo(
         code=code_of(error),
         message=error.message,
@@ -72,7 +80,7 @@ def shape_error(error: EngineError) -> ErrorInfo:
         human_review=type(error).human_review,
         fields=error.fields or None,
         retry_after_ms=error.retry_after_ms,
-        details=error.details,
+        details=error.details if details is None else details,
         **{key: value for key, value in error.extra.items() if value is not None},
     )
 

@@ -1,6 +1,7 @@
 """The spine: the way of one call through all rooms, and the one net under it.
 
-    resolve → validate → authorise → claim → approve → admit → execute → shape → account → record
+    resolve → validate → authorise → claim → approve → admit → execute
+        → shape, shorten → account → record
 
 Each stage takes the previous one's value and returns the next, or raises one `EngineError`.
 Nothing reaches back. The answer is always an envelope; a fault of the engine is logged and
@@ -22,12 +23,14 @@ from fumehood.call.record import record_ending, record_intent
 from fumehood.call.rehearse import rehearse
 from fumehood.call.resolve import ResolvedCall, resolve
 from fumehood.call.shape import ShapedOutcome, shape, shape_error
+from fumehood.call.shorten import shorten, shortened
 from fumehood.call.validate import ValidatedCall, spare_fixed, validate
 from fumehood.executors.function import HostFunctionFailed
 from fumehood.executors.outcome import Outcome
 from fumehood.model.call import CallRequest
 from fumehood.model.envelope import (
     Envelope,
+    ErrorInfo,
     LimitsApplied,
     Metadata,
     Performance,
@@ -44,6 +47,7 @@ from fumehood.observe.trail import Trail
 from fumehood.registry.agents import Agents
 from fumehood.registry.index import ToolIndex
 from fumehood.sandbox.wall import Walls
+from fumehood.store.blobs import BlobStore
 from fumehood.store.calls import CallLog
 from fumehood.wire import strict_json
 
@@ -62,6 +66,7 @@ class Rooms:
     allow_debug: bool
     is_draining: Callable[[], bool]
     calls: CallLog
+    blobs: BlobStore
 
 
 async def run_call(request: CallRequest, rooms: Rooms) -> Envelope:
@@ -74,25 +79,28 @@ async def run_call(request: CallRequest, rooms: Rooms) -> Envelope:
         validated = trail.passed("validate", validate(resolved))
         permitted = trail.passed("authorise", authorise(validated))
         if request.options.dry_run:
-            return conclude(
+            return await conclude(
                 request, trail.passed("rehearse", rehearse(permitted, rooms.walls)), trail, rooms
             )
         with claim(permitted) as claimed:
             approved = trail.passed("approve", approve(trail.passed("claim", claimed)))
             async with admit(approved, rooms.walls, is_draining=rooms.is_draining()) as admitted:
                 record_intent(trail.passed("admit", admitted), trail)  # if this fails, nothing runs
-                ending = trail.passed("execute", await execute(admitted))
-        return conclude(request, ending, trail, rooms)
+                ending = trail.passed("execute", await execute(admitted, blobs=rooms.blobs))
+        return await conclude(request, ending, trail, rooms)
     except EngineError as refusal:
-        return conclude(request, refusal, trail, rooms)
+        return await conclude(request, refusal, trail, rooms)
     except BaseException as fault:
-        return conclude_fault(request, fault, trail, rooms)
+        return await conclude_fault(request, fault, trail, rooms)
 
 
-def conclude(
+async def conclude(
     request: CallRequest, ending: Outcome | EngineError, trail: Trail, rooms: Rooms
 ) -> Envelope:
-    """Shape, account and record one ending."""
+    """Shape, shorten, account and record one ending.
+
+    A refusal is concluded without waiting for anything, also while the call is cancelled.
+    """
     facts = _facts(trail)
     shaped: ShapedOutcome | None = None
     error = ending if isinstance(ending, EngineError) else ending.error
@@ -100,6 +108,7 @@ def conclude(
         if facts.resolved is not None:
             max_bytes = facts.plan.limits.output_bytes if facts.plan is not None else MB
             shaped = shape(ending, facts.resolved.tool, max_bytes)
+            shaped = await _shorten(shaped, request, facts.resolved, rooms)
             error = shaped.outcome.error
         if isinstance(error, HostFunctionFailed):
             trail.fault("call.tool_failed", error.cause)
@@ -110,7 +119,21 @@ def conclude(
     return envelope
 
 
-def conclude_fault(
+async def _shorten(
+    shaped: ShapedOutcome, request: CallRequest, resolved: ResolvedCall, rooms: Rooms
+) -> ShapedOutcome:
+    """A rehearsal keeps nothing."""
+    is_owned = request.principal is not None and not shaped.outcome.is_rehearsal
+    return await shorten(
+        shaped,
+        blobs=rooms.blobs,
+        principal_id=request.principal.id if request.principal is not None and is_owned else None,
+        with_value=resolved.tool.definition.executor.startswith("code:"),
+        with_summary=request.options.return_summary,
+    )
+
+
+async def conclude_fault(
     request: CallRequest, fault: BaseException, trail: Trail, rooms: Rooms
 ) -> Envelope:
     """Conclude what is no refusal: a bug becomes an answer, a cancellation goes on."""
@@ -119,9 +142,9 @@ def conclude_fault(
         error: EngineError = InternalError(
             "The engine failed inside. Its owner finds the reason in the log under this trace id."
         )
-        return conclude(request, error, trail, rooms)
+        return await conclude(request, error, trail, rooms)
     cancelled = Cancelled("The call was cancelled before it ended.")
-    conclude(request, cancelled, trail, rooms)
+    await conclude(request, cancelled, trail, rooms)
     raise fault
 
 
@@ -175,7 +198,7 @@ def _envelope(
         success=error is None,
         status="success" if error is None else "error",
         data=shaped.data if shaped is not None and error is None else {},
-        error=shape_error(error) if error is not None else None,
+        error=_error_info(error, shaped),
         metadata=Metadata(
             tool_name=tool.name if tool is not None else request.tool[:80],
             tool_version=tool.version if tool is not None else None,
@@ -187,10 +210,18 @@ def _envelope(
             sandbox=_sandbox(outcome, facts.plan),
             resources=_resources(outcome),
             usage=usage,
-            warnings=_warnings(request, facts, rooms),
+            warnings=_warnings(request, facts, outcome, rooms),
         ),
         debug_info=_debug_info(request, facts, trail, rooms),
     )
+
+
+def _error_info(error: EngineError | None, shaped: ShapedOutcome | None) -> ErrorInfo | None:
+    if error is None:
+        return None
+    # What was shortened is that of the outcome's own error; another has taken its place.
+    is_own = shaped is not None and error is shaped.outcome.error
+    return shape_error(error, shaped.details if shaped is not None and is_own else None)
 
 
 def _accounted_arguments(facts: _Facts) -> str:
@@ -233,7 +264,9 @@ def _resources(outcome: Outcome | None) -> Resources:
     )
 
 
-def _warnings(request: CallRequest, facts: _Facts, rooms: Rooms) -> tuple[str, ...]:
+def _warnings(
+    request: CallRequest, facts: _Facts, outcome: Outcome | None, rooms: Rooms
+) -> tuple[str, ...]:
     warnings: tuple[str, ...] = ()
     if facts.validated is not None:
         warnings = facts.validated.warnings
@@ -241,6 +274,8 @@ def _warnings(request: CallRequest, facts: _Facts, rooms: Rooms) -> tuple[str, .
         warnings = facts.resolved.warnings
     if facts.plan is not None:
         warnings += facts.plan.warnings
+    if outcome is not None:
+        warnings += outcome.warnings
     if request.options.debug and not rooms.allow_debug:
         warnings += ("debug: the engine's configuration does not allow it",)
     return warnings
@@ -255,7 +290,9 @@ def _debug_info(
         "stages_ms": trail.stages_ms(),
         "placement": facts.plan.placement.why if facts.plan is not None else None,
         "limits_enforced": sorted(facts.plan.wall.enforced) if facts.plan is not None else [],
-        "arguments": facts.validated.shown_arguments if facts.validated is not None else None,
+        "arguments": (
+            shortened(facts.validated.shown_arguments) if facts.validated is not None else None
+        ),
     }
 
 

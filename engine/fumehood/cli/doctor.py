@@ -6,14 +6,15 @@ import os
 import platform
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fumehood.cli.exits import ExitCode
+from fumehood.cli.finding import Finding, Verdict
 from fumehood.cli.reach import SocketPath
 from fumehood.config import Config, ConfigError, load_config
 
@@ -23,19 +24,8 @@ if TYPE_CHECKING:
 
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
-Verdict = Literal["ok", "warning", "missing"]
 INTERPRETERS = {"asteval": (1, 0, 10), "RestrictedPython": (8, 4)}
 """Oldest version of each that may be used. Earlier ones have published escapes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing looked at: what is the matter, and how to mend it."""
-
-    check: str
-    verdict: Verdict
-    found: str
-    cure: str = ""
 
 
 def doctor(as_json: AsJson = False, socket: SocketPath = None) -> None:
@@ -66,6 +56,7 @@ def _examine(socket: Path | None) -> Iterator[Finding]:
     yield _socket(config)
     yield from _interpreter(config)
     yield from _jail(config)
+    yield from _docker()
     yield _tools(config)
     yield from _tools_directory(config)
 
@@ -155,6 +146,12 @@ def _wall(name: str, wall: InterpreterWall | JailWall, if_not: Verdict) -> Itera
         else:
             found = "an attack on it did not fail as it must"
             yield Finding(f"{name}: {limit}", if_not, found, wall.cure)
+
+
+def _docker() -> Iterator[Finding]:
+    from fumehood.cli.doctor_docker import docker_findings
+
+    yield from docker_findings()
 
 
 def _tools(config: Config) -> Finding:

@@ -14,7 +14,9 @@ from fumehood.cli.call import call
 from fumehood.cli.calls import calls
 from fumehood.cli.doctor import doctor
 from fumehood.cli.exits import ExitCode
+from fumehood.cli.images import images
 from fumehood.cli.registry import tools
+from fumehood.cli.run import run
 from fumehood.cli.serve import serve
 from fumehood.cli.tokens import tokens
 
@@ -45,11 +47,13 @@ def options(
 
 app.command()(serve)
 app.command()(call)
+app.command()(run)
 app.add_typer(tools, name="tools")
 app.add_typer(agents, name="agents")
 app.add_typer(approvers, name="approvers")
 app.add_typer(tokens, name="tokens")
 app.add_typer(calls, name="calls")
+app.add_typer(images, name="images")
 app.command()(doctor)
 
 

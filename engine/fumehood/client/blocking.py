@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from fumehood.client import authority, callers
+from fumehood.client.saving import new_file
 from fumehood.client.transport import (
     ANSWER_GRACE_S,
     CONNECT_TIMEOUT_S,
     BlockingTransport,
     Place,
+    Write,
 )
 from fumehood.model.agent import Agent, Binding
 from fumehood.model.answers import AgentDetails, AgentTools, ToolDetails, ToolList, ToolWithSource
@@ -169,6 +171,32 @@ class Client(_AnyClient):
             Refused: TOOL_NOT_FOUND, or the engine knows no such caller.
         """
         return self._transport.send(callers.tool(reference))
+
+    def blob(self, url: str) -> bytes:
+        """The whole of a blob, by the `url` or `resource_url` of an answer.
+
+        Raises:
+            ValueError: this is no address of a blob, so nothing was sent.
+            Refused: no such blob of this caller's, or it has expired.
+        """
+        content = bytearray()
+        self._transport.download(callers.blob(url), content.extend)
+        return bytes(content)
+
+    def save_blob(self, url: str, path: Path | str) -> None:
+        """A blob into a new file, piece by piece; nothing is left where it fails.
+
+        Raises:
+            FileExistsError: there is such a file already.
+            ValueError, Refused: as `blob`.
+        """
+        ask = callers.blob(url)
+        with new_file(Path(path)) as write:
+            self._transport.download(ask, write)
+
+    def download_blob(self, url: str, write: Write) -> None:
+        """A blob to `write`, piece by piece, in order. Raises as `blob`, and what `write` does."""
+        self._transport.download(callers.blob(url), write)
 
 
 class ControlClient(_AnyClient):

@@ -9,13 +9,14 @@ from typing import Any
 from urllib.parse import urlencode
 
 from fumehood.client.ask import Ask, address, data_of, encode, listed, object_of, plain
-from fumehood.client.errors import DaemonUnavailable
+from fumehood.client.errors import DaemonUnavailable, Refused
 from fumehood.model.answers import AgentTools, CallAnswer, CallList, ToolDetails, ToolList
 from fumehood.model.call_log import CallPage, CallRecord
 from fumehood.model.envelope import Envelope
 from fumehood.model.json_types import JsonObject
 from fumehood.model.status import Health, Readiness
 from fumehood.model.tool import ToolDefinition
+from fumehood.wire.blob_urls import parse_blob_url
 from fumehood.wire.messages import decode_envelope
 
 LONGEST_CALL_S = 600.0
@@ -96,6 +97,20 @@ def call_record(call_id: str) -> Ask[CallRecord]:
 def tool(reference: str) -> Ask[ToolDetails]:
     """One tool by `name` or `name@version`."""
     return Ask("GET", address("tools", reference), data_of(ToolDetails))
+
+
+def blob(url: str) -> Ask[None]:
+    """The bytes behind an address of an answer's; `read` is for a refusal in their place.
+
+    Raises:
+        ValueError: it is no address of a blob, so nothing would be asked of anybody.
+    """
+    parse_blob_url(url)
+
+    def refused(raw: bytes) -> None:
+        raise Refused(decode_envelope(raw))
+
+    return Ask("GET", url, refused)
 
 
 def health() -> Ask[Health]:

@@ -8,7 +8,7 @@ GET, which changes nothing; never a third time.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +20,9 @@ from fumehood.client.errors import DaemonUnavailable
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+Write = Callable[[bytes], object]
+"""Takes the next bytes of an answer."""
 
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_GRACE_S = 30.0
@@ -114,6 +117,38 @@ class BlockingTransport:
             result: R = end.value
             return result
 
+    def download(self, ask: Ask[None], write: Write) -> None:
+        """Hand the bytes of an answer to `write` as they come.
+
+        A request that fails before the first of them is sent once more, as `send` does.
+
+        Raises:
+            DaemonUnavailable: nobody answers, or the bytes ended before their end.
+            Refused: from `ask.read`, where the engine says no instead.
+        """
+        headers, timeout = self._place.headers(ask), self._place.timeout(ask)
+        for is_last in (False, True):
+            progress, has_begun = Progress(), False
+            try:
+                with self._http.stream(
+                    ask.method,
+                    ask.path,
+                    headers=headers,
+                    timeout=timeout,
+                    extensions={"trace": progress.note},
+                ) as answer:
+                    if not answer.is_success:
+                        return _read(ask, answer.read(), self._place)
+                    for chunk in answer.iter_bytes():
+                        has_begun = True
+                        write(chunk)
+                    return None
+            except httpx2.HTTPError as error:
+                failed = _unavailable(ask, self._place, error, progress)
+                if is_last or has_begun or not may_send_again(ask, error, progress):
+                    break
+        raise failed
+
     def close(self) -> None:
         """Close every connection."""
         self._http.close()
@@ -162,6 +197,31 @@ class AwaitingTransport:
         except StopIteration as end:
             result: R = end.value
             return result
+
+    async def download(self, ask: Ask[None], write: Write) -> None:
+        """Hand the bytes of an answer to `write` as they come. Raises as the other one."""
+        headers, timeout = self._place.headers(ask), self._place.timeout(ask)
+        for is_last in (False, True):
+            progress, has_begun = Progress(), False
+            try:
+                async with self._http.stream(
+                    ask.method,
+                    ask.path,
+                    headers=headers,
+                    timeout=timeout,
+                    extensions={"trace": progress.note_async},
+                ) as answer:
+                    if not answer.is_success:
+                        return _read(ask, await answer.aread(), self._place)
+                    async for chunk in answer.aiter_bytes():
+                        has_begun = True
+                        write(chunk)
+                    return None
+            except httpx2.HTTPError as error:
+                failed = _unavailable(ask, self._place, error, progress)
+                if is_last or has_begun or not may_send_again(ask, error, progress):
+                    break
+        raise failed
 
     async def close(self) -> None:
         """Close every connection."""

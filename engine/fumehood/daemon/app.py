@@ -19,7 +19,16 @@ from fumehood.daemon.answers import envelope_response
 from fumehood.daemon.document import make_document
 from fumehood.daemon.operation import Operation
 from fumehood.daemon.peer import Face
-from fumehood.daemon.routes import agents, authority, calls, health, openapi, registry, tools
+from fumehood.daemon.routes import (
+    agents,
+    authority,
+    blobs,
+    calls,
+    health,
+    openapi,
+    registry,
+    tools,
+)
 from fumehood.engine import Engine
 from fumehood.model.errors import (
     EngineError,
@@ -33,6 +42,7 @@ from fumehood.observe.log import log_fault
 OPERATIONS = [
     *calls.OPERATIONS,
     *tools.OPERATIONS,
+    *blobs.OPERATIONS,
     *health.OPERATIONS,
     *openapi.OPERATIONS,
 ]

@@ -100,7 +100,10 @@ def _responses(operation: Operation, schemas: Schemas) -> JsonObject:
     if operation.has_tool_codes:
         own = _refusal(envelope, {"pattern": TOOL_CODE.pattern})
         refusals[TOOL_CODE_HTTP_STATUS] = _response("A code of the tool's own.", own)
-    if operation.plain:
+    answers: dict[int, JsonObject]
+    if operation.media is not None:
+        answers = {200: {"description": "The bytes.", "content": {operation.media: {}}}}
+    elif operation.plain:
         answers = {status: _response("The answer.", data) for status in operation.plain}
     else:
         answers = {200: _response("The envelope.", _success(envelope, data))}

@@ -46,7 +46,8 @@ class Operation:
     `data` is what stands in the envelope's `data`; None is any object. `body` and `query` are
     what the endpoint parses; `parameters` says of each one in the path what it is. `errors`
     are those that come besides `common_errors`; `has_tool_codes` adds a tool's own.
-    `plain` are the statuses of an answer that is no envelope but `data` itself.
+    `plain` are the statuses of an answer that is no envelope but `data` itself; `media` is the
+    type of one that is no JSON at all.
     """
 
     method: str
@@ -60,6 +61,7 @@ class Operation:
     errors: Errors = frozenset()
     has_tool_codes: bool = False
     plain: tuple[int, ...] = ()
+    media: str | None = None
 
     @property
     def id(self) -> str:

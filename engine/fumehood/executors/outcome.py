@@ -23,6 +23,11 @@ class Outcome:
     tokens_used: int = 0
     cost: Decimal = field(default_factory=Decimal)
     is_rehearsal: bool = False
+    warnings: tuple[str, ...] = ()
+    """What the caller should know of a run that went on."""
+    max_data_bytes: int | None = None
+    """How large `data` may be, where its parts are bounded by themselves; else the wall's
+    output limit."""
 
     @classmethod
     def rehearsed(cls, data: Any) -> Outcome:

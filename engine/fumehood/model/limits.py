@@ -17,6 +17,18 @@ MIN_INTERPRETER_MB = 16
 MIN_JAIL_MB = 32
 """The same in the jail, where a function's own imports count too."""
 
+MIN_CONTAINER_MB = 128
+"""The smallest size of container."""
+
+CONTAINER_MEMORY_CLASSES = (MIN_CONTAINER_MB, 256, 512, 1024, 2048)
+"""The sizes of containers, in megabytes. Few, so that one that is ready fits the next call."""
+
+CONTAINER_PROCESSES = 64
+"""Of a program in a container, threads included."""
+
+CONTAINER_OPEN_FILES = 256
+"""Of one process in a container."""
+
 
 class Limit(StrEnum):
     """What a wall can be asked to enforce."""

@@ -61,6 +61,46 @@ PROGRAM_OUTPUT: JsonObject = {
 """What every tool with the executor `restricted_python` answers; the executor checks it."""
 
 
+CODE_OUTPUT: JsonObject = {
+    "type": "object",
+    "required": [
+        "stdout", "stderr", "exit_code", "value", "value_repr", "files", "images", "ended_by",
+    ],
+    "properties": {
+        "stdout": {"type": "string", "description": "What the program printed."},
+        "stderr": {"type": "string", "description": "What it wrote to standard error."},
+        "exit_code": {"type": ["integer", "null"], "description": "Its exit status."},
+        "value": {
+            "description": "The value of the last expression; null where JSON cannot hold it.",
+        },
+        "value_repr": {
+            "type": ["string", "null"],
+            "description": "The same as the language shows it.",
+        },
+        "files": {
+            "type": "array",
+            "description": "Files of the working directory that the program wrote or changed.",
+            "items": {
+                "type": "object",
+                "required": ["filename", "content_type", "size"],
+                "properties": {
+                    "filename": {"type": "string", "description": "Path in the workspace."},
+                    "content_type": {"type": "string", "description": "Guessed from the name."},
+                    "size": {"type": "integer", "description": "Bytes."},
+                    "content_base64": {"type": "string", "description": "The content."},
+                    "url": {"type": "string", "description": "Where the content is instead."},
+                    "expires_at": {"type": "string", "description": "Until when it is there."},
+                    "not_kept": {"type": "string", "description": "Why it is nowhere."},
+                },
+            },
+        },
+        "images": {"type": "array", "description": "Figures that the program made."},
+        "ended_by": {"type": "string", "description": "What ended the program."},
+    },
+}  # fmt: skip
+"""What every tool with an executor `code:…` answers; the executor itself makes it so."""
+
+
 class ToolType(StrEnum):
     """Where a tool comes from."""
 

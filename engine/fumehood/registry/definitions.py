@@ -17,16 +17,22 @@ from pydantic import ValidationError
 from fumehood.model.call import CallOptions
 from fumehood.model.errors import InvalidParams
 from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import MIN_INTERPRETER_MB, MIN_JAIL_MB
+from fumehood.model.limits import MIN_CONTAINER_MB, MIN_INTERPRETER_MB, MIN_JAIL_MB
 from fumehood.model.parameters import parameter_list_schema
 from fumehood.model.tool import DEFAULT_EXECUTORS, ToolDefinition, ToolType
 from fumehood.registry.rest_fields import refers_to_secret, rest_faults
 from fumehood.registry.schema_faults import schema_faults
 
-INTERPRETER_ARGUMENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"expression": ("expression", "precision"), "restricted_python": ("code",)}
+CODE_ARGUMENTS = ("code", "stdin", "files")
+
+PROGRAM_ARGUMENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "expression": ("expression", "precision"),
+        "restricted_python": ("code",),
+        "code:python": CODE_ARGUMENTS,
+    }
 )
-"""What each executor in the interpreter takes, the needed one first; a tool's schema may
+"""What each executor that runs a program takes, the needed one first; a tool's schema may
 narrow these but name no others."""
 
 
@@ -65,14 +71,12 @@ NOT_ENFORCED: Mapping[str, Mapping[str, NotEnforced]] = MappingProxyType(
             "wait_for_approval": NotEnforced(_given, "approvals"),
             "session_id": NotEnforced(_given, "sessions"),
             "idempotency_key": NotEnforced(_given, "idempotency keys"),
-            "isolation": NotEnforced(
-                lambda value: value in ("session", "container_per_call"), "this isolation"
-            ),
+            "isolation": NotEnforced(lambda value: value == "session", "sessions"),
         },
     }
 )
 
-EXECUTORS_HERE = ("expression", "function", "restricted_python")
+EXECUTORS_HERE = ("code:python", "expression", "function", "restricted_python")
 EXECUTORS_TO_COME = ("http", "mcp")
 """Tools that can be registered and listed; a call is answered with `SANDBOX_UNAVAILABLE`."""
 
@@ -165,8 +169,8 @@ def _executor_faults(document: JsonObject) -> list[str]:
         faults.append("executor: a tool of type BUILTIN must say how it runs")
     if executor not in (*EXECUTORS_HERE, *EXECUTORS_TO_COME):
         faults.append(f"executor: {executor!r} is not enforced by this version")
-    if executor in INTERPRETER_ARGUMENTS:
-        faults += _interpreter_faults(document, executor, sandboxed)
+    if executor in PROGRAM_ARGUMENTS:
+        faults += _program_faults(document, executor, sandboxed)
     if executor == "function":
         faults += _function_faults(document, sandboxed)
     return faults
@@ -181,12 +185,15 @@ def _function_faults(document: JsonObject, sandboxed: Any) -> list[str]:
     return []
 
 
-def _interpreter_faults(document: JsonObject, executor: str, sandboxed: Any) -> list[str]:
+def _program_faults(document: JsonObject, executor: str, sandboxed: Any) -> list[str]:
     faults = []
-    needed, *_ = known = INTERPRETER_ARGUMENTS[executor]
+    needed, *_ = known = PROGRAM_ARGUMENTS[executor]
+    where, least_mb = "the interpreter", MIN_INTERPRETER_MB
+    if executor.startswith("code:"):
+        where, least_mb = "a container", MIN_CONTAINER_MB
     memory_mb = document.get("memory_limit_mb")
-    if isinstance(memory_mb, int) and memory_mb < MIN_INTERPRETER_MB:
-        faults.append(f"memory_limit_mb: the interpreter needs at least {MIN_INTERPRETER_MB}")
+    if isinstance(memory_mb, int) and memory_mb < least_mb:
+        faults.append(f"memory_limit_mb: {where} needs at least {least_mb}")
     if sandboxed is False:
         faults.append(f"sandboxed: the executor {executor!r} always runs in its sandbox")
     parameters = document.get("parameters")

@@ -17,7 +17,7 @@ from typing import Any
 from fumehood.model.call import FunctionAddress, HostFunction
 from fumehood.model.errors import ToolNotFound
 from fumehood.model.json_types import JsonObject
-from fumehood.model.tool import EXPRESSION_OUTPUT, PROGRAM_OUTPUT, ToolDefinition
+from fumehood.model.tool import CODE_OUTPUT, EXPRESSION_OUTPUT, PROGRAM_OUTPUT, ToolDefinition
 from fumehood.registry.definitions import InvalidDefinition, check_definition, parse_definition
 from fumehood.registry.json_schema import CompiledSchema
 
@@ -272,7 +272,11 @@ def _preference(tool: RegisteredTool) -> tuple[bool, tuple[Any, ...]]:
     return (not tool.definition.deprecated, tool.definition.version_key)
 
 
-_KEPT_BY_EXECUTOR = {"expression": EXPRESSION_OUTPUT, "restricted_python": PROGRAM_OUTPUT}
+_KEPT_BY_EXECUTOR = {
+    "expression": EXPRESSION_OUTPUT,
+    "restricted_python": PROGRAM_OUTPUT,
+    "code:python": CODE_OUTPUT,
+}
 
 
 def _promise_to_check(definition: ToolDefinition) -> CompiledSchema | None:

@@ -6,7 +6,9 @@ asks for; what has no wall in this version has no case.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from fumehood.model.errors import SandboxUnavailable
 from fumehood.model.tool import ToolDefinition
@@ -21,13 +23,24 @@ class Placement:
     why: str
     fresh: bool = False
     """Whether every call gets a process of its own, whatever the call asks for."""
+    isolations: Mapping[str, bool] = field(default_factory=lambda: MappingProxyType({}))
+    """What a call may ask for as its `isolation` here, and whether that needs a place in which
+    nothing has run before. What is not among them could not be enforced."""
 
+    def needs_fresh_place(self, isolation: str | None) -> bool:
+        """Whether the place must be new for a call with this option."""
+        return self.fresh or (isolation is not None and self.isolations[isolation])
+
+
+_A_PROCESS_A_CALL = MappingProxyType({"call": True})
+_A_RESET_OR_A_CONTAINER_A_CALL = MappingProxyType({"call": False, "container_per_call": True})
 
 _EXPRESSION = Placement(
     "interpreter",
     "interpreter",
     "the executor 'expression' always runs in the interpreter: a separate, limited process "
     "behind a system-call filter",
+    isolations=_A_PROCESS_A_CALL,
 )
 _RESTRICTED_PROGRAM = Placement(
     "interpreter",
@@ -35,6 +48,7 @@ _RESTRICTED_PROGRAM = Placement(
     "the executor 'restricted_python' always runs in the interpreter: a separate, limited "
     "process behind a system-call filter, made for this call and ended with it",
     fresh=True,
+    isolations=_A_PROCESS_A_CALL,
 )
 _HOST_FUNCTION = Placement(
     "host",
@@ -47,6 +61,15 @@ _SANDBOXED_FUNCTION = Placement(
     "jail",
     "the executor 'function' with sandboxed=true always runs in the jail: a separate, limited "
     "process behind a system-call filter, which sees its own import path and no other file",
+    isolations=_A_PROCESS_A_CALL,
+)
+_CODE = Placement(
+    "container",
+    "container",
+    "executors 'code:…' always run in a container without network, with a read-only root and an "
+    "unprivileged user: one that only this caller's calls of the same agent have used, reset "
+    "after each of them, or with isolation=container_per_call one made for this call",
+    isolations=_A_RESET_OR_A_CONTAINER_A_CALL,
 )
 
 
@@ -62,6 +85,8 @@ def place(tool: ToolDefinition) -> Placement:
         return _RESTRICTED_PROGRAM
     if tool.executor == "function":
         return _SANDBOXED_FUNCTION if tool.sandboxed else _HOST_FUNCTION
+    if tool.executor.startswith("code:"):
+        return _CODE
     if tool.executor in ("http", "mcp"):
         raise SandboxUnavailable(
             f"This version has no executor {tool.executor!r}: the tool {tool.name} is registered, "

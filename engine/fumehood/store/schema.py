@@ -131,3 +131,17 @@ CALLS = Table(
     Index("calls_by_principal", "principal_id", "seq", "at", "tool", "code", "agent_id"),
 )
 """One row a call, in order of `seq`; `at` is the envelope's timestamp, in milliseconds."""
+
+BLOBS = Table(
+    "blobs",
+    METADATA,
+    Column("id", String, primary_key=True),
+    Column("principal_id", String, nullable=False),
+    Column("filename", String, nullable=False),
+    Column("content_type", String, nullable=False),
+    Column("size", Integer, nullable=False),
+    Column("created_at", String, nullable=False),
+    Column("expires_at", Integer, nullable=False),
+    Index("blobs_by_end", "expires_at"),
+)
+"""One row a blob, whose file has its id as its name; `expires_at` in whole Unix seconds."""

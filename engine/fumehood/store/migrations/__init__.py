@@ -10,7 +10,10 @@ from collections.abc import Callable
 
 from sqlalchemy import Connection
 
-from fumehood.store.migrations import m0001_foundations
+from fumehood.store.migrations import m0001_foundations, m0002_blobs
 
-STEPS: tuple[Callable[[Connection], None], ...] = (m0001_foundations.upgrade,)
+STEPS: tuple[Callable[[Connection], None], ...] = (
+    m0001_foundations.upgrade,
+    m0002_blobs.upgrade,
+)
 """In order; the schema's version is how many of them a database has passed."""

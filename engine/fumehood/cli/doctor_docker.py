@@ -1,0 +1,200 @@
+"""Docker's part of `fumehood doctor`: what containers would miss here, each with its cure.
+
+Without Docker everything but containers works, so nothing here is `missing`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+from docker.errors import DockerException
+from requests.exceptions import RequestException
+
+from fumehood.cli.finding import Finding
+from fumehood.model.limits import MB
+from fumehood.sandbox.container.advisories import changelog_of, standing
+from fumehood.sandbox.container.images import Image, list_images, newest_own
+from fumehood.sandbox.container.reach import DockerUnreachable, docker_address, open_docker
+from fumehood.sandbox.container.recipe import image_names
+
+JsonMapping = Mapping[str, Any]
+
+MAX_IMAGE_AGE = timedelta(days=30)
+CONTAINER_BYTES = (512 + 32) * MB
+"""A container of the default class and what the guest adds."""
+
+MIN_DISK_BYTES = 1 << 30
+"""An image while it is built."""
+
+PACKAGES = {"runc": ("runc",), "containerd": ("containerd", "containerd.io")}
+UNIFIED = Path("/sys/fs/cgroup/unified")
+
+
+def docker_findings() -> Iterator[Finding]:
+    """Everything about Docker and the images, or why it is not there."""
+    try:
+        client = open_docker()
+    except DockerUnreachable as error:
+        words = f"{error.found} Containers are not available."
+        yield Finding("docker", "warning", words, error.cure)
+        return
+    try:
+        version, info = client.version(), client.info()
+        images = {name: list_images(client, name) for name in image_names()}
+    except (DockerException, RequestException) as error:
+        found = f"it answers, then fails ({type(error).__name__})"
+        yield Finding("docker", "warning", found, "See the log of dockerd.")
+        return
+    finally:
+        client.close()
+    local = docker_address().startswith("unix://")
+    yield _engine(version, info)
+    for component in ("runc", "containerd"):
+        yield _component(component, version, local=local)
+    yield _control_groups(info, hybrid=local and UNIFIED.is_dir())
+    yield _swap(info, swap_bytes=psutil.swap_memory().total if local else None)
+    yield _seccomp(info)
+    yield _runtimes(info)
+    for name, found_images in images.items():
+        yield image_finding(name, found_images, datetime.now(UTC))
+    yield _memory(info, available=psutil.virtual_memory().available if local else None)
+    if local:
+        yield _disk(Path(str(info.get("DockerRootDir") or "/")))
+
+
+def _engine(version: JsonMapping, info: JsonMapping) -> Finding:
+    rootless = ", rootless" if _has_option(info, "rootless") else ""
+    found = f"{version.get('Version')}, API {version.get('ApiVersion')}{rootless}"
+    if info.get("OSType") != "linux":
+        cure = "Use a Docker engine on Linux."
+        return Finding("docker", "warning", f"{found}, runs {info.get('OSType')} containers", cure)
+    return Finding("docker", "ok", found)
+
+
+def _component(name: str, version: JsonMapping, *, local: bool) -> Finding:
+    """What is published about this version, less what the distribution says it mended."""
+    check = f"docker: {name}"
+    parts = {str(part.get("Name")): part for part in version.get("Components") or ()}
+    number = str(parts.get(name, {}).get("Version", ""))
+    package = str((parts.get(name, {}).get("Details") or {}).get("GitCommit", ""))
+    known = standing(name, number, package, changelog_of(PACKAGES[name]) if local else "")
+    if known is None:
+        cure = f"Check its version yourself: {name} --version"
+        return Finding(check, "warning", "Docker does not say which version it is", cure)
+    shown = package if package.startswith(number) else number
+    mended = ", ".join(advisory.id for advisory in known.mended_by_package)
+    by_package = f"; its package mends {mended}" if mended else ""
+    if not known.open:
+        return Finding(check, "ok", f"{shown}: no published escape is known here{by_package}")
+    words = "; ".join(f"{advisory.id} ({advisory.what})" for advisory in known.open)
+    return Finding(
+        check,
+        "warning",
+        f"{shown}: published for this version, and not known to be mended in it: {words}"
+        f"{by_package}",
+        f"Upgrade {name}, or see what your distribution says of these."
+        + (" The runtime runsc does not share them." if name == "runc" else ""),
+    )
+
+
+def _control_groups(info: JsonMapping, *, hybrid: bool) -> Finding:
+    check = "docker: cgroups"
+    version = str(info.get("CgroupVersion") or "1")
+    kind = "v1 and v2 (hybrid; limits are v1)" if hybrid and version == "1" else f"v{version}"
+    lacking = [
+        name
+        for name, key in (("memory", "MemoryLimit"), ("pids", "PidsLimit"), ("cpu", "CpuCfsQuota"))
+        if not info.get(key)
+    ]
+    if not lacking:
+        return Finding(check, "ok", f"{kind}, limits on memory, processes and CPU")
+    cure = (
+        "Rootless Docker needs cgroup v2 with delegation: see Docker's page on rootless mode."
+        if _has_option(info, "rootless")
+        else "Switch these controllers on (kernel parameter cgroup_enable=…)."
+    )
+    words = f"{kind}, no limit on {', '.join(lacking)}: containers are refused"
+    return Finding(check, "warning", words, cure)
+
+
+def _swap(info: JsonMapping, *, swap_bytes: int | None) -> Finding:
+    """Swap that is not accounted for is memory beyond the limit."""
+    check = "docker: swap"
+    if info.get("SwapLimit"):
+        return Finding(check, "ok", "is part of the memory limit")
+    if swap_bytes == 0:
+        return Finding(check, "ok", "there is none")
+    there = "there is swap" if swap_bytes else "whether the engine's host has swap is not known"
+    return Finding(
+        check,
+        "warning",
+        f"it cannot be limited, and {there}: containers are refused",
+        "Switch it off (swapoff --all), or on cgroup v1 boot with swapaccount=1.",
+    )
+
+
+def _seccomp(info: JsonMapping) -> Finding:
+    check = "docker: seccomp"
+    if _has_option(info, "seccomp"):
+        return Finding(check, "ok", "Docker's profile is used")
+    cure = "Use a kernel with seccomp, and start dockerd without seccomp-profile=unconfined."
+    return Finding(check, "warning", "Docker does not filter system calls", cure)
+
+
+def _runtimes(info: JsonMapping) -> Finding:
+    names = sorted(name for name in info.get("Runtimes") or {} if not name.startswith("io."))
+    default = info.get("DefaultRuntime")
+    found = f"{', '.join(names)} (default: {default})"
+    return Finding("docker: runtimes", "ok", found)
+
+
+def image_finding(name: str, images: list[Image], now: datetime) -> Finding:
+    """Whether an image is there, this engine's, and not too old."""
+    check, build = f"image: {name}", f"fumehood images build {name}"
+    own = newest_own(images)
+    if own is None:
+        found = "of another version of the engine" if images else "not built"
+        return Finding(check, "warning", found, f"Build it: {build}")
+    age = now - own.packages_from
+    words = f"{own.id[:19]}, {own.packages} packages, {max(0, age.days)} days old"
+    if age > MAX_IMAGE_AGE:
+        return Finding(
+            check, "warning", f"{words}; security updates are missing", f"{build} --force"
+        )
+    return Finding(check, "ok", words)
+
+
+def _memory(info: JsonMapping, *, available: int | None) -> Finding:
+    check = "docker: memory"
+    free = available if available is not None else int(info.get("MemTotal") or 0)
+    room = free // CONTAINER_BYTES
+    found = f"{free // MB} MB {'free' if available is not None else 'in all'}"
+    if room >= 1:
+        return Finding(check, "ok", f"{found}: room for {room} containers of 512 MB at their limit")
+    cure = "Free memory, or use smaller memory limits."
+    return Finding(check, "warning", f"{found}: less than one container of 512 MB may use", cure)
+
+
+def _disk(root: Path) -> Finding:
+    """The directory may be closed to this user; then the nearest open one tells."""
+    check = "docker: disk"
+    while not os.access(root, os.X_OK) and root != root.parent:
+        root = root.parent
+    free = shutil.disk_usage(root).free
+    found = f"{free / 1e9:.1f} GB free where Docker keeps images"
+    if free >= MIN_DISK_BYTES:
+        return Finding(check, "ok", found)
+    return Finding(check, "warning", found, "Make room: an image needs 1 GB while it is built.")
+
+
+def _has_option(info: JsonMapping, name: str) -> bool:
+    options = [str(option) for option in info.get("SecurityOptions") or ()]
+    return any(f"name={name}" in option.split(",") for option in options) and not any(
+        option.startswith(f"name={name},profile=unconfined") for option in options
+    )

@@ -1,0 +1,175 @@
+"""`fumehood run`: a program from a file, in a sandbox, as if it were run here.
+
+Its standard output and error come out as its own. What a program writes is a stranger's: on a
+terminal it is shown so that it can neither move the cursor nor change anything there.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+import typer
+
+from fumehood.cli.exits import ExitCode, exit_code_of, fail
+from fumehood.cli.reach import SocketPath, calling
+from fumehood.cli.sending import MAX_BYTES, files_to_send, read_text
+from fumehood.model.envelope import Envelope
+from fumehood.model.json_types import JsonObject
+
+if TYPE_CHECKING:
+    from fumehood.client import Client
+
+LANGUAGES = {".py": "python"}
+"""Suffix → language; the tool of a language is `run_` and its name."""
+
+
+def run(
+    program: Annotated[str, typer.Argument(metavar="FILE", help="The program, or - for stdin.")],
+    language: Annotated[
+        str | None, typer.Option(help="python; default: by the file's name.")
+    ] = None,
+    stdin: Annotated[
+        str | None, typer.Option(metavar="FILE", help="What the program reads, or - for stdin.")
+    ] = None,
+    file: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH",
+            help="Put a file into the working directory, under its name or as NAME=PATH.",
+        ),
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the program's files below DIR.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Let --save replace files.")] = False,
+    timeout: Annotated[float | None, typer.Option(help="Seconds it may run.")] = None,
+    memory: Annotated[int | None, typer.Option(help="MB of memory it may use.")] = None,
+    agent: Annotated[str | None, typer.Option(help="The agent that it is run for.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The whole envelope as JSON.")] = False,
+    socket: SocketPath = None,
+) -> None:
+    """Run a program in a sandbox and show what it printed.
+
+    Exit status: 0 success, 1 the program failed, 2 wrong usage, 3 waiting for approval,
+    4 engine or sandbox unavailable.
+    """
+    from fumehood.cli.show import show_envelope
+
+    if timeout is not None and not 0 < timeout < float("inf"):
+        fail("--timeout takes a number of seconds over 0.", ExitCode.USAGE)
+    if force and save is None:
+        fail("--force goes with --save.", ExitCode.USAGE)
+    if program == "-" and stdin == "-":
+        fail("Standard input can be the program or what it reads, not both.", ExitCode.USAGE)
+    tool = f"run_{_language(program, language)}"
+    arguments: JsonObject = {"code": read_text(program, "The program")}
+    if stdin is not None:
+        arguments["stdin"] = read_text(stdin, "What the program reads")
+    if file:
+        arguments["files"] = files_to_send(file)
+    _check_size(arguments)
+    asked = {"timeout_seconds": timeout, "memory_limit_mb": memory, "agent_id": agent}
+    options = {name: value for name, value in asked.items() if value is not None}
+    with calling(socket, as_json=as_json) as client:
+        envelope = client.call(tool, arguments, **options)
+        if as_json:
+            show_envelope(envelope, as_json=True)
+        else:
+            _show(envelope, client, with_files=save is None)
+        is_saved = save is None or _save(envelope, client, save, force=force)
+    code = exit_code_of(envelope)
+    raise typer.Exit(code if is_saved or code else ExitCode.TOOL_FAILED)
+
+
+def _language(program: str, given: str | None) -> str:
+    known = sorted(set(LANGUAGES.values()))
+    if given is None:
+        given = LANGUAGES.get(Path(program).suffix)
+    if given is None:
+        fail(
+            f"The name does not say in which language this is. Add --language: {', '.join(known)}.",
+            ExitCode.USAGE,
+        )
+    if given not in known:
+        fail(f"--language takes {', '.join(known)}.", ExitCode.USAGE)
+    return given
+
+
+def _check_size(arguments: JsonObject) -> None:
+    files = arguments.get("files", [])
+    texts = [arguments["code"], arguments.get("stdin", "")]
+    texts += [file.get("content", file.get("content_base64")) for file in files]
+    if sum(map(len, texts)) > MAX_BYTES:
+        fail("The program and what is sent with it are over 8 MB together.", ExitCode.USAGE)
+
+
+def _show(envelope: Envelope, client: Client, *, with_files: bool) -> None:
+    """What the program wrote, each to its own stream; what the engine says of it to stderr."""
+    error = envelope.error
+    fields = envelope.data if error is None else error.details or {}
+    _write(sys.stdout, _whole(fields, "stdout", client))
+    _write(sys.stderr, stderr := _whole(fields, "stderr", client))
+    said = _lines(fields, stderr, with_files=with_files)
+    if error is not None:
+        said.append(f"{error.code}: {error.message}")
+    said += [f"warning: {warning}" for warning in envelope.metadata.warnings]
+    for line in said:
+        _write(sys.stderr, line + "\n")
+
+
+def _lines(fields: JsonObject, stderr: str, *, with_files: bool) -> list[str]:
+    lines = []
+    exception = fields.get("exception")
+    if isinstance(exception, dict) and exception["traceback"].strip() not in stderr:
+        lines.append(exception["traceback"].rstrip("\n"))
+    if fields.get("value_repr") not in (None, "None"):
+        lines.append(f"value: {fields['value_repr']}")
+    if with_files and fields.get("files"):
+        names = ", ".join(f"{file['filename']} ({file['size']} bytes)" for file in fields["files"])
+        lines.append(f"files: {names}. To keep them: --save DIR")
+    if fields.get("files_left_out"):
+        lines.append(f"files: {fields['files_left_out']} more were too many or too large")
+    return lines
+
+
+def _whole(fields: JsonObject, name: str, client: Client) -> str:
+    """A stream, also where the answer holds only its ends."""
+    for cut in (fields.get("truncation_info") or {}).get("fields", []):
+        if cut["field"] == name and "resource_url" in cut:
+            return client.blob(cut["resource_url"]).decode("utf-8", "replace")
+    return fields.get(name) or ""
+
+
+def _write(stream: TextIO, text: str) -> None:
+    from fumehood.cli.tables import printable
+
+    if stream.isatty():
+        stream.write(printable(text))
+    else:
+        stream.flush()
+        stream.buffer.write(text.encode("utf-8", "replace"))
+    stream.flush()
+
+
+def _save(envelope: Envelope, client: Client, directory: Path, *, force: bool) -> bool:
+    """Write the files; whether all of them are there now."""
+    from fumehood.cli.saving import SaveFailed, Saving
+    from fumehood.cli.tables import printable
+    from fumehood.client import Refused
+
+    fields: Any = envelope.data if envelope.error is None else envelope.error.details or {}
+    is_whole = True
+    try:
+        with Saving(directory, force=force) as saving:
+            for entry in fields.get("files", []):
+                try:
+                    saving.save(entry, client.download_blob)
+                except (SaveFailed, Refused) as reason:
+                    name = printable(entry["filename"])
+                    print(f"{name} was not saved: {reason}", file=sys.stderr)
+                    is_whole = False
+    except SaveFailed as reason:
+        fail(f"Nothing was saved: {reason}", ExitCode.TOOL_FAILED)
+    return is_whole

@@ -1,0 +1,166 @@
+"""The engine's walls: made from its configuration, entered and left together.
+
+Part of the composition root, which names concrete classes. Above it `engine`, below it the
+folders of `sandbox`.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from fumehood.config import Config
+from fumehood.model.json_types import JsonObject
+from fumehood.model.limits import Limit
+from fumehood.sandbox.container.docker_api import QUICK_S, Docker
+from fumehood.sandbox.container.pool import PoolRules
+from fumehood.sandbox.container.wall import ContainerSettings, ContainerWall, EngineIdentity
+from fumehood.sandbox.host import Host
+from fumehood.sandbox.process.interpreter import InterpreterWall
+from fumehood.sandbox.process.jail import JailWall
+from fumehood.sandbox.wall import Wall, Walls
+from fumehood.store.owner import owner_id
+
+ID_BYTES = 16
+
+TROUBLE = frozenset(
+    {
+        "guest.lost",
+        "container.unavailable",
+        "container.failed",
+        "container.dirty",
+        "container.look_failed",
+        "container.owner_unknown",
+    }
+)
+"""Events of walls that the log shows as warnings."""
+
+OnEvent = Callable[[str, JsonObject], None]
+
+
+class EngineWalls:
+    """An asynchronous context manager: entering it starts the walls that are in use.
+
+    `jailed_paths` are the import paths of sandboxed functions; `state` is the state directory,
+    None where the engine keeps nothing. A wall that is given is used as it is.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        jailed_paths: frozenset[str],
+        *,
+        state: Path | None,
+        on_event: OnEvent,
+        interpreter: Wall | None = None,
+        jail: Wall | None = None,
+        container: Wall | None = None,
+    ) -> None:
+        self._jailed_paths = jailed_paths
+        self._interpreter: Wall = interpreter or InterpreterWall(
+            config.interpreter_limits, on_event=on_event
+        )
+        self._jail: Wall = jail or JailWall(jailed_paths, config.jail_limits, on_event=on_event)
+        self._container: Wall = container or make_container_wall(config, state, on_event)
+        self._host = Host()
+        self.by_name = Walls(
+            interpreter=self._interpreter,
+            jail=self._jail,
+            container=self._container,
+            host=self._host,
+        )
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> EngineWalls:
+        if isinstance(self._container, ContainerWall):
+            await self._stack.enter_async_context(self._container)
+        if isinstance(self._interpreter, InterpreterWall):
+            await self._stack.enter_async_context(self._interpreter)
+        if isinstance(self._jail, JailWall) and self._jailed_paths:
+            await self._stack.enter_async_context(self._jail)
+        self._stack.push_async_callback(self._host.stop)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._stack.aclose()
+
+    def report(self) -> dict[str, dict[str, Any]]:
+        """For each wall in use, what it enforces here, whether that is enough, and what is wrong.
+
+        Without an `essential` one the engine serves nobody; without another, its own tools are
+        refused.
+        """
+        walls = {"interpreter": self._interpreter, "container": self._container}
+        if self._jailed_paths:
+            walls["jail"] = self._jail
+        return {name: _report(wall, name == "interpreter") for name, wall in walls.items()}
+
+
+def _report(wall: Wall, is_essential: bool) -> dict[str, Any]:
+    required: frozenset[Limit] = wall.required
+    seen = getattr(wall, "seen", wall.enforced)
+    return {
+        "enforced": sorted(limit.value for limit in seen),
+        "ready": getattr(wall, "is_ready", not required - wall.enforced),
+        "essential": is_essential,
+        "faults": list(getattr(wall, "faults", ())),
+        "guest_pid": getattr(wall, "guest_pid", None),
+    }
+
+
+def make_container_wall(config: Config, state: Path | None, on_event: OnEvent) -> ContainerWall:
+    """The container wall as configured.
+
+    An engine that keeps state looks at Docker at once: a predecessor may have left containers
+    behind. One that keeps none, such as in an embedding program, does at the first call.
+    """
+    chosen, limits = config.container, config.container_limits
+    settings = ContainerSettings(
+        limits=limits,
+        rules=PoolRules(
+            least_warm=chosen.pool_min,
+            most=chosen.pool_max,
+            warm_memory_mb=limits.memory_class(min(chosen.memory_mb, chosen.max_memory_mb)),
+            idle_s=chosen.idle_seconds,
+            lifetime_s=chosen.lifetime_seconds,
+            max_uses=chosen.max_uses,
+            patience_s=chosen.queue_seconds,
+        ),
+        image=chosen.image,
+        runtime=chosen.runtime,
+        cpus=chosen.cpus,
+    )
+    return ContainerWall(
+        settings,
+        Docker(os.environ),
+        _find_image,
+        _identity(state, on_event),
+        eager=state is not None,
+        on_event=on_event,
+    )
+
+
+def _identity(state: Path | None, on_event: OnEvent) -> EngineIdentity:
+    engine_id = secrets.token_hex(ID_BYTES)
+    if state is None:
+        return EngineIdentity(engine_id, engine_id)
+    try:
+        return EngineIdentity(engine_id, owner_id(state))
+    except OSError as error:
+        # What this engine leaves behind in a crash is then found by its deadline only.
+        on_event("container.owner_unknown", {"why": error.strerror or str(error)})
+        return EngineIdentity(engine_id, engine_id)
+
+
+async def _find_image(docker: Docker, name: str) -> str:
+    def find(client: Any) -> str:
+        # Here, because it brings Docker's package with it, and an engine without Docker has none.
+        from fumehood.sandbox.container.images import list_images, own_image
+
+        return own_image(list_images(client, name), name).id
+
+    return await docker.ask(find, QUICK_S)

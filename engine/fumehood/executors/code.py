@@ -1,0 +1,145 @@
+"""Code in a container: what to run there, and what its ending means to the caller.
+
+Host side, between `call/execute` and a wall's lease. How a run ended, its streams, exit
+status and files were measured outside the program; value, exception and traceback are its
+own words, read in `code_claims`. A claim never makes a failure a success.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import anyio
+
+from fumehood.executors.code_arguments import program_arguments, sent_files
+from fumehood.executors.code_claims import NO_VALUE, FailureClaim, read_failure, read_value
+from fumehood.executors.code_words import failure_message, reached_limit, refused_by
+from fumehood.executors.outcome import Outcome
+from fumehood.executors.workspace_files import WorkspaceFiles
+from fumehood.model.errors import (
+    ENDING_ERRORS,
+    EndedBy,
+    EngineError,
+    InvalidParams,
+    SandboxUnavailable,
+)
+from fumehood.model.json_types import JsonObject
+from fumehood.model.limits import Limits
+from fumehood.model.tool import ToolDefinition
+from fumehood.sandbox.wall import Lease, RunEnding, RunSinks
+from fumehood.store.blobs import BlobStore
+
+MAX_DATA_BYTES = 16 * 1024 * 1024
+"""Streams, value and files as base64, each of which has a bound of its own, fit in it."""
+
+_CLAIMABLE = {"memory": EndedBy.MEMORY, "policy": EndedBy.POLICY}
+"""What a program that failed may say of its failure."""
+
+
+async def run_code(
+    tool: ToolDefinition,
+    arguments: JsonObject,
+    limits: Limits,
+    lease: Lease,
+    blobs: BlobStore,
+    principal_id: str,
+) -> Outcome:
+    """Run one program in its container.
+
+    Where it fails, `details` hold the same fields as `data` would, with `exception`, and
+    `limit` where one ended it.
+    """
+    language = tool.executor.removeprefix("code:")
+    files = WorkspaceFiles(blobs, principal_id, sent_files(arguments))
+    try:
+        ending = await lease.run(
+            language, program_arguments(arguments), limits, RunSinks(files=files)
+        )
+    except BaseException:
+        files.discard()
+        raise
+    with anyio.CancelScope(shield=True):  # bounded: the disk, not the program
+        entries = await files.entries()
+    failure = read_failure(ending.claimed_error)
+    ending = _as_claimed(ending, failure)
+    fields = _fields(ending, entries, ending.files_left_out + files.left_out)
+    error = _error(tool, ending, failure, limits, fields)
+    return Outcome(
+        ended_by=ending.ended_by,
+        isolation=ending.isolation,
+        data=fields if error is None else None,
+        error=error,
+        cpu_ms=ending.cpu_ms,
+        peak_memory_bytes=ending.peak_memory_bytes,
+        output_bytes=_output_bytes(ending),
+        warnings=refused_by(ending.limits_hit, limits),
+        max_data_bytes=MAX_DATA_BYTES,
+    )
+
+
+def _as_claimed(ending: RunEnding, failure: FailureClaim | None) -> RunEnding:
+    if ending.ended_by is not EndedBy.EXCEPTION or failure is None:
+        return ending
+    return replace(ending, ended_by=_CLAIMABLE.get(failure.kind, EndedBy.EXCEPTION))
+
+
+def _fields(ending: RunEnding, files: list[JsonObject], left_out: int) -> JsonObject:
+    """What `data` and `error.details` have in common."""
+    value = read_value(ending.result) if ending.ended_by is EndedBy.OK else NO_VALUE
+    fields: JsonObject = {
+        "stdout": ending.stdout,
+        "stderr": ending.stderr,
+        "exit_code": ending.exit_code,
+        "value": value.value,
+        "value_repr": value.value_repr,
+        "files": files,
+        "images": [],
+        "ended_by": ending.ended_by.value,
+    }
+    if ending.limits_hit:
+        fields["limits_hit"] = list(ending.limits_hit)
+    if left_out:
+        fields["files_left_out"] = left_out
+    return fields
+
+
+def _error(
+    tool: ToolDefinition,
+    ending: RunEnding,
+    failure: FailureClaim | None,
+    limits: Limits,
+    fields: JsonObject,
+) -> EngineError | None:
+    error_class = ENDING_ERRORS[ending.ended_by]
+    if error_class is None:
+        return None
+    exception = failure.exception if failure is not None else None
+    details = {**fields, "exception": exception.model_dump() if exception is not None else None}
+    if ending.signal is not None:
+        details["signal"] = ending.signal
+    reached = reached_limit(ending, limits)
+    if reached is not None:
+        details["limit"], message = reached
+        return error_class(message, details=details)
+    if ending.ended_by is EndedBy.SANDBOX_LOST:
+        return _lost(tool, details)
+    message = failure_message(ending, failure)
+    if failure is not None and failure.kind == "invalid" and ending.ended_by is EndedBy.EXCEPTION:
+        return InvalidParams(message, fields=["code"], details=details)
+    return error_class(message, details=details)
+
+
+def _output_bytes(ending: RunEnding) -> int:
+    if ending.output_bytes is not None:
+        return ending.output_bytes
+    return ending.stdout_bytes + ending.stderr_bytes
+
+
+def _lost(tool: ToolDefinition, details: JsonObject) -> SandboxUnavailable:
+    return SandboxUnavailable(
+        "The container was lost while the program ran; the next call gets another one. "
+        + ("Repeat the call." if tool.idempotent else "Nothing outside of it can have changed."),
+        details=details,
+        retryable=tool.idempotent,
+        retry_after_ms=100 if tool.idempotent else None,
+    )

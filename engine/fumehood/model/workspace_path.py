@@ -1,0 +1,36 @@
+"""Paths inside a workspace: relative, made of plain names, and the same for everybody.
+
+Values only. What a caller sends in, what a guest names, and what the command line writes to
+disk is held against the same rule. Invariant: a path without a fault, joined to a directory,
+names something below it, as long as no link is followed on the way.
+"""
+
+from __future__ import annotations
+
+MAX_PATH_BYTES = 4096 - len("/workspace/") - 1
+"""*Source*: PATH_MAX of limits.h counts the whole path and its ending NUL."""
+
+MAX_NAME_BYTES = 255
+"""*Source*: NAME_MAX of limits.h."""
+
+
+def path_fault(path: str) -> str | None:
+    """What is wrong with a path as a clause ("is absolute"), or None."""
+    if not path:
+        return "is empty"
+    if "\0" in path:
+        return "holds a NUL character"
+    try:
+        encoded = path.encode()
+    except UnicodeEncodeError:
+        return "holds a lone surrogate"
+    if len(encoded) > MAX_PATH_BYTES:
+        return f"has more than {MAX_PATH_BYTES} bytes"
+    if path.startswith("/"):
+        return "is absolute; paths are relative to the workspace"
+    parts = path.split("/")
+    if any(part in ("", ".", "..") for part in parts):
+        return "has a part that is empty, '.' or '..'"
+    if any(len(part.encode()) > MAX_NAME_BYTES for part in parts):
+        return f"has a part of more than {MAX_NAME_BYTES} bytes"
+    return None

@@ -1,0 +1,204 @@
+"""One container from its making to its end, and the runs in it.
+
+Host side. Above it the pool, below it Docker and the channel. Invariant: a container serves
+only after its guest has tried its own limits and every required one held, and after Docker has
+said that it applies all that was asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Protocol
+
+import anyio
+
+from fumehood.model.errors import EndedBy
+from fumehood.model.json_types import JsonObject
+from fumehood.model.limits import Limit, Limits
+from fumehood.sandbox.container.channel import (
+    STREAM_ENDED,
+    Channel,
+    ChannelListener,
+    Clocks,
+    Lost,
+)
+from fumehood.sandbox.container.docker_api import Created, DockerError
+from fumehood.sandbox.container.spec import GUEST_COMMAND, ContainerSpec, create_body
+from fumehood.sandbox.wall import RunEnding, RunSinks
+
+START_DEADLINE_S = 20.0
+"""For the guest to be ready, on a host that starts several at once."""
+
+LOSS_DEADLINE_S = 5.0
+"""For finding out how a container ended."""
+
+OOM_EXIT_CODE = 137
+MAX_FAULT_CHARACTERS = 300
+
+
+class ContainerDocker(Protocol):
+    """What of Docker a container needs."""
+
+    async def create(self, body: JsonObject, name: str) -> Created: ...
+    async def attach(self, container_id: str) -> Any: ...
+    async def start(self, container_id: str) -> None: ...
+    async def state(self, container_id: str) -> JsonObject: ...
+    async def wait(self, container_id: str, deadline_s: float) -> None: ...
+
+
+class ContainerFailed(Exception):
+    """The container was made, and does not serve. The text is for the operator."""
+
+
+class LimitsNotEnforced(ContainerFailed):
+    """It serves, but without a defence that it must have: no other would have it either."""
+
+    def __init__(self, faults: tuple[str, ...], enforced: frozenset[Limit]) -> None:
+        super().__init__("; ".join(faults)[: 4 * MAX_FAULT_CHARACTERS])
+        self.faults = faults
+        self.enforced = enforced
+
+
+class Container:
+    """A running container. Made by `start`; whoever starts it removes it, where that fails too."""
+
+    def __init__(self, docker: ContainerDocker, spec: ContainerSpec, channel: Channel) -> None:
+        self._docker = docker
+        self._channel = channel
+        self._id = ""
+        self.spec = spec
+        self.ran_out_of_memory = False
+        """Whether anything in a run did. Docker's own mark of it stays for the container's life."""
+
+    @classmethod
+    async def start(
+        cls,
+        docker: ContainerDocker,
+        spec: ContainerSpec,
+        listener: ChannelListener,
+        *,
+        required: frozenset[Limit],
+        command: tuple[str, ...] = GUEST_COMMAND,
+        clocks: Clocks | None = None,
+        ready_s: float = START_DEADLINE_S,
+    ) -> Container:
+        """Make a container, take hold of its streams, start it, and wait until it is ready.
+
+        Raises:
+            DockerError: Docker did not do its part.
+            ContainerFailed: the guest did not do its own.
+            LimitsNotEnforced: Docker or the kernel does not hold what was asked for.
+        """
+        channel = Channel(listener, clocks)
+        container = cls(docker, spec, channel)
+        try:
+            await container._start(command, required, ready_s)
+        except BaseException:
+            channel.end("it did not start")
+            raise
+        return container
+
+    async def _start(
+        self, command: tuple[str, ...], required: frozenset[Limit], ready_s: float
+    ) -> None:
+        created = await self._docker.create(create_body(self.spec, command), self.spec.name)
+        self._id = created.id
+        if created.warnings:  # Docker goes on without what the kernel cannot do
+            raise LimitsNotEnforced(created.warnings, frozenset())
+        stream = await self._docker.attach(created.id)
+        try:
+            stream.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.create_connection(lambda: self._channel, sock=stream)
+        except BaseException:
+            stream.close()
+            raise
+        await self._docker.start(created.id)
+        with anyio.move_on_after(ready_s):
+            await self._channel.ready.wait()
+        if self._channel.dead.is_set():
+            raise ContainerFailed(self._in_words(f"the guest did not start: {self._channel.why}"))
+        if not self._channel.ready.is_set():
+            raise ContainerFailed(self._in_words("the guest was not ready in time"))
+        missing = required - self._channel.enforced
+        if missing or self._channel.faults:
+            said = [fault[:MAX_FAULT_CHARACTERS] for fault in self._channel.faults]
+            said += [f"{limit.value} is not enforced" for limit in sorted(missing)]
+            raise LimitsNotEnforced(tuple(said), self._channel.enforced)
+
+    @property
+    def name(self) -> str:
+        """What Docker calls it."""
+        return self.spec.name
+
+    @property
+    def image_id(self) -> str:
+        """What it was made of."""
+        return self.spec.image_id
+
+    @property
+    def enforced(self) -> frozenset[Limit]:
+        """What the guest saw to hold in this container."""
+        return self._channel.enforced
+
+    @property
+    def is_dead(self) -> bool:
+        """It answers nothing any more."""
+        return self._channel.dead.is_set()
+
+    @property
+    def is_free(self) -> bool:
+        """It is clean, and nothing runs in it."""
+        return self._channel.is_free
+
+    @property
+    def is_resetting(self) -> bool:
+        """Its last run has ended, and it is being cleaned."""
+        return self._channel.is_resetting
+
+    @property
+    def is_dirty(self) -> bool:
+        """It could not be cleaned."""
+        return self._channel.is_dirty
+
+    @property
+    def complaint(self) -> str:
+        """What its guest wrote to stderr, a stranger's word."""
+        return self._channel.complaint.decode("utf-8", "backslashreplace")
+
+    def _in_words(self, fault: str) -> str:
+        said = self.complaint[-MAX_FAULT_CHARACTERS:].strip()
+        return f"{fault}; it said: {said!r}" if said else fault
+
+    def end(self, why: str) -> None:
+        """Let go of it. Its guest ends itself; removing it is the pool's."""
+        self._channel.end(why)
+
+    async def run(
+        self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks, isolation: str
+    ) -> RunEnding:
+        """One run, to its end. Cancelling it ends the program inside before it raises."""
+        try:
+            ending = await self._channel.run(program, arguments, limits, sinks, isolation)
+        except Lost as lost:
+            by_memory = self._channel.why == STREAM_ENDED and await self._was_killed_for_memory()
+            ending = lost.run.cut_off(EndedBy.MEMORY if by_memory else EndedBy.SANDBOX_LOST)
+        self.ran_out_of_memory = (
+            ending.ended_by is EndedBy.MEMORY or Limit.MEMORY.value in ending.limits_hit
+        )
+        return ending
+
+    async def _was_killed_for_memory(self) -> bool:
+        """Ask Docker how the guest itself ended. What cannot be found out was not memory.
+
+        Neither the exit code (anybody may kill) nor Docker's mark would do alone: the mark is
+        there, too, when a child was killed. Where one was, the container is not used again.
+        """
+        with anyio.move_on_after(LOSS_DEADLINE_S):
+            try:
+                await self._docker.wait(self._id, LOSS_DEADLINE_S)
+                state = await self._docker.state(self._id)
+            except DockerError:
+                return False
+            return state.get("OOMKilled") is True and state.get("ExitCode") == OOM_EXIT_CODE
+        return False

@@ -1,0 +1,135 @@
+"""The images that are there: found by their labels, used by their ids.
+
+Host side. Above it the wall's pool and the command line; below it Docker. Invariant: an image is
+this engine's only if its labels carry both digests of `recipe`; its tag decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+import anyio
+from docker.errors import DockerException
+from requests.exceptions import RequestException
+
+from fumehood.model.errors import SandboxUnavailable
+from fumehood.sandbox.container.recipe import (
+    UnknownImage,
+    WrongRecipe,
+    guest_digest,
+    read_recipe,
+)
+
+REPOSITORY = "fumehood"
+IMAGE = "fumehood.image"
+RECIPE = "fumehood.recipe"
+GUEST = "fumehood.guest"
+BASE = "fumehood.base"
+PACKAGES = "fumehood.packages"
+PACKAGES_FROM = "fumehood.packages-from"
+"""When the packages were installed, in seconds since 1970: what an image's age means."""
+
+DEADLINE_S = 20.0
+
+__all__ = ["DockerImages", "Image", "find_image", "guest_digest", "list_images", "newest_own"]
+
+
+class DockerImages(Protocol):
+    """As much of Docker's client as finding an image needs."""
+
+    def images(self, *, filters: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Images as the engine lists them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """One image of ours. `id` is its digest; nothing else names it for good."""
+
+    name: str
+    id: str
+    size_bytes: int
+    created: datetime
+    recipe: str
+    guest: str
+    packages: int
+    packages_from: datetime
+    base: str = ""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is what this engine would build now, from the same base."""
+        try:
+            recipe = read_recipe(self.name, base=self.base)
+        except (UnknownImage, WrongRecipe):
+            return False
+        return self.guest == guest_digest() and self.recipe == recipe.digest
+
+
+async def find_image(docker: DockerImages, name: str) -> Image:
+    """The newest image of this name that is this engine's.
+
+    Raises:
+        SandboxUnavailable: there is none, or Docker does not answer; it says what to do.
+    """
+    with anyio.move_on_after(DEADLINE_S):
+        try:
+            return await anyio.to_thread.run_sync(
+                lambda: own_image(list_images(docker, name), name), abandon_on_cancel=True
+            )
+        except (DockerException, RequestException):
+            raise SandboxUnavailable(
+                "Docker did not say which images there are. See: fumehood doctor"
+            ) from None
+    raise SandboxUnavailable("Docker does not answer in time. See: fumehood doctor")
+
+
+def own_image(found: Sequence[Image], name: str) -> Image:
+    """The newest that is this engine's.
+
+    Raises:
+        SandboxUnavailable: with the command that builds it.
+    """
+    own = newest_own(found)
+    if own is not None:
+        return own
+    what = "is of another version of the engine" if found else "is missing"
+    raise SandboxUnavailable(
+        f"The image {name} {what}. Build it: fumehood images build {name}", retryable=False
+    )
+
+
+def newest_own(found: Sequence[Image]) -> Image | None:
+    """Out of a list that is sorted newest first."""
+    return next((image for image in found if image.is_own), None)
+
+
+def list_images(docker: DockerImages, name: str | None = None) -> list[Image]:
+    """All images that carry our labels, newest first; other engines' too."""
+    label = f"{IMAGE}={name}" if name is not None else IMAGE
+    rows = docker.images(filters={"label": [label, GUEST]})
+    parsed = (_parsed(row) for row in rows)
+    images = [image for image in parsed if image is not None]
+    return sorted(images, key=lambda image: (image.created, image.id), reverse=True)
+
+
+def _parsed(row: dict[str, Any]) -> Image | None:
+    """Labels are anybody's words: what cannot be read is no image of ours."""
+    labels = row.get("Labels") or {}
+    try:
+        return Image(
+            name=labels[IMAGE],
+            id=str(row["Id"]),
+            size_bytes=int(row["Size"]),
+            created=datetime.fromtimestamp(int(row["Created"]), UTC),
+            recipe=labels[RECIPE],
+            guest=labels[GUEST],
+            packages=int(labels[PACKAGES]),
+            packages_from=datetime.fromtimestamp(int(labels[PACKAGES_FROM]), UTC),
+            base=labels.get(BASE, ""),
+        )
+    except (KeyError, ValueError, OverflowError, OSError):
+        return None

@@ -1,0 +1,176 @@
+"""What comes out of one run, kept as it comes: output, files, the ending.
+
+Host side, pure. Every frame was parsed strictly; here it must also be its turn. Invariant:
+whatever a guest sends, no more is kept than the output limit of each stream, and no more is
+handed on than the files that fit the workspace, under paths that stay inside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fumehood.model.errors import EndedBy
+from fumehood.model.limits import MB, Limits
+from fumehood.sandbox.wall import FileSink, RunEnding, RunSinks
+from fumehood.wire.container_frames import (
+    MAX_PATH_CHARACTERS,
+    ContainerData,
+    ContainerEnding,
+    ContainerFile,
+    ContainerOutput,
+)
+from fumehood.wire.framing import FrameError
+
+MAX_NAME_BYTES = 255
+"""*Source*: NAME_MAX of Linux."""
+
+MAX_FILES = 4096
+"""Of one run. The guest hands over far fewer and counts the rest as left out."""
+
+MAX_CLAIM_CHARACTERS = 2000
+
+_CLAIMABLE = {"memory": EndedBy.MEMORY, "policy": EndedBy.POLICY}
+"""What a program may say of its own failure: never that it was none (ADR 0010). Its output is
+counted outside here, so it has nothing to say of that."""
+
+
+class _KeptText:
+    """The beginning of a stream, up to a number of characters (never more than bytes)."""
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+        self._parts: list[str] = []
+
+    def add(self, text: str) -> None:
+        if text and self._left:
+            kept = text[: self._left]
+            self._left -= len(kept)
+            self._parts.append(kept)
+            if len(self._parts) > 1024:  # many small pieces take more room than their text
+                self._parts = ["".join(self._parts)]
+
+    @property
+    def text(self) -> str:
+        return "".join(self._parts)
+
+
+class ReceivedRun:
+    """One run as the host sees it. Frames in any other order than the protocol's raise."""
+
+    def __init__(self, run_id: int, limits: Limits, sinks: RunSinks, isolation: str) -> None:
+        self.id = run_id
+        self.is_collecting = False
+        """Whether the program is over and its files come."""
+        self._isolation = isolation
+        self._texts = {
+            "stdout": _KeptText(limits.output_bytes),
+            "stderr": _KeptText(limits.output_bytes),
+        }
+        self._sink: FileSink | None = sinks.files
+        self._files = 0
+        self._file_left = 0
+        self._disk_left = (limits.memory_mb or 0) * MB
+
+    def mute(self) -> None:
+        """Nobody wants the files any more."""
+        self._sink = None
+
+    def on_output(self, frame: ContainerOutput) -> None:
+        """Keep the next characters of a stream. Raises FrameError."""
+        self._must_be_mine(frame.id)
+        self._texts[frame.stream].add(frame.text)
+
+    def on_file(self, frame: ContainerFile) -> None:
+        """A file begins. Raises FrameError."""
+        self._must_be_mine(frame.id)
+        self.is_collecting = True
+        self._files += 1
+        self._disk_left -= frame.size
+        if self._files > MAX_FILES or self._disk_left < 0:
+            raise FrameError("more files than a workspace holds")
+        if not is_plain_path(frame.path):
+            raise FrameError("a path that leads out of the workspace, or nowhere")
+        self._file_left = frame.size
+        self._hand_on(lambda sink: sink.start(frame.path, frame.size))
+
+    def on_data(self, frame: ContainerData) -> None:
+        """The next bytes of the file that began last. Raises FrameError."""
+        self._must_be_mine(frame.id)
+        content = frame.content
+        if not self._files or len(content) > self._file_left:
+            raise FrameError("more bytes than the file was said to have")
+        self._file_left -= len(content)
+        self._hand_on(lambda sink: sink.write(content))
+
+    def on_ended(self, frame: ContainerEnding) -> RunEnding:
+        """How it ended. Raises FrameError."""
+        self._must_be_mine(frame.id)
+        claim = frame.claim or {}
+        result, error = claim.get("result"), claim.get("error")
+        error = error if isinstance(error, dict) else {}
+        kind = _words(error.get("kind"))
+        ended_by = frame.ended_by
+        if ended_by is EndedBy.OK and not isinstance(result, dict):
+            ended_by = EndedBy.SANDBOX_LOST  # success without a result is nobody's language
+        if ended_by is EndedBy.EXCEPTION:
+            ended_by = _CLAIMABLE.get(kind or "", ended_by)
+        return RunEnding(
+            ended_by=ended_by,
+            isolation=self._isolation,
+            cpu_ms=frame.cpu_ms,
+            peak_memory_bytes=frame.peak_memory_bytes,
+            output_bytes=frame.stdout_bytes + frame.stderr_bytes,
+            exit_code=frame.exit_code,
+            signal=frame.signal,
+            result=result if ended_by is EndedBy.OK else None,
+            claimed_kind=kind,
+            claimed_message=_words(error.get("message")),
+            claimed_error=error or None,
+            stdout=self._texts["stdout"].text,
+            stderr=self._texts["stderr"].text,
+            stdout_bytes=frame.stdout_bytes,
+            stderr_bytes=frame.stderr_bytes,
+            limits_hit=tuple(dict.fromkeys(limit.value for limit in frame.limits_hit)),
+            files_left_out=frame.files_left_out,
+        )
+
+    def cut_off(self, ended_by: EndedBy) -> RunEnding:
+        """How it ended where the guest has not said so: with what had come of its output."""
+        stdout, stderr = self._texts["stdout"].text, self._texts["stderr"].text
+        sizes = [len(text.encode("utf-8", "replace")) for text in (stdout, stderr)]
+        return RunEnding(
+            ended_by=ended_by,
+            isolation=self._isolation,
+            output_bytes=sum(sizes),
+            stdout=stdout,
+            stderr=stderr,
+            stdout_bytes=sizes[0],
+            stderr_bytes=sizes[1],
+        )
+
+    def _must_be_mine(self, frame_id: int) -> None:
+        if frame_id != self.id:
+            raise FrameError("a message about another run")
+
+    def _hand_on(self, say: Callable[[FileSink], None]) -> None:
+        if self._sink is None:
+            return
+        try:
+            say(self._sink)
+        except Exception:  # a sink that fails is not asked again; the run goes on
+            self._sink = None
+
+
+def is_plain_path(path: str) -> bool:
+    """Whether a path is relative and made of names alone, each of which a file can have."""
+    if not path or len(path) > MAX_PATH_CHARACTERS or "\0" in path:
+        return False
+    try:
+        names = path.encode().split(b"/")
+    except UnicodeEncodeError:
+        return False
+    return all(name not in (b"", b".", b"..") and len(name) <= MAX_NAME_BYTES for name in names)
+
+
+def _words(value: object) -> str | None:
+    return value[:MAX_CLAIM_CHARACTERS] if isinstance(value, str) else None

@@ -1,0 +1,167 @@
+"""What an image is made from: the folder in `sandbox_images`, and the guest's files.
+
+Host side; reads files and asks nobody. Invariant: everything that decides what is in an image is
+in one of the two digests here, so that an image whose labels carry them needs no further look.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import tarfile
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from fumehood.model.errors import InternalError
+
+PACKAGE = Path(__file__).parents[2]
+"""`fumehood` itself."""
+
+GUEST_HOME = "opt/fumehood/fumehood"
+"""Where the guest lies in an image."""
+
+_WIRE = ("__init__.py", "framing.py", "strict_json.py")
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
+_DEBIAN_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+")
+"""*Source*: Debian policy 5.6.1."""
+
+_BASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]*@sha256:[0-9a-f]{64}")
+
+
+class UnknownImage(Exception):
+    """There is no folder for an image of this name."""
+
+
+class WrongRecipe(Exception):
+    """An image's folder, or the base that was asked for, cannot be used as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What decides an image's base. `files` are all of its folder, by name."""
+
+    name: str
+    release: str
+    description: str
+    packages: tuple[str, ...]
+    files: tuple[tuple[str, bytes], ...]
+    base: str = ""
+    """A named base, by digest; empty: an own root file system."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the base and all files, as hexadecimal digits."""
+        return _digest((("base", self.base.encode()), *self.files))
+
+    def file(self, name: str) -> bytes:
+        """One file of the folder.
+
+        Raises:
+            WrongRecipe: it is not there.
+        """
+        for known, content in self.files:
+            if known == name:
+                return content
+        raise WrongRecipe(f"The image {self.name} lacks its file {name}.")
+
+
+def images_folder() -> Path:
+    """`sandbox_images`, where an installed package or a checkout keeps it."""
+    installed = PACKAGE / "sandbox_images"
+    return installed if installed.is_dir() else PACKAGE.parents[1] / "sandbox_images"
+
+
+def image_names(folder: Path | None = None) -> list[str]:
+    """The images that can be built."""
+    home = folder or images_folder()
+    return sorted(file.parent.name for file in home.glob("*/image.toml"))
+
+
+def read_recipe(name: str, *, base: str = "", folder: Path | None = None) -> Recipe:
+    """The recipe of one image.
+
+    Raises:
+        UnknownImage: there is none of this name.
+        WrongRecipe: its files, or `base`, cannot be used.
+    """
+    if not _NAME.fullmatch(name) or name not in image_names(folder):
+        known = ", ".join(image_names(folder)) or "none"
+        raise UnknownImage(f"There is no image {name!r}. Known: {known}.")
+    if base and not _BASE.fullmatch(base):
+        raise WrongRecipe(
+            "--base takes REF@sha256:DIGEST: a name alone can mean another image tomorrow."
+        )
+    home = (folder or images_folder()) / name
+    files = tuple(
+        (path.relative_to(home).as_posix(), path.read_bytes())
+        for path in sorted(home.rglob("*"))
+        if path.is_file()
+    )
+    settings = tomllib.loads((home / "image.toml").read_text(encoding="utf-8"))
+    if _listed((home / "requirements.lock").read_text(encoding="utf-8")):
+        raise WrongRecipe(
+            f"The image {name} lists packages of the Python index; not enforced by this version."
+        )
+    packages = _listed((home / "packages.txt").read_text(encoding="utf-8"))
+    for package in packages:
+        if not _DEBIAN_PACKAGE.fullmatch(package):
+            raise WrongRecipe(f"{package[:80]!r} in packages.txt is not the name of a package.")
+    return Recipe(
+        name, str(settings["release"]), str(settings["description"]), packages, files, base
+    )
+
+
+@cache
+def guest_digest() -> str:
+    """SHA-256 over the guest's files as this engine has them, as hexadecimal digits."""
+    return _digest(guest_files())
+
+
+def guest_files(package: Path = PACKAGE) -> tuple[tuple[str, bytes], ...]:
+    """What stands inside every image: path beneath `fumehood` and content, sorted by path."""
+    found = [package / "__init__.py", *(package / "wire" / name for name in _WIRE)]
+    found += (package / "guest").rglob("*.py")
+    pairs = [(path.relative_to(package).as_posix(), path.read_bytes()) for path in found]
+    if len(pairs) == 1 + len(_WIRE):
+        raise InternalError("The guest's files are missing: reinstall fumehood.")
+    return tuple(sorted(pairs))
+
+
+def guest_archive() -> bytes:
+    """The guest as a tar archive to be unpacked at the root: of root, writable by nobody else."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        folders = {GUEST_HOME}
+        for path, _ in guest_files():
+            folders.update(f"{GUEST_HOME}/{parent}" for parent in Path(path).parents[:-1])
+        for folder in sorted(folders):
+            archive.addfile(_member(folder, kind=tarfile.DIRTYPE, mode=0o755))
+        for path, content in guest_files():
+            member = _member(f"{GUEST_HOME}/{path}", kind=tarfile.REGTYPE, mode=0o644)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def _member(path: str, *, kind: bytes, mode: int) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(path)
+    member.type = kind
+    member.mode = mode
+    return member
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    lines = (line.split("#", 1)[0].strip() for line in text.splitlines())
+    return tuple(line for line in lines if line)
+
+
+def _digest(pairs: tuple[tuple[str, bytes], ...]) -> str:
+    """Lengths go in too, so that no two lists of files look alike."""
+    total = hashlib.sha256()
+    for name, content in pairs:
+        for part in (name.encode(), content):
+            total.update(len(part).to_bytes(8, "big") + part)
+    return total.hexdigest()

@@ -1,0 +1,181 @@
+"""The specification of a container: every defence that Docker gives, in one readable place.
+
+Host side, pure. From it comes the body of the one call that makes a container, whole: no
+default of a library or of the Docker client's configuration is mixed in. Invariant: a value
+here may be smaller for a smaller container, and nothing in it can be chosen by a call or a
+tool but its memory class.
+
+What Docker itself adds is meant: its default seccomp profile (so no `seccomp=` option), its
+masked and read-only paths below /proc and /sys, its AppArmor profile where there is one.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from fumehood.model.json_types import JsonObject
+from fumehood.model.limits import CONTAINER_OPEN_FILES, CONTAINER_PROCESSES, MB
+
+GUEST_COMMAND = ("/usr/bin/python3", "-I", "-S", "-B", "-X", "utf8", "/opt/fumehood/fumehood/guest")
+GUEST_IMPORT_PATHS = ("/opt/fumehood",)
+CAPABILITIES = ("KILL", "SETGID", "SETUID")
+"""The guest's own, to make a child somebody else and to end it. The child keeps none."""
+
+GUEST_MEMORY_MB = 32
+"""What the guest itself needs beside a program, on top of the memory class."""
+
+GUEST_PROCESSES = 12
+"""The guest's own: itself, what forks, and what stands ready."""
+
+WORKSPACE, TEMPORARY, SHARED_MEMORY = "/workspace", "/tmp", "/dev/shm"  # noqa: S108  # inside
+SIXTEENTHS = {WORKSPACE: 4, TEMPORARY: 3, SHARED_MEMORY: 1}
+"""Of the memory class, for each place that can be written: half of it together. A program that
+fills all of them still leaves memory for itself and for the guest."""
+
+INODES_PER_MB = 32
+MIN_INODES = 1024
+"""An empty file takes about a kilobyte that no size limit counts."""
+
+LABEL_ENGINE = "fumehood.engine"
+LABEL_OWNER = "fumehood.owner"
+LABEL_DEADLINE = "fumehood.deadline"
+LABEL_IMAGE = "fumehood.image"
+LABEL_PID = "fumehood.pid"
+LABEL_HOST = "fumehood.host"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerSpec:
+    """What one container differs in from another."""
+
+    name: str
+    image_id: str
+    """`sha256:…`: a name could mean another image tomorrow."""
+    image_name: str
+    engine_id: str
+    owner_id: str
+    memory_mb: int
+    """The memory class: what a program may use."""
+    cpus: float
+    lifetime_s: float
+    """After which the guest ends itself, whatever became of the engine."""
+    deadline: int
+    """The same as a moment, in seconds since 1970: for whoever finds the container."""
+    runtime: str | None = None
+    """None is the Docker daemon's default."""
+    engine_pid: int | None = None
+    """For humans, like `engine_host`: a process id says nothing on another host."""
+    engine_host: str = ""
+
+    @property
+    def memory_bytes(self) -> int:
+        """The limit of the container as a whole."""
+        return (self.memory_mb + GUEST_MEMORY_MB) * MB
+
+    @property
+    def writable_mb(self) -> dict[str, int]:
+        """The sizes of the file systems that can be written, by path."""
+        return {path: self.memory_mb * part // 16 for path, part in SIXTEENTHS.items()}
+
+
+def create_body(spec: ContainerSpec, command: tuple[str, ...] = GUEST_COMMAND) -> JsonObject:
+    """The body of `POST /containers/create`.
+
+    *Source*: Docker Engine API 1.41, ContainerCreate.
+    """
+    return {
+        "Image": spec.image_id,
+        "Entrypoint": list(command),
+        "Cmd": [json.dumps(guest_config(spec), sort_keys=True)],
+        "Hostname": "sandbox",
+        "User": "0:0",  # with three capabilities; programs are another user, without any
+        "WorkingDir": "/",
+        "Env": ["PATH=/usr/local/bin:/usr/bin:/bin", "LANG=C.UTF-8"],
+        "Labels": _labels(spec),
+        "Healthcheck": {"Test": ["NONE"]},
+        # The channel: three streams, and the end of the first when the engine is gone.
+        "OpenStdin": True,
+        "StdinOnce": True,
+        "AttachStdin": True,
+        "AttachStdout": True,
+        "AttachStderr": True,
+        "Tty": False,
+        "NetworkDisabled": True,
+        "HostConfig": _host_config(spec),
+    }
+
+
+def guest_config(spec: ContainerSpec) -> JsonObject:
+    """What the guest is told at its start. Nothing in it comes from a call."""
+    return {
+        "wall": "container",
+        "import_paths": list(GUEST_IMPORT_PATHS),
+        "spares": 1,
+        "lifetime_s": spec.lifetime_s,
+        "memory_bytes": spec.memory_mb * MB,
+        "nofile": CONTAINER_OPEN_FILES,
+        "fsize_bytes": spec.writable_mb[WORKSPACE] * MB,
+    }
+
+
+def _labels(spec: ContainerSpec) -> dict[str, str]:
+    return {
+        LABEL_ENGINE: spec.engine_id,
+        LABEL_OWNER: spec.owner_id,
+        LABEL_DEADLINE: str(spec.deadline),
+        LABEL_IMAGE: spec.image_name,
+        LABEL_PID: str(spec.engine_pid or ""),
+        LABEL_HOST: spec.engine_host,
+    }
+
+
+def _host_config(spec: ContainerSpec) -> JsonObject:
+    config: JsonObject = {
+        # Who it is: nobody's relative, in no namespace of anybody else.
+        "Privileged": False,
+        "NetworkMode": "none",
+        "IpcMode": "none",  # a private one, without Docker's own /dev/shm, which has no inode cap
+        "PidMode": "",
+        "UTSMode": "",
+        "CgroupnsMode": "private",
+        # What it may do.
+        "CapDrop": ["ALL"],
+        "CapAdd": list(CAPABILITIES),
+        "SecurityOpt": ["no-new-privileges:true"],
+        "Devices": [],
+        # What it may use.
+        "Memory": spec.memory_bytes,
+        "MemorySwap": spec.memory_bytes,  # memory and swap together: so no swap
+        "OomKillDisable": False,
+        "NanoCpus": round(spec.cpus * 1_000_000_000),
+        "PidsLimit": CONTAINER_PROCESSES + GUEST_PROCESSES,
+        "Ulimits": [
+            _ulimit("core", 0),
+            _ulimit("fsize", spec.writable_mb[WORKSPACE] * MB),
+            _ulimit("msgqueue", 0),
+            _ulimit("nofile", CONTAINER_OPEN_FILES),
+        ],
+        # What it may write.
+        "ReadonlyRootfs": True,
+        "Tmpfs": {path: _tmpfs(size) for path, size in spec.writable_mb.items()},
+        "Binds": [],
+        "LogConfig": {"Type": "none", "Config": {}},  # else the channel is written to the disk
+        # How it lives: once. It is removed by the engine, which first asks how it ended.
+        "RestartPolicy": {"Name": "no", "MaximumRetryCount": 0},
+        "AutoRemove": False,
+        "Init": False,
+    }
+    if spec.runtime is not None:
+        config["Runtime"] = spec.runtime
+    return config
+
+
+def _tmpfs(size_mb: int) -> str:
+    inodes = max(MIN_INODES, size_mb * INODES_PER_MB)
+    # Root's, like /tmp anywhere: a program may write, but not close its successor's workspace.
+    return f"rw,nosuid,nodev,noexec,size={size_mb}m,nr_inodes={inodes},mode=1777"
+
+
+def _ulimit(name: str, value: int) -> JsonObject:
+    return {"Name": name, "Soft": value, "Hard": value}

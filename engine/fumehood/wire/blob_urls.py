@@ -1,0 +1,33 @@
+"""The addresses of blobs, taken apart: for clients, which ask for nothing else with them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_URL = re.compile(
+    r"/v1/blobs/(?P<blob_id>blob_[0-9a-f]{32})"
+    r"\?expires=(?P<expires>[0-9]{1,12})&signature=(?P<signature>[0-9a-f]{64})",
+    re.ASCII,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BlobUrl:
+    """The parts of a blob's address. Whether it is genuine is for the engine to say."""
+
+    blob_id: str
+    expires: str
+    signature: str
+
+
+def parse_blob_url(url: str) -> BlobUrl:
+    """The parts of `url` as it stands in an answer.
+
+    Raises:
+        ValueError: it is no address of a blob.
+    """
+    match = _URL.fullmatch(url)
+    if match is None:
+        raise ValueError(f"{url[:80]!r} is no address of a blob, such as answers hold.")
+    return BlobUrl(**match.groupdict())

@@ -1,0 +1,87 @@
+"""Containers that run nothing, for the pool: made, used and ended when a test says so."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from fumehood.model.errors import EngineError
+from fumehood.sandbox.container.pool import Listener
+
+
+@dataclass(eq=False)
+class FakeContainer:
+    """One container. `runs` and `resets` move it as the channel would."""
+
+    name: str
+    memory_mb: int
+    listener: Listener
+    image_id: str = "sha256:1"
+    is_dead: bool = False
+    is_free: bool = True
+    is_resetting: bool = False
+    is_dirty: bool = False
+    ran_out_of_memory: bool = False
+    complaint: str = ""
+    domains: set[str] = field(default_factory=set)
+    """Whose calls it has run."""
+
+    def begins(self, domain: str) -> None:
+        assert self.is_free
+        assert not self.is_dead
+        self.domains.add(domain)
+        self.is_free = False
+
+    def ends_its_run(self) -> None:
+        self.is_resetting = True
+
+    def is_reset(self) -> None:
+        self.is_resetting, self.is_free = False, True
+        self.listener.on_clean()
+
+    def is_found_dirty(self) -> None:
+        self.is_dirty = True
+        self.end("it is not clean")
+
+    def end(self, why: str) -> None:
+        if not self.is_dead:
+            self.is_dead, self.is_free, self.is_resetting = True, False, False
+            self.listener.on_end(why)
+
+
+class FakeMaker:
+    """Makes containers at once, or when it is let; notes everything."""
+
+    def __init__(self) -> None:
+        self.made: list[FakeContainer] = []
+        self.removed: list[str] = []
+        self.failure: EngineError | None = None
+        self.may_make = asyncio.Event()
+        self.may_make.set()
+        self.may_remove = asyncio.Event()
+        self.may_remove.set()
+        self.alive = 0
+        self.most_alive = 0
+
+    async def make(self, memory_mb: int, listener: Listener) -> FakeContainer:
+        self.alive += 1
+        self.most_alive = max(self.most_alive, self.alive)
+        try:
+            await self.may_make.wait()
+            if self.failure is not None:
+                raise self.failure
+        except BaseException:
+            self.alive -= 1
+            raise
+        container = FakeContainer(f"c{len(self.made) + 1}", memory_mb, listener)
+        self.made.append(container)
+        return container
+
+    async def remove(self, name: str) -> None:
+        await self.may_remove.wait()
+        self.removed.append(name)
+        self.alive -= 1
+
+    @property
+    def living(self) -> list[FakeContainer]:
+        return [container for container in self.made if not container.is_dead]

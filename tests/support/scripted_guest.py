@@ -1,0 +1,92 @@
+"""The other end of a container's channel, spoken by a test: no Docker and no socket."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+from fumehood.model.limits import Limit, Limits
+from fumehood.sandbox.container.channel import Channel
+from fumehood.wire import framing
+
+LIMITS = Limits(wall_s=5, cpu_s=5, memory_mb=128, output_bytes=1000)
+READY = {"op": "ready", "enforces": {limit.value: True for limit in Limit}, "faults": []}
+
+
+def record(stream: int, payload: bytes) -> bytes:
+    """A piece of a stream as Docker sends it."""
+    return struct.pack("!BxxxI", stream, len(payload)) + payload
+
+
+def ended(run_id: int = 1, **other: Any) -> dict[str, Any]:
+    """The ending of a run that went well, or as `other` says."""
+    return {
+        "op": "ended", "id": run_id, "ended_by": "ok", "cpu_ms": 1.0, "peak_memory_bytes": 1,
+        "stdout_bytes": 0, "stderr_bytes": 0, "exit_code": 0, "signal": None, "limits_hit": [],
+        "files_left_out": 0, "claim": {"result": {"value": 4}}, **other,
+    }  # fmt: skip
+
+
+def reset(run_id: int = 1, *, clean: bool = True, why: str | None = None) -> dict[str, Any]:
+    return {"op": "reset", "id": run_id, "clean": clean, "why": why}
+
+
+@dataclass
+class Heard:
+    """What a channel's listener was told."""
+
+    clean: int = 0
+    ends: list[str] = field(default_factory=list)
+
+    def on_clean(self) -> None:
+        self.clean += 1
+
+    def on_end(self, why: str) -> None:
+        self.ends.append(why)
+
+
+@dataclass
+class ShortClocks:
+    """Deadlines that a test can wait for."""
+
+    answer_grace_s: float = 0.05
+    collect_s: float = 0.05
+    cancel_s: float = 0.05
+    reset_s: float = 0.05
+
+
+class Wire(asyncio.Transport):
+    """What the host wrote, as messages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[dict[str, Any]] = []
+        self.is_aborted = False
+        self._decoder = framing.Decoder(16 << 20)
+
+    def write(self, data: Any) -> None:
+        self.messages += self._decoder.feed(bytes(data))
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+class ScriptedGuest:
+    """A channel with a guest at its other end that says what the test wants."""
+
+    def __init__(self, clocks: Any = None, *, ready: bool = True) -> None:
+        self.heard = Heard()
+        self.channel = Channel(self.heard, clocks)
+        self.wire = Wire()
+        self.channel.connection_made(self.wire)
+        if ready:
+            self.says(READY)
+
+    def says(self, *messages: dict[str, Any]) -> None:
+        for message in messages:
+            self.sends(framing.encode(message))
+
+    def sends(self, payload: bytes, stream: int = 1) -> None:
+        self.channel.data_received(record(stream, payload))

@@ -1,0 +1,278 @@
+"""One container's channel: the protocol's order, its deadlines, and a guest that lies."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Any
+
+import anyio
+import pytest
+
+from fumehood.model.errors import EndedBy, InternalError
+from fumehood.model.limits import Limit, Limits
+from fumehood.sandbox.container.channel import MAX_COMPLAINT_BYTES, Lost
+from fumehood.sandbox.wall import NO_SINKS, RunEnding
+from fumehood.wire import framing
+from support.scripted_guest import LIMITS, READY, ScriptedGuest, ShortClocks, ended, record, reset
+
+pytestmark = pytest.mark.anyio
+
+QUICK = Limits(wall_s=0.01, cpu_s=0.01, memory_mb=128, output_bytes=1000)
+
+
+def output(text: str = "x", run_id: int = 1) -> dict[str, Any]:
+    return {"op": "output", "id": run_id, "stream": "stdout", "text": text}
+
+
+def file(path: str = "a", size: int = 1) -> dict[str, Any]:
+    return {"op": "file", "id": 1, "path": path, "size": size}
+
+
+def data(content: bytes = b"x") -> dict[str, Any]:
+    return {"op": "data", "id": 1, "data": base64.b64encode(content).decode()}
+
+
+async def begun(guest: ScriptedGuest, limits: Limits = LIMITS) -> asyncio.Task[RunEnding]:
+    """A run that has been sent."""
+    task = asyncio.ensure_future(
+        guest.channel.run("python", {"code": "1"}, limits, NO_SINKS, "call")
+    )
+    await asyncio.sleep(0)
+    assert [message["op"] for message in guest.wire.messages][-1:] == ["run"]
+    return task
+
+
+async def test_run_is_sent_answered_and_the_next_waits_for_the_reset() -> None:
+    guest = ScriptedGuest()
+    task = await begun(guest)
+    guest.says(output("hi\n"), file(), data(), ended())
+    ending = await task
+    assert (ending.ended_by, ending.result, ending.stdout) == (EndedBy.OK, {"value": 4}, "hi\n")
+    assert guest.channel.is_resetting
+    assert not guest.channel.is_free
+    with pytest.raises(InternalError):
+        await guest.channel.run("python", {}, LIMITS, NO_SINKS, "call")
+    guest.says(reset())
+    assert guest.channel.is_free
+    assert guest.heard.clean == 1
+    again = await begun(guest)
+    assert guest.wire.messages[-1]["id"] == 2
+    guest.says(ended(2), reset(2))
+    assert (await again).ended_by is EndedBy.OK
+    assert guest.heard.ends == []
+
+
+async def test_ready_says_what_was_seen_to_hold() -> None:
+    guest = ScriptedGuest(ready=False)
+    guest.says({"op": "ready", "enforces": {"memory": True, "disk": False}, "faults": ["a mount"]})
+    assert guest.channel.enforced == {Limit.MEMORY}
+    assert guest.channel.faults == ("a mount",)
+
+
+BEFORE_ANY_RUN = {
+    "ready-twice": READY,
+    "ending-of-nothing": ended(),
+    "reset-of-nothing": reset(),
+    "output-of-nothing": output(),
+    "unknown-kind": {"op": "exec", "id": 1},
+    "no-kind": {"id": 1},
+    "progress": {"op": "progress", "id": 1, "percent": 1.0, "message": ""},
+}
+
+
+@pytest.mark.parametrize("name", BEFORE_ANY_RUN)
+async def test_word_that_nobody_asked_for_ends_the_container(name: str) -> None:
+    guest = ScriptedGuest()
+    guest.says(BEFORE_ANY_RUN[name])
+    assert guest.channel.dead.is_set()
+    assert guest.wire.is_aborted
+    assert len(guest.heard.ends) == 1
+
+
+DURING_A_RUN: dict[str, list[dict[str, Any]]] = {
+    "another-run's-output": [output(run_id=2)],
+    "another-run's-ending": [ended(2)],
+    "reset-before-the-ending": [reset()],
+    "data-without-a-file": [data()],
+    "data-beyond-the-file": [file(size=1), data(b"xy")],
+    "path-upwards": [file("../../etc/passwd")],
+    "absolute-path": [file("/etc/passwd")],
+    "path-with-nul": [file("a\0b")],
+    "negative-size": [file(size=-1)],
+    "size-of-a-terabyte": [file(size=1 << 40)],
+    "not-base64": [file(size=9), {"op": "data", "id": 1, "data": "!!!!"}],
+    "ready-again": [READY],
+    "unknown-ending": [ended(ended_by="won")],
+    "unknown-limit": [ended(limits_hit=["time"])],
+    "negative-figure": [ended(stdout_bytes=-1)],
+    "extra-field": [ended(score=1)],
+    "text-as-number": [ended(exit_code="0")],
+    "overlong-text": [output("x" * (64 * 1024 + 1))],
+    "unknown-stream": [{**output(), "stream": "stdin"}],
+}
+
+
+@pytest.mark.parametrize("name", DURING_A_RUN)
+async def test_wrong_word_during_a_run_loses_it_and_ends_the_container(name: str) -> None:
+    guest = ScriptedGuest()
+    task = await begun(guest)
+    guest.says(*DURING_A_RUN[name])
+    with pytest.raises(Lost):
+        await task
+    assert guest.heard.ends[0].startswith("it sent what it must not")
+
+
+AFTER_THE_ENDING: dict[str, dict[str, Any]] = {
+    "second-ending": ended(),
+    "output": output(),
+    "file": file(),
+    "data": data(),
+    "ready": READY,
+    "another-run's-reset": reset(2),
+}
+
+
+@pytest.mark.parametrize("name", AFTER_THE_ENDING)
+async def test_wrong_word_after_the_ending_ends_the_container_and_not_the_answer(name: str) -> None:
+    guest = ScriptedGuest()
+    task = await begun(guest)
+    guest.says(ended(), AFTER_THE_ENDING[name])
+    assert (await task).ended_by is EndedBy.OK
+    assert guest.channel.dead.is_set()
+
+
+RAW = {
+    "huge-frame": record(1, b"\xff\xff\xff\xff"),
+    "not-json": record(1, framing.HEADER.pack(3) + b"abc"),
+    "not-an-object": record(1, framing.HEADER.pack(2) + b"[]"),
+    "deep-json": record(1, framing.HEADER.pack(400) + b"[" * 400),
+    "nan": record(1, framing.HEADER.pack(9) + b'{"a":NaN}'),
+    "no-docker-record": b"HTTP/1.1 200 OK\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("name", RAW)
+async def test_bytes_that_are_no_frame_lose_the_run_and_end_the_container(name: str) -> None:
+    guest = ScriptedGuest()
+    task = await begun(guest)
+    guest.channel.data_received(RAW[name])
+    with pytest.raises(Lost):
+        await task
+    assert guest.channel.dead.is_set()
+
+
+async def test_nothing_is_read_after_the_first_wrong_frame() -> None:
+    guest = ScriptedGuest()
+    task = await begun(guest)
+    wrong, right = framing.encode({"op": "exec"}), framing.encode(ended())
+    guest.channel.data_received(record(1, wrong) + record(1, right))
+    with pytest.raises(Lost):
+        await task
+
+
+async def test_stderr_is_kept_for_the_log_up_to_a_cap_and_never_believed() -> None:
+    guest = ScriptedGuest()
+    task = await begun(guest)
+    for _ in range(100):
+        guest.sends(framing.encode(ended()), stream=2)
+    assert not task.done()
+    assert len(guest.channel.complaint) == MAX_COMPLAINT_BYTES
+    guest.says(ended())
+    assert (await task).ended_by is EndedBy.OK
+
+
+async def test_guest_that_does_not_answer_in_time_is_ended_and_the_run_timed_out() -> None:
+    guest = ScriptedGuest(ShortClocks())
+    task = await begun(guest, QUICK)
+    guest.says(output("so far"))
+    ending = await task
+    assert (ending.ended_by, ending.stdout) == (EndedBy.WALL_TIME, "so far")
+    assert guest.channel.dead.is_set()
+
+
+async def test_guest_that_never_comes_to_the_end_of_its_files_loses_the_run() -> None:
+    guest = ScriptedGuest(ShortClocks(answer_grace_s=60))
+    task = await begun(guest, QUICK)
+    guest.says(file(size=100), data())
+    assert (await task).ended_by is EndedBy.SANDBOX_LOST
+    assert guest.channel.dead.is_set()
+
+
+async def test_guest_that_is_not_clean_in_time_is_ended_and_dirty() -> None:
+    guest = ScriptedGuest(ShortClocks())
+    task = await begun(guest)
+    guest.says(ended())
+    await task
+    with anyio.fail_after(5):
+        await guest.channel.dead.wait()
+    assert guest.channel.is_dirty
+
+
+async def test_guest_that_says_it_is_not_clean_is_ended_and_dirty() -> None:
+    guest = ScriptedGuest()
+    task = await begun(guest)
+    guest.says(ended(), reset(clean=False, why="a file is left"))
+    assert (await task).ended_by is EndedBy.OK
+    assert guest.channel.is_dirty
+    assert guest.heard.ends == ["it is not clean: a file is left"]
+
+
+async def test_cancelled_run_is_ended_inside_before_it_raises() -> None:
+    guest = ScriptedGuest()
+    task = await begun(guest)
+    task.cancel()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert guest.wire.messages[-1] == {"op": "cancel", "id": 1}
+    assert not task.done()
+    guest.says(ended(ended_by="cancelled"), reset())
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert guest.channel.is_free
+
+
+async def test_guest_that_goes_on_with_a_cancelled_run_is_ended() -> None:
+    guest = ScriptedGuest(ShortClocks())
+    task = await begun(guest)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert guest.channel.dead.is_set()
+
+
+async def test_guest_that_dies_while_its_run_is_cancelled_ends_the_wait() -> None:
+    guest = ScriptedGuest()
+    task = await begun(guest)
+    task.cancel()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    guest.channel.connection_lost(None)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_end_of_the_stream_loses_the_run_with_what_had_come() -> None:
+    guest = ScriptedGuest()
+    task = await begun(guest)
+    guest.says(output("so far"))
+    guest.channel.connection_lost(None)
+    with pytest.raises(Lost) as lost:
+        await task
+    assert lost.value.run.cut_off(EndedBy.MEMORY).stdout == "so far"
+    assert guest.heard.ends == ["its stream ended"]
+
+
+async def test_long_request_goes_in_parts_and_then_the_run() -> None:
+    guest = ScriptedGuest()
+    code = "#" * (1 << 20)
+    task = asyncio.ensure_future(
+        guest.channel.run("python", {"code": code}, LIMITS, NO_SINKS, "call")
+    )
+    await asyncio.sleep(0)
+    *parts, run = guest.wire.messages
+    assert {part["op"] for part in parts} == {"part"}
+    assert (run["op"], run["arguments"]) == ("run", None)
+    assert len("".join(part["text"] for part in parts)) > len(code)
+    guest.says(ended())
+    await task

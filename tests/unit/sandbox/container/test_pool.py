@@ -1,0 +1,420 @@
+"""The pool: whose containers are whose, who waits for how long, and what is destroyed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import anyio
+import pytest
+
+from fumehood.model.errors import SandboxUnavailable
+from fumehood.model.json_types import JsonObject
+from fumehood.sandbox.container.pool import Place, Pool, PoolRules
+from support.fake_containers import FakeContainer, FakeMaker
+from support.wait import DEADLINE_S
+
+pytestmark = pytest.mark.anyio
+
+
+class Bench:
+    """A pool, its maker, a clock that a test moves, and what was told."""
+
+    def __init__(self, group: anyio.abc.TaskGroup, **rules: Any) -> None:
+        self.maker = FakeMaker()
+        self.seconds = 0.0
+        self.events: list[tuple[str, JsonObject]] = []
+        chosen = PoolRules(**{"least_warm": 0, "most": 2, **rules})
+        self.pool = Pool(
+            self.maker,
+            chosen,
+            group.start_soon,
+            on_event=lambda event, values: self.events.append((event, values)),
+            monotonic=lambda: self.seconds,
+        )
+
+    async def take(self, domain: str = "a", memory_mb: int = 512, *, fresh: bool = False) -> Place:
+        with anyio.fail_after(DEADLINE_S):
+            return await self.pool.take(domain, memory_mb, fresh=fresh)
+
+    def waits(
+        self, domain: str = "a", memory_mb: int = 512, *, fresh: bool = False
+    ) -> asyncio.Task[Place]:
+        return asyncio.ensure_future(self.take(domain, memory_mb, fresh=fresh))
+
+    def run(self, place: Place, *, fresh: bool = False, clean: bool = True) -> FakeContainer:
+        """One run in a place, given back and (unless not `clean`) reset."""
+        container = place.container
+        assert isinstance(container, FakeContainer)
+        assert place.domain is not None
+        container.begins(place.domain)
+        container.ends_its_run()
+        self.pool.give_back(place, ran=True, fresh=fresh)
+        if clean and not container.is_dead:
+            container.is_reset()
+        return container
+
+    def why(self, container: FakeContainer) -> list[object]:
+        return [
+            values["why"]
+            for event, values in self.events
+            if event == "container.destroyed" and values["name"] == container.name
+        ]
+
+
+@asynccontextmanager
+async def bench(**rules: Any) -> AsyncIterator[Bench]:
+    async with anyio.create_task_group() as group:
+        made = Bench(group, **rules)
+        made.pool.open()
+        yield made
+        group.cancel_scope.cancel()
+
+
+async def settle() -> None:
+    """Let every task go on until it waits."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_container_is_kept_for_its_domain_and_used_again() -> None:
+    async with bench() as made:
+        first = made.run(await made.take("a"))
+        second = await made.take("a")
+        assert second.container is first
+        assert len(made.maker.made) == 1
+
+
+async def test_container_of_one_domain_is_never_another_s() -> None:
+    async with bench() as made:
+        first = made.run(await made.take("a"))
+        second = await made.take("b")
+        assert second.container is not first
+        assert not first.is_dead  # there was room
+
+
+async def test_full_pool_destroys_the_least_recently_used_idle_one_to_make_room() -> None:
+    async with bench() as made:
+        oldest = made.run(await made.take("a"))
+        made.seconds = 1
+        newer = made.run(await made.take("b"))
+        made.seconds = 2
+        third = await made.take("c")
+        assert made.why(oldest) == ["room for another"]
+        assert not newer.is_dead
+        assert third.domain == "c"
+        assert made.maker.most_alive == 2
+
+
+async def test_new_one_is_not_made_before_the_old_one_is_gone() -> None:
+    async with bench(most=1) as made:
+        made.run(await made.take("a"))
+        made.maker.may_remove.clear()
+        waiting = made.waits("b")
+        await settle()
+        assert len(made.maker.made) == 1
+        made.maker.may_remove.set()
+        assert (await waiting).domain == "b"
+        assert made.maker.most_alive == 1
+
+
+async def test_another_size_is_another_container() -> None:
+    async with bench() as made:
+        small = made.run(await made.take("a", 128))
+        assert (await made.take("a", 512)).container is not small
+        assert (await made.take("a", 128)).container is small
+
+
+async def test_warm_ones_stand_ready_and_are_replaced_when_taken() -> None:
+    async with bench(least_warm=1) as made:
+        await settle()
+        (warm,) = made.maker.made
+        assert (await made.take("a")).container is warm
+        await settle()
+        assert len(made.maker.made) == 2
+
+
+async def test_next_call_waits_for_the_reset_of_its_container_and_takes_no_other() -> None:
+    async with bench(least_warm=1) as made:
+        container = made.run(await made.take("a"), clean=False)
+        await settle()
+        waiting = made.waits("a")
+        await settle()
+        assert not waiting.done()
+        container.is_reset()
+        assert (await waiting).container is container
+
+
+async def test_two_calls_do_not_wait_for_one_reset() -> None:
+    async with bench() as made:
+        container = made.run(await made.take("a"), clean=False)
+        first, second = made.waits("a"), made.waits("a")
+        assert (await second).container is not container
+        container.is_reset()
+        assert (await first).container is container
+
+
+async def test_dirty_container_is_destroyed_and_counted_and_who_waited_gets_another() -> None:
+    async with bench() as made:
+        container = made.run(await made.take("a"), clean=False)
+        waiting = made.waits("a")
+        await settle()
+        container.is_found_dirty()
+        assert (await waiting).container is not container
+        assert made.pool.dirty == 1
+        assert [event for event, _ in made.events] == ["container.dirty", "container.destroyed"]
+        assert made.maker.removed == [container.name]
+
+
+async def test_fresh_call_gets_one_that_ran_nothing_and_it_is_destroyed_after() -> None:
+    async with bench(most=3) as made:
+        used = made.run(await made.take("a"))
+        place = await made.take("a", fresh=True)
+        assert place.container is not used
+        fresh = made.run(place, fresh=True)
+        assert made.why(fresh) == ["it was for one call"]
+        assert (await made.take("a")).container is used
+
+
+async def test_lease_that_is_left_in_the_middle_of_a_run_destroys_its_container() -> None:
+    async with bench() as made:
+        place = await made.take("a")
+        assert isinstance(place.container, FakeContainer)
+        place.container.begins("a")
+        made.pool.give_back(place, ran=True, fresh=False)
+        assert place.container.is_dead
+
+
+async def test_container_that_ran_nothing_is_nobody_s_again() -> None:
+    async with bench(most=1) as made:
+        place = await made.take("a")
+        made.pool.give_back(place, ran=False, fresh=False)
+        assert (await made.take("b")).container is place.container
+
+
+async def test_container_in_which_memory_ran_out_is_not_used_again() -> None:
+    async with bench() as made:
+        place = await made.take("a")
+        assert isinstance(place.container, FakeContainer)
+        place.container.ran_out_of_memory = True
+        assert made.why(made.run(place)) == ["memory ran out in it"]
+
+
+async def test_container_that_has_served_enough_is_destroyed() -> None:
+    async with bench(max_uses=2) as made:
+        container = made.run(await made.take("a"))
+        assert not container.is_dead
+        assert made.run(await made.take("a")) is container
+        assert made.why(container) == ["it has served enough"]
+
+
+async def test_old_container_is_destroyed_when_it_comes_back() -> None:
+    async with bench(lifetime_s=10) as made:
+        place = await made.take("a")
+        made.seconds = 10
+        assert made.why(made.run(place)) == ["it is old"]
+
+
+async def test_idle_container_is_destroyed_after_a_while_and_a_warm_one_is_not() -> None:
+    async with bench(least_warm=1, idle_s=10, lifetime_s=100) as made:
+        container = made.run(await made.take("a"))
+        await settle()
+        made.seconds = 9
+        made.pool.tidy()
+        assert not container.is_dead
+        made.seconds = 10
+        made.pool.tidy()
+        assert made.why(container) == ["it was idle"]
+        assert len(made.maker.living) == 1
+        made.seconds = 100
+        made.pool.tidy()
+        await settle()
+        assert [one.name for one in made.maker.living] == ["c3"]  # old, and replaced
+
+
+async def test_idle_containers_of_an_older_image_are_destroyed() -> None:
+    async with bench() as made:
+        container = made.run(await made.take("a"))
+        made.pool.retire(lambda one: one.image_id != "sha256:1")
+        assert not container.is_dead
+        made.pool.retire(lambda one: one.image_id != "sha256:2")
+        assert container.is_dead
+
+
+async def test_who_waits_too_long_is_told_when_to_come_again() -> None:
+    async with bench(most=1, patience_s=0.02) as made:
+        await made.take("a")
+        with pytest.raises(SandboxUnavailable) as refused:
+            await made.take("a")
+        assert refused.value.may_retry
+        assert refused.value.retry_after_ms == 1000
+        assert made.pool.counts()["waiting"] == 0
+
+
+async def test_line_is_bounded_for_one_domain_and_for_all() -> None:
+    async with bench(most=1) as made:
+        await made.take("a")
+        waiting = [made.waits("a") for _ in range(500)]
+        await settle()
+        with pytest.raises(SandboxUnavailable):
+            await made.pool.take("a", 512, fresh=False)
+        waiting += [made.waits(f"d{number}") for number in range(1500)]
+        await settle()
+        with pytest.raises(SandboxUnavailable):
+            await made.pool.take("late", 512, fresh=False)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        assert made.pool.counts()["waiting"] == 0
+
+
+async def test_calls_of_one_domain_are_served_in_the_order_in_which_they_came() -> None:
+    async with bench(most=1) as made:
+        place = await made.take("a")
+        order: list[int] = []
+
+        async def call(number: int) -> None:
+            mine = await made.take("a")
+            order.append(number)
+            made.run(mine)
+
+        async with anyio.create_task_group() as calls:
+            for number in range(20):
+                calls.start_soon(call, number)
+            await settle()
+            made.run(place)
+        assert order == list(range(20))
+
+
+async def test_domain_with_one_call_does_not_wait_for_all_of_another_s() -> None:
+    async with bench(most=1) as made:
+        place = await made.take("a")
+        order: list[str] = []
+
+        async def call(domain: str) -> None:
+            mine = await made.take(domain)
+            order.append(domain)
+            made.seconds += 0.3  # each call takes a while
+            made.run(mine)
+
+        async with anyio.create_task_group() as calls:
+            for _ in range(20):
+                calls.start_soon(call, "a")
+            await settle()
+            calls.start_soon(call, "b")
+            await settle()
+            made.run(place)
+        assert order.index("b") <= 4  # one turn of a second
+
+
+async def test_domains_do_not_take_the_container_from_each_other_for_every_call() -> None:
+    async with bench(most=1) as made:
+
+        async def call(domain: str) -> None:
+            made.run(await made.take(domain))
+            made.seconds += 0.1
+
+        async with anyio.create_task_group() as calls:
+            for _ in range(10):
+                for domain in ("a", "b", "c"):
+                    calls.start_soon(call, domain)
+        assert len(made.maker.made) <= 5
+
+
+async def test_small_requests_behind_one_that_is_being_made_for_are_served() -> None:
+    async with bench(most=3) as made:
+        idle = made.run(await made.take("a", 128))
+        made.maker.may_make.clear()
+        first = made.waits("a", 512)
+        await settle()
+        assert (await made.take("a", 128)).container is idle
+        made.maker.may_make.set()
+        await first
+
+
+async def test_failure_to_make_one_is_told_to_who_waits_for_it() -> None:
+    async with bench() as made:
+        made.maker.failure = SandboxUnavailable("No container could be started.")
+        with pytest.raises(SandboxUnavailable, match="No container"):
+            await made.take("a")
+        made.maker.failure = None
+        assert await made.take("a")
+
+
+async def test_closed_pool_refuses_at_once_and_tells_who_waits() -> None:
+    async with bench(most=1) as made:
+        place = await made.take("a")
+        waiting = [made.waits("a"), made.waits("b")]
+        await settle()
+        made.pool.close(SandboxUnavailable("Docker is not running."))
+        answers = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [str(answer) for answer in answers] == ["Docker is not running."] * 2
+        assert answers[0] is not answers[1]
+        with pytest.raises(SandboxUnavailable, match="not running"):
+            await made.take("a")
+        made.pool.open()
+        made.run(place)
+        assert await made.take("a")
+
+
+async def test_container_that_becomes_ready_after_the_pool_was_closed_is_destroyed() -> None:
+    async with bench() as made:
+        made.maker.may_make.clear()
+        waiting = made.waits("a")
+        await settle()
+        made.pool.close(SandboxUnavailable("closed"), destroy="the engine stops")
+        made.maker.may_make.set()
+        with pytest.raises(SandboxUnavailable):
+            await waiting
+        await settle()
+        assert made.maker.living == []
+        assert made.maker.alive == 0
+
+
+async def test_container_that_is_lost_while_idle_is_replaced() -> None:
+    async with bench(most=1) as made:
+        container = made.run(await made.take("a"))
+        container.end("its stream ended")
+        assert (await made.take("a")).container is not container
+
+
+@pytest.mark.parametrize("steps", range(12))
+async def test_cancelling_a_call_at_any_moment_loses_no_container(steps: int) -> None:
+    async with bench(most=1, least_warm=0) as made:
+        made.run(await made.take("other"))  # so that there is something to destroy first
+        waiting = made.waits("a")
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        waiting.cancel()
+        with suppress(asyncio.CancelledError):
+            made.pool.give_back(await waiting, ran=False, fresh=False)
+        await settle()
+        counts = made.pool.counts()
+        assert (counts["busy"], counts["waiting"], counts["making"]) == (0, 0, 0)
+        assert await made.take("b")
+
+
+async def test_call_that_is_cancelled_in_the_moment_it_is_served_gives_back_what_it_got() -> None:
+    async with bench(most=1) as made:
+        place = await made.take("a")
+        waiting = made.waits("a")
+        await settle()
+        container = made.run(place)  # granted now, and not yet noticed
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert (await made.take("a")).container is container
+
+
+async def test_container_that_was_made_for_who_left_serves_the_next() -> None:
+    async with bench() as made:
+        made.maker.may_make.clear()
+        waiting = made.waits("a")
+        await settle()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        made.maker.may_make.set()
+        await settle()
+        assert (await made.take("b")).container is made.maker.made[0]

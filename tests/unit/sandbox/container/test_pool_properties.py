@@ -1,0 +1,168 @@
+"""Whatever happens in whatever order: one container serves one domain, and there are never too many."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import anyio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fumehood.model.errors import SandboxUnavailable
+from fumehood.sandbox.container.pool import Place, Pool, PoolRules
+from support.fake_containers import FakeContainer, FakeMaker
+
+MOST = 3
+RULES = PoolRules(least_warm=1, most=MOST, idle_s=50, lifetime_s=300, max_uses=4, patience_s=1000)
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("ask"), st.sampled_from("abcd"), st.sampled_from([128, 512]), st.booleans()
+        ),
+        st.tuples(
+            st.sampled_from(
+                ["begin", "finish", "leave", "reset", "dirty", "die", "cancel", "memory"]
+            ),
+            st.integers(0, 10),
+        ),
+        st.tuples(st.just("wait"), st.integers(0, 120)),
+        st.tuples(st.sampled_from(["tidy", "hold", "let go", "close", "open", "fail", "mend"])),
+    ),
+    max_size=60,
+)
+
+
+class World:
+    """A pool, and everything that can happen to it."""
+
+    def __init__(self, group: anyio.abc.TaskGroup) -> None:
+        self.maker = FakeMaker()
+        self.seconds = 0.0
+        self.pool = Pool(self.maker, RULES, group.start_soon, monotonic=lambda: self.seconds)
+        self.pool.open()
+        self.calls: list[tuple[asyncio.Task[Place], bool]] = []
+        self.held: list[tuple[Place, bool]] = []
+        self.refused = 0
+
+    async def step(self, what: str, *values: Any) -> None:
+        match what:
+            case "ask":
+                domain, memory_mb, fresh = values
+                call = self.pool.take(domain, memory_mb, fresh=fresh)
+                self.calls.append((asyncio.ensure_future(call), fresh))
+            case "begin" | "finish" | "leave" | "memory":
+                self._with_held(what, values[0])
+            case "reset" | "dirty" | "die":
+                self._with_container(what, values[0])
+            case "cancel":
+                if self.calls:
+                    self.calls[values[0] % len(self.calls)][0].cancel()
+            case "wait":
+                self.seconds += values[0]
+            case "tidy":
+                self.pool.tidy()
+            case "hold":
+                self.maker.may_remove.clear()
+                self.maker.may_make.clear()
+            case "let go":
+                self.maker.may_remove.set()
+                self.maker.may_make.set()
+            case "close":
+                self.pool.close(SandboxUnavailable("closed"))
+            case "open":
+                self.pool.open()
+            case "fail":
+                self.maker.failure = SandboxUnavailable("failed")
+            case "mend":
+                self.maker.failure = None
+        await self.settle()
+        self.check()
+
+    async def settle(self) -> None:
+        for _ in range(12):
+            await asyncio.sleep(0)
+        for call, fresh in list(self.calls):
+            if call.done():
+                self.calls.remove((call, fresh))
+                if call.cancelled() or call.exception() is not None:
+                    self.refused += 1
+                else:
+                    self.held.append((call.result(), fresh))
+
+    def check(self) -> None:
+        assert self.maker.most_alive <= MOST
+        for container in self.maker.made:
+            assert len(container.domains) <= 1
+        in_use = [place.container for place, _ in self.held]
+        assert len(in_use) == len(set(in_use))
+        for place, fresh in self.held:
+            assert place.domain is not None
+            container = place.container
+            assert isinstance(container, FakeContainer)
+            assert container.domains <= {place.domain}
+            if fresh:
+                assert place.uses == 0
+
+    def _with_held(self, what: str, number: int) -> None:
+        if not self.held:
+            return
+        place, fresh = self.held[number % len(self.held)]
+        container = place.container
+        assert isinstance(container, FakeContainer)
+        if what == "begin" and container.is_free:
+            assert place.domain is not None
+            container.begins(place.domain)
+        elif what == "memory":
+            container.ran_out_of_memory = True
+        elif what in ("finish", "leave"):
+            began = bool(not container.is_free or container.is_dead)
+            if what == "finish" and began and not container.is_dead:
+                container.ends_its_run()
+            self.held.remove((place, fresh))
+            self.pool.give_back(place, ran=began, fresh=fresh)
+
+    def _with_container(self, what: str, number: int) -> None:
+        living = self.maker.living
+        if not living:
+            return
+        container = living[number % len(living)]
+        if what == "reset" and container.is_resetting:
+            container.is_reset()
+        elif what == "dirty" and container.is_resetting:
+            container.is_found_dirty()
+        elif what == "die":
+            container.end("its stream ended")
+
+
+@settings(max_examples=150)
+@given(STEPS)
+def test_no_container_serves_two_domains_and_there_are_never_too_many(
+    steps: list[tuple[Any, ...]],
+) -> None:
+    async def play() -> None:
+        async with anyio.create_task_group() as group:
+            world = World(group)
+            for step in steps:
+                await world.step(*step)
+            # Afterwards all is well, so everybody who waits is served or told.
+            world.maker.failure = None
+            await world.step("let go")
+            await world.step("open")
+            for _ in range(200):
+                if not world.calls:
+                    break
+                for _ in range(len(world.held)):
+                    await world.step("begin", 0)
+                    await world.step("finish", 0)
+                for container in list(world.maker.living):
+                    if container.is_resetting:
+                        container.is_reset()
+                world.seconds += 2
+                await world.settle()
+                world.check()
+            assert not world.calls
+            group.cancel_scope.cancel()
+
+    anyio.run(play)

@@ -1,0 +1,185 @@
+"""What is kept of a run, and which paths are taken from a stranger."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pytest
+
+from fumehood.model.errors import EndedBy
+from fumehood.model.limits import MB
+from fumehood.sandbox.container.received import MAX_FILES, ReceivedRun, is_plain_path
+from fumehood.sandbox.wall import RunSinks
+from fumehood.wire.container_frames import (
+    ContainerData,
+    ContainerEnding,
+    ContainerFile,
+    ContainerOutput,
+)
+from fumehood.wire.framing import FrameError
+from support.scripted_guest import LIMITS, ended
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.files: list[tuple[str, int, bytes]] = []
+
+    def start(self, path: str, size: int) -> None:
+        self.files.append((path, size, b""))
+
+    def write(self, data: bytes) -> None:
+        path, size, content = self.files[-1]
+        self.files[-1] = (path, size, content + data)
+
+
+def run(sink: Any = None) -> ReceivedRun:
+    return ReceivedRun(1, LIMITS, RunSinks(files=sink), "call")
+
+
+def output(text: str, stream: str = "stdout") -> ContainerOutput:
+    return ContainerOutput.model_validate({"op": "output", "id": 1, "stream": stream, "text": text})
+
+
+def file(path: str, size: int) -> ContainerFile:
+    return ContainerFile(op="file", id=1, path=path, size=size)
+
+
+def data(content: bytes) -> ContainerData:
+    return ContainerData(op="data", id=1, data=base64.b64encode(content).decode())
+
+
+def ending(**other: Any) -> ContainerEnding:
+    return ContainerEnding.model_validate(ended(**other))
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["a", "a/b", "a b", "ä/ü", "a" * 255, "/".join(["d" * 200] * 20), "..a", "a..", "...", "\n"],
+)
+def test_plain_path_is_taken(path: str) -> None:
+    assert is_plain_path(path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "", "/", "/etc/passwd", "..", "../x", "a/../../x", "a/..", ".", "./a", "a/.", "a//b", "a/",
+        "a\0b", "a" * 256, "ä" * 128, "/".join(["d" * 200] * 21), "\udc80",
+    ],
+)  # fmt: skip
+def test_path_that_leads_elsewhere_is_refused(path: str) -> None:
+    assert not is_plain_path(path)
+
+
+def test_output_is_kept_up_to_the_limit_of_each_stream() -> None:
+    received = run()
+    for _ in range(3000):
+        received.on_output(output("ab"))
+    received.on_output(output("e" * 999, "stderr"))
+    kept = received.on_ended(ending(stdout_bytes=6000))
+    assert kept.stdout == "ab" * 500
+    assert kept.stderr == "e" * 999
+    assert kept.stdout_bytes == 6000
+
+
+def test_files_are_handed_on_in_order() -> None:
+    sink = Sink()
+    received = run(sink)
+    received.on_file(file("a", 5))
+    received.on_data(data(b"he"))
+    received.on_data(data(b"llo"))
+    received.on_file(file("d/empty", 0))
+    assert sink.files == [("a", 5, b"hello"), ("d/empty", 0, b"")]
+
+
+def test_sink_that_raises_is_not_asked_again_and_the_run_goes_on() -> None:
+    class Broken(Sink):
+        def write(self, data: bytes) -> None:
+            self.files.append(("asked", 0, data))
+            raise RuntimeError
+
+    sink = Broken()
+    received = run(sink)
+    received.on_file(file("a", 5))
+    received.on_data(data(b"he"))
+    received.on_data(data(b"llo"))
+    received.on_file(file("b", 0))
+    assert [path for path, _, _ in sink.files] == ["a", "asked"]
+    assert received.on_ended(ending()).ended_by is EndedBy.OK
+
+
+def test_bytes_beyond_the_files_size_are_refused() -> None:
+    received = run()
+    received.on_file(file("a", 3))
+    with pytest.raises(FrameError):
+        received.on_data(data(b"four"))
+
+
+def test_bytes_of_no_file_are_refused() -> None:
+    with pytest.raises(FrameError):
+        run().on_data(data(b""))
+
+
+def test_more_files_than_a_workspace_holds_are_refused() -> None:
+    received = run()
+    for number in range(MAX_FILES):
+        received.on_file(file(f"f{number}", 0))
+    with pytest.raises(FrameError):
+        received.on_file(file("one-more", 0))
+
+
+def test_more_bytes_than_the_memory_are_refused_before_they_come() -> None:
+    received = run()
+    received.on_file(file("a", 128 * MB))
+    with pytest.raises(FrameError):
+        received.on_file(file("b", 1))
+
+
+def test_success_without_a_result_is_no_success() -> None:
+    assert run().on_ended(ending(claim=None)).ended_by is EndedBy.SANDBOX_LOST
+    assert run().on_ended(ending(claim={"error": {}})).ended_by is EndedBy.SANDBOX_LOST
+
+
+@pytest.mark.parametrize("ended_by", [by.value for by in EndedBy if by is not EndedBy.OK])
+def test_claim_never_makes_a_success_of_a_failure(ended_by: str) -> None:
+    received = run().on_ended(ending(ended_by=ended_by, claim={"result": {"value": 4}}))
+    assert received.ended_by.value == ended_by
+    assert received.result is None
+
+
+@pytest.mark.parametrize(
+    ("decided", "claimed", "named"),
+    [
+        ("exception", "memory", EndedBy.MEMORY),
+        ("exception", "policy", EndedBy.POLICY),
+        ("exception", "cancelled", EndedBy.EXCEPTION),
+        ("exception", "output", EndedBy.EXCEPTION),
+        ("wall_time", "memory", EndedBy.WALL_TIME),
+    ],
+)
+def test_program_may_name_its_failure_only_where_nobody_outside_did(
+    decided: str, claimed: str, named: EndedBy
+) -> None:
+    error = {"kind": claimed, "message": "m" * 5000}
+    received = run().on_ended(ending(ended_by=decided, claim={"error": error}))
+    assert received.ended_by is named
+    assert received.claimed_message is not None
+    assert len(received.claimed_message) == 2000
+
+
+def test_cut_off_run_keeps_what_had_come() -> None:
+    received = run()
+    received.on_output(output("größe"))
+    kept = received.cut_off(EndedBy.WALL_TIME)
+    assert (kept.ended_by, kept.stdout, kept.stdout_bytes) == (EndedBy.WALL_TIME, "größe", 7)
+
+
+def test_limits_hit_are_named_once() -> None:
+    received = run().on_ended(ending(limits_hit=["disk", "disk", "processes"]))
+    assert received.limits_hit == ("disk", "processes")
+
+
+def test_message_about_another_run_is_refused() -> None:
+    with pytest.raises(FrameError):
+        run().on_ended(ending(run_id=2))

@@ -1,0 +1,113 @@
+"""The specification: all of a container's defences, compared whole."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fumehood.model.limits import CONTAINER_MEMORY_CLASSES, MB
+from fumehood.sandbox.container.spec import ContainerSpec, create_body
+
+SPEC = ContainerSpec(
+    name="fumehood-0123abcd-1",
+    image_id="sha256:" + "a" * 64,
+    image_name="python",
+    engine_id="0123abcd" * 4,
+    owner_id="feed" * 8,
+    memory_mb=512,
+    cpus=1.0,
+    lifetime_s=4260.0,
+    deadline=1_800_000_000,
+    engine_pid=42,
+    engine_host="here",
+)
+
+WHOLE: dict[str, Any] = {
+    "Image": "sha256:" + "a" * 64,
+    "Entrypoint": [
+        "/usr/bin/python3", "-I", "-S", "-B", "-X", "utf8", "/opt/fumehood/fumehood/guest",
+    ],
+    "Cmd": [
+        ('{"fsize_bytes": 134217728, "import_paths": ["/opt/fumehood"], "lifetime_s": 4260.0, '
+        '"memory_bytes": 536870912, "nofile": 256, "spares": 1, "wall": "container"}')
+    ],
+    "Hostname": "sandbox",
+    "User": "0:0",
+    "WorkingDir": "/",
+    "Env": ["PATH=/usr/local/bin:/usr/bin:/bin", "LANG=C.UTF-8"],
+    "Labels": {
+        "fumehood.engine": "0123abcd" * 4,
+        "fumehood.owner": "feed" * 8,
+        "fumehood.deadline": "1800000000",
+        "fumehood.image": "python",
+        "fumehood.pid": "42",
+        "fumehood.host": "here",
+    },
+    "Healthcheck": {"Test": ["NONE"]},
+    "OpenStdin": True,
+    "StdinOnce": True,
+    "AttachStdin": True,
+    "AttachStdout": True,
+    "AttachStderr": True,
+    "Tty": False,
+    "NetworkDisabled": True,
+    "HostConfig": {
+        "Privileged": False,
+        "NetworkMode": "none",
+        "IpcMode": "none",
+        "PidMode": "",
+        "UTSMode": "",
+        "CgroupnsMode": "private",
+        "CapDrop": ["ALL"],
+        "CapAdd": ["KILL", "SETGID", "SETUID"],
+        "SecurityOpt": ["no-new-privileges:true"],
+        "Devices": [],
+        "Memory": 544 * MB,
+        "MemorySwap": 544 * MB,
+        "OomKillDisable": False,
+        "NanoCpus": 1_000_000_000,
+        "PidsLimit": 76,
+        "Ulimits": [
+            {"Name": "core", "Soft": 0, "Hard": 0},
+            {"Name": "fsize", "Soft": 128 * MB, "Hard": 128 * MB},
+            {"Name": "msgqueue", "Soft": 0, "Hard": 0},
+            {"Name": "nofile", "Soft": 256, "Hard": 256},
+        ],
+        "ReadonlyRootfs": True,
+        "Tmpfs": {
+            "/workspace": "rw,nosuid,nodev,noexec,size=128m,nr_inodes=4096,mode=1777",
+            "/tmp": "rw,nosuid,nodev,noexec,size=96m,nr_inodes=3072,mode=1777",
+            "/dev/shm": "rw,nosuid,nodev,noexec,size=32m,nr_inodes=1024,mode=1777",
+        },
+        "Binds": [],
+        "LogConfig": {"Type": "none", "Config": {}},
+        "RestartPolicy": {"Name": "no", "MaximumRetryCount": 0},
+        "AutoRemove": False,
+        "Init": False,
+    },
+}  # fmt: skip
+
+
+def test_body_is_exactly_this_and_nothing_else() -> None:
+    assert create_body(SPEC) == WHOLE
+
+
+def test_runtime_is_named_only_where_one_is_configured() -> None:
+    assert create_body(replace(SPEC, runtime="runsc"))["HostConfig"]["Runtime"] == "runsc"
+
+
+@pytest.mark.parametrize("memory_mb", CONTAINER_MEMORY_CLASSES)
+def test_what_can_be_written_is_half_the_memory_at_most_in_every_class(memory_mb: int) -> None:
+    spec = replace(SPEC, memory_mb=memory_mb)
+    assert sum(spec.writable_mb.values()) == memory_mb // 2
+    assert all(size > 0 for size in spec.writable_mb.values())
+    config = create_body(spec)["HostConfig"]
+    assert config["Memory"] == config["MemorySwap"] == (memory_mb + 32) * MB
+    assert json.loads(create_body(spec)["Cmd"][0])["memory_bytes"] == memory_mb * MB
+
+
+def test_half_a_processor_is_half_its_nanoseconds() -> None:
+    assert create_body(replace(SPEC, cpus=0.5))["HostConfig"]["NanoCpus"] == 500_000_000
