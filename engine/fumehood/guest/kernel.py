@@ -44,11 +44,20 @@ _CAPABILITY_VERSION_3 = 0x20080522
 """*Source*: capget(2); this version takes two structures, for 64 capabilities."""
 
 
+# Made once, before any fork: in a child the making would copy pages for every call.
+_OWN_CAPABILITIES = ctypes.byref(_CapabilityHeader(_CAPABILITY_VERSION_3, 0))
+_NO_CAPABILITIES = (_CapabilitySets * 2)()
+
+
+def warm_up() -> None:
+    """Touch what `drop_capabilities` needs, without dropping any."""
+    found = (_CapabilitySets * 2)()
+    _checked(_libc.capget(_OWN_CAPABILITIES, found), "capget")
+
+
 def drop_capabilities() -> None:
     """Empty every capability set of this process. Raises OSError where the kernel refuses."""
-    header = _CapabilityHeader(_CAPABILITY_VERSION_3, 0)
-    nothing = (_CapabilitySets * 2)()
-    _checked(_libc.capset(ctypes.byref(header), nothing), "capset")
+    _checked(_libc.capset(_OWN_CAPABILITIES, _NO_CAPABILITIES), "capset")
 
 
 def process_cpu_ns(pid: int) -> int | None:

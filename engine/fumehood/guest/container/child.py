@@ -126,6 +126,7 @@ def _get_ready() -> None:
     os.setsid()
     os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     _volunteer_for_oom()
+    kernel.warm_up()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _warm_up()
     gc.collect()

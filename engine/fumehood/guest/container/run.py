@@ -72,9 +72,9 @@ def ending_of(
         result = run.claim.get("result") if run.claim is not None else None
         return "ok", {"result": result} if isinstance(result, dict) else None
     if claimed in ("exception", "invalid"):
-        return "exception", run.claim
+        return "exception", _told(run.claim)
     if claimed == "memory":
-        return "memory", run.claim
+        return "memory", _told(run.claim)
     if exit_code == SEAL_FAILED and run.claim is not None and run.claim.get("ready") is False:
         return "sandbox_lost", None
     return "exit", None
@@ -92,6 +92,12 @@ def _ending_of_signal(number: int) -> str:
     if number == signal.SIGSYS:
         return "policy"
     return "cpu_time" if number == signal.SIGXCPU else "signal"
+
+
+def _told(claim: dict[str, Any] | None) -> dict[str, Any]:
+    """What of a failure goes on to the host, which reads exactly these three."""
+    error = claim["error"] if claim is not None else {}
+    return {"error": {key: error.get(key) for key in ("kind", "message", "exception")}}
 
 
 def _claimed_kind(claim: dict[str, Any] | None) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import os
+import select
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -53,6 +54,9 @@ class Mounts:
         self._clean = {path: _Usage.of(path) for path in self.paths}
         self._count_inodes = all(usage.total_inodes for usage in self._clean.values())
         self._table = _mount_table()
+        self._changes = select.poll()
+        self._watched = open("/proc/self/mounts", "rb")  # noqa: SIM115  # kept as long as this is
+        self._changes.register(self._watched, select.POLLPRI)
 
     def are_clean(self) -> bool | None:
         """Whether they hold what they held; None where the file system does not count inodes."""
@@ -73,8 +77,10 @@ class Mounts:
         return False
 
     def are_the_same(self) -> bool:
-        """Whether nothing was mounted, unmounted or remounted."""
-        return _mount_table() == self._table
+        """Whether nothing was mounted, unmounted or remounted. *Source*: proc_pid_mounts(5);
+        the kernel tells of a change, so the table is not read for every call.
+        """
+        return not self._changes.poll(0) or _mount_table() == self._table
 
 
 def _mount_table() -> bytes:

@@ -12,8 +12,8 @@ from fumehood.guest.container.user import SEAL_FAILED
 from fumehood.guest.run import Limits
 
 RESULT = {"result": {"value": 1, "has_value": True, "value_repr": "1"}}
-RAISED = {"error": {"kind": "exception", "message": "ValueError"}}
-OUT_OF_MEMORY = {"error": {"kind": "memory", "message": "MemoryError"}}
+RAISED = {"error": {"kind": "exception", "message": "ValueError", "exception": {"type": "E"}}}
+OUT_OF_MEMORY = {"error": {"kind": "memory", "message": "MemoryError", "exception": None}}
 
 
 def _run(claim: dict[str, Any] | None = None, killed_for: str | None = None) -> Run:
@@ -50,6 +50,14 @@ def test_the_exit_decides_and_a_claim_only_explains_a_failure(
     expected: tuple[str, Any],
 ) -> None:
     assert ending_of(_run(claim), exit_code, number, out_of_memory=False) == expected
+
+
+def test_only_the_agreed_words_of_a_failure_go_on() -> None:
+    claim = {"error": {"kind": "memory", "message": "m", "errno": 12, "more": "x"}}
+    assert ending_of(_run(claim), 1, None, out_of_memory=False) == (
+        "memory",
+        {"error": {"kind": "memory", "message": "m", "exception": None}},
+    )
 
 
 @pytest.mark.row("S4")

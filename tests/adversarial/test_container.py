@@ -1,0 +1,502 @@
+"""The container's boundary: what a program can try, and how each try ends.
+
+Programs go through the socket, as an agent's would. What happened is looked at from outside: the
+host's process table, Docker's own list, files of the host. One daemon serves all of them, so most
+programs run in a container that has run others before: that nothing was left is tested by it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from conftest import Daemon, launch, wait_until_ready
+from fumehood import Client
+from fumehood.model.envelope import Envelope
+from support.attacks import Harm
+
+pytestmark = [pytest.mark.needs("docker"), pytest.mark.row("S3", "S4")]
+
+CANARY = "canary-5e1f"
+TIMEOUT_S = 3.0
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory, python_image: Any) -> Iterator[Daemon]:
+    """A daemon of these tests' own: they count its containers."""
+    home = Path("/tmp") / f"fh-wall-{os.getpid()}"
+    home.mkdir(mode=0o700)
+    daemon = wait_until_ready(launch(home))
+    yield daemon
+    assert daemon.stop() == 0, daemon.log
+    left = subprocess.run(
+        ["docker", "ps", "-aq", "--filter", f"label=fumehood.owner={_owner(home)}"],
+        capture_output=True, text=True, timeout=30, check=True,
+    )  # fmt: skip
+    assert left.stdout == ""
+
+
+def _owner(home: Path) -> str:
+    return (home / "owner").read_text().strip() if (home / "owner").exists() else "?"
+
+
+@pytest.fixture(scope="module")
+def client(daemon: Daemon) -> Iterator[Client]:
+    with Client(daemon.socket) as client:
+        yield client
+
+
+def run(client: Client, code: str, **options: Any) -> Envelope:
+    """One program; its own limits where a test gives none."""
+    options.setdefault("timeout_seconds", TIMEOUT_S)
+    return client.call("run_python", {"code": code}, **options)
+
+
+def code_of(envelope: Envelope) -> str | None:
+    return None if envelope.error is None else envelope.error.code
+
+
+def details(envelope: Envelope) -> dict[str, Any]:
+    assert envelope.error is not None
+    assert envelope.error.details is not None
+    return envelope.error.details
+
+
+@dataclass(frozen=True)
+class Try:
+    """One attack: how it ends, how the program's own exception is called, and its harmless twin."""
+
+    name: str
+    harm: Harm
+    code: str
+    twin: str
+    raises: str = "PermissionError"
+    source: str = "own"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def syscall(number: int, *arguments: str) -> str:
+    """A program that makes one system call and raises what the kernel says."""
+    called = ", ".join([str(number), *arguments])
+    return (
+        "import ctypes, os\n"
+        "libc = ctypes.CDLL(None, use_errno=True)\n"
+        f"result = libc.syscall({called})\n"
+        "if result == -1:\n    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))\n"
+        "result"
+    )
+
+
+HARMLESS_CALL = syscall(39)  # getpid
+
+ESCAPES = [
+    Try("read-supervisor-memory", Harm.INTERNAL_READ, "open('/proc/1/mem', 'rb')",
+        "open('/proc/self/mem', 'rb').close()"),
+    Try("speak-for-supervisor", Harm.INTEGRITY, "open('/proc/1/fd/1', 'wb')",
+        "open('/proc/self/fd/1', 'wb').close()"),
+    Try("read-channel", Harm.INTERNAL_READ, "open('/proc/1/fd/0', 'rb')",
+        "open('/proc/self/fd/0', 'rb').close()"),
+    Try("trace-supervisor", Harm.INTERNAL_ESC, syscall(101, "16", "1", "0", "0"), HARMLESS_CALL),
+    Try("peek-another-process", Harm.INTERNAL_READ, syscall(310, "1", "0", "0", "0", "0", "0"),
+        HARMLESS_CALL),
+    Try("steal-a-descriptor", Harm.INTERNAL_ESC, syscall(438, "3", "0", "0"), HARMLESS_CALL),
+    Try("stop-supervisor", Harm.INTERNAL_ESC, "import os\nos.kill(1, 19)",
+        "import os\nos.kill(os.getpid(), 0)"),
+    Try("stop-parent", Harm.INTERNAL_ESC, "import os\nos.kill(os.getppid(), 19)",
+        "import os\nos.kill(os.getpid(), 0)"),
+    Try("become-root", Harm.INTERNAL_ESC, "import os\nos.setuid(0)", "import os\nos.getuid()"),
+    Try("chroot", Harm.ESCAPE, "import os\nos.chroot('/tmp')", "import os\nos.chdir('/tmp')"),
+    Try("unshare-user", Harm.ESCAPE, syscall(272, "0x10000000"), HARMLESS_CALL),
+    Try("clone-user", Harm.ESCAPE, syscall(56, "0x10000011", "0", "0", "0", "0"), HARMLESS_CALL),
+    Try("setns", Harm.ESCAPE, syscall(308, "0", "0"), HARMLESS_CALL),
+    Try("mount", Harm.ESCAPE, syscall(165, "b'x'", "b'/tmp'", "b'tmpfs'", "0", "0"), HARMLESS_CALL),
+    Try("open-by-handle", Harm.ESCAPE, syscall(304, "0", "0", "0"), HARMLESS_CALL,
+        source="shocker, 2014"),
+    Try("bpf", Harm.ESCAPE, syscall(321, "0", "0", "0"), HARMLESS_CALL),
+    Try("perf-event", Harm.HOST_LEAK, syscall(298, "0", "0", "0", "0", "0"), HARMLESS_CALL),
+    Try("io-uring", Harm.ESCAPE, syscall(425, "1", "0"), HARMLESS_CALL, source="isolate 2.6"),
+    Try("userfaultfd", Harm.ESCAPE, syscall(323, "0"), HARMLESS_CALL),
+    Try("keyring", Harm.LATERAL, syscall(250, "0", "-3", "1"), HARMLESS_CALL),
+    Try("system-v-memory", Harm.LATERAL, syscall(29, "0", "4096", "0o1666"), HARMLESS_CALL),
+    Try("system-v-semaphore", Harm.LATERAL, syscall(64, "0", "1", "0o1666"), HARMLESS_CALL),
+    Try("system-v-queue", Harm.LATERAL, syscall(68, "0", "0o1666"), HARMLESS_CALL),
+    Try("posix-queue", Harm.LATERAL, syscall(240, "b'q'", "0o102", "0o600", "0"), HARMLESS_CALL),
+    Try("inotify", Harm.PEER_DOS, syscall(294, "0"), HARMLESS_CALL),
+    Try("vsock", Harm.ESCAPE, "import socket\nsocket.socket(40, socket.SOCK_STREAM)",
+        "import socket\nsocket.socket(socket.AF_INET).close()", source="isolate 2.6"),
+    Try("netlink", Harm.HOST_LEAK, "import socket\nsocket.socket(16, socket.SOCK_RAW)",
+        "import socket\nsocket.socket(socket.AF_UNIX).close()"),
+    Try("raw-socket", Harm.LATERAL,
+        "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_RAW, 1)",
+        "import socket\nsocket.socket(socket.AF_INET).close()"),
+    Try("kernel-algorithms", Harm.ESCAPE, "import socket\nsocket.socket(38, socket.SOCK_SEQPACKET)",
+        "import socket\nsocket.socket(socket.AF_INET).close()"),
+    Try("lower-niceness", Harm.PEER_DOS, "import os\nos.nice(-5)", "import os\nos.nice(1)"),
+    Try("change-the-guest", Harm.INTERNAL_ESC,
+        "open('/opt/fumehood/fumehood/guest/__main__.py', 'a')",
+        "open('/opt/fumehood/fumehood/guest/__main__.py').close()", raises="OSError"),
+    Try("change-the-interpreter", Harm.INTERNAL_ESC,
+        "import os\nopen(os.__file__, 'a')", "import os\nopen(os.__file__).close()",
+        raises="OSError"),
+    Try("write-a-kernel-setting", Harm.ESCAPE, "open('/proc/sys/kernel/core_pattern', 'w')",
+        "open('/proc/sys/kernel/ostype').read()", raises="OSError"),
+    Try("trigger-the-kernel", Harm.HOST_DOS, "open('/proc/sysrq-trigger', 'w')",
+        "open('/proc/uptime').read()", raises="OSError"),
+    Try("change-the-cgroup", Harm.HOST_DOS,
+        "import glob\nopen(glob.glob('/sys/fs/cgroup/**/*pids.max', recursive=True)[0], 'w')",
+        "import glob\nopen(glob.glob('/sys/fs/cgroup/**/*pids.max', recursive=True)[0]).read()",
+        raises="OSError"),
+    Try("spare-itself-from-oom", Harm.PEER_DOS,
+        "open('/proc/self/oom_score_adj', 'w', buffering=1).write('-1000\\n')",
+        "open('/proc/self/oom_score_adj').read()"),
+    Try("reach-the-network", Harm.EXFIL,
+        "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect(('192.0.2.1', 9))",
+        "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect(('127.0.0.1', 9))",
+        raises="OSError"),
+    Try("raise-a-limit", Harm.SELF_DOS,
+        "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))",
+        "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))",
+        raises="ValueError"),
+    Try("find-the-guest", Harm.INTERNAL_READ, "import fumehood", "import json",
+        raises="ModuleNotFoundError"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("attempt", ESCAPES, ids=str)
+def test_what_leads_out_of_the_program_is_refused(client: Client, attempt: Try) -> None:
+    envelope = run(client, attempt.code)
+    assert code_of(envelope) == "EXECUTION_ERROR", envelope
+    said = details(envelope)
+    assert said["ended_by"] == "exception"
+    assert said["exception"]["type"] == attempt.raises, said["exception"]
+    # Twin: the nearest harmless program passes, in the same container.
+    assert code_of(run(client, attempt.twin)) is None
+
+
+def test_the_control_of_the_refused_calls_works_without_our_filter(python_image: Any) -> None:
+    """Docker's own profile lets several of them pass; the child's filter is what stops them."""
+    program = (
+        "import ctypes\nlibc = ctypes.CDLL(None)\n"
+        "print(libc.syscall(29, 0, 4096, 0o1666) >= 0, libc.syscall(64, 0, 1, 0o1666) >= 0,"
+        " libc.syscall(294, 0) >= 0)"
+    )
+    out = _docker_run(python_image, program, user="10001:10001")
+    assert out.split() == ["True", "True", "True"]
+
+
+PID_1 = """
+import os, sys
+sys.stdout.write("honest\\n"); sys.stdout.flush()
+if os.fork() == 0:
+    try:
+        open("/proc/1/mem", "rb").close()
+        with open("/proc/1/fd/1", "w") as out:
+            out.write("forged\\n")
+    except OSError as error:
+        print(type(error).__name__)
+    os._exit(0)
+os.wait()
+"""
+
+
+@pytest.mark.row("S3")
+def test_control_where_the_first_process_is_of_the_same_user_both_attacks_on_it_work(
+    python_image: Any,
+) -> None:
+    assert _docker_run(python_image, PID_1, user="10001:10001").split() == ["honest", "forged"]
+
+
+def _docker_run(image: Any, program: str, *, user: str) -> str:
+    done = subprocess.run(
+        ["docker", "run", "--rm", "--network=none", "--read-only", "--cap-drop=ALL",
+         "--security-opt=no-new-privileges", f"--user={user}", "--entrypoint=/usr/bin/python3",
+         image.id, "-c", program],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    return done.stdout
+
+
+# -- nothing passes from one call to the next ------------------------------------------------
+
+SCAN = """
+import re
+needle = bytes(reversed(REVERSED.encode()))
+hits = 0
+for line in open("/proc/self/maps"):
+    span, rights = line.split()[:2]
+    if not rights.startswith("r") or "[v" in line:
+        continue
+    low, high = (int(end, 16) for end in span.split("-"))
+    with open("/proc/self/mem", "rb", 0) as memory:
+        try:
+            memory.seek(low)
+            data = memory.read(high - low)
+        except (OSError, ValueError, OverflowError):
+            continue
+    # The needle itself stands in this program's own memory: a few times, known by a control.
+    hits += len(re.findall(re.escape(needle) + b"-0123456789", data))
+    del data
+hits
+"""
+
+
+@pytest.mark.row("S5")
+def test_the_memory_of_a_call_is_not_in_the_next_ones(client: Client) -> None:
+    secret = f"{CANARY}-{time.monotonic_ns()}"
+    scan = f"REVERSED = {secret[::-1]!r}\n{SCAN}"
+    holds = f"kept = {secret!r} + '-0123456789'\nprint(len(kept))\nheld = [kept + str(n) for n in range(1000)]\n"
+    for _ in range(3):
+        assert code_of(run(client, holds)) is None
+        answer = run(client, scan, timeout_seconds=20)
+        assert (code_of(answer), answer.data["value"]) == (None, 0), answer
+    # Control: the same scan finds what its own process holds, so it can see.
+    answer = run(client, holds + scan, timeout_seconds=20)
+    assert answer.data["value"] > 100
+
+
+LEAVES_TRACES = """
+import os, signal, sys, threading, time
+open("/workspace/left", "w").write("x")
+open("/tmp/left", "w").write("x")
+open("/dev/shm/left", "w").write("x")
+os.makedirs("/workspace/deep/er")
+os.chmod("/workspace/deep", 0)
+os.environ["LEFT"] = "x"
+os.umask(0)
+sys.path.append("/left")
+sys.modules["json"] = None
+import builtins
+builtins.left = "x"
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(60)
+    os._exit(0)
+os.setpriority(os.PRIO_PROCESS, 0, 19)
+"""
+
+LOOKS_FOR_TRACES = """
+import builtins, os, resource, signal, sys
+import json
+found = [name for name in ("/workspace/left", "/tmp/left", "/dev/shm/left", "/workspace/deep")
+         if os.path.lexists(name)]
+found += [name for name in ("LEFT",) if name in os.environ]
+found += ["path"] * ("/left" in sys.path) + ["builtin"] * hasattr(builtins, "left")
+found += ["signal"] * (signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL)
+mask = os.umask(0o22)
+found += [f"umask {mask:o}"] * (mask != 0o22)
+found += ["priority"] * (os.getpriority(os.PRIO_PROCESS, 0) != 10)
+mine = []
+for name in os.listdir("/proc"):
+    if name.isdigit() and int(name) != os.getpid():
+        try:
+            uid = [l for l in open(f"/proc/{name}/status") if l.startswith("Uid:")][0].split()[1]
+        except OSError:
+            continue
+        if uid != "0":
+            mine.append(name)
+found + mine
+"""
+
+
+@pytest.mark.row("S5")
+def test_nothing_that_a_program_leaves_behind_is_there_for_the_next(client: Client) -> None:
+    for _ in range(3):
+        assert code_of(run(client, LEAVES_TRACES)) is None
+        answer = run(client, LOOKS_FOR_TRACES)
+        assert (code_of(answer), answer.data["value"]) == (None, []), answer
+    # Control: in the call that left them the same look finds them.
+    answer = run(client, LEAVES_TRACES + LOOKS_FOR_TRACES.replace("import json\n", ""))
+    assert len(answer.data["value"]) >= 9
+
+
+@pytest.mark.row("S5")
+def test_every_program_draws_other_random_numbers(client: Client) -> None:
+    code = "import random, uuid, os\n[random.random(), str(uuid.uuid4()), os.urandom(4).hex()]"
+    drawn = [tuple(run(client, code).data["value"]) for _ in range(5)]
+    assert len(set(drawn)) == 5
+
+
+# -- floods: the program is ended, the next one is not harmed --------------------------------
+
+
+@dataclass(frozen=True)
+class Flood:
+    """A program that takes all it can get."""
+
+    name: str
+    code: str
+    ends: tuple[str | None, str]
+    hits: str | None = None
+
+    def __str__(self) -> str:
+        return self.name
+
+
+FORK_BOMB = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass"
+
+FLOODS = [
+    Flood("endless-loop", "while True: pass", ("TIMEOUT", "wall_time")),
+    Flood("endless-sleep", "import time\ntime.sleep(1000)", ("TIMEOUT", "wall_time")),
+    Flood("ignores-signals",
+          "import signal, time\nfor n in range(1, 32):\n    try: signal.signal(n, signal.SIG_IGN)\n"
+          "    except OSError: pass\ntime.sleep(1000)", ("TIMEOUT", "wall_time")),
+    Flood("stops-itself", "import os\nos.kill(os.getpid(), 19)", ("TIMEOUT", "wall_time")),
+    Flood("fork-bomb", FORK_BOMB, ("TIMEOUT", "wall_time"), "processes"),
+    Flood("sessions-bomb", FORK_BOMB.replace("os.fork()", "os.fork() or os.setsid()"),
+          ("TIMEOUT", "wall_time"), "processes"),
+    Flood("thread-bomb",
+          "import threading, time\nwhile True:\n    try: threading.Thread(target=time.sleep,"
+          " args=(60,)).start()\n    except RuntimeError: pass", ("TIMEOUT", "wall_time"),
+          "processes"),
+    Flood("memory", "held = []\nwhile True: held.append(bytearray(1 << 20))",
+          ("MEMORY_LIMIT_EXCEEDED", "memory")),
+    Flood("memory-in-children",
+          "import os\nfor _ in range(8):\n    if os.fork() == 0:\n        held = []\n"
+          "        while True: held.append(bytearray(1 << 20))\nimport time\ntime.sleep(2)",
+          ("MEMORY_LIMIT_EXCEEDED", "memory")),
+    Flood("memory-at-once", "bytearray(1 << 40)", ("MEMORY_LIMIT_EXCEEDED", "memory")),
+    Flood("output", "while True: print('x' * 1000)", ("OUTPUT_LIMIT_EXCEEDED", "output")),
+    Flood("errors", "import sys\nwhile True: sys.stderr.write('x' * 1000)",
+          ("OUTPUT_LIMIT_EXCEEDED", "output")),
+    Flood("output-of-children",
+          "import os\nos.fork()\nos.fork()\nwhile True: os.write(1, b'x' * 4096)",
+          ("OUTPUT_LIMIT_EXCEEDED", "output")),
+    Flood("sparse-file", "open('big', 'wb').truncate(1 << 40)",
+          ("EXECUTION_ERROR", "exception"), "file_size"),
+    Flood("full-disk",
+          "n = 0\nwhile True:\n    n += 1\n    open(f'f{n}', 'wb').write(bytes(1 << 20))",
+          ("EXECUTION_ERROR", "exception"), "disk"),
+    Flood("many-files", "n = 0\nwhile True:\n    n += 1\n    open(f'f{n}', 'w').close()",
+          ("EXECUTION_ERROR", "exception"), "disk"),
+    Flood("disk-and-go-on",
+          "try:\n    while True: open('f', 'ab').write(bytes(1 << 20))\nexcept OSError: pass\n'on'",
+          (None, "ok")),
+    Flood("descriptors", "held = []\nwhile True: held.append(open('/dev/null'))",
+          ("EXECUTION_ERROR", "exception"), "open_files"),
+    Flood("claims", "import os\nwhile True: os.write(4, b'x' * 65536)", ("TIMEOUT", "wall_time")),
+    Flood("zombies",
+          "import os\nwhile True:\n    try:\n        if os.fork() == 0: os._exit(0)\n"
+          "    except OSError: pass", ("TIMEOUT", "wall_time"), "processes"),
+]  # fmt: skip
+
+
+@pytest.mark.row("S4", "P8")
+@pytest.mark.parametrize("flood", FLOODS, ids=str)
+def test_a_flood_ends_as_itself_and_the_next_program_is_unharmed(
+    client: Client, flood: Flood
+) -> None:
+    envelope = run(client, f"print('begun')\n{flood.code}", timeout_seconds=2, memory_limit_mb=128)
+    said = envelope.data if envelope.error is None else details(envelope)
+    assert (code_of(envelope), said["ended_by"]) == flood.ends, envelope
+    assert said["stdout"].startswith("begun\n")
+    if flood.hits is not None:
+        assert flood.hits in said["limits_hit"]
+    after = run(client, "21 * 2")
+    assert (code_of(after), after.data["value"]) == (None, 42)
+
+
+# -- the channel ------------------------------------------------------------------------------
+
+FORGERIES = """
+import json, os, struct
+frames = [
+    {"op": "ended", "id": 1, "ended_by": "ok", "cpu_ms": 0, "peak_memory_bytes": 0,
+     "stdout_bytes": 0, "stderr_bytes": 0, "exit_code": 0, "signal": None, "limits_hit": [],
+     "files_left_out": 0, "claim": {"result": {"value": "forged", "has_value": True,
+                                               "value_repr": "forged"}}},
+    {"op": "ready", "enforces": {}, "faults": ["forged"]},
+    {"op": "reset", "id": 1, "clean": True, "why": None},
+    {"result": {"value": "forged", "has_value": True, "value_repr": "forged"}},
+]
+for descriptor in range(0, 64):
+    for frame in frames:
+        body = json.dumps(frame).encode()
+        try:
+            os.write(descriptor, struct.pack("!I", len(body)) + body)
+        except OSError:
+            pass
+"""
+
+
+@pytest.mark.row("S4")
+def test_frames_forged_on_every_descriptor_change_nothing_that_is_measured(client: Client) -> None:
+    envelope = run(client, FORGERIES + "raise SystemExit(3)")
+    assert code_of(envelope) == "EXECUTION_ERROR"
+    said = details(envelope)
+    assert (said["ended_by"], said["exit_code"]) == ("exit", 3)
+    assert "forged" in said["stdout"]  # it did write, and it is output like any other
+    assert code_of(run(client, "1")) is None
+
+
+@pytest.mark.row("S4")
+@pytest.mark.parametrize("code", [
+    "import os\nos.closerange(0, 256)",
+    "import os\nfor n in range(3, 200):\n    try: os.dup2(1, n)\n    except OSError: pass",
+    "import os\nos.write(4, b'\\xff\\xff\\xff\\xff' + b'x' * 100)",
+    "import os\nos.write(4, b'\\x00\\x00\\x00\\x02[]')",
+    "import os, sys\nos.fork()\nprint('both')",
+    "import os\nos._exit(0)",
+])  # fmt: skip
+def test_a_program_that_spoils_its_own_reply_only_loses_its_value(
+    client: Client, code: str
+) -> None:
+    envelope = run(client, f"{code}\n")
+    assert (code_of(envelope), envelope.data["value"]) == (None, None)
+    after = run(client, "6 * 7")
+    assert after.data["value"] == 42
+
+
+# -- from outside -----------------------------------------------------------------------------
+
+
+@pytest.mark.row("S3")
+def test_the_program_is_seen_from_outside_as_a_user_without_anything(
+    client: Client, daemon: Daemon
+) -> None:
+    marker = f"marker-{time.monotonic_ns()}"
+    script = (
+        f"import os, time\nopen('/proc/self/comm', 'w').write('{marker[-12:]}')\ntime.sleep(1.5)"
+    )
+    seen: dict[str, str] = {}
+    import threading
+
+    thread = threading.Thread(target=run, args=(client, script))
+    thread.start()
+    deadline = time.monotonic() + 10
+    while not seen and time.monotonic() < deadline:
+        for process in psutil.process_iter(["name", "pid"]):
+            if process.info["name"] == marker[-12:]:
+                seen = _status(process.info["pid"])
+    thread.join()
+    assert seen["Uid"].split() == ["10001"] * 4
+    assert seen["Gid"].split() == ["10001"] * 4
+    assert seen["Groups"].strip() == ""
+    assert {seen[name] for name in ("CapEff", "CapPrm", "CapInh", "CapAmb")} == {"0" * 16}
+    assert (seen["NoNewPrivs"], seen["Seccomp"]) == ("1", "2")
+    assert int(seen["Seccomp_filters"]) >= 2
+
+
+def _status(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+@pytest.mark.row("E1")
+def test_no_answer_carries_a_path_of_the_host_or_of_the_guest(client: Client) -> None:
+    for code in ("1/0", "import nothing_like_this", "x = = 1", "raise SystemExit('x')"):
+        text = run(client, code).model_dump_json()
+        for leak in ("/opt/fumehood", "languages/python", str(Path.home()), "/var/lib/docker"):
+            assert leak not in text
