@@ -33,7 +33,9 @@ async def call(
 ) -> tuple[Envelope, FakeWall]:
     wall = FakeWall(answer=lambda run: ending, limits=CONTAINER_LIMITS)
     async with Engine(config=Config(home=home), interpreter=FakeWall(), container=wall) as engine:
-        return await engine.call("run_python", arguments or {"code": "1"}, **options), wall
+        return await engine.call(
+            "run_python", {"code": "1"} if arguments is None else arguments, **options
+        ), wall
 
 
 async def failed(home: Any, ended_by: EndedBy, **fields: Any) -> Any:
