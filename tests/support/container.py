@@ -1,7 +1,7 @@
 """A container wall that answers as the program itself says: the program is JSON.
 
 `{"stdout": "x", "files": {"a.txt": "text", "big": 2000000}, "ended_by": "exit", …}` runs as
-the wall's answer of that form. As a program (`python -m support.container` with `tests` on the
+the wall's answer of that form; with `"echo": true` it prints what it was sent. As a program (`python -m support.container` with `tests` on the
 path) this is `fumehood serve` with such a wall.
 """
 
@@ -33,6 +33,8 @@ def scripted_ending(run: SeenRun) -> RunEnding:
     script = json.loads(run.arguments["code"])
     ended_by = EndedBy(script.get("ended_by", "ok"))
     measured = {key: script[key] for key in _MEASURED if key in script}
+    if script.get("echo"):
+        measured["stdout"] = json.dumps({name: run.arguments[name] for name in ("stdin", "files")})
     measured["limits_hit"] = tuple(measured.get("limits_hit", ()))
     result = None
     if ended_by is EndedBy.OK:
