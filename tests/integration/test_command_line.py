@@ -120,6 +120,7 @@ def test_doctor_finds_this_host_fit(shared_daemon: Daemon) -> None:
     assert answer.returncode == 0, answer.stdout
     assert {f["verdict"] for f in findings.values()} == {"ok"}
     assert findings["interpreter: memory"]["found"].startswith("enforced")
+    assert {"asteval", "RestrictedPython"} <= findings.keys()
 
 
 @pytest.mark.row("D7")

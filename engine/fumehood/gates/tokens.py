@@ -174,7 +174,7 @@ def _refuse_unsound(
             "calls. Make two tokens.",
             fields=["scopes"],
         )
-    if principal_id.startswith(RESERVED_PRINCIPALS):
+    if principal_id.casefold().startswith(RESERVED_PRINCIPALS):
         raise InvalidParams(
             f"A token cannot stand for {principal_id[:80]!r}: that is an approver.",
             fields=["principal_id"],

@@ -109,7 +109,26 @@ async def test_exception_brings_its_own_traceback_and_what_was_printed(home: Any
         ({**FAILURE, "exception": None}, "KeyError: 'a'."),
         (None, "it gave no reason."),
         ({**FAILURE, "more": 1}, "it gave no reason."),
-        ({**FAILURE, "exception": {**EXCEPTION, "message": "", "line": None}}, "KeyError."),
+        ({**FAILURE, "exception": {**EXCEPTION, "message": "", "line": None}}, "failed: KeyError."),
+        (
+            {**FAILURE, "exception": {**EXCEPTION, "message": "KeyError: 'a'"}},
+            "failed: KeyError: 'a' (line 3).",
+        ),
+        (
+            {**FAILURE, "exception": {**EXCEPTION, "type": "E", "message": "a.b.E: x\n y"}},
+            "failed: a.b.E: x y (line 3).",
+        ),
+        (
+            {
+                **FAILURE,
+                "exception": {
+                    **EXCEPTION,
+                    "type": "SyntaxError",
+                    "message": '  File "<code>", line 3\n    a =\nSyntaxError: no',
+                },
+            },
+            "failed: SyntaxError: no (line 3).",
+        ),
         ({**FAILURE, "exception": {**EXCEPTION, "message": "x" * 100_000}}, "xxx (line 3)."),
     ],
     ids=lambda given: str(given)[:40],
@@ -120,6 +139,7 @@ async def test_message_is_fit_for_a_model_whatever_was_claimed(
     error = await failed(home, EndedBy.EXCEPTION, claimed_error=claimed)
     assert error.message.startswith("The program failed: ")
     assert error.message.endswith(words)
+    assert "\n" not in error.message
     assert len(error.message) < 600
 
 
@@ -202,6 +222,16 @@ async def test_claim_names_a_failure_and_never_undoes_one(home: Any, kind: str, 
         error = await failed(home, decided, claimed_error=claimed, exit_code=1)
         assert error.details["ended_by"] == decided.value
         assert error.code != "INVALID_PARAMS"
+
+
+@pytest.mark.row("E1", "S3")
+async def test_file_that_did_not_fit_is_the_callers_to_mend(home: Any) -> None:
+    claimed = {"kind": "invalid", "message": "the file a could not be written: No space"}
+    error = await failed(home, EndedBy.EXCEPTION, claimed_error=claimed, exit_code=71)
+    assert (error.code, error.fields) == ("INVALID_PARAMS", ("files",))
+    assert error.message == (
+        "The program was not started: the file a could not be written: No space."
+    )
 
 
 @pytest.mark.row("S4", "S7")

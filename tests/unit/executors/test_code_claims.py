@@ -56,8 +56,10 @@ def test_value_in_another_form_is_none(result: Any) -> None:
 def test_failure_in_the_agreed_form_is_believed() -> None:
     claim = read_failure(FAILURE)
     assert claim is not None
-    assert claim.model_dump() == FAILURE
-    assert read_failure({**FAILURE, "exception": None}) is not None
+    assert claim.model_dump() == {**FAILURE, "errno": None}
+    for said in ({"exception": None}, {"errno": 28}, {"errno": None}):
+        assert read_failure({**FAILURE, **said}) is not None
+    assert read_failure({"kind": "memory", "message": "m"}) is not None
 
 
 @pytest.mark.row("S7", "E1")
@@ -66,7 +68,7 @@ def test_failure_in_the_agreed_form_is_believed() -> None:
     [
         None, {}, [], "x", {**FAILURE, "more": 1}, {**FAILURE, "kind": "ok"},
         {**FAILURE, "kind": "wall_time"}, {**FAILURE, "message": None}, {**FAILURE, "message": 1},
-        {"kind": "exception", "message": "m"},
+        {"kind": "exception"}, {**FAILURE, "errno": "28"}, {**FAILURE, "errno": True},
         *({**FAILURE, "exception": {**EXCEPTION, **wrong}} for wrong in (
             {"line": "3"}, {"line": -1}, {"line": 2**40}, {"line": True}, {"type": ""},
             {"type": "x" * 501}, {"traceback": None}, {"traceback": ["x"]}, {"more": 1},

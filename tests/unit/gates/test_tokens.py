@@ -116,6 +116,7 @@ async def test_what_does_not_exist_cannot_be_revoked(tokens: Tokens) -> None:
         ({"scopes": (Scope.CALL, Scope.APPROVE)}, "scopes"),
         ({"scopes": tuple(Scope)}, "scopes"),
         ({"principal_id": "approver:owner"}, "principal_id"),
+        ({"principal_id": "Approver:owner"}, "principal_id"),
         ({"expires_at": NOW}, "expires_at"),
         ({"expires_at": NOW - timedelta(days=1)}, "expires_at"),
     ],
