@@ -303,12 +303,12 @@ async def test_dry_run_says_where_and_how_and_takes_nothing(home: Any) -> None:
 
 
 @pytest.mark.row("S1", "S9")
-async def test_engine_without_containers_says_so_and_uses_nothing_weaker(home: Any) -> None:
-    interpreter = FakeWall()
-    async with Engine(config=Config(home=home), interpreter=interpreter) as engine:
+async def test_engine_without_sound_containers_says_so_and_uses_nothing_weaker(home: Any) -> None:
+    interpreter, none = FakeWall(), FakeWall(limits=CONTAINER_LIMITS, enforced=frozenset())
+    async with Engine(config=Config(home=home), interpreter=interpreter, container=none) as engine:
         envelope = await engine.call("run_python", {"code": "1"})
         rehearsed = await engine.call("run_python", {"code": "1"}, dry_run=True)
     assert envelope.error is not None
     assert envelope.error.code == "SANDBOX_UNAVAILABLE"
     assert rehearsed.data["refused_with"] == "SANDBOX_UNAVAILABLE"
-    assert interpreter.runs == []
+    assert interpreter.runs == none.runs == []
