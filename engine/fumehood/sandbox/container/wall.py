@@ -194,7 +194,7 @@ class ContainerWall:
     def lease(self, domain: TrustDomain, *, fresh: bool, memory_mb: int | None = None) -> _Lease:
         """A container of this domain; `fresh` gets one of its own, which is destroyed after."""
         chosen = memory_mb or self.limits.default_memory_mb or CONTAINER_MEMORY_CLASSES[0]
-        return _Lease(self, domain.key, fresh, chosen)
+        return _Lease(self, domain, fresh, chosen)
 
     # -- the pool's maker -------------------------------------------------------------
 
@@ -356,7 +356,7 @@ class ContainerWall:
             self._on_event("container.available", {"image": self._image_id})
         self._told, self._has_been_up = None, True
 
-    async def _place(self, domain: str, memory_mb: int, *, fresh: bool) -> Place:
+    async def _place(self, domain: TrustDomain, memory_mb: int, *, fresh: bool) -> Place:
         """Raises SandboxUnavailable."""
         if self._pool is None:
             raise SandboxUnavailable("The container wall is not entered.", retryable=False)
@@ -375,7 +375,9 @@ class _Lease:
 
     __slots__ = ("_domain", "_fresh", "_memory_mb", "_place", "_ran", "_wall", "queue_ms")
 
-    def __init__(self, wall: ContainerWall, domain: str, fresh: bool, memory_mb: int) -> None:
+    def __init__(
+        self, wall: ContainerWall, domain: TrustDomain, fresh: bool, memory_mb: int
+    ) -> None:
         self._wall = wall
         self._domain = domain
         self._fresh = fresh
