@@ -24,7 +24,8 @@ from fumehood.sandbox.container import wall as wall_module
 from fumehood.sandbox.container.docker_api import Docker
 from fumehood.sandbox.container.images import Image
 from fumehood.sandbox.container.pool import PoolRules
-from fumehood.sandbox.container.wall import ContainerSettings, ContainerWall, EngineIdentity
+from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
+from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.wall import RunEnding
 from support.containers import containers_of, kill_container
 from support.docker_proxy import DockerProxy

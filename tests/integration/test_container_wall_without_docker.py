@@ -24,7 +24,8 @@ from fumehood.sandbox.container.docker_api import (
     Listed,
 )
 from fumehood.sandbox.container.pool import PoolRules
-from fumehood.sandbox.container.wall import ContainerSettings, ContainerWall, EngineIdentity
+from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
+from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.wall import RunEnding
 from support.fake_docker import FakeDocker, FakeGuest, honest
 from support.scripted_guest import READY, ended, reset
