@@ -29,6 +29,7 @@ from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.wall import RunEnding
 from support.containers import containers_of, kill_container
 from support.docker_proxy import DockerProxy
+from support.own_docker import OwnDocker
 from support.wait import DEADLINE_S, wait_until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker")]
@@ -319,3 +320,31 @@ def test_engine_without_docker_serves_all_else_and_says_once_what_is_missing(
     assert len(told) == 1
     assert told[0]["level"] == "warning"
     assert "docker.io" in told[0]["cure"] or "systemctl" in told[0]["cure"]
+
+
+@pytest.mark.row("S9")
+@pytest.mark.needs("root")
+@pytest.mark.usefixtures("_quick_deadlines")
+async def test_docker_that_is_restarted_is_an_error_and_then_serves_again(
+    python_image: Image, home: Path
+) -> None:
+    with OwnDocker(home) as docker:
+        await anyio.to_thread.run_sync(docker.copy_image, python_image.id)
+        async with bench(python_image, docker.address) as made:
+            endings: list[EndedBy] = []
+
+            async def call() -> None:
+                endings.append((await made.run("import time; time.sleep(90)", wall_s=120)).ended_by)
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(call)
+                await made.until(lambda: made.wall.counts.get("busy") == 1)
+                await anyio.to_thread.run_sync(docker.stop)
+            assert endings == [EndedBy.SANDBOX_LOST]
+            await made.until(lambda: not made.wall.is_ready)
+            with pytest.raises(SandboxUnavailable, match=r"not (running|installed)"):
+                await made.run()
+            await anyio.to_thread.run_sync(docker.start)
+            await made.until(lambda: made.wall.is_ready)
+            assert (await made.run()).ended_by is EndedBy.OK
+            await made.until(lambda: len(docker.containers()) == 1)  # what was lost is removed
