@@ -95,9 +95,11 @@ class EngineWalls:
         Without an `essential` one the engine serves nobody; without another, its own tools are
         refused.
         """
-        walls = {"interpreter": self._interpreter, "container": self._container}
+        walls = {"interpreter": self._interpreter}
         if self._jailed_paths:
             walls["jail"] = self._jail
+        if getattr(self._container, "is_in_use", True):
+            walls["container"] = self._container
         return {name: _report(wall, name == "interpreter") for name, wall in walls.items()}
 
 

@@ -93,7 +93,12 @@ async def test_clients_answer_as_the_engine_itself_does(
         details = await client.tool("calculator")
         assert isinstance(details, ToolDetails)
         assert details == engine.tool("calculator")
-        assert await client.ready() == engine.ready()
+        remote_ready, local_ready = await client.ready(), engine.ready()
+        assert (remote_ready.status, remote_ready.state) == (local_ready.status, local_ready.state)
+        # An engine without state has not looked at Docker yet, so it says nothing of containers.
+        assert set(remote_ready.walls) == {*local_ready.walls, "container"}
+        for name, wall in local_ready.walls.items():
+            assert remote_ready.walls[name] == wall
 
 
 @pytest.mark.row("D1", "T1")

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from fumehood import Config, ConfigError, load_config
-from fumehood.config import config_file
+from fumehood.config import ContainerConfig, config_file
 
 
 @pytest.fixture(autouse=True)
@@ -190,3 +190,30 @@ def test_directory_of_tools_is_absent_unless_it_is_named(monkeypatch: pytest.Mon
 def test_directory_of_tools_does_not_depend_on_where_the_engine_starts(path: str) -> None:
     with pytest.raises(ConfigError, match=r"tools_directory: .*must be an absolute path"):
         load_config(tools_directory=path)
+
+
+def test_container_s_limits_are_classes_of_memory() -> None:
+    config = load_config(container=ContainerConfig(memory_mb=300, timeout_seconds=3, output_kb=1))
+    limits = config.container_limits
+    assert limits.memory_classes == (128, 256, 512, 1024, 2048)
+    assert limits.memory_class(300) == 256
+    assert (limits.default_wall_s, limits.output_bytes, limits.min_memory_mb) == (3, 1024, 128)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"pool_min": 9},
+        {"pool_max": 0},
+        {"memory_mb": 64},
+        {"max_memory_mb": 4096},
+        {"cpus": 0},
+        {"runtime": "../runsc"},
+        {"image": "Python"},
+        {"image": "python:latest"},
+        {"privileged": True},
+    ],
+)
+def test_container_section_that_could_not_be_kept_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        load_config(container=wrong)

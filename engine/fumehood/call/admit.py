@@ -56,8 +56,8 @@ def make_plan(permitted: PermittedCall, walls: Walls) -> Plan:
     missing = wall.required - wall.enforced
     if missing and not wall.enforced:
         raise SandboxUnavailable(
-            f"The {placement.wall} wall is not there now, and no weaker one is used instead. "
-            f"{wall.cure}",
+            f"The {placement.wall} wall is not there now: nothing would enforce "
+            f"{', '.join(sorted(missing))}, and no weaker wall is used instead. {wall.cure}",
             retry_after_ms=1000,
         )
     if missing:

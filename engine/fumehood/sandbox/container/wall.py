@@ -138,6 +138,11 @@ class ContainerWall:
         return self.enforced & (seen or frozenset())
 
     @property
+    def is_in_use(self) -> bool:
+        """Whether Docker is looked at: from the start, or since the first call."""
+        return self._looking
+
+    @property
     def is_ready(self) -> bool:
         """Whether a call would get a container, as far as it is known."""
         return self._is_up and not self.required - self.enforced
