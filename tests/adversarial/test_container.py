@@ -21,6 +21,7 @@ import pytest
 from conftest import Daemon, launch, wait_until_ready
 from fumehood import Client
 from fumehood.model.envelope import Envelope
+from fumehood.store.owner import owner_id
 from support.attacks import Harm
 
 pytestmark = [pytest.mark.needs("docker"), pytest.mark.row("S3", "S4")]
@@ -38,14 +39,10 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, python_image: Any) -> Itera
     yield daemon
     assert daemon.stop() == 0, daemon.log
     left = subprocess.run(
-        ["docker", "ps", "-aq", "--filter", f"label=fumehood.owner={_owner(home)}"],
+        ["docker", "ps", "-aq", "--filter", f"label=fumehood.owner={owner_id(home)}"],
         capture_output=True, text=True, timeout=30, check=True,
     )  # fmt: skip
     assert left.stdout == ""
-
-
-def _owner(home: Path) -> str:
-    return (home / "owner").read_text().strip() if (home / "owner").exists() else "?"
 
 
 @pytest.fixture(scope="module")
