@@ -174,9 +174,10 @@ class Engine:
         fault = await self._open_blobs()
         if fault is not None:  # what is too large is not kept then, and its answer says so
             self.log.error("blobs.unavailable", reason=str(fault))
-        for kept in (self._calls, self.blobs):
+        ages_s = (self.config.calls_kept_days * 86_400, self.config.blobs_kept_hours * 3600)
+        for kept, kept_s in zip((self._calls, self.blobs), ages_s, strict=True):
             await self._stack.enter_async_context(
-                retention(kept, self._clock.now, self._on_retention_fault)
+                retention(kept, self._clock.now, self._on_retention_fault, kept_s=kept_s)
             )
         self._is_open = True
         return self
