@@ -209,7 +209,7 @@ def _not_enforced_rows() -> list[list[str]]:
 
 def _above_zero(where: str, name: str) -> str:
     if where == "options":
-        return ' other than `"call"`' if name == "isolation" else ""
+        return ' `"session"`' if name == "isolation" else ""
     default = ToolDefinition.model_fields[name].default
     is_count = isinstance(default, int) and not isinstance(default, bool)
     return " above 0" if is_count else ""

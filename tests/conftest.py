@@ -31,6 +31,8 @@ CLEAN_ENVIRONMENT = {
     "PATH": os.environ["PATH"],
     "HOME": os.environ.get("HOME", "/"),
     "LANG": "C.UTF-8",
+    # Most tests are of something else: no daemon of theirs makes a container ahead.
+    "FUMEHOOD_CONTAINER__POOL_MIN": "0",
 }
 
 

@@ -18,7 +18,8 @@ from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import Limit
 from fumehood.sandbox.container.docker_api import QUICK_S, Docker
 from fumehood.sandbox.container.pool import PoolRules
-from fumehood.sandbox.container.wall import ContainerSettings, ContainerWall, EngineIdentity
+from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
+from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.host import Host
 from fumehood.sandbox.process.interpreter import InterpreterWall
 from fumehood.sandbox.process.jail import JailWall

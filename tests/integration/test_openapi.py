@@ -59,6 +59,11 @@ CALLERS = [
           "SANDBOX_VIOLATION"),
     Asked("callTool", "/v1/tools/calculator/call", {**SUM, "options": {"agent_id": "nobody"}},
           "RESOURCE_NOT_FOUND"),
+    Asked("callTool", "/v1/tools/run_restricted_python/call",
+          {"arguments": {"code": "print('x' * 20_000)"}}),
+    Asked("getBlob", "{blob_url}"),
+    Asked("getBlob", "{blob_url}0", code="RESOURCE_NOT_FOUND"),
+    Asked("getBlob", "/v1/blobs/blob_0", code="INVALID_PARAMS"),
 ]  # fmt: skip
 
 A, T = "/v1/agents/documented", "/v1/agents/documented/tools/calculator"
@@ -211,6 +216,7 @@ def test_every_operation_answers_as_it_is_described(face: Face) -> None:
             made["token_id"] = answer.body["data"]["token"]["id"]
         if asked.operation == "callTool" and asked.code is None:
             made["call_id"] = answer.body["metadata"]["call_id"]
+            made["blob_url"] = answer.body["data"].get("resource_url", "")
     described = {operation["operationId"] for _, _, operation in operations_of(face.document)}
     assert succeeded == described
     assert refused == described - NEVER_REFUSED

@@ -24,7 +24,7 @@ from support.http import SocketClient
 from support.recording import RecordingLog
 from support.wait import wait_until
 
-BUILT_IN = ["calculator", "run_restricted_python"]
+BUILT_IN = ["calculator", "run_python", "run_restricted_python"]
 
 
 @pytest.fixture

@@ -74,7 +74,8 @@ class SocketClient:
         response = self._connection.getresponse()
         raw = response.read()
         lowered = {key.lower(): value for key, value in response.getheaders()}
-        return Answer(response.status, lowered, json.loads(raw))
+        is_json = lowered.get("content-type") == "application/json"
+        return Answer(response.status, lowered, json.loads(raw) if is_json and raw else raw)
 
     def close(self) -> None:
         self._connection.close()

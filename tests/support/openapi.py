@@ -53,6 +53,8 @@ def faults_of_answer(
     response = operation["responses"].get(str(status))
     if response is None:
         return [f"the status {status} is not among {sorted(operation['responses'])}"]
+    if "application/json" not in response["content"]:
+        return [] if isinstance(body, bytes) else ["JSON where the bytes of a file belong"]
     registry: Registry[Any] = Registry().with_resource(
         DOCUMENT, Resource.from_contents(document, default_specification=DRAFT202012)
     )

@@ -125,7 +125,7 @@ def _error(
         return _lost(tool, details)
     message = failure_message(ending, failure)
     if failure is not None and failure.kind == "invalid" and ending.ended_by is EndedBy.EXCEPTION:
-        return InvalidParams(message, fields=["code"], details=details)
+        return InvalidParams(message, fields=["files"], details=details)
     return error_class(message, details=details)
 
 

@@ -43,11 +43,12 @@ class ExceptionClaim(_Claim):
 
 
 class FailureClaim(_Claim):
-    """What the program says of its failure."""
+    """What the program says of its failure; `errno` is an `OSError`'s, for the supervisor."""
 
     kind: Literal["exception", "memory", "policy", "invalid"]
     message: str
-    exception: ExceptionClaim | None
+    errno: int | None = None
+    exception: ExceptionClaim | None = None
 
 
 NO_VALUE = ValueClaim(value=None, has_value=False, value_repr=None)

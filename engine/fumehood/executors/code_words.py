@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable
 
-from fumehood.executors.code_claims import FailureClaim
+from fumehood.executors.code_claims import ExceptionClaim, FailureClaim
 from fumehood.model.errors import EndedBy
 from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import CONTAINER_OPEN_FILES, CONTAINER_PROCESSES, MB, Limit, Limits
@@ -71,6 +71,8 @@ def refused_by(names: Iterable[str], limits: Limits) -> tuple[str, ...]:
 def failure_message(ending: RunEnding, claim: FailureClaim | None) -> str:
     """What happened, where no limit ended the run."""
     match ending.ended_by:
+        case EndedBy.EXCEPTION if claim is not None and claim.kind == "invalid":
+            return f"The program was not started: {_sentence(claim.message)}"
         case EndedBy.EXCEPTION:
             return f"The program failed: {_sentence(_reason(claim))}"
         case EndedBy.EXIT:
@@ -94,10 +96,21 @@ def _reason(claim: FailureClaim | None) -> str:
         return "it gave no reason"
     if claim.exception is None:
         return claim.message or "it gave no reason"
-    said = claim.exception
-    words = f"{said.type}: {said.message}" if said.message else said.type
-    where = f" (line {said.line})" if said.line is not None else ""
-    return words[:MAX_MESSAGE_CHARACTERS] + where
+    where = f" (line {claim.exception.line})" if claim.exception.line is not None else ""
+    return _words(claim.exception)[:MAX_MESSAGE_CHARACTERS] + where
+
+
+def _words(said: ExceptionClaim) -> str:
+    """Type and message on one line. A message can begin with its type already, and that of a
+    syntax error with the lines that it is about.
+    """
+    lines = [line.strip() for line in said.message.splitlines() if line.strip()]
+    if not lines:
+        return said.type
+    named = [index for index, line in enumerate(lines) if said.type in line.split(":")[0]]
+    if named:
+        return " ".join(lines[named[0] :])
+    return f"{said.type}: {' '.join(lines)}"
 
 
 def _sentence(text: str) -> str:

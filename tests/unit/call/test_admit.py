@@ -18,7 +18,7 @@ from fumehood.model.limits import Limit, WallLimits
 from fumehood.model.tool import ToolDefinition
 from fumehood.sandbox.host import Host
 from fumehood.sandbox.wall import Walls
-from fumehood.testing import FakeWall
+from fumehood.testing import CONTAINER_LIMITS, FakeWall
 from support.definitions import (
     OWNER,
     expression_document,
@@ -105,6 +105,82 @@ def test_wall_that_cannot_enforce_a_limit_takes_no_call(missing: Limit) -> None:
     with pytest.raises(SandboxUnavailable, match=missing.value) as caught:
         make_plan(_permitted(_expression()), Walls(interpreter=wall))
     assert "This is a fake." in caught.value.message
+
+
+def _code_plan(fields: Any = None, **options: Any) -> Plan:
+    document = expression_document(
+        executor="code:python", parameters={"properties": {"code": {}}}, **(fields or {})
+    )
+    definition = ToolDefinition.model_validate(document)
+    walls = Walls(container=FakeWall(limits=CONTAINER_LIMITS), interpreter=FakeWall())
+    return make_plan(_permitted(definition, **options), walls)
+
+
+@pytest.mark.row("T2", "S4", "S5")
+@pytest.mark.parametrize(
+    ("defined", "option", "effective", "warning"),
+    [
+        (None, None, 512, None),
+        (None, 128, 128, None),
+        (200, None, 128, None),
+        (None, 200, 128, "200 was asked for, 128 is the next size"),
+        (None, 1023, 512, "next size"),
+        (256, 1024, 256, "256 is the most that is allowed"),
+        (300, 1024, 256, "256 is the most that is allowed"),
+        (None, 9999, 2048, "2048 is the most that is allowed"),
+    ],
+)
+def test_memory_of_a_container_is_rounded_down_to_a_size_and_it_says_so(
+    defined: int | None, option: int | None, effective: int, warning: str | None
+) -> None:
+    plan = _code_plan({"memory_limit_mb": defined}, memory_limit_mb=option)
+    assert plan.limits.memory_mb == effective
+    assert [warning in said for said in plan.warnings] == ([True] if warning else [])  # type: ignore[operator]
+
+
+@pytest.mark.row("T2", "S4", "P11")
+def test_container_of_less_than_the_smallest_size_is_refused() -> None:
+    with pytest.raises(InvalidParams, match="at least 128") as caught:
+        _code_plan(memory_limit_mb=127)
+    assert caught.value.fields == ("options.memory_limit_mb",)
+
+
+@pytest.mark.row("T2", "P11")
+@pytest.mark.parametrize(("asked", "given"), [(None, 30), (0.5, 0.5), (600, 600), (601, 600)])
+def test_code_may_run_for_ten_minutes(asked: float | None, given: float) -> None:
+    plan = _code_plan(timeout_seconds=asked)
+    assert plan.limits.wall_s == given
+    assert len(plan.warnings) == (asked == 601)
+
+
+@pytest.mark.row("S1", "S5")
+@pytest.mark.parametrize(
+    ("isolation", "fresh"), [(None, False), ("call", False), ("container_per_call", True)]
+)
+def test_only_container_per_call_asks_for_a_container_of_its_own(
+    isolation: str | None, fresh: bool
+) -> None:
+    plan = _code_plan(isolation=isolation)
+    assert (plan.placement.kind, plan.placement.wall) == ("container", "container")
+    assert plan.placement.needs_fresh_place(isolation) is fresh
+
+
+@pytest.mark.row("S1", "P11")
+def test_isolation_that_a_wall_does_not_have_is_refused() -> None:
+    with pytest.raises(InvalidParams, match='it can be "call"') as caught:
+        _plan(isolation="container_per_call")
+    assert caught.value.fields == ("options.isolation",)
+    for isolation in ("call", "container_per_call"):
+        with pytest.raises(InvalidParams, match="engine's own process"):
+            make_plan(_permitted(function_definition(), isolation=isolation), Walls(host=Host()))
+
+
+@pytest.mark.row("S1")
+def test_code_has_no_other_place_than_the_container() -> None:
+    document = expression_document(executor="code:python", parameters={"properties": {"code": {}}})
+    walls = Walls(interpreter=FakeWall(), jail=FakeWall(), host=Host())
+    with pytest.raises(SandboxUnavailable, match="no container wall, and uses no weaker one"):
+        make_plan(_permitted(ToolDefinition.model_validate(document)), walls)
 
 
 @pytest.mark.row("S1")

@@ -80,9 +80,9 @@ def test_the_same_option_asking_for_nothing_is_accepted(option: str) -> None:
     assert unenforced_options(CallOptions(**{option: OPTIONS[option][1]})) == []
 
 
-def test_container_for_one_call_is_not_enforced_either() -> None:
-    found = unenforced_options(CallOptions(isolation="container_per_call"))
-    assert [name for name, _ in found] == ["isolation"]
+@pytest.mark.row("S1", "S5")
+def test_container_for_one_call_is_for_the_wall_to_refuse() -> None:
+    assert unenforced_options(CallOptions(isolation="container_per_call")) == []
 
 
 @pytest.mark.row("P11")
@@ -160,8 +160,12 @@ FIT = [
     ("MCP", "mcp", False, "sandboxed"),
     ("MCP", "http", True, "executor"),
     ("NATIVE", "restricted_python", True, "parameters"),
-    ("NATIVE", "code:python", True, "executor"),
-    ("NATIVE", "code:python", False, "executor"),
+    ("NATIVE", "code:python", True, "parameters"),
+    ("NATIVE", "code:python", False, "sandboxed"),
+    ("BUILTIN", "code:python", False, "sandboxed"),
+    ("NATIVE", "code:cobol", True, "executor"),
+    ("REST", "code:python", True, "executor"),
+    ("MCP", "code:python", True, "executor"),
     ("NATIVE", "workspace", True, "executor"),
 ]
 
@@ -179,6 +183,33 @@ def test_type_executor_and_sandbox_must_fit(
         assert parse_definition(document).sandboxed is sandboxed
         return
     assert at_fault in {fault.split(":", 1)[0] for fault in _faults(document)}
+
+
+def _code(properties: Any = None, **fields: Any) -> dict[str, Any]:
+    named = {"code": {"type": "string"}} if properties is None else properties
+    return expression_document(executor="code:python", parameters={"properties": named}, **fields)
+
+
+@pytest.mark.row("S1", "T6")
+def test_code_takes_its_own_arguments_and_no_others() -> None:
+    assert parse_definition(_code()).executor == "code:python"
+    every = {name: {} for name in ("code", "stdin", "files")}
+    assert parse_definition(_code(every)).sandboxed is True
+    assert _faults(_code({"stdin": {}})) == [
+        "parameters: the executor 'code:python' needs a parameter 'code'"
+    ]
+    assert _faults(_code({**every, "env": {}, "argv": {}})) == [
+        "parameters: the executor 'code:python' knows no parameter 'argv'",
+        "parameters: the executor 'code:python' knows no parameter 'env'",
+    ]
+
+
+@pytest.mark.row("T2", "S4")
+def test_code_needs_the_smallest_container_at_least() -> None:
+    assert parse_definition(_code(memory_limit_mb=128)).memory_limit_mb == 128
+    assert _faults(_code(memory_limit_mb=127)) == [
+        "memory_limit_mb: a container needs at least 128"
+    ]
 
 
 @pytest.mark.row("S1", "R1")

@@ -79,11 +79,13 @@ def build_image(
         ready = _ready(client, recipe) if base is not None else None
         if ready is not None:
             return Built(ready, made_base=False, made_guest=False)
+        replaced = _replaced(client, recipe)
         made_base = base is None
         base = base or _make_base(client, recipe, on_step)
         identifier = _add_guest(client, recipe, base, on_step)
         image = next(i for i in list_images(client, recipe.name) if i.id == identifier)
-        _forget_old(client, image)
+        for old in replaced - {identifier, base}:
+            _remove_unused(client, old)
         return Built(image, made_base=made_base, made_guest=True)
     except (DockerException, RequestException) as error:
         raise trouble_in("Docker refused", [str(error)]) from None
@@ -97,10 +99,29 @@ def _ready(client: docker.APIClient, recipe: Recipe) -> Image | None:
 
 
 def _find_base(client: docker.APIClient, recipe: Recipe) -> str | None:
-    labels = [f"{IMAGE}=base-{recipe.name}", f"{RECIPE}={recipe.digest}"]
-    rows = client.images(filters={"label": labels})
-    newest = max(rows, key=lambda row: (row["Created"], row["Id"]), default=None)
-    return str(newest["Id"]) if newest is not None else None
+    rows = client.images(name=_base_tag(recipe), filters={"label": f"{RECIPE}={recipe.digest}"})
+    return str(rows[0]["Id"]) if rows else None
+
+
+def _base_tag(recipe: Recipe) -> str:
+    return f"{REPOSITORY}/base-{recipe.name}:{recipe.digest[:12]}"
+
+
+def _replaced(client: docker.APIClient, recipe: Recipe) -> set[str]:
+    """What can go once the new image is there: earlier builds of it, and old ones of others."""
+    guest, now = guest_digest(), time.time()
+    tops = {
+        image.id
+        for image in list_images(client, recipe.name)
+        if (image.recipe, image.guest) == (recipe.digest, guest)
+        or now - image.created.timestamp() > KEPT_S
+    }
+    bases = {
+        str(row["Id"])
+        for row in client.images(name=f"{REPOSITORY}/base-{recipe.name}")
+        if row["Labels"][RECIPE] == recipe.digest or now - row["Created"] > KEPT_S
+    }
+    return tops | bases
 
 
 def _make_base(client: docker.APIClient, recipe: Recipe, on_step: OnStep) -> str:
@@ -122,8 +143,8 @@ def _make_base(client: docker.APIClient, recipe: Recipe, on_step: OnStep) -> str
         with root.open("rb") as file:
             answer = client.import_image(
                 src=file,
-                repository=f"{REPOSITORY}/base-{recipe.name}",
-                tag="latest",
+                repository=_base_tag(recipe).partition(":")[0],
+                tag=_base_tag(recipe).partition(":")[2],
                 changes=[*SETTINGS, _label_line(labels)],
             )
     if '"error"' in str(answer):
@@ -203,17 +224,6 @@ def _sweep_builders(client: docker.APIClient) -> None:
         deadline = re.fullmatch(rf"/{BUILDER}(\d+)-[0-9a-f]+", row["Names"][0])
         if deadline is not None and int(deadline[1]) < time.time():
             client.remove_container(row["Id"], force=True)
-
-
-def _forget_old(client: docker.APIClient, kept: Image) -> None:
-    """Remove what this one replaces: earlier builds of the same, and old ones of others."""
-    for image in list_images(client, kept.name):
-        age = kept.created.timestamp() - image.created.timestamp()
-        same = (image.recipe, image.guest) == (kept.recipe, kept.guest)
-        if image.id != kept.id and age >= 0 and (same or age > KEPT_S):
-            _remove_unused(client, image.id)
-    for row in client.images(filters={"label": f"{IMAGE}=base-{kept.name}", "dangling": True}):
-        _remove_unused(client, row["Id"])
 
 
 def _remove_unused(client: docker.APIClient, identifier: str) -> None:

@@ -223,9 +223,10 @@ class Docker:
 
     def _connected(self) -> Any:
         """The client, made anew after every failure to connect. In a thread."""
+        # Each time: the package leaves a socket open where it cannot connect.
+        self._look()
         with self._making:
             if self._client is None:
-                self._look()
                 self._client = _make_client(self.host)
             return self._client
 

@@ -1,7 +1,8 @@
 """The images that are there: found by their labels, used by their ids.
 
 Host side. Above it the wall's pool and the command line; below it Docker. Invariant: an image is
-this engine's only if its labels carry both digests of `recipe`; its tag decides nothing.
+this engine's only if its labels carry both digests of `recipe`, and a tag of our repository is on
+it: images that somebody derives from ours inherit the labels, and not the tag.
 """
 
 from __future__ import annotations
@@ -111,9 +112,14 @@ def list_images(docker: DockerImages, name: str | None = None) -> list[Image]:
     """All images that carry our labels, newest first; other engines' too."""
     label = f"{IMAGE}={name}" if name is not None else IMAGE
     rows = docker.images(filters={"label": [label, GUEST]})
-    parsed = (_parsed(row) for row in rows)
+    parsed = (_parsed(row) for row in rows if _has_our_tag(row))
     images = [image for image in parsed if image is not None]
     return sorted(images, key=lambda image: (image.created, image.id), reverse=True)
+
+
+def _has_our_tag(row: dict[str, Any]) -> bool:
+    repository = f"{REPOSITORY}/{(row.get('Labels') or {}).get(IMAGE)}:"
+    return any(str(tag).startswith(repository) for tag in row.get("RepoTags") or ())
 
 
 def _parsed(row: dict[str, Any]) -> Image | None:

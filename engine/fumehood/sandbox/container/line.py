@@ -1,7 +1,8 @@
 """The line in front of the pool: who waits for a container, and whose turn it is.
 
-Host side, pure. Invariant: the line is bounded, for everybody together and for each trust
-domain; between trust domains it goes round, within one it is first come, first served.
+Host side, pure. Invariant: the line is bounded, for everybody together, for each principal and
+for each of its trust domains. It goes round between principals, then between the domains of one;
+within a domain it is first come, first served. So nobody gets more by having many sessions.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Generic, TypeVar
+
+from fumehood.model.identity import TrustDomain
 
 Granted = TypeVar("Granted")
 
 MAX_WAITING = 2000
-MAX_WAITING_OF_ONE = 500
-"""Of one trust domain, so that one cannot fill the line."""
+MAX_WAITING_OF_PRINCIPAL = 1000
+MAX_WAITING_OF_DOMAIN = 500
 
 
 class LineFull(Exception):
@@ -27,7 +31,7 @@ class LineFull(Exception):
 class Waiter(Generic[Granted]):
     """One call that wants a container."""
 
-    domain: str
+    domain: TrustDomain
     memory_mb: int
     fresh: bool
     granted: asyncio.Future[Granted] = field(repr=False)
@@ -36,48 +40,61 @@ class Waiter(Generic[Granted]):
 
 
 class Line(Generic[Granted]):
-    """Waiters of all domains."""
+    """Waiters of all principals."""
 
-    def __init__(self, most: int = MAX_WAITING, most_of_one: int = MAX_WAITING_OF_ONE) -> None:
-        self._most = most
-        self._most_of_one = most_of_one
-        self._domains: OrderedDict[str, list[Waiter[Granted]]] = OrderedDict()
-        self._count = 0
+    def __init__(self) -> None:
+        self._principals: OrderedDict[str, OrderedDict[TrustDomain, list[Waiter[Granted]]]] = (
+            OrderedDict()
+        )
 
     def __len__(self) -> int:
-        return self._count
+        return sum(map(_waiting, self._principals.values()))
+
+    def __iter__(self) -> Iterator[Waiter[Granted]]:
+        everybody = self._principals.values()
+        return iter([one for domains in everybody for mine in domains.values() for one in mine])
 
     def join(self, waiter: Waiter[Granted]) -> None:
         """Stand at the end of one's own domain. Raises LineFull."""
-        mine = self._domains.get(waiter.domain, [])
-        if self._count >= self._most or len(mine) >= self._most_of_one:
+        domains = self._principals.get(waiter.domain.principal_id, OrderedDict())
+        mine = domains.get(waiter.domain, [])
+        if (
+            len(mine) >= MAX_WAITING_OF_DOMAIN
+            or _waiting(domains) >= MAX_WAITING_OF_PRINCIPAL
+            or len(self) >= MAX_WAITING
+        ):
             raise LineFull
-        self._domains.setdefault(waiter.domain, mine).append(waiter)
-        self._count += 1
+        mine.append(waiter)
+        domains.setdefault(waiter.domain, mine)
+        self._principals.setdefault(waiter.domain.principal_id, domains)
 
     def leave(self, waiter: Waiter[Granted]) -> None:
         """Wait no more. Harmless for one that does not stand here."""
-        mine = self._domains.get(waiter.domain, [])
+        principal_id = waiter.domain.principal_id
+        domains = self._principals.get(principal_id, OrderedDict())
+        mine = domains.get(waiter.domain, [])
         if waiter in mine:
             mine.remove(waiter)
-            self._count -= 1
             if not mine:
-                del self._domains[waiter.domain]
-
-    def serve(self, waiter: Waiter[Granted]) -> None:
-        """It is served: its domain goes to the end of the round."""
-        self.leave(waiter)
-        if waiter.domain in self._domains:
-            self._domains.move_to_end(waiter.domain)
+                del domains[waiter.domain]
+            if not domains:
+                del self._principals[principal_id]
 
     def pass_on(self, waiter: Waiter[Granted]) -> None:
-        """It gets one later, but its domain has had this turn."""
-        self._domains.move_to_end(waiter.domain)
+        """Its principal and its domain have had this turn, whether or not it still waits."""
+        principal_id = waiter.domain.principal_id
+        if principal_id in self._principals:
+            self._principals.move_to_end(principal_id)
+            if waiter.domain in self._principals[principal_id]:
+                self._principals[principal_id].move_to_end(waiter.domain)
 
     def in_turn(self) -> Iterator[list[Waiter[Granted]]]:
         """The waiters of each domain, in the order of the round. Safe against changes."""
-        for domain in list(self._domains):
-            yield list(self._domains.get(domain, ()))
+        columns = [list(domains.values()) for domains in self._principals.values()]
+        for row in zip_longest(*columns, fillvalue=()):
+            for mine in row:
+                yield list(mine)
 
-    def __iter__(self) -> Iterator[Waiter[Granted]]:
-        return iter([waiter for mine in self._domains.values() for waiter in mine])
+
+def _waiting(domains: OrderedDict[TrustDomain, list[Waiter[Granted]]]) -> int:
+    return sum(map(len, domains.values()))

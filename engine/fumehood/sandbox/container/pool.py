@@ -21,6 +21,7 @@ from typing import Protocol
 import anyio
 
 from fumehood.model.errors import EngineError, SandboxUnavailable
+from fumehood.model.identity import TrustDomain
 from fumehood.model.json_types import JsonObject
 from fumehood.sandbox.container.line import Line, LineFull, Waiter
 
@@ -109,7 +110,7 @@ class Place:
     memory_mb: int
     made_at: float
     state: _State = _State.WARM
-    domain: str | None = None
+    domain: TrustDomain | None = None
     uses: int = 0
     last_used: float = 0.0
     given_at: float = 0.0
@@ -146,6 +147,8 @@ class Pool:
     ) -> None:
         self._maker = maker
         self._rules = rules
+        self._most_of_one = rules.most - rules.most // 4
+        """Of one principal at a time: its calls, however long, do not keep out all others'."""
         self._start_soon = start_soon
         self._on_event = on_event
         self._monotonic = monotonic
@@ -165,7 +168,7 @@ class Pool:
 
     # -- what the wall asks ---------------------------------------------------------
 
-    async def take(self, domain: str, memory_mb: int, *, fresh: bool) -> Place:
+    async def take(self, domain: TrustDomain, memory_mb: int, *, fresh: bool) -> Place:
         """Wait, bounded, for a container of this domain or of nobody yet.
 
         Raises:
@@ -302,12 +305,15 @@ class Pool:
             for place in self._places.values()
             if place.state is _State.RESETTING
         )
+        shares = self._shares()
         can_make = True
         for waiters in self._line.in_turn():
             for waiter in waiters:
                 key = (waiter.domain, waiter.memory_mb)
                 if waiter.granted.done():  # cancelled, and not yet out of the line
                     continue
+                if shares[waiter.domain.principal_id] >= self._most_of_one:
+                    break  # all of this principal's wait for one of its own to end
                 place = self._find(waiter, _State.IDLE)
                 if place is None and not waiter.fresh and coming[key]:
                     coming[key] -= 1  # its own will be clean in a moment
@@ -315,16 +321,25 @@ class Pool:
                 place = place or self._find(waiter, _State.WARM)
                 if place is not None:
                     self._grant(waiter, place)
+                    shares[waiter.domain.principal_id] += 1
                     self._has_changed = True
                     break
                 if waiter.is_being_made:
                     continue
                 can_make = can_make and self._have_made(waiter)
                 if can_make:
+                    shares[waiter.domain.principal_id] += 1
                     self._has_changed = True
                     break
                 if not any(place.state in _UNUSED for place in self._places.values()):
                     return  # nothing is left to be given to anybody
+
+    def _shares(self) -> Counter[str]:
+        """How many containers each principal has calls in, or has being made."""
+        busy = [place.domain for place in self._places.values() if place.state is _State.BUSY]
+        shares = Counter(domain.principal_id for domain in busy if domain is not None)
+        shares.update(one.domain.principal_id for one in self._line if one.is_being_made)
+        return shares
 
     def _find(self, waiter: Waiter[Place], state: _State) -> Place | None:
         """One in this state that may serve the waiter: the last used, so that others grow old."""
@@ -347,7 +362,8 @@ class Pool:
             place.given_at = self._monotonic()
         place.domain = waiter.domain
         place.state = _State.BUSY
-        self._line.serve(waiter)
+        self._line.pass_on(waiter)
+        self._line.leave(waiter)
         waiter.granted.set_result(place)
 
     def _have_made(self, waiter: Waiter[Place]) -> bool:

@@ -33,9 +33,8 @@ MERGED_USR = Path("/usr/share/mmdebstrap/hooks/merged-usr")
 LEFT_OUT = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*", "/usr/share/info/*")
 """Never unpacked, which is faster than removing it."""
 
-_STEPS = tuple(
-    f"I: {verb} " for verb in ("running apt", "downloading", "extracting", "installing", "creating")
-)
+_VERBS = ("running apt-get", "downloading", "extracting", "installing", "creating")
+_STEPS = tuple(f"I: {verb} " for verb in _VERBS)
 
 
 def make_root(recipe: Recipe, target: Path, on_step: OnStep) -> None:

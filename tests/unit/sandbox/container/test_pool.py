@@ -11,12 +11,19 @@ import anyio
 import pytest
 
 from fumehood.model.errors import SandboxUnavailable
+from fumehood.model.identity import TrustDomain
 from fumehood.model.json_types import JsonObject
 from fumehood.sandbox.container.pool import Place, Pool, PoolRules
 from support.fake_containers import FakeContainer, FakeMaker
 from support.wait import DEADLINE_S
 
 pytestmark = pytest.mark.anyio
+
+
+def _domain(name: str) -> TrustDomain:
+    """`a/1` is session 1 of the principal a."""
+    principal, _, session = name.partition("/")
+    return TrustDomain(principal, None, session or None)
 
 
 class Bench:
@@ -37,7 +44,7 @@ class Bench:
 
     async def take(self, domain: str = "a", memory_mb: int = 512, *, fresh: bool = False) -> Place:
         with anyio.fail_after(DEADLINE_S):
-            return await self.pool.take(domain, memory_mb, fresh=fresh)
+            return await self.pool.take(_domain(domain), memory_mb, fresh=fresh)
 
     def waits(
         self, domain: str = "a", memory_mb: int = 512, *, fresh: bool = False
@@ -49,7 +56,7 @@ class Bench:
         container = place.container
         assert isinstance(container, FakeContainer)
         assert place.domain is not None
-        container.begins(place.domain)
+        container.begins(place.domain.key)
         container.ends_its_run()
         self.pool.give_back(place, ran=True, fresh=fresh)
         if clean and not container.is_dead:
@@ -104,7 +111,7 @@ async def test_full_pool_destroys_the_least_recently_used_idle_one_to_make_room(
         third = await made.take("c")
         assert made.why(oldest) == ["room for another"]
         assert not newer.is_dead
-        assert third.domain == "c"
+        assert third.domain == _domain("c")
         assert made.maker.most_alive == 2
 
 
@@ -116,7 +123,7 @@ async def test_new_one_is_not_made_before_the_old_one_is_gone() -> None:
         await settle()
         assert len(made.maker.made) == 1
         made.maker.may_remove.set()
-        assert (await waiting).domain == "b"
+        assert (await waiting).domain == _domain("b")
         assert made.maker.most_alive == 1
 
 
@@ -253,17 +260,21 @@ async def test_who_waits_too_long_is_told_when_to_come_again() -> None:
         assert made.pool.counts()["waiting"] == 0
 
 
-async def test_line_is_bounded_for_one_domain_and_for_all() -> None:
+async def test_line_is_bounded_for_one_domain_one_principal_and_for_all() -> None:
     async with bench(most=1) as made:
         await made.take("a")
         waiting = [made.waits("a") for _ in range(500)]
         await settle()
         with pytest.raises(SandboxUnavailable):
-            await made.pool.take("a", 512, fresh=False)
-        waiting += [made.waits(f"d{number}") for number in range(1500)]
+            await made.pool.take(_domain("a"), 512, fresh=False)
+        waiting += [made.waits("a/1") for _ in range(500)]
         await settle()
         with pytest.raises(SandboxUnavailable):
-            await made.pool.take("late", 512, fresh=False)
+            await made.pool.take(_domain("a/2"), 512, fresh=False)
+        waiting += [made.waits(f"d{number}") for number in range(1000)]
+        await settle()
+        with pytest.raises(SandboxUnavailable):
+            await made.pool.take(_domain("late"), 512, fresh=False)
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
@@ -307,6 +318,40 @@ async def test_domain_with_one_call_does_not_wait_for_all_of_another_s() -> None
             await settle()
             made.run(place)
         assert order.index("b") <= 4  # one turn of a second
+
+
+async def test_principal_with_many_sessions_has_no_more_turns_than_one_with_one() -> None:
+    async with bench(most=1) as made:
+        place = await made.take("a/0")
+        order: list[str] = []
+
+        async def call(domain: str) -> None:
+            mine = await made.take(domain)
+            order.append(domain)
+            made.seconds += 2  # every turn is over after one call
+            made.run(mine)
+
+        async with anyio.create_task_group() as calls:
+            for number in range(20):
+                calls.start_soon(call, f"a/{number}")
+            await settle()
+            for _ in range(3):
+                calls.start_soon(call, "b")
+            await settle()
+            made.seconds = 10
+            made.run(place)
+        assert [number for number, name in enumerate(order) if name == "b"][-1] <= 7
+
+
+async def test_one_principal_s_calls_never_have_all_containers() -> None:
+    async with bench(most=4) as made:
+        waiting = [made.waits(f"a/{number}") for number in range(8)]
+        await settle()
+        assert sum(task.done() for task in waiting) == 3
+        assert await made.take("b")
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
 
 
 async def test_domains_do_not_take_the_container_from_each_other_for_every_call() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fumehood.model.errors import SandboxUnavailable
+from fumehood.model.identity import TrustDomain
 from fumehood.sandbox.container.pool import Place, Pool, PoolRules
 from support.fake_containers import FakeContainer, FakeMaker
 
@@ -50,7 +51,7 @@ class World:
         match what:
             case "ask":
                 domain, memory_mb, fresh = values
-                call = self.pool.take(domain, memory_mb, fresh=fresh)
+                call = self.pool.take(TrustDomain(domain), memory_mb, fresh=fresh)
                 self.calls.append((asyncio.ensure_future(call), fresh))
             case "begin" | "finish" | "leave" | "memory":
                 self._with_held(what, values[0])
@@ -101,7 +102,7 @@ class World:
             assert place.domain is not None
             container = place.container
             assert isinstance(container, FakeContainer)
-            assert container.domains <= {place.domain}
+            assert container.domains <= {place.domain.key}
             if fresh:
                 assert place.uses == 0
 
@@ -113,7 +114,7 @@ class World:
         assert isinstance(container, FakeContainer)
         if what == "begin" and container.is_free:
             assert place.domain is not None
-            container.begins(place.domain)
+            container.begins(place.domain.key)
         elif what == "memory":
             container.ran_out_of_memory = True
         elif what in ("finish", "leave"):

@@ -1,0 +1,117 @@
+"""Code through the daemon's sockets, up to the container: arguments, limits, registration.
+
+The wall answers as the program says (`support.container`), so what is shown here is the
+engine's part. What a real container does with a program is in `test_run_python.py`.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from conftest import Daemon
+from fumehood import ControlClient, Refused
+from support.container import told
+from support.http import Answer, SocketClient
+from support.scripted_daemon import running_scripted_daemon
+
+
+@pytest.fixture(scope="module")
+def scripted() -> Iterator[Daemon]:
+    with running_scripted_daemon(approver=True) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def http(scripted: Daemon) -> Iterator[SocketClient]:
+    client = scripted.client()
+    yield client
+    client.close()
+
+
+def run(http: SocketClient, code: str = told(), options: Any = None, **arguments: Any) -> Answer:
+    return http.call("run_python", {"code": code, **arguments}, **(options or {}))
+
+
+@pytest.mark.row("S1", "S7", "E7", "E1")
+def test_data_holds_streams_exit_status_value_and_files(http: SocketClient) -> None:
+    answer = run(http, told(stdout="out", value={"a": 1}, files={"plot.png": "png"}))
+    assert answer.body["data"] == {
+        "stdout": "out", "stderr": "", "exit_code": 0, "value": {"a": 1},
+        "value_repr": "{'a': 1}", "images": [], "ended_by": "ok",
+        "files": [{"filename": "plot.png", "content_type": "image/png", "size": 3,
+                   "content_base64": base64.b64encode(b"png").decode()}],
+    }  # fmt: skip
+    sandbox = answer.body["metadata"]["sandbox"]
+    assert (sandbox["placement"], sandbox["ended_by"]) == ("container", "ok")
+    assert sandbox["limits"] == {"timeout_seconds": 30, "memory_mb": 512}
+
+
+@pytest.mark.row("S4", "E1")
+def test_details_of_a_failure_hold_the_same_fields(http: SocketClient) -> None:
+    answer = run(http, told(ended_by="memory", stdout="so far", files={"a": "b"}))
+    assert (answer.status, answer.code) == (507, "MEMORY_LIMIT_EXCEEDED")
+    details = answer.body["error"]["details"]
+    data = run(http).body["data"]
+    assert data.keys() <= details.keys()
+    assert details.keys() - data.keys() == {"exception", "limit"}
+    assert (details["stdout"], details["files"][0]["filename"]) == ("so far", "a")
+    assert answer.body["data"] == {}
+
+
+@pytest.mark.row("P2", "S3")
+def test_paths_that_lead_out_of_the_workspace_are_refused_by_their_place(
+    http: SocketClient,
+) -> None:
+    files = [{"path": path, "content": ""} for path in ("fine", "/etc/x", "../x", "a//b")]
+    answer = run(http, files=files)
+    assert answer.code == "INVALID_PARAMS"
+    assert answer.body["error"]["fields"] == ["files.1.path", "files.2.path", "files.3.path"]
+    assert run(http, files=files[:1]).status == 200
+
+
+@pytest.mark.row("T2", "P11", "S5")
+def test_options_are_kept_or_refused(http: SocketClient) -> None:
+    small = run(http, options={"memory_limit_mb": 300, "timeout_seconds": 600}).body["metadata"]
+    assert small["sandbox"]["limits"] == {"timeout_seconds": 600, "memory_mb": 256}
+    assert "next size" in small["warnings"][0]
+    assert run(http, options={"memory_limit_mb": 64}).code == "INVALID_PARAMS"
+    fresh = run(http, options={"isolation": "container_per_call"})
+    assert fresh.body["metadata"]["sandbox"]["isolation"] == "container"
+    refused = run(http, options={"isolation": "session"})
+    assert "not enforced by this version" in refused.body["error"]["message"]
+    elsewhere = http.calculate("1", isolation="container_per_call")
+    assert elsewhere.body["error"]["fields"] == ["options.isolation"]
+
+
+@pytest.mark.row("P12", "S1")
+def test_dry_run_explains_the_container(http: SocketClient) -> None:
+    data = run(http, options={"dry_run": True}).body["data"]
+    assert (data["would_run"], data["placement"]["kind"]) == (True, "container")
+    assert "without network" in data["placement"]["why"]
+    assert data["approval"] == {"required": False}
+
+
+@pytest.mark.row("R1", "S1")
+@pytest.mark.parametrize("kind", ["NATIVE", "BUILTIN", "REST", "MCP"])
+def test_nobody_registers_code_from_outside(scripted: Daemon, kind: str) -> None:
+    document = {
+        "name": "mine", "type": kind, "description": "Run code.", "executor": "code:python",
+        "parameters": {"properties": {"code": {"type": "string"}}},
+    }  # fmt: skip
+    with ControlClient(scripted.control, credential=scripted.credential) as control:
+        with pytest.raises(Refused) as caught:
+            control.tools.add(document)
+        assert caught.value.code == "INVALID_PARAMS"
+
+
+@pytest.mark.row("S1", "T6")
+def test_tool_says_what_it_is_and_the_model_hears_nothing_of_how(http: SocketClient) -> None:
+    tool = http.get("/v1/tools/run_python").body["data"]["tool"]
+    assert (tool["executor"], tool["sandboxed"], tool["dangerous"]) == ("code:python", True, False)
+    assert (tool["read_only"], tool["idempotent"]) == (False, False)
+    assert sorted(tool["parameters"]["properties"]) == ["code", "files", "stdin"]
+    assert "container" not in tool["description"].lower()

@@ -1,0 +1,211 @@
+"""Blobs through the daemon: to their owner, whole, as attachments, and over a restart."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import Daemon, StartDaemon
+from fumehood import Client, ControlClient, Refused
+from support.clients import KINDS, client_of
+from support.container import told
+from support.http import SocketClient
+from support.scripted_daemon import running_scripted_daemon
+from support.wait import wait_until
+
+pytestmark = [pytest.mark.row("E6", "E7")]
+
+LARGE = 3_000_000
+
+
+@pytest.fixture(scope="module")
+def scripted() -> Iterator[Daemon]:
+    """A daemon whose containers answer as the program says."""
+    with running_scripted_daemon() as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def http(scripted: Daemon) -> Iterator[SocketClient]:
+    client = scripted.client()
+    yield client
+    client.close()
+
+
+def run(http: SocketClient, **script: Any) -> Any:
+    answer = http.call("run_python", {"code": told(**script)})
+    assert answer.status == 200, answer.body
+    return answer.body["data"]
+
+
+def test_large_file_comes_from_its_address_as_an_attachment(http: SocketClient) -> None:
+    (entry,) = run(http, files={'plots/a b".html': LARGE})["files"]
+    assert entry["content_type"] == "text/html"
+    answer = http.get(entry["url"])
+    assert (answer.status, len(answer.body)) == (200, LARGE)
+    assert answer.headers["content-type"].startswith("text/html")
+    assert answer.headers["content-disposition"] == "attachment; filename*=UTF-8''a%20b%22.html"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["content-length"] == str(LARGE)
+    head = http.request("HEAD", entry["url"])
+    assert (head.status, head.body) == (200, b"")
+    assert head.headers["content-length"] == str(LARGE)
+
+
+def test_name_of_a_file_cannot_add_a_header(http: SocketClient) -> None:
+    (entry,) = run(http, files={"a\r\nset-cookie: x\n": LARGE})["files"]
+    answer = http.get(entry["url"])
+    assert answer.status == 200
+    assert "set-cookie" not in answer.headers
+
+
+def test_long_output_is_whole_at_its_address(http: SocketClient) -> None:
+    data = run(http, stdout="a" * 50_000, stderr="b" * 50_000)
+    assert data["truncated"] is True
+    whole = [http.get(field["resource_url"]).body for field in data["truncation_info"]["fields"]]
+    assert whole == [b"a" * 50_000, b"b" * 50_000]
+
+
+def test_failed_program_keeps_its_output_too(http: SocketClient) -> None:
+    script = told(ended_by="exit", exit_code=2, stdout="a" * 50_000, files={"big": LARGE})
+    answer = http.call("run_python", {"code": script})
+    details = answer.body["error"]["details"]
+    assert http.get(details["resource_url"]).body == b"a" * 50_000
+    assert len(http.get(details["files"][0]["url"]).body) == LARGE
+
+
+@pytest.mark.row("D4")
+@pytest.mark.parametrize(
+    "change",
+    [("expires=", "expires=9"), ("signature=", "signature=0"), ("blob_", "blob_0"),
+     ("?", "?a=b&"), ("?expires", "?"), ("&signature=", "&s="), ("blob_", "%2e%2e%2fblobs.key")],
+)  # fmt: skip
+def test_altered_address_leads_nowhere(http: SocketClient, change: tuple[str, str]) -> None:
+    (entry,) = run(http, files={"big": LARGE})["files"]
+    answer = http.get(entry["url"].replace(*change, 1))
+    assert answer.code in ("RESOURCE_NOT_FOUND", "INVALID_PARAMS")
+    assert http.get(entry["url"]).status == 200
+
+
+@pytest.mark.row("D4")
+def test_blob_of_another_principal_is_not_found_even_with_its_whole_address(
+    start_daemon: StartDaemon, home: Path
+) -> None:
+    with running_scripted_daemon(approver=True) as daemon:
+        with ControlClient(daemon.control, credential=daemon.credential) as control:
+            secret = control.tokens.new("other", principal_id="other").secret
+        with Client(daemon.socket) as owner, Client(daemon.socket, credential=secret) as other:
+            url = owner.call("run_python", {"code": told(files={"a": LARGE})}).data["files"][0][
+                "url"
+            ]
+            with pytest.raises(Refused) as caught:
+                other.blob(url)
+            assert caught.value.code == "RESOURCE_NOT_FOUND"
+            assert len(owner.blob(url)) == LARGE
+            # Twin: what is its own it gets.
+            own = other.call("run_python", {"code": told(files={"a": LARGE})}).data["files"][0][
+                "url"
+            ]
+            assert len(other.blob(own)) == LARGE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_clients_fetch_save_and_pass_on(kind: str, scripted: Daemon, tmp_path: Path) -> None:
+    with client_of(kind, scripted.socket) as client:
+        (entry,) = client.call("run_python", {"code": told(files={"a": LARGE})}).data["files"]
+        assert client.blob(entry["url"]) == b"x" * LARGE
+        client.save_blob(entry["url"], tmp_path / "a")
+        assert (tmp_path / "a").stat().st_size == LARGE
+        with pytest.raises(FileExistsError):
+            client.save_blob(entry["url"], tmp_path / "a")
+        pieces: list[bytes] = []
+        client.download_blob(entry["url"], pieces.append)
+        assert len(pieces) > 1
+        assert sum(map(len, pieces)) == LARGE
+        forged = entry["url"][:-1] + ("0" if entry["url"][-1] != "0" else "1")
+        with pytest.raises(Refused) as caught:
+            client.save_blob(forged, tmp_path / "b")
+        assert caught.value.code == "RESOURCE_NOT_FOUND"
+        assert not (tmp_path / "b").exists()
+        for other in ("/v1/tools", "http://elsewhere/v1/blobs/x", entry["url"] + "\n"):
+            with pytest.raises(ValueError, match="no address of a blob"):
+                client.blob(other)
+
+
+@pytest.mark.row("D6")
+def test_blobs_outlive_a_killed_daemon_and_nothing_else_stays(home: Path) -> None:
+    with running_scripted_daemon(home) as daemon:
+        http = daemon.client()
+        url = run(http, files={"a": LARGE})["files"][0]["url"]
+        http.close()
+        key = (home / "blobs.key").read_bytes()
+        daemon.process.send_signal(signal.SIGKILL)
+        daemon.process.wait(timeout=30)
+    (home / "blobs" / "blob_left.new").write_bytes(b"x")
+    assert stat.S_IMODE((home / "blobs.key").stat().st_mode) == 0o600
+    assert key not in (home / "state.db").read_bytes()
+    with running_scripted_daemon(home) as daemon:
+        http = daemon.client()
+        assert len(http.get(url).body) == LARGE
+        http.close()
+        assert len(os.listdir(home / "blobs")) == 1
+
+
+def test_expired_blob_says_so(home: Path) -> None:
+    with running_scripted_daemon(home, blobs_kept_hours="0.0001") as daemon:
+        http = daemon.client()
+        url = run(http, files={"a": LARGE})["files"][0]["url"]
+        answer = http.get(url)
+        while answer.status == 200:  # a second is not over yet
+            answer = http.get(url)
+        assert answer.code == "RESOURCE_NOT_FOUND"
+        assert "has expired" in answer.body["error"]["message"]
+        http.close()
+
+
+def test_engine_that_has_no_room_says_so_and_goes_on(home: Path) -> None:
+    with running_scripted_daemon(home, blobs_kept_mb="5") as daemon:
+        http = daemon.client()
+        (entry,) = run(http, files={"a": LARGE})["files"]
+        assert "your share" in entry["not_kept"]
+        (twin,) = run(http, files={"a": 2_000_000})["files"]
+        assert len(http.get(twin["url"]).body) == 2_000_000
+        assert run(http, stdout="fine")["stdout"] == "fine"
+        http.close()
+
+
+def test_client_that_leaves_in_the_middle_takes_no_descriptor_with_it(scripted: Daemon) -> None:
+    http = scripted.client()
+    (entry,) = run(http, files={"a": 20_000_000})["files"]
+    http.close()
+
+    def is_closed() -> bool:
+        directory = Path(f"/proc/{scripted.process.pid}/fd")
+        try:
+            return not any("/blobs/" in os.readlink(entry) for entry in directory.iterdir())
+        except FileNotFoundError:  # one was closed in this moment
+            return False
+
+    program = (
+        "import socket, sys\n"
+        "s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])\n"
+        "s.sendall(f'GET {sys.argv[2]} HTTP/1.1\\r\\nhost: x\\r\\n\\r\\n'.encode()); s.recv(100)\n"
+    )
+    for _ in range(5):
+        subprocess.run(
+            [sys.executable, "-c", program, str(scripted.socket), entry["url"]],
+            check=True,
+            timeout=30,
+        )
+    wait_until(is_closed)
+    again = scripted.client()
+    assert len(again.get(entry["url"]).body) == 20_000_000
+    again.close()

@@ -1,0 +1,228 @@
+"""`fumehood run`: streams as they are, exit status by the table, files below one directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import FUMEHOOD, Daemon
+from support.container import told
+from support.scripted_daemon import running_scripted_daemon
+
+pytestmark = [pytest.mark.row("S7", "E7", "D1")]
+
+
+@pytest.fixture(scope="module")
+def scripted() -> Iterator[Daemon]:
+    with running_scripted_daemon() as daemon:
+        yield daemon
+
+
+class Runner:
+    """`fumehood run` in a directory of its own."""
+
+    def __init__(self, daemon: Daemon, directory: Path) -> None:
+        self.daemon = daemon
+        self.directory = directory
+
+    def __call__(self, *options: str, stdin: bytes = b"", **script: Any) -> Any:
+        if script:
+            (self.directory / "program.py").write_text(told(**script))
+        return subprocess.run(
+            [str(FUMEHOOD), "run", *(["program.py"] if script else []), *options],
+            env=self.daemon.environment, cwd=self.directory, input=stdin, capture_output=True,
+            timeout=60,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def run(scripted: Daemon, tmp_path: Path) -> Runner:
+    return Runner(scripted, tmp_path)
+
+
+def test_program_speaks_on_its_own_streams_byte_by_byte(run: Runner) -> None:
+    done = run(stdout="ä\x1b[31mred\r\n\0", stderr="warn\n", value=[1])
+    assert done.returncode == 0
+    assert done.stdout == "ä\x1b[31mred\r\n\0".encode()
+    assert done.stderr == b"warn\nvalue: [1]\n"
+
+
+def test_long_output_is_printed_whole(run: Runner) -> None:
+    done = run(stdout="out" * 50_000, stderr="err" * 50_000)
+    assert done.stdout == b"out" * 50_000
+    assert done.stderr.startswith(b"err" * 50_000)
+
+
+def test_on_a_terminal_what_a_program_wrote_can_change_nothing(run: Runner) -> None:
+    (run.directory / "program.py").write_text(told(stdout="\x1b]0;owned\x07\x1b[2J\u202eok\n"))
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [str(FUMEHOOD), "run", "program.py"], cwd=run.directory,
+        env={**run.daemon.environment, "TERM": "xterm"}, stdout=theirs, stderr=theirs,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert process.wait(timeout=60) == 0
+    os.close(theirs)
+    shown = os.read(ours, 65536)
+    os.close(ours)
+    assert b"\\x1b]0;owned\\x07\\x1b[2J\\x202eok" in shown
+    assert b"\x1b]" not in shown
+    assert "\u202e".encode() not in shown
+
+
+TRACEBACK = "Traceback (most recent call last):\n  line 1\nZeroDivisionError: division by zero"
+FAILURE = {
+    "kind": "exception", "message": "m",
+    "exception": {"type": "ZeroDivisionError", "message": "division by zero", "line": 1,
+                  "traceback": TRACEBACK},
+}  # fmt: skip
+
+
+@pytest.mark.row("S4")
+@pytest.mark.parametrize("stderr", ["", TRACEBACK + "\n"])
+def test_failed_program_shows_its_traceback_once_and_ends_with_1(run: Runner, stderr: str) -> None:
+    done = run(ended_by="exception", failure=FAILURE, stdout="so far\n", stderr=stderr)
+    assert done.returncode == 1
+    assert done.stdout == b"so far\n"
+    assert done.stderr.count(TRACEBACK.encode()) == 1
+    assert done.stderr.endswith(
+        b"EXECUTION_ERROR: The program failed: ZeroDivisionError: division by zero (line 1).\n"
+    )
+
+
+@pytest.mark.row("S4")
+@pytest.mark.parametrize(
+    ("script", "code", "words"),
+    [
+        ({"ended_by": "exit", "exit_code": 7}, 1, b"exit status 7"),
+        ({"ended_by": "wall_time"}, 1, b"TIMEOUT"),
+        ({"ended_by": "memory"}, 1, b"MEMORY_LIMIT_EXCEEDED"),
+        ({"ended_by": "sandbox_lost"}, 4, b"SANDBOX_UNAVAILABLE"),
+        ({"limits_hit": ["disk"]}, 0, b"warning: limits_hit: disk"),
+    ],
+    ids=str,
+)
+def test_exit_status_follows_the_table(
+    run: Runner, script: dict[str, Any], code: int, words: bytes
+) -> None:
+    done = run(**script)
+    assert done.returncode == code
+    assert words in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["nothing.py"], b"cannot be read"),
+        (["text.txt"], b"--language"),
+        (["-"], b"--language"),
+        (["text.txt", "--language", "cobol"], b"--language takes python"),
+        (["latin.py"], b"not UTF-8 at byte 2"),
+        (["ok.py", "--timeout", "nan"], b"--timeout"),
+        (["ok.py", "--force"], b"--save"),
+        (["-", "--language", "python", "--stdin", "-"], b"not both"),
+        (["ok.py", "--stdin", "nothing"], b"cannot be read"),
+        (["ok.py", "--file", "nothing"], b"cannot be read"),
+        (["ok.py", "--file", "../x=ok.py"], b"'..'"),
+        (["large.py"], b"over 8 MB"),
+        (["ok.py", "--file", "five", "--file", "b=five"], b"over 8 MB together"),
+        ([], b"Missing argument"),
+    ],
+)
+def test_wrong_usage_ends_with_2_and_says_why(
+    run: Runner, options: list[str], words: bytes
+) -> None:
+    (run.directory / "text.txt").write_text("1")
+    (run.directory / "ok.py").write_text(told(stdout=""))
+    (run.directory / "latin.py").write_bytes(b"# \xe4")
+    (run.directory / "large.py").write_bytes(b"#" * (8 * 1024 * 1024 + 1))
+    (run.directory / "five").write_bytes(b"5" * 5_000_000)
+    done = run(*options)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert words in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def test_empty_program_is_refused_by_the_engine(run: Runner) -> None:
+    (run.directory / "empty.py").write_text("\n")
+    done = run("empty.py")
+    assert done.returncode == 1
+    assert b"INVALID_PARAMS" in done.stderr
+    assert b"nothing to run" in done.stderr
+
+
+def test_without_a_daemon_it_ends_with_4(run: Runner, home: Path) -> None:
+    (run.directory / "a.py").write_text("1")
+    done = run("a.py", "--socket", str(home / "none.sock"))
+    assert done.returncode == 4
+    assert b"fumehood serve" in done.stderr
+
+
+def test_program_input_and_files_come_from_where_they_were_named(run: Runner) -> None:
+    (run.directory / "data").mkdir()
+    (run.directory / "data" / "in.csv").write_text("1,2")
+    (run.directory / "raw").write_bytes(b"\xff\0")
+    (run.directory / "input").write_text("typed")
+    script = told(echo=True, files={"in.csv": True, "as/other.csv": True, "new": "made"})
+    done = run(
+        "-", "--language", "python", "--stdin", "input", "--file", "data/in.csv",
+        "--file", "as/other.csv=data/in.csv", "--file", "raw", "--json", stdin=script.encode(),
+    )  # fmt: skip
+    data = json.loads(done.stdout)["data"]
+    sent = json.loads(data["stdout"])
+    assert sent["stdin"] == "typed"
+    assert sent["files"] == [
+        {"path": "in.csv", "content": "1,2"},
+        {"path": "as/other.csv", "content": "1,2"},
+        {"path": "raw", "content_base64": "/wA="},
+    ]
+    # What the program left as it was sent does not come back.
+    assert [entry["filename"] for entry in data["files"]] == ["new"]
+
+
+def test_options_of_the_call_are_passed_on(run: Runner) -> None:
+    done = run("--timeout", "2", "--memory", "300", "--json", stdout="")
+    limits = json.loads(done.stdout)["metadata"]["sandbox"]["limits"]
+    assert limits == {"timeout_seconds": 2, "memory_mb": 256}
+    refused = run("--agent", "nobody", stdout="")
+    assert refused.returncode == 1
+    assert b"RESOURCE_NOT_FOUND" in refused.stderr
+
+
+def test_files_are_named_where_nobody_keeps_them(run: Runner) -> None:
+    done = run(files={"a.txt": "abc", "b": 2_000_000})
+    assert done.stderr == b"files: a.txt (3 bytes), b (2000000 bytes). To keep them: --save DIR\n"
+
+
+def test_files_are_saved_below_the_directory_small_and_large(run: Runner) -> None:
+    done = run("--save", "out/here", files={"a.txt": "abc", "deep/er/b": 2_000_000, "empty": ""})
+    assert done.returncode == 0, done.stderr
+    here = run.directory / "out" / "here"
+    assert (here / "a.txt").read_text() == "abc"
+    assert (here / "deep" / "er" / "b").stat().st_size == 2_000_000
+    assert (here / "empty").read_bytes() == b""
+    assert (here / "a.txt").stat().st_mode & 0o111 == 0
+
+
+def test_file_that_is_there_is_left_alone_unless_it_is_forced(run: Runner) -> None:
+    (run.directory / "a.txt").write_text("mine")
+    done = run("--save", ".", files={"a.txt": "theirs", "b.txt": "theirs"})
+    assert done.returncode == 1
+    assert b"a.txt was not saved: there is one already" in done.stderr
+    assert (run.directory / "a.txt").read_text() == "mine"
+    assert (run.directory / "b.txt").read_text() == "theirs"
+    assert run("--save", ".", "--force", files={"a.txt": "theirs"}).returncode == 0
+    assert (run.directory / "a.txt").read_text() == "theirs"
+
+
+def test_files_of_a_program_that_failed_are_saved_too(run: Runner) -> None:
+    done = run("--save", "out", ended_by="exit", exit_code=1, files={"a": "b"})
+    assert done.returncode == 1
+    assert (run.directory / "out" / "a").read_text() == "b"

@@ -1,0 +1,350 @@
+"""The container wall on a real Docker: what is left behind, and what happens when Docker fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from conftest import Daemon, StartDaemon
+from fumehood.model.errors import EndedBy, SandboxUnavailable
+from fumehood.model.identity import TrustDomain
+from fumehood.model.json_types import JsonObject
+from fumehood.model.limits import MB, Limit, Limits
+from fumehood.sandbox.container import docker_api
+from fumehood.sandbox.container import wall as wall_module
+from fumehood.sandbox.container.docker_api import Docker
+from fumehood.sandbox.container.images import Image
+from fumehood.sandbox.container.pool import PoolRules
+from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
+from fumehood.sandbox.container.wall import ContainerWall
+from fumehood.sandbox.wall import RunEnding
+from support.containers import containers_of, kill_container
+from support.docker_proxy import DockerProxy
+from support.own_docker import OwnDocker
+from support.wait import DEADLINE_S, wait_until
+
+pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker")]
+
+SLOW_START_S = 60.0
+"""A busy host, several containers at once."""
+
+READY = {"op": "ready", "enforces": {limit.value: True for limit in Limit}, "faults": []}
+EATS_MEMORY = f"""
+import json, struct, sys
+body = json.dumps({READY!r}).encode()
+sys.stdout.buffer.write(struct.pack("!I", len(body)) + body)
+sys.stdout.buffer.flush()
+sys.stdin.buffer.read(4)
+hoard = []
+while True:
+    hoard.append(b"x" * (8 << 20))
+"""
+"""A guest whose first process itself runs out of memory: then nobody inside can say so."""
+
+
+class Bench:
+    """A wall of its own engine, and the events that it told."""
+
+    def __init__(self, image: Image, environment: dict[str, str], **settings: Any) -> None:
+        self.owner = secrets.token_hex(16)
+        self.events: list[tuple[str, JsonObject]] = []
+        rules = settings.pop("rules", PoolRules(least_warm=0, most=2))
+
+        async def find_image(docker: Docker, name: str) -> str:
+            await docker.info()
+            return image.id
+
+        self.wall = ContainerWall(
+            ContainerSettings(rules=rules, **settings),
+            Docker(environment),
+            find_image,
+            EngineIdentity(secrets.token_hex(16), self.owner),
+            on_event=lambda event, values: self.events.append((event, values)),
+        )
+
+    @property
+    def containers(self) -> list[dict[str, Any]]:
+        return containers_of(f"fumehood.owner={self.owner}")
+
+    async def run(
+        self, code: str = "2 + 2", *, who: str = "uid:1", memory_mb: int = 128, wall_s: float = 20
+    ) -> RunEnding:
+        limits = Limits(wall_s=wall_s, cpu_s=wall_s, memory_mb=memory_mb, output_bytes=MB)
+        with anyio.fail_after(SLOW_START_S):
+            lease = self.wall.lease(TrustDomain(who), fresh=False, memory_mb=memory_mb)
+            async with lease as place:
+                return await place.run("python", {"code": code}, limits)
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        with anyio.fail_after(SLOW_START_S):
+            while not condition():
+                await anyio.sleep(0.02)
+
+
+@asynccontextmanager
+async def bench(
+    image: Image, docker_host: str | None = None, **settings: Any
+) -> AsyncIterator[Bench]:
+    environment = dict(os.environ)
+    if docker_host is not None:
+        environment["DOCKER_HOST"] = docker_host
+    made = Bench(image, environment, **settings)
+    async with made.wall:
+        yield made
+    assert made.containers == []
+
+
+@pytest.fixture
+def _quick_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docker_api, "QUICK_S", 1.0)
+    monkeypatch.setattr(docker_api, "SLOW_S", 5.0)
+    monkeypatch.setattr(wall_module, "PAUSES_S", (0.0, 0.2))
+    monkeypatch.setattr(wall_module, "LOOK_AGAIN_S", 0.5)
+
+
+@pytest.mark.row("S3", "S5")
+async def test_program_runs_and_its_container_is_as_hardened_as_it_was_specified(
+    python_image: Image,
+) -> None:
+    async with bench(python_image) as made:
+        ending = await made.run("print('out'); 6 * 7")
+        assert (ending.ended_by, ending.stdout) == (EndedBy.OK, "out\n")
+        assert ending.result is not None
+        assert ending.result["value"] == 42
+        (container,) = made.containers
+        config, inside = container["HostConfig"], container["Config"]
+        assert container["Image"] == python_image.id
+        assert config["NetworkMode"] == "none"
+        assert config["ReadonlyRootfs"] is True
+        assert config["CapDrop"] == ["ALL"]
+        assert sorted(name.removeprefix("CAP_") for name in config["CapAdd"]) == [
+            "KILL", "SETGID", "SETUID",
+        ]  # fmt: skip
+        assert config["SecurityOpt"] == ["no-new-privileges:true"]
+        assert config["Memory"] == config["MemorySwap"] == 160 * MB
+        assert config["PidsLimit"] == 76
+        assert config["Privileged"] is False
+        assert config["LogConfig"]["Type"] == "none"
+        assert container["Mounts"] == []
+        assert not inside["Tty"]
+        pid = container["State"]["Pid"]
+        status = status_of(pid)
+        assert "\nNoNewPrivs:\t1\n" in status
+        assert "\nSeccomp:\t2\n" in status
+        assert "\nCapEff:\t00000000000000e0\n" in status
+        for name in ("ipc", "net", "mnt", "pid", "uts", "cgroup"):
+            theirs, ours = (os.readlink(f"/proc/{who}/ns/{name}") for who in (pid, "self"))
+            assert theirs != ours, name
+
+
+@pytest.mark.row("S5")
+async def test_each_domain_has_its_own_container_and_keeps_it(python_image: Image) -> None:
+    async with bench(python_image) as made:
+        for who in ("uid:1", "uid:2", "uid:1"):
+            assert (await made.run(who=who)).ended_by is EndedBy.OK
+        started = [values for event, values in made.events if event == "container.started"]
+        assert len(started) == 2
+
+
+@pytest.mark.row("S4", "P8")
+async def test_program_that_does_not_end_is_ended_and_the_next_call_is_unharmed(
+    python_image: Image,
+) -> None:
+    async with bench(python_image) as made:
+        ending = await made.run("print('so far', flush=True)\nwhile True: pass", wall_s=1)
+        assert (ending.ended_by, ending.stdout) == (EndedBy.WALL_TIME, "so far\n")
+        assert (await made.run()).ended_by is EndedBy.OK
+
+
+@pytest.mark.row("S4")
+async def test_container_that_is_lost_to_memory_is_told_as_memory(python_image: Image) -> None:
+    command = ("/usr/bin/python3", "-I", "-S", "-c", EATS_MEMORY)
+    async with bench(python_image, command=command) as made:
+        assert (await made.run()).ended_by is EndedBy.MEMORY
+
+
+@pytest.mark.row("S4")
+async def test_container_that_somebody_kills_is_lost_and_not_called_memory(
+    python_image: Image,
+) -> None:
+    async with bench(python_image) as made:
+        await made.run()
+        endings: list[RunEnding] = []
+
+        async def call() -> None:
+            endings.append(
+                await made.run("import time; print('so far', flush=True); time.sleep(60)")
+            )
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(call)
+            await made.until(lambda: made.wall.counts["busy"] == 1)
+            await anyio.to_thread.run_sync(kill_container, made.containers[0]["Id"])
+        assert endings[0].ended_by is EndedBy.SANDBOX_LOST
+        assert (await made.run()).ended_by is EndedBy.OK
+
+
+@pytest.mark.row("S9")
+@pytest.mark.usefixtures("_quick_deadlines")
+async def test_docker_that_falls_silent_is_an_error_in_time_and_heals_when_it_speaks(
+    python_image: Image, home: Path
+) -> None:
+    with DockerProxy(home / "docker.sock") as docker:
+        async with bench(python_image, docker.address) as made:
+            assert (await made.run()).ended_by is EndedBy.OK
+            docker.hold()
+            await made.until(lambda: not made.wall.is_ready)
+            with pytest.raises(SandboxUnavailable, match="does not answer in time"):
+                await made.run(who="uid:2")
+            docker.open()
+            await made.until(lambda: made.wall.is_ready)
+            assert (await made.run(who="uid:2")).ended_by is EndedBy.OK
+
+
+@pytest.mark.row("S9")
+@pytest.mark.usefixtures("_quick_deadlines")
+async def test_docker_that_dies_in_the_middle_loses_the_run_and_heals_when_it_is_back(
+    python_image: Image, home: Path
+) -> None:
+    with DockerProxy(home / "docker.sock") as docker:
+        async with bench(python_image, docker.address) as made:
+            endings: list[EndedBy] = []
+
+            async def call() -> None:
+                endings.append((await made.run("import time; time.sleep(60)", wall_s=90)).ended_by)
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(call)
+                await made.until(lambda: made.wall.counts.get("busy") == 1)
+                docker.cut()
+            assert endings == [EndedBy.SANDBOX_LOST]
+            await made.until(lambda: not made.wall.is_ready)
+            with pytest.raises(SandboxUnavailable, match=r"not (running|installed)"):
+                await made.run()
+            docker.open()
+            await made.until(lambda: made.wall.is_ready)
+            assert (await made.run()).ended_by is EndedBy.OK
+
+
+def status_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+
+
+def owner_of(daemon: Daemon) -> str:
+    """The owner's label of a daemon's containers."""
+    (label,) = {
+        one["Config"]["Labels"]["fumehood.owner"]
+        for one in containers_of(f"fumehood.pid={daemon.process.pid}")
+    }
+    return str(label)
+
+
+def call_python(daemon: Daemon, code: str = "2 + 2") -> dict[str, Any]:
+    client = daemon.client()
+    try:
+        answer = client.call("run_python", {"code": code})
+    finally:
+        client.close()
+    body: dict[str, Any] = answer.body
+    return body
+
+
+@pytest.mark.row("S9")
+@pytest.mark.usefixtures("python_image")
+@pytest.mark.parametrize("moment", ["idle", "starting"])
+def test_engine_that_is_killed_leaves_no_container_after_its_next_start(
+    moment: str, start_daemon: StartDaemon, home: Path
+) -> None:
+    (home / "other").mkdir(mode=0o700)
+    other = start_daemon(home / "other")
+    assert call_python(other)["success"]
+    killed = start_daemon(variables={"FUMEHOOD_CONTAINER__POOL_MIN": "3"})
+    wait_until(lambda: containers_of(f"fumehood.pid={killed.process.pid}"), SLOW_START_S)
+    if moment == "idle":
+        assert call_python(killed)["success"]
+    owner = owner_of(killed)
+    killed.process.send_signal(signal.SIGKILL)
+    killed.process.wait(timeout=DEADLINE_S)
+    again = start_daemon()
+    wait_until(lambda: not containers_of(f"fumehood.pid={killed.process.pid}"), SLOW_START_S)
+    assert call_python(again)["success"]
+    assert owner_of(again) == owner
+    assert len(containers_of(f"fumehood.pid={other.process.pid}")) == 1
+    assert call_python(other)["success"]
+    assert again.stop() == other.stop() == 0
+    for daemon in (killed, again, other):
+        assert containers_of(f"fumehood.pid={daemon.process.pid}") == []
+
+
+@pytest.mark.row("S9")
+@pytest.mark.usefixtures("python_image")
+def test_guest_of_a_dead_engine_ends_by_itself(start_daemon: StartDaemon) -> None:
+    killed = start_daemon()
+    assert call_python(killed)["success"]
+    label = f"fumehood.pid={killed.process.pid}"
+    killed.process.send_signal(signal.SIGKILL)
+    killed.process.wait(timeout=DEADLINE_S)
+    wait_until(lambda: not any(one["State"]["Running"] for one in containers_of(label)))
+    assert len(containers_of(label)) == 1  # for the next engine of this state to remove
+    assert start_daemon().process.poll() is None
+    wait_until(lambda: not containers_of(label), SLOW_START_S)
+
+
+@pytest.mark.row("S9", "D7")
+def test_engine_without_docker_serves_all_else_and_says_once_what_is_missing(
+    start_daemon: StartDaemon, home: Path
+) -> None:
+    daemon = start_daemon(variables={"DOCKER_HOST": f"unix://{home}/nobody.sock"})
+    client = daemon.client()
+    assert client.calculate("2 + 2").body["data"]["value"] == 4
+    refused = call_python(daemon)
+    assert refused["error"]["code"] == "SANDBOX_UNAVAILABLE"
+    assert "Docker is not" in refused["error"]["message"]
+    assert str(home) not in refused["error"]["message"]
+    walls = client.get("/v1/ready").body["walls"]
+    assert walls["container"] == {"ready": False, "enforced": []}
+    assert walls["interpreter"]["ready"]
+    client.close()
+    assert daemon.stop() == 0
+    lines = [json.loads(line) for line in daemon.log.splitlines() if line.startswith("{")]
+    told = [line for line in lines if line["event"] == "container.unavailable"]
+    assert len(told) == 1
+    assert told[0]["level"] == "warning"
+    assert "docker.io" in told[0]["cure"] or "systemctl" in told[0]["cure"]
+
+
+@pytest.mark.row("S9")
+@pytest.mark.needs("root")
+@pytest.mark.usefixtures("_quick_deadlines")
+async def test_docker_that_is_restarted_is_an_error_and_then_serves_again(
+    python_image: Image, home: Path
+) -> None:
+    with OwnDocker(home) as docker:
+        await anyio.to_thread.run_sync(docker.copy_image, python_image.id)
+        async with bench(python_image, docker.address) as made:
+            endings: list[EndedBy] = []
+
+            async def call() -> None:
+                endings.append((await made.run("import time; time.sleep(90)", wall_s=120)).ended_by)
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(call)
+                await made.until(lambda: made.wall.counts.get("busy") == 1)
+                await anyio.to_thread.run_sync(docker.stop)
+            assert endings == [EndedBy.SANDBOX_LOST]
+            await made.until(lambda: not made.wall.is_ready)
+            with pytest.raises(SandboxUnavailable, match=r"not (running|installed)"):
+                await made.run()
+            await anyio.to_thread.run_sync(docker.start)
+            await made.until(lambda: made.wall.is_ready)
+            assert (await made.run()).ended_by is EndedBy.OK
+            await made.until(lambda: len(docker.containers()) == 1)  # what was lost is removed

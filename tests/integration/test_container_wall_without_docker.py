@@ -1,0 +1,339 @@
+"""The container wall over a fake Docker: up, down, and up again by itself."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from fumehood.model.errors import EndedBy, InternalError, SandboxUnavailable
+from fumehood.model.identity import TrustDomain
+from fumehood.model.json_types import JsonObject
+from fumehood.model.limits import Limit, Limits
+from fumehood.sandbox.container import wall as wall_module
+from fumehood.sandbox.container.docker_api import (
+    DockerError,
+    DockerFault,
+    DockerNotInstalled,
+    DockerNotRunning,
+    DockerTimeout,
+    Listed,
+)
+from fumehood.sandbox.container.pool import PoolRules
+from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
+from fumehood.sandbox.container.wall import ContainerWall
+from fumehood.sandbox.wall import RunEnding
+from support.fake_docker import FakeDocker, FakeGuest, honest
+from support.scripted_guest import READY, ended, reset
+from support.wait import DEADLINE_S
+
+pytestmark = pytest.mark.anyio
+
+LIMITS = Limits(wall_s=5, cpu_s=5, memory_mb=512, output_bytes=1000)
+DOMAIN = TrustDomain("uid:1")
+
+
+class Bench:
+    def __init__(self, docker: FakeDocker, **settings: Any) -> None:
+        self.docker = docker
+        self.events: list[tuple[str, JsonObject]] = []
+        self.image = "sha256:1"
+        rules = settings.pop("rules", PoolRules(least_warm=0, most=2))
+        eager = settings.pop("eager", True)
+        self.wall = ContainerWall(
+            ContainerSettings(rules=rules, **settings),
+            docker,  # type: ignore[arg-type]
+            self._find_image,
+            EngineIdentity("e" * 32, "o" * 32),
+            eager=eager,
+            on_event=lambda event, values: self.events.append((event, values)),
+        )
+
+    async def _find_image(self, docker: Any, name: str) -> str:
+        if not self.image:
+            raise SandboxUnavailable(
+                "The image python is missing. Build it: fumehood images build python"
+            )
+        return self.image
+
+    async def run(self, domain: TrustDomain = DOMAIN, *, fresh: bool = False) -> RunEnding:
+        with anyio.fail_after(DEADLINE_S):
+            async with self.wall.lease(domain, fresh=fresh, memory_mb=512) as lease:
+                return await lease.run("python", {"code": "4"}, LIMITS)
+
+    async def until(self, condition: Any) -> None:
+        with anyio.fail_after(DEADLINE_S):
+            while not condition():
+                await anyio.sleep(0.001)
+
+    def told(self, event: str) -> list[JsonObject]:
+        return [values for name, values in self.events if name == event]
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wall_module, "PAUSES_S", (0.0, 0.001))
+    monkeypatch.setattr(wall_module, "_may_swap", lambda is_local: False)
+
+
+@asynccontextmanager
+async def bench(**settings: Any) -> AsyncIterator[Bench]:
+    docker_settings = settings.pop("docker", {})
+    async with anyio.create_task_group() as group:
+        docker = FakeDocker(group, **docker_settings)
+        made = Bench(docker, **settings)
+        async with made.wall:
+            yield made
+        assert docker.containers == {} or docker.failing is not None
+        group.cancel_scope.cancel()
+
+
+async def test_run_in_a_container_and_nothing_left_after_the_wall_is_left() -> None:
+    async with bench() as made:
+        ending = await made.run()
+        assert (ending.ended_by, ending.isolation) == (EndedBy.OK, "call")
+        assert (await made.run(fresh=True)).isolation == "container_per_call"
+        assert made.wall.is_ready
+        assert made.wall.seen == made.wall.enforced == frozenset(Limit)
+    assert sorted(made.docker.removed) == ["fumehood-eeeeeeee-1", "fumehood-eeeeeeee-2"]
+
+
+async def test_second_call_of_a_domain_uses_the_same_container() -> None:
+    async with bench() as made:
+        await made.run()
+        await made.run()
+        await made.run(TrustDomain("uid:2"))
+        assert len(made.docker.bodies) == 2
+
+
+async def test_labels_and_image_are_those_of_this_engine() -> None:
+    async with bench(runtime="runc", cpus=0.5) as made:
+        await made.run()
+        (body,) = made.docker.bodies
+        assert body["Image"] == "sha256:1"
+        assert body["Labels"]["fumehood.engine"] == "e" * 32
+        assert body["Labels"]["fumehood.owner"] == "o" * 32
+        assert body["HostConfig"]["Runtime"] == "runc"
+        assert body["HostConfig"]["NanoCpus"] == 500_000_000
+
+
+async def test_lazy_wall_asks_docker_for_nothing_before_the_first_call() -> None:
+    async with bench(eager=False) as made:
+        for _ in range(20):
+            await anyio.lowlevel.checkpoint()
+        assert made.docker.asked == []
+        assert made.wall.enforced == made.wall.required
+        assert made.wall.seen == frozenset()
+        assert not made.wall.is_ready
+        assert (await made.run()).ended_by is EndedBy.OK
+
+
+async def test_predecessor_s_containers_are_gone_when_the_wall_is_up() -> None:
+    labels = {"fumehood.engine": "d" * 32, "fumehood.owner": "o" * 32, "fumehood.deadline": "0"}
+    left = Listed("x", "fumehood-dddddddd-1", "running", labels)
+    async with bench(docker={"containers": {"x": left}}) as made:
+        await made.until(lambda: made.wall.is_ready)
+        assert made.docker.removed == ["fumehood-dddddddd-1"]
+        assert made.told("container.reaped") == [{"name": "fumehood-dddddddd-1", "owner": "ours"}]
+
+
+@pytest.mark.parametrize("trouble", [DockerNotInstalled, DockerNotRunning, DockerTimeout])
+async def test_wall_without_docker_says_why_once_and_heals_when_it_is_there(
+    trouble: type[DockerError],
+) -> None:
+    async with bench(docker={"failing": trouble("/var/run/secret.sock")}) as made:
+        with pytest.raises(SandboxUnavailable) as refused:
+            await made.run()
+        assert trouble.public in refused.value.message
+        assert "secret" not in refused.value.message
+        assert refused.value.may_retry
+        assert refused.value.retry_after_ms == 1000
+        asked = len(made.docker.asked)
+        await made.until(lambda: len(made.docker.asked) > asked + 3)
+        assert len(made.told("container.unavailable")) == 1
+        assert made.wall.enforced == frozenset()
+        assert trouble.public in made.wall.cure
+        made.docker.failing = None
+        await made.until(lambda: made.wall.is_ready)
+        assert (await made.run()).ended_by is EndedBy.OK
+
+
+async def test_image_that_is_missing_is_named_with_its_cure_and_found_when_it_is_built() -> None:
+    async with bench() as made:
+        made.image = ""
+        with pytest.raises(SandboxUnavailable, match="fumehood images build python"):
+            await made.run()
+        made.image = "sha256:2"
+        await made.until(lambda: made.wall.is_ready)
+        await made.run()
+        assert made.docker.bodies[0]["Image"] == "sha256:2"
+
+
+async def test_host_that_cannot_limit_memory_has_no_container_wall() -> None:
+    async with bench() as made:
+        made.docker.info_answer["MemoryLimit"] = False
+        with pytest.raises(SandboxUnavailable, match="cannot limit memory"):
+            await made.run()
+        assert made.docker.bodies == []
+
+
+async def test_warning_of_docker_s_means_that_nothing_runs() -> None:
+    async with bench(docker={"warnings": ("No swap limit support",)}) as made:
+        with pytest.raises(SandboxUnavailable, match="does not hold what it must"):
+            await made.run()
+        assert "start" not in made.docker.asked
+
+
+async def test_container_that_lacks_a_limit_runs_nothing_and_the_wall_says_which() -> None:
+    async def lacking(guest: FakeGuest) -> None:
+        held = {limit.value: limit is not Limit.NETWORK for limit in Limit}
+        await guest.says({**READY, "enforces": held})
+        assert (await guest.hears())["op"] != "run"
+
+    async with bench(docker={"behave": lacking}) as made:
+        for _ in range(3):
+            with pytest.raises(SandboxUnavailable):
+                await made.run()
+        await made.until(lambda: made.wall.enforced == frozenset(Limit) - {Limit.NETWORK})
+        assert not made.wall.is_ready
+
+
+@pytest.mark.parametrize("how", ["falls silent", "ends", "speaks nonsense"])
+async def test_guest_that_does_not_start_is_unavailable_and_removed(
+    how: str,
+) -> None:
+    async def bad(guest: FakeGuest) -> None:
+        if how == "speaks nonsense":
+            await guest.says({"op": "hello"})
+        if how != "ends":
+            await guest.hears()
+
+    async with bench(docker={"behave": bad}, start_deadline_s=0.02) as made:
+        with pytest.raises(SandboxUnavailable, match="No container could be started"):
+            await made.run()
+        await made.until(lambda: made.docker.removed)
+        assert made.docker.containers == {}
+        made.docker.behave = honest
+        await made.until(lambda: made.wall.is_ready)
+        assert (await made.run()).ended_by is EndedBy.OK
+
+
+async def test_words_of_docker_s_stay_in_the_log() -> None:
+    failing = DockerFault("mounting /var/lib/docker/overlay2/secret: no space left")
+    async with bench(docker={"failing_to_start": failing}) as made:
+        with pytest.raises(SandboxUnavailable) as refused:
+            await made.run()
+        assert "secret" not in refused.value.message
+        assert "secret" in str(made.told("container.failed")[0]["why"])
+
+
+@pytest.mark.parametrize(
+    ("state", "ended_by"),
+    [
+        ({"OOMKilled": True, "ExitCode": 137}, EndedBy.MEMORY),
+        ({"OOMKilled": False, "ExitCode": 137}, EndedBy.SANDBOX_LOST),
+        ({"OOMKilled": True, "ExitCode": 1}, EndedBy.SANDBOX_LOST),
+        ({}, EndedBy.SANDBOX_LOST),
+    ],
+)
+async def test_container_that_is_lost_in_a_run_is_memory_only_where_docker_says_so(
+    state: JsonObject, ended_by: EndedBy
+) -> None:
+    async def dies(guest: FakeGuest) -> None:
+        await guest.says(READY)
+        await guest.hears()
+        await guest.says({"op": "output", "id": 1, "stream": "stdout", "text": "so far"})
+
+    async with bench(docker={"behave": dies, "last_state": state}) as made:
+        ending = await made.run()
+        assert (ending.ended_by, ending.stdout) == (ended_by, "so far")
+
+
+async def test_container_that_is_lost_while_docker_hangs_is_lost_and_no_more() -> None:
+    async def dies(guest: FakeGuest) -> None:
+        await guest.says(READY)
+        await guest.hears()
+        made.docker.failing = DockerTimeout("silent")
+
+    async with bench() as made:
+        made.docker.behave = dies
+        assert (await made.run()).ended_by is EndedBy.SANDBOX_LOST
+        made.docker.failing = None
+
+
+async def test_wrong_frame_is_lost_and_docker_is_not_asked_for_an_excuse() -> None:
+    async def lies(guest: FakeGuest) -> None:
+        await guest.says(READY)
+        await guest.hears()
+        await guest.says({"op": "won"})
+        await guest.hears()
+
+    async with bench(
+        docker={"behave": lies, "last_state": {"OOMKilled": True, "ExitCode": 137}}
+    ) as made:
+        assert (await made.run()).ended_by is EndedBy.SANDBOX_LOST
+
+
+async def test_dirty_container_is_removed_and_counted_and_the_answer_stands() -> None:
+    async def dirty(guest: FakeGuest) -> None:
+        await guest.says(READY)
+        await guest.hears()
+        await guest.says(ended(), reset(clean=False, why="a process is left"))
+        await guest.hears()
+
+    async with bench(docker={"behave": dirty}) as made:
+        assert (await made.run()).ended_by is EndedBy.OK
+        await made.until(lambda: made.docker.removed)
+        assert made.told("container.dirty")[0]["why"] == "it is not clean: a process is left"
+        assert made.wall.counts["dirty"] == 1
+
+
+async def test_cancelled_call_ends_its_program_and_leaves_no_container_busy() -> None:
+    told: list[str] = []
+
+    async def slow(guest: FakeGuest) -> None:
+        await guest.says(READY)
+        while True:
+            message = await guest.hears()
+            told.append(message["op"])
+            if message["op"] == "cancel":
+                await guest.says(ended(message["id"], ended_by="cancelled"), reset(message["id"]))
+
+    async with bench(docker={"behave": slow}) as made:
+        async with anyio.create_task_group() as group:
+            group.start_soon(made.run)
+            await made.until(lambda: told == ["run"])
+            group.cancel_scope.cancel()
+        assert told == ["run", "cancel"]
+        await made.until(lambda: made.wall.counts["idle"] == 1)
+
+
+async def test_lease_is_for_one_run_of_its_own_size() -> None:
+    async with bench() as made, made.wall.lease(DOMAIN, fresh=False, memory_mb=128) as lease:
+        with pytest.raises(InternalError):
+            await lease.run("python", {}, LIMITS)
+    async with bench() as made, made.wall.lease(DOMAIN, fresh=False, memory_mb=512) as lease:
+        await lease.run("python", {}, LIMITS)
+        with pytest.raises(InternalError):
+            await lease.run("python", {}, LIMITS)
+
+
+async def test_stopping_with_a_call_in_the_middle_leaves_nothing() -> None:
+    async def never(guest: FakeGuest) -> None:
+        await guest.says(READY)
+        while True:
+            await guest.hears()
+
+    endings: list[object] = []
+
+    async def call(made: Bench) -> None:
+        endings.append((await made.run()).ended_by)
+
+    async with anyio.create_task_group() as calls, bench(docker={"behave": never}) as made:
+        calls.start_soon(call, made)
+        await made.until(lambda: made.wall.counts["busy"] == 1)
+    assert endings == [EndedBy.SANDBOX_LOST]

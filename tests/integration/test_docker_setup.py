@@ -1,0 +1,145 @@
+"""`scripts/docker-setup`: starts an engine where there is none, and leaves others alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import CLEAN_ENVIRONMENT, FUMEHOOD
+
+ROOT = Path(__file__).parents[2]
+SETUP = ROOT / "scripts" / "docker-setup"
+REGISTER = ROOT / "scripts" / "register_runsc.py"
+
+FRESH_MACHINE = """
+set -e
+for place in /run /etc/docker /var/lib/docker /var/lib/containerd /var/log; do
+    [ -d "$place" ] && mount -t tmpfs none "$place"
+done
+"$@" && "$@"
+"$PYTHON" - <<'EOF'
+import json, socket
+with socket.socket(socket.AF_UNIX) as link:
+    link.connect("/var/run/docker.sock")
+    link.sendall(b"GET /info HTTP/1.0\\r\\n\\r\\n")
+    answer = b"".join(iter(lambda: link.recv(65536), b""))
+print(json.dumps(sorted(json.loads(answer.split(b"\\r\\n\\r\\n", 1)[1])["Runtimes"])))
+EOF
+"""
+"""The script twice, where no engine ever was; then what the engine that it started says."""
+
+
+def run(*command: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(part) for part in command],
+        env={**CLEAN_ENVIRONMENT, "PYTHON": sys.executable, **variables},
+        cwd=ROOT, capture_output=True, text=True, timeout=180,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def watched_path(home: Path) -> str:
+    """A search path whose first `apt-get`, `dockerd` and `setsid` leave a note."""
+    for name in ("apt-get", "dockerd", "setsid"):
+        program = home / name
+        program.write_text(f"#!/bin/sh\necho {name} >>{home}/ran\nexit 1\n")
+        program.chmod(0o755)
+    return f"{home}:{CLEAN_ENVIRONMENT['PATH']}"
+
+
+@pytest.mark.needs("docker", "runsc")
+def test_engine_that_answers_is_left_as_it_is(home: Path, watched_path: str) -> None:
+    settings = Path("/etc/docker/daemon.json")
+    before = settings.read_bytes() if settings.exists() else None
+    for arguments in ([], ["--with-runsc"]):
+        done = run(SETUP, *arguments, PATH=watched_path)
+        assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert not (home / "ran").exists()
+    assert (settings.read_bytes() if settings.exists() else None) == before
+
+
+@pytest.mark.parametrize("address", ["unix:///nonexistent/docker.sock", "tcp://127.0.0.1:9"])
+def test_engine_elsewhere_is_only_asked(home: Path, watched_path: str, address: str) -> None:
+    done = run(SETUP, PATH=watched_path, DOCKER_HOST=address)
+    assert done.returncode == 3
+    assert "DOCKER_HOST" in done.stderr
+    assert not (home / "ran").exists()
+
+
+@pytest.mark.needs("root")
+def test_user_without_rights_is_told_what_to_do(home: Path, watched_path: str) -> None:
+    home.chmod(0o777)
+    done = subprocess.run(  # by its text: that user may not be able to read the checkout
+        ["sh", "-s"], input=SETUP.read_text(), cwd="/", user=65534, group=65534, extra_groups=(),
+        env={"PATH": watched_path, "PYTHON": "python3"},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 3, done.stderr
+    assert "root" in done.stderr
+    assert not (home / "ran").exists()
+
+
+@pytest.mark.needs("root", "docker", "runsc")
+def test_engine_is_started_where_there_is_none_and_once_only() -> None:
+    """On a machine of its own: mounts, processes and network are not those of this one."""
+    alone = ["unshare", "--mount", "--pid", "--net", "--fork", "--kill-child", "--mount-proc"]
+    done = run(*alone, "sh", "-c", FRESH_MACHINE, "sh", SETUP)
+    assert done.returncode == 0, done.stderr
+    assert {"runc", "runsc"} <= set(json.loads(done.stdout))
+    assert done.stderr.count("starting dockerd") == 1
+    assert done.stderr.count("a Docker engine answers") == 1
+
+
+def test_runtime_is_added_and_every_other_setting_kept(tmp_path: Path) -> None:
+    file = tmp_path / "docker" / "daemon.json"
+    assert run(sys.executable, REGISTER, file, "/usr/bin/runsc").returncode == 0
+    made = json.loads(file.read_text())
+    assert made == {
+        "runtimes": {
+            "runsc": {
+                "path": "/usr/bin/runsc",
+                "runtimeArgs": ["--platform=ptrace", "--network=none"],
+            }
+        }
+    }
+    file.write_text('{"log-level": "warn", "runtimes": {"crun": {"path": "/usr/bin/crun"}}}')
+    file.chmod(0o640)
+    assert run(sys.executable, REGISTER, file, "/usr/bin/runsc").returncode == 0
+    merged = json.loads(file.read_text())
+    assert merged["log-level"] == "warn"
+    assert merged["runtimes"] == {"crun": {"path": "/usr/bin/crun"}, **made["runtimes"]}
+    assert file.stat().st_mode & 0o777 == 0o640
+    assert os.listdir(file.parent) == ["daemon.json"]
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ('{"runtimes": {"runsc": {"path": "/opt/runsc"}}}', 2),
+        ("{broken", 1),
+        ("[]", 1),
+        ('{"runtimes": []}', 1),
+        ('{"runtimes": null}', 1),
+    ],
+)
+def test_what_an_administrator_wrote_is_left_as_it_is(
+    tmp_path: Path, text: str, status: int
+) -> None:
+    file = tmp_path / "daemon.json"
+    file.write_text(text)
+    assert run(sys.executable, REGISTER, file, "/usr/bin/runsc").returncode == status
+    assert file.read_text() == text
+
+
+@pytest.mark.row("D1")
+def test_demo_without_docker_shows_the_rest_and_ends_well(home: Path) -> None:
+    done = run("scripts/demo", FUMEHOOD.parent, DOCKER_HOST=f"unix://{home}/docker.sock")
+    assert done.returncode == 0, done.stderr
+    assert "1144" in done.stdout
+    assert "without containers" in done.stdout
+    assert "systemctl start docker" in done.stderr

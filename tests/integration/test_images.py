@@ -1,0 +1,358 @@
+"""The image `python` as Docker has it: built once, complete, and with nothing that lends rights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import stat
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+from docker.errors import ImageNotFound
+
+from conftest import CLEAN_ENVIRONMENT, FUMEHOOD
+from fumehood.sandbox.container import build, recipe
+from fumehood.sandbox.container.build import DEADLINE_S, Built, build_image
+from fumehood.sandbox.container.images import Image, find_image, list_images
+from fumehood.sandbox.container.reach import open_docker
+from fumehood.sandbox.container.recipe import guest_files, images_folder, read_recipe
+from fumehood.sandbox.container.trouble import ImageTrouble
+from support.docker_images import run_inside, write_whole
+from support.registry import serving
+
+pytestmark = pytest.mark.needs("docker")
+
+PYTHON = ("/usr/bin/python3", "-I", "-S", "-B", "-X", "utf8", "-c")
+
+NOT_IN_THE_IMAGE = {
+    # need a display, or install packages
+    "_tkinter", "tkinter", "turtle", "turtledemo", "idlelib", "ensurepip",
+    # other systems'
+    "_msi", "_overlapped", "_winapi", "msilib", "msvcrt", "nt", "winreg", "winsound", "_scproxy",
+    "_winreg", "nturl2path_nt",
+}  # fmt: skip
+NOT_IMPORTED = {"antigravity", "this", "__main__"}
+"""They open a browser, print a poem, or are the program itself."""
+
+
+@pytest.fixture
+def client() -> Iterator[docker.APIClient]:
+    with closing(open_docker(timeout_s=DEADLINE_S)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def other(
+    client: docker.APIClient, python_image: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    """Another image of the same files, with a base and nothing on it, gone afterwards."""
+    name = f"test-{tmp_path.name.replace('_', '-')[-12:].strip('-').lower()}"
+    folder = tmp_path / "images"
+    shutil.copytree(images_folder() / "python", folder / name)
+    monkeypatch.setattr(recipe, "images_folder", lambda: folder)
+    (base,) = client.images(
+        filters={"label": ["fumehood.image=base-python", f"fumehood.recipe={python_image.recipe}"]}
+    )[:1]
+    container = client.create_container(base["Id"], command=["true"])["Id"]
+    client.commit(
+        container, repository=f"fumehood/base-{name}", tag=python_image.recipe[:12],
+        changes=[f"LABEL fumehood.image=base-{name}"],
+    )  # fmt: skip
+    client.remove_container(container)
+    yield name
+    for repository in (f"fumehood/{name}", f"fumehood/base-{name}"):
+        for row in client.images(name=repository):
+            client.remove_image(row["Id"], force=True)
+
+
+def built(client: docker.APIClient, name: str, **how: Any) -> Built:
+    return build_image(client, read_recipe(name), lambda _: None, **how)
+
+
+def change_guest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another version of the engine would have it."""
+    files = (*guest_files(), ("guest/zz_new.py", b"NEW = True\n"))
+    monkeypatch.setattr(recipe, "guest_files", lambda: files)
+    digest = recipe.guest_digest.__wrapped__()
+    monkeypatch.setattr(build, "guest_digest", lambda: digest)
+    monkeypatch.setattr("fumehood.sandbox.container.images.guest_digest", lambda: digest)
+
+
+@pytest.mark.row("S10")
+@pytest.mark.anyio
+async def test_image_is_found_by_its_labels_and_named_by_its_id(
+    client: docker.APIClient, python_image: Image
+) -> None:
+    found = await find_image(client, "python")
+    assert found.is_own
+    assert found.id.startswith("sha256:")
+    labels = client.inspect_image(python_image.id)["Config"]["Labels"]
+    assert labels["fumehood.image"] == "python"
+    assert labels["fumehood.guest"] == recipe.guest_digest()
+    assert labels["fumehood.recipe"] == read_recipe("python").digest
+    assert python_image.packages > 50
+
+
+@pytest.mark.row("S10")
+def test_second_build_does_nothing(client: docker.APIClient, python_image: Image) -> None:
+    steps: list[str] = []
+    again = build_image(client, read_recipe("python"), steps.append)
+    assert again == Built(again.image, made_base=False, made_guest=False)
+    assert again.image.id == python_image.id
+    assert steps == []
+
+
+@pytest.mark.row("S10")
+def test_change_of_the_guest_makes_only_the_top_layer_anew(
+    client: docker.APIClient, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "make_root", lambda *_: pytest.fail("the base was made anew"))
+    before = built(client, other)
+    change_guest(monkeypatch)
+    after = built(client, other)
+    assert (before.made_base, before.made_guest) == (after.made_base, after.made_guest)
+    assert (after.made_base, after.made_guest) == (False, True)
+    assert after.image.guest != before.image.guest
+    layers = [client.inspect_image(each.image.id)["RootFS"]["Layers"] for each in (before, after)]
+    assert layers[0][:-1] == layers[1][:-1]
+    assert layers[0][-1] != layers[1][-1]
+    status, said = run_inside(after.image.id, "cat", "/opt/fumehood/fumehood/guest/zz_new.py")
+    assert (status, said) == (0, "NEW = True\n")
+
+
+def test_build_of_one_engine_leaves_the_others_image(
+    client: docker.APIClient, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = built(client, other).image
+    with monkeypatch.context() as patched:
+        change_guest(patched)
+        built(client, other)
+    assert not built(client, other).made_guest
+    assert {image.id for image in list_images(client, other)} > {first.id}
+
+
+def test_change_of_the_recipe_makes_the_base_anew(
+    client: docker.APIClient, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And where that fails, what was there is still there, and nothing else is."""
+    first = built(client, other).image
+
+    def fail(*_: object) -> None:
+        raise ImageTrouble("The mirror is away.", "Wait.")
+
+    monkeypatch.setattr(build, "make_root", fail)
+    folder = recipe.images_folder() / other
+    (folder / "packages.txt").write_text("python3\ntzdata\n", encoding="utf-8")
+    assert not first.is_own
+    with pytest.raises(ImageTrouble, match="mirror"):
+        built(client, other)
+    assert [image.id for image in list_images(client, other)] == [first.id]
+    assert client.containers(all=True, filters={"name": build.BUILDER}) == []
+
+
+def test_guest_that_does_not_compile_makes_no_image(
+    client: docker.APIClient, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = (*guest_files(), ("guest/broken.py", b"def\n"))
+    monkeypatch.setattr(recipe, "guest_files", lambda: files)
+    with pytest.raises(ImageTrouble, match="does not compile"):
+        built(client, other)
+    assert list_images(client, other) == []
+    assert client.containers(all=True, filters={"name": build.BUILDER}) == []
+
+
+def test_build_by_force_replaces_what_nobody_uses(
+    client: docker.APIClient, other: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first = built(client, other).image
+    whole = tmp_path / "root.tar"
+    write_whole(client, first.id, whole)
+    monkeypatch.setattr(build, "make_root", lambda _, target, __: shutil.copy(whole, target))
+    user = client.create_container(first.id, command=["true"])["Id"]
+    try:
+        second = built(client, other, force=True)
+        assert (second.made_base, second.made_guest) == (True, True)
+        assert [image.id for image in list_images(client, other)] == [second.image.id]
+        assert client.inspect_image(first.id)["Id"] == first.id, "a container uses it"
+    finally:
+        client.remove_container(user, force=True)
+        client.remove_image(first.id)
+    third = built(client, other, force=True).image
+    assert [image.id for image in list_images(client, other)] == [third.id]
+    with pytest.raises(ImageNotFound):
+        client.inspect_image(second.image.id)
+
+
+def test_full_disk_is_said_before_anything_is_made(
+    client: docker.APIClient, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "NEEDED_BYTES", 1 << 60)
+    monkeypatch.setattr(build, "make_root", lambda *_: pytest.fail("it was begun"))
+    with pytest.raises(ImageTrouble, match="no disk space"):
+        built(client, other, force=True)
+
+
+@pytest.mark.row("S10")
+def test_image_from_a_named_base_is_this_engines(
+    client: docker.APIClient, other: str, python_image: Image
+) -> None:
+    """The base has all packages already, so the step that needs a network has nothing to do."""
+    with serving(client, python_image.id) as base:
+        made = build_image(client, read_recipe(other, base=base), lambda _: None)
+    client.remove_image(base)
+    assert made.made_base
+    assert (made.image.base, made.image.is_own) == (base, True)
+    # One layer of the base, one of the guest, whatever the base was made of.
+    assert len(client.inspect_image(made.image.id)["RootFS"]["Layers"]) == 2
+    assert run_inside(made.image.id, *PYTHON, "print(1 + 1)") == (0, "2\n")
+
+
+def test_base_that_cannot_be_fetched_says_so(
+    client: docker.APIClient, other: str, python_image: Image
+) -> None:
+    with serving(client, python_image.id) as base:
+        pass
+    with pytest.raises(ImageTrouble, match="cannot be fetched"):
+        build_image(client, read_recipe(other, base=base), lambda _: None)
+    assert list_images(client, other) == []
+
+
+def lends_rights(member: tarfile.TarInfo) -> bool:
+    """Whether running this file gives more than its caller has."""
+    has_bits = not member.issym() and member.mode & (stat.S_ISUID | stat.S_ISGID) != 0
+    return has_bits or any("security.capability" in name for name in member.pax_headers)
+
+
+@pytest.mark.row("S3")
+def test_no_file_of_the_image_lends_rights_or_can_be_changed(
+    client: docker.APIClient, python_image: Image, tmp_path: Path
+) -> None:
+    write_whole(client, python_image.id, tmp_path / "all.tar")
+    with tarfile.open(tmp_path / "all.tar") as archive:
+        members = {member.name.removeprefix("./"): member for member in archive}
+        hostname = archive.extractfile(members["etc/hostname"])
+        assert hostname is not None
+        assert hostname.read() in (b"sandbox\n", b""), "the builder's name"
+    assert len(members) > 3000
+    assert [name for name, member in members.items() if lends_rights(member)] == []
+    # The control: the same look finds one where there is one.
+    planted = replace_mode(members["usr/bin/python3.11"], 0o4755)
+    assert lends_rights(planted)
+    ours = {name: member for name, member in members.items() if name.startswith("opt/")}
+    assert any(name.endswith("guest/__main__.py") for name in ours)
+    assert {(member.uid, member.gid) for member in ours.values()} == {(0, 0)}
+    open_to_others = {
+        name
+        for name, member in members.items()
+        if member.mode & 0o022 and not member.issym() and not name.startswith("dev/")
+    }
+    assert {name.rstrip("/") for name in open_to_others} <= {
+        "tmp",
+        "var/tmp",
+        "run/lock",
+        "var/local",
+        "var/mail",
+    }
+
+
+def replace_mode(member: tarfile.TarInfo, mode: int) -> tarfile.TarInfo:
+    planted = tarfile.TarInfo(member.name)
+    planted.mode = mode
+    return planted
+
+
+@pytest.mark.row("S7", "S10")
+def test_standard_library_is_complete(python_image: Image) -> None:
+    program = (
+        "import importlib, json, sys, warnings\n"
+        "warnings.simplefilter('ignore')\n"
+        "failed = {}\n"
+        f"for name in sorted(sys.stdlib_module_names - {NOT_IMPORTED!r}):\n"
+        "    try:\n"
+        "        importlib.import_module(name)\n"
+        "    except ImportError as error:\n"
+        "        failed[name] = str(error)\n"
+        "print(json.dumps([len(sys.stdlib_module_names), failed]))"
+    )
+    status, said = run_inside(python_image.id, *PYTHON, program)
+    assert status == 0, said
+    tried, failed = json.loads(said)
+    assert tried > 250
+    assert not failed.keys() - NOT_IN_THE_IMAGE, failed
+    assert {"tkinter", "winreg"} <= failed.keys(), "the list says what is not there"
+
+
+@pytest.mark.row("S5")
+def test_everything_that_python_imports_is_compiled_for_good(python_image: Image) -> None:
+    """A read-only file system cannot keep it later; time stamps of layers do not matter."""
+    program = (
+        "import importlib.util as u, json, os\n"
+        "seen, stale = 0, []\n"
+        "for top in ('/usr/lib/python3.11', '/opt/fumehood/fumehood'):\n"
+        "    for folder, _, files in os.walk(top):\n"
+        "        for file in files:\n"
+        "            if file.endswith('.py'):\n"
+        "                seen += 1\n"
+        "                cached = u.cache_from_source(os.path.join(folder, file))\n"
+        "                ok = os.path.exists(cached) and open(cached, 'rb').read(8)[4:] == b'\\1\\0\\0\\0'\n"
+        "                if not ok: stale.append(cached)\n"
+        "print(json.dumps([seen, stale]))"
+    )
+    status, said = run_inside(python_image.id, *PYTHON, program)
+    assert status == 0, said
+    seen, stale = json.loads(said)
+    assert seen > 500
+    assert stale == []
+
+
+def test_user_zones_and_mount_points_are_there(python_image: Image) -> None:
+    program = (
+        "import datetime, grp, os, pwd, zoneinfo\n"
+        "user = pwd.getpwuid(10001)\n"
+        "zone = zoneinfo.ZoneInfo('Europe/Berlin')\n"
+        "print(user.pw_name, user.pw_dir, user.pw_shell, grp.getgrgid(10001).gr_name)\n"
+        "print(datetime.datetime(2026, 7, 1, tzinfo=zone).utcoffset())\n"
+        "print(os.getcwd(), [os.path.isdir(p) for p in ('/workspace', '/tmp', '/dev/shm')])"
+    )
+    status, said = run_inside(python_image.id, *PYTHON, program)
+    assert status == 0, said
+    assert said.splitlines() == [
+        "sandbox /workspace /usr/sbin/nologin sandbox",
+        "2:00:00",
+        "/workspace [True, True, True]",
+    ]
+
+
+def test_manifest_names_every_package_with_its_version(python_image: Image) -> None:
+    status, said = run_inside(python_image.id, "cat", "/opt/fumehood/manifest.txt")
+    assert status == 0
+    packages = dict(line.split() for line in said.splitlines())
+    assert len(packages) == python_image.packages
+    assert packages.keys() >= set(read_recipe("python").packages)
+    assert not {"gcc", "python3-pip", "perl"} & packages.keys()
+
+
+@pytest.mark.row("S10", "D1")
+def test_command_line_builds_what_lacks_and_lists_it(home: Path, python_image: Image) -> None:
+    environment = {**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home)}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [str(FUMEHOOD), "images", *arguments],
+            env=environment, capture_output=True, timeout=120,
+        )  # fmt: skip
+
+    done = run("build", "python")
+    assert done.returncode == 0, done.stderr
+    assert b"python: is up to date" in done.stderr
+    (document,) = json.loads(done.stdout)
+    listed = json.loads(run("list").stdout)
+    assert {**document, "age_seconds": 0} in [{**image, "age_seconds": 0} for image in listed]
+    assert (document["digest"], document["up_to_date"]) == (python_image.id, True)
+    assert document["packages"] == python_image.packages

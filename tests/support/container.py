@@ -1,0 +1,90 @@
+"""A container wall that answers as the program itself says: the program is JSON.
+
+`{"stdout": "x", "files": {"a.txt": "text", "big": 2000000}, "ended_by": "exit", …}` runs as
+the wall's answer of that form; with `"echo": true` it prints what it was sent. As a program (`python -m support.container` with `tests` on the
+path) this is `fumehood serve` with such a wall.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from typing import Any
+
+from fumehood.model.errors import EndedBy
+from fumehood.model.limits import Limit
+from fumehood.sandbox.wall import RunEnding
+from fumehood.testing import CONTAINER_LIMITS, FakeWall, SeenRun
+
+_MEASURED = (
+    "stdout", "stderr", "stdout_bytes", "stderr_bytes", "exit_code", "signal", "cpu_ms",
+    "peak_memory_bytes", "limits_hit", "files_left_out",
+)  # fmt: skip
+
+
+def told(**answer: Any) -> str:
+    """A program that has this answer."""
+    return json.dumps(answer)
+
+
+def scripted_ending(run: SeenRun) -> RunEnding:
+    """The ending that a program asks for."""
+    script = json.loads(run.arguments["code"])
+    ended_by = EndedBy(script.get("ended_by", "ok"))
+    measured = {key: script[key] for key in _MEASURED if key in script}
+    if script.get("echo"):
+        measured["stdout"] = json.dumps({name: run.arguments[name] for name in ("stdin", "files")})
+    measured["limits_hit"] = tuple(measured.get("limits_hit", ()))
+    result = None
+    if ended_by is EndedBy.OK:
+        measured.setdefault("exit_code", 0)
+        said = script.get("value")
+        result = script.get("result", {"value": said, "has_value": True, "value_repr": repr(said)})
+    failure = script.get("failure") or {}
+    return RunEnding(
+        ended_by,
+        "container" if run.fresh else "call",
+        result=result,
+        claimed_kind=failure.get("kind"),
+        claimed_message=failure.get("message"),
+        claimed_error=failure or None,
+        **measured,
+    )
+
+
+def scripted_files(run: SeenRun) -> list[tuple[str, bytes]]:
+    """What the program leaves: texts, so many bytes of `x`, or what it was sent (true)."""
+    sent = {file["path"]: file for file in run.arguments["files"]}
+    files = []
+    for path, content in json.loads(run.arguments["code"]).get("files", {}).items():
+        if content is True:
+            files.append((path, sent[path]["content"].encode()))
+        else:
+            files.append((path, b"x" * content if isinstance(content, int) else content.encode()))
+    return files
+
+
+def scripted_wall() -> FakeWall:
+    """The wall."""
+    return FakeWall(
+        answer=scripted_ending,
+        files=scripted_files,
+        limits=CONTAINER_LIMITS,
+        required=frozenset(Limit),
+        enforced=frozenset(Limit),
+    )
+
+
+def main() -> None:
+    """`fumehood serve`, with this wall for containers."""
+    from fumehood.cli.main import main as command
+    from fumehood.daemon import server
+
+    server.Engine = partial(server.Engine, container=scripted_wall())  # type: ignore[misc,assignment]
+    sys.argv = ["fumehood", "serve"]
+    command()
+
+
+if __name__ == "__main__":
+    main()

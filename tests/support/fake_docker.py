@@ -1,0 +1,159 @@
+"""A Docker that a test holds in its hand: containers are socket pairs with a guest at the end."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+
+from fumehood.model.json_types import JsonObject
+from fumehood.sandbox.container.docker_api import Created, DockerError, DockerNotFound, Listed
+from fumehood.wire import framing
+from support.scripted_guest import READY, ended, record, reset
+
+GOOD_INFO: JsonObject = {
+    "OSType": "linux",
+    "SecurityOptions": ["name=seccomp,profile=default"],
+    "CgroupVersion": "2",
+    "CgroupDriver": "systemd",
+    "MemoryLimit": True,
+    "SwapLimit": True,
+    "CpuCfsQuota": True,
+    "PidsLimit": True,
+    "Runtimes": {"runc": {}},
+}
+
+Behave = Callable[["FakeGuest"], Awaitable[None]]
+
+
+class FakeGuest:
+    """The inside of a fake container: a stream of frames, blocking nothing."""
+
+    def __init__(self, stream: socket.socket) -> None:
+        stream.setblocking(False)
+        self._stream = stream
+        self._decoder = framing.Decoder(16 << 20)
+        self._waiting: list[dict[str, Any]] = []
+
+    async def says(self, *messages: dict[str, Any]) -> None:
+        for message in messages:
+            self._stream.send(record(1, framing.encode(message)))
+
+    async def hears(self) -> dict[str, Any]:
+        """The next message of the host. Raises EOFError where it has gone."""
+        while not self._waiting:
+            await anyio.wait_readable(self._stream)
+            chunk = self._stream.recv(1 << 16)
+            if not chunk:
+                raise EOFError
+            self._waiting += self._decoder.feed(chunk)
+        return self._waiting.pop(0)
+
+
+async def honest(guest: FakeGuest) -> None:
+    """Is ready, and answers every run with four."""
+    await guest.says(READY)
+    while True:
+        message = await guest.hears()
+        if message["op"] == "run":
+            await guest.says(ended(message["id"]), reset(message["id"]))
+
+
+@dataclass
+class FakeDocker:
+    """As much of Docker as the wall asks for. `failing` makes every question fail."""
+
+    group: Any
+    behave: Behave = honest
+    info_answer: JsonObject = field(default_factory=lambda: dict(GOOD_INFO))
+    warnings: tuple[str, ...] = ()
+    failing: DockerError | None = None
+    failing_to_start: DockerError | None = None
+    last_state: JsonObject = field(default_factory=lambda: {"OOMKilled": False, "ExitCode": 0})
+    containers: dict[str, Listed] = field(default_factory=dict)
+    bodies: list[JsonObject] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+    is_local: bool = True
+    _streams: dict[str, socket.socket] = field(default_factory=dict)
+    _living: set[str] = field(default_factory=set)
+
+    async def info(self) -> JsonObject:
+        self._ask("info")
+        return self.info_answer
+
+    async def create(self, body: JsonObject, name: str) -> Created:
+        self._ask("create")
+        container_id = f"id-of-{name}"
+        self.bodies.append(body)
+        self.containers[container_id] = Listed(container_id, name, "created", body["Labels"])
+        return Created(container_id, self.warnings)
+
+    async def attach(self, container_id: str) -> socket.socket:
+        self._ask("attach")
+        ours, theirs = socket.socketpair()
+        self._streams[container_id] = theirs
+        return ours
+
+    async def start(self, container_id: str) -> None:
+        self._ask("start")
+        if self.failing_to_start is not None:
+            raise self.failing_to_start
+        self.group.start_soon(self._live, container_id)
+
+    async def state(self, container_id: str) -> JsonObject:
+        self._ask("state")
+        return self.last_state
+
+    async def wait(self, container_id: str, deadline_s: float) -> None:
+        self._ask("wait")
+
+    async def remove(self, container_id: str) -> None:
+        self._ask("remove")
+        found = [one for one in self.containers.values() if container_id in (one.id, one.name)]
+        for one in found:
+            del self.containers[one.id]
+            self.removed.append(one.name)
+            self.hang_up(one.id)
+
+    async def list(self, label: str) -> list[Listed]:
+        self._ask("list")
+        name, _, value = label.partition("=")
+        return [
+            one
+            for one in self.containers.values()
+            if name in one.labels and (not value or one.labels[name] == value)
+        ]
+
+    async def ask(self, call: Any, deadline_s: float) -> Any:
+        self._ask("ask")
+        raise DockerNotFound("no images here")
+
+    def hang_up(self, container_id: str) -> None:
+        """The container has died."""
+        stream = self._streams.pop(container_id, None)
+        if stream is not None:
+            with suppress(OSError):
+                stream.shutdown(socket.SHUT_RDWR)  # whoever reads wakes up; closed, nobody would
+            if container_id not in self._living:
+                stream.close()
+
+    def _ask(self, what: str) -> None:
+        self.asked.append(what)
+        if self.failing is not None:
+            raise self.failing
+
+    async def _live(self, container_id: str) -> None:
+        stream = self._streams.get(container_id)
+        if stream is None:
+            return
+        self._living.add(container_id)
+        with stream, suppress(EOFError, OSError):
+            try:
+                await self.behave(FakeGuest(stream))
+            finally:
+                self.hang_up(container_id)

@@ -1,0 +1,93 @@
+"""A Docker daemon of a test's own, which it may stop: nobody else's containers are in it."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+from contextlib import closing, suppress
+from pathlib import Path
+
+import docker
+
+from fumehood.sandbox.container.reach import DockerUnreachable, open_docker
+from support.wait import wait_until
+
+START_DEADLINE_S = 60.0
+UNMOUNT = ["umount", "--lazy"]
+
+
+class OwnDocker:
+    """Needs root. Keeps all that it has in one directory, and no network."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"unix://{self._directory}/docker.sock"
+
+    def __enter__(self) -> OwnDocker:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+        mounts = Path("/proc/mounts").read_text(encoding="utf-8").splitlines()
+        for line in reversed(mounts):
+            target = line.split()[1]
+            if target.startswith(f"{self._directory}/"):
+                subprocess.run([*UNMOUNT, target], check=False, timeout=30)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        at = self._directory
+        with (at / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    "dockerd", f"--data-root={at}/data", f"--exec-root={at}/exec",
+                    f"--pidfile={at}/pid", f"--host={self.address}", "--bridge=none",
+                    "--iptables=false", "--ip-masq=false",
+                ],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+        wait_until(self._answers, START_DEADLINE_S)
+
+    def stop(self) -> None:
+        """As an operator would; its containers end with it."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(timeout=30)
+
+    def copy_image(self, image_id: str) -> None:
+        """Take an image over from the host's own Docker."""
+        with (
+            closing(open_docker(timeout_s=120)) as source,
+            closing(self._client()) as target,
+        ):
+            archive = b"".join(source.get_image(image_id))
+            for _ in target.load_image(archive):
+                pass
+
+    def containers(self) -> list[str]:
+        """All of its containers, running or not."""
+        with closing(self._client()) as client:
+            return [one["Id"] for one in client.containers(all=True)]
+
+    def _client(self) -> docker.APIClient:
+        return docker.APIClient(base_url=self.address, version="auto", timeout=120)
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, (self._directory / "log").read_text()[-2000:]
+        environment = {"DOCKER_HOST": self.address}
+        with suppress(DockerUnreachable), closing(open_docker(environment, timeout_s=5)):
+            return True
+        return False

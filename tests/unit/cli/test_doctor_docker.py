@@ -1,0 +1,201 @@
+"""What `doctor` makes of what Docker says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from docker.errors import APIError
+
+from fumehood.cli import doctor_docker
+from fumehood.cli.doctor_docker import docker_findings, image_finding
+from fumehood.cli.finding import Finding
+from fumehood.sandbox.container.images import guest_digest, list_images
+from fumehood.sandbox.container.reach import DockerUnreachable, Why
+from fumehood.sandbox.container.recipe import read_recipe
+from support.docker_images import ListedImages, image_row
+
+GOOD: dict[str, Any] = {
+    "OSType": "linux", "MemoryLimit": True, "PidsLimit": True, "CpuCfsQuota": True,
+    "SwapLimit": True, "CgroupVersion": "2", "Runtimes": {"runc": {}, "runsc": {}, "io.x": {}},
+    "DefaultRuntime": "runc", "SecurityOptions": ["name=seccomp,profile=default"],
+    "MemTotal": 8 << 30, "DockerRootDir": "/",
+}  # fmt: skip
+
+
+def version(**components: str) -> dict[str, Any]:
+    parts = [{"Name": name, "Version": number} for name, number in components.items()]
+    return {"Version": "29.0.0", "ApiVersion": "1.52", "Components": parts}
+
+
+class Engine(ListedImages):
+    """An engine that says what a test lets it say."""
+
+    def __init__(self, *rows: dict[str, Any], **info: Any) -> None:
+        super().__init__(*rows)
+        self.said = {**GOOD, **info}
+        self.components = version(runc="1.3.3", containerd="2.2.5")
+
+    def version(self) -> dict[str, Any]:
+        return self.components
+
+    def info(self) -> dict[str, Any]:
+        return self.said
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def findings(monkeypatch: pytest.MonkeyPatch) -> Callable[[Engine], dict[str, Finding]]:
+    """Findings on one engine, by check; on a host with swap and 4 GB free."""
+    memory = SimpleNamespace(available=4 << 30)
+    monkeypatch.setattr(doctor_docker.psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(doctor_docker.psutil, "swap_memory", lambda: SimpleNamespace(total=1 << 30))
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+
+    def look(engine: Engine) -> dict[str, Finding]:
+        monkeypatch.setattr(doctor_docker, "open_docker", lambda: engine)
+        return {finding.check: finding for finding in docker_findings()}
+
+    return look
+
+
+def fresh_row(**changes: Any) -> dict[str, Any]:
+    now = int(datetime.now(UTC).timestamp())
+    chosen = {"recipe": read_recipe("python").digest, "guest": guest_digest(), "created": now}
+    return image_row("sha256:" + "1" * 64, **(chosen | changes))
+
+
+@pytest.mark.row("D7")
+def test_a_good_engine_with_its_image_has_nothing_to_mend(findings: Any) -> None:
+    found = findings(Engine(fresh_row()))
+    assert {finding.verdict for finding in found.values()} == {"ok"}, found
+    assert found["docker: runtimes"].found == "runc, runsc (default: runc)"
+    assert set(found) >= {"docker", "docker: runc", "docker: containerd", "docker: cgroups",
+                          "docker: swap", "docker: memory", "docker: disk", "image: python"}  # fmt: skip
+
+
+@pytest.mark.row("D7")
+@pytest.mark.parametrize(
+    ("info", "check", "words"),
+    [
+        ({"OSType": "windows"}, "docker", "on Linux"),
+        ({"MemoryLimit": False}, "docker: cgroups", "controllers"),
+        ({"PidsLimit": False}, "docker: cgroups", "controllers"),
+        ({"CpuCfsQuota": False}, "docker: cgroups", "controllers"),
+        (
+            {"MemoryLimit": False, "SecurityOptions": ["name=rootless", "name=seccomp"]},
+            "docker: cgroups",
+            "delegation",
+        ),
+        ({"SwapLimit": False}, "docker: swap", "swapoff"),
+        ({"SecurityOptions": []}, "docker: seccomp", "seccomp"),
+        ({"SecurityOptions": ["name=seccomp,profile=unconfined"]}, "docker: seccomp", "seccomp"),
+    ],
+)
+def test_what_lacks_is_a_warning_with_its_cure(
+    findings: Any, info: dict[str, Any], check: str, words: str
+) -> None:
+    found = findings(Engine(fresh_row(), **info))
+    assert found[check].verdict == "warning"
+    assert words in found[check].cure
+    others = {name for name, finding in found.items() if finding.verdict != "ok"}
+    assert others == {check}
+
+
+def test_no_swap_needs_no_limit_on_it(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_docker.psutil, "swap_memory", lambda: SimpleNamespace(total=0))
+    assert findings(Engine(fresh_row(), SwapLimit=False))["docker: swap"].verdict == "ok"
+
+
+def test_swap_of_an_engine_elsewhere_is_not_read_here(
+    findings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "tcp://elsewhere:2376")
+    monkeypatch.setattr(doctor_docker.psutil, "swap_memory", lambda: SimpleNamespace(total=0))
+    found = findings(Engine(fresh_row(), SwapLimit=False))
+    assert found["docker: swap"].verdict == "warning"
+    assert "not known" in found["docker: swap"].found
+    assert "docker: disk" not in found
+
+
+def test_published_escape_is_named_with_its_number(findings: Any) -> None:
+    engine = Engine(fresh_row())
+    engine.components = version(runc="1.1.11", containerd="2.1.8")
+    found = findings(engine)
+    assert "CVE-2024-21626" in found["docker: runc"].found
+    assert "CVE-2026-53492" in found["docker: containerd"].found
+    assert found["docker: runc"].verdict == "warning"
+    assert "Upgrade runc" in found["docker: runc"].cure
+
+
+def test_unknown_version_is_not_called_good(findings: Any) -> None:
+    engine = Engine(fresh_row())
+    engine.components = version()
+    assert findings(engine)["docker: runc"].verdict == "warning"
+
+
+def test_full_memory_and_full_disk_are_warnings(
+    findings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, disk = SimpleNamespace(available=100 << 20), SimpleNamespace(free=1 << 20)
+    monkeypatch.setattr(doctor_docker.psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(doctor_docker.shutil, "disk_usage", lambda _: disk)
+    found = findings(Engine(fresh_row()))
+    assert found["docker: memory"].verdict == "warning"
+    assert found["docker: disk"].verdict == "warning"
+
+
+@pytest.mark.parametrize("why", list(Why))
+def test_each_reason_without_docker_has_a_message_and_cure_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, why: Why
+) -> None:
+    def refuse() -> None:
+        raise DockerUnreachable(why, f"because {why}.")
+
+    monkeypatch.setattr(doctor_docker, "open_docker", refuse)
+    (finding,) = docker_findings()
+    assert (finding.check, finding.verdict) == ("docker", "warning")
+    assert f"because {why}." in finding.found
+    assert finding.cure == DockerUnreachable(why, "").cure
+    assert len({DockerUnreachable(each, "").cure for each in Why}) == len(Why)
+
+
+def test_engine_that_fails_after_its_first_answer_is_a_warning(findings: Any) -> None:
+    class Failing(Engine):
+        def info(self) -> dict[str, Any]:
+            raise APIError("500")
+
+    assert set(findings(Failing())) == {"docker"}
+
+
+@pytest.mark.row("D7", "S10")
+@pytest.mark.parametrize(
+    ("rows", "age", "found", "cure"),
+    [
+        ([], 0, "not built", "fumehood images build python"),
+        ([fresh_row(guest="0" * 64)], 0, "another version", "fumehood images build python"),
+        ([fresh_row()], 31, "31 days", "fumehood images build python --force"),
+    ],
+    ids=["missing", "other guest", "old"],
+)
+def test_image_that_should_be_built_says_with_what(
+    rows: list[dict[str, Any]], age: int, found: str, cure: str
+) -> None:
+    images = list_images(ListedImages(*rows), "python")
+    finding = image_finding("python", images, datetime.now(UTC) + timedelta(days=age))
+    assert finding.verdict == "warning"
+    assert found in finding.found
+    assert finding.cure.endswith(cure)
+
+
+def test_image_of_thirty_days_is_still_good() -> None:
+    images = list_images(ListedImages(fresh_row()), "python")
+    assert (
+        image_finding("python", images, images[0].packages_from + timedelta(days=30)).verdict
+        == "ok"
+    )

@@ -1,0 +1,201 @@
+"""Files of a run: small ones in the answer, large ones beside it, none under a false name."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fumehood.executors.code_arguments import SentFile
+from fumehood.executors.workspace_files import (
+    MAX_INLINE_BYTES,
+    MAX_INLINE_TOTAL_BYTES,
+    MAX_LISTED,
+    WorkspaceFiles,
+    content_type_of,
+)
+from fumehood.store.blobs import BlobStore
+from fumehood.store.database import open_database
+from fumehood.testing import ManualClock
+from fumehood.wire.blob_urls import parse_blob_url
+
+pytestmark = [pytest.mark.anyio, pytest.mark.row("E7")]
+
+OWNER = "uid:1"
+CHUNK = 64 * 1024
+
+
+@pytest.fixture
+async def store(home: Path) -> AsyncIterator[BlobStore]:
+    database = open_database(None)
+    made = BlobStore(database, home, max_bytes=64 << 20, lifetime_s=60, now=ManualClock().now)
+    await made.open()
+    yield made
+    made.close()
+    database.close()
+
+
+def put(files: WorkspaceFiles, path: str, content: bytes = b"abc", size: int | None = None) -> None:
+    files.start(path, len(content) if size is None else size)
+    for start in range(0, len(content), CHUNK):
+        files.write(content[start : start + CHUNK])
+
+
+def taker(store: BlobStore, **sent: bytes) -> WorkspaceFiles:
+    return WorkspaceFiles(store, OWNER, [SentFile(path, text) for path, text in sent.items()])
+
+
+async def content(store: BlobStore, entry: dict[str, Any]) -> bytes:
+    if "content_base64" in entry:
+        return base64.b64decode(entry["content_base64"])
+    link = parse_blob_url(entry["url"])
+    _, file = await store.open_blob(link.blob_id, OWNER, link.expires, link.signature)
+    with file:
+        return file.read()
+
+
+async def test_small_file_stands_in_the_answer(store: BlobStore, home: Path) -> None:
+    files = taker(store)
+    put(files, "out/a.csv", b"1,2\n")
+    put(files, "empty", b"")
+    assert await files.entries() == [
+        {"filename": "out/a.csv", "content_type": "text/csv", "size": 4, "content_base64": "MSwyCg=="},
+        {"filename": "empty", "content_type": "application/octet-stream", "size": 0, "content_base64": ""},
+    ]  # fmt: skip
+    assert os.listdir(home / "blobs") == []
+
+
+async def test_a_file_of_a_megabyte_and_more_is_behind_an_address(store: BlobStore) -> None:
+    files = taker(store)
+    below, at = os.urandom(MAX_INLINE_BYTES - 1), os.urandom(MAX_INLINE_BYTES)
+    put(files, "below", below)
+    put(files, "at.png", at)
+    first, second = await files.entries()
+    assert first.keys() == {"filename", "content_type", "size", "content_base64"}
+    assert second.keys() == {"filename", "content_type", "size", "url", "expires_at"}
+    assert (second["content_type"], second["size"]) == ("image/png", MAX_INLINE_BYTES)
+    assert second["expires_at"] == "2026-01-01T00:01:00.000Z"
+    assert [await content(store, first), await content(store, second)] == [below, at]
+
+
+async def test_many_small_files_do_not_make_an_answer_nobody_can_read(store: BlobStore) -> None:
+    files = taker(store)
+    texts = [os.urandom(900_000) for _ in range(7)]
+    for number, text in enumerate(texts):
+        put(files, str(number), text)
+    put(files, "small")
+    *entries, small = await files.entries()
+    assert [await content(store, entry) for entry in entries] == texts
+    inline = [entry["size"] for entry in entries if "content_base64" in entry]
+    assert sum(inline) <= MAX_INLINE_TOTAL_BYTES
+    assert len(inline) == 4
+    assert "content_base64" in small
+
+
+@pytest.mark.parametrize("size", [3, 0, 2 * MAX_INLINE_BYTES])
+async def test_what_was_sent_and_left_alone_is_not_sent_back(store: BlobStore, size: int) -> None:
+    sent = os.urandom(size)
+    files = taker(store, same=sent, longer=sent, other=sent, gone=sent)
+    put(files, "same", sent)
+    put(files, "longer", sent + b"x")
+    put(files, "other", sent[:-1] + bytes([sent[-1] ^ 1]) if sent else b"y")
+    put(files, "renamed", sent)
+    assert [entry["filename"] for entry in await files.entries()] == ["longer", "other", "renamed"]
+    assert files.left_out == 0
+    await store.keep(store.draft(OWNER), "last", "text/plain")
+    assert store.room.taken == (3 * size + 1 if size >= MAX_INLINE_BYTES else 0)
+
+
+async def test_files_beyond_a_hundred_are_counted(store: BlobStore) -> None:
+    files = taker(store)
+    for number in range(MAX_LISTED + 3):
+        put(files, str(number))
+    assert len(await files.entries()) == MAX_LISTED
+    assert files.left_out == 3
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../a", "a/../../b", "", "a\0", "a//b", "n" * 256])
+async def test_file_under_a_false_name_is_left_out(store: BlobStore, path: str) -> None:
+    files = taker(store)
+    put(files, path, b"x" * 2 * MAX_INLINE_BYTES)
+    put(files, "twin")
+    assert [entry["filename"] for entry in await files.entries()] == ["twin"]
+    assert files.left_out == 1
+
+
+async def test_second_file_of_one_name_is_left_out(store: BlobStore) -> None:
+    files = taker(store)
+    put(files, "a", b"first")
+    put(files, "a", b"second")
+    (entry,) = await files.entries()
+    assert base64.b64decode(entry["content_base64"]) == b"first"
+    assert files.left_out == 1
+
+
+@pytest.mark.parametrize("size", [2, 4, 0, 10 * MAX_INLINE_BYTES])
+@pytest.mark.parametrize("text", [b"abc", b"x" * 2 * MAX_INLINE_BYTES], ids=len)
+async def test_file_that_is_not_as_long_as_it_said_is_left_out(
+    store: BlobStore, text: bytes, size: int
+) -> None:
+    files = taker(store)
+    put(files, "a", text, size=size)
+    assert await files.entries() == []
+    assert files.left_out == 1
+
+
+async def test_bytes_before_the_first_file_belong_to_nobody(store: BlobStore) -> None:
+    files = taker(store)
+    files.write(b"x")
+    assert await files.entries() == []
+
+
+async def test_file_that_could_not_be_kept_says_so(home: Path) -> None:
+    database = open_database(None)
+    store = BlobStore(
+        database, home, max_bytes=MAX_INLINE_BYTES, lifetime_s=60, now=ManualClock().now
+    )
+    await store.open()
+    files = taker(store)
+    put(files, "large", b"x" * MAX_INLINE_BYTES)
+    put(files, "small")
+    large, small = await files.entries()
+    assert large.keys() == {"filename", "content_type", "size", "not_kept"}
+    assert "your share" in large["not_kept"]
+    assert "content_base64" in small
+    assert os.listdir(home / "blobs") == []
+    store.close()
+    database.close()
+
+
+async def test_files_of_a_run_that_nobody_asks_for_leave_nothing(
+    store: BlobStore, home: Path
+) -> None:
+    files = taker(store)
+    put(files, "a", b"x" * 2 * MAX_INLINE_BYTES)
+    put(files, "b", b"x" * 2 * MAX_INLINE_BYTES)
+    files.discard()
+    last = await store.keep(store.draft(OWNER), "last", "text/plain")
+    assert os.listdir(home / "blobs") == [last.id]
+    assert store.room.taken == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("a.png", "image/png"),
+        ("x/a.json", "application/json"),
+        ("a.CSV", "text/csv"),
+        ("a.html", "text/html"),
+        ("a", "application/octet-stream"),
+        ("a.csv.gz", "application/octet-stream"),
+        ("png", "application/octet-stream"),
+        ("data:text/html,x", "application/octet-stream"),
+        ("http://x/a.png?b", "application/octet-stream"),
+    ],
+)
+def test_type_follows_from_the_name_alone(path: str, kind: str) -> None:
+    assert content_type_of(path) == kind

@@ -1,0 +1,56 @@
+"""Blocking calls: answered by the deadline, in a bounded number of threads."""
+
+from __future__ import annotations
+
+import threading
+
+import anyio
+import pytest
+
+from fumehood.sandbox.container.docker_threads import BoundedThreads
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_answer_and_failure_come_through() -> None:
+    threads = BoundedThreads(1, "test")
+    assert await threads.run(lambda: 4, 5) == 4
+    with pytest.raises(ZeroDivisionError):
+        await threads.run(lambda: 1 // 0, 5)
+    assert await threads.run(lambda: 5, 5) == 5
+
+
+async def test_call_that_hangs_is_given_up_and_its_late_answer_thrown_away() -> None:
+    threads = BoundedThreads(2, "test")
+    release, thrown = threading.Event(), threading.Event()
+
+    def hang() -> str:
+        release.wait(20)
+        return "late"
+
+    with pytest.raises(TimeoutError):
+        await threads.run(hang, 0.01, unwanted=lambda answer: thrown.set())
+    assert await threads.run(lambda: 4, 5) == 4  # the loop, and the other thread, go on
+    assert not thrown.is_set()
+    release.set()
+    assert await anyio.to_thread.run_sync(thrown.wait, 20)
+
+
+async def test_hanging_calls_take_no_more_than_their_threads() -> None:
+    threads = BoundedThreads(2, "test-bounded")
+    release = threading.Event()
+    for _ in range(5):
+        with pytest.raises(TimeoutError):
+            await threads.run(lambda: release.wait(20), 0.01)
+    assert sum(thread.name == "test-bounded" for thread in threading.enumerate()) == 2
+    release.set()
+    assert await threads.run(lambda: 4, 20) == 4
+
+
+async def test_cancelled_call_gives_its_thread_back_when_it_ends() -> None:
+    threads = BoundedThreads(1, "test")
+    release = threading.Event()
+    with anyio.move_on_after(0.01):
+        await threads.run(lambda: release.wait(20), 20)
+    release.set()
+    assert await threads.run(lambda: 4, 20) == 4
