@@ -7,10 +7,12 @@ Invariant: nothing of this host goes into the file system but what the recipe na
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import tarfile
 import threading
@@ -81,11 +83,12 @@ def _run(command: list[str], environment: dict[str, str], on_step: OnStep) -> No
         stderr=subprocess.STDOUT,
         encoding="utf-8",
         errors="replace",
+        start_new_session=True,
     ) as process:
 
         def give_up() -> None:
             heard.append(f"it took longer than {DEADLINE_S} s")
-            process.terminate()
+            _end(process)
 
         clock = threading.Timer(DEADLINE_S, give_up)
         clock.start()
@@ -94,7 +97,7 @@ def _run(command: list[str], environment: dict[str, str], on_step: OnStep) -> No
                 heard.append(line.rstrip())
                 if line.startswith(_STEPS):
                     on_step(line.removeprefix("I: ").strip().rstrip("."))
-            status = process.wait(END_PATIENCE_S)
+            status = process.wait(DEADLINE_S)
         except BaseException:
             _end(process)
             raise
@@ -105,12 +108,12 @@ def _run(command: list[str], environment: dict[str, str], on_step: OnStep) -> No
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """It removes its own mounts and files where it is asked to stop."""
-    process.terminate()
-    try:
-        process.wait(END_PATIENCE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
+    """Asked to stop, it removes its own mounts and files; whoever of it does not is killed."""
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal_number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END_PATIENCE_S)
 
 
 def make_root_from_base(
