@@ -29,7 +29,7 @@ from fumehood.guest.container.counters import Counters
 from fumehood.guest.container.nursery import Nursery, NurseryFailed
 from fumehood.guest.container.run import Measures, Run, claimed_limits, ending_of
 from fumehood.guest.container.stream import Stream
-from fumehood.guest.container.workspace import Mounts
+from fumehood.guest.container.workspace import Mounts, message_queues
 from fumehood.guest.container.zygote import Word, run_zygote
 from fumehood.guest.endings import decode_status
 from fumehood.guest.limits import address_space_bytes
@@ -450,6 +450,8 @@ class Supervisor:
             return "a file of the program is left"
         if not self._mounts.are_the_same():
             return "a mount has changed"
+        if message_queues():
+            return "a message queue of the program is left"
         return None
 
     def _finish_check(self, check: selfcheck.SelfCheck, run: Run, why: str | None) -> None:
