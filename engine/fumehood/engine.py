@@ -56,6 +56,7 @@ from fumehood.sandbox.process.jail import JailWall
 from fumehood.sandbox.wall import Wall, Walls
 from fumehood.store.calls import CallLog, UnknownCursor
 from fumehood.store.database import Database, open_database
+from fumehood.store.errors import understood
 from fumehood.store.retention import retention
 from fumehood.wire import strict_json
 from fumehood.wire.cursors import Cursors
@@ -113,7 +114,8 @@ class Engine:
         self._jailed_paths = _import_paths(self._registry)
         self._owns_database = database is None
         self.database = database if database is not None else open_database(None)
-        self.registrations = Registrations(self._registry, self.database)
+        with understood("definitions of tools"):
+            self.registrations = Registrations(self._registry, self.database)
         for left_out in self.registrations.load_faults:
             self.log.error("tools.left_out", registered=True, reason=left_out.message)
         self.directory_faults: tuple[DirectoryFault, ...] = ()
@@ -126,9 +128,12 @@ class Engine:
         )
         self._jail: Wall = jail if jail is not None else self._make_jail()
         self._host = Host()
-        self.agents = Agents(self.database)
-        self.tokens = Tokens(self.database)
-        self.approvers = Approvers(self.database)
+        with understood("agents"):
+            self.agents = Agents(self.database)
+        with understood("tokens"):
+            self.tokens = Tokens(self.database)
+        with understood("approvers"):
+            self.approvers = Approvers(self.database)
         self._calls = CallLog(
             self.database, kept_days=self.config.calls_kept_days, kept=self.config.calls_kept
         )

@@ -23,6 +23,7 @@ from typing import Any
 import psutil
 import pytest
 
+from fumehood.daemon.shares import MAX_CONNECTIONS
 from support.authority import make_first_approver
 from support.http import Answer, SocketClient
 from support.processes import children_of_guest, guest_of, is_gone
@@ -486,6 +487,47 @@ def test_a_directory_that_somebody_else_could_change_is_not_used(service: Servic
         assert "could be replaced" in _fails(service, BASE + run, Path(own, "run"))
     assert _found(state)[0] == 0o700
     assert sorted(path.name for path in state.iterdir()) == kept
+
+
+HOLD = """
+import resource, socket, sys
+path, count = sys.argv[1], int(sys.argv[2])
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+held = []
+for _ in range(count):
+    held.append(socket.socket(socket.AF_UNIX))
+    held[-1].connect(path)
+    held[-1].sendall(b"GET /v1/ready HTTP/1.1\\r\\nx: ")
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def _is_served(service: Service, who: str) -> bool:
+    """Not: refused, or the connection was closed before the request was written."""
+    answer = service.ask(who, "GET", "/v1/tools")
+    return isinstance(answer, Answer) and answer.code is None
+
+
+@pytest.mark.row("D4")
+def test_a_caller_who_holds_all_its_connections_keeps_out_itself_only(service: Service) -> None:
+    program = [service.installation.command[0], "-c", HOLD, str(service.engine_socket)]
+    holding = subprocess.Popen(
+        [*program, str(MAX_CONNECTIONS)], cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        **service.users["alice"].identity,
+    )  # fmt: skip
+    try:
+        assert holding.stdout is not None
+        assert holding.stdout.readline() == b"held\n"
+        wait_until(lambda: not _is_served(service, "alice"))
+        assert service.call("bob").body["data"]["value"] == 2
+        assert service.call("dave").body["data"]["value"] == 2
+        assert service.do("GET", "/v1/tokens") is not None
+    finally:
+        holding.communicate(timeout=30)
+    wait_until(lambda: _is_served(service, "alice"))
+    assert service.call("alice").body["data"]["value"] == 2
 
 
 @pytest.mark.row("D6")

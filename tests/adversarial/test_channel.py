@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -46,6 +47,22 @@ async def test_guest_that_lies_is_sandbox_unavailable(mode: str, home: Path) -> 
             assert envelope.error.retryable is True
             assert envelope.metadata.sandbox is not None
             assert envelope.metadata.sandbox.ended_by == "sandbox_lost"
+
+
+@pytest.mark.anyio
+@pytest.mark.row("D6")
+async def test_exit_of_a_killed_guest_is_left_to_who_waits_for_it(
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever polled it too could come first; the other then warns of an unknown child."""
+    polled: list[int] = []
+    monkeypatch.setattr(subprocess.Popen, "poll", lambda process: polled.append(process.pid))
+    async with Engine(config=Config(home=home)) as engine:
+        guest = guest_of(os.getpid())
+        assert (await engine.call("calculator", {"expression": "2 + 2"})).success
+    assert is_gone(guest)
+    assert polled == []
+    assert caplog.records == []
 
 
 @pytest.mark.anyio

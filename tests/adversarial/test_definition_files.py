@@ -116,6 +116,8 @@ ATTACKS = [
     FileAttack("toml-dotted-key", Harm.HOST_DOS, "toml", _long_key(), "more than 64 parts", source="tomllib is quadratic in the parts of a key"),
     FileAttack("toml-dotted-table", Harm.HOST_DOS, "toml", b"[" + _long_key()[:-4] + b"]", "more than 64 parts"),
     FileAttack("toml-quoted-key", Harm.HOST_DOS, "toml", b"'a'." * 200_000 + b"b = 1", "more than 64 parts"),
+    FileAttack("toml-escaped-key", Harm.HOST_DOS, "toml", b'"\\"".' * 200_000 + b"b = 1", "more than 64 parts"),
+    FileAttack("toml-escaped-table", Harm.HOST_DOS, "toml", b"[" + b'"\\\\\\"" . ' * 100_000 + b"b]", "more than 64 parts"),
     FileAttack("toml-depth", Harm.HOST_DOS, "toml", b"a = " + b"[" * (MB - 10), "nested deeper than 64"),
     FileAttack("toml-depth-tables", Harm.HOST_DOS, "toml", b"a = " + b"{a = " * 150_000, "nested deeper than 64"),
     FileAttack("toml-hexadecimal", Harm.HOST_DOS, "toml", b"a = 0x" + b"f" * (MB - 10), "4300 digits"),

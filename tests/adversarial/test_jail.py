@@ -276,6 +276,8 @@ BOMBS = [
     JailAttack("interrupt", Harm.SELF_DOS, "raise KeyboardInterrupt", refused("KeyboardInterrupt"), False),
     JailAttack("words-that-fail", Harm.SELF_DOS,
                "class E(Exception):\n    def __str__(self): raise ValueError\nraise E", refused("E"), False),
+    JailAttack("words-that-interrupt", Harm.SELF_DOS,
+               "class E(Exception):\n    def __str__(self): raise KeyboardInterrupt\nraise E", refused("E"), False),
     JailAttack("long-name", Harm.HOST_DOS, "raise type('E' * 100000, (Exception,), {{}})('x' * 100000)", refused("E" * 100), False),
 ]  # fmt: skip
 
@@ -431,6 +433,26 @@ def forge(reply: str) -> str:
         f"import os, json\nb = json.dumps({reply}).encode()\n"
         "os.write(4, len(b).to_bytes(4, 'big') + b)"
     )
+
+
+REPORTS = {
+    "twin": "50",
+    "more-than-a-double": "10**400",
+    "less-than-a-double": "-(10**400)",
+    "as-many-digits-as-json-has": "10**4299",
+}
+
+
+@pytest.mark.row("S4")
+@pytest.mark.parametrize("name", REPORTS)
+async def test_forged_report_does_not_end_the_guest_of_all(name: str, engine: Engine) -> None:
+    """Once, a number that no double holds ended the supervisor, and with it every other run."""
+    assert (await engine.call("run_code", {"code": "out = 1"})).data == {"value": 1}
+    guest = engine.walls["jail"]["guest_pid"]
+    report = forge(f"dict(progress=dict(percent={REPORTS[name]}, message=''))")
+    assert (await engine.call("run_code", {"code": f"{report}\nout = 2"})).data == {"value": 2}
+    assert engine.walls["jail"]["guest_pid"] == guest
+    assert psutil.pid_exists(guest)
 
 
 FORGERIES = {

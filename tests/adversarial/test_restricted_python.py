@@ -327,6 +327,20 @@ ATTACKS = [
     Attack("refusal-in-a-repr", ESCAPE,
            "class A:\n    def __repr__(self): return 'a'.format()\nA()", POLICY,
            "class A:\n    def __repr__(self): return 'a'.upper()\nA()"),
+    Attack("refusal-in-the-words-of-an-exception", ESCAPE,
+           "class E(Exception):\n    def __str__(self): return 'a'.format()\nraise E", POLICY,
+           "class E(Exception):\n    def __str__(self): return 'a'.upper()\n"
+           "try: raise E\nexcept E as e: str(e)", "asked for when the program has ended"),
+    Attack("refusal-in-the-words-of-an-exception-swallowed", ESCAPE,
+           "class E(Exception):\n    def __str__(self):\n        try:\n            'a'.format()\n"
+           "        finally:\n            return 'a'\nraise E", POLICY,
+           "class E(Exception):\n    def __str__(self):\n        try:\n            'a'.upper()\n"
+           "        finally:\n            return 'a'\ntry: raise E\nexcept E as e: str(e)"),
+    Attack("print-flood-in-the-words-of-an-exception", Harm.HOST_DOS,
+           "class E(Exception):\n    def __str__(self): print('x' * 10 ** 5)\nraise E",
+           "OUTPUT_LIMIT_EXCEEDED",
+           "class E(Exception):\n    def __str__(self):\n        print('x' * 10 ** 3)\n"
+           "        return 'a'\ntry: raise E\nexcept E as e: str(e)"),
     # syntax that is not in the language
     Attack("with", LEAK, "with 1: pass", POLICY, "if 1: pass"),
     Attack("async", ESCAPE, "async def f(): pass", POLICY, "def f(): pass"),

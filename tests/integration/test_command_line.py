@@ -125,6 +125,7 @@ def test_doctor_finds_this_host_fit(shared_daemon: Daemon) -> None:
     assert of_containers
     assert "missing" not in {findings[name]["verdict"] for name in of_containers}
     assert findings["interpreter: memory"]["found"].startswith("enforced")
+    assert {"asteval", "RestrictedPython"} <= findings.keys()
 
 
 @pytest.mark.row("D7")

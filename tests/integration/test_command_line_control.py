@@ -111,6 +111,13 @@ def test_agents_tokens_and_approvers_are_administered(administered_daemon: Daemo
         (["agents", "bind", "a", "calculator", "--fixed", "[1]"], 2, "JSON object"),
         (["tokens", "new", "x", "--expires", "soon"], 2, "--expires"),
         (["tokens", "new", "x", "--scope", "everything"], 1, "INVALID_PARAMS"),
+        (["tokens", "revoke", "fht_0123456789abcdef_secret"], 2, "no token's id"),
+        (["tokens", "revoke", "0123456789abcdef"], 1, "RESOURCE_NOT_FOUND"),
+        (
+            ["agents", "bind", "a", "calculator", "--fixed", '{"x": 1}', "--defaults", '{"x": 2}'],
+            1,
+            "The body is wrong: 'x' is fixed and has a default; choose one.",
+        ),
     ],
 )
 def test_refusal_has_its_exit_code_and_its_words(
@@ -199,6 +206,14 @@ def test_tables_fit_80_columns_and_keep_what_is_needed(administered_daemon: Daem
         for text in needed:
             assert any(text in line for line in lines), (command, text, lines)
         assert not any("…" in line for line in lines), command
+
+
+@pytest.mark.row("D1")
+def test_refusal_on_a_terminal_says_nothing_of_a_call(administered_daemon: Daemon) -> None:
+    shown = on_a_terminal(administered_daemon, "agents", "show", "nobody", "--credential-stdin")
+    assert any("RESOURCE_NOT_FOUND" in line for line in shown)
+    assert any("trace_" in line for line in shown)
+    assert not any("None" in line or "nothing ran" in line for line in shown)
 
 
 @pytest.mark.row("D6")

@@ -132,6 +132,38 @@ def test_state_that_cannot_be_opened_stops_the_start_and_stays_as_it_was(
     assert not daemon.socket.exists()
 
 
+APPROVER = "INSERT INTO approvers VALUES ('{0}', 'x', x'00', x'00', '{1}', '{2}', 'init', NULL)"
+TOKEN = "INSERT INTO tokens VALUES ('{0}', 'x', 'x', x'00', '{1}', '[]', '{2}', 'x', NULL, NULL)"
+AGENT = "INSERT INTO agents VALUES ('x', '', '{1}', 1, '{2}')"
+NEW_YEAR = "2026-01-01T00:00:00+00:00"
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (APPROVER.format("a", '["root"]', NEW_YEAR), "approvers"),
+        (APPROVER.format("a", "no JSON", NEW_YEAR), "approvers"),
+        (APPROVER.format("a", '["admin"]', "yesterday"), "approvers"),
+        (TOKEN.format("a", "5", NEW_YEAR), "tokens"),
+        (AGENT.format("a", "5", NEW_YEAR), "agents"),
+    ],
+    ids=["scope", "no-json", "time", "token", "agent"],
+)
+def test_row_that_no_engine_wrote_stops_the_start_in_words(
+    start_daemon: StartDaemon, home: Path, row: str, words: str
+) -> None:
+    path = home / "state.db"
+    database = open_database(path)
+    database.write_now(lambda connection: connection.exec_driver_sql(row) and None)
+    database.close()
+    before = path.read_bytes()
+    daemon = start_daemon(ready=False)
+    assert daemon.process.wait(timeout=30) == 4
+    assert f"The state holds {words} that cannot be read" in daemon.log
+    assert "Traceback" not in daemon.log
+    assert path.read_bytes() == before
+
+
 def limited(size: int, program: str, path: Path) -> subprocess.CompletedProcess[bytes]:
     """Run a program whose files cannot grow beyond a size."""
     start = (

@@ -20,6 +20,8 @@ def decide(filter_program: bytes, architecture: int, number: int, *arguments: in
                 accumulator &= value
             case 0x15:
                 at += if_true if accumulator == value else if_false
+            case 0x25:
+                at += if_true if accumulator > value else if_false
             case 0x35:
                 at += if_true if accumulator >= value else if_false
             case 0x45:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
-MIN_ASTEVAL = (1, 0, 10)
-"""Earlier ones have published escapes."""
+INTERPRETERS = {"asteval": (1, 0, 10), "RestrictedPython": (8, 4)}
+"""Oldest version of each that may be used. Earlier ones have published escapes."""
 
 CHECK_WIDTH = len("interpreter: processes")
 """However long the other columns are, what was looked at stays on one line."""
@@ -47,7 +47,8 @@ def doctor(as_json: AsJson = False, socket: SocketPath = None) -> None:
 def _examine(socket: Path | None) -> Iterator[Finding]:
     yield _platform()
     yield Finding("python", "ok", platform.python_version())
-    yield _asteval()
+    for library, oldest in INTERPRETERS.items():
+        yield _library(library, oldest)
     try:
         config = load_config(socket=socket)
     except ConfigError as error:
@@ -72,12 +73,13 @@ def _platform() -> Finding:
     return Finding("platform", "missing", kernel, "Use Linux on x86-64 or AArch64.")
 
 
-def _asteval() -> Finding:
-    found = version("asteval")
+def _library(name: str, oldest: tuple[int, ...]) -> Finding:
+    found = version(name)
     parts = tuple(int(part) for part in found.split(".")[:3] if part.isdigit())
-    if parts >= MIN_ASTEVAL:
-        return Finding("asteval", "ok", found)
-    return Finding("asteval", "missing", found, "Install asteval 1.0.10 or newer.")
+    if parts >= oldest:
+        return Finding(name, "ok", found)
+    wanted = ".".join(map(str, oldest))
+    return Finding(name, "missing", found, f"Install {name} {wanted} or newer.")
 
 
 def _state(config: Config) -> Finding:
@@ -138,7 +140,7 @@ def _wall(name: str, wall: InterpreterWall | JailWall, if_not: Verdict) -> Itera
     enforced, faults = anyio.run(start)
     for fault in faults:
         yield Finding(name, if_not, fault, wall.cure)
-    for limit in sorted(wall.required | enforced):
+    for limit in sorted(wall.required):
         if limit in enforced:
             found = "enforced: an attack on it failed"
             if limit in (Limit.CPU_TIME, Limit.OUTPUT):

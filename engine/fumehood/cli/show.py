@@ -120,6 +120,8 @@ def _print_data(console: Console, data: JsonObject) -> None:
 
 def _summary(envelope: Envelope) -> str:
     metadata, sandbox = envelope.metadata, envelope.metadata.sandbox
+    if metadata.tool_name is None:  # no call: nothing could have run or cost anything
+        return metadata.trace_id
     where = (
         f"{sandbox.placement}, {sandbox.isolation}, ended by {sandbox.ended_by}"
         if sandbox

@@ -89,6 +89,12 @@ def revoke(
     socket: ControlSocketPath = None,
 ) -> None:
     """End a token at once."""
+    if not re.fullmatch(r"[0-9a-f]{1,64}", token_id):
+        fail(
+            "That is no token's id. `fumehood tokens list` shows the ids; in a token it is what "
+            "stands between the first two underscores.",
+            ExitCode.USAGE,
+        )
     with controlling(socket, credential_stdin=credential_stdin) as client:
         client.tokens.revoke(token_id)
 

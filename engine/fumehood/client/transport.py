@@ -205,6 +205,11 @@ def _unavailable(
     ask: Ask[Any], place: Place, error: httpx2.HTTPError, progress: Progress
 ) -> DaemonUnavailable:
     if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
+        if _is_forbidden(error):
+            return DaemonUnavailable(
+                f"You may not open {place.path}. Where the engine is a service, your user must be "
+                "in the socket's group, and log in anew after joining it."
+            )
         return DaemonUnavailable(
             f"No engine answers on {place.path}. Start one with: fumehood serve"
         )
@@ -216,3 +221,11 @@ def _unavailable(
         "See the engine's log; it may have been stopped, or it is no fumehood engine.",
         may_have_acted=may_have_acted,
     )
+
+
+def _is_forbidden(error: BaseException) -> bool:
+    """Whether the system refused to open the socket, as the library's errors hang together."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, PermissionError):
+        cause = cause.__cause__ or cause.__context__
+    return cause is not None

@@ -7,15 +7,18 @@ from typing import Any, TypeVar
 
 import anyio
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from fumehood.daemon.shares import MAX_HELD_BYTES, Share
 from fumehood.engine import Engine
 from fumehood.model.envelope import Envelope
 from fumehood.model.errors import (
     ERROR_CODES,
     TOOL_CODE_HTTP_STATUS,
     InvalidParams,
+    RateLimited,
     RequestTooLarge,
     UnsupportedMediaType,
 )
@@ -66,6 +69,7 @@ async def read_json(request: Request) -> Any:
         UnsupportedMediaType: not `application/json`.
         RequestTooLarge: over 8 MB.
         InvalidParams: not strict JSON, or it did not arrive within 60 s.
+        RateLimited: the user's bodies that have not wholly arrived are too many.
     """
     _require_json(_header(request, b"content-type"))
     if _header(request, b"content-encoding") not in ("", "identity"):
@@ -97,9 +101,16 @@ def parse_body(model: type[M], document: Any) -> M:
         return model.model_validate(document)
     except ValidationError as error:
         faults = error.errors(include_url=False, include_input=False)[:20]
-        fields = [".".join(map(str, fault["loc"]))[:120] for fault in faults]
-        words = "; ".join(f"{f}: {fault['msg']}" for f, fault in zip(fields, faults, strict=True))
+        named = [(".".join(map(str, fault["loc"]))[:120], _words(fault)) for fault in faults]
+        # What is wrong with the body as a whole is at no path.
+        words = "; ".join(f"{field}: {said}" if field else said for field, said in named)
+        fields = [field for field, _ in named if field]
         raise InvalidParams(f"The body is wrong: {words}.", fields=fields) from None
+
+
+def _words(fault: ErrorDetails) -> str:
+    """What is wrong; pydantic puts the class of our own errors before their words."""
+    return fault["msg"].removeprefix("Value error, ")
 
 
 def _header(request: Request, name: bytes) -> str:
@@ -121,23 +132,40 @@ def _require_json(content_type: str) -> None:
 async def _read_body(request: Request) -> bytes:
     announced = _header(request, b"content-length")
     too_large = announced.isdigit() and int(announced) > MAX_BODY_BYTES
+    too_many = False
+    share: Share = request.scope["state"]["share"]
     body = bytearray()
-    received = 0
+    received = held = 0
     more = True
-    while more:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        more = message.get("more_body", False)
-        chunk = message.get("body", b"")
-        received += len(chunk)
-        too_large = too_large or received > MAX_BODY_BYTES
-        if too_large:
-            body.clear()
-            if received > MAX_DRAINED_BYTES:
-                break
-        else:
+    try:
+        while more:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            more = message.get("more_body", False)
+            chunk = message.get("body", b"")
+            received += len(chunk)
+            too_large = too_large or received > MAX_BODY_BYTES
+            too_many = too_many or (more and share.held_bytes + len(chunk) > MAX_HELD_BYTES)
+            if too_large or too_many:
+                body.clear()
+                share.held_bytes -= held
+                held = 0
+                if received > MAX_DRAINED_BYTES:
+                    break
+                continue
             body += chunk
+            if more:
+                share.held_bytes += len(chunk)
+                held += len(chunk)
+    finally:
+        share.held_bytes -= held
     if too_large:
         raise RequestTooLarge("The request is over 8 MB. Send less.")
+    if too_many:
+        raise RateLimited(
+            f"This user has {MAX_HELD_BYTES >> 20} MB of requests under way already. Send fewer "
+            "at a time.",
+            retry_after_ms=1000,
+        )
     return bytes(body)

@@ -1,8 +1,9 @@
 """Who is at the socket: the kernel's word, put into every request's scope.
 
 Host side, a protocol class under uvicorn's, which offers no peer credentials. It also
-answers what the HTTP parser refuses, and keeps a half-closed connection open for its
-answer: a client may say that it sends no more and still wait.
+answers what the HTTP parser refuses and who holds too many connections, and keeps a
+half-closed connection open for its answer: a client may say that it sends no more and still
+wait.
 """
 
 from __future__ import annotations
@@ -17,13 +18,17 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
+from fumehood.daemon.shares import Share, Shares
+from fumehood.model.errors import EngineError, InvalidParams, RateLimited
 from fumehood.model.identity import Peer
 
 _UCRED = struct.Struct("3i")  # *Source*: struct ucred of unix(7): pid, uid, gid
 
 MAX_HEADER_BYTES = 64 * 1024
 
-RefusalBody = Callable[[str], bytes]
+RETRY_AFTER_MS = 1000
+
+RefusalBody = Callable[[EngineError], bytes]
 
 
 def peer_of(connection: socket.socket) -> Peer:
@@ -44,16 +49,38 @@ class PeerProtocol(H11Protocol):
 
     refusal_body: RefusalBody
     control_path: str
+    shares: Shares
     _half_closed = False
+    _share: Share | None = None
+    _face: Face
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Ask the kernel who this is, before a byte of what it sends is read."""
         assert isinstance(transport, asyncio.Transport)
         peer = peer_of(transport.get_extra_info("socket"))
         is_control = transport.get_extra_info("sockname") == type(self).control_path
-        face = Face.CONTROL if is_control else Face.ENGINE
-        self.app_state = {**self.app_state, "peer": peer, "face": face}
+        self._face = face = Face.CONTROL if is_control else Face.ENGINE
+        share = type(self).shares.of(peer.uid)
+        self.app_state = {**self.app_state, "peer": peer, "face": face, "share": share}
         super().connection_made(transport)
+        if share.connect(face):
+            self._share = share
+        else:
+            self.logger.warning("A user holds too many connections; further ones are refused.")
+            self._refuse(
+                RateLimited(
+                    f"This user holds {share.most_connections} connections already. Close some.",
+                    retry_after_ms=RETRY_AFTER_MS,
+                ),
+                b"Too Many Requests",
+            )
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Give back what the connection took of its user's share."""
+        super().connection_lost(exc)
+        if self._share is not None:
+            self._share.leave(self._face)
+            self._share = None
 
     def eof_received(self) -> Any:
         """Keep the way back open while an answer is owed."""
@@ -78,7 +105,10 @@ class PeerProtocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer with an envelope like everything else, then close."""
-        body = type(self).refusal_body(msg)
+        self._refuse(InvalidParams(msg), b"Bad Request")
+
+    def _refuse(self, why: EngineError, reason: bytes) -> None:
+        body = type(self).refusal_body(why)
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
@@ -86,7 +116,7 @@ class PeerProtocol(H11Protocol):
         ]
         try:
             for event in (
-                h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+                h11.Response(status_code=why.http_status, headers=headers, reason=reason),
                 h11.Data(data=body),
                 h11.EndOfMessage(),
             ):
@@ -96,7 +126,13 @@ class PeerProtocol(H11Protocol):
         self.transport.close()
 
 
-def make_protocol(refusal_body: RefusalBody, control_path: str) -> type[PeerProtocol]:
-    """The protocol class; `refusal_body` makes the envelope for what is no HTTP."""
-    bound = {"refusal_body": staticmethod(refusal_body), "control_path": control_path}
+def make_protocol(
+    refusal_body: RefusalBody, control_path: str, shares: Shares
+) -> type[PeerProtocol]:
+    """The protocol class; `refusal_body` makes the envelope for what reaches no application."""
+    bound = {
+        "refusal_body": staticmethod(refusal_body),
+        "control_path": control_path,
+        "shares": shares,
+    }
     return type("BoundPeerProtocol", (PeerProtocol,), bound)

@@ -26,8 +26,9 @@ from fumehood.daemon.app import Faces
 from fumehood.daemon.listen import listening
 from fumehood.daemon.notify import READY, STOPPING, ServiceManager
 from fumehood.daemon.peer import MAX_HEADER_BYTES, make_protocol
+from fumehood.daemon.shares import Shares, most_connections
 from fumehood.engine import Engine, Tool
-from fumehood.model.errors import InvalidParams
+from fumehood.model.errors import EngineError
 from fumehood.model.json_types import JsonObject
 from fumehood.observe.log import Logger, flush
 from fumehood.store.changes import stamp
@@ -165,13 +166,13 @@ async def _exit_when_drained(server: uvicorn.Server, engine: Engine) -> None:
 
 
 def _uvicorn_config(engine: Engine, config: Config, control_path: str) -> uvicorn.Config:
-    def refusal_body(message: str) -> bytes:
-        return encode_envelope(engine.refusal(InvalidParams(message)))
+    def refusal_body(why: EngineError) -> bytes:
+        return encode_envelope(engine.refusal(why))
 
     return uvicorn.Config(
         Faces(engine),
         loop="asyncio",
-        http=make_protocol(refusal_body, control_path),
+        http=make_protocol(refusal_body, control_path, Shares(most_connections())),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -108,7 +108,7 @@ def _refusal(error: ToolError, max_depth: int) -> JsonObject:
 def _failure(error: BaseException, module: str) -> JsonObject:
     try:
         message = str(error)
-    except Exception:  # its own `__str__` is its author's, too
+    except BaseException:  # its own `__str__` is its author's, too, with its own exit
         message = ""
     return _error(
         "exception",

@@ -28,12 +28,13 @@ def progress(percent: float, message: str = "") -> None:
     Raises:
         ValueError: `percent` is no finite number.
     """
-    if isinstance(percent, bool) or not math.isfinite(percent):
+    is_whole = isinstance(percent, int)  # of any size; no double holds the largest
+    if isinstance(percent, bool) or not (is_whole or math.isfinite(percent)):
         raise ValueError("percent must be a finite number")
     listener = _listener.get()
     if listener is not None:
         words = str(message)[:MAX_MESSAGE_CHARACTERS].encode("utf-8", "replace").decode()
-        listener(min(max(float(percent), 0.0), 100.0), words)
+        listener(float(min(max(percent, 0.0), 100.0)), words)
 
 
 @contextmanager

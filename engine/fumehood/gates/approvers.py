@@ -30,6 +30,7 @@ from fumehood.model.identity import Principal, Scope
 from fumehood.store import identities
 from fumehood.store.changes import OneChange, recorded, stamp
 from fumehood.store.database import Database
+from fumehood.store.errors import understood
 
 KIND = "fha"
 SALT_BYTES = 16
@@ -184,9 +185,12 @@ def make_first_approver(database: Database, name: str, now: datetime) -> str:
     Raises:
         InvalidParams: a name that cannot be one.
         PermissionDenied: an approver exists, or an engine has served from here already.
+        DamagedState: what stands there cannot be read.
     """
     _require_name(name)
-    if database.read_now(identities.all_approvers):
+    with understood("approvers"):
+        known = database.read_now(identities.all_approvers)
+    if known:
         raise PermissionDenied(
             "There is an approver already. Further ones are made with its credential: "
             "fumehood approvers add NAME"

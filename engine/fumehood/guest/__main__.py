@@ -1,6 +1,7 @@
-"""Start a guest: `python -I -S -B …/guest CONFIG HANDOVER_FD`; CONFIG is one JSON object.
+"""Start a guest: `python -I -S -B …/guest CONFIG [HANDOVER_FD]`; CONFIG is one JSON object.
 
-HANDOVER_FD is the socket on which children are lent to the host. Runs on the guest side.
+HANDOVER_FD is the socket on which children are lent to the host; a container has none. Runs on
+the guest side.
 The isolated interpreter knows no import path but the standard library's; the paths that it
 needs are named in CONFIG, so nothing else can be imported.
 """
@@ -12,9 +13,14 @@ import sys
 def main() -> None:
     config = json.loads(sys.argv[1])
     sys.path.extend(config["import_paths"])
-    from fumehood.guest.supervisor import supervise
+    if config.get("wall") == "container":
+        from fumehood.guest.container.supervisor import supervise as supervise_container
 
-    supervise(config, int(sys.argv[2]))
+        supervise_container(config)
+    else:
+        from fumehood.guest.supervisor import supervise
+
+        supervise(config, int(sys.argv[2]))
 
 
 if __name__ == "__main__":

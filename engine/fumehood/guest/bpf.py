@@ -29,6 +29,7 @@ _OFFSET_ARGUMENTS = 16
 _LOAD_WORD = 0x20
 _AND = 0x54
 _JUMP_EQUAL = 0x15
+_JUMP_GREATER = 0x25
 _JUMP_GREATER_EQUAL = 0x35
 _JUMP_BITS_SET = 0x45
 _RETURN = 0x06
@@ -116,6 +117,16 @@ def require(argument: int, value: int, *, ignoring: int = 0) -> list[Instruction
         (_AND, 0, 0, 0xFFFFFFFF & ~ignoring),
         *_unless_equal(value, [kill()]),
     ]
+
+
+def jump_at_least(value: int, then: int, otherwise: int) -> Instruction:
+    """Skip `then` instructions where the accumulator is at least `value`, else `otherwise`."""
+    return (_JUMP_GREATER_EQUAL, then, otherwise, value)
+
+
+def jump_greater(value: int, then: int, otherwise: int) -> Instruction:
+    """Skip `then` instructions where the accumulator is over `value`, else `otherwise`."""
+    return (_JUMP_GREATER, then, otherwise, value)
 
 
 def pack(program: Sequence[Instruction]) -> bytes:

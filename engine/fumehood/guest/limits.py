@@ -66,7 +66,7 @@ class CallLimits:
         self._standing[which] = soft
 
 
-def address_space_bytes() -> int:
-    """This process's address space, as RLIMIT_AS counts it."""
-    with open("/proc/self/statm", encoding="ascii") as statm:
+def address_space_bytes(pid: int | None = None) -> int:
+    """A process's address space (this one's unless named), as RLIMIT_AS counts it."""
+    with open(f"/proc/{pid or 'self'}/statm", encoding="ascii") as statm:
         return int(statm.read().split()[0]) * resource.getpagesize()

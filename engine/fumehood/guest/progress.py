@@ -24,7 +24,8 @@ def read(claim: Any) -> dict[str, Any] | None:
     percent, message = claim.get("percent"), claim.get("message")
     if isinstance(percent, bool) or not isinstance(percent, int | float):
         return None
-    if not isinstance(message, str) or not math.isfinite(percent):
+    # Of floats only: asked of a whole number that no double holds, `isfinite` raises.
+    if not isinstance(message, str) or (isinstance(percent, float) and not math.isfinite(percent)):
         return None
     return {
         "percent": float(min(max(percent, 0.0), 100.0)),

@@ -25,7 +25,7 @@ MAX_DEFINITIONS = 10_000
 MAX_INTEGER_BITS = math.ceil(strict_json.MAX_INTEGER_DIGITS * math.log2(10))
 
 # The standard library's parser takes time quadratic in the parts of one dotted key.
-_PART = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
+_PART = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\\n]|\\[^\n])*"|'[^'\n]*')"""
 _LONG_KEY = re2.compile(rf"{_PART}(?:[ \t]*\.[ \t]*{_PART}){{{strict_json.MAX_DEPTH}}}")
 
 

@@ -39,6 +39,7 @@ class HostLease:
 
     queue_ms: float
     workers: Workers
+    principal_id: str
 
     async def run(
         self,
@@ -50,7 +51,7 @@ class HostLease:
         """Call a synchronous function in a worker. The others `executors/function` awaits."""
         if program != "function":
             raise InternalError("The host runs functions, not programs.")
-        return await self.workers.run(arguments, limits)
+        return await self.workers.run(arguments, limits, self.principal_id)
 
 
 class Host:
@@ -83,6 +84,6 @@ class Host:
                 "The host is busy. Repeat the call later.", retry_after_ms=1000
             )
         try:
-            yield HostLease((time.monotonic() - asked) * 1e3, self._workers)
+            yield HostLease((time.monotonic() - asked) * 1e3, self._workers, domain.principal_id)
         finally:
             self._running.release_on_behalf_of(holder)

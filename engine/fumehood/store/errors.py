@@ -9,6 +9,9 @@ Texts of SQLite's stand in them; they name tables and columns, never values.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from fumehood.model.errors import InternalError
 
 
@@ -52,3 +55,19 @@ class ReadFailed(StoreError, InternalError):
             "has mended it."
         )
         self.reason = reason
+
+
+@contextmanager
+def understood(what: str) -> Iterator[None]:
+    """Around what makes values of the rows that a start reads.
+
+    Raises:
+        DamagedState: a row holds what no engine wrote there.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, ValueError) as fault:  # JSON, times, scopes, whole models
+        raise DamagedState(
+            f"The state holds {what} that cannot be read ({type(fault).__name__}). It was left as "
+            "it is. Restore a copy of it, or use another FUMEHOOD_HOME."
+        ) from None

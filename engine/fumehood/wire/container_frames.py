@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -95,7 +95,7 @@ class ContainerEnding(_Frame):
     stderr_bytes: int = Field(ge=0)
     exit_code: int | None
     signal: int | None
-    limits_hit: tuple[Limit, ...] = Field(strict=False)
+    limits_hit: tuple[Annotated[Limit, Field(strict=False)], ...] = Field(strict=False)
     files_left_out: int = Field(ge=0)
     claim: dict[str, Any] | None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from fumehood.client import awaiting, blocking
 from fumehood.client.ask import Ask
 from fumehood.client.callers import call, health
-from fumehood.client.transport import Place, Progress, may_send_again
+from fumehood.client.transport import Place, Progress, _unavailable, may_send_again
 
 DROPPED = [httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError]
 OTHERS = [
@@ -119,3 +120,25 @@ def test_both_kinds_of_client_have_the_same_methods(one: type, other: type) -> N
     for name in methods(other):
         assert inspect.iscoroutinefunction(getattr(other, name))
         assert inspect.getdoc(getattr(one, name))
+
+
+@pytest.mark.parametrize(
+    ("cause", "says", "says_not"),
+    [
+        (PermissionError(errno.EACCES, "denied"), "You may not open /s", "fumehood serve"),
+        (FileNotFoundError(errno.ENOENT, "missing"), "fumehood serve", "group"),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), "fumehood serve", "group"),
+    ],
+)
+def test_socket_that_may_not_be_opened_is_no_missing_engine(
+    cause: OSError, says: str, says_not: str
+) -> None:
+    failure = httpx2.ConnectError("no")
+    failure.__cause__ = RuntimeError("the library's own")
+    failure.__cause__.__context__ = cause
+    place = Place(Path("/s"), None, 1, 1)
+    for method in ("GET", "POST"):
+        said = _unavailable(ask(method), place, failure, progress())
+        assert says in str(said)
+        assert says_not not in str(said)
+        assert said.may_have_acted is False

@@ -117,9 +117,10 @@ def test_progress_reaches_who_listens_within_bounds() -> None:
     with reports_to(lambda percent, message: heard.append((percent, message))):
         progress(-5)
         progress(150, "x" * 999)
+        progress(10**400)
         progress(50, "\ud800")
         for wrong in (math.nan, math.inf, True):
             with pytest.raises(ValueError, match="finite"):
                 progress(wrong)
     progress(5, "nobody listens any more")
-    assert heard == [(0.0, ""), (100.0, "x" * 200), (50.0, "?")]
+    assert heard == [(0.0, ""), (100.0, "x" * 200), (100.0, ""), (50.0, "?")]

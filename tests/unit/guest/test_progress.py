@@ -16,6 +16,8 @@ from fumehood.guest.progress import MAX_MESSAGE_CHARACTERS, read
         ({"percent": 50, "message": "half"}, {"percent": 50.0, "message": "half"}),
         ({"percent": -1, "message": ""}, {"percent": 0.0, "message": ""}),
         ({"percent": 1e300, "message": ""}, {"percent": 100.0, "message": ""}),
+        ({"percent": 10**400, "message": ""}, {"percent": 100.0, "message": ""}),
+        ({"percent": -(10**400), "message": ""}, {"percent": 0.0, "message": ""}),
         ({"percent": 1, "message": "", "other": 1}, {"percent": 1.0, "message": ""}),
         ({"percent": 1, "message": "x" * 999}, {"percent": 1.0, "message": "x" * MAX_MESSAGE_CHARACTERS}),
     ],

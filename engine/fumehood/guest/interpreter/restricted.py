@@ -130,17 +130,20 @@ class Run:
         }
 
     def _ended(self, fault: BaseException | None, namespace: dict[str, Any]) -> dict[str, Any]:
+        description = None
+        if fault is not None and not isinstance(fault, MemoryError | OutputFull):
+            # Asks the exception for its words, which is the program's code: what it does counts.
+            description = failures.describe(fault, self._code)
         if self._guards.refusal is not None:
             line = failures.last_line(self._guards.refusal)
             return self._error("policy", f"{self._guards.refusal}{line}")
-        if fault is None or self._printed.is_full or isinstance(fault, OutputFull):
-            return self._error("output", "the program printed or returned too much")
-        if isinstance(fault, MemoryError):
+        if isinstance(fault, MemoryError) and not self._printed.is_full:
             fault.__traceback__ = None
             namespace.clear()
             gc.collect()
             return self._error("memory", "the program needed more memory than its limit")
-        description = failures.describe(fault, self._code)
+        if description is None or self._printed.is_full:
+            return self._error("output", "the program printed or returned too much")
         return self._error("exception", _summary(description), description)
 
     def _error(

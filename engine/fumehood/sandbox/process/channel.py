@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import socket
 import stat
 import struct
@@ -245,8 +246,10 @@ class GuestProcess(asyncio.Protocol):
         # Listed first: without its supervisor a child belongs to somebody else.
         family = _with_descendants(self._process.pid)
         if self._process.returncode is None:
+            # By number: the process object would look first whether it has ended, and so take
+            # the exit status from asyncio, which waits for it and complains.
             with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+                os.kill(self._process.pid, signal.SIGKILL)
         for process in family:
             try:
                 process.kill()

@@ -100,7 +100,7 @@ class InterpreterWall:
 
     def lease(self, domain: TrustDomain, *, fresh: bool, memory_mb: int | None = None) -> _Lease:
         """One of 16 places, and the domain's resident if it is free soon."""
-        return _Lease(self, None if fresh else domain.key)
+        return _Lease(self, domain.principal_id, None if fresh else domain.key)
 
     async def _take_turn(self, key: str) -> _Turn | None:
         """The domain's turn, or None where its resident is busy for longer than a moment."""
@@ -144,10 +144,11 @@ class _Turn:
 class _Lease:
     """One place. A class and not a generator: this is on the way of every expression."""
 
-    __slots__ = ("_guest", "_key", "_turn", "_wall", "queue_ms")
+    __slots__ = ("_guest", "_key", "_principal_id", "_turn", "_wall", "queue_ms")
 
-    def __init__(self, wall: InterpreterWall, key: str | None) -> None:
+    def __init__(self, wall: InterpreterWall, principal_id: str, key: str | None) -> None:
         self._wall = wall
+        self._principal_id = principal_id
         self._key = key
         self._turn: _Turn | None = None
         self._guest: GuestProcess | None = None
@@ -155,7 +156,7 @@ class _Lease:
 
     async def __aenter__(self) -> _Lease:
         asked = time.monotonic()
-        await self._wall._places.take(self)
+        await self._wall._places.take(self, self._principal_id)
         try:
             if self._key is not None:
                 self._turn = await self._wall._take_turn(self._key)
@@ -184,7 +185,7 @@ class _Lease:
     def _leave(self) -> None:
         if self._turn is not None and self._key is not None:
             self._wall._leave_turn(self._key, self._turn)
-        self._wall._places.leave(self)
+        self._wall._places.leave(self, self._principal_id)
 
 
 def interpreter_command() -> list[str]:

@@ -95,32 +95,33 @@ class JailWall:
 
     def lease(self, domain: TrustDomain, *, fresh: bool, memory_mb: int | None = None) -> _Lease:
         """One of 8 places; every run in it is in a process that has run nothing before."""
-        return _Lease(self)
+        return _Lease(self, domain.principal_id)
 
 
 class _Lease:
     """One place in the jail."""
 
-    __slots__ = ("_guest", "_wall", "queue_ms")
+    __slots__ = ("_guest", "_principal_id", "_wall", "queue_ms")
 
-    def __init__(self, wall: JailWall) -> None:
+    def __init__(self, wall: JailWall, principal_id: str) -> None:
         self._wall = wall
+        self._principal_id = principal_id
         self._guest: GuestProcess | None = None
         self.queue_ms = 0.0
 
     async def __aenter__(self) -> _Lease:
         asked = time.monotonic()
-        await self._wall._places.take(self)
+        await self._wall._places.take(self, self._principal_id)
         try:
             self._guest = await self._wall._keeper.running()
         except BaseException:
-            self._wall._places.leave(self)
+            self._wall._places.leave(self, self._principal_id)
             raise
         self.queue_ms = (time.monotonic() - asked) * 1e3
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        self._wall._places.leave(self)
+        self._wall._places.leave(self, self._principal_id)
 
     async def run(
         self,

@@ -47,14 +47,16 @@ class Workers:
         self._idle: list[_Worker] = []
         self._all: set[_Worker] = set()
 
-    async def run(self, call: JsonObject, limits: Limits) -> RunEnding:
-        """Carry out `{module, name, arguments}`. Cancelling it ends the work, then raises.
+    async def run(self, call: JsonObject, limits: Limits, principal_id: str) -> RunEnding:
+        """Carry out `{module, name, arguments}` for a principal.
+
+        Cancelling it ends the work, then raises.
 
         Raises:
             SandboxUnavailable: no worker in time, or none that starts.
         """
         holder = object()
-        await self._places.take(holder)
+        await self._places.take(holder, principal_id)
         try:
             worker = await self._worker()
             ending: RunEnding | None = None
@@ -64,7 +66,7 @@ class Workers:
                 await self._give_back(worker, is_fit=ending is not None and worker.is_fit)
             return ending
         finally:
-            self._places.leave(holder)
+            self._places.leave(holder, principal_id)
 
     async def stop(self) -> None:
         """End all workers and what runs in them."""

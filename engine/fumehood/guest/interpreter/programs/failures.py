@@ -61,7 +61,7 @@ def _message(fault: BaseException) -> str:
     try:
         # A program's own class may have a `__str__` of its own, which may fail or be long.
         return utf8(str(fault)[:MAX_TEXT_CHARACTERS])
-    except Exception:
+    except BaseException:  # what the sandbox itself raises there is remembered (`refusal`)
         return ""
 
 

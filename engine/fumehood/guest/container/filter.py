@@ -1,0 +1,137 @@
+"""The system-call filter of a container's programs: an allow-list for whole programs.
+
+Guest side. Each child installs it on itself after it has given up root, on every runtime: old
+`runsc` ignores the container's own profile. Invariant: it allows nothing that Docker's default
+profile refuses to a container without capabilities, and besides no System V IPC, no POSIX
+message queues, keyrings, `io_uring`, `userfaultfd`, `perf_event_open`, `ptrace` or other reach
+into processes, namespaces, set-id calls, `inotify` (its instances are counted over all
+containers together) and no sockets but Unix and IP.
+
+What is not allowed fails with EPERM and lets the program go on: whole programs try much that
+they can do without. What is newer than this list fails with ENOSYS, which libraries understand.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+
+from fumehood.guest import bpf, seccomp
+from fumehood.guest.container.syscall_numbers import HIGHEST_KNOWN, NUMBERS
+
+ENOSYS = 38
+
+ALLOWED = (
+    "accept", "accept4", "access", "alarm", "arch_prctl", "bind", "brk", "capget", "capset",
+    "chdir", "chmod", "chown", "clock_getres", "clock_gettime", "clock_nanosleep", "close",
+    "close_range", "connect", "copy_file_range", "creat", "dup", "dup2", "dup3", "epoll_create",
+    "epoll_create1", "epoll_ctl", "epoll_pwait", "epoll_pwait2", "epoll_wait", "eventfd",
+    "eventfd2", "execve", "execveat", "exit", "exit_group", "faccessat", "faccessat2", "fadvise64",
+    "fallocate", "fchdir", "fchmod", "fchmodat", "fchown", "fchownat", "fcntl", "fdatasync",
+    "fgetxattr", "flistxattr", "flock", "fork", "fremovexattr", "fsetxattr", "fstat", "fstatfs",
+    "fsync", "ftruncate", "futex", "futex_waitv", "futimesat", "get_robust_list", "getcpu",
+    "getcwd", "getdents", "getdents64", "getegid", "geteuid", "getgid", "getgroups", "getitimer",
+    "getpeername", "getpgid", "getpgrp", "getpid", "getppid", "getpriority", "getrandom",
+    "getresgid", "getresuid", "getrlimit", "getrusage", "getsid", "getsockname", "getsockopt",
+    "gettid", "gettimeofday", "getuid", "getxattr", "ioctl", "ioprio_get", "kill",
+    "landlock_add_rule", "landlock_create_ruleset", "landlock_restrict_self", "lchown",
+    "lgetxattr", "link", "linkat", "listen", "listxattr", "llistxattr", "lremovexattr", "lseek",
+    "lsetxattr", "lstat", "madvise", "membarrier", "memfd_create", "mincore", "mkdir", "mkdirat",
+    "mknod", "mknodat", "mmap", "mprotect", "mremap", "msync", "munmap", "nanosleep", "newfstatat",
+    "open", "openat", "openat2", "pause", "pidfd_open", "pidfd_send_signal", "pipe", "pipe2",
+    "pkey_alloc", "pkey_free", "pkey_mprotect", "poll", "ppoll", "prctl", "pread64", "preadv",
+    "preadv2", "prlimit64", "pselect6", "pwrite64", "pwritev", "pwritev2", "read", "readahead",
+    "readlink", "readlinkat", "readv", "recvfrom", "recvmmsg", "recvmsg", "removexattr", "rename",
+    "renameat", "renameat2", "restart_syscall", "rmdir", "rseq", "rt_sigaction", "rt_sigpending",
+    "rt_sigprocmask", "rt_sigqueueinfo", "rt_sigreturn", "rt_sigsuspend", "rt_sigtimedwait",
+    "rt_tgsigqueueinfo", "sched_get_priority_max", "sched_get_priority_min", "sched_getaffinity",
+    "sched_getattr", "sched_getparam", "sched_getscheduler", "sched_rr_get_interval",
+    "sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler", "sched_yield",
+    "seccomp", "select", "sendfile", "sendmmsg", "sendmsg", "sendto", "set_robust_list",
+    "set_tid_address", "setitimer", "setpgid", "setpriority", "setrlimit", "setsid", "setsockopt",
+    "setxattr", "shutdown", "sigaltstack", "signalfd", "signalfd4", "splice", "stat", "statfs",
+    "statx", "symlink", "symlinkat", "sync_file_range", "sysinfo", "tee", "tgkill", "time",
+    "timer_create", "timer_delete", "timer_getoverrun", "timer_gettime", "timer_settime",
+    "timerfd_create", "timerfd_gettime", "timerfd_settime", "times", "tkill", "truncate", "umask",
+    "uname", "unlink", "unlinkat", "utime", "utimensat", "utimes", "vfork", "vmsplice", "wait4",
+    "waitid", "write", "writev",
+)  # fmt: skip
+"""Allowed with any arguments."""
+
+DECIDED = ("clone", "clone3", "personality", "socket", "socketpair")
+"""Allowed with some arguments; see `_decide`."""
+
+_NAMESPACES = 0x7E020000
+"""Every CLONE_NEW… flag of <linux/sched.h> that `clone` takes, but CLONE_NEWTIME, which needs
+`clone3`."""
+
+_SAME_PERSONALITIES = (0x0, 0xFFFFFFFF)
+"""Plain Linux, and the question which one it is."""
+
+_ADDRESS_FAMILIES = (1, 2, 10)
+"""Unix, IPv4 and IPv6. None of the kernel's others: AF_VSOCK leads out of virtual machines,
+AF_ALG, AF_PACKET and AF_NETLINK into parts of the kernel that no program needs here."""
+
+
+def build_container_filter(machine: str | None = None) -> bytes:
+    """The filter as bytes, ready for `seccomp.install`.
+
+    Raises:
+        OSError: this machine's architecture is not supported.
+    """
+    architecture, _ = seccomp.architecture_of(machine)
+    numbers = NUMBERS[machine or platform.machine()]
+    program = bpf.begin(architecture)
+    for name in DECIDED:
+        program += bpf.for_call(numbers, name, _decide(name))
+    allowed = ranges(sorted(numbers[name] for name in ALLOWED if name in numbers))
+    return bpf.pack([*program, *_search([*allowed, None])])
+
+
+def ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Ascending numbers as runs of neighbours: (first, last)."""
+    runs: list[tuple[int, int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] == number - 1:
+            runs[-1] = (runs[-1][0], number)
+        else:
+            runs.append((number, number))
+    return runs
+
+
+def _search(runs: Sequence[tuple[int, int] | None]) -> list[bpf.Instruction]:
+    """Find the run that a number is in by halving. None stands for everything above the last.
+
+    A chain would ask hundreds of questions for a call at its end, on every call of a program.
+    """
+    if len(runs) == 1:
+        only = runs[0]
+        if only is None:
+            return [bpf.jump_greater(HIGHEST_KNOWN, 0, 1), bpf.refuse(ENOSYS), bpf.refuse()]
+        first, last = only
+        return [
+            bpf.jump_at_least(first, 0, 2),
+            bpf.jump_greater(last, 1, 0),
+            bpf.allow(),
+            bpf.refuse(),
+        ]
+    middle = len(runs) // 2
+    lower = _search(runs[:middle])
+    bound = runs[middle - 1]
+    assert bound is not None
+    # A conditional jump reaches 255 instructions; the halves of half the table are shorter.
+    return [bpf.jump_greater(bound[1], len(lower), 0), *lower, *_search(runs[middle:])]
+
+
+def _decide(name: str) -> list[bpf.Instruction]:
+    match name:
+        case "clone":
+            return bpf.allow_without_bits(0, _NAMESPACES, bpf.refuse())
+        case "clone3":  # its flags lie in memory, where no filter can see them
+            return [bpf.refuse(ENOSYS)]
+        case "personality":
+            return bpf.allow_if_in(0, _SAME_PERSONALITIES, bpf.refuse())
+        case "socket" | "socketpair":
+            return bpf.allow_if_in(0, _ADDRESS_FAMILIES, bpf.refuse())
+        case _:
+            raise AssertionError(name)

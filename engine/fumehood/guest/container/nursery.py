@@ -1,0 +1,193 @@
+"""The nursery: children that stand ready, and those that are on their way.
+
+Guest side, used by the supervisor. A spare is root's until its program comes, so no program can
+touch it. Invariant: a child is handed out once, and only after it said that it is ready.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fumehood.guest.container.stream import Stream
+from fumehood.guest.container.zygote import WORD_BYTES, Word, order_child
+from fumehood.wire import framing
+
+READY_BYTES = 4096
+MAX_REPLY_DEPTH = 60
+"""A little under what a reader of frames accepts."""
+READY_DEADLINE_S = 10.0
+MAX_FAILURES = 3
+
+
+class NurseryFailed(Exception):
+    """No child can be made any more; the container is of no use."""
+
+
+@dataclass(eq=False)
+class Child:
+    """One child, from the order to fork it until the kernel reported its end."""
+
+    request_fd: int
+    reply_fd: int
+    stdout: Stream
+    stderr: Stream
+    ordered_at: float
+    pid: int = 0
+    is_ready: bool = False
+    decoder: framing.Decoder = field(
+        default_factory=lambda: framing.Decoder(READY_BYTES, MAX_REPLY_DEPTH)
+    )
+
+    def close(self) -> None:
+        """Close this process's ends of its pipes."""
+        for descriptor in (
+            self.request_fd, self.reply_fd, self.stdout.descriptor, self.stderr.descriptor,
+        ):  # fmt: skip
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.request_fd = self.reply_fd = self.stdout.descriptor = self.stderr.descriptor = -1
+
+    def limit(self, which: int, value: int) -> None:
+        """Lower one of its limits while it is still of the same user. Raises OSError."""
+        resource.prlimit(self.pid, which, (value, value))
+
+
+class Nursery:
+    """Orders children from the zygote and keeps them until they are wanted."""
+
+    def __init__(
+        self,
+        orders: socket.socket,
+        selector: selectors.BaseSelector,
+        zygote_pid: int,
+        on_ready: Callable[[], None],
+        on_end: Callable[[Word], None],
+    ) -> None:
+        self.zygote_pid = zygote_pid
+        self._orders = orders
+        self._selector = selector
+        self._on_ready = on_ready
+        self._on_end = on_end
+        self._ordered: deque[Child] = deque()  # in the order in which the zygote answers
+        self._coming: dict[int, Child] = {}
+        self._ready: deque[Child] = deque()
+        self._failures = 0
+        os.set_blocking(orders.fileno(), False)
+        selector.register(orders, selectors.EVENT_READ, self._on_zygote)
+
+    def stock(self, wanted: int) -> None:
+        """Order as many as are missing."""
+        for _ in range(wanted - len(self._ordered) - len(self._coming) - len(self._ready)):
+            self._order()
+
+    @property
+    def pids(self) -> set[int]:
+        """Of all that are known."""
+        return {child.pid for child in (*self._coming.values(), *self._ready)}
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that exist are known: none is just being forked."""
+        return not self._ordered
+
+    def take(self) -> Child | None:
+        """A child that is ready, which is the caller's from now on."""
+        return self._ready.popleft() if self._ready else None
+
+    def until_late(self) -> float | None:
+        """The moment at which the oldest order is late."""
+        children = [*self._ordered, *self._coming.values()]
+        return min((child.ordered_at for child in children), default=None)
+
+    def check_time(self, now: float) -> None:
+        """Raises NurseryFailed where a child is overdue."""
+        oldest = self.until_late()
+        if oldest is not None and now >= oldest + READY_DEADLINE_S:
+            raise NurseryFailed("a child was not ready in time")
+
+    def _order(self) -> None:
+        pipes = [os.pipe() for _ in range(4)]
+        (request_read, request_write), *others = pipes
+        ours = [request_write, *(read for read, _ in others)]
+        theirs = [request_read, *(write for _, write in others)]
+        for descriptor in ours:
+            os.set_blocking(descriptor, False)
+        order_child(self._orders, *theirs)
+        for descriptor in theirs:
+            os.close(descriptor)
+        self._ordered.append(
+            Child(
+                request_fd=ours[0],
+                reply_fd=ours[1],
+                stdout=Stream("stdout", ours[2]),
+                stderr=Stream("stderr", ours[3]),
+                ordered_at=time.monotonic(),
+            )
+        )
+
+    def _on_zygote(self) -> None:
+        while True:
+            try:
+                word = Word.unpack(self._orders.recv(WORD_BYTES))
+            except BlockingIOError:
+                return
+            except ValueError as fault:
+                raise NurseryFailed(str(fault)) from None
+            if word.has_ended:
+                self._bury(word)
+            else:
+                self._welcome(word.pid)
+
+    def _welcome(self, pid: int) -> None:
+        child = self._ordered.popleft()
+        child.pid = pid
+        self._coming[pid] = child
+        self._selector.register(child.reply_fd, selectors.EVENT_READ, lambda: self._on_word(child))
+
+    def _bury(self, word: Word) -> None:
+        """A child ended: one that was taken is somebody else's, any other should have waited."""
+        child = self._coming.pop(word.pid, None)
+        if child is None:
+            child = next((spare for spare in self._ready if spare.pid == word.pid), None)
+            if child is None:
+                self._on_end(word)
+                return
+            self._ready.remove(child)
+        self._unwatch(child)
+        child.close()
+        self._fail("a child died before it was used")
+
+    def _on_word(self, child: Child) -> None:
+        try:
+            chunk = os.read(child.reply_fd, READY_BYTES)
+        except BlockingIOError:
+            return
+        if not chunk:  # dead; its exit tells the rest
+            self._unwatch(child)
+            return
+        for word in child.decoder.feed(chunk):
+            if word != {"ready": True}:
+                self._fail(str(word.get("fault", "a child was not ready"))[:200])
+                return
+            self._failures = 0
+            self._unwatch(child)
+            del self._coming[child.pid]
+            child.is_ready = True
+            self._ready.append(child)
+            self._on_ready()
+
+    def _unwatch(self, child: Child) -> None:
+        if child.reply_fd in self._selector.get_map():
+            self._selector.unregister(child.reply_fd)
+
+    def _fail(self, fault: str) -> None:
+        self._failures += 1
+        if self._failures >= MAX_FAILURES:
+            raise NurseryFailed(fault)

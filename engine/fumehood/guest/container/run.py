@@ -1,0 +1,99 @@
+"""One call's run in a container, and from what is known of its end to one name for it.
+
+Guest side; values and pure functions of the supervisor. Invariant: a claim may name a failure,
+never undo one; the supervisor's own reason to kill stands first, the kernel's counters second,
+the exit status third.
+"""
+
+from __future__ import annotations
+
+import errno
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from fumehood.guest.container.nursery import Child
+from fumehood.guest.container.user import SEAL_FAILED
+from fumehood.guest.run import Limits
+
+_CLAIMED_LIMITS: Mapping[int, str] = MappingProxyType(
+    {errno.EMFILE: "open_files", errno.ENOSPC: "disk", errno.EFBIG: "file_size"}
+)
+"""Refusals that no counter of the kernel shows; an uncaught one is told by the program."""
+
+
+@dataclass
+class Measures:
+    """Counters before a run; None where this host shows none."""
+
+    cpu_ns: int | None
+    own_cpu_ns: int
+    oom_kills: int | None
+    refused_processes: int | None
+    peak_bytes: int | None
+
+
+@dataclass
+class Run:
+    """One call on its way. `killed_for` is the supervisor's own reason, and it wins."""
+
+    id: int
+    program: str
+    limits: Limits
+    request: bytes
+    child: Child | None = None
+    before: Measures | None = None
+    deadline: float = 0.0
+    killed_for: str | None = None
+    claim: dict[str, Any] | None = None
+    received_bytes: int = 0
+    status: int | None = None
+    child_cpu_ns: int = 0
+    """What the child had used before its program began."""
+    reaped_cpu_ns: int = 0
+    largest_bytes: int = 0
+    limits_hit: set[str] = field(default_factory=set)
+
+
+def ending_of(
+    run: Run, exit_code: int | None, signal_number: int | None, *, out_of_memory: bool
+) -> tuple[str, dict[str, Any] | None]:
+    """How a run ended, and what of its claim goes on."""
+    claimed = _claimed_kind(run.claim)
+    if run.killed_for is not None:
+        return run.killed_for, None
+    if out_of_memory:
+        return "memory", None
+    if signal_number is not None:
+        return _ending_of_signal(signal_number), None
+    if exit_code == 0:
+        result = run.claim.get("result") if run.claim is not None else None
+        return "ok", {"result": result} if isinstance(result, dict) else None
+    if claimed in ("exception", "invalid"):
+        return "exception", run.claim
+    if claimed == "memory":
+        return "memory", run.claim
+    if exit_code == SEAL_FAILED and run.claim is not None and run.claim.get("ready") is False:
+        return "sandbox_lost", None
+    return "exit", None
+
+
+def claimed_limits(claim: dict[str, Any] | None) -> set[str]:
+    """Limits that an uncaught exception speaks of."""
+    error = claim.get("error") if claim is not None else None
+    number = error.get("errno") if isinstance(error, dict) else None
+    name = _CLAIMED_LIMITS.get(number) if isinstance(number, int) else None
+    return set() if name is None else {name}
+
+
+def _ending_of_signal(number: int) -> str:
+    if number == signal.SIGSYS:
+        return "policy"
+    return "cpu_time" if number == signal.SIGXCPU else "signal"
+
+
+def _claimed_kind(claim: dict[str, Any] | None) -> Any:
+    error = claim.get("error") if claim is not None else None
+    return error.get("kind") if isinstance(error, dict) else None

@@ -1,0 +1,157 @@
+"""The self-check: before a container takes a call, its wall is looked at and attacked once.
+
+Guest side, beside the supervisor. The figures are read from outside the probe, from the kernel;
+what cannot be seen to hold is not published, and the host takes no container that lacks a limit
+which it needs.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from fumehood.guest.container.counters import Counters
+from fumehood.guest.container.probe import ATTACKS
+from fumehood.guest.container.run import Measures, Run
+from fumehood.guest.container.user import USER_ID
+from fumehood.guest.container.workspace import Mounts
+from fumehood.guest.run import Limits
+from fumehood.wire import framing
+
+MB = 1 << 20
+GUEST_ALLOWANCE_BYTES = 32 * MB
+MAX_PROCESSES = 128
+PROBE_PATIENCE_S = 5.0
+PROBE_WALL_S = 0.03
+"""What is left of its time when the probe has told what it tried."""
+PROBE_OUTPUT_BYTES = 1024
+CHECK_ID = -1
+MAX_FAULTS = 8
+
+
+class SelfCheck:
+    """One look at the wall: `run` is the probe, `result` says what held."""
+
+    def __init__(self, config: dict[str, Any], counters: Counters, mounts: Mounts) -> None:
+        self._config = config
+        self._counters = counters
+        self._mounts = mounts
+        self._sealed: bool | None = None
+        self._held: dict[str, bool] = {}
+        self._limits: dict[str, int] = {}
+        self.run = Run(
+            CHECK_ID,
+            "probe",
+            Limits(PROBE_PATIENCE_S, PROBE_PATIENCE_S, config["memory_bytes"], PROBE_OUTPUT_BYTES),
+            framing.encode({"program": "probe", "arguments": {}}),
+        )
+
+    def look_at(self, pid: int, claim: dict[str, Any]) -> None:
+        """The probe has tried its attacks and computes; look at it from outside."""
+        probed = claim.get("probe")
+        if isinstance(probed, dict):
+            self._held = {name: probed.get(name) is True for name in ATTACKS}
+        self._sealed = _is_sealed(pid)
+        told = claim.get("limits")
+        self._limits = _resource_limits(pid) or (told if isinstance(told, dict) else {})
+
+    def result(self, run: Run, after: Measures) -> tuple[dict[str, bool], list[str]]:
+        """Which limits hold here, and why this container cannot serve, where it cannot."""
+        faults = []
+        if self._sealed is not True:
+            why = (run.claim or {}).get("fault", "it does not say why")
+            faults.append(f"a child was not sealed: {why}"[:200])
+        faults += [
+            f"an attack was not refused: {name}" for name in ATTACKS if not self._held.get(name)
+        ]
+        was_killed = run.killed_for == "wall_time"
+        memory_bytes = int(self._config["memory_bytes"])
+        seen = self._counters.memory_limit
+        enforces = {
+            "wall_time": was_killed,
+            "output": was_killed,  # by the same kill
+            "cpu_time": was_killed and (after.cpu_ns is not None or run.reaped_cpu_ns > 0),
+            "memory": seen is None or seen <= memory_bytes + GUEST_ALLOWANCE_BYTES,
+            "processes": self._limits_processes(),
+            "files": _root_is_read_only(),
+            "network": _has_only_loopback(),
+            "open_files": 0 < self._limits.get("Max open files", 0) <= int(self._config["nofile"]),
+            "file_size": 0
+            < self._limits.get("Max file size", 0)
+            <= int(self._config["fsize_bytes"]),
+            "disk": self._limits_disk(memory_bytes),
+        }
+        return enforces, faults[:MAX_FAULTS]
+
+    def _limits_processes(self) -> bool:
+        limit = self._counters.process_limit
+        if limit is not None:
+            return limit <= MAX_PROCESSES
+        return 0 < self._limits.get("Max processes", 0) <= MAX_PROCESSES
+
+    def _limits_disk(self, memory_bytes: int) -> bool:
+        """All mounts together hold at most half of the memory limit."""
+        sizes = [os.statvfs(path) for path in self._mounts.paths]
+        total = sum(found.f_blocks * found.f_frsize for found in sizes)
+        return 0 < total <= memory_bytes // 2 and len(sizes) == 3
+
+
+def _is_sealed(pid: int) -> bool:
+    """Another user, without groups, capabilities or the way back, behind one more filter."""
+    ours, child = _status("self"), _status(pid)
+    uids, gids = child.get("Uid", "").split(), child.get("Gid", "").split()
+    nothing = all(set(child.get(name, "?")) == {"0"} for name in ("CapEff", "CapPrm", "CapInh"))
+    filters, our_filters = child.get("Seccomp_filters"), ours.get("Seccomp_filters")
+    return (
+        set(uids) == set(gids) == {str(USER_ID)}
+        and child.get("Groups", "?").strip() == ""
+        and nothing
+        # Without it the filter would have been refused; some runtimes do not show it.
+        and child.get("NoNewPrivs", "1") == "1"
+        and child.get("Seccomp") == "2"
+        and (filters is None or our_filters is None or int(filters) > int(our_filters))
+    )
+
+
+def _status(pid: int | str) -> dict[str, str]:
+    fields = {}
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
+            for line in status:
+                name, _, value = line.partition(":")
+                fields[name] = value.strip()
+    except OSError:
+        pass
+    return fields
+
+
+def _resource_limits(pid: int) -> dict[str, int]:
+    """The hard limits of a process by the kernel's names; those without a number are left out."""
+    limits = {}
+    try:
+        with open(f"/proc/{pid}/limits", encoding="ascii", errors="replace") as lines:
+            for line in lines:
+                name, values = line[:25].strip(), line[25:].split()
+                if len(values) >= 2 and values[1].isdigit():
+                    limits[name] = int(values[1])
+    except OSError:
+        pass
+    return limits
+
+
+def _root_is_read_only() -> bool:
+    try:
+        with open("/proc/self/mounts", encoding="utf-8", errors="replace") as mounts:
+            options = [line.split()[3] for line in mounts if line.split()[1] == "/"]
+    except (OSError, IndexError):
+        return False
+    return bool(options) and "ro" in options[-1].split(",")
+
+
+def _has_only_loopback() -> bool:
+    try:
+        with open("/proc/net/dev", encoding="ascii", errors="replace") as devices:
+            names = [line.split(":")[0].strip() for line in devices if ":" in line]
+    except OSError:
+        return False
+    return set(names) <= {"lo"}

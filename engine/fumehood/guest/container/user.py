@@ -1,0 +1,24 @@
+"""The user of a container's programs, and how a process of this guest becomes it, for good.
+
+Guest side. Whoever is it has no group, no capability and no way back.
+"""
+
+from __future__ import annotations
+
+import os
+
+from fumehood.guest import kernel
+
+USER_ID = 10_001
+"""Of user and group; the image has an entry for it."""
+
+SEAL_FAILED = 70
+"""A child's exit code where it could not give everything up; it has read no request then."""
+
+
+def become_user() -> None:
+    """Raises OSError where anything of it fails; the process must end then."""
+    os.setgroups([])
+    os.setresgid(USER_ID, USER_ID, USER_ID)
+    os.setresuid(USER_ID, USER_ID, USER_ID)
+    kernel.drop_capabilities()

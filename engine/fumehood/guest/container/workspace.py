@@ -1,0 +1,222 @@
+"""The writable mounts: are they as they were, what did a program leave, take it away.
+
+Guest side. The supervisor looks at the mounts itself. To read or remove what is in them it
+cannot, for it is root without the right to pass over permissions: a housekeeper does, a short
+process of the program's user, forked when no process of the program is left. It runs nothing
+but this file. Every path is walked by descriptors, one name at a time, without following links.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+WORKSPACE = "/workspace"
+MOUNTS = (WORKSPACE, "/tmp", "/dev/shm")  # noqa: S108  # the container's own
+
+MAX_FILES = 100
+MAX_TOTAL_BYTES = 64 << 20
+"""Of all files of one run together; the rest is counted and left out."""
+
+MAX_ENTRIES = 100_000
+"""Names that the housekeeper looks at; a mount that counts inodes holds far fewer."""
+
+MAX_DEPTH = 64
+MAX_PATH_CHARACTERS = 4096
+DATA_BYTES = 48 * 1024
+"""Of a file in one frame."""
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Usage:
+    used_blocks: int
+    used_inodes: int
+    total_inodes: int
+
+    @classmethod
+    def of(cls, path: str) -> _Usage:
+        found = os.statvfs(path)
+        return cls(found.f_blocks - found.f_bfree, found.f_files - found.f_ffree, found.f_files)
+
+
+class Mounts:
+    """What the writable mounts looked like before anything ran."""
+
+    def __init__(self, paths: Sequence[str] = MOUNTS) -> None:
+        self.paths = tuple(path for path in paths if os.path.ismount(path))
+        self._clean = {path: _Usage.of(path) for path in self.paths}
+        self._count_inodes = all(usage.total_inodes for usage in self._clean.values())
+        self._table = _mount_table()
+
+    def are_clean(self) -> bool | None:
+        """Whether they hold what they held; None where the file system does not count inodes."""
+        if not self._count_inodes:
+            return None
+        return all(_Usage.of(path) == usage for path, usage in self._clean.items())
+
+    def are_empty(self) -> bool:
+        """The same by looking into them; they belong to root, so everybody may."""
+        return not any(os.listdir(path) for path in self.paths)
+
+    def are_full(self) -> bool:
+        """Whether one of them has no room or no inode left."""
+        for path in self.paths:
+            found = os.statvfs(path)
+            if found.f_bavail == 0 or (found.f_files and found.f_favail == 0):
+                return True
+        return False
+
+    def are_the_same(self) -> bool:
+        """Whether nothing was mounted, unmounted or remounted."""
+        return _mount_table() == self._table
+
+
+def _mount_table() -> bytes:
+    try:
+        with open("/proc/self/mounts", "rb") as mounts:
+            return mounts.read()
+    except OSError:
+        return b""
+
+
+def keep_house(run_id: int, tell: Tell, mounts: Sequence[str]) -> int:
+    """Hand over the workspace's files, then empty every mount; how many files were left out.
+
+    For the housekeeper only: the process is the program's user by now.
+    """
+    left_out = _hand_over(run_id, tell) if WORKSPACE in mounts else 0
+    for mount in mounts:
+        _empty(mount)
+    return left_out
+
+
+def clear(mounts: Sequence[str]) -> None:
+    """Only empty them."""
+    for mount in mounts:
+        _empty(mount)
+
+
+def _hand_over(run_id: int, tell: Tell) -> int:
+    """Tell of each plain file in order of its path, with its content; how many were left out."""
+    left_out = handed = total = 0
+    for path, directory, name, found in _walk(WORKSPACE):
+        wanted = (
+            stat.S_ISREG(found.st_mode)
+            and handed < MAX_FILES
+            and total + found.st_size <= MAX_TOTAL_BYTES
+            and len(path) <= MAX_PATH_CHARACTERS
+            and _is_text(path)
+        )
+        if wanted and _hand_over_one(run_id, tell, path, directory, name, found.st_size):
+            handed += 1
+            total += found.st_size
+        else:
+            left_out += 1
+    return left_out
+
+
+def _hand_over_one(
+    run_id: int, tell: Tell, path: str, directory: int, name: str, size: int
+) -> bool:
+    try:
+        descriptor = _open(name, directory, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        tell({"op": "file", "id": run_id, "path": path, "size": size})
+        left = size
+        while left and (data := os.read(descriptor, min(left, DATA_BYTES))):
+            left -= len(data)
+            tell({"op": "data", "id": run_id, "data": base64.b64encode(data).decode("ascii")})
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _walk(root: str) -> Iterator[tuple[str, int, str, os.stat_result]]:
+    """Everything but directories: (path, directory's descriptor, name, status), by path."""
+    top = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    open_directories = [("", top, _names(top))]
+    seen = 0
+    while open_directories:
+        prefix, directory, names = open_directories[-1]
+        if not names or seen > MAX_ENTRIES:
+            os.close(directory)
+            open_directories.pop()
+            continue
+        name = names.pop()
+        seen += 1
+        try:
+            found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        except OSError:
+            continue
+        if not stat.S_ISDIR(found.st_mode):
+            yield prefix + name, directory, name, found
+        elif len(open_directories) < MAX_DEPTH:
+            try:
+                below = _open(name, directory, os.O_RDONLY | os.O_DIRECTORY)
+            except OSError:
+                continue
+            open_directories.append((f"{prefix}{name}/", below, _names(below)))
+
+
+def _names(directory: int) -> list[str]:
+    """The names in a directory, to be popped in order."""
+    return sorted(os.listdir(directory), reverse=True)
+
+
+def _open(name: str, directory: int, flags: int) -> int:
+    """Open one name, giving its owner the right to where he took it away. Raises OSError."""
+    flags |= os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(name, flags, dir_fd=directory)
+    except PermissionError:
+        # No process is left that could put a link in its place.
+        os.chmod(name, 0o700, dir_fd=directory)
+        return os.open(name, flags, dir_fd=directory)
+
+
+def _is_text(path: str) -> bool:
+    try:
+        path.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _empty(mount: str) -> None:
+    """Remove everything. A directory in a directory is moved to the top first, so however deep
+    they were nested, one descriptor is enough.
+    """
+    top = os.open(mount, os.O_RDONLY | os.O_DIRECTORY)
+    for _ in range(MAX_ENTRIES):
+        names = os.listdir(top)
+        if not names:
+            break
+        for name in names:
+            if not _is_directory(name, top):
+                os.unlink(name, dir_fd=top)
+                continue
+            directory = _open(name, top, os.O_RDONLY | os.O_DIRECTORY)
+            os.fchmod(directory, 0o700)
+            for inner in os.listdir(directory):
+                if _is_directory(inner, directory):
+                    os.chmod(inner, 0o700, dir_fd=directory)
+                    # A name that the program could not have foreseen and taken.
+                    name_at_top = os.urandom(12).hex()
+                    os.rename(inner, name_at_top, src_dir_fd=directory, dst_dir_fd=top)
+                else:
+                    os.unlink(inner, dir_fd=directory)
+            os.close(directory)
+            os.rmdir(name, dir_fd=top)
+    os.close(top)
+
+
+def _is_directory(name: str, directory: int) -> bool:
+    return stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)

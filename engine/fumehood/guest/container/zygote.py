@@ -1,0 +1,133 @@
+"""The zygote of a container: loads what programs need once, forks children, buries them.
+
+Guest side. Invariant, as of the other walls' zygote: it never receives a byte of any call. It is
+told one constant byte with a child's descriptors; it answers the child's process id, and later,
+when the kernel says so, how that child ended and what it used. Here the zygote itself is the
+children's parent, which spares each of them a second fork: what a program starts and leaves
+behind belongs to the container's first process, the supervisor.
+"""
+
+from __future__ import annotations
+
+import array
+import gc
+import os
+import select
+import signal
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from fumehood.guest import kernel
+from fumehood.guest.container import child
+
+FORK = b"F"
+DESCRIPTORS = 4
+"""A child's ends: request, reply, standard output, standard error."""
+
+_WORD = struct.Struct("!?iiqq")
+WORD_BYTES = _WORD.size
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What the zygote tells of a child: that it is there, or that it has ended."""
+
+    has_ended: bool
+    pid: int
+    status: int = 0
+    cpu_ns: int = 0
+    largest_bytes: int = 0
+
+    def pack(self) -> bytes:
+        return _WORD.pack(self.has_ended, self.pid, self.status, self.cpu_ns, self.largest_bytes)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Word:
+        """Raises ValueError: no word, the zygote is gone."""
+        if len(data) != WORD_BYTES:
+            raise ValueError("the zygote is gone")
+        return cls(*_WORD.unpack(data))
+
+
+def order_child(orders: socket.socket, *descriptors: int) -> None:
+    """Supervisor's side of one order."""
+    rights = array.array("i", descriptors)
+    orders.sendmsg([FORK], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+
+
+def run_zygote(orders: socket.socket, config: dict[str, Any]) -> None:
+    """Preload, then fork one child for each order until the supervisor closes the socket."""
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    prepare_child = child.preload(config)
+    readable, writable = socket.socketpair()
+    readable.setblocking(False)
+    writable.setblocking(False)
+    signal.set_wakeup_fd(writable.fileno())
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    # Objects made so far are never collected in a child: the collector would write to
+    # their pages, and each child would soon own a copy of the whole library.
+    gc.collect()
+    gc.freeze()
+    while True:
+        ready, _, _ = select.select([orders, readable], [], [])
+        if readable in ready:
+            _drain(readable)
+            _tell_ends(orders)
+        if orders in ready:
+            descriptors = _receive(orders)
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                prepare_child(descriptors)
+                os._exit(1)
+            orders.sendall(Word(has_ended=False, pid=pid).pack())
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+
+def _tell_ends(orders: socket.socket) -> None:
+    while True:
+        try:
+            pid, status, usage = os.wait4(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        cpu_ns = int((usage.ru_utime + usage.ru_stime) * 1e9)
+        word = Word(
+            has_ended=True,
+            pid=pid,
+            status=status,
+            cpu_ns=cpu_ns,
+            largest_bytes=usage.ru_maxrss * 1024,
+        )
+        orders.sendall(word.pack())
+
+
+def _receive(orders: socket.socket) -> list[int]:
+    """The descriptors of one order; without a supervisor there is nothing left to do."""
+    descriptors = array.array("i")
+    room = socket.CMSG_SPACE(DESCRIPTORS * descriptors.itemsize)
+    try:
+        order, ancillary, _, _ = orders.recvmsg(len(FORK), room)
+    except OSError:
+        os._exit(0)
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    if order != FORK or len(descriptors) != DESCRIPTORS:
+        os._exit(0)
+    return list(descriptors)
+
+
+def _drain(wakeup: socket.socket) -> None:
+    try:
+        while wakeup.recv(512):
+            pass
+    except BlockingIOError:
+        pass

@@ -1,0 +1,66 @@
+"""Counters of both cgroup versions, and None where a host shows none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fumehood.guest.container.counters import Counters
+
+V1 = {
+    "cpuacct/cpuacct.usage": "1234567\n",
+    "memory/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n",
+    "memory/memory.max_usage_in_bytes": "5000\n",
+    "memory/memory.limit_in_bytes": "167772160\n",
+    "pids/pids.events": "max 7\n",
+    "pids/pids.current": "4\n",
+    "pids/pids.max": "76\n",
+}
+V2 = {
+    "cpu.stat": "usage_usec 1500\nuser_usec 1000\nsystem_usec 500\n",
+    "memory.events": "low 0\nhigh 0\nmax 9\noom 1\noom_kill 2\n",
+    "memory.peak": "6000\n",
+    "memory.max": "167772160\n",
+    "pids.events": "max 5\n",
+    "pids.current": "3\n",
+    "pids.max": "76\n",
+}
+
+
+def _counters(root: Path, files: dict[str, str]) -> Counters:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return Counters(str(root))
+
+
+@pytest.mark.row("S4")
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [(V1, (1234567, 3, 5000, 7, 4)), (V2, (1500000, 2, 6000, 5, 3)), ({}, (None,) * 5)],
+    ids=["v1", "v2", "none"],
+)
+def test_each_version_is_read_and_what_is_not_there_is_none(
+    tmp_path: Path, files: dict[str, str], expected: tuple[int | None, ...]
+) -> None:
+    found = _counters(tmp_path, files)
+    assert (
+        found.cpu_ns(), found.oom_kills(), found.peak_bytes(), found.refused_processes(),
+        found.processes(),
+    ) == expected  # fmt: skip
+    limits = (found.memory_limit, found.process_limit)
+    assert limits == ((167772160, 76) if files else (None, None))
+
+
+def test_a_counter_is_read_anew_each_time(tmp_path: Path) -> None:
+    found = _counters(tmp_path, V1)
+    (tmp_path / "pids/pids.current").write_text("9\n")
+    assert found.processes() == 9
+
+
+@pytest.mark.row("S4")
+@pytest.mark.parametrize("text", ["max\n", "9223372036854771712\n", "-1\n x\n", ""])
+def test_no_limit_is_none_and_not_a_number(tmp_path: Path, text: str) -> None:
+    found = _counters(tmp_path, {**V2, "memory.max": text})
+    assert found.memory_limit is None

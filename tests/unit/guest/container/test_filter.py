@@ -1,0 +1,111 @@
+"""The filter of a container's programs, run here by a small machine for its instructions."""
+
+from __future__ import annotations
+
+import pytest
+
+from fumehood.guest.container import filter as container_filter
+from fumehood.guest.container.filter import ALLOWED, DECIDED, build_container_filter, ranges
+from fumehood.guest.container.syscall_numbers import HIGHEST_KNOWN, NUMBERS
+from fumehood.guest.seccomp import ARCHITECTURES
+from support.bpf_machine import decide
+
+ALLOW, KILL, EPERM, ENOSYS = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026
+MACHINES = sorted(NUMBERS)
+
+FORBIDDEN = (
+    "add_key", "bpf", "delete_module", "fanotify_init", "finit_module", "init_module",
+    "inotify_add_watch", "inotify_init", "inotify_init1", "io_setup", "io_uring_enter",
+    "io_uring_register", "io_uring_setup", "ioperm", "iopl", "kcmp", "kexec_load", "keyctl",
+    "mbind", "memfd_secret", "migrate_pages", "modify_ldt", "mount", "mount_setattr",
+    "move_mount", "mq_getsetattr", "mq_notify", "mq_open", "mq_timedreceive", "mq_timedsend",
+    "mq_unlink", "msgctl", "msgget", "msgrcv", "msgsnd", "name_to_handle_at", "nfsservctl",
+    "open_by_handle_at", "open_tree", "perf_event_open", "pidfd_getfd", "pivot_root",
+    "process_madvise", "process_vm_readv", "process_vm_writev", "ptrace", "quotactl", "reboot",
+    "request_key", "semctl", "semget", "semop", "semtimedop", "set_mempolicy", "setgid",
+    "setgroups", "sethostname", "setns", "setresuid", "setuid", "shmat", "shmctl", "shmdt",
+    "shmget", "swapoff", "swapon", "syslog", "umount2", "unshare", "userfaultfd", "vhangup",
+)  # fmt: skip
+"""What Docker's default profile refuses to a container without capabilities, and what this
+wall refuses besides."""
+
+
+def _answer(machine: str, number: int, *arguments: int) -> int:
+    architecture, _ = ARCHITECTURES[machine]
+    return decide(build_container_filter(machine), architecture, number, *arguments)
+
+
+@pytest.mark.row("S3")
+@pytest.mark.parametrize("machine", MACHINES)
+def test_every_number_gets_its_answer_and_new_ones_look_missing(machine: str) -> None:
+    allowed = {NUMBERS[machine][name] for name in ALLOWED if name in NUMBERS[machine]}
+    decided = {NUMBERS[machine][name] for name in DECIDED}
+    assert len(allowed) > 150
+    for number in range(700):
+        if number in decided:
+            continue
+        expected = ENOSYS if number > HIGHEST_KNOWN else EPERM
+        assert _answer(machine, number) == (ALLOW if number in allowed else expected), number
+
+
+@pytest.mark.row("S3")
+def test_nothing_that_reaches_out_of_a_container_is_allowed() -> None:
+    assert not set(FORBIDDEN) & {*ALLOWED, *DECIDED}
+    assert len(FORBIDDEN) > 60
+
+
+@pytest.mark.row("S3")
+@pytest.mark.parametrize("machine", MACHINES)
+def test_another_architecture_or_numbering_ends_the_process(machine: str) -> None:
+    other = next(ARCHITECTURES[name][0] for name in MACHINES if name != machine)
+    assert decide(build_container_filter(machine), other, NUMBERS[machine]["read"]) == KILL
+    assert _answer(machine, 0x40000000 | NUMBERS[machine]["read"]) == KILL
+
+
+CLONE_NEW = (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000)
+
+
+@pytest.mark.row("S3")
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_new_process_gets_no_namespace_of_its_own(machine: str) -> None:
+    clone = NUMBERS[machine]["clone"]
+    assert {_answer(machine, clone, 17 | flag) for flag in CLONE_NEW} == {EPERM}
+    thread = 0x3D0F00
+    assert {_answer(machine, clone, flags) for flags in (17, thread)} == {ALLOW}
+    assert _answer(machine, NUMBERS[machine]["clone3"]) == ENOSYS
+
+
+@pytest.mark.row("S3")
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("call", ["socket", "socketpair"])
+def test_sockets_are_of_three_families(machine: str, call: str) -> None:
+    opened = {f for f in range(64) if _answer(machine, NUMBERS[machine][call], f, 1) == ALLOW}
+    assert opened == {1, 2, 10}
+
+
+@pytest.mark.row("S3")
+@pytest.mark.parametrize("machine", MACHINES)
+def test_the_personality_can_be_asked_for_and_not_changed(machine: str) -> None:
+    personality = NUMBERS[machine]["personality"]
+    assert [_answer(machine, personality, value) for value in (0, 0xFFFFFFFF)] == [ALLOW, ALLOW]
+    assert _answer(machine, personality, 0x0040000) == EPERM  # no address space randomisation
+
+
+@pytest.mark.row("S3")
+@pytest.mark.parametrize("machine", MACHINES)
+def test_no_jump_of_the_filter_is_cut_off(machine: str) -> None:
+    program = build_container_filter(machine)
+    assert len(program) // 8 < 4096
+    for at in range(0, len(program), 8):
+        assert at // 8 + 1 + max(program[at + 2], program[at + 3]) <= len(program) // 8
+
+
+def test_neighbouring_numbers_are_one_run() -> None:
+    assert ranges([1, 2, 3, 5, 7, 8]) == [(1, 3), (5, 5), (7, 8)]
+    assert ranges([]) == []
+
+
+def test_every_allowed_call_has_a_number_on_one_machine_at_least() -> None:
+    known = set().union(*NUMBERS.values())
+    assert {*ALLOWED, *DECIDED} == known
+    assert not set(ALLOWED) & set(container_filter.DECIDED)

@@ -1,0 +1,83 @@
+"""How a run ended: the supervisor's reason, then the kernel's, then what the program says."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+
+from fumehood.guest.container.run import Run, claimed_limits, ending_of
+from fumehood.guest.container.user import SEAL_FAILED
+from fumehood.guest.run import Limits
+
+RESULT = {"result": {"value": 1, "has_value": True, "value_repr": "1"}}
+RAISED = {"error": {"kind": "exception", "message": "ValueError"}}
+OUT_OF_MEMORY = {"error": {"kind": "memory", "message": "MemoryError"}}
+
+
+def _run(claim: dict[str, Any] | None = None, killed_for: str | None = None) -> Run:
+    limits = Limits(wall_s=1, cpu_s=1, memory_bytes=1, output_bytes=1)
+    return Run(1, "python", limits, b"", claim=claim, killed_for=killed_for)
+
+
+@pytest.mark.row("S4")
+@pytest.mark.parametrize(
+    ("claim", "exit_code", "number", "expected"),
+    [
+        (RESULT, 0, None, ("ok", RESULT)),
+        (None, 0, None, ("ok", None)),
+        (RAISED, 0, None, ("ok", None)),
+        ({"result": "nonsense"}, 0, None, ("ok", None)),
+        (RAISED, 1, None, ("exception", RAISED)),
+        (OUT_OF_MEMORY, 1, None, ("memory", OUT_OF_MEMORY)),
+        (RESULT, 1, None, ("exit", None)),
+        (None, 3, None, ("exit", None)),
+        ({"error": {"kind": "ok"}}, 3, None, ("exit", None)),
+        ({"error": "nonsense"}, 3, None, ("exit", None)),
+        (RESULT, None, signal.SIGKILL, ("signal", None)),
+        (RESULT, None, signal.SIGSEGV, ("signal", None)),
+        (RESULT, None, signal.SIGSYS, ("policy", None)),
+        (None, None, signal.SIGXCPU, ("cpu_time", None)),
+        ({"ready": False, "fault": "x"}, SEAL_FAILED, None, ("sandbox_lost", None)),
+        (None, SEAL_FAILED, None, ("exit", None)),
+    ],
+)
+def test_the_exit_decides_and_a_claim_only_explains_a_failure(
+    claim: dict[str, Any] | None,
+    exit_code: int | None,
+    number: int | None,
+    expected: tuple[str, Any],
+) -> None:
+    assert ending_of(_run(claim), exit_code, number, out_of_memory=False) == expected
+
+
+@pytest.mark.row("S4")
+@pytest.mark.parametrize("reason", ["wall_time", "cpu_time", "output", "cancelled"])
+@pytest.mark.parametrize(("exit_code", "number"), [(0, None), (None, 9)])
+def test_the_supervisors_own_reason_wins(
+    reason: str, exit_code: int | None, number: int | None
+) -> None:
+    ended = ending_of(_run(RESULT, reason), exit_code, number, out_of_memory=True)
+    assert ended == (reason, None)
+
+
+@pytest.mark.row("S4")
+@pytest.mark.parametrize(("exit_code", "number"), [(0, None), (1, None), (None, 9)])
+def test_where_the_kernel_killed_for_memory_no_claim_says_otherwise(
+    exit_code: int | None, number: int | None
+) -> None:
+    assert ending_of(_run(RESULT), exit_code, number, out_of_memory=True) == ("memory", None)
+
+
+@pytest.mark.row("S4")
+@pytest.mark.parametrize(
+    ("number", "named"), [(24, {"open_files"}), (28, {"disk"}), (27, {"file_size"}), (2, set())]
+)
+def test_an_uncaught_refusal_names_its_limit(number: int, named: set[str]) -> None:
+    assert claimed_limits({"error": {"kind": "exception", "errno": number}}) == named
+
+
+@pytest.mark.parametrize("claim", [None, {}, {"error": 3}, {"error": {"errno": [24]}}, RESULT])
+def test_a_claim_of_another_form_names_none(claim: dict[str, Any] | None) -> None:
+    assert claimed_limits(claim) == set()

@@ -1,0 +1,98 @@
+"""What a program prints: counted as it comes, cut at its limit, never in a character."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fumehood.guest.container.stream import FRAME_CHARACTERS, Stream
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[Stream, int]]:
+    readable, writable = os.pipe()
+    os.set_blocking(readable, False)
+    yield Stream("stdout", readable), writable
+    for descriptor in (readable, writable):
+        os.close(descriptor)
+
+
+def test_text_is_passed_on_as_it_came(pipe: tuple[Stream, int]) -> None:
+    stream, writable = pipe
+    os.write(writable, "naïve ☃\n".encode())
+    assert stream.read(1000)
+    assert stream.take() == ["naïve ☃\n"]
+    assert stream.received_bytes == 11
+    assert stream.take() == []
+
+
+@given(st.text(max_size=60), st.lists(st.integers(1, 9), min_size=1, max_size=40))
+def test_no_character_is_cut_wherever_the_reads_end(text: str, cuts: list[int]) -> None:
+    data = text.encode("utf-8", "replace")
+    readable, writable = os.pipe()
+    os.set_blocking(readable, False)
+    stream, said = Stream("stdout", readable), ""
+    try:
+        for cut in [*cuts, len(data)]:
+            piece, data = data[:cut], data[cut:]
+            if piece:
+                os.write(writable, piece)
+                stream.read(10_000)
+                said += "".join(stream.take())
+        said += "".join(stream.take(last=True))
+    finally:
+        os.close(readable)
+        os.close(writable)
+    assert said == text.encode("utf-8", "replace").decode()
+
+
+def test_bytes_that_are_no_text_are_marked_and_counted(pipe: tuple[Stream, int]) -> None:
+    stream, writable = pipe
+    os.write(writable, b"\xff\xfe\x00ok\xe2\x98")
+    stream.read(1000)
+    assert "".join(stream.take()) == "\ufffd\ufffd\x00ok"
+    assert stream.take(last=True) == ["\ufffd"]
+    assert stream.received_bytes == 7
+
+
+def test_over_its_limit_the_head_is_kept_and_the_rest_is_only_counted(
+    pipe: tuple[Stream, int],
+) -> None:
+    stream, writable = pipe
+    os.write(writable, b"x" * 100)
+    assert stream.read(100)
+    assert not stream.is_over
+    os.write(writable, b"y" * 50)
+    stream.read(100)
+    assert stream.is_over
+    assert "".join(stream.take(last=True)) == "x" * 100
+    assert stream.received_bytes == 150
+
+
+def test_a_character_that_the_limit_cuts_is_left_out_not_marked_wrong(
+    pipe: tuple[Stream, int],
+) -> None:
+    stream, writable = pipe
+    os.write(writable, "ab☃".encode())
+    stream.read(3)
+    assert stream.is_over
+    assert stream.take(last=True) == ["ab"]
+
+
+def test_pieces_fit_a_frame(pipe: tuple[Stream, int]) -> None:
+    stream, writable = pipe
+    os.write(writable, b"z" * (FRAME_CHARACTERS + 10))
+    stream.read(1 << 20)
+    assert [len(piece) for piece in stream.take()] == [FRAME_CHARACTERS, 10]
+
+
+def test_what_a_dead_program_left_is_taken(pipe: tuple[Stream, int]) -> None:
+    stream, writable = pipe
+    os.write(writable, b"last words")
+    stream.drain(1000)
+    assert stream.take(last=True) == ["last words"]
+    assert stream.read(1000) is False

@@ -1,0 +1,119 @@
+"""The housekeeper's walk, on ordinary directories: what it hands over, and that it empties all."""
+
+from __future__ import annotations
+
+import base64
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fumehood.guest.container import workspace
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    place = tmp_path / "workspace"
+    place.mkdir()
+    monkeypatch.setattr(workspace, "WORKSPACE", str(place))
+    return place
+
+
+def _kept(place: Path) -> tuple[dict[str, bytes], int]:
+    """Keep house; the files that were told of, and how many were left out."""
+    told: list[dict[str, Any]] = []
+    left_out = workspace.keep_house(7, told.append, [str(place)])
+    assert {frame["id"] for frame in told} <= {7}
+    files: dict[str, bytes] = {}
+    for frame in told:
+        if frame["op"] == "file":
+            files[frame["path"]] = b""
+            newest = frame["path"]
+        else:
+            assert len(frame["data"]) <= 88 * 1024
+            files[newest] += base64.b64decode(frame["data"])
+    return files, left_out
+
+
+@pytest.mark.row("S5", "E7")
+def test_plain_files_are_handed_over_in_order_and_then_nothing_is_left(place: Path) -> None:
+    (place / "b.txt").write_text("second")
+    (place / "a").mkdir()
+    (place / "a" / "x.bin").write_bytes(bytes(range(256)) * 500)
+    (place / "empty").touch()
+    files, left_out = _kept(place)
+    assert list(files) == ["a/x.bin", "b.txt", "empty"]
+    assert files["a/x.bin"] == bytes(range(256)) * 500
+    assert (files["b.txt"], files["empty"], left_out) == (b"second", b"", 0)
+    assert os.listdir(place) == []
+
+
+@pytest.mark.row("S5", "E7")
+def test_links_pipes_and_sockets_are_counted_and_never_followed(place: Path) -> None:
+    outside = place.parent / "outside"
+    outside.mkdir()
+    (outside / "secret").write_text("secret")
+    (place / "file-link").symlink_to(outside / "secret")
+    (place / "directory-link").symlink_to(outside)
+    os.mkfifo(place / "pipe")
+    (place / "twin").write_text("plain")
+    assert _kept(place) == ({"twin": b"plain"}, 3)
+    assert (outside / "secret").read_text() == "secret"
+
+
+@pytest.mark.row("S5")
+def test_however_deep_or_closed_everything_is_removed(place: Path) -> None:
+    here = os.open(place, os.O_RDONLY)
+    for _ in range(400):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    Path(f"/proc/self/fd/{here}/deepest").write_text("x")
+    os.close(here)
+    (place / "closed").mkdir()
+    (place / "closed" / "file").write_text("y")
+    (place / "closed" / "file").chmod(0)
+    (place / "closed").chmod(0)
+    files, left_out = _kept(place)
+    assert files == {"closed/file": b"y"}
+    assert left_out == 0  # what lies deeper than the walk goes is not even counted
+    assert os.listdir(place) == []
+
+
+@pytest.mark.row("S5")
+def test_names_like_those_that_the_cleaner_makes_up_are_no_trap(place: Path) -> None:
+    for name in (".1", ".2", ".3"):
+        (place / name / "inner" / ".1").mkdir(parents=True)
+        (place / name / ".9").write_text("x")
+    _kept(place)
+    assert os.listdir(place) == []
+
+
+@pytest.mark.row("E7")
+def test_a_name_that_is_no_text_is_left_out(place: Path) -> None:
+    Path(os.fsdecode(os.fsencode(place) + b"/\xff\xfe")).write_text("x")
+    (place / "☃.txt").write_text("y")
+    assert _kept(place) == ({"☃.txt": b"y"}, 1)
+
+
+@pytest.mark.row("E7")
+def test_more_files_than_the_limit_are_counted(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workspace, "MAX_FILES", 3)
+    for number in range(5):
+        (place / f"{number}").write_text("x")
+    files, left_out = _kept(place)
+    assert (sorted(files), left_out) == (["0", "1", "2"], 2)
+
+
+@pytest.mark.row("E7")
+def test_a_file_over_the_total_is_left_out_and_a_smaller_one_still_comes(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workspace, "MAX_TOTAL_BYTES", 10)
+    (place / "a").write_bytes(b"x" * 11)
+    (place / "b").write_bytes(b"x" * 10)
+    assert _kept(place) == ({"b": b"x" * 10}, 1)

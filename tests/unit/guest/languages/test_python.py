@@ -1,0 +1,212 @@
+"""Python programs, each run in a process of its own as the child in a container runs them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ENGINE = Path(__file__).parents[4] / "engine"
+
+RUNNER = """
+import json, os, sys
+sys.path.append(sys.argv[1])
+from fumehood.guest.languages import python
+python.preload()
+null = os.open(os.devnull, os.O_WRONLY)
+kept = os.dup(1)
+os.dup2(null, 1)
+python.warm_up()
+os.dup2(kept, 1)
+exit_code, claim = python.run(sys.argv[2])
+with open(sys.argv[3], "w") as out:
+    json.dump({"exit_code": exit_code, "claim": claim}, out)
+os._exit(0)
+"""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What became of one program."""
+
+    exit_code: int
+    claim: dict[str, Any]
+    stdout: str
+    stderr: str
+
+    @property
+    def result(self) -> tuple[Any, str | None]:
+        return self.claim["result"]["value"], self.claim["result"]["value_repr"]
+
+    @property
+    def exception(self) -> dict[str, Any]:
+        exception: dict[str, Any] = self.claim["error"]["exception"]
+        return exception
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Any:
+    def run(code: str, stdin: str = "") -> Ran:
+        out = tmp_path / "claim.json"
+        ran = subprocess.run(
+            [sys.executable, "-I", "-S", "-B", "-X", "utf8", "-c", RUNNER, str(ENGINE), code, str(out)],
+            input=stdin, capture_output=True, text=True, timeout=30, check=True, cwd=tmp_path,
+        )  # fmt: skip
+        told = json.loads(out.read_text())
+        return Ran(told["exit_code"], told["claim"], ran.stdout, ran.stderr)
+
+    return run
+
+
+@pytest.mark.row("S7")
+@pytest.mark.parametrize(
+    ("code", "value", "shown"),
+    [
+        ("1 + 1", 2, "2"),
+        (
+            "x = [1, 'a', None, 2.5, True]\nx",
+            [1, "a", None, 2.5, True],
+            "[1, 'a', None, 2.5, True]",
+        ),
+        ("{'a': {'b': (1, 2)}}", {"a": {"b": [1, 2]}}, "{'a': {'b': (1, 2)}}"),
+        ("x = 3", None, None),
+        ("print('x')", None, None),
+        ("", None, None),
+        ("# nothing", None, None),
+        ("2**53", None, "9007199254740992"),
+        ("2**53 - 1", 9007199254740991, "9007199254740991"),
+        ("{1, 2}", None, "{1, 2}"),
+        ("b'x'", None, "b'x'"),
+        ("float('nan')", None, "nan"),
+        ("float('inf')", None, "inf"),
+        ("{1: 2}", None, "{1: 2}"),
+        ("x = []\nx.append(x)\nx", None, "[[...]]"),
+        ("'\\ud800'", None, "'\\ud800'"),
+    ],
+)
+def test_the_last_expression_is_the_value_where_json_can_hold_it(
+    run: Any, code: str, value: Any, shown: str | None
+) -> None:
+    assert run(code).result == (value, shown)
+
+
+@pytest.mark.parametrize("kind", ["class L(list): pass\nL([1])", "class I(int): pass\nI(4)"])
+def test_a_subclass_is_not_taken_for_what_it_looks_like(run: Any, kind: str) -> None:
+    assert run(kind).result[0] is None
+
+
+def test_a_value_too_deep_or_too_large_is_only_shown(run: Any) -> None:
+    value, shown = run("x = []\nfor _ in range(5000): x = [x]\nx").result
+    assert (value, shown) == (None, "<repr() failed: RecursionError>")
+    value, shown = run("'z' * 200_000").result
+    assert value is None
+    assert shown is not None
+    assert len(shown) <= 10_000
+    assert shown.endswith("zz'")
+
+
+def test_a_repr_that_raises_is_said_and_fails_nothing(run: Any) -> None:
+    ran = run("class A:\n    def __repr__(self):\n        raise ValueError('secret')\nA()")
+    assert (ran.exit_code, ran.result) == (0, (None, "<repr() failed: ValueError>"))
+
+
+@pytest.mark.row("S7", "E1")
+def test_a_traceback_shows_the_programs_own_lines_and_nothing_above_them(run: Any) -> None:
+    ran = run("def f(n):\n    return 1 / n\n\nf(0)\n")
+    assert ran.exit_code == 1
+    assert ran.exception["type"] == "ZeroDivisionError"
+    assert ran.exception["line"] == 2
+    assert ran.exception["traceback"] == ran.stderr
+    assert "languages" not in ran.stderr
+    assert 'File "<code>", line 4, in <module>\n    f(0)\n' in ran.stderr
+
+
+def test_a_syntax_error_names_its_line(run: Any) -> None:
+    ran = run("x = 1\ny = = 2\n")
+    assert (ran.exit_code, ran.exception["type"], ran.exception["line"]) == (1, "SyntaxError", 2)
+    assert "languages" not in ran.stderr
+
+
+def test_chained_exceptions_are_shown_together(run: Any) -> None:
+    ran = run("try:\n    1/0\nexcept Exception as e:\n    raise KeyError('k') from e")
+    assert "ZeroDivisionError" in ran.stderr
+    assert "The above exception was the direct cause" in ran.stderr
+    assert "languages" not in ran.stderr
+
+
+def test_an_exception_that_will_not_be_described_is_still_told(run: Any) -> None:
+    ran = run("class E(Exception):\n    def __str__(self):\n        raise RuntimeError\nraise E")
+    assert (ran.exit_code, ran.exception["type"]) == (1, "E")
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("raise SystemExit", 0),
+        ("import sys; sys.exit(3)", 3),
+        ("import sys; sys.exit(True)", 1),
+        ("import sys; sys.exit(-1)", 255),
+        ("import sys; sys.exit('words')", 1),
+        ("raise KeyboardInterrupt", 1),
+    ],
+)
+def test_the_exit_code_is_pythons_own(run: Any, code: str, expected: int) -> None:
+    assert run(code).exit_code == expected
+
+
+def test_exit_with_words_prints_them(run: Any) -> None:
+    assert run("import sys; sys.exit('words')").stderr == "words\n"
+
+
+def test_threads_are_joined_and_exit_handlers_run_and_all_is_flushed(run: Any) -> None:
+    ran = run(
+        "import atexit, sys, threading, time\n"
+        "def later():\n    time.sleep(0.05)\n    print('thread')\n"
+        "threading.Thread(target=later).start()\n"
+        "atexit.register(lambda: print('handler'))\n"
+        "sys.stdout.write('main\\n')\nsys.stdout.write('no newline')\n"
+    )
+    assert ran.stdout == "main\nno newlinethread\nhandler\n"
+
+
+def test_each_line_goes_out_at_once(run: Any) -> None:
+    """What a killed program has printed would otherwise be lost in its buffer."""
+    ran = run("import os\nprint('out')\nos.write(1, b'later')\n")
+    assert ran.stdout == "out\nlater"
+
+
+def test_standard_input_is_read_and_ends(run: Any) -> None:
+    ran = run(
+        "print(input(), input())\ntry:\n    input()\nexcept EOFError:\n    print('end')", "a\nb\n"
+    )
+    assert ran.stdout == "a b\nend\n"
+
+
+def test_the_program_is_the_main_module(run: Any) -> None:
+    ran = run("import sys\nif __name__ == '__main__':\n    x = 5\nsys.modules['__main__'].x")
+    assert ran.result[0] == 5
+
+
+def test_a_stream_that_the_program_closed_fails_nothing(run: Any) -> None:
+    ran = run("import sys\nprint('x')\nsys.stdout.close()\nsys.stderr = None\n4")
+    assert (ran.exit_code, ran.result[0]) == (0, 4)
+
+
+def test_every_refusal_of_the_kernel_keeps_its_number(run: Any) -> None:
+    ran = run("raise OSError(24, 'Too many open files')")
+    assert ran.claim["error"]["errno"] == 24
+    assert run("raise ValueError").claim["error"]["errno"] is None
+
+
+def test_long_words_are_shortened_in_the_middle(run: Any) -> None:
+    ran = run("raise ValueError('a' * 50_000 + 'z')")
+    message = ran.exception["message"]
+    assert len(message) <= 2000
+    assert message.startswith("ValueError: aaa")
+    assert message.endswith("az")
+    assert len(ran.exception["traceback"]) <= 16_000
