@@ -31,6 +31,10 @@ OnStep = Callable[[str], None]
 
 DEADLINE_S = 900
 END_PATIENCE_S = 30
+PACKAGES_NETWORK = "default"
+"""Of the container that installs packages into a named base. Never the host's own: what comes
+with that base would meet everything that listens on loopback."""
+
 MERGED_USR = Path("/usr/share/mmdebstrap/hooks/merged-usr")
 LEFT_OUT = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*", "/usr/share/info/*")
 """Never unpacked, which is faster than removing it."""
@@ -131,6 +135,7 @@ def make_root_from_base(
     steps = client.build(
         fileobj=io.BytesIO(_context(recipe)), custom_context=True, tag=tag, rm=True,
         forcerm=True, buildargs={"BASE": recipe.base}, decode=True, timeout=DEADLINE_S,
+        network_mode=PACKAGES_NETWORK,
     )  # fmt: skip
     failed = False
     for step in steps:
