@@ -55,7 +55,7 @@ from fumehood.store.blobs import Blob, BlobStore
 from fumehood.store.calls import CallLog, UnknownCursor
 from fumehood.store.database import Database, open_database
 from fumehood.store.errors import StoreError, understood
-from fumehood.store.retention import retention
+from fumehood.store.retention import Kept, retention
 from fumehood.wire import strict_json
 from fumehood.wire.blob_urls import parse_blob_url
 from fumehood.wire.cursors import Cursors
@@ -174,9 +174,13 @@ class Engine:
         fault = await self._open_blobs()
         if fault is not None:  # what is too large is not kept then, and its answer says so
             self.log.error("blobs.unavailable", reason=str(fault))
-        for kept in (self._calls, self.blobs):
+        all_kept: tuple[tuple[Kept, float], ...] = (
+            (self._calls, self.config.calls_kept_days * 86_400),
+            (self.blobs, self.config.blobs_kept_hours * 3600),
+        )
+        for kept, kept_s in all_kept:
             await self._stack.enter_async_context(
-                retention(kept, self._clock.now, self._on_retention_fault)
+                retention(kept, self._clock.now, self._on_retention_fault, kept_s=kept_s)
             )
         self._is_open = True
         return self

@@ -80,7 +80,7 @@ def test_options_are_kept_or_refused(http: SocketClient) -> None:
     assert "next size" in small["warnings"][0]
     assert run(http, options={"memory_limit_mb": 64}).code == "INVALID_PARAMS"
     fresh = run(http, options={"isolation": "container_per_call"})
-    assert fresh.body["metadata"]["sandbox"]["isolation"] == "container"
+    assert fresh.body["metadata"]["sandbox"]["isolation"] == "container_per_call"
     refused = run(http, options={"isolation": "session"})
     assert "not enforced by this version" in refused.body["error"]["message"]
     elsewhere = http.calculate("1", isolation="container_per_call")

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,10 +44,10 @@ class Running:
 
 
 @contextmanager
-def run_daemon() -> Iterator[Running]:
-    """`fumehood serve` in a directory of its own."""
+def run_daemon(settings: Mapping[str, str] | None = None) -> Iterator[Running]:
+    """`fumehood serve` in a directory of its own; `settings` as environment variables."""
     home = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
-    environment = {"PATH": os.environ["PATH"], "FUMEHOOD_HOME": str(home)}
+    environment = {"PATH": os.environ["PATH"], "FUMEHOOD_HOME": str(home), **(settings or {})}
     with _server([str(FUMEHOOD), "serve"], home / "engine.sock", environment) as running:
         yield running
     shutil.rmtree(home, ignore_errors=True)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.benchmarks.bench_calls import call_log
+from tests.benchmarks.bench_containers import container_lines
 from tests.benchmarks.bench_daemon import (
     CALL_BODY,
     CALL_PATH,
@@ -63,6 +64,8 @@ def measure() -> Iterator[Line]:
         yield from flatness(daemon)
     yield from call_log()
     yield restricted_program()
+    with run_daemon() as daemon:
+        yield from container_lines(daemon)
 
 
 def first_answer() -> Line:

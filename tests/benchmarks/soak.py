@@ -21,6 +21,7 @@ import psutil
 
 from tests.benchmarks.bench_daemon import CALL_PATH, JSON, Running, bare_client, run_daemon
 from tests.benchmarks.run import Footprint, footprint
+from tests.benchmarks.soak_containers import report_containers
 from tests.benchmarks.soak_crashes import report_crashes
 
 ROUNDS = 200
@@ -75,7 +76,9 @@ def main() -> int:
     seconds = time.monotonic() - started
     left = [process for process in family if psutil.pid_exists(process.pid) and is_running(process)]
     is_sound = report(tally, before, after, left, seconds)
-    return 0 if report_crashes(chance) and is_sound else 1
+    crashes_are_sound = report_crashes(chance)
+    containers_are_sound = report_containers(chance)
+    return 0 if is_sound and crashes_are_sound and containers_are_sound else 1
 
 
 def play_round(daemon: Running, chance: random.Random, tally: Tally, *, deadly: bool) -> None:

@@ -209,3 +209,22 @@ def test_client_that_leaves_in_the_middle_takes_no_descriptor_with_it(scripted: 
     again = scripted.client()
     assert len(again.get(entry["url"]).body) == 20_000_000
     again.close()
+
+
+def test_place_that_others_may_enter_is_not_used_and_the_daemon_serves_all_the_same(
+    home: Path,
+) -> None:
+    (home / "blobs").mkdir()
+    (home / "blobs").chmod(0o755)
+    with running_scripted_daemon(home) as daemon:
+        http = daemon.client()
+        data = run(http, stdout="a" * 50_000, files={"big": LARGE, "small": "abc"})
+        big, small = data["files"]
+        assert "keeps nothing now" in big["not_kept"]
+        assert "content_base64" in small
+        assert "resource_url" not in data
+        assert data["stdout"].startswith("aaa")
+        http.close()
+        assert "blobs.unavailable" in daemon.log
+        assert "open to other users" in daemon.log
+    assert os.listdir(home / "blobs") == []

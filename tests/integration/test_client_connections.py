@@ -170,3 +170,35 @@ def test_stranger_on_the_socket_is_named(kind: str, path: Path, body: bytes) -> 
             with pytest.raises(DaemonUnavailable, match="not a fumehood engine"):
                 ask()
     assert len(server.requests) == 3
+
+
+BLOB = f"/v1/blobs/blob_{'0' * 32}?expires=1&signature={'f' * 64}"
+
+
+@pytest.mark.row("E7")
+def test_blob_whose_connection_was_dropped_before_its_first_byte_is_asked_for_again(
+    kind: str, path: Path
+) -> None:
+    with (
+        scripted_server(path, b"content", ["answer", "read"], ["answer"]) as server,
+        client_of(kind, path) as client,
+    ):
+        assert client.blob(BLOB) == b"content"
+        assert client.blob(BLOB) == b"content"
+    assert server.requests == [f"GET {BLOB}"] * 3
+
+
+@pytest.mark.row("E7")
+def test_blob_that_ends_before_its_end_is_none_and_leaves_no_file(
+    kind: str, path: Path, home: Path
+) -> None:
+    """What has been handed on cannot be taken back, so it is not begun anew either."""
+    with (
+        scripted_server(path, b"content", ["cut"]) as server,
+        client_of(kind, path) as client,
+        pytest.raises(DaemonUnavailable) as caught,
+    ):
+        client.save_blob(BLOB, home / "saved")
+    assert caught.value.may_have_acted is False
+    assert server.requests == [f"GET {BLOB}"]
+    assert not (home / "saved").exists()

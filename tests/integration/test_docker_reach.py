@@ -101,6 +101,14 @@ def test_somebody_else_at_the_socket_is_no_docker(home: Path, answer: bytes) -> 
         assert why_not(home / "docker.sock").why is Why.NOT_ANSWERING
 
 
+def test_engine_that_hangs_is_given_up(home: Path) -> None:
+    """It takes the connection, and then says nothing."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(home / "docker.sock"))
+        listener.listen()
+        assert why_not(home / "docker.sock").why is Why.NOT_ANSWERING
+
+
 @pytest.mark.parametrize("path", ["/", "x" * 200])
 def test_path_that_can_be_no_socket_is_refused(path: str) -> None:
     assert refusal_of(f"unix://{path}").why in (Why.WRONG_ADDRESS, Why.NOT_RUNNING)

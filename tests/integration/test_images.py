@@ -17,7 +17,7 @@ import pytest
 from docker.errors import ImageNotFound
 
 from conftest import CLEAN_ENVIRONMENT, FUMEHOOD
-from fumehood.sandbox.container import build, recipe
+from fumehood.sandbox.container import build, recipe, rootfs
 from fumehood.sandbox.container.build import DEADLINE_S, Built, build_image
 from fumehood.sandbox.container.images import Image, find_image, list_images
 from fumehood.sandbox.container.reach import open_docker
@@ -200,12 +200,15 @@ def test_full_disk_is_said_before_anything_is_made(
 
 @pytest.mark.row("S10")
 def test_image_from_a_named_base_is_this_engines(
-    client: docker.APIClient, other: str, python_image: Image
+    client: docker.APIClient, other: str, python_image: Image, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The base has all packages already, so the step that needs a network has nothing to do."""
+    """The base has all packages already, so no network is needed here."""
+    monkeypatch.setattr(rootfs, "PACKAGES_NETWORK", "none")
     with serving(client, python_image.id) as base:
-        made = build_image(client, read_recipe(other, base=base), lambda _: None)
-    client.remove_image(base)
+        try:
+            made = build_image(client, read_recipe(other, base=base), lambda _: None)
+        finally:
+            client.remove_image(base)
     assert made.made_base
     assert (made.image.base, made.image.is_own) == (base, True)
     # One layer of the base, one of the guest, whatever the base was made of.

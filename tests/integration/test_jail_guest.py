@@ -16,6 +16,7 @@ from fumehood.model.errors import EndedBy
 from fumehood.model.identity import TrustDomain
 from fumehood.model.limits import Limits
 from fumehood.sandbox.process.jail import JailWall, jail_command
+from fumehood.sandbox.wall import RunSinks
 from support import jailed_tools
 from support.processes import children_of_guest, is_gone
 from support.wait import wait_until
@@ -33,7 +34,10 @@ async def test_progress_travels_to_whoever_listens() -> None:
     async with JailWall([str(TESTS)]) as wall, wall.lease(TrustDomain("a"), fresh=True) as lease:
         call = {"module": "support.jailed_tools", "name": "report", "import_path": str(TESTS)}
         ending = await lease.run(
-            "function", {**call, "arguments": {}}, limits, lambda p, m: heard.append((p, m))
+            "function",
+            {**call, "arguments": {}},
+            limits,
+            RunSinks(progress=lambda p, m: heard.append((p, m))),
         )
         assert ending.ended_by is EndedBy.OK
         assert heard == [(0.0, "step 0"), (50.0, "step 1")]
@@ -42,7 +46,7 @@ async def test_progress_travels_to_whoever_listens() -> None:
             "function",
             {**call, "arguments": {"times": 3000}},
             limits,
-            lambda p, m: heard.append((p, m)),
+            RunSinks(progress=lambda p, m: heard.append((p, m))),
         )
         assert ending.ended_by is EndedBy.OK
         assert len(heard) == 1000
@@ -52,7 +56,9 @@ async def test_progress_travels_to_whoever_listens() -> None:
             raise RuntimeError("a listener of another's making")
 
         heard.clear()
-        ending = await lease.run("function", {**call, "arguments": {"times": 5}}, limits, fail)
+        ending = await lease.run(
+            "function", {**call, "arguments": {"times": 5}}, limits, RunSinks(progress=fail)
+        )
         assert ending.ended_by is EndedBy.OK
         assert len(heard) == 1
         deaf = await lease.run("function", {**call, "arguments": {}}, limits)

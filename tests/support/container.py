@@ -44,7 +44,7 @@ def scripted_ending(run: SeenRun) -> RunEnding:
     failure = script.get("failure") or {}
     return RunEnding(
         ended_by,
-        "container" if run.fresh else "call",
+        "container_per_call" if run.fresh else "call",
         result=result,
         claimed_kind=failure.get("kind"),
         claimed_message=failure.get("message"),

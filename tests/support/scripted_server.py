@@ -15,7 +15,8 @@ TIMEOUT_S = 30
 Steps = list[str]
 """What to do on one connection:
 
-`answer` reads a request and answers it; `read` reads one and does not; `half_close` sends no
+`answer` reads a request and answers it; `cut` reads one and answers half; `read` reads one and
+does not answer; `half_close` sends no
 more but stays; `hold` waits for the client to leave. At the end the connection is closed.
 """
 
@@ -66,12 +67,13 @@ class ScriptedServer:
                 pass
         else:
             self.requests.append(_read_request(connection))
-            if step == "answer":
+            if step in ("answer", "cut"):
                 head = (
                     "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
                     f"content-length: {len(self._body)}\r\n\r\n"
                 )
-                connection.sendall(head.encode() + self._body)
+                sent = self._body[: len(self._body) // 2] if step == "cut" else self._body
+                connection.sendall(head.encode() + sent)
 
 
 @contextmanager

@@ -27,6 +27,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 INTERPRETERS = {"asteval": (1, 0, 10), "RestrictedPython": (8, 4)}
 """Oldest version of each that may be used. Earlier ones have published escapes."""
 
+CHECK_WIDTH = len("interpreter: processes")
+"""However long the other columns are, what was looked at stays on one line."""
+
 
 def doctor(as_json: AsJson = False, socket: SocketPath = None) -> None:
     """Check this host. Exit status 1 where something is missing."""
@@ -192,7 +195,12 @@ def _show(findings: list[Finding]) -> None:
     from rich.text import Text
 
     colours: dict[Verdict, str] = {"ok": "green", "warning": "yellow", "missing": "red"}
-    table = Table("check", "", Column("found", overflow="fold"), Column("cure", overflow="fold"))
+    table = Table(
+        Column("check", min_width=CHECK_WIDTH, overflow="fold"),
+        Column("", no_wrap=True),
+        Column("found", overflow="fold"),
+        Column("cure", overflow="fold"),
+    )
     for finding in findings:
         verdict = Text(finding.verdict, style=colours[finding.verdict])
         table.add_row(finding.check, verdict, Text(finding.found), Text(finding.cure))

@@ -163,7 +163,7 @@ def _show(found: list[Image]) -> None:
             f"{image.size_bytes / 1e6:.0f} MB",
             age_in_words(image.packages_from, now),
             str(image.packages),
-            "in use" if image.is_own else "of another version",
+            "current" if image.is_own else "of another version",
             image.id.removeprefix("sha256:")[:16],
         )
         for image in found

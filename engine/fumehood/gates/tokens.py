@@ -1,7 +1,8 @@
 """Tokens: principals that are not the peer's uid. Shown once, hashed at rest, revocable.
 
 Host side, asked by the faces for every request that brings one. Invariant: a token that is
-wrong, expired, revoked or of another kind gives nobody, never the peer's own identity.
+wrong, expired, revoked or of another kind gives nobody, never the peer's own identity; and one
+that has expired stays so, whatever becomes of the clock.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
 from fumehood.gates.secrets import make_credential, parse_credential, quick_hash
 from fumehood.model.authority import TokenInfo
@@ -69,12 +70,15 @@ class Tokens:
         self._database = database
         self._changing = OneChange()
         self._tokens = {row["id"]: _token(row) for row in database.read_now(identities.all_tokens)}
+        made = [token.created_at for token in self._tokens.values()]
+        self._latest = max(made, default=datetime.min.replace(tzinfo=UTC))
 
     def principal_of(self, text: str, now: datetime) -> Principal:
         """Who presents this token.
 
         Raises:
-            Unauthorized: nobody that is known; it does not say what is wrong.
+            Unauthorized: nobody that is known. Who holds no such secret does not learn which
+                tokens there are.
         """
         presented = parse_credential(text)
         token = self._tokens.get(presented.id) if presented is not None else None
@@ -83,7 +87,9 @@ class Tokens:
         matches = hmac.compare_digest(known, given)
         if presented is None or presented.kind != KIND or token is None or not matches:
             raise Unauthorized("This token is not known. Do not retry.")
-        if not token.is_valid(now):
+        # A clock that is set back would give an expired token its life again.
+        self._latest = max(self._latest, now)
+        if not token.is_valid(self._latest):
             raise Unauthorized("This token has expired or was revoked. Do not retry.")
         return Principal(token.principal_id, token.scopes, token.agents)
 

@@ -1,6 +1,7 @@
 """Retention: old calls and expired blobs go in the background, in small transactions.
 
-Host side, started by the engine. At the start, each hour, and whenever it is overdue: so many
+Host side, started by the engine. At the start, each hour (oftener where something is kept for
+less), and whenever it is overdue: so many
 calls were recorded that the log has grown by a tenth, or there was no room for a blob. What
 fails is tried again the next time.
 """
@@ -8,6 +9,7 @@ fails is tried again the next time.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
@@ -16,6 +18,7 @@ from typing import Protocol
 from fumehood.store.errors import StoreError
 
 INTERVAL_S = 3600.0
+MIN_INTERVAL_S = 1.0
 
 
 class Kept(Protocol):
@@ -33,10 +36,18 @@ class Kept(Protocol):
 
 @asynccontextmanager
 async def retention(
-    kept: Kept, now: Callable[[], datetime], on_fault: Callable[[Exception], None]
+    kept: Kept,
+    now: Callable[[], datetime],
+    on_fault: Callable[[Exception], None],
+    *,
+    kept_s: float = math.inf,
 ) -> AsyncIterator[None]:
-    """Keep it within its bounds for as long as the context lasts."""
-    task = asyncio.create_task(_prune_for_ever(kept, now, on_fault))
+    """Keep it within its bounds for as long as the context lasts.
+
+    `kept_s` is how long each thing is kept: what is kept for a minute is looked at each minute.
+    """
+    interval_s = min(INTERVAL_S, max(MIN_INTERVAL_S, kept_s))
+    task = asyncio.create_task(_prune_for_ever(kept, now, on_fault, interval_s))
     try:
         yield
     finally:
@@ -46,7 +57,10 @@ async def retention(
 
 
 async def _prune_for_ever(
-    kept: Kept, now: Callable[[], datetime], on_fault: Callable[[Exception], None]
+    kept: Kept,
+    now: Callable[[], datetime],
+    on_fault: Callable[[Exception], None],
+    interval_s: float,
 ) -> None:
     while True:
         try:
@@ -56,5 +70,5 @@ async def _prune_for_ever(
         except Exception as fault:  # the next hour may be a better one
             on_fault(fault)
         with suppress(TimeoutError):
-            async with asyncio.timeout(INTERVAL_S):
+            async with asyncio.timeout(interval_s):
                 await kept.overdue.wait()

@@ -28,6 +28,8 @@ TOKEN: dict[str, Any] = {
     "expires_at": datetime(2030, 1, 1, tzinfo=UTC),
 }  # fmt: skip
 
+BLOB = f"/v1/blobs/blob_{'0' * 32}?expires=1&signature={'f' * 64}"
+
 CALLERS: list[tuple[Ask[Any], str, Any]] = [
     (callers.call("t@1.0.0", None, {"debug": True}), "POST /v1/tools/t@1.0.0/call",
      {"arguments": {}, "options": {"debug": True}}),
@@ -44,6 +46,7 @@ CALLERS: list[tuple[Ask[Any], str, Any]] = [
     (callers.health(), "GET /v1/health", None),
     (callers.ready(), "GET /v1/ready", None),
     (callers.openapi(), "GET /v1/openapi.json", None),
+    (callers.blob(BLOB), f"GET {BLOB}", None),
 ]  # fmt: skip
 CONTROL: list[tuple[Ask[Any], str, Any]] = [
     (authority.create_agent("a", **CREATED), "POST /v1/agents",

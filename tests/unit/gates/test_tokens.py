@@ -82,6 +82,23 @@ async def test_a_token_ends_at_its_moment(tokens: Tokens) -> None:
 
 
 @pytest.mark.row("D4")
+async def test_a_clock_that_is_set_back_gives_no_token_its_life_again(
+    tokens: Tokens, database: Database
+) -> None:
+    end = NOW + timedelta(hours=1)
+    _, text = await new_token(tokens, expires_at=end)
+    assert tokens.principal_of(text, NOW).id == "token:ci"  # twin
+    for moment in (end, NOW, NOW - timedelta(days=400)):
+        with pytest.raises(Unauthorized, match="expired or was revoked"):
+            tokens.principal_of(text, moment)
+    # After a start the newest moment that is kept counts: a clock before it is wrong.
+    early = Tokens(database)
+    early.principal_of(text, NOW - timedelta(days=400))
+    with pytest.raises(Unauthorized):
+        early.principal_of(text, end)
+
+
+@pytest.mark.row("D4")
 async def test_a_revoked_token_is_nobody_here_and_after_the_next_start(
     tokens: Tokens, database: Database
 ) -> None:

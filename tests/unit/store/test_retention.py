@@ -78,3 +78,12 @@ async def test_nothing_goes_on_after_the_end() -> None:
         await asyncio.sleep(0)
     assert log.pruned.empty()
     assert asyncio.all_tasks() == before
+
+
+async def test_what_is_kept_for_a_short_time_is_looked_at_as_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(retention_module, "MIN_INTERVAL_S", 0.001)
+    log = Log()
+    async with retention(log, lambda: NOW, pytest.fail, kept_s=0.001):  # type: ignore[arg-type]
+        assert len(await times(log, 3)) == 3

@@ -37,7 +37,12 @@ def keep_house(run_id: int, mounts: workspace.Mounts) -> Housekeeper:
     if mounts.are_clean() or (mounts.are_clean() is None and mounts.are_empty()):
         return NOTHING_DONE
     readable, writable = os.pipe()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        os.close(readable)
+        os.close(writable)
+        return Housekeeper(fault=f"no housekeeper could be made: {error.strerror}")
     if pid == 0:
         _work(run_id, mounts, writable)
     os.close(writable)

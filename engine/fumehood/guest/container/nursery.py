@@ -15,7 +15,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from fumehood.guest import kernel
 from fumehood.guest.container.stream import Stream
+from fumehood.guest.container.user import USER_ID
 from fumehood.guest.container.zygote import WORD_BYTES, Word, order_child
 from fumehood.wire import framing
 
@@ -113,8 +115,10 @@ class Nursery:
             raise NurseryFailed("a child was not ready in time")
 
     def _order(self) -> None:
-        pipes = [os.pipe() for _ in range(4)]
-        (request_read, request_write), *others = pipes
+        request_read, request_write = os.pipe()
+        # The program's own streams are made as its user's, so that it can open /dev/stdout.
+        with kernel.files_made_as(USER_ID):
+            others = [os.pipe() for _ in range(3)]
         ours = [request_write, *(read for read, _ in others)]
         theirs = [request_read, *(write for _, write in others)]
         for descriptor in ours:

@@ -29,7 +29,7 @@ from fumehood.guest.container.counters import Counters
 from fumehood.guest.container.nursery import Nursery, NurseryFailed
 from fumehood.guest.container.run import Measures, Run, claimed_limits, ending_of
 from fumehood.guest.container.stream import Stream
-from fumehood.guest.container.workspace import Mounts
+from fumehood.guest.container.workspace import Mounts, message_queues
 from fumehood.guest.container.zygote import Word, run_zygote
 from fumehood.guest.endings import decode_status
 from fumehood.guest.limits import address_space_bytes
@@ -46,6 +46,9 @@ CHUNK_BYTES = 1 << 16
 OUTPUT_PAUSE_S = 0.02
 """How long printed text may wait for more before it is passed on."""
 CPU_BACKSTOP_S = 1
+MEMORY_LOOK_S = 0.1
+"""How often the kernel is asked whether it killed one of the program's processes for memory; of
+one that is not the first, nobody else is told."""
 KILL_DEADLINE_S = 2.0
 MAX_PROCESSES = 64
 HOST_PATIENCE_S = 10.0
@@ -397,7 +400,7 @@ class Supervisor:
     def _report(self, run: Run, files_left_out: int) -> None:
         after = self._measure()
         before = run.before or after
-        out_of_memory = (after.oom_kills or 0) > (before.oom_kills or 0)
+        out_of_memory = self._is_out_of_memory(run)
         exit_code, signal_number = (
             decode_status(run.status) if run.status is not None else (None, None)
         )
@@ -447,6 +450,8 @@ class Supervisor:
             return "a file of the program is left"
         if not self._mounts.are_the_same():
             return "a mount has changed"
+        if message_queues():
+            return "a message queue of the program is left"
         return None
 
     def _finish_check(self, check: selfcheck.SelfCheck, run: Run, why: str | None) -> None:
@@ -482,7 +487,7 @@ class Supervisor:
             times.append(self._output_due)
         run = self._run
         if run is not None and run.child is not None and run.killed_for is None:
-            times.append(run.deadline)
+            times += [run.deadline, now + MEMORY_LOOK_S]
             if run.limits.cpu_s < run.limits.wall_s:
                 left_s = run.limits.cpu_s - (self._cpu_so_far_ms(run) or 0.0) / 1e3
                 times.append(now + max(left_s, 0.001))
@@ -501,13 +506,19 @@ class Supervisor:
                 self._pass_on(run, stream)
         if run.killed_for is not None:
             return
-        if now >= run.deadline:
+        if self._is_out_of_memory(run):
+            self._stop(run, "memory")
+        elif now >= run.deadline:
             self._stop(run, "wall_time")
         elif (
             run.limits.cpu_s < run.limits.wall_s
             and (self._cpu_so_far_ms(run) or 0.0) >= run.limits.cpu_s * 1e3
         ):
             self._stop(run, "cpu_time")
+
+    def _is_out_of_memory(self, run: Run) -> bool:
+        before = run.before.oom_kills if run.before is not None else None
+        return before is not None and (self._counters.oom_kills() or 0) > before
 
     def _cpu_so_far_ms(self, run: Run) -> float | None:
         return _cpu_ms(run.before, self._measure(), run) if run.before is not None else None

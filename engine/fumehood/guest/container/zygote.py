@@ -16,6 +16,7 @@ import select
 import signal
 import socket
 import struct
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,9 @@ from fumehood.guest.container import child
 FORK = b"F"
 DESCRIPTORS = 4
 """A child's ends: request, reply, standard output, standard error."""
+
+AGAIN_S = 0.01
+"""How soon a fork is tried again that was refused."""
 
 _WORD = struct.Struct("!?iiqq")
 WORD_BYTES = _WORD.size
@@ -72,14 +76,17 @@ def run_zygote(orders: socket.socket, config: dict[str, Any]) -> None:
     # their pages, and each child would soon own a copy of the whole library.
     gc.collect()
     gc.freeze()
+    ordered: deque[list[int]] = deque()
     while True:
-        ready, _, _ = select.select([orders, readable], [], [])
+        # A program may have taken every process that there may be; it will not have them long.
+        ready, _, _ = select.select([orders, readable], [], [], AGAIN_S if ordered else None)
         if readable in ready:
             _drain(readable)
             _tell_ends(orders)
         if orders in ready:
-            descriptors = _receive(orders)
-            pid = os.fork()
+            ordered.append(_receive(orders))
+        while ordered and (pid := _fork()) is not None:
+            descriptors = ordered.popleft()
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -88,6 +95,14 @@ def run_zygote(orders: socket.socket, config: dict[str, Any]) -> None:
             orders.sendall(Word(has_ended=False, pid=pid).pack())
             for descriptor in descriptors:
                 os.close(descriptor)
+
+
+def _fork() -> int | None:
+    """As `os.fork`; None where there are too many processes or too little memory at the moment."""
+    try:
+        return os.fork()
+    except OSError:
+        return None
 
 
 def _tell_ends(orders: socket.socket) -> None:

@@ -176,11 +176,12 @@ def _failure(error: BaseException) -> Claim:
         )
         shown = "".join(described.format())
         message = "".join(described.format_exception_only()).strip()
+        words = str(error)
         line = _last_line(error)
     except MemoryError:
         raise
     except BaseException as fault:  # its own `__str__` may do anything
-        shown = message = (
+        words = shown = message = (
             f"{type(error).__name__} (which fails to say more: {type(fault).__name__})"
         )
         line = None
@@ -192,7 +193,7 @@ def _failure(error: BaseException) -> Claim:
             "errno": error.errno if isinstance(error, OSError) and _is_small(error.errno) else None,
             "exception": {
                 "type": _text(type(error).__name__, 100),
-                "message": _text(message, MAX_MESSAGE_CHARACTERS),
+                "message": _text(words, MAX_MESSAGE_CHARACTERS),
                 "line": line,
                 "traceback": _text(shown, MAX_TRACEBACK_CHARACTERS),
             },

@@ -110,8 +110,6 @@ class ReceivedRun:
         error = error if isinstance(error, dict) else {}
         kind = _words(error.get("kind"))
         ended_by = frame.ended_by
-        if ended_by is EndedBy.OK and not isinstance(result, dict):
-            ended_by = EndedBy.SANDBOX_LOST  # success without a result is nobody's language
         if ended_by is EndedBy.EXCEPTION:
             ended_by = _CLAIMABLE.get(kind or "", ended_by)
         return RunEnding(
@@ -122,7 +120,8 @@ class ReceivedRun:
             output_bytes=frame.stdout_bytes + frame.stderr_bytes,
             exit_code=frame.exit_code,
             signal=frame.signal,
-            result=result if ended_by is EndedBy.OK else None,
+            # Its exit tells success; a program that ends itself tells no value.
+            result=result if ended_by is EndedBy.OK and isinstance(result, dict) else None,
             claimed_kind=kind,
             claimed_message=_words(error.get("message")),
             claimed_error=error or None,

@@ -7,10 +7,12 @@ Invariant: nothing of this host goes into the file system but what the recipe na
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import tarfile
 import threading
@@ -29,6 +31,10 @@ OnStep = Callable[[str], None]
 
 DEADLINE_S = 900
 END_PATIENCE_S = 30
+PACKAGES_NETWORK = "default"
+"""Of the container that installs packages into a named base. Never the host's own: what comes
+with that base would meet everything that listens on loopback."""
+
 MERGED_USR = Path("/usr/share/mmdebstrap/hooks/merged-usr")
 LEFT_OUT = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*", "/usr/share/info/*")
 """Never unpacked, which is faster than removing it."""
@@ -81,11 +87,12 @@ def _run(command: list[str], environment: dict[str, str], on_step: OnStep) -> No
         stderr=subprocess.STDOUT,
         encoding="utf-8",
         errors="replace",
+        start_new_session=True,
     ) as process:
 
         def give_up() -> None:
             heard.append(f"it took longer than {DEADLINE_S} s")
-            process.terminate()
+            _end(process)
 
         clock = threading.Timer(DEADLINE_S, give_up)
         clock.start()
@@ -94,7 +101,7 @@ def _run(command: list[str], environment: dict[str, str], on_step: OnStep) -> No
                 heard.append(line.rstrip())
                 if line.startswith(_STEPS):
                     on_step(line.removeprefix("I: ").strip().rstrip("."))
-            status = process.wait(END_PATIENCE_S)
+            status = process.wait(DEADLINE_S)
         except BaseException:
             _end(process)
             raise
@@ -105,12 +112,12 @@ def _run(command: list[str], environment: dict[str, str], on_step: OnStep) -> No
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """It removes its own mounts and files where it is asked to stop."""
-    process.terminate()
-    try:
-        process.wait(END_PATIENCE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
+    """Asked to stop, it removes its own mounts and files; whoever of it does not is killed."""
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal_number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END_PATIENCE_S)
 
 
 def make_root_from_base(
@@ -128,6 +135,7 @@ def make_root_from_base(
     steps = client.build(
         fileobj=io.BytesIO(_context(recipe)), custom_context=True, tag=tag, rm=True,
         forcerm=True, buildargs={"BASE": recipe.base}, decode=True, timeout=DEADLINE_S,
+        network_mode=PACKAGES_NETWORK,
     )  # fmt: skip
     failed = False
     for step in steps:

@@ -28,6 +28,11 @@ GUEST_MEMORY_MB = 32
 GUEST_PROCESSES = 12
 """The guest's own: itself, what forks, and what stands ready."""
 
+GVISOR_MEMORY_MB = 128
+GVISOR_PROCESSES = 1024
+"""What gVisor's own kernel needs besides, for it runs within the container's limits: threads for
+each of the program's, and memory. Inside, that kernel counts the program's own."""
+
 WORKSPACE, TEMPORARY, SHARED_MEMORY = "/workspace", "/tmp", "/dev/shm"  # noqa: S108  # inside
 SIXTEENTHS = {WORKSPACE: 4, TEMPORARY: 3, SHARED_MEMORY: 1}
 """Of the memory class, for each place that can be written: half of it together. A program that
@@ -71,7 +76,19 @@ class ContainerSpec:
     @property
     def memory_bytes(self) -> int:
         """The limit of the container as a whole."""
-        return (self.memory_mb + GUEST_MEMORY_MB) * MB
+        return (self.memory_mb + GUEST_MEMORY_MB + GVISOR_MEMORY_MB * self.is_gvisor) * MB
+
+    @property
+    def processes(self) -> int:
+        """How many processes and threads the container as a whole may have."""
+        return CONTAINER_PROCESSES + GUEST_PROCESSES + GVISOR_PROCESSES * self.is_gvisor
+
+    @property
+    def is_gvisor(self) -> bool:
+        """Whether the runtime is gVisor, by the name under which it is registered: `runsc`, or
+        `runsc-…` where there are several.
+        """
+        return self.runtime is not None and self.runtime.split("-")[0] == "runsc"
 
     @property
     def writable_mb(self) -> dict[str, int]:
@@ -149,7 +166,7 @@ def _host_config(spec: ContainerSpec) -> JsonObject:
         "MemorySwap": spec.memory_bytes,  # memory and swap together: so no swap
         "OomKillDisable": False,
         "NanoCpus": round(spec.cpus * 1_000_000_000),
-        "PidsLimit": CONTAINER_PROCESSES + GUEST_PROCESSES,
+        "PidsLimit": spec.processes,
         "Ulimits": [
             _ulimit("core", 0),
             _ulimit("fsize", spec.writable_mb[WORKSPACE] * MB),

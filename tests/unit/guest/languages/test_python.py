@@ -207,6 +207,6 @@ def test_long_words_are_shortened_in_the_middle(run: Any) -> None:
     ran = run("raise ValueError('a' * 50_000 + 'z')")
     message = ran.exception["message"]
     assert len(message) <= 2000
-    assert message.startswith("ValueError: aaa")
+    assert message.startswith("aaa")
     assert message.endswith("az")
     assert len(ran.exception["traceback"]) <= 16_000

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fumehood.model.errors import EndedBy
+from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import MB
 from fumehood.sandbox.container.received import MAX_FILES, ReceivedRun, is_plain_path
 from fumehood.sandbox.wall import RunSinks
@@ -136,9 +137,10 @@ def test_more_bytes_than_the_memory_are_refused_before_they_come() -> None:
         received.on_file(file("b", 1))
 
 
-def test_success_without_a_result_is_no_success() -> None:
-    assert run().on_ended(ending(claim=None)).ended_by is EndedBy.SANDBOX_LOST
-    assert run().on_ended(ending(claim={"error": {}})).ended_by is EndedBy.SANDBOX_LOST
+@pytest.mark.parametrize("claim", [None, {"error": {}}, {"result": "nonsense"}])
+def test_success_is_told_by_the_exit_and_a_value_only_by_a_claim(claim: JsonObject | None) -> None:
+    ended = run().on_ended(ending(claim=claim))
+    assert (ended.ended_by, ended.result) == (EndedBy.OK, None)
 
 
 @pytest.mark.parametrize("ended_by", [by.value for by in EndedBy if by is not EndedBy.OK])

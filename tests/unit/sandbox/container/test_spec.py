@@ -111,3 +111,22 @@ def test_what_can_be_written_is_half_the_memory_at_most_in_every_class(memory_mb
 
 def test_half_a_processor_is_half_its_nanoseconds() -> None:
     assert create_body(replace(SPEC, cpus=0.5))["HostConfig"]["NanoCpus"] == 500_000_000
+
+
+@pytest.mark.row("S3", "S4")
+@pytest.mark.parametrize(
+    ("runtime", "memory_mb", "processes"),
+    [
+        (None, 544, 76),
+        ("runc", 544, 76),
+        ("runscx", 544, 76),
+        ("runsc", 672, 1100),
+        ("runsc-kvm", 672, 1100),
+    ],
+)
+def test_gvisors_own_kernel_gets_room_within_the_containers_limits(
+    runtime: str | None, memory_mb: int, processes: int
+) -> None:
+    host = create_body(replace(SPEC, runtime=runtime))["HostConfig"]
+    assert host["Memory"] == host["MemorySwap"] == memory_mb << 20
+    assert host["PidsLimit"] == processes
