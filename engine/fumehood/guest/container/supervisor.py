@@ -21,24 +21,22 @@ import selectors
 import signal
 import socket
 import time
-from typing import Any, NoReturn
+from typing import Any
 
 from fumehood.guest import kernel
 from fumehood.guest.container import housekeeping, processes, selfcheck
 from fumehood.guest.container.counters import Counters
-from fumehood.guest.container.nursery import Nursery, NurseryFailed
-from fumehood.guest.container.run import Measures, Run, claimed_limits, ending_of
+from fumehood.guest.container.host import Host, end
+from fumehood.guest.container.meter import Meter
+from fumehood.guest.container.nursery import READY_DEADLINE_S, Nursery, NurseryFailed
+from fumehood.guest.container.run import Run, claimed_limits, ending_of
 from fumehood.guest.container.stream import Stream
 from fumehood.guest.container.workspace import Mounts, message_queues
 from fumehood.guest.container.zygote import Word, run_zygote
 from fumehood.guest.endings import decode_status
 from fumehood.guest.limits import address_space_bytes
-from fumehood.guest.run import Limits
 from fumehood.wire import framing
 
-HOST_FRAME_BYTES = 1 << 20
-MAX_REQUEST_BYTES = 32 << 20
-"""Of a request in parts; the daemon takes far shorter ones."""
 MAX_CLAIM_BYTES = 512 * 1024
 """All that a program may write into its reply's pipe; what follows is not read."""
 
@@ -51,7 +49,6 @@ MEMORY_LOOK_S = 0.1
 one that is not the first, nobody else is told."""
 KILL_DEADLINE_S = 2.0
 MAX_PROCESSES = 64
-HOST_PATIENCE_S = 10.0
 
 
 def supervise(config: dict[str, Any]) -> None:
@@ -79,9 +76,7 @@ class Supervisor:
         self._config = config
         self._spares: int = config["spares"]
         self._ends_at = time.monotonic() + float(config["lifetime_s"])
-        self._host = framing.Decoder(HOST_FRAME_BYTES)
-        self._parts: list[str] = []
-        self._parts_bytes = 0
+        self._host = Host()
         self._run: Run | None = None
         self._output_due: float | None = None
         self._mounts = Mounts()
@@ -91,6 +86,7 @@ class Supervisor:
         self._nursery = Nursery(
             orders, self._selector, zygote_pid, on_ready=self._begin, on_end=self._on_end
         )
+        self._meter = Meter(self._counters, lambda: (zygote_pid, *self._nursery.pids))
         self._check: selfcheck.SelfCheck | None = selfcheck.SelfCheck(
             config, self._counters, self._mounts
         )
@@ -99,7 +95,6 @@ class Supervisor:
 
     def loop(self) -> None:
         """Serve until the channel ends. Never returns otherwise."""
-        os.set_blocking(0, False)
         self._selector.register(0, selectors.EVENT_READ, self._on_host)
         self._selector.register(self._wakeup, selectors.EVENT_READ, self._on_sigchld)
         assert self._check is not None
@@ -111,7 +106,7 @@ class Supervisor:
                     key.data()
                 self._check_time(time.monotonic())
         except NurseryFailed as failure:
-            self._fail(str(failure))
+            self._host.fail(str(failure))
 
     def _watch_children(self) -> socket.socket:
         readable, writable = socket.socketpair()
@@ -119,78 +114,20 @@ class Supervisor:
         writable.setblocking(False)
         signal.set_wakeup_fd(writable.detach())
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, lambda *_: self._end())
+        signal.signal(signal.SIGTERM, lambda *_: end())
         return readable
 
     # -- host -------------------------------------------------------------------
 
     def _on_host(self) -> None:
-        try:
-            chunk = os.read(0, CHUNK_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            chunk = b""
-        if not chunk:
-            self._end()
-        try:
-            for message in self._host.feed(chunk):
-                self._on_message(message)
-        except (framing.FrameError, KeyError, TypeError, ValueError):
-            # Whoever sends this is not the host that this guest was made for.
-            self._end()
-
-    def _on_message(self, message: dict[str, Any]) -> None:
-        match message["op"]:
-            case "part":
-                self._parts.append(message["text"])
-                self._parts_bytes += len(message["text"])
-                if self._parts_bytes > MAX_REQUEST_BYTES:
-                    raise ValueError("a request is too long")
-            case "run":
-                if self._run is not None or message["program"] == "probe":
-                    raise ValueError("one run at a time, and no probe is asked for from outside")
-                self._run = self._parse(message)
+        for wish in self._host.read():
+            if isinstance(wish, Run):
+                if self._run is not None:
+                    end()  # one at a time; the host knows that
+                self._run = wish
                 self._begin()
-            case "cancel":
-                if self._run is not None and self._run.id == message["id"]:
-                    self._stop(self._run, "cancelled")
-
-    def _parse(self, message: dict[str, Any]) -> Run:
-        """The request goes on to the child as it came: only the child looks into it."""
-        if message["arguments"] is None:
-            arguments = "".join(self._parts).encode("ascii")
-            body = b'{"program":"%s","arguments":%s}' % (message["program"].encode(), arguments)
-            request = framing.HEADER.pack(len(body)) + body
-        else:
-            request = framing.encode(
-                {"program": message["program"], "arguments": message["arguments"]}
-            )
-        self._parts, self._parts_bytes = [], 0
-        limits = Limits(**message["limits"])
-        return Run(int(message["id"]), message["program"], limits, request)
-
-    def _end(self) -> NoReturn:
-        os._exit(0)  # the first process of a namespace takes all others with it
-
-    def _fail(self, why: str) -> NoReturn:
-        """End this container for a reason that the host should log."""
-        self.tell({"op": "ready", "enforces": {}, "faults": [why[:200]]})
-        self._end()
-
-    def tell(self, message: dict[str, Any]) -> None:
-        """Send one frame; the host always reads, and a dead host is the end anyway."""
-        view = memoryview(framing.encode(message))
-        while view:
-            try:
-                view = view[os.write(1, view) :]
-            except BlockingIOError:
-                with selectors.DefaultSelector() as selector:
-                    selector.register(1, selectors.EVENT_WRITE)
-                    if not selector.select(HOST_PATIENCE_S):
-                        self._end()
-            except OSError:
-                self._end()
+            elif self._run is not None and self._run.id == wish:
+                self._stop(self._run, "cancelled")
 
     # -- a run --------------------------------------------------------------------
 
@@ -218,7 +155,7 @@ class Supervisor:
             self._stop(run, "sandbox_lost")
             return
         run.child_cpu_ns = kernel.process_cpu_ns(child.pid) or 0
-        run.before = self._measure()
+        run.before = self._meter.read()
         run.deadline = time.monotonic() + run.limits.wall_s
         run.request = b"G" + run.request
         for descriptor, handler in (
@@ -360,9 +297,9 @@ class Supervisor:
         if self._check is not None:
             self._finish_check(self._check, run, why)
             return
-        self.tell({"op": "reset", "id": run.id, "clean": why is None, "why": why})
+        self._host.tell({"op": "reset", "id": run.id, "clean": why is None, "why": why})
         if why is not None:
-            self._end()
+            end()
 
     def _end_the_rest(self) -> bool:
         """Kill what the program started until none of it is left; False where that fails."""
@@ -398,15 +335,13 @@ class Supervisor:
                 self._unwatch(child.reply_fd)
 
     def _report(self, run: Run, files_left_out: int) -> None:
-        after = self._measure()
-        before = run.before or after
-        out_of_memory = self._is_out_of_memory(run)
+        out_of_memory = self._meter.is_out_of_memory(run)
         exit_code, signal_number = (
             decode_status(run.status) if run.status is not None else (None, None)
         )
         ended_by, claim = ending_of(run, exit_code, signal_number, out_of_memory=out_of_memory)
         hit = run.limits_hit | claimed_limits(run.claim)
-        if (after.refused_processes or 0) > (before.refused_processes or 0):
+        if self._meter.has_refused_processes(run):
             hit.add("processes")
         if signal_number == signal.SIGXFSZ:
             hit.add("file_size")
@@ -416,13 +351,13 @@ class Supervisor:
                 self._pass_on(run, stream, last=True)
             stdout_bytes = run.child.stdout.received_bytes
             stderr_bytes = run.child.stderr.received_bytes
-        self.tell(
+        self._host.tell(
             {
                 "op": "ended",
                 "id": run.id,
                 "ended_by": ended_by,
-                "cpu_ms": _cpu_ms(before, after, run),
-                "peak_memory_bytes": _peak_bytes(before, after, run, ended_by),
+                "cpu_ms": self._meter.cpu_ms(run),
+                "peak_memory_bytes": self._meter.peak_bytes(run, ended_by=ended_by),
                 "stdout_bytes": stdout_bytes,
                 "stderr_bytes": stderr_bytes,
                 "exit_code": exit_code,
@@ -435,7 +370,7 @@ class Supervisor:
 
     def _pass_on(self, run: Run, stream: Stream, *, last: bool = False) -> None:
         for text in stream.take(last=last):
-            self.tell({"op": "output", "id": run.id, "stream": stream.name, "text": text})
+            self._host.tell({"op": "output", "id": run.id, "stream": stream.name, "text": text})
 
     def _why_not_clean(self, is_over: bool, housekeeper: housekeeping.Housekeeper) -> str | None:
         """What a program left that could not be taken away; None where there is nothing."""
@@ -455,41 +390,31 @@ class Supervisor:
         return None
 
     def _finish_check(self, check: selfcheck.SelfCheck, run: Run, why: str | None) -> None:
-        enforces, faults = check.result(run, self._measure())
+        enforces, faults = check.result(run, self._meter.read())
         self._check = None
         if why is not None:
             faults = [why, *faults][: selfcheck.MAX_FAULTS]
-        self.tell({"op": "ready", "enforces": enforces, "faults": faults})
+        self._host.tell({"op": "ready", "enforces": enforces, "faults": faults})
 
     def _unwatch(self, descriptor: int) -> None:
         if descriptor >= 0 and descriptor in self._selector.get_map():
             self._selector.unregister(descriptor)
 
-    # -- time and measures ----------------------------------------------------------
-
-    def _measure(self) -> Measures:
-        own = [os.getpid(), self._nursery.zygote_pid, *self._nursery.pids]
-        return Measures(
-            cpu_ns=self._counters.cpu_ns(),
-            own_cpu_ns=sum(kernel.process_cpu_ns(pid) or 0 for pid in own),
-            oom_kills=self._counters.oom_kills(),
-            refused_processes=self._counters.refused_processes(),
-            peak_bytes=self._counters.peak_bytes(),
-        )
+    # -- time ----------------------------------------------------------------------
 
     def _until_next_timer(self) -> float:
         now = time.monotonic()
         times = [self._ends_at]
         late = self._nursery.until_late()
         if late is not None:
-            times.append(late + HOST_PATIENCE_S)
+            times.append(late + READY_DEADLINE_S)
         if self._output_due is not None:
             times.append(self._output_due)
         run = self._run
         if run is not None and run.child is not None and run.killed_for is None:
             times += [run.deadline, now + MEMORY_LOOK_S]
             if run.limits.cpu_s < run.limits.wall_s:
-                left_s = run.limits.cpu_s - (self._cpu_so_far_ms(run) or 0.0) / 1e3
+                left_s = run.limits.cpu_s - (self._meter.cpu_ms(run) or 0.0) / 1e3
                 times.append(now + max(left_s, 0.001))
         return max(0.0, min(times) - now)
 
@@ -497,7 +422,7 @@ class Supervisor:
         self._nursery.check_time(now)
         run = self._run
         if now >= self._ends_at and run is None:
-            self._end()
+            end()
         if run is None or run.child is None:
             return
         if self._output_due is not None and now >= self._output_due:
@@ -506,34 +431,12 @@ class Supervisor:
                 self._pass_on(run, stream)
         if run.killed_for is not None:
             return
-        if self._is_out_of_memory(run):
+        if self._meter.is_out_of_memory(run):
             self._stop(run, "memory")
         elif now >= run.deadline:
             self._stop(run, "wall_time")
         elif (
             run.limits.cpu_s < run.limits.wall_s
-            and (self._cpu_so_far_ms(run) or 0.0) >= run.limits.cpu_s * 1e3
+            and (self._meter.cpu_ms(run) or 0.0) >= run.limits.cpu_s * 1e3
         ):
             self._stop(run, "cpu_time")
-
-    def _is_out_of_memory(self, run: Run) -> bool:
-        before = run.before.oom_kills if run.before is not None else None
-        return before is not None and (self._counters.oom_kills() or 0) > before
-
-    def _cpu_so_far_ms(self, run: Run) -> float | None:
-        return _cpu_ms(run.before, self._measure(), run) if run.before is not None else None
-
-
-def _cpu_ms(before: Measures, after: Measures, run: Run) -> float | None:
-    """CPU time of the program and all it started: the container's, without this guest's own."""
-    if before.cpu_ns is None or after.cpu_ns is None:
-        return run.reaped_cpu_ns / 1e6 if run.status is not None else None
-    own_ns = after.own_cpu_ns - before.own_cpu_ns
-    return max(0.0, (after.cpu_ns - before.cpu_ns - own_ns) / 1e6)
-
-
-def _peak_bytes(before: Measures, after: Measures, run: Run, ended_by: str) -> int | None:
-    """The largest process's memory, or the container's where this very run raised its record."""
-    if ended_by == "memory" and after.peak_bytes and after.peak_bytes > (before.peak_bytes or 0):
-        return after.peak_bytes
-    return run.largest_bytes or None

@@ -1,0 +1,104 @@
+"""The host's end of a container's channel, as the supervisor sees it: frames in, frames out.
+
+Guest side, descriptors 0 and 1. Whoever sends anything else than the host's frames is not the
+host that this guest was made for, and whoever does not listen any more is gone: either way the
+container ends, and with its first process every other one.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+from typing import Any, NoReturn
+
+from fumehood.guest.container.run import Run
+from fumehood.guest.run import Limits
+from fumehood.wire import framing
+
+FRAME_BYTES = 1 << 20
+MAX_REQUEST_BYTES = 32 << 20
+"""Of a request in parts; the daemon takes far shorter ones."""
+
+CHUNK_BYTES = 1 << 16
+PATIENCE_S = 10.0
+"""How long a frame may take that the host does not read."""
+
+
+class Host:
+    """Reads what the host sends and tells it what happened. Nothing here returns a fault."""
+
+    def __init__(self) -> None:
+        os.set_blocking(0, False)
+        self._decoder = framing.Decoder(FRAME_BYTES)
+        self._parts: list[str] = []
+        self._parts_bytes = 0
+
+    def read(self) -> list[Run | int]:
+        """What has come: runs to begin, and the ids of those to cancel."""
+        try:
+            chunk = os.read(0, CHUNK_BYTES)
+        except BlockingIOError:
+            return []
+        except OSError:
+            chunk = b""
+        if not chunk:
+            end()
+        wishes: list[Run | int] = []
+        try:
+            for message in self._decoder.feed(chunk):
+                self._read_one(message, wishes)
+        except (framing.FrameError, KeyError, TypeError, ValueError):
+            end()
+        return wishes
+
+    def tell(self, message: dict[str, Any]) -> None:
+        """Send one frame."""
+        view = memoryview(framing.encode(message))
+        while view:
+            try:
+                view = view[os.write(1, view) :]
+            except BlockingIOError:
+                with selectors.DefaultSelector() as selector:
+                    selector.register(1, selectors.EVENT_WRITE)
+                    if not selector.select(PATIENCE_S):
+                        end()
+            except OSError:
+                end()
+
+    def fail(self, why: str) -> NoReturn:
+        """End this container for a reason that the host should log."""
+        self.tell({"op": "ready", "enforces": {}, "faults": [why[:200]]})
+        end()
+
+    def _read_one(self, message: dict[str, Any], wishes: list[Run | int]) -> None:
+        match message["op"]:
+            case "part":
+                self._parts.append(message["text"])
+                self._parts_bytes += len(message["text"])
+                if self._parts_bytes > MAX_REQUEST_BYTES:
+                    raise ValueError("a request is too long")
+            case "run":
+                wishes.append(self._run(message))
+            case "cancel":
+                wishes.append(int(message["id"]))
+
+    def _run(self, message: dict[str, Any]) -> Run:
+        """The request goes on to the child as it came: only the child looks into it."""
+        if message["program"] == "probe":
+            raise ValueError("no probe is asked for from outside")
+        if message["arguments"] is None:
+            arguments = "".join(self._parts).encode("ascii")
+            body = b'{"program":"%s","arguments":%s}' % (message["program"].encode(), arguments)
+            request = framing.HEADER.pack(len(body)) + body
+        else:
+            request = framing.encode(
+                {"program": message["program"], "arguments": message["arguments"]}
+            )
+        self._parts, self._parts_bytes = [], 0
+        limits = Limits(**message["limits"])
+        return Run(int(message["id"]), message["program"], limits, request)
+
+
+def end() -> NoReturn:
+    """The first process of a namespace takes all others with it."""
+    os._exit(0)
