@@ -20,7 +20,7 @@ from typing import Any
 from fumehood.guest import kernel, seccomp
 from fumehood.guest.container import probe
 from fumehood.guest.container.filter import build_container_filter
-from fumehood.guest.container.user import SEAL_FAILED, become_user
+from fumehood.guest.container.user import REQUEST_FAILED, SEAL_FAILED, become_user
 from fumehood.guest.languages import python
 from fumehood.wire import framing
 
@@ -33,9 +33,6 @@ GO = b"G"
 CHUNK_BYTES = 1 << 16
 NICENESS = 10
 """A program that fills every processor must leave the supervisor enough to end it."""
-
-REQUEST_FAILED = 71
-"""The request could not be set up, such as a file that does not fit; the claim says what."""
 
 ENVIRONMENT = {
     "HOME": WORKSPACE,

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from fumehood.guest.container.nursery import Child
-from fumehood.guest.container.user import SEAL_FAILED
+from fumehood.guest.container.user import REQUEST_FAILED, SEAL_FAILED
 from fumehood.guest.run import Limits
 
 _CLAIMED_LIMITS: Mapping[int, str] = MappingProxyType(
@@ -71,7 +71,7 @@ def ending_of(
     if exit_code == 0:
         result = run.claim.get("result") if run.claim is not None else None
         return "ok", {"result": result} if isinstance(result, dict) else None
-    if claimed in ("exception", "invalid"):
+    if claimed == "exception" or (claimed == "invalid" and exit_code == REQUEST_FAILED):
         return "exception", _told(run.claim)
     if claimed == "memory":
         return "memory", _told(run.claim)

@@ -15,6 +15,9 @@ USER_ID = 10_001
 SEAL_FAILED = 70
 """A child's exit code where it could not give everything up; it has read no request then."""
 
+REQUEST_FAILED = 71
+"""A child's exit code where the request could not be set up, such as a file that does not fit."""
+
 
 def become_user() -> None:
     """Raises OSError where anything of it fails; the process must end then."""

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from fumehood.guest.container.run import Run, claimed_limits, ending_of
-from fumehood.guest.container.user import SEAL_FAILED
+from fumehood.guest.container.user import REQUEST_FAILED, SEAL_FAILED
 from fumehood.guest.run import Limits
 
 RESULT = {"result": {"value": 1, "has_value": True, "value_repr": "1"}}
 RAISED = {"error": {"kind": "exception", "message": "ValueError", "exception": {"type": "E"}}}
+UNFIT = {"error": {"kind": "invalid", "message": "the file does not fit", "exception": None}}
 OUT_OF_MEMORY = {"error": {"kind": "memory", "message": "MemoryError", "exception": None}}
 
 
@@ -32,6 +33,8 @@ def _run(claim: dict[str, Any] | None = None, killed_for: str | None = None) -> 
         (RAISED, 1, None, ("exception", RAISED)),
         (OUT_OF_MEMORY, 1, None, ("memory", OUT_OF_MEMORY)),
         (RESULT, 1, None, ("exit", None)),
+        (UNFIT, REQUEST_FAILED, None, ("exception", UNFIT)),
+        (UNFIT, 1, None, ("exit", None)),
         (None, 3, None, ("exit", None)),
         ({"error": {"kind": "ok"}}, 3, None, ("exit", None)),
         ({"error": "nonsense"}, 3, None, ("exit", None)),
