@@ -1,14 +1,15 @@
 """The child in a container: the one process in which a call's program begins.
 
-Guest side, forked by the zygote, in two steps. First it stands ready as root, warmed, where no
-program can reach it, and waits for one byte. Then it gives everything up, for good, and only
-after that reads its request. What it tells at its end is a claim; how it ended, the supervisor
-learns from the kernel.
+Guest side, forked by the zygote, in two steps. First it stands ready as root, limited, filtered and
+warmed, where no program can reach it, and waits for one byte. Then it becomes the programs' user,
+for good, and only after that reads its request. What it tells at its end is a claim; how it ended,
+the supervisor learns from the kernel.
 """
 
 from __future__ import annotations
 
 import base64
+import fcntl
 import gc
 import os
 import resource
@@ -76,7 +77,7 @@ def preload(config: dict[str, Any]) -> Callable[[list[int]], None]:
     def prepare(descriptors: list[int]) -> None:
         try:
             _keep_only(descriptors)
-            _get_ready()
+            _get_ready(limits, filter_program)
         except BaseException as fault:
             _write(framing.encode({"ready": False, "fault": f"{type(fault).__name__}: {fault}"}))
             os._exit(SEAL_FAILED)
@@ -84,7 +85,7 @@ def preload(config: dict[str, Any]) -> Callable[[list[int]], None]:
         if os.read(REQUEST_FD, 1) != GO:
             os._exit(0)
         try:
-            _seal(limits, filter_program)
+            _seal()
         except BaseException as fault:  # sealed or dead: nothing may run in between
             _write(framing.encode({"ready": False, "fault": f"{type(fault).__name__}: {fault}"}))
             os._exit(SEAL_FAILED)
@@ -113,13 +114,11 @@ def _keep_only(descriptors: list[int]) -> None:
 
 
 def _above_standard(descriptor: int) -> int:
-    import fcntl
-
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD, 64)
 
 
-def _get_ready() -> None:
-    """Still root and out of every program's reach."""
+def _get_ready(limits: tuple[tuple[int, int], ...], filter_program: bytes) -> None:
+    """All that can be done ahead: still root, and out of every program's reach."""
     os.setsid()
     os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     _volunteer_for_oom()
@@ -127,6 +126,13 @@ def _get_ready() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _warm_up()
     gc.collect()
+    python.get_ready()
+    os.umask(0o022)
+    os.chdir(WORKSPACE)
+    for which, value in limits:
+        resource.setrlimit(which, (value, value))
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    seccomp.install(filter_program)
 
 
 def _warm_up() -> None:
@@ -152,18 +158,11 @@ def _volunteer_for_oom() -> None:
         pass  # a wish, not a wall: some hosts mount /proc read-only
 
 
-def _seal(limits: tuple[tuple[int, int], ...], filter_program: bytes) -> None:
-    """Give up everything. The order is the argument: each step needs what later ones take."""
-    for which, value in limits:
-        resource.setrlimit(which, (value, value))
+def _seal() -> None:
+    """Give up the last that it has. Limits and filter stand since it was made ready."""
     become_user()
-    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     # A change of user takes it away, and with it a program's view of its own descriptors.
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
-    seccomp.install(filter_program)
-    os.umask(0o022)
-    os.chdir(WORKSPACE)
-    python.reseed()
 
 
 def _serve(programs: dict[str, Program]) -> None:
@@ -197,12 +196,12 @@ def _serve(programs: dict[str, Program]) -> None:
 def _run_python(arguments: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     for file in arguments.get("files") or []:
         _put(file)
-    stdin = os.memfd_create("stdin", 0)
-    text = arguments.get("stdin") or ""
-    _write_all(stdin, text.encode("utf-8"))
-    os.lseek(stdin, 0, os.SEEK_SET)
-    os.dup2(stdin, 0)
-    os.close(stdin)
+    if arguments.get("stdin"):  # without any it is the null device, which ends at once
+        stdin = os.memfd_create("stdin", 0)
+        _write_all(stdin, arguments["stdin"].encode("utf-8"))
+        os.lseek(stdin, 0, os.SEEK_SET)
+        os.dup2(stdin, 0)
+        os.close(stdin)
     return python.run(arguments["code"])
 
 

@@ -1,11 +1,12 @@
 """The system-call filter of a container's programs: an allow-list for whole programs.
 
-Guest side. Each child installs it on itself after it has given up root, on every runtime: old
+Guest side. Each child installs it on itself before it sees a request, on every runtime: old
 `runsc` ignores the container's own profile. Invariant: it allows nothing that Docker's default
 profile refuses to a container without capabilities, and besides no System V IPC, no POSIX
 message queues, keyrings, `io_uring`, `userfaultfd`, `perf_event_open`, `ptrace` or other reach
-into processes, namespaces, set-id calls, `inotify` (its instances are counted over all
-containers together) and no sockets but Unix and IP.
+into processes, namespaces, `inotify` (its instances are counted over all containers together)
+and no sockets but Unix and IP. Of the set-id calls it allows the three by which a child becomes
+its user; whoever has done that has no capability, and the kernel refuses any other use of them.
 
 What is not allowed fails with EPERM and lets the program go on: whole programs try much that
 they can do without. What is newer than this list fails with ENOSYS, which libraries understand.
@@ -48,13 +49,13 @@ ALLOWED = (
     "sched_getattr", "sched_getparam", "sched_getscheduler", "sched_rr_get_interval",
     "sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler", "sched_yield",
     "seccomp", "select", "sendfile", "sendmmsg", "sendmsg", "sendto", "set_robust_list",
-    "set_tid_address", "setitimer", "setpgid", "setpriority", "setrlimit", "setsid", "setsockopt",
-    "setxattr", "shutdown", "sigaltstack", "signalfd", "signalfd4", "splice", "stat", "statfs",
-    "statx", "symlink", "symlinkat", "sync_file_range", "sysinfo", "tee", "tgkill", "time",
-    "timer_create", "timer_delete", "timer_getoverrun", "timer_gettime", "timer_settime",
-    "timerfd_create", "timerfd_gettime", "timerfd_settime", "times", "tkill", "truncate", "umask",
-    "uname", "unlink", "unlinkat", "utime", "utimensat", "utimes", "vfork", "vmsplice", "wait4",
-    "waitid", "write", "writev",
+    "set_tid_address", "setgroups", "setitimer", "setpgid", "setpriority", "setresgid",
+    "setresuid", "setrlimit", "setsid", "setsockopt", "setxattr", "shutdown", "sigaltstack",
+    "signalfd", "signalfd4", "splice", "stat", "statfs", "statx", "symlink", "symlinkat",
+    "sync_file_range", "sysinfo", "tee", "tgkill", "time", "timer_create", "timer_delete",
+    "timer_getoverrun", "timer_gettime", "timer_settime", "timerfd_create", "timerfd_gettime",
+    "timerfd_settime", "times", "tkill", "truncate", "umask", "uname", "unlink", "unlinkat",
+    "utime", "utimensat", "utimes", "vfork", "vmsplice", "wait4", "waitid", "write", "writev",
 )  # fmt: skip
 """Allowed with any arguments."""
 

@@ -32,6 +32,7 @@ class Host:
         self._decoder = framing.Decoder(FRAME_BYTES)
         self._parts: list[str] = []
         self._parts_bytes = 0
+        self._waiting = b""
 
     def read(self) -> list[Run | int]:
         """What has come: runs to begin, and the ids of those to cancel."""
@@ -51,9 +52,17 @@ class Host:
             end()
         return wishes
 
-    def tell(self, message: dict[str, Any]) -> None:
-        """Send one frame."""
-        view = memoryview(framing.encode(message))
+    def tell(self, message: dict[str, Any], *, more: bool = False) -> None:
+        """Send one frame; `more` says that another follows at once, and both go together."""
+        self._waiting += framing.encode(message)
+        if more and len(self._waiting) < CHUNK_BYTES:
+            return
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what waits for more."""
+        data, self._waiting = self._waiting, b""
+        view = memoryview(data)
         while view:
             try:
                 view = view[os.write(1, view) :]

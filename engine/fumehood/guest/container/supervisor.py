@@ -284,11 +284,14 @@ class Supervisor:
             if self._mounts.are_full():
                 run.limits_hit.add("disk")
         housekeeper = housekeeping.NOTHING_DONE
+        is_quick = self._is_alone()
         if is_over and self._check is None and run.child is not None:
             housekeeper = housekeeping.keep_house(run.id, self._mounts)
         self._output_due = None
         if self._check is None:
             self._report(run, housekeeper.left_out)
+        if not is_quick:
+            self._host.flush()
         if run.child is not None:
             run.child.close()
         self._run = None
@@ -365,12 +368,16 @@ class Supervisor:
                 "limits_hit": sorted(hit),
                 "files_left_out": files_left_out,
                 "claim": claim,
-            }
+            },
+            # Where cleaning takes no time, its outcome goes with the answer: one message to carry.
+            more=True,
         )
 
     def _pass_on(self, run: Run, stream: Stream, *, last: bool = False) -> None:
         for text in stream.take(last=last):
-            self._host.tell({"op": "output", "id": run.id, "stream": stream.name, "text": text})
+            self._host.tell(
+                {"op": "output", "id": run.id, "stream": stream.name, "text": text}, more=last
+            )
 
     def _why_not_clean(self, is_over: bool, housekeeper: housekeeping.Housekeeper) -> str | None:
         """What a program left that could not be taken away; None where there is nothing."""

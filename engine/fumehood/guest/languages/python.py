@@ -38,11 +38,13 @@ FAILED = 1
 
 PRELOADED = (
     "base64", "bisect", "collections", "copy", "csv", "dataclasses", "datetime", "decimal", "enum",
-    "fractions", "functools", "hashlib", "heapq", "itertools", "json", "math", "operator",
-    "pathlib", "random", "re", "statistics", "string", "subprocess", "tempfile", "textwrap", "time",
-    "typing", "uuid",
+    "fractions", "functools", "heapq", "itertools", "json", "math", "operator", "pathlib", "random",
+    "re", "statistics", "string", "textwrap", "time", "typing",
 )  # fmt: skip
-"""Loaded once by the zygote; programs ask for these most."""
+"""Loaded once by the zygote; programs ask for these most. Every page of a module is paid for by
+each program when it is forked and when it ends, so what is large and rarer (hashlib with OpenSSL,
+subprocess, tempfile, uuid) is not here.
+"""
 
 Claim = dict[str, Any]
 
@@ -72,14 +74,19 @@ squares
 """
 
 
-def reseed() -> None:
-    """Forks of one zygote would otherwise all draw the same numbers."""
+def get_ready() -> None:
+    """Open the streams on what stands on 0, 1 and 2 now, and draw numbers of this process's own:
+    forks of one zygote would otherwise all draw the same.
+    """
+    _open_standard_streams()
     random.seed()
 
 
 def run(code: str) -> tuple[int, Claim]:
-    """Run one program to its end, flushed and with its threads joined: (exit code, claim)."""
-    _open_standard_streams()
+    """Run one program to its end, flushed and with its threads joined: (exit code, claim).
+
+    `get_ready` comes first.
+    """
     exit_code, claim = _run_main(code)
     _finish()
     return exit_code, claim

@@ -22,8 +22,8 @@ FORBIDDEN = (
     "mq_unlink", "msgctl", "msgget", "msgrcv", "msgsnd", "name_to_handle_at", "nfsservctl",
     "open_by_handle_at", "open_tree", "perf_event_open", "pidfd_getfd", "pivot_root",
     "process_madvise", "process_vm_readv", "process_vm_writev", "ptrace", "quotactl", "reboot",
-    "request_key", "semctl", "semget", "semop", "semtimedop", "set_mempolicy", "setgid",
-    "setgroups", "sethostname", "setns", "setresuid", "setuid", "shmat", "shmctl", "shmdt",
+    "request_key", "semctl", "semget", "semop", "semtimedop", "set_mempolicy", "setfsuid",
+    "setgid", "sethostname", "setns", "setreuid", "setuid", "shmat", "shmctl", "shmdt",
     "shmget", "swapoff", "swapon", "syslog", "umount2", "unshare", "userfaultfd", "vhangup",
 )  # fmt: skip
 """What Docker's default profile refuses to a container without capabilities, and what this

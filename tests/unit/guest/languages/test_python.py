@@ -23,6 +23,7 @@ kept = os.dup(1)
 os.dup2(null, 1)
 python.warm_up()
 os.dup2(kept, 1)
+python.get_ready()
 exit_code, claim = python.run(sys.argv[2])
 with open(sys.argv[3], "w") as out:
     json.dump({"exit_code": exit_code, "claim": claim}, out)
