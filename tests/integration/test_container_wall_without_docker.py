@@ -77,6 +77,7 @@ class Bench:
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wall_module, "PAUSES_S", (0.0, 0.001))
+    monkeypatch.setattr(wall_module, "FIRST_LOOK_DELAY_S", 0.0)
     monkeypatch.setattr(wall_module, "_may_swap", lambda is_local: False)
 
 
