@@ -77,6 +77,7 @@ class Bench:
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wall_module, "PAUSES_S", (0.0, 0.001))
+    monkeypatch.setattr(wall_module, "FIRST_LOOK_DELAY_S", 0.0)
     monkeypatch.setattr(wall_module, "_may_swap", lambda is_local: False)
 
 
@@ -251,6 +252,37 @@ async def test_container_that_is_lost_in_a_run_is_memory_only_where_docker_says_
     async with bench(docker={"behave": dies, "last_state": state}) as made:
         ending = await made.run()
         assert (ending.ended_by, ending.stdout) == (ended_by, "so far")
+
+
+async def test_docker_is_asked_how_a_container_ended_before_it_is_removed() -> None:
+    async def dies(guest: FakeGuest) -> None:
+        await guest.says(READY)
+        await guest.hears()
+
+    async with bench(docker={"behave": dies}) as made:
+        await made.run()
+        await made.until(lambda: made.docker.removed)
+        asked = made.docker.asked
+        assert asked.index("wait") < asked.index("state") < asked.index("remove")
+
+
+async def test_reason_that_docker_hears_after_the_end_is_waited_for() -> None:
+    async def dies(guest: FakeGuest) -> None:
+        await guest.says(READY)
+        await guest.hears()
+
+    late = {"OOMKilled": False, "ExitCode": 137}
+    async with bench(docker={"behave": dies, "last_state": late}) as made:
+        ending: list[EndedBy] = []
+
+        async def call() -> None:
+            ending.append((await made.run()).ended_by)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(call)
+            await made.until(lambda: "state" in made.docker.asked)
+            late["OOMKilled"] = True
+        assert ending == [EndedBy.MEMORY]
 
 
 async def test_container_that_is_lost_while_docker_hangs_is_lost_and_no_more() -> None:

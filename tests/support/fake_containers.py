@@ -23,8 +23,12 @@ class FakeContainer:
     is_dirty: bool = False
     ran_out_of_memory: bool = False
     complaint: str = ""
+    examined: asyncio.Event = field(default_factory=asyncio.Event)
     domains: set[str] = field(default_factory=set)
     """Whose calls it has run."""
+
+    def __post_init__(self) -> None:
+        self.examined.set()
 
     def begins(self, domain: str) -> None:
         assert self.is_free
@@ -42,6 +46,9 @@ class FakeContainer:
     def is_found_dirty(self) -> None:
         self.is_dirty = True
         self.end("it is not clean")
+
+    async def until_examined(self) -> None:
+        await self.examined.wait()
 
     def end(self, why: str) -> None:
         if not self.is_dead:

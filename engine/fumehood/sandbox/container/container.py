@@ -33,6 +33,10 @@ LOSS_DEADLINE_S = 5.0
 """For finding out how a container ended."""
 
 OOM_EXIT_CODE = 137
+LOOKS = 4
+LOOK_PAUSE_S = 0.05
+"""Docker hears of the end and of its reason separately, in either order."""
+
 MAX_FAULT_CHARACTERS = 300
 
 
@@ -66,6 +70,8 @@ class Container:
         self._docker = docker
         self._channel = channel
         self._id = ""
+        self._examined = asyncio.Event()
+        self._examined.set()
         self.spec = spec
         self.ran_out_of_memory = False
         """Whether anything in a run did. Docker's own mark of it stays for the container's life."""
@@ -178,15 +184,22 @@ class Container:
         self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks, isolation: str
     ) -> RunEnding:
         """One run, to its end. Cancelling it ends the program inside before it raises."""
+        self._examined.clear()
         try:
             ending = await self._channel.run(program, arguments, limits, sinks, isolation)
         except Lost as lost:
             by_memory = self._channel.why == STREAM_ENDED and await self._was_killed_for_memory()
             ending = lost.run.cut_off(EndedBy.MEMORY if by_memory else EndedBy.SANDBOX_LOST)
+        finally:
+            self._examined.set()
         self.ran_out_of_memory = (
             ending.ended_by is EndedBy.MEMORY or Limit.MEMORY.value in ending.limits_hit
         )
         return ending
+
+    async def until_examined(self) -> None:
+        """Wait until nobody asks any more how it ended. Before that it must not be removed."""
+        await self._examined.wait()
 
     async def _was_killed_for_memory(self) -> bool:
         """Ask Docker how the guest itself ended. What cannot be found out was not memory.
@@ -197,8 +210,13 @@ class Container:
         with anyio.move_on_after(LOSS_DEADLINE_S):
             try:
                 await self._docker.wait(self._id, LOSS_DEADLINE_S)
-                state = await self._docker.state(self._id)
+                for _ in range(LOOKS):
+                    state = await self._docker.state(self._id)
+                    if state.get("ExitCode") != OOM_EXIT_CODE:
+                        return False
+                    if state.get("OOMKilled") is True:
+                        return True
+                    await anyio.sleep(LOOK_PAUSE_S)
             except DockerError:
                 return False
-            return state.get("OOMKilled") is True and state.get("ExitCode") == OOM_EXIT_CODE
         return False

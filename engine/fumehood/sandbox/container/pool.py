@@ -68,6 +68,7 @@ class Pooled(Protocol):
     @property
     def complaint(self) -> str: ...
     def end(self, why: str) -> None: ...
+    async def until_examined(self) -> None: ...
 
 
 class Listener(Protocol):
@@ -275,7 +276,7 @@ class Pool:
             self._tell("container.dirty", place, why)
         self._tell("container.destroyed", place, why)
         self._leaving[place.container.name] = asyncio.Event()
-        self._start_soon(self._remove, place.container.name)
+        self._start_soon(self._remove, place.container)
         self._dispatch()
 
     # -- inside -----------------------------------------------------------------
@@ -447,11 +448,12 @@ class Pool:
             self._grant(waiter, place)
         self._dispatch()
 
-    async def _remove(self, name: str) -> None:
+    async def _remove(self, container: Pooled) -> None:
         try:
-            await self._maker.remove(name)
+            await container.until_examined()
+            await self._maker.remove(container.name)
         finally:
-            self._leaving.pop(name).set()
+            self._leaving.pop(container.name).set()
         self._dispatch()
 
     def _destroy(self, place: Place, why: str) -> None:

@@ -31,6 +31,10 @@ from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 LOOK_AGAIN_S = 30.0
 """How often Docker is looked at, and the pool tidied, while all is well."""
 
+FIRST_LOOK_DELAY_S = 1.0
+"""Of an eager wall, unless a call wants it sooner: the engine's own start comes first, and what
+speaks to Docker takes a tenth of a second to load."""
+
 PAUSES_S = (0.0, 0.5, 1.0, 2.0, 5.0, 15.0)
 """Before the next look, by how many in a row have failed."""
 
@@ -72,6 +76,8 @@ class ContainerWall:
         self._stack = AsyncExitStack()
         self._group: anyio.abc.TaskGroup | None = None
         self._looking = False
+        self._wanted = anyio.Event()
+        """A call has asked for a container."""
         self._looked = anyio.Event()
         self._trouble = anyio.Event()
         self._down: Unfit | None = None
@@ -181,6 +187,8 @@ class ContainerWall:
 
     async def _keep_looking(self, maker: ContainerMaker) -> None:
         failed = 0
+        with anyio.move_on_after(FIRST_LOOK_DELAY_S):
+            await self._wanted.wait()
         while True:
             self._trouble = anyio.Event()
             if maker.is_failing and maker.failure is not None:
@@ -244,6 +252,7 @@ class ContainerWall:
         """Raises SandboxUnavailable."""
         if self._pool is None:
             raise SandboxUnavailable("The container wall is not entered.", retryable=False)
+        self._wanted.set()
         self._begin_to_look()
         if not self._looked.is_set():
             with anyio.move_on_after(FIRST_LOOK_PATIENCE_S):

@@ -425,6 +425,21 @@ async def test_container_that_is_lost_while_idle_is_replaced() -> None:
         assert (await made.take("a")).container is not container
 
 
+async def test_lost_container_is_not_removed_before_it_is_known_how_it_ended() -> None:
+    async with bench() as made:
+        place = await made.take("a")
+        container = place.container
+        assert isinstance(container, FakeContainer)
+        container.begins("a")
+        container.examined.clear()
+        container.end("its stream ended")
+        await settle()
+        assert made.maker.removed == []
+        container.examined.set()
+        await settle()
+        assert made.maker.removed == [container.name]
+
+
 @pytest.mark.parametrize("steps", range(12))
 async def test_cancelling_a_call_at_any_moment_loses_no_container(steps: int) -> None:
     async with bench(most=1, least_warm=0) as made:
