@@ -17,6 +17,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from fumehood.store.owner import owner_id
 from tests.benchmarks.bench_containers import PATH, supervisors
 from tests.benchmarks.bench_daemon import (
@@ -86,8 +88,10 @@ def report_containers(chance: random.Random) -> bool:
             one_call(daemon, chance, tally)
         blobs = await_empty(daemon.socket.parent / "blobs")
         after = traces(daemon)
+        owner = owner_id(daemon.socket.parent)
+        guests = first_processes(owner)
     seconds = time.monotonic() - started
-    left = len(supervisors()) + len(containers_of(""))
+    left = len(containers_of(owner)) + sum(map(psutil.pid_exists, guests))
     kills = killed_engines(chance)
     grown = after.written_mb - before.written_mb
     verdicts = {
@@ -143,13 +147,21 @@ def traces(daemon: Running) -> Traces:
 
 
 def containers_of(owner: str) -> list[str]:
-    """Containers of one state directory, or of any, running or not."""
-    label = f"label=fumehood.owner={owner}" if owner else "label=fumehood.owner"
+    """Containers of one state directory, running or not."""
     listed = subprocess.run(
-        ["docker", "ps", "--all", "--quiet", "--filter", label],
+        ["docker", "ps", "--all", "--quiet", "--filter", f"label=fumehood.owner={owner}"],
         capture_output=True, text=True, check=True, timeout=60,
     )  # fmt: skip
     return listed.stdout.split()
+
+
+def first_processes(owner: str) -> list[int]:
+    """Process ids, on this host, of the first processes of an owner's containers."""
+    shown = subprocess.run(
+        ["docker", "inspect", "--format={{.State.Pid}}", *containers_of(owner)],
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    return [int(pid) for pid in shown.stdout.split()]
 
 
 def await_empty(directory: Path) -> int:
