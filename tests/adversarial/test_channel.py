@@ -58,7 +58,7 @@ async def test_exit_of_a_killed_guest_is_left_to_who_waits_for_it(
     polled: list[int] = []
     monkeypatch.setattr(subprocess.Popen, "poll", lambda process: polled.append(process.pid))
     async with Engine(config=Config(home=home)) as engine:
-        guest = guest_of(os.getpid())
+        guest = psutil.Process(engine.walls["interpreter"]["guest_pid"])
         assert (await engine.call("calculator", {"expression": "2 + 2"})).success
     assert is_gone(guest)
     assert polled == []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
+
+from docker.errors import NotFound
 
 from fumehood.sandbox.container.reach import open_docker
 
@@ -11,8 +13,11 @@ from fumehood.sandbox.container.reach import open_docker
 def containers_of(label: str) -> list[dict[str, Any]]:
     """All containers with a label (`name=value`), running or not, as Docker inspects them."""
     with closing(open_docker(timeout_s=30)) as client:
-        found = client.containers(all=True, filters={"label": [label]})
-        return [client.inspect_container(one["Id"]) for one in found]
+        inspected = []
+        for one in client.containers(all=True, filters={"label": [label]}):
+            with suppress(NotFound):  # it was removed since it was listed
+                inspected.append(client.inspect_container(one["Id"]))
+        return inspected
 
 
 def kill_container(container_id: str) -> None:
