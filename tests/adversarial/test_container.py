@@ -554,6 +554,61 @@ def test_a_program_that_spoils_its_own_reply_only_loses_its_value(
     assert after.data["value"] == 42
 
 
+CLAIMS = """
+import json, os, signal, struct
+def claim(words):
+    body = json.dumps(words).encode()
+    os.write(4, struct.pack("!I", len(body)) + body)
+"""
+
+
+@pytest.mark.row("S4")
+@pytest.mark.parametrize(
+    ("code", "ended_by"),
+    [
+        ("claim({'ready': False, 'fault': 'forged'})\nos._exit(70)", "exit"),
+        ("claim({'ready': False, 'fault': 'forged'})\nos._exit(70)\n#" + "x" * 300_000, "exit"),
+        ("claim({'result': {'value': 1, 'has_value': True, 'value_repr': '1'}})\nos._exit(3)",
+         "exit"),
+        ("os.kill(os.getpid(), signal.SIGXCPU)", "signal"),
+    ],
+    ids=["the-guest's-own-failure", "the-same-of-a-long-one", "success", "time-is-up"],
+)  # fmt: skip
+def test_no_program_can_make_its_end_look_like_the_guests(
+    client: Client, code: str, ended_by: str
+) -> None:
+    envelope = run(client, CLAIMS + code)
+    assert code_of(envelope) == "EXECUTION_ERROR"
+    assert details(envelope)["ended_by"] == ended_by
+    assert code_of(run(client, CLAIMS + "claim({'ready': False})\n1")) is None  # the twin
+
+
+EATS_ELSEWHERE = """
+import ctypes, os, time
+if ctypes.CDLL(None).syscall(56, {flags} | 17, 0, 0, 0, 0) == 0:
+    eaten = bytearray(150 << 20)
+    os._exit(0)
+time.sleep(0.5)
+"""
+
+
+@pytest.mark.row("S4")
+@pytest.mark.parametrize("flags", [0x8000, 0], ids=["sibling", "child"])
+def test_memory_is_measured_wherever_a_program_puts_its_processes(
+    client: Client, flags: int
+) -> None:
+    envelope = run(client, EATS_ELSEWHERE.format(flags=flags))
+    assert code_of(envelope) is None, envelope
+    assert (envelope.metadata.resources.peak_memory_mb or 0) > 150
+
+
+@pytest.mark.row("E7")
+def test_a_file_too_deep_to_be_listed_is_counted(client: Client) -> None:
+    deep = "import os\nfor _ in range({}): os.mkdir('d'); os.chdir('d')\nopen('f', 'w').close()"
+    assert run(client, deep.format(100)).data["files_left_out"] == 1
+    assert len(run(client, deep.format(10)).data["files"]) == 1
+
+
 # -- from outside -----------------------------------------------------------------------------
 
 
