@@ -7,7 +7,11 @@ programs run in a container that has run others before: that nothing was left is
 
 from __future__ import annotations
 
+import base64
 import os
+import platform
+import signal
+import struct
 import subprocess
 import time
 from collections.abc import Iterator
@@ -288,6 +292,71 @@ def test_a_process_that_hides_among_the_guests_own_is_ended_like_any_other(
         assert (code_of(answer), answer.data["value"]) == (None, []), answer
 
 
+HEADLESS = """
+import ctypes, os, threading, time
+if os.fork() == 0:
+    os.setsid()
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+    ctypes.CDLL(None).syscall(60, 0)
+time.sleep(0.2)
+"""
+"""A process whose first thread has ended: the kernel calls it a zombie, and another thread runs."""
+
+LEAPS = """
+import base64, ctypes, os, platform, time
+ELF = base64.b64decode("{elf}")
+def seen():
+    return {{int(name) for name in os.listdir("/proc") if name.isdigit()}}
+program = os.memfd_create("leaps")
+os.write(program, ELF)
+if platform.machine() == "x86_64" and ctypes.CDLL(None).syscall(56, {flags}, 0, 0, 0, 0) == 0:
+    os.execv(f"/proc/self/fd/{{program}}", ["leaps"])
+time.sleep(0.1)
+first = max(seen())
+time.sleep(0.02)
+max(seen()) - first
+"""
+
+
+def leaps(spin: int, flags: int) -> str:
+    """A program that leaves a process which forks and ends, for ever: whoever has seen it looks
+    for a number that is gone. It waits a little in between, or its own dead would be too many.
+    """
+    flags |= signal.SIGCHLD
+    leap = (
+        b"\xb9" + struct.pack("<I", spin) + b"\xff\xc9\x75\xfc"  # mov ecx, spin; dec ecx; jnz
+        b"\xbf" + struct.pack("<I", flags) + b"\x31\xf6\x31\xd2\x45\x31\xd2\x45\x31\xc0"
+        b"\xb8\x38\0\0\0\x0f\x05\x85\xc0"  # clone(flags)
+    )
+    leap += b"\x7e" + struct.pack("b", -len(leap) - 2)  # the child, and where it was refused: again
+    code = b"\xb8\x70\0\0\0\x0f\x05" + leap + b"\xb8\x3c\0\0\0\x31\xff\x0f\x05"  # setsid; exit
+    base, start = 0x400000, 120
+    size = start + len(code)
+    ident = b"\x7fELF\2\1\1".ljust(16, b"\0")
+    header = struct.pack("<HHIQQQIHHHHHH", 2, 62, 1, base + start, 64, 0, 0, 64, 56, 1, 0, 0, 0)
+    segment = struct.pack("<IIQQQQQQ", 1, 5, 0, base, base, size, size, 0x1000)
+    program = base64.b64encode(ident + header + segment + code).decode()
+    return LEAPS.format(elf=program, flags=flags)
+
+
+@pytest.mark.row("S5")
+@pytest.mark.parametrize(
+    "code",
+    [HEADLESS, *(leaps(spin, flags) for spin in (20_000, 60_000) for flags in (0, 0x8000))],
+    ids=["headless", "leaps", "leaps-as-a-sibling", "leaps-slowly", "leaps-slowly-as-a-sibling"],
+)
+def test_a_process_that_looks_dead_or_gone_is_not_taken_for_it(client: Client, code: str) -> None:
+    moved = 0
+    for _ in range(4):
+        left = run(client, code)
+        assert code_of(left) is None, left
+        moved += left.data["value"] or 0
+        answer = run(client, LOOKS_FOR_TRACES)
+        assert (code_of(answer), answer.data["value"]) == (None, []), answer
+    # Not vacuous: it did leap, while its program looked.
+    assert moved > 0 or code == HEADLESS or platform.machine() != "x86_64"
+
+
 LEAVES_TRACES = """
 import os, signal, sys, threading, time
 open("/workspace/left", "w").write("x")
@@ -483,6 +552,61 @@ def test_a_program_that_spoils_its_own_reply_only_loses_its_value(
     assert (code_of(envelope), envelope.data["value"]) == (None, None)
     after = run(client, "6 * 7")
     assert after.data["value"] == 42
+
+
+CLAIMS = """
+import json, os, signal, struct
+def claim(words):
+    body = json.dumps(words).encode()
+    os.write(4, struct.pack("!I", len(body)) + body)
+"""
+
+
+@pytest.mark.row("S4")
+@pytest.mark.parametrize(
+    ("code", "ended_by"),
+    [
+        ("claim({'ready': False, 'fault': 'forged'})\nos._exit(70)", "exit"),
+        ("claim({'ready': False, 'fault': 'forged'})\nos._exit(70)\n#" + "x" * 300_000, "exit"),
+        ("claim({'result': {'value': 1, 'has_value': True, 'value_repr': '1'}})\nos._exit(3)",
+         "exit"),
+        ("os.kill(os.getpid(), signal.SIGXCPU)", "signal"),
+    ],
+    ids=["the-guest's-own-failure", "the-same-of-a-long-one", "success", "time-is-up"],
+)  # fmt: skip
+def test_no_program_can_make_its_end_look_like_the_guests(
+    client: Client, code: str, ended_by: str
+) -> None:
+    envelope = run(client, CLAIMS + code)
+    assert code_of(envelope) == "EXECUTION_ERROR"
+    assert details(envelope)["ended_by"] == ended_by
+    assert code_of(run(client, CLAIMS + "claim({'ready': False})\n1")) is None  # the twin
+
+
+EATS_ELSEWHERE = """
+import ctypes, os, time
+if ctypes.CDLL(None).syscall(56, {flags} | 17, 0, 0, 0, 0) == 0:
+    eaten = bytearray(150 << 20)
+    os._exit(0)
+time.sleep(0.5)
+"""
+
+
+@pytest.mark.row("S4")
+@pytest.mark.parametrize("flags", [0x8000, 0], ids=["sibling", "child"])
+def test_memory_is_measured_wherever_a_program_puts_its_processes(
+    client: Client, flags: int
+) -> None:
+    envelope = run(client, EATS_ELSEWHERE.format(flags=flags))
+    assert code_of(envelope) is None, envelope
+    assert (envelope.metadata.resources.peak_memory_mb or 0) > 150
+
+
+@pytest.mark.row("E7")
+def test_a_file_too_deep_to_be_listed_is_counted(client: Client) -> None:
+    deep = "import os\nfor _ in range({}): os.mkdir('d'); os.chdir('d')\nopen('f', 'w').close()"
+    assert run(client, deep.format(100)).data["files_left_out"] == 1
+    assert len(run(client, deep.format(10)).data["files"]) == 1
 
 
 # -- from outside -----------------------------------------------------------------------------

@@ -7,7 +7,9 @@ keeps the module but the system-call filter decides what can still be asked for.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
+import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -70,6 +72,18 @@ def warm_up() -> None:
 def drop_capabilities() -> None:
     """Empty every capability set of this process. Raises OSError where the kernel refuses."""
     _checked(_libc.capset(_OWN_CAPABILITIES, _NO_CAPABILITIES), "capset")
+
+
+def unread_bytes(pipe: int) -> int:
+    """How much lies in a pipe, asked at either end, whoever has closed the other; 0 where the
+    kernel does not say.
+    """
+    found = ctypes.c_int(0)
+    try:
+        fcntl.ioctl(pipe, termios.FIONREAD, found)
+    except OSError:
+        return 0
+    return found.value
 
 
 def process_cpu_ns(pid: int) -> int | None:

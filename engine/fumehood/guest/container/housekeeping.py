@@ -23,7 +23,7 @@ LEFT_OUT_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Housekeeper:
-    """What became of one: how many files were left out, and why it failed."""
+    """What became of one: how many files were left out, and why it failed; then at least one."""
 
     left_out: int = 0
     fault: str | None = None
@@ -42,7 +42,7 @@ def keep_house(run_id: int, mounts: workspace.Mounts) -> Housekeeper:
     except OSError as error:
         os.close(readable)
         os.close(writable)
-        return Housekeeper(fault=f"no housekeeper could be made: {error.strerror}")
+        return Housekeeper(1, f"no housekeeper could be made: {error.strerror}")
     if pid == 0:
         _work(run_id, mounts, writable)
     os.close(writable)
@@ -77,14 +77,14 @@ def _await(pid: int, readable: int) -> Housekeeper:
         if not ready:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-            return Housekeeper(fault="the workspace could not be read in time")
+            return Housekeeper(1, "the workspace could not be read in time")
         chunk = os.read(readable, LEFT_OUT_BYTES)
         if not chunk:
             break
         report += chunk
     os.waitpid(pid, 0)
     if len(report) < LEFT_OUT_BYTES:
-        return Housekeeper(fault="the workspace could not be emptied")
+        return Housekeeper(1, "the workspace could not be emptied")
     return Housekeeper(left_out=int.from_bytes(report, "big"))
 
 

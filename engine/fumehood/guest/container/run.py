@@ -48,6 +48,9 @@ class Run:
     deadline: float = 0.0
     killed_for: str | None = None
     claim: dict[str, Any] | None = None
+    sent_bytes: int = 0
+    has_begun: bool = False
+    """Whether its child took any of the request, which it does when it is sealed."""
     received_bytes: int = 0
     status: int | None = None
     child_cpu_ns: int = 0
@@ -58,7 +61,12 @@ class Run:
 
 
 def ending_of(
-    run: Run, exit_code: int | None, signal_number: int | None, *, out_of_memory: bool
+    run: Run,
+    exit_code: int | None,
+    signal_number: int | None,
+    *,
+    out_of_memory: bool,
+    cpu_ms: float | None = None,
 ) -> tuple[str, dict[str, Any] | None]:
     """How a run ended, and what of its claim goes on."""
     claimed = _claimed_kind(run.claim)
@@ -67,7 +75,7 @@ def ending_of(
     if out_of_memory:
         return "memory", None
     if signal_number is not None:
-        return _ending_of_signal(signal_number), None
+        return _ending_of_signal(run, signal_number, cpu_ms), None
     if exit_code == 0:
         result = run.claim.get("result") if run.claim is not None else None
         return "ok", {"result": result} if isinstance(result, dict) else None
@@ -75,7 +83,7 @@ def ending_of(
         return "exception", _told(run.claim)
     if claimed == "memory":
         return "memory", _told(run.claim)
-    if exit_code == SEAL_FAILED and run.claim is not None and run.claim.get("ready") is False:
+    if exit_code == SEAL_FAILED and not run.has_begun and run.claim is not None:
         return "sandbox_lost", None
     return "exit", None
 
@@ -88,10 +96,12 @@ def claimed_limits(claim: dict[str, Any] | None) -> set[str]:
     return set() if name is None else {name}
 
 
-def _ending_of_signal(number: int) -> str:
+def _ending_of_signal(run: Run, number: int, cpu_ms: float | None) -> str:
     if number == signal.SIGSYS:
         return "policy"
-    return "cpu_time" if number == signal.SIGXCPU else "signal"
+    # Anybody may send it to himself.
+    is_spent = cpu_ms is None or cpu_ms >= run.limits.cpu_s * 1e3
+    return "cpu_time" if number == signal.SIGXCPU and is_spent else "signal"
 
 
 def _told(claim: dict[str, Any] | None) -> dict[str, Any]:

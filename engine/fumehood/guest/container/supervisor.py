@@ -175,7 +175,9 @@ class Supervisor:
             return
         descriptor = run.child.request_fd
         try:
-            run.request = run.request[os.write(descriptor, run.request) :]
+            sent_bytes = os.write(descriptor, run.request)
+            run.request = run.request[sent_bytes:]
+            run.sent_bytes += sent_bytes
         except BlockingIOError:
             pass
         except BrokenPipeError:
@@ -239,11 +241,15 @@ class Supervisor:
     def _on_end(self, word: Word) -> None:
         """The zygote buried the program's first process."""
         run = self._run
-        if run is None or run.child is None or run.child.pid != word.pid:
+        if run is None or run.child is None:
+            return
+        run.largest_bytes = max(run.largest_bytes, word.largest_bytes)
+        if run.child.pid != word.pid:  # it can have brothers: who is a parent is a clone's choice
+            run.reaped_cpu_ns += word.cpu_ns
             return
         run.status = word.status
         run.reaped_cpu_ns += max(0, word.cpu_ns - run.child_cpu_ns)
-        run.largest_bytes = max(run.largest_bytes, word.largest_bytes)
+        run.has_begun = kernel.unread_bytes(run.child.request_fd) < run.sent_bytes - 1
         self._conclude(run)
 
     def _on_sigchld(self) -> None:
@@ -342,8 +348,13 @@ class Supervisor:
         exit_code, signal_number = (
             decode_status(run.status) if run.status is not None else (None, None)
         )
-        ended_by, claim = ending_of(run, exit_code, signal_number, out_of_memory=out_of_memory)
+        cpu_ms = self._meter.cpu_ms(run)
+        ended_by, claim = ending_of(
+            run, exit_code, signal_number, out_of_memory=out_of_memory, cpu_ms=cpu_ms
+        )
         hit = run.limits_hit | claimed_limits(run.claim)
+        if out_of_memory and ended_by != "memory":
+            hit.add("memory")
         if self._meter.has_refused_processes(run):
             hit.add("processes")
         if signal_number == signal.SIGXFSZ:
@@ -359,7 +370,7 @@ class Supervisor:
                 "op": "ended",
                 "id": run.id,
                 "ended_by": ended_by,
-                "cpu_ms": self._meter.cpu_ms(run),
+                "cpu_ms": cpu_ms,
                 "peak_memory_bytes": self._meter.peak_bytes(run, ended_by=ended_by),
                 "stdout_bytes": stdout_bytes,
                 "stderr_bytes": stderr_bytes,

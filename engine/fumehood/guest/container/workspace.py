@@ -154,7 +154,9 @@ def _hand_over_one(
 
 
 def _walk(root: str) -> Iterator[tuple[str, int, str, os.stat_result]]:
-    """Everything but directories: (path, directory's descriptor, name, status), by path."""
+    """Everything but directories: (path, directory's descriptor, name, status), by path. A
+    directory that cannot be walked stands for what is in it.
+    """
     top = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     open_directories = [("", top, _names(top))]
     seen = 0
@@ -166,18 +168,14 @@ def _walk(root: str) -> Iterator[tuple[str, int, str, os.stat_result]]:
             continue
         name = names.pop()
         seen += 1
-        try:
-            found = os.stat(name, dir_fd=directory, follow_symlinks=False)
-        except OSError:
-            continue
+        found = os.stat(name, dir_fd=directory, follow_symlinks=False)
         if not stat.S_ISDIR(found.st_mode):
             yield prefix + name, directory, name, found
         elif len(open_directories) < MAX_DEPTH:
-            try:
-                below = _open(name, directory, os.O_RDONLY | os.O_DIRECTORY)
-            except OSError:
-                continue
+            below = _open(name, directory, os.O_RDONLY | os.O_DIRECTORY)
             open_directories.append((f"{prefix}{name}/", below, _names(below)))
+        else:
+            yield prefix + name, directory, name, found
 
 
 def _names(directory: int) -> list[str]:

@@ -55,6 +55,21 @@ def test_the_exit_decides_and_a_claim_only_explains_a_failure(
     assert ending_of(_run(claim), exit_code, number, out_of_memory=False) == expected
 
 
+def test_whoever_has_read_its_request_was_sealed_whatever_it_says() -> None:
+    run = _run({"ready": False, "fault": "forged"})
+    run.has_begun = True
+    assert ending_of(run, SEAL_FAILED, None, out_of_memory=False) == ("exit", None)
+
+
+@pytest.mark.row("S4")
+@pytest.mark.parametrize(("cpu_ms", "ended_by"), [(999.0, "signal"), (1000.0, "cpu_time")])
+def test_the_signal_of_a_limit_that_was_not_reached_is_one_like_any_other(
+    cpu_ms: float, ended_by: str
+) -> None:
+    ending = ending_of(_run(), None, signal.SIGXCPU, out_of_memory=False, cpu_ms=cpu_ms)
+    assert ending == (ended_by, None)
+
+
 def test_only_the_agreed_words_of_a_failure_go_on() -> None:
     claim = {"error": {"kind": "memory", "message": "m", "errno": 12, "more": "x"}}
     assert ending_of(_run(claim), 1, None, out_of_memory=False) == (
