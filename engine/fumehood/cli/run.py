@@ -129,8 +129,6 @@ def _lines(fields: JsonObject, stderr: str, *, with_files: bool) -> list[str]:
     if with_files and fields.get("files"):
         names = ", ".join(f"{file['filename']} ({file['size']} bytes)" for file in fields["files"])
         lines.append(f"files: {names}. To keep them: --save DIR")
-    if fields.get("files_left_out"):
-        lines.append(f"files: {fields['files_left_out']} more were too many or too large")
     return lines
 
 
@@ -154,13 +152,13 @@ def _write(stream: TextIO, text: str) -> None:
 
 
 def _save(envelope: Envelope, client: Client, directory: Path, *, force: bool) -> bool:
-    """Write the files; whether all of them are there now."""
+    """Write the files; whether all that the program made are there now."""
     from fumehood.cli.saving import SaveFailed, Saving
     from fumehood.cli.tables import printable
     from fumehood.client import Refused
 
     fields: Any = envelope.data if envelope.error is None else envelope.error.details or {}
-    is_whole = True
+    is_whole = not fields.get("files_left_out")
     try:
         with Saving(directory, force=force) as saving:
             for entry in fields.get("files", []):
