@@ -102,7 +102,11 @@ def _check_size(arguments: JsonObject) -> None:
     texts = [arguments["code"], arguments.get("stdin", "")]
     texts += [file.get("content", file.get("content_base64")) for file in files]
     if sum(map(len, texts)) > MAX_BYTES:
-        fail("The program and what is sent with it are over 8 MB together.", ExitCode.USAGE)
+        fail(
+            "The program and what is sent with it are over 8 MB together; a file that is no text "
+            "counts a third more.",
+            ExitCode.USAGE,
+        )
 
 
 def _show(envelope: Envelope, client: Client, *, with_files: bool) -> None:
