@@ -132,7 +132,10 @@ def test_exit_status_follows_the_table(
         (["ok.py", "--file", "nothing"], b"cannot be read"),
         (["ok.py", "--file", "../x=ok.py"], b"'..'"),
         (["large.py"], b"over 8 MB"),
-        (["ok.py", "--file", "five", "--file", "b=five"], b"over 8 MB together"),
+        (
+            ["ok.py", "--file", "five", "--file", "b=five"],
+            b"over 8 MB together; a file that is no text",
+        ),
         ([], b"Missing argument"),
     ],
 )
@@ -199,6 +202,16 @@ def test_options_of_the_call_are_passed_on(run: Runner) -> None:
 def test_files_are_named_where_nobody_keeps_them(run: Runner) -> None:
     done = run(files={"a.txt": "abc", "b": 2_000_000})
     assert done.stderr == b"files: a.txt (3 bytes), b (2000000 bytes). To keep them: --save DIR\n"
+
+
+def test_files_that_did_not_come_back_are_told_of_and_not_counted_as_saved(run: Runner) -> None:
+    done = run(files={"a": "b"}, files_left_out=2)
+    assert done.returncode == 0
+    assert b"warning: files_left_out: 2 files did not come back; at most 100 do" in done.stderr
+    done = run("--save", "out", files={"a": "b"}, files_left_out=1)
+    assert done.returncode == 1
+    assert b"1 file did not come back" in done.stderr
+    assert (run.directory / "out" / "a").read_text() == "b"
 
 
 def test_files_are_saved_below_the_directory_small_and_large(run: Runner) -> None:

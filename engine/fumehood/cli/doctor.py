@@ -59,7 +59,7 @@ def _examine(socket: Path | None) -> Iterator[Finding]:
     yield _socket(config)
     yield from _interpreter(config)
     yield from _jail(config)
-    yield from _docker()
+    yield from _docker(config)
     yield _tools(config)
     yield from _tools_directory(config)
 
@@ -151,10 +151,10 @@ def _wall(name: str, wall: InterpreterWall | JailWall, if_not: Verdict) -> Itera
             yield Finding(f"{name}: {limit}", if_not, found, wall.cure)
 
 
-def _docker() -> Iterator[Finding]:
+def _docker(config: Config) -> Iterator[Finding]:
     from fumehood.cli.doctor_docker import docker_findings
 
-    yield from docker_findings()
+    yield from docker_findings(config.container)
 
 
 def _tools(config: Config) -> Finding:

@@ -17,6 +17,7 @@ from docker.errors import DockerException
 from requests.exceptions import RequestException
 
 from fumehood.cli.finding import Finding
+from fumehood.config import ContainerConfig
 from fumehood.model.limits import MB
 from fumehood.sandbox.container.advisories import changelog_of, standing
 from fumehood.sandbox.container.images import Image, list_images, newest_own
@@ -36,8 +37,10 @@ PACKAGES = {"runc": ("runc",), "containerd": ("containerd", "containerd.io")}
 UNIFIED = Path("/sys/fs/cgroup/unified")
 
 
-def docker_findings() -> Iterator[Finding]:
-    """Everything about Docker and the images, or why it is not there."""
+def docker_findings(settings: ContainerConfig) -> Iterator[Finding]:
+    """Everything about Docker and the images, and whether it has what the configuration names;
+    or why it is not there.
+    """
     try:
         client = open_docker()
     except DockerUnreachable as error:
@@ -60,9 +63,12 @@ def docker_findings() -> Iterator[Finding]:
     yield _control_groups(info, hybrid=local and UNIFIED.is_dir())
     yield _swap(info, swap_bytes=psutil.swap_memory().total if local else None)
     yield _seccomp(info)
-    yield _runtimes(info)
+    yield _runtimes(info, settings.runtime)
     for name, found_images in images.items():
         yield image_finding(name, found_images, datetime.now(UTC))
+    if settings.image not in images:
+        cure = f"Set container.image to one that there is: {', '.join(images)}."
+        yield Finding(f"image: {settings.image}", "warning", "there is none of this name", cure)
     yield _memory(info, available=psutil.virtual_memory().available if local else None)
     if local:
         yield _disk(Path(str(info.get("DockerRootDir") or "/")))
@@ -147,11 +153,20 @@ def _seccomp(info: JsonMapping) -> Finding:
     return Finding(check, "warning", "Docker does not filter system calls", cure)
 
 
-def _runtimes(info: JsonMapping) -> Finding:
+def _runtimes(info: JsonMapping, configured: str | None) -> Finding:
     names = sorted(name for name in info.get("Runtimes") or {} if not name.startswith("io."))
     default = info.get("DefaultRuntime")
     found = f"{', '.join(names)} (default: {default})"
-    return Finding("docker: runtimes", "ok", found)
+    if configured is not None and configured not in (info.get("Runtimes") or {}):
+        return Finding(
+            "docker: runtimes",
+            "warning",
+            f"{found}; {configured!r} of the configuration is none of them",
+            "Register it in Docker's configuration (daemon.json, runtimes), or set "
+            "container.runtime to one of them.",
+        )
+    used = "" if configured is None else f", used: {configured}"
+    return Finding("docker: runtimes", "ok", f"{found}{used}")
 
 
 def image_finding(name: str, images: list[Image], now: datetime) -> Finding:

@@ -102,7 +102,11 @@ def _check_size(arguments: JsonObject) -> None:
     texts = [arguments["code"], arguments.get("stdin", "")]
     texts += [file.get("content", file.get("content_base64")) for file in files]
     if sum(map(len, texts)) > MAX_BYTES:
-        fail("The program and what is sent with it are over 8 MB together.", ExitCode.USAGE)
+        fail(
+            "The program and what is sent with it are over 8 MB together; a file that is no text "
+            "counts a third more.",
+            ExitCode.USAGE,
+        )
 
 
 def _show(envelope: Envelope, client: Client, *, with_files: bool) -> None:
@@ -129,8 +133,6 @@ def _lines(fields: JsonObject, stderr: str, *, with_files: bool) -> list[str]:
     if with_files and fields.get("files"):
         names = ", ".join(f"{file['filename']} ({file['size']} bytes)" for file in fields["files"])
         lines.append(f"files: {names}. To keep them: --save DIR")
-    if fields.get("files_left_out"):
-        lines.append(f"files: {fields['files_left_out']} more were too many or too large")
     return lines
 
 
@@ -154,13 +156,13 @@ def _write(stream: TextIO, text: str) -> None:
 
 
 def _save(envelope: Envelope, client: Client, directory: Path, *, force: bool) -> bool:
-    """Write the files; whether all of them are there now."""
+    """Write the files; whether all that the program made are there now."""
     from fumehood.cli.saving import SaveFailed, Saving
     from fumehood.cli.tables import printable
     from fumehood.client import Refused
 
     fields: Any = envelope.data if envelope.error is None else envelope.error.details or {}
-    is_whole = True
+    is_whole = not fields.get("files_left_out")
     try:
         with Saving(directory, force=force) as saving:
             for entry in fields.get("files", []):

@@ -13,7 +13,12 @@ import anyio
 
 from fumehood.executors.code_arguments import program_arguments, sent_files
 from fumehood.executors.code_claims import NO_VALUE, FailureClaim, read_failure, read_value
-from fumehood.executors.code_words import failure_message, reached_limit, refused_by
+from fumehood.executors.code_words import (
+    failure_message,
+    left_out_words,
+    reached_limit,
+    refused_by,
+)
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.workspace_files import WorkspaceFiles
 from fumehood.model.errors import (
@@ -62,7 +67,8 @@ async def run_code(
         entries = await files.entries()
     failure = read_failure(ending.claimed_error)
     ending = _as_claimed(ending, failure)
-    fields = _fields(ending, entries, ending.files_left_out + files.left_out)
+    left_out = ending.files_left_out + files.left_out
+    fields = _fields(ending, entries, left_out)
     error = _error(tool, ending, failure, limits, fields)
     return Outcome(
         ended_by=ending.ended_by,
@@ -72,7 +78,7 @@ async def run_code(
         cpu_ms=ending.cpu_ms,
         peak_memory_bytes=ending.peak_memory_bytes,
         output_bytes=_output_bytes(ending),
-        warnings=refused_by(ending.limits_hit, limits),
+        warnings=refused_by(ending.limits_hit, limits) + left_out_words(left_out),
         max_data_bytes=MAX_DATA_BYTES,
     )
 

@@ -12,7 +12,16 @@ from collections.abc import Iterable
 from fumehood.executors.code_claims import ExceptionClaim, FailureClaim
 from fumehood.model.errors import EndedBy
 from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import CONTAINER_OPEN_FILES, CONTAINER_PROCESSES, MB, Limit, Limits
+from fumehood.model.limits import (
+    CONTAINER_FILES_OUT,
+    CONTAINER_FILES_OUT_MB,
+    CONTAINER_OPEN_FILES,
+    CONTAINER_PROCESSES,
+    MB,
+    Limit,
+    Limits,
+    container_writable_mb,
+)
 from fumehood.sandbox.wall import RunEnding
 
 MAX_MESSAGE_CHARACTERS = 500
@@ -48,15 +57,16 @@ def reached_limit(ending: RunEnding, limits: Limits) -> tuple[JsonObject, str] |
 
 def refused_by(names: Iterable[str], limits: Limits) -> tuple[str, ...]:
     """A sentence for each limit that refused the program something and let it go on."""
-    disk_mb = (limits.memory_mb or 0) // 2
+    workspace_mb, *others = container_writable_mb(limits.memory_mb or 0).values()
     words = {
         Limit.PROCESSES: f"processes: more than {CONTAINER_PROCESSES} processes and threads at "
         "once were refused; start fewer, or wait for some to end",
         Limit.OPEN_FILES: f"open_files: more than {CONTAINER_OPEN_FILES} open files of a process "
         "were refused; close those that are done",
-        Limit.DISK: f"disk: more than {disk_mb} MB of files were refused; write less, or allow "
-        "more memory (memory_limit_mb), half of which is for files",
-        Limit.FILE_SIZE: f"file_size: a file of more than {disk_mb} MB was refused; write "
+        Limit.DISK: f"disk: more files were refused; the working directory holds {workspace_mb} "
+        f"MB, /tmp {others[0]} MB and /dev/shm {others[1]} MB, each in a limited number of files; "
+        "write less or fewer, or allow more memory (memory_limit_mb), of which they are a part",
+        Limit.FILE_SIZE: f"file_size: a file of more than {workspace_mb} MB was refused; write "
         "smaller ones, or allow more memory (memory_limit_mb)",
         Limit.NETWORK: "network: there is none here; send what is needed in with files",
         Limit.MEMORY: "memory: a process of the program was ended for want of memory; work on "
@@ -66,6 +76,19 @@ def refused_by(names: Iterable[str], limits: Limits) -> tuple[str, ...]:
         f"limits_hit: {words.get(name, f'{name}: the sandbox refused more')}"  # type: ignore[call-overload]
         for name in names
     )
+
+
+def left_out_words(count: int) -> tuple[str, ...]:
+    """A sentence where files did not come back; none where all did."""
+    if not count:
+        return ()
+    how_many = "1 file" if count == 1 else f"{count} files"
+    words = (
+        f"files_left_out: {how_many} did not come back; at most {CONTAINER_FILES_OUT} do, of "
+        f"{CONTAINER_FILES_OUT_MB} MB together, and only plain files that can be read; write "
+        "fewer or smaller ones"
+    )
+    return (words,)
 
 
 def failure_message(ending: RunEnding, claim: FailureClaim | None) -> str:
@@ -96,8 +119,11 @@ def _reason(claim: FailureClaim | None) -> str:
         return "it gave no reason"
     if claim.exception is None:
         return claim.message or "it gave no reason"
-    where = f" (line {claim.exception.line})" if claim.exception.line is not None else ""
-    return _words(claim.exception)[:MAX_MESSAGE_CHARACTERS] + where
+    words = _words(claim.exception)[:MAX_MESSAGE_CHARACTERS]
+    line = claim.exception.line
+    if line is None or words.endswith(f"line {line})"):  # a syntax error says it itself
+        return words
+    return f"{words} (line {line})"
 
 
 def _words(said: ExceptionClaim) -> str:

@@ -29,6 +29,19 @@ CONTAINER_PROCESSES = 64
 CONTAINER_OPEN_FILES = 256
 """Of one process in a container."""
 
+CONTAINER_SIXTEENTHS = {"/workspace": 4, "/tmp": 3, "/dev/shm": 1}  # noqa: S108  # inside
+"""Of the size of a container, for each place that can be written: half of it together. A program
+that fills all of them still leaves memory for itself and for the guest."""
+
+CONTAINER_FILES_OUT = 100
+CONTAINER_FILES_OUT_MB = 64
+"""How many files of a program come back, and how large they may be together."""
+
+
+def container_writable_mb(memory_mb: int) -> dict[str, int]:
+    """The sizes of what can be written in a container, by path. A file may fill `/workspace`."""
+    return {path: memory_mb * part // 16 for path, part in CONTAINER_SIXTEENTHS.items()}
+
 
 class Limit(StrEnum):
     """What a wall can be asked to enforce."""

@@ -13,6 +13,7 @@ from docker.errors import APIError
 from fumehood.cli import doctor_docker
 from fumehood.cli.doctor_docker import docker_findings, image_finding
 from fumehood.cli.finding import Finding
+from fumehood.config import ContainerConfig
 from fumehood.sandbox.container.images import guest_digest, list_images
 from fumehood.sandbox.container.reach import DockerUnreachable, Why
 from fumehood.sandbox.container.recipe import read_recipe
@@ -50,16 +51,16 @@ class Engine(ListedImages):
 
 
 @pytest.fixture
-def findings(monkeypatch: pytest.MonkeyPatch) -> Callable[[Engine], dict[str, Finding]]:
+def findings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Finding]]:
     """Findings on one engine, by check; on a host with swap and 4 GB free."""
     memory = SimpleNamespace(available=4 << 30)
     monkeypatch.setattr(doctor_docker.psutil, "virtual_memory", lambda: memory)
     monkeypatch.setattr(doctor_docker.psutil, "swap_memory", lambda: SimpleNamespace(total=1 << 30))
     monkeypatch.delenv("DOCKER_HOST", raising=False)
 
-    def look(engine: Engine) -> dict[str, Finding]:
+    def look(engine: Engine, **settings: Any) -> dict[str, Finding]:
         monkeypatch.setattr(doctor_docker, "open_docker", lambda: engine)
-        return {finding.check: finding for finding in docker_findings()}
+        return {finding.check: finding for finding in docker_findings(ContainerConfig(**settings))}
 
     return look
 
@@ -158,11 +159,28 @@ def test_each_reason_without_docker_has_a_message_and_cure_of_its_own(
         raise DockerUnreachable(why, f"because {why}.")
 
     monkeypatch.setattr(doctor_docker, "open_docker", refuse)
-    (finding,) = docker_findings()
+    (finding,) = docker_findings(ContainerConfig())
     assert (finding.check, finding.verdict) == ("docker", "warning")
     assert f"because {why}." in finding.found
     assert finding.cure == DockerUnreachable(why, "").cure
     assert len({DockerUnreachable(each, "").cure for each in Why}) == len(Why)
+
+
+@pytest.mark.row("D7", "S3")
+def test_runtime_of_the_configuration_that_docker_lacks_is_a_warning(findings: Any) -> None:
+    found = findings(Engine(fresh_row()), runtime="kata")["docker: runtimes"]
+    assert (found.verdict, "'kata'" in found.found) == ("warning", True)
+    assert "container.runtime" in found.cure
+    found = findings(Engine(fresh_row()), runtime="runsc")["docker: runtimes"]
+    assert (found.verdict, found.found.endswith("used: runsc")) == ("ok", True)
+
+
+@pytest.mark.row("D7", "S10")
+def test_image_of_the_configuration_that_nothing_builds_is_a_warning(findings: Any) -> None:
+    found = findings(Engine(fresh_row()), image="pyhton")["image: pyhton"]
+    assert (found.verdict, found.cure) == (
+        "warning", "Set container.image to one that there is: python.",
+    )  # fmt: skip
 
 
 def test_engine_that_fails_after_its_first_answer_is_a_warning(findings: Any) -> None:

@@ -129,6 +129,17 @@ async def test_exception_brings_its_own_traceback_and_what_was_printed(home: Any
             },
             "failed: SyntaxError: no (line 3).",
         ),
+        (
+            {
+                **FAILURE,
+                "exception": {
+                    **EXCEPTION,
+                    "type": "SyntaxError",
+                    "message": "no (<code>, line 3)",
+                },
+            },
+            "failed: SyntaxError: no (<code>, line 3).",
+        ),
         ({**FAILURE, "exception": {**EXCEPTION, "message": "x" * 100_000}}, "xxx (line 3)."),
     ],
     ids=lambda given: str(given)[:40],
@@ -181,10 +192,12 @@ async def test_limits_that_only_refused_are_named_each_with_what_to_try(home: An
     assert envelope.data["limits_hit"] == list(names)
     assert envelope.data["files_left_out"] == 3
     warnings = envelope.metadata.warnings
-    assert len(warnings) == len(names)
+    assert len(warnings) == len(names) + 1
     assert "more than 64 processes" in warnings[0]
     assert "more than 256 open files" in warnings[1]
-    assert "more than 64 MB of files" in warnings[2]
+    assert "directory holds 32 MB, /tmp 24 MB and /dev/shm 8 MB" in warnings[2]
+    assert "a file of more than 32 MB" in warnings[3]
+    assert "3 files did not come back; at most 100 do, of 64 MB together" in warnings[-1]
     error = await failed(home, EndedBy.EXIT, exit_code=1, limits_hit=("disk",))
     assert error.details["limits_hit"] == ["disk"]
 

@@ -6,8 +6,10 @@ streams, where the supervisor counts it, and how the run ended is told by the ex
 
 from __future__ import annotations
 
+import _sitebuiltins
 import ast
 import atexit
+import builtins
 import io
 import linecache
 import os
@@ -53,6 +55,16 @@ def preload() -> None:
     """Load what programs ask for most, so that each of them finds it there."""
     for name in PRELOADED:
         __import__(name)
+    _add_site_names()
+
+
+def _add_site_names() -> None:
+    """`exit`, `quit` and `help`: every Python has them, and they come from `site`, without which
+    the guest runs.
+    """
+    for name in ("exit", "quit"):
+        setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
+    setattr(builtins, "help", _sitebuiltins._Helper())  # noqa: B010  # unknown to type checkers
 
 
 def warm_up() -> None:

@@ -21,6 +21,7 @@ from fumehood.sandbox.container.recipe import (
     UnknownImage,
     WrongRecipe,
     guest_digest,
+    image_names,
     read_recipe,
 )
 
@@ -92,11 +93,18 @@ def own_image(found: Sequence[Image], name: str) -> Image:
     """The newest that is this engine's.
 
     Raises:
-        SandboxUnavailable: with the command that builds it.
+        SandboxUnavailable: with the command that builds it, or where nothing could, with the
+            names that there are.
     """
     own = newest_own(found)
     if own is not None:
         return own
+    if name not in image_names():
+        known = ", ".join(image_names())
+        raise SandboxUnavailable(
+            f"There is no image {name!r}. Set container.image to one that there is: {known}.",
+            retryable=False,
+        )
     what = "is of another version of the engine" if found else "is missing"
     raise SandboxUnavailable(
         f"The image {name} {what}. Build it: fumehood images build {name}", retryable=False

@@ -182,7 +182,7 @@ class Pool:
         try:
             self._line.join(waiter)
         except LineFull:
-            raise _busy() from None
+            raise _busy("Too many calls wait for a container.") from None
         self._dispatch()
         try:
             with anyio.fail_after(self._rules.patience_s):
@@ -190,7 +190,8 @@ class Pool:
         except BaseException as error:
             self._forget(waiter)
             if isinstance(error, TimeoutError):
-                raise _busy() from None
+                waited = f"No container became free in {self._rules.patience_s:g} s."
+                raise _busy(waited) from None
             raise
 
     def give_back(self, place: Place, *, ran: bool, fresh: bool) -> None:
@@ -502,8 +503,5 @@ def _another(error: EngineError) -> EngineError:
     return copy.copy(error)
 
 
-def _busy() -> SandboxUnavailable:
-    return SandboxUnavailable(
-        "Too many calls wait for a container. Repeat the call later.",
-        retry_after_ms=RETRY_AFTER_MS,
-    )
+def _busy(why: str) -> SandboxUnavailable:
+    return SandboxUnavailable(f"{why} Repeat the call later.", retry_after_ms=RETRY_AFTER_MS)

@@ -44,7 +44,8 @@ class Why(StrEnum):
 CURES: Mapping[Why, str] = {
     Why.NOT_INSTALLED: "As root on Debian or Ubuntu: scripts/docker-setup, or apt-get install "
     "docker.io; elsewhere see Docker's own instructions.",
-    Why.NOT_RUNNING: "As root: systemctl start docker, or without systemd: scripts/docker-setup.",
+    Why.NOT_RUNNING: "As root: systemctl start docker, or without systemd: scripts/docker-setup. "
+    "Where DOCKER_HOST is set, see that it names the right one.",
     Why.NOT_PERMITTED: "Run it as a user of the group `docker` (usermod --append --groups docker "
     "USER, then log in anew). Whoever is in that group can become root.",
     Why.NOT_ANSWERING: "See the log of dockerd, and start it anew when it hangs.",

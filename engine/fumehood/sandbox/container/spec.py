@@ -15,7 +15,12 @@ import json
 from dataclasses import dataclass
 
 from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import CONTAINER_OPEN_FILES, CONTAINER_PROCESSES, MB
+from fumehood.model.limits import (
+    CONTAINER_OPEN_FILES,
+    CONTAINER_PROCESSES,
+    MB,
+    container_writable_mb,
+)
 
 GUEST_COMMAND = ("/usr/bin/python3", "-I", "-S", "-B", "-X", "utf8", "/opt/fumehood/fumehood/guest")
 GUEST_IMPORT_PATHS = ("/opt/fumehood",)
@@ -33,10 +38,7 @@ GVISOR_PROCESSES = 1024
 """What gVisor's own kernel needs besides, for it runs within the container's limits: threads for
 each of the program's, and memory. Inside, that kernel counts the program's own."""
 
-WORKSPACE, TEMPORARY, SHARED_MEMORY = "/workspace", "/tmp", "/dev/shm"  # noqa: S108  # inside
-SIXTEENTHS = {WORKSPACE: 4, TEMPORARY: 3, SHARED_MEMORY: 1}
-"""Of the memory class, for each place that can be written: half of it together. A program that
-fills all of them still leaves memory for itself and for the guest."""
+WORKSPACE = "/workspace"
 
 INODES_PER_MB = 32
 MIN_INODES = 1024
@@ -93,7 +95,7 @@ class ContainerSpec:
     @property
     def writable_mb(self) -> dict[str, int]:
         """The sizes of the file systems that can be written, by path."""
-        return {path: self.memory_mb * part // 16 for path, part in SIXTEENTHS.items()}
+        return container_writable_mb(self.memory_mb)
 
 
 def create_body(spec: ContainerSpec, command: tuple[str, ...] = GUEST_COMMAND) -> JsonObject:

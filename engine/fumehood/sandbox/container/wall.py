@@ -161,7 +161,7 @@ class ContainerWall:
     @property
     def cure(self) -> str:
         """Why not, and what to do."""
-        return "" if self._down is None else f"{self._down.fault} {self._down.cure}"
+        return "" if self._down is None else f"{self._down.fault} {self._down.cure}".rstrip()
 
     @property
     def counts(self) -> JsonObject:

@@ -10,6 +10,12 @@ from typing import Any
 import pytest
 
 from fumehood.guest.container import workspace
+from fumehood.model.limits import (
+    CONTAINER_FILES_OUT,
+    CONTAINER_FILES_OUT_MB,
+    CONTAINER_SIXTEENTHS,
+    MB,
+)
 
 
 @pytest.fixture
@@ -117,3 +123,9 @@ def test_a_file_over_the_total_is_left_out_and_a_smaller_one_still_comes(
     (place / "a").write_bytes(b"x" * 11)
     (place / "b").write_bytes(b"x" * 10)
     assert _kept(place) == ({"b": b"x" * 10}, 1)
+
+
+def test_bounds_are_those_that_the_host_tells_of() -> None:
+    assert workspace.MAX_FILES == CONTAINER_FILES_OUT
+    assert workspace.MAX_TOTAL_BYTES == CONTAINER_FILES_OUT_MB * MB
+    assert set(workspace.MOUNTS) == set(CONTAINER_SIXTEENTHS)

@@ -211,3 +211,20 @@ def test_long_words_are_shortened_in_the_middle(run: Any) -> None:
     assert message.startswith("aaa")
     assert message.endswith("az")
     assert len(ran.exception["traceback"]) <= 16_000
+
+
+@pytest.mark.row("S7")
+@pytest.mark.parametrize(
+    ("code", "exit_code"),
+    [("exit()", 0), ("quit()", 0), ("exit(3)", 3), ("def f():\n    quit('why')\nf()", 1)],
+)
+def test_exit_and_quit_end_a_program_as_any_python_does(
+    run: Any, code: str, exit_code: int
+) -> None:
+    ran = run(f"print('before')\n{code}\nprint('after')")
+    assert (ran.exit_code, ran.stdout, ran.claim) == (exit_code, "before\n", {})
+    assert ran.stderr == ("why\n" if exit_code == 1 else "")
+
+
+def test_help_is_there(run: Any) -> None:
+    assert "len(obj, /)" in run("help(len)").stdout

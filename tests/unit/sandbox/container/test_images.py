@@ -52,6 +52,14 @@ async def test_any_other_image_is_refused_with_the_build_command(
     assert not refusal.value.may_retry
 
 
+@pytest.mark.row("S10")
+async def test_image_that_no_command_builds_is_refused_with_the_names_that_there_are() -> None:
+    with pytest.raises(SandboxUnavailable) as refusal:
+        await find_image(ListedImages(), "pyhton")
+    assert "no image 'pyhton'" in refusal.value.message
+    assert refusal.value.message.endswith("one that there is: python.")
+
+
 @pytest.mark.parametrize(
     "tags",
     [None, [], ["shop/derived:latest"], ["shop/fumehood/python:latest"], ["fumehood/python2:x"]],

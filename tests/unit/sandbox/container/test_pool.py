@@ -255,6 +255,7 @@ async def test_who_waits_too_long_is_told_when_to_come_again() -> None:
         await made.take("a")
         with pytest.raises(SandboxUnavailable) as refused:
             await made.take("a")
+        assert "No container became free in 0.02 s." in refused.value.message
         assert refused.value.may_retry
         assert refused.value.retry_after_ms == 1000
         assert made.pool.counts()["waiting"] == 0
@@ -265,15 +266,15 @@ async def test_line_is_bounded_for_one_domain_one_principal_and_for_all() -> Non
         await made.take("a")
         waiting = [made.waits("a") for _ in range(500)]
         await settle()
-        with pytest.raises(SandboxUnavailable):
+        with pytest.raises(SandboxUnavailable, match="Too many calls wait"):
             await made.pool.take(_domain("a"), 512, fresh=False)
         waiting += [made.waits("a/1") for _ in range(500)]
         await settle()
-        with pytest.raises(SandboxUnavailable):
+        with pytest.raises(SandboxUnavailable, match="Too many calls wait"):
             await made.pool.take(_domain("a/2"), 512, fresh=False)
         waiting += [made.waits(f"d{number}") for number in range(1000)]
         await settle()
-        with pytest.raises(SandboxUnavailable):
+        with pytest.raises(SandboxUnavailable, match="Too many calls wait"):
             await made.pool.take(_domain("late"), 512, fresh=False)
         for task in waiting:
             task.cancel()
