@@ -84,6 +84,7 @@ class FakeWall:
     required: frozenset[Limit] = PROCESS_WALL_LIMITS
     enforced: frozenset[Limit] = PROCESS_WALL_LIMITS
     cure: str = "This is a fake."
+    heals: bool = True
     runs: list[SeenRun] = field(default_factory=list)
     files: Callable[[SeenRun], Iterable[tuple[str, bytes]]] = lambda run: ()
 

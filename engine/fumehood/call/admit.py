@@ -19,6 +19,8 @@ from fumehood.model.limits import Limit, Limits, smallest
 from fumehood.sandbox.placement import Placement, place
 from fumehood.sandbox.wall import Lease, Wall, Walls
 
+RETRY_AFTER_MS = 1000
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -58,13 +60,15 @@ def make_plan(permitted: PermittedCall, walls: Walls) -> Plan:
         raise SandboxUnavailable(
             f"The {placement.wall} wall is not there now: nothing would enforce "
             f"{', '.join(sorted(missing))}, and no weaker wall is used instead. {wall.cure}",
-            retry_after_ms=1000,
+            retryable=wall.heals,
+            retry_after_ms=RETRY_AFTER_MS if wall.heals else None,
         )
     if missing:
         raise SandboxUnavailable(
             f"The {placement.wall} wall cannot enforce {', '.join(sorted(missing))} on this host, "
             f"so nothing runs in it. {wall.cure} Run `fumehood doctor` for details.",
-            retry_after_ms=1000,
+            retryable=wall.heals,
+            retry_after_ms=RETRY_AFTER_MS if wall.heals else None,
         )
     if Limit.MEMORY not in wall.required and options.memory_limit_mb is not None:
         raise InvalidParams(

@@ -60,6 +60,7 @@ class Host:
     limits = HOST_LIMITS
     required = frozenset({Limit.WALL_TIME, Limit.OUTPUT})
     enforced = required
+    heals = True
     cure = ""
 
     def __init__(self) -> None:

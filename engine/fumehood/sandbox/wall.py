@@ -121,6 +121,11 @@ class Wall(Protocol):
         ...
 
     @property
+    def heals(self) -> bool:
+        """Whether a limit that is not enforced may be so again without anybody's help."""
+        ...
+
+    @property
     def cure(self) -> str:
         """What to do where something required is not enforced."""
         ...

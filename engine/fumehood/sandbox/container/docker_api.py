@@ -55,11 +55,14 @@ class DockerError(Exception):
     public = "Docker did not do what it was asked for."
     """The same for whoever made the call."""
     cure = "Its log and the engine's say more."
+    heals = True
+    """Whether it may pass without anybody's help, such as a restart."""
 
 
 class DockerNotInstalled(DockerError):
     """Nothing that could listen is installed."""
 
+    heals = False
     public = "Docker is not installed."
     cure = "Install it (Debian: apt-get install docker.io), or set DOCKER_HOST."
 
@@ -74,6 +77,7 @@ class DockerNotRunning(DockerError):
 class DockerNotPermitted(DockerError):
     """It listens, but not to this user."""
 
+    heals = False
     public = "Docker may not be used by the engine's user."
     cure = (
         "Let the engine's user into the group docker (who is in it is root on this host), or use "
@@ -84,6 +88,7 @@ class DockerNotPermitted(DockerError):
 class DockerNotSupported(DockerError):
     """It is reached in a way that this engine does not know."""
 
+    heals = False
     public = "Docker cannot be reached in this way."
     cure = "Set DOCKER_HOST to a unix:// or a tcp:// address."
 

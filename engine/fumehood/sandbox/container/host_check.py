@@ -18,6 +18,8 @@ class Unfit:
 
     fault: str
     cure: str
+    heals: bool = False
+    """Whether it may pass without anybody's help, so that repeating a call makes sense."""
 
 
 def why_unfit(info: JsonObject, *, runtime: str | None, has_swap: bool) -> Unfit | None:

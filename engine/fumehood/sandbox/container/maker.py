@@ -190,10 +190,12 @@ class ContainerMaker:
 def _in_words(error: Exception) -> Unfit:
     """Fit for whoever made the call: Docker's own words may hold paths of the host."""
     if isinstance(error, DockerError):
-        return Unfit(error.public, error.cure)
+        return Unfit(error.public, error.cure, error.heals)
     if isinstance(error, LimitsNotEnforced):
         cure = "Run `fumehood doctor` to see why."
         return Unfit("A container here does not hold what it must.", cure)
     if isinstance(error, ContainerFailed):
-        return Unfit("Containers start, but their guest does not.", "The engine's log says why.")
-    return Unfit("A container could not be made.", "The engine's log says why.")
+        return Unfit(
+            "Containers start, but their guest does not.", "The engine's log says why.", heals=True
+        )
+    return Unfit("A container could not be made.", "The engine's log says why.", heals=True)

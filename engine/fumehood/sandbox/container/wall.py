@@ -138,6 +138,11 @@ class ContainerWall:
         return frozenset() if self._down is not None else self.required
 
     @property
+    def heals(self) -> bool:
+        """Whether what is missing may come back without anybody's help."""
+        return self._down is None or self._down.heals
+
+    @property
     def seen(self) -> frozenset[Limit]:
         """The same without an advance: nothing before a container was there."""
         seen = self._maker.seen if self._maker is not None else None
@@ -216,12 +221,12 @@ class ContainerWall:
             await self._reaper.sweep()
             maker.image_id = await self._find_image(self._docker, self._settings.image)
         except DockerError as error:
-            return Unfit(error.public, error.cure)
+            return Unfit(error.public, error.cure, error.heals)
         except SandboxUnavailable as error:
-            return Unfit(error.message, "")
+            return Unfit(error.message, "", error.may_retry)
         except Exception as error:  # a bug must not end the task that would find out it is over
             self._on_event("container.look_failed", {"why": repr(error)[:500]})
-            return Unfit("Docker could not be looked at.", "The engine's log says why.")
+            return Unfit("Docker could not be looked at.", "The engine's log says why.", heals=True)
         return None
 
     def _go_down(self, unfit: Unfit) -> None:
@@ -231,7 +236,10 @@ class ContainerWall:
         self._is_up = False
         if self._pool is not None:
             words = f"There are no containers now. {unfit.fault} {unfit.cure}".rstrip()
-            self._pool.close(SandboxUnavailable(words, retry_after_ms=RETRY_AFTER_MS))
+            after_ms = RETRY_AFTER_MS if unfit.heals else None
+            self._pool.close(
+                SandboxUnavailable(words, retryable=unfit.heals, retry_after_ms=after_ms)
+            )
 
     def _go_up(self, maker: ContainerMaker) -> None:
         self._down, self._is_up = None, True

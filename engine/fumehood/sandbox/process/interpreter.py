@@ -55,6 +55,7 @@ class InterpreterWall:
     the guest."""
 
     required = PROCESS_WALL_LIMITS
+    heals = True
     cure = "The kernel must offer seccomp filters (CONFIG_SECCOMP_FILTER) and /proc."
 
     def __init__(

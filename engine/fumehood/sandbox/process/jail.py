@@ -49,6 +49,7 @@ class JailWall:
     """
 
     required = PROCESS_WALL_LIMITS
+    heals = True
     cure = (
         "The kernel must offer Landlock (Linux 5.13 or newer, CONFIG_SECURITY_LANDLOCK, and "
         "'landlock' in the boot parameter lsm= where that is set), seccomp filters and /proc."
