@@ -10,6 +10,8 @@ import _sitebuiltins
 import ast
 import atexit
 import builtins
+import contextlib
+import gc
 import io
 import linecache
 import os
@@ -70,7 +72,7 @@ def _add_site_names() -> None:
 def warm_up() -> None:
     """Run a small program on a null device, to touch the pages that every program needs."""
     _open_standard_streams()
-    _run_main(_DUMMY)
+    _run_main(_DUMMY, _new_main())
     sys.stdout.flush()
     linecache.clearcache()
 
@@ -99,19 +101,25 @@ def run(code: str) -> tuple[int, Claim]:
 
     `get_ready` comes first.
     """
-    exit_code, claim = _run_main(code)
-    _finish()
+    names = _new_main()
+    exit_code, claim = _run_main(code, names)
+    _finish(names)
     return exit_code, claim
 
 
-def _run_main(code: str) -> tuple[int, Claim]:
+def _new_main() -> dict[str, Any]:
+    """The names of a new main module."""
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
     main.__dict__["__builtins__"] = sys.modules["builtins"]
+    return main.__dict__
+
+
+def _run_main(code: str, names: dict[str, Any]) -> tuple[int, Claim]:
     lines = code.splitlines(keepends=True)
     linecache.cache[FILENAME] = (len(code), None, lines, FILENAME)
     try:
-        value = _execute(code, main.__dict__)
+        value = _execute(code, names)
         return OK, _success(value)
     except SystemExit as request:
         return _exit_code(request), {}
@@ -255,9 +263,16 @@ def _exit_code(request: SystemExit) -> int:
     return FAILED
 
 
-def _finish() -> None:
-    """What the interpreter does at its end: join threads, run exit handlers, flush."""
-    for step in (threading._shutdown, atexit._run_exitfuncs):  # type: ignore[attr-defined]
+def _finish(names: dict[str, Any]) -> None:
+    """What the interpreter does at its end: join threads, run exit handlers, let go of what the
+    program holds, flush.
+    """
+    for step in (
+        threading._shutdown,  # type: ignore[attr-defined]
+        atexit._run_exitfuncs,
+        _flush_files,  # first: those that hold each other are closed in no certain order
+        lambda: _let_go(names),
+    ):
         try:
             step()
         except BaseException as error:
@@ -268,6 +283,24 @@ def _finish() -> None:
                 stream.flush()
         except BaseException:  # closed, or replaced by the program
             pass
+
+
+def _let_go(names: dict[str, Any]) -> None:
+    """Archives and such write their last bytes when nobody holds them any more."""
+    if len(sys._current_frames()) > 1:
+        return  # a daemon's thread would go on with names that mean nothing any more
+    for name in list(names):
+        if name != "__builtins__":
+            names[name] = None
+    gc.collect()
+
+
+def _flush_files() -> None:
+    """Of files that the program has not closed, whoever holds them."""
+    for held in gc.get_objects():
+        if issubclass(type(held), io.TextIOWrapper | io.BufferedWriter | io.BufferedRandom):
+            with contextlib.suppress(Exception):  # closed, or its disk is full
+                held.flush()
 
 
 def _print_briefly(text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -228,3 +229,51 @@ def test_exit_and_quit_end_a_program_as_any_python_does(
 
 def test_help_is_there(run: Any) -> None:
     assert "len(obj, /)" in run("help(len)").stdout
+
+
+DAEMON = (
+    "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+)
+OPEN = "kept = open('out', 'w')\nkept.write('all of it')\n"
+
+
+@pytest.mark.row("S7", "E7")
+@pytest.mark.parametrize(
+    ("code", "exit_code"),
+    [
+        (OPEN, 0),
+        (OPEN + "1 / 0", 1),
+        (OPEN + "raise SystemExit(3)", 3),
+        (OPEN + "class Round: pass\nround = Round()\nround.round, round.kept = round, kept", 0),
+        (OPEN + "import builtins\nbuiltins.kept = kept", 0),
+        (OPEN + DAEMON, 0),
+        ("import sys\nsys.stdout = open('out', 'w')\nprint('all of it', end='')", 0),
+        (
+            "class Late:\n    def __del__(self): open('out', 'w').write('all of it')\nlate = Late()",
+            0,
+        ),
+    ],
+    ids=["left", "failed", "exit", "cycle", "elsewhere", "daemon", "stdout", "finalizer"],
+)
+def test_what_a_program_did_not_close_is_written_at_its_end(
+    run: Any, tmp_path: Path, code: str, exit_code: int
+) -> None:
+    assert run(code).exit_code == exit_code
+    assert (tmp_path / "out").read_text() == "all of it"
+
+
+@pytest.mark.row("S7")
+def test_the_thread_of_a_daemon_keeps_its_names_to_the_end(run: Any) -> None:
+    ran = run(
+        "import threading\nname = 'x'\n"
+        "def work():\n    while True:\n        name.upper()\n"
+        "threading.Thread(target=work, daemon=True).start()"
+    )
+    assert (ran.exit_code, ran.stderr) == (0, "")
+
+
+@pytest.mark.row("S7")
+def test_an_archive_that_was_not_closed_is_whole(run: Any, tmp_path: Path) -> None:
+    run("import zipfile\nz = zipfile.ZipFile('out', 'w')\nz.writestr('name', 'text')")
+    with zipfile.ZipFile(tmp_path / "out") as archive:
+        assert archive.read("name") == b"text"
