@@ -291,7 +291,11 @@ class Supervisor:
                 run.limits_hit.add("disk")
         housekeeper = housekeeping.NOTHING_DONE
         is_quick = self._is_alone()
-        if is_over and self._check is None and run.child is not None:
+        if not is_over:
+            left_out = int(not self._mounts.are_clean())  # at least
+            fault = "a process of the program could not be ended"
+            housekeeper = housekeeping.Housekeeper(left_out, fault)
+        elif self._check is None and run.child is not None:
             housekeeper = housekeeping.keep_house(run.id, self._mounts)
         self._output_due = None
         if self._check is None:
@@ -302,7 +306,7 @@ class Supervisor:
             run.child.close()
         self._run = None
         self._nursery.stock(self._spares)
-        why = self._why_not_clean(is_over, housekeeper)
+        why = self._why_not_clean(housekeeper)
         if self._check is not None:
             self._finish_check(self._check, run, why)
             return
@@ -315,7 +319,7 @@ class Supervisor:
         if self._is_alone():
             return True
         give_up = time.monotonic() + KILL_DEADLINE_S
-        while processes.kill_all():
+        while processes.kill_all() or self._is_one_unseen():
             self._reap()
             if time.monotonic() > give_up:
                 return False
@@ -327,6 +331,11 @@ class Supervisor:
         """Whether the kernel counts as many processes as this guest has of its own."""
         is_still = self._nursery.is_settled
         return is_still and self._counters.processes() == 2 + len(self._nursery.pids)
+
+    def _is_one_unseen(self) -> bool:
+        """Whether the kernel counts more than there are to be seen; a list of them takes time."""
+        is_counted = self._nursery.is_settled and self._counters.processes() is not None
+        return is_counted and not self._is_alone()
 
     def _read_last_words(self, run: Run) -> None:
         child = run.child
@@ -390,10 +399,8 @@ class Supervisor:
                 {"op": "output", "id": run.id, "stream": stream.name, "text": text}, more=last
             )
 
-    def _why_not_clean(self, is_over: bool, housekeeper: housekeeping.Housekeeper) -> str | None:
+    def _why_not_clean(self, housekeeper: housekeeping.Housekeeper) -> str | None:
         """What a program left that could not be taken away; None where there is nothing."""
-        if not is_over:
-            return "a process of the program could not be ended"
         if housekeeper.fault is not None:
             return housekeeper.fault
         if not self._is_alone() and processes.strangers():
