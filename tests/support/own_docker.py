@@ -47,7 +47,8 @@ class OwnDocker:
         with (at / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
-                    "dockerd", f"--data-root={at}/data", f"--exec-root={at}/exec",
+                    # In a network of its own: without a bridge of its own it removes the host's.
+                    "unshare", "--net", "dockerd", f"--data-root={at}/data", f"--exec-root={at}/exec",
                     f"--pidfile={at}/pid", f"--host={self.address}", "--bridge=none",
                     "--iptables=false", "--ip-masq=false",
                 ],
