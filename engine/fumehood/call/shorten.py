@@ -60,7 +60,7 @@ async def shorten(
     `with_value` counts a long `value` of any type, too; it is left out whole.
     """
     error = shaped.outcome.error
-    if error is None and len(shaped.text) <= INLINE_BYTES:
+    if error is None and 0 < len(shaped.text) <= INLINE_BYTES:
         return shaped  # all of it together is short enough: JSON is no shorter than its texts
     target = shaped.data if error is None else error.details
     if not target:
