@@ -13,7 +13,7 @@ demo: $(STAMP) docker
 	@scripts/demo $(BIN)
 
 test: $(STAMP) lint docker
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@scripts/test $(BIN) $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
