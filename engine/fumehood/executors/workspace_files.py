@@ -16,6 +16,7 @@ from typing import Any
 
 from fumehood.executors.code_arguments import SentFile
 from fumehood.model.json_types import JsonObject
+from fumehood.model.workspace import FileKind
 from fumehood.model.workspace_path import path_fault
 from fumehood.observe.clock import timestamp
 from fumehood.store.blobs import BlobStore, Draft, NotKept
@@ -61,7 +62,7 @@ class WorkspaceFiles:
         self.left_out = 0
         """Files that were not taken: too many, cut short, or with names that are none."""
 
-    def start(self, path: str, size: int) -> None:
+    def start(self, path: str, size: int, kind: FileKind = "file") -> None:
         """A file begins."""
         self._end_file()
         if path_fault(path) is not None or path in self._names:

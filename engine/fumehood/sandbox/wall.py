@@ -16,6 +16,7 @@ from fumehood.model.errors import EndedBy, SandboxUnavailable
 from fumehood.model.identity import TrustDomain
 from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import Limit, Limits, WallLimits
+from fumehood.model.workspace import FileKind, SessionState
 
 OnProgress = Callable[[float, str], None]
 """Takes a percentage (0 to 100) and a message of at most 200 characters."""
@@ -24,13 +25,17 @@ OnProgress = Callable[[float, str], None]
 class FileSink(Protocol):
     """Where the files of a workspace go that a run left behind, one after the other."""
 
-    def start(self, path: str, size: int) -> None:
+    def start(self, path: str, size: int, kind: FileKind = "file") -> None:
         """A file begins. `path` is relative, made of plain names; `size` is a claim."""
         ...
 
     def write(self, data: bytes) -> None:
         """The next bytes of the file that was started last, at most 64 KB."""
         ...
+
+
+OnOutput = Callable[[str, str], None]
+"""Takes the name of a stream (`stdout`, `stderr`) and what was printed there since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,8 @@ class RunSinks:
 
     progress: OnProgress | None = None
     files: FileSink | None = None
+    output: OnOutput | None = None
+    """Where it hears all of the output, the ending still carries its beginning."""
 
 
 NO_SINKS = RunSinks()
@@ -77,6 +84,10 @@ class RunEnding:
     """Limits that refused something while the program went on, by the names of `Limit`."""
     files_left_out: int = 0
     """Files of the workspace that were too many or too large to be handed to the sink."""
+    state: SessionState | None = None
+    """What became of the variables, where the lease keeps them for the next run."""
+    variables_bytes: int | None = None
+    """What the process that keeps them has in memory."""
 
 
 class Lease(Protocol):

@@ -5,12 +5,13 @@ here; each kind is small, so a guest cannot make this side hold more than one fr
 
 Host to guest:
     {"op": "part", "id", "text"}        a piece of a long request's JSON, in order, before `run`
-    {"op": "run", "id", "program", "arguments" | null, "limits": {wall_s, cpu_s, memory_bytes,
-     output_bytes}}                     `arguments` is null where the request came in parts
+    {"op": "run", "id", "program", "arguments" | null, "keep", "limits": {wall_s, cpu_s,
+     memory_bytes, output_bytes}}       `arguments` is null where the request came in parts;
+                                        `keep` leaves files and variables for the next run
     {"op": "cancel", "id"}
-Guest to host: `ready` once (see `messages`), then for each run any number of `output`, then for
-each file one `file` and its `data`, one `ended`, one `reset`. One run at a time: the next may be
-sent when `reset` came and says clean.
+Guest to host: `ready` once (see `messages`), then for each run any number of `output` and
+`progress`, then for each file one `file` and its `data`, one `ended`, one `reset`. One run at a
+time: the next may be sent when `reset` came and says clean.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fumehood.model.errors import EndedBy
 from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import Limit, Limits
+from fumehood.model.workspace import FileKind, SessionState
 from fumehood.wire import strict_json
 from fumehood.wire.framing import FrameError
 from fumehood.wire.messages import GuestReady
@@ -52,11 +54,23 @@ class ContainerOutput(_Frame):
     text: str = Field(max_length=MAX_TEXT_CHARACTERS)
 
 
+class ContainerProgress(_Frame):
+    """How far a program says that it is."""
+
+    op: Literal["progress"]
+    id: int
+    percent: float = Field(ge=0, le=100)
+    message: str = Field(max_length=200)
+
+
 class ContainerFile(_Frame):
-    """A file of the workspace begins. Its path is a stranger's word, to be checked."""
+    """A file of the workspace begins, or a picture that the run drew. Its path is a stranger's
+    word, to be checked.
+    """
 
     op: Literal["file"]
     id: int
+    kind: FileKind = "file"
     path: str = Field(min_length=1, max_length=MAX_PATH_CHARACTERS)
     size: int = Field(ge=0)
 
@@ -97,6 +111,10 @@ class ContainerEnding(_Frame):
     signal: int | None
     limits_hit: tuple[Annotated[Limit, Field(strict=False)], ...] = Field(strict=False)
     files_left_out: int = Field(ge=0)
+    state: SessionState | None = None
+    """Of the variables, where they were to be kept."""
+    variables_bytes: int | None = Field(default=None, ge=0)
+    """What the process that holds them has in memory."""
     claim: dict[str, Any] | None
 
 
@@ -110,12 +128,19 @@ class ContainerReset(_Frame):
 
 
 ContainerFrame = (
-    GuestReady | ContainerOutput | ContainerFile | ContainerData | ContainerEnding | ContainerReset
+    GuestReady
+    | ContainerOutput
+    | ContainerProgress
+    | ContainerFile
+    | ContainerData
+    | ContainerEnding
+    | ContainerReset
 )
 
 _KINDS: dict[str, type[ContainerFrame]] = {
     "ready": GuestReady,
     "output": ContainerOutput,
+    "progress": ContainerProgress,
     "file": ContainerFile,
     "data": ContainerData,
     "ended": ContainerEnding,
@@ -140,7 +165,7 @@ def parse_container_frame(message: dict[str, Any]) -> ContainerFrame:
 
 
 def run_frames(
-    run_id: int, program: str, arguments: JsonObject, limits: Limits
+    run_id: int, program: str, arguments: JsonObject, limits: Limits, *, keep: bool = False
 ) -> list[JsonObject]:
     """The frames that start a run: one, or the parts of a long request and then one."""
     if limits.memory_mb is None:
@@ -150,6 +175,7 @@ def run_frames(
         "id": run_id,
         "program": program,
         "arguments": arguments,
+        "keep": keep,
         "limits": {
             "wall_s": limits.wall_s,
             "cpu_s": limits.cpu_s,

@@ -30,6 +30,8 @@ from fumehood.wire.container_frames import (
     ContainerFile,
     ContainerFrame,
     ContainerOutput,
+    ContainerProgress,
+    ContainerReset,
     parse_container_frame,
     run_frames,
 )
@@ -129,9 +131,18 @@ class Channel(asyncio.Protocol):
         return not (self.dead.is_set() or self._run is not None or self.is_resetting)
 
     async def run(
-        self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks, isolation: str
+        self,
+        program: str,
+        arguments: JsonObject,
+        limits: Limits,
+        sinks: RunSinks,
+        isolation: str,
+        *,
+        keep: bool = False,
     ) -> RunEnding:
         """One run, until its ending. Cancelling it ends the program inside before it raises.
+
+        `keep` leaves its files, and a Python program's variables, for the next run.
 
         Raises:
             Lost: the stream ended first.
@@ -143,7 +154,7 @@ class Channel(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[RunEnding] = loop.create_future()
         self._answer = answer
-        for frame in run_frames(received.id, program, arguments, limits):
+        for frame in run_frames(received.id, program, arguments, limits, keep=keep):
             self._transport.write(framing.encode(frame))
         self._expect_by(limits.wall_s + self._clocks.answer_grace_s, self._give_up)
         try:
@@ -216,6 +227,8 @@ class Channel(asyncio.Protocol):
         match frame:
             case ContainerOutput():
                 run.on_output(frame)
+            case ContainerProgress():
+                run.on_progress(frame)
             case ContainerFile():
                 if not run.is_collecting:
                     self._expect_by(self._clocks.collect_s, self._give_up)
@@ -233,7 +246,7 @@ class Channel(asyncio.Protocol):
                 raise FrameError("not while a program runs")
 
     def _on_reset(self, frame: ContainerFrame, run_id: int) -> None:
-        if isinstance(frame, GuestReady | ContainerOutput | ContainerFile | ContainerData):
+        if not isinstance(frame, ContainerEnding | ContainerReset):
             raise FrameError("nothing but a reset comes after the ending")
         if isinstance(frame, ContainerEnding) or frame.id != run_id:
             raise FrameError("a reset of another run")

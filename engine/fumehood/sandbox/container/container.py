@@ -181,12 +181,24 @@ class Container:
         self._channel.end(why)
 
     async def run(
-        self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks, isolation: str
+        self,
+        program: str,
+        arguments: JsonObject,
+        limits: Limits,
+        sinks: RunSinks,
+        isolation: str,
+        *,
+        keep: bool = False,
     ) -> RunEnding:
-        """One run, to its end. Cancelling it ends the program inside before it raises."""
+        """One run, to its end. Cancelling it ends the program inside before it raises.
+
+        `keep` leaves its files, and a Python program's variables, for the next run.
+        """
         self._examined.clear()
         try:
-            ending = await self._channel.run(program, arguments, limits, sinks, isolation)
+            ending = await self._channel.run(
+                program, arguments, limits, sinks, isolation, keep=keep
+            )
         except Lost as lost:
             by_memory = self._channel.why == STREAM_ENDED and await self._was_killed_for_memory()
             ending = lost.run.cut_off(EndedBy.MEMORY if by_memory else EndedBy.SANDBOX_LOST)

@@ -18,6 +18,7 @@ from fumehood.wire.container_frames import (
     ContainerEnding,
     ContainerFile,
     ContainerOutput,
+    ContainerProgress,
 )
 from fumehood.wire.framing import FrameError
 
@@ -28,6 +29,9 @@ MAX_FILES = 4096
 """Of one run. The guest hands over far fewer and counts the rest as left out."""
 
 MAX_CLAIM_CHARACTERS = 2000
+
+MAX_REPORTS = 1000
+"""Of progress, in one run; what comes after them is dropped."""
 
 _CLAIMABLE = {"memory": EndedBy.MEMORY, "policy": EndedBy.POLICY}
 """What a program may say of its own failure: never that it was none (ADR 0010). Its output is
@@ -67,18 +71,36 @@ class ReceivedRun:
             "stderr": _KeptText(limits.output_bytes),
         }
         self._sink: FileSink | None = sinks.files
+        self._on_output = sinks.output
+        self._on_progress = sinks.progress
+        self._reports = 0
         self._files = 0
         self._file_left = 0
         self._disk_left = (limits.memory_mb or 0) * MB
 
     def mute(self) -> None:
-        """Nobody wants the files any more."""
-        self._sink = None
+        """Nobody wants to hear of it any more."""
+        self._sink = self._on_output = self._on_progress = None
 
     def on_output(self, frame: ContainerOutput) -> None:
         """Keep the next characters of a stream. Raises FrameError."""
         self._must_be_mine(frame.id)
         self._texts[frame.stream].add(frame.text)
+        if self._on_output is not None:
+            try:
+                self._on_output(frame.stream, frame.text)
+            except Exception:  # who fails is not told again; the run goes on
+                self._on_output = None
+
+    def on_progress(self, frame: ContainerProgress) -> None:
+        """What the program says of how far it is. Raises FrameError."""
+        self._must_be_mine(frame.id)
+        self._reports += 1
+        if self._on_progress is not None and self._reports <= MAX_REPORTS:
+            try:
+                self._on_progress(frame.percent, frame.message)
+            except Exception:
+                self._on_progress = None
 
     def on_file(self, frame: ContainerFile) -> None:
         """A file begins. Raises FrameError."""
@@ -91,7 +113,7 @@ class ReceivedRun:
         if not is_plain_path(frame.path):
             raise FrameError("a path that leads out of the workspace, or nowhere")
         self._file_left = frame.size
-        self._hand_on(lambda sink: sink.start(frame.path, frame.size))
+        self._hand_on(lambda sink: sink.start(frame.path, frame.size, frame.kind))
 
     def on_data(self, frame: ContainerData) -> None:
         """The next bytes of the file that began last. Raises FrameError."""
@@ -131,6 +153,8 @@ class ReceivedRun:
             stderr_bytes=frame.stderr_bytes,
             limits_hit=tuple(dict.fromkeys(limit.value for limit in frame.limits_hit)),
             files_left_out=frame.files_left_out,
+            state=frame.state,
+            variables_bytes=frame.variables_bytes,
         )
 
     def cut_off(self, ended_by: EndedBy) -> RunEnding:

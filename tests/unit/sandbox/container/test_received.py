@@ -10,6 +10,7 @@ import pytest
 from fumehood.model.errors import EndedBy
 from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import MB
+from fumehood.model.workspace import FileKind
 from fumehood.sandbox.container.received import MAX_FILES, ReceivedRun, is_plain_path
 from fumehood.sandbox.wall import RunSinks
 from fumehood.wire.container_frames import (
@@ -26,7 +27,7 @@ class Sink:
     def __init__(self) -> None:
         self.files: list[tuple[str, int, bytes]] = []
 
-    def start(self, path: str, size: int) -> None:
+    def start(self, path: str, size: int, kind: FileKind = "file") -> None:
         self.files.append((path, size, b""))
 
     def write(self, data: bytes) -> None:
