@@ -155,6 +155,7 @@ class Engine:
             is_draining=lambda: self._is_draining or not self._is_open,
             calls=self._calls,
             blobs=self.blobs,
+            cursors=self._cursors,
         )
         self._is_draining = False
         self._is_open = False
