@@ -46,6 +46,7 @@ from fumehood.observe.log import Logger
 from fumehood.observe.trail import Trail
 from fumehood.registry.agents import Agents
 from fumehood.registry.index import ToolIndex
+from fumehood.sandbox.sessions import SessionKeeper
 from fumehood.sandbox.wall import Walls
 from fumehood.store.blobs import BlobStore
 from fumehood.store.calls import CallLog
@@ -69,6 +70,7 @@ class Rooms:
     calls: CallLog
     blobs: BlobStore
     cursors: Cursors
+    sessions: SessionKeeper
 
 
 async def run_call(request: CallRequest, rooms: Rooms) -> Envelope:

@@ -66,9 +66,10 @@ def docker_findings(settings: ContainerConfig) -> Iterator[Finding]:
     yield _runtimes(info, settings.runtime)
     for name, found_images in images.items():
         yield image_finding(name, found_images, datetime.now(UTC))
-    if settings.image not in images:
-        cure = f"Set container.image to one that there is: {', '.join(images)}."
-        yield Finding(f"image: {settings.image}", "warning", "there is none of this name", cure)
+    for language, name in settings.images:
+        if name not in images:
+            cure = f"Set container.images.{language} to one that there is: {', '.join(images)}."
+            yield Finding(f"image: {name}", "warning", "there is none of this name", cure)
     yield _memory(info, available=psutil.virtual_memory().available if local else None)
     if local:
         yield _disk(Path(str(info.get("DockerRootDir") or "/")))

@@ -142,10 +142,16 @@ class Wall(Protocol):
         ...
 
     def lease(
-        self, domain: TrustDomain, *, fresh: bool, memory_mb: int | None = None
+        self,
+        domain: TrustDomain,
+        *,
+        fresh: bool,
+        memory_mb: int | None = None,
+        language: str | None = None,
     ) -> AbstractAsyncContextManager[Lease]:
         """Wait, bounded, for a place. `fresh` refuses one that has run anything before;
-        `memory_mb` is the size of the place where the wall has several.
+        `memory_mb` is the size of the place and `language` what it must be able to run, where
+        the wall has several.
 
         Raises:
             SandboxUnavailable: no place in time.

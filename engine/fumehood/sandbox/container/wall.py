@@ -173,7 +173,14 @@ class ContainerWall:
         """How many containers there are, by what they do."""
         return self._pool.counts() if self._pool is not None else {}
 
-    def lease(self, domain: TrustDomain, *, fresh: bool, memory_mb: int | None = None) -> _Lease:
+    def lease(
+        self,
+        domain: TrustDomain,
+        *,
+        fresh: bool,
+        memory_mb: int | None = None,
+        language: str | None = None,
+    ) -> _Lease:
         """A container of this domain; `fresh` gets one of its own, which is destroyed after."""
         chosen = memory_mb or self.limits.default_memory_mb or CONTAINER_MEMORY_CLASSES[0]
         return _Lease(self, domain, fresh, chosen)
