@@ -25,6 +25,7 @@ from fumehood.call.shape import shape_error
 from fumehood.call.spine import Rooms, run_call
 from fumehood.config import Config, config_file, load_config
 from fumehood.engine_walls import TROUBLE, EngineWalls
+from fumehood.executors.session_files import SessionFiles
 from fumehood.gates.approvers import Approvers
 from fumehood.gates.binding import require_agent
 from fumehood.gates.identity import require_caller
@@ -397,6 +398,10 @@ class Engine:
         )
         with file:
             return await anyio.to_thread.run_sync(file.read)
+
+    def session_files(self, session_id: str, principal: Principal | None = None) -> SessionFiles:
+        """The files of a session of this process's owner, or of another principal."""
+        return SessionFiles(self.sessions, self._cursors, principal or self.owner, session_id)
 
     def answer(self, data: JsonObject) -> Envelope:
         """An envelope for what is no call, such as a list of tools."""

@@ -54,6 +54,7 @@ class FakeFiles:
         start = self._at(request["path"]) if request["path"] else self.root
         found = sorted(self._below(start, recursive=request["recursive"]))
         most = request["most"]
+        found = [path for path in found if path > request.get("after", "")]
         return {
             "entries": [self._entry(path) for path in found[:most]],
             "has_more": len(found) > most,

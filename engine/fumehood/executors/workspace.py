@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 from dataclasses import dataclass
-from typing import Any
 
 from fumehood.executors.code import session_fields
 from fumehood.executors.outcome import Outcome
@@ -20,14 +19,14 @@ from fumehood.executors.workspace_claims import (
     Written,
     fitting_piece,
 )
-from fumehood.executors.workspace_guest import Said, ask, not_as_agreed
-from fumehood.executors.workspace_listing import BEYOND, DEFAULT_LIMIT, ListingQuery, list_page
+from fumehood.executors.workspace_guest import ask, not_as_agreed
+from fumehood.executors.workspace_listing import DEFAULT_LIMIT, ListingQuery, list_page
 from fumehood.model.errors import EngineError, ExecutionError, InternalError, InvalidParams
 from fumehood.model.identity import TrustDomain
 from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import Limits
 from fumehood.model.tool import ToolDefinition
-from fumehood.sandbox.wall import Lease
+from fumehood.sandbox.wall import Lease, RunEnding
 from fumehood.wire.cursors import Cursors
 
 DEFAULT_READ_BYTES = 10 * 1024
@@ -47,10 +46,9 @@ MAX_CHARACTER_BYTES = 4
 class _Done:
     """What one action came to: `data`, or `error` in its place."""
 
-    said: Said[Any]
+    ending: RunEnding
     data: JsonObject
     error: EngineError | None = None
-    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,7 @@ async def run_workspace(
             done = await _list(arguments, place)
         case _:
             done = await _delete(arguments, place)
-    ending, error = done.said.ending, done.said.error or done.error
+    ending, error = done.ending, done.error
     session = session_fields(domain.session_id, ending)
     if error is not None:
         error.details = {**(error.details or {}), "session": session}
@@ -95,7 +93,6 @@ async def run_workspace(
         error=error,
         cpu_ms=ending.cpu_ms,
         peak_memory_bytes=ending.peak_memory_bytes,
-        warnings=done.warnings,
         max_data_bytes=MAX_DATA_BYTES,
         whole_fields=FILE_CONTENTS,
     )
@@ -107,12 +104,12 @@ async def _read(arguments: JsonObject, place: _Place) -> _Done:
     request = {"do": "read", "path": path, "offset": offset, "length": length}
     said = await ask(place.lease, request, place.limits, Piece)
     if said.value is None:
-        return _Done(said, {})
+        return _Done(said.ending, {}, said.error)
     size = said.value.size
     try:
         raw = fitting_piece(said.value, offset, length)
     except NotAsAgreed:
-        return _Done(said, {}, not_as_agreed())
+        return _Done(said.ending, {}, not_as_agreed())
     encoding = arguments.get("encoding")
     is_last = offset + len(raw) >= size
     text = None if encoding == "base64" else _as_text(raw, is_last=is_last)
@@ -120,7 +117,7 @@ async def _read(arguments: JsonObject, place: _Place) -> _Done:
         raw = text.encode()
         content: JsonObject = {"content": text}
     elif encoding == "text":
-        return _Done(said, {}, _no_text(offset))
+        return _Done(said.ending, {}, _no_text(offset))
     else:
         content = {"content_base64": base64.b64encode(raw).decode("ascii")}
     end = offset + len(raw)
@@ -132,7 +129,7 @@ async def _read(arguments: JsonObject, place: _Place) -> _Done:
         "has_more": has_more,
         "next_offset": end if has_more else None,
     }
-    return _Done(said, data)
+    return _Done(said.ending, data)
 
 
 def _as_text(raw: bytes, *, is_last: bool) -> str | None:
@@ -166,8 +163,8 @@ async def _write(arguments: JsonObject, place: _Place) -> _Done:
     }
     said = await ask(place.lease, request, place.limits, Written)
     if said.value is None:
-        return _Done(said, {})
-    return _Done(said, {"path": arguments["path"], "size": said.value.size})
+        return _Done(said.ending, {}, said.error)
+    return _Done(said.ending, {"path": arguments["path"], "size": said.value.size})
 
 
 async def _list(arguments: JsonObject, place: _Place) -> _Done:
@@ -180,12 +177,11 @@ async def _list(arguments: JsonObject, place: _Place) -> _Done:
         limit=arguments.get("limit") or DEFAULT_LIMIT,
         cursor=arguments.get("cursor"),
     )
-    said, page = await list_page(place.lease, query, place.limits, place.cursors)
-    if page is None:
-        return _Done(said, {})
-    items = [entry.model_dump() for entry in page.items]
-    data = {"items": items, "pagination": page.pagination}
-    return _Done(said, data, warnings=(BEYOND,) if page.is_cut else ())
+    end = await list_page(place.lease, query, place.limits, place.cursors)
+    if end.page is None:
+        return _Done(end.ending, {}, end.error)
+    items = [entry.model_dump() for entry in end.page.items]
+    return _Done(end.ending, {"items": items, "pagination": end.page.pagination})
 
 
 async def _delete(arguments: JsonObject, place: _Place) -> _Done:
@@ -194,12 +190,12 @@ async def _delete(arguments: JsonObject, place: _Place) -> _Done:
     request = {"do": "delete", "paths": paths, "recursive": recursive}
     said = await ask(place.lease, request, place.limits, Deletion)
     if said.value is None:
-        return _Done(said, {})
+        return _Done(said.ending, {}, said.error)
     if not said.value.is_of(paths):
-        return _Done(said, {}, not_as_agreed())
+        return _Done(said.ending, {}, not_as_agreed())
     data = said.value.model_dump()
     if data["failed"]:
         words = "; ".join(entry["path"] for entry in data["failed"][:5])
         error = ExecutionError(f"Not all of it could be deleted: {words[:300]}.", details=data)
-        return _Done(said, {}, error)
-    return _Done(said, data)
+        return _Done(said.ending, {}, error)
+    return _Done(said.ending, data)

@@ -1,32 +1,31 @@
 """A page of what is in a workspace, and where the next one begins.
 
-Host side. The guest gives the first entries in order of their paths, at most a thousand; a
-page is a part of those. What lies beyond them is found by naming a directory.
+Host side. The guest gives entries in the order of their paths, after one that is named; a
+cursor holds the last path seen, so that what changes meanwhile repeats and skips nothing that
+was there all the time. Invariant: each page begins after the one before it, whatever the guest
+says, so that no list is without an end.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 
-from fumehood.executors.workspace_claims import MAX_LISTED, Entry, Listing
-from fumehood.executors.workspace_guest import Said, ask
-from fumehood.model.errors import InvalidParams
+from fumehood.executors.workspace_claims import Entry, Listing
+from fumehood.executors.workspace_guest import Said, ask, not_as_agreed
+from fumehood.model.errors import EngineError, InvalidParams
 from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import Limits
 from fumehood.model.workspace import WorkspaceEntry
 from fumehood.observe.clock import timestamp
-from fumehood.sandbox.wall import Lease
+from fumehood.sandbox.wall import Lease, RunEnding
 from fumehood.wire.cursors import Cursors
 
 DEFAULT_LIMIT = 10
 MAX_LIMIT = 100
 """Entries of a page (mission E5)."""
 
-BEYOND = (
-    f"list: only the first {MAX_LISTED} entries can be listed, and there are more; name a "
-    "directory (path), or count and filter with run_shell"
-)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -46,12 +45,6 @@ class ListingQuery:
         """The list's name for its cursors."""
         return f"files:{self.session_id}:{self.recursive}:{self.path}"
 
-    def start(self, cursors: Cursors) -> int:
-        """Where the page begins. Raises InvalidParams where the cursor is another list's."""
-        if self.cursor is None:
-            return 0
-        return int(cursors.read(self.cursor, self.listing, self.principal_id))
-
 
 @dataclass(frozen=True, slots=True)
 class ListingPage:
@@ -59,13 +52,20 @@ class ListingPage:
 
     items: tuple[WorkspaceEntry, ...]
     pagination: JsonObject
-    is_cut: bool
-    """Whether there is more that no cursor leads to."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListingEnd:
+    """How the request ended: with a page, or an error in its place."""
+
+    ending: RunEnding
+    page: ListingPage | None = None
+    error: EngineError | None = None
 
 
 async def list_page(
     lease: Lease, query: ListingQuery, limits: Limits, cursors: Cursors
-) -> tuple[Said[Listing], ListingPage | None]:
+) -> ListingEnd:
     """One page.
 
     Raises:
@@ -73,30 +73,36 @@ async def list_page(
     """
     if not 1 <= query.limit <= MAX_LIMIT:
         raise InvalidParams(f"limit must be from 1 to {MAX_LIMIT}.", fields=["limit"])
-    start = query.start(cursors)
-    end = start + query.limit
+    after = ""
+    if query.cursor is not None:
+        after = cursors.read(query.cursor, query.listing, query.principal_id)
     request: JsonObject = {
         "do": "list",
         "path": query.path,
         "recursive": query.recursive,
-        "most": min(MAX_LISTED, end + 1),
+        "most": query.limit,
     }
-    said = await ask(lease, request, limits, Listing)
+    if after:
+        request["after"] = after
+    said: Said[Listing] = await ask(lease, request, limits, Listing)
     if said.value is None:
-        return said, None
+        return ListingEnd(said.ending, error=said.error)
     entries, has_more = said.value.entries, said.value.has_more
-    goes_on = len(entries) > end
-    next_cursor = cursors.make(query.listing, query.principal_id, str(end)) if goes_on else None
-    page = ListingPage(
-        items=tuple(map(as_shown, entries[start:end])),
-        pagination={
-            "has_more": goes_on or has_more,
-            "next_cursor": next_cursor,
-            "total_count": None if has_more else len(entries),
-        },
-        is_cut=has_more and not goes_on,
-    )
-    return said, page
+    if not _goes_forward(entries, after) or len(entries) > query.limit or has_more > len(entries):
+        return ListingEnd(said.ending, error=not_as_agreed())
+    cursor = cursors.make(query.listing, query.principal_id, entries[-1].path) if has_more else None
+    pagination: JsonObject = {
+        "has_more": has_more,
+        "next_cursor": cursor,
+        "total_count": None if has_more or after else len(entries),
+    }
+    return ListingEnd(said.ending, ListingPage(tuple(map(as_shown, entries)), pagination))
+
+
+def _goes_forward(entries: list[Entry], after: str) -> bool:
+    """Whether each path comes after the one before it."""
+    paths = [after, *(entry.path for entry in entries)]
+    return all(one < other for one, other in pairwise(paths))
 
 
 def as_shown(entry: Entry) -> WorkspaceEntry:

@@ -17,11 +17,8 @@ it; they are gone. Files are none of this: they stay as they are in all three ca
 EntryKind = Literal["file", "directory", "link", "other"]
 """`other` is a pipe, a socket or a device, which nobody reads or writes from outside."""
 
-MAX_FILE_MB = 512
-"""Of one file that is sent into a session: what the largest of workspaces holds."""
-
 UPLOAD_PIECE_BYTES = 1 << 20
-DOWNLOAD_PIECE_BYTES = 256 * 1024
+"""Of a file on its way into a session."""
 
 
 class WorkspaceEntry(BaseModel):
@@ -33,22 +30,3 @@ class WorkspaceEntry(BaseModel):
     kind: EntryKind
     size: int = Field(description="Bytes.")
     modified_at: str = Field(description="As the session's programs left it.")
-
-
-class NotDeletedPath(BaseModel):
-    """A path that is still there, and why."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    path: str
-    why: str
-
-
-class DeletedPaths(BaseModel):
-    """What became of each path that was to go."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    deleted: tuple[str, ...]
-    missing: tuple[str, ...]
-    failed: tuple[NotDeletedPath, ...]
