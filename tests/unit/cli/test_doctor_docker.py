@@ -179,7 +179,7 @@ def test_runtime_of_the_configuration_that_docker_lacks_is_a_warning(findings: A
 def test_image_of_the_configuration_that_nothing_builds_is_a_warning(findings: Any) -> None:
     found = findings(Engine(fresh_row()), image="pyhton")["image: pyhton"]
     assert (found.verdict, found.cure) == (
-        "warning", "Set container.image to one that there is: python.",
+        "warning", "Set container.image to one that there is: node, python, python-data, shell.",
     )  # fmt: skip
 
 

@@ -130,3 +130,9 @@ def test_gvisors_own_kernel_gets_room_within_the_containers_limits(
     host = create_body(replace(SPEC, runtime=runtime))["HostConfig"]
     assert host["Memory"] == host["MemorySwap"] == memory_mb << 20
     assert host["PidsLimit"] == processes
+
+
+def test_an_image_whose_guest_holds_more_adds_to_the_container_and_not_to_the_program() -> None:
+    body = create_body(replace(SPEC, guest_mb=150))
+    assert body["HostConfig"]["Memory"] == body["HostConfig"]["MemorySwap"] == (512 + 150) * MB
+    assert json.loads(body["Cmd"][0])["memory_bytes"] == 512 * MB
