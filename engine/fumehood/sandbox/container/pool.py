@@ -333,9 +333,7 @@ class Pool:
             self.on_end(place, why)
 
     def _why_not_again(self, place: Place, *, once: bool, is_spared: bool = False) -> str | None:
-        return place.why_not_again(
-            self._rules, self._monotonic(), once=once, is_spared=is_spared
-        )
+        return place.why_not_again(self._rules, self._monotonic(), once=once, is_spared=is_spared)
 
     def _forget(self, waiter: Waiter[Place]) -> None:
         """Whoever waited does not any more; what was granted in the same moment goes back."""
