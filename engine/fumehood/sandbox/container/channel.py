@@ -160,7 +160,9 @@ class Channel(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[RunEnding] = loop.create_future()
         self._answer = answer
-        for frame in run_frames(received.id, program, arguments, limits, keep=keep):
+        for frame in run_frames(
+            received.id, program, arguments, limits, keep=keep, live=sinks.listens
+        ):
             self._transport.write(framing.encode(frame))
         self._expect_by(limits.wall_s + self._clocks.answer_grace_s, self._give_up)
         try:

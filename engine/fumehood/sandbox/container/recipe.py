@@ -156,7 +156,7 @@ def guest_digest() -> str:
 def guest_files(package: Path = PACKAGE) -> tuple[tuple[str, bytes], ...]:
     """What stands inside every image: path beneath `fumehood` and content, sorted by path."""
     found = [package / "__init__.py", *(package / "wire" / name for name in _WIRE)]
-    found += (package / "guest").rglob("*.py")
+    found += (path for path in (package / "guest").rglob("*") if path.suffix in (".py", ".js"))
     pairs = [(path.relative_to(package).as_posix(), path.read_bytes()) for path in found]
     if len(pairs) == 1 + len(_WIRE):
         raise InternalError("The guest's files are missing: reinstall fumehood.")

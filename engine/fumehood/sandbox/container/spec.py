@@ -138,6 +138,7 @@ def guest_config(spec: ContainerSpec) -> JsonObject:
         "spares": 1,
         "lifetime_s": spec.lifetime_s,
         "memory_bytes": spec.memory_mb * MB,
+        "guest_bytes": spec.guest_mb * MB,
         "nofile": CONTAINER_OPEN_FILES,
         "fsize_bytes": spec.writable_mb[WORKSPACE] * MB,
     }

@@ -31,7 +31,7 @@ WHOLE: dict[str, Any] = {
         "/usr/bin/python3", "-I", "-S", "-B", "-X", "utf8", "/opt/fumehood/fumehood/guest",
     ],
     "Cmd": [
-        ('{"fsize_bytes": 134217728, "import_paths": ["/opt/fumehood"], "lifetime_s": 4260.0, '
+        ('{"fsize_bytes": 134217728, "guest_bytes": 33554432, "import_paths": ["/opt/fumehood"], "lifetime_s": 4260.0, '
         '"memory_bytes": 536870912, "nofile": 256, "spares": 1, "wall": "container"}')
     ],
     "Hostname": "sandbox",
