@@ -19,6 +19,7 @@ from fumehood.model.limits import Limit
 from fumehood.sandbox.container.docker_api import QUICK_S, Docker
 from fumehood.sandbox.container.pool import PoolRules
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
+from fumehood.sandbox.container.shelf import ImageFound
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.host import Host
 from fumehood.sandbox.process.interpreter import InterpreterWall
@@ -135,7 +136,8 @@ def make_container_wall(config: Config, state: Path | None, on_event: OnEvent) -
             max_uses=chosen.max_uses,
             patience_s=chosen.queue_seconds,
         ),
-        image=chosen.images.python,
+        images=chosen.images.model_dump(),
+        held_s=config.sessions.lifetime_seconds,
         runtime=chosen.runtime,
         cpus=chosen.cpus,
     )
@@ -161,11 +163,11 @@ def _identity(state: Path | None, on_event: OnEvent) -> EngineIdentity:
         return EngineIdentity(engine_id, engine_id)
 
 
-async def _find_image(docker: Docker, name: str) -> str:
-    def find(client: Any) -> str:
+async def _find_image(docker: Docker, name: str) -> ImageFound:
+    def find(client: Any) -> ImageFound:
         # Here, because it brings Docker's package with it, and an engine without Docker has none.
         from fumehood.sandbox.container.images import list_images, own_image
 
-        return own_image(list_images(client, name), name).id
+        return own_image(list_images(client, name), name)
 
     return await docker.ask(find, QUICK_S)

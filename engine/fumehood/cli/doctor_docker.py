@@ -65,7 +65,8 @@ def docker_findings(settings: ContainerConfig) -> Iterator[Finding]:
     yield _seccomp(info)
     yield _runtimes(info, settings.runtime)
     for name, found_images in images.items():
-        yield image_finding(name, found_images, datetime.now(UTC))
+        is_used = name in _used_images(settings)
+        yield image_finding(name, found_images, datetime.now(UTC), is_used=is_used)
     for language, name in settings.images:
         if name not in images:
             cure = f"Set container.images.{language} to one that there is: {', '.join(images)}."
@@ -170,12 +171,25 @@ def _runtimes(info: JsonMapping, configured: str | None) -> Finding:
     return Finding("docker: runtimes", "ok", f"{found}{used}")
 
 
-def image_finding(name: str, images: list[Image], now: datetime) -> Finding:
-    """Whether an image is there, this engine's, and not too old."""
+def _used_images(settings: ContainerConfig) -> frozenset[str]:
+    """Those that the configuration names."""
+    return frozenset(name for _, name in settings.images)
+
+
+def image_finding(
+    name: str, images: list[Image], now: datetime, *, is_used: bool = True
+) -> Finding:
+    """Whether an image is there, this engine's, and not too old. One that nothing of the
+    configuration names may be missing.
+    """
     check, build = f"image: {name}", f"fumehood images build {name}"
     own = newest_own(images)
     if own is None:
         found = "of another version of the engine" if images else "not built"
+        if not is_used:
+            return Finding(
+                check, "ok", f"{found}, and not in the configuration", f"To have it: {build}"
+            )
         return Finding(check, "warning", found, f"Build it: {build}")
     age = now - own.packages_from
     words = f"{own.id[:19]}, {own.packages} packages, {max(0, age.days)} days old"

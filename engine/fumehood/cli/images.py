@@ -154,6 +154,7 @@ def _show(found: list[Image]) -> None:
 
     fields = (
         Field("image"), Field("size", drop=1), Field("age", drop=2), Field("packages", drop=3),
+        Field("languages", drop=4),
         Field("state"), Field("digest", whole=True),
     )  # fmt: skip
     now = datetime.now(UTC)
@@ -163,6 +164,7 @@ def _show(found: list[Image]) -> None:
             f"{image.size_bytes / 1e6:.0f} MB",
             age_in_words(image.packages_from, now),
             str(image.packages),
+            ", ".join(image.languages),
             "current" if image.is_own else "of another version",
             image.id.removeprefix("sha256:")[:16],
         )
@@ -189,6 +191,8 @@ def _document(image: Image) -> JsonObject:
         "packages_from": image.packages_from.isoformat(),
         "age_seconds": max(0, int((datetime.now(UTC) - image.packages_from).total_seconds())),
         "packages": image.packages,
+        "languages": list(image.languages),
+        "guest_mb": image.guest_mb,
         "base": image.base or None,
         "recipe": image.recipe,
         "guest": image.guest,

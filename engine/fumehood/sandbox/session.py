@@ -6,7 +6,6 @@ few, are served in the order in which they came, and wait for a bounded time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -30,11 +29,11 @@ class Session:
     memory_mb: int
     place: HeldPlace
     idle_s: float
+    lifetime_s: float
     created_at: datetime
     last_used_at: datetime
+    created: float
     last_used: float
-    last_end: float
-    """The absolute one."""
     calls: int = 0
     users: int = 0
     """Calls that have it or wait for it."""
@@ -46,7 +45,7 @@ class Session:
 
     def why_over(self, now: float) -> str | None:
         """Why its time is over, if it is."""
-        if now >= self.last_end:
+        if now >= self.created + self.lifetime_s:
             return "it was there for as long as it may be"
         if not self.users and now - self.last_used >= self.idle_s:
             return f"nobody used it for {self.idle_s:g} s"
@@ -54,7 +53,7 @@ class Session:
 
     def next_end(self) -> float:
         """When it ends if nobody uses it before."""
-        return min(self.last_used + self.idle_s, self.last_end)
+        return min(self.last_used + self.idle_s, self.created + self.lifetime_s)
 
     async def take_turn(self, rules: SessionRules) -> None:
         """Wait, bounded, for those that came before.
@@ -83,11 +82,12 @@ class Session:
         self.is_outdated = True
         self._turn.release()
 
-    def kept(self, now: float, now_at: datetime) -> KeptSession:
+    def kept(self) -> KeptSession:
         """As its owner sees it."""
         if self.finished is not None:
             return self.finished
-        left_s = max(0.0, self.last_end - now if self.users else self.next_end() - now)
+        last_end = self.created_at + timedelta(seconds=self.lifetime_s)
+        idle_end = self.last_used_at + timedelta(seconds=self.idle_s)
         record = SessionRecord(
             id=self.id,
             state=SessionStatus.ACTIVE,
@@ -98,17 +98,15 @@ class Session:
             memory_mb=self.memory_mb,
             created_at=self.created_at,
             last_used_at=self.last_used_at,
-            expires_at=now_at + timedelta(seconds=left_s),
+            expires_at=last_end if self.users else min(idle_end, last_end),
             calls=self.calls,
             is_busy=self.users > 0,
         )
         return KeptSession(self.principal_id, record)
 
-    def finish(
-        self, status: SessionStatus, why: str, monotonic: Callable[[], float], now_at: datetime
-    ) -> KeptSession:
+    def finish(self, status: SessionStatus, why: str, now_at: datetime) -> KeptSession:
         """It is no longer active. `why` is one clause."""
-        record = self.kept(monotonic(), now_at).record.model_copy(
+        record = self.kept().record.model_copy(
             update={
                 "state": status,
                 "why": f"{why[0].upper()}{why[1:]}.",

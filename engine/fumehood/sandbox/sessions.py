@@ -302,9 +302,10 @@ class SessionKeeper:
             created_at=now_at,
             last_used_at=now_at,
             last_used=now,
-            last_end=now + wishes.lifetime_s,
+            created=now,
+            lifetime_s=wishes.lifetime_s,
         )
-        self._history.note(session.kept(now, now_at))
+        self._history.note(session.kept())
         try:
             await self._history.write()
         except BaseException:
@@ -375,7 +376,7 @@ class SessionKeeper:
         )
 
     def _record(self, session: Session) -> SessionRecord:
-        return session.kept(self._clock.monotonic(), self._clock.now()).record
+        return session.kept().record
 
     def _end_if_over(self, session: Session) -> None:
         why = session.why_over(self._clock.monotonic())
@@ -390,7 +391,7 @@ class SessionKeeper:
 
     def _finish(self, session: Session, status: SessionStatus, why: str) -> None:
         del self._live[session.id]
-        kept = session.finish(status, why, self._clock.monotonic, self._clock.now())
+        kept = session.finish(status, why, self._clock.now())
         session.place.end(why)
         self._history.add(kept)
         self._see_off(session.place)
@@ -417,8 +418,7 @@ class SessionKeeper:
             for session in self._live.values():
                 if session.is_outdated:
                     session.is_outdated = False
-                    kept = session.kept(self._clock.monotonic(), self._clock.now())
-                    self._history.note(kept)
+                    self._history.note(session.kept())
             await self._write_what_can_be()
             with anyio.move_on_after(self._until_next_end()):
                 await self._wake.wait()

@@ -51,6 +51,11 @@ class RunSinks:
     output: OnOutput | None = None
     """Where it hears all of the output, the ending still carries its beginning."""
 
+    @property
+    def listens(self) -> bool:
+        """Whether anybody hears of the run before it ends."""
+        return self.progress is not None or self.output is not None
+
 
 NO_SINKS = RunSinks()
 

@@ -5,9 +5,10 @@ here; each kind is small, so a guest cannot make this side hold more than one fr
 
 Host to guest:
     {"op": "part", "id", "text"}        a piece of a long request's JSON, in order, before `run`
-    {"op": "run", "id", "program", "arguments" | null, "keep", "limits": {wall_s, cpu_s,
+    {"op": "run", "id", "program", "arguments" | null, "keep", "live", "limits": {wall_s, cpu_s,
      memory_bytes, output_bytes}}       `arguments` is null where the request came in parts;
-                                        `keep` leaves files and variables for the next run
+                                        `keep` leaves files and variables for the next run;
+                                        `live`: somebody listens to output and progress
     {"op": "cancel", "id"}
 Guest to host: `ready` once (see `messages`), then for each run any number of `output` and
 `progress`, then for each file one `file` and its `data`, one `ended`, one `reset`. One run at a
@@ -165,7 +166,13 @@ def parse_container_frame(message: dict[str, Any]) -> ContainerFrame:
 
 
 def run_frames(
-    run_id: int, program: str, arguments: JsonObject, limits: Limits, *, keep: bool = False
+    run_id: int,
+    program: str,
+    arguments: JsonObject,
+    limits: Limits,
+    *,
+    keep: bool = False,
+    live: bool = False,
 ) -> list[JsonObject]:
     """The frames that start a run: one, or the parts of a long request and then one."""
     if limits.memory_mb is None:
@@ -176,6 +183,7 @@ def run_frames(
         "program": program,
         "arguments": arguments,
         "keep": keep,
+        "live": live,
         "limits": {
             "wall_s": limits.wall_s,
             "cpu_s": limits.cpu_s,

@@ -25,7 +25,9 @@ from requests.exceptions import RequestException
 from fumehood.sandbox.container.images import (
     BASE,
     GUEST,
+    GUEST_MB,
     IMAGE,
+    LANGUAGES,
     PACKAGES,
     PACKAGES_FROM,
     RECIPE,
@@ -177,7 +179,7 @@ def _add_guest(client: docker.APIClient, recipe: Recipe, base: str, on_step: OnS
         "--invalidation-mode", "unchecked-hash", "/opt/fumehood/fumehood",
     ]  # fmt: skip
     with _builder(client, base, compiled) as container:
-        if not client.put_archive(container, "/", guest_archive()):
+        if not client.put_archive(container, "/", guest_archive(recipe.about)):
             raise ImageTrouble("Docker did not take the guest's files.", "Build it again.")
         client.start(container)
         status = client.wait(container, timeout=COMPILE_DEADLINE_S)["StatusCode"]
@@ -185,7 +187,12 @@ def _add_guest(client: docker.APIClient, recipe: Recipe, base: str, on_step: OnS
             said = client.logs(container, tail=5).decode("utf-8", "replace")
             raise trouble_in("The image's Python does not compile the guest", said.splitlines())
         guest = guest_digest()
-        labels = {IMAGE: recipe.name, GUEST: guest}
+        labels = {
+            IMAGE: recipe.name,
+            GUEST: guest,
+            LANGUAGES: ",".join(recipe.settings.languages),
+            GUEST_MB: str(recipe.settings.guest_mb),
+        }
         made = client.commit(
             container,
             repository=f"{REPOSITORY}/{recipe.name}",

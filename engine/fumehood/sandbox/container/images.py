@@ -17,6 +17,7 @@ from docker.errors import DockerException
 from requests.exceptions import RequestException
 
 from fumehood.model.errors import SandboxUnavailable
+from fumehood.sandbox.container import image_settings
 from fumehood.sandbox.container.recipe import (
     UnknownImage,
     WrongRecipe,
@@ -31,6 +32,8 @@ RECIPE = "fumehood.recipe"
 GUEST = "fumehood.guest"
 BASE = "fumehood.base"
 PACKAGES = "fumehood.packages"
+LANGUAGES = "fumehood.languages"
+GUEST_MB = "fumehood.guest-mb"
 PACKAGES_FROM = "fumehood.packages-from"
 """When the packages were installed, in seconds since 1970: what an image's age means."""
 
@@ -60,6 +63,9 @@ class Image:
     packages: int
     packages_from: datetime
     base: str = ""
+    languages: tuple[str, ...] = ("python", "shell")
+    guest_mb: int = image_settings.GUEST_MB
+    """What the guest needs in it, on top of a container's memory class."""
 
     @property
     def is_own(self) -> bool:
@@ -144,6 +150,8 @@ def _parsed(row: dict[str, Any]) -> Image | None:
             packages=int(labels[PACKAGES]),
             packages_from=datetime.fromtimestamp(int(labels[PACKAGES_FROM]), UTC),
             base=labels.get(BASE, ""),
+            languages=tuple(labels.get(LANGUAGES, "python,shell").split(",")),
+            guest_mb=int(labels.get(GUEST_MB, image_settings.GUEST_MB)),
         )
     except (KeyError, ValueError, OverflowError, OSError):
         return None

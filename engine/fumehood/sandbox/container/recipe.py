@@ -8,20 +8,30 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import re
 import tarfile
-import tomllib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from fumehood.model.errors import InternalError
+from fumehood.sandbox.container.image_settings import ImageSettings, WrongSettings, parse_settings
 
 PACKAGE = Path(__file__).parents[2]
 """`fumehood` itself."""
 
 GUEST_HOME = "opt/fumehood/fumehood"
 """Where the guest lies in an image."""
+
+ABOUT = "opt/fumehood/image.json"
+"""Where an image tells its guest what it is."""
+
+SITE = "opt/fumehood/site"
+"""Where packages of the Python index lie in an image."""
+
+COMMON = "common"
+"""The folder beside those of the images: files that all images share."""
 
 _WIRE = ("__init__.py", "framing.py", "strict_json.py")
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
@@ -44,8 +54,7 @@ class Recipe:
     """What decides an image's base. `files` are all of its folder, by name."""
 
     name: str
-    release: str
-    description: str
+    settings: ImageSettings
     packages: tuple[str, ...]
     files: tuple[tuple[str, bytes], ...]
     base: str = ""
@@ -56,8 +65,24 @@ class Recipe:
         """SHA-256 over the base and all files, as hexadecimal digits."""
         return _digest((("base", self.base.encode()), *self.files))
 
+    @property
+    def release(self) -> str:
+        """The Debian release."""
+        return self.settings.release
+
+    @property
+    def about(self) -> bytes:
+        """What the image tells its guest, as the file in it."""
+        document = {
+            "name": self.name,
+            "languages": list(self.settings.languages),
+            "preload": list(self.settings.preload),
+            "site_paths": [],
+        }
+        return json.dumps(document, sort_keys=True).encode()
+
     def file(self, name: str) -> bytes:
-        """One file of the folder.
+        """One file of the folder, or of those that all images share.
 
         Raises:
             WrongRecipe: it is not there.
@@ -100,7 +125,11 @@ def read_recipe(name: str, *, base: str = "", folder: Path | None = None) -> Rec
         for path in sorted(home.rglob("*"))
         if path.is_file()
     )
-    settings = tomllib.loads((home / "image.toml").read_text(encoding="utf-8"))
+    files = (*_common_files({path for path, _ in files}), *files)
+    try:
+        settings = parse_settings((home / "image.toml").read_text(encoding="utf-8"))
+    except WrongSettings as error:
+        raise WrongRecipe(f"image.toml of the image {name}: {error}.") from None
     if _listed((home / "requirements.lock").read_text(encoding="utf-8")):
         raise WrongRecipe(
             f"The image {name} lists packages of the Python index; not enforced by this version."
@@ -109,9 +138,13 @@ def read_recipe(name: str, *, base: str = "", folder: Path | None = None) -> Rec
     for package in packages:
         if not _DEBIAN_PACKAGE.fullmatch(package):
             raise WrongRecipe(f"{package[:80]!r} in packages.txt is not the name of a package.")
-    return Recipe(
-        name, str(settings["release"]), str(settings["description"]), packages, files, base
-    )
+    return Recipe(name, settings, packages, files, base)
+
+
+def _common_files(known: set[str]) -> tuple[tuple[str, bytes], ...]:
+    """What the folder does not have itself."""
+    found = sorted((images_folder() / COMMON).glob("*"))
+    return tuple((path.name, path.read_bytes()) for path in found if path.name not in known)
 
 
 @cache
@@ -123,27 +156,34 @@ def guest_digest() -> str:
 def guest_files(package: Path = PACKAGE) -> tuple[tuple[str, bytes], ...]:
     """What stands inside every image: path beneath `fumehood` and content, sorted by path."""
     found = [package / "__init__.py", *(package / "wire" / name for name in _WIRE)]
-    found += (package / "guest").rglob("*.py")
+    found += (path for path in (package / "guest").rglob("*") if path.suffix in (".py", ".js"))
     pairs = [(path.relative_to(package).as_posix(), path.read_bytes()) for path in found]
     if len(pairs) == 1 + len(_WIRE):
         raise InternalError("The guest's files are missing: reinstall fumehood.")
     return tuple(sorted(pairs))
 
 
-def guest_archive() -> bytes:
-    """The guest as a tar archive to be unpacked at the root: of root, writable by nobody else."""
+def guest_archive(about: bytes = b"{}") -> bytes:
+    """The guest as a tar archive to be unpacked at the root, with what the image says of itself:
+    of root, writable by nobody else.
+    """
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
-        folders = {GUEST_HOME}
+        folders = {GUEST_HOME, str(Path(ABOUT).parent)}
         for path, _ in guest_files():
             folders.update(f"{GUEST_HOME}/{parent}" for parent in Path(path).parents[:-1])
         for folder in sorted(folders):
             archive.addfile(_member(folder, kind=tarfile.DIRTYPE, mode=0o755))
         for path, content in guest_files():
-            member = _member(f"{GUEST_HOME}/{path}", kind=tarfile.REGTYPE, mode=0o644)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
+            _add_file(archive, f"{GUEST_HOME}/{path}", content)
+        _add_file(archive, ABOUT, about)
     return buffer.getvalue()
+
+
+def _add_file(archive: tarfile.TarFile, path: str, content: bytes) -> None:
+    member = _member(path, kind=tarfile.REGTYPE, mode=0o644)
+    member.size = len(content)
+    archive.addfile(member, io.BytesIO(content))
 
 
 def _member(path: str, *, kind: bytes, mode: int) -> tarfile.TarInfo:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import re
 import tarfile
 from pathlib import Path
 
@@ -10,12 +12,14 @@ import pytest
 
 from fumehood.sandbox.container import recipe as recipes
 from fumehood.sandbox.container.recipe import (
+    ABOUT,
     GUEST_HOME,
     UnknownImage,
     WrongRecipe,
     guest_archive,
     guest_digest,
     guest_files,
+    image_names,
     read_recipe,
 )
 from support.docker_images import write_image_folder
@@ -29,6 +33,70 @@ def test_recipe_of_this_package_is_read_as_it_stands() -> None:
     assert {"python3", "tzdata"} <= set(recipe.packages)
     assert not any(package.startswith(("#", "python3-pip", "gcc")) for package in recipe.packages)
     assert recipe.file("finish").startswith(b"#!/bin/sh")
+
+
+def test_images_of_this_package_are_all_read_and_each_has_what_its_guest_needs() -> None:
+    recipes = {name: read_recipe(name) for name in image_names()}
+    assert recipes.keys() == {"python", "python-data", "shell", "node"}
+    assert all("python3" in recipe.packages for recipe in recipes.values())
+    assert all({"python", "shell"} <= set(r.settings.languages) for r in recipes.values())
+    assert "javascript" in recipes["node"].settings.languages
+    assert set(recipes["python-data"].packages) == set(recipes["python"].packages)
+
+
+def test_image_tells_its_guest_what_it_is() -> None:
+    about = json.loads(read_recipe("node").about)
+    assert about == {
+        "name": "node", "languages": ["python", "shell", "javascript"], "preload": [],
+        "site_paths": [],
+    }  # fmt: skip
+    with tarfile.open(fileobj=io.BytesIO(guest_archive(read_recipe("node").about))) as archive:
+        file = archive.extractfile(ABOUT)
+        assert file is not None
+        assert json.loads(file.read()) == about
+        assert (archive.getmember(ABOUT).uid, archive.getmember(ABOUT).mode) == (0, 0o644)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('langauges = ["python"]', "'langauges' is not known"),
+        ("languages = 3", "languages is not a list"),
+        ('languages = ["python", 3]', "languages is not a list"),
+        ('languages = ["shell"]', 'lacks "python"'),
+        ('languages = ["python", "perl"]', "'perl' is not a language"),
+        ('languages = ["python", "python"]', "twice"),
+        ("guest_mb = true", "guest_mb is not a whole number"),
+        ('guest_mb = "64"', "guest_mb is not a whole number"),
+        ("guest_mb = 31", "not between 32 and 512"),
+        ("guest_mb = 513", "not between 32 and 512"),
+        ('preload = "numpy"', "preload is not a list"),
+        ('preload = ["a;b"]', "no module"),
+        ('preload = ["../a"]', "no module"),
+        ('preload = ["__main__"]', "no module"),
+        ('preload = ["fumehood.guest"]', "no module"),
+        ('preload = ["numpy\\n"]', "no module"),
+        ("preload = [", "not TOML"),
+        ('release = "x y"', "not TOML"),
+    ],
+)
+def test_settings_that_are_not_understood_are_refused(
+    tmp_path: Path, line: str, words: str
+) -> None:
+    folder = write_image_folder(
+        tmp_path, image=f'release = "bookworm"\ndescription = "x"\n{line}\n'
+    )
+    with pytest.raises(WrongRecipe, match=re.escape(words)):
+        read_recipe("python", folder=folder)
+
+
+@pytest.mark.parametrize(
+    "text", ['release = "bookworm"\n', 'description = "x"\n', 'release = 3\ndescription = "x"\n',
+             'release = "--x"\ndescription = "x"\n', 'release = "bookworm"\ndescription = "a\\nb"\n']
+)  # fmt: skip
+def test_release_and_description_are_needed_and_checked(tmp_path: Path, text: str) -> None:
+    with pytest.raises(WrongRecipe, match=r"image\.toml of the image python"):
+        read_recipe("python", folder=write_image_folder(tmp_path, image=text))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +135,7 @@ def test_a_base_without_a_digest_is_refused(base: str) -> None:
 
 @pytest.mark.parametrize("name", ["nosuch", "", "..", "../python", "python/", "Python", "."])
 def test_an_unknown_name_is_refused_with_the_known_ones(name: str) -> None:
-    with pytest.raises(UnknownImage, match="Known: python"):
+    with pytest.raises(UnknownImage, match="Known: node, python, "):
         read_recipe(name)
 
 

@@ -1,0 +1,31 @@
+"""JavaScript: become Node with one program, run by `javascript.js` beside this file.
+
+Guest side, in the child. What that script tells at the end is a claim, in the same form as that of
+a Python program; it finds the program and the way to tell on two descriptors.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NoReturn
+
+from fumehood.guest.container.request import REPLY_FD, SetUpFailed, memory_file
+from fumehood.guest.languages.shell import become
+
+NODE = "/usr/bin/node"
+HARNESS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "javascript.js")
+
+
+def become_node(code: str, memory_bytes: int) -> NoReturn:
+    """Raises SetUpFailed where there is no Node here."""
+    program = memory_file("program", code)
+    # Its own heap limit would end it with a core's signal; the container's names itself.
+    heap_mb = max(64, memory_bytes >> 20)
+    arguments = [
+        "node", f"--max-old-space-size={heap_mb}", "--no-deprecation", HARNESS, str(program),
+        str(REPLY_FD),
+    ]  # fmt: skip
+    try:
+        become(NODE, arguments, keep=(program, REPLY_FD))
+    except FileNotFoundError:
+        raise SetUpFailed("there is no Node in this image") from None
