@@ -22,6 +22,10 @@ from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "link"}
 
 
+UPLOAD = ".fumehood-upload-"
+"""Of a file that is still coming; no list shows it."""
+
+
 class Refused(Exception):
     """A normal answer that says no."""
 
@@ -34,7 +38,6 @@ class FakeFiles:
     def __init__(self, root: Path, room: int = 1 << 20) -> None:
         self.root = root
         self.room = room
-        self.uploads: dict[str, bytearray] = {}
         self.requests: list[JsonObject] = []
 
     async def run(
@@ -65,6 +68,8 @@ class FakeFiles:
             yield str(start.relative_to(self.root))
             return
         for entry in os.scandir(start):
+            if entry.name.startswith(UPLOAD):
+                continue
             path = Path(entry.path)
             yield str(path.relative_to(self.root))
             if recursive and entry.is_dir(follow_symlinks=False):
@@ -98,24 +103,37 @@ class FakeFiles:
         return self._put_down(path, before + base64.b64decode(request["content_base64"]))
 
     def _put(self, request: JsonObject) -> JsonObject:
-        upload = self.uploads.setdefault(request["token"], bytearray())
-        if len(upload) != request["offset"]:
+        upload = self._upload(request)
+        content = base64.b64decode(request["content_base64"])
+        size = upload.stat().st_size if upload.exists() else 0
+        if size != request["offset"]:
             raise Refused("changed")
-        upload += base64.b64decode(request["content_base64"])
-        if len(upload) > self.room:
+        if size + len(content) > self.room:
             raise Refused("no_room")
-        return {"size": len(upload)}
+        with upload.open("ab") as file:
+            file.write(content)
+        return {"size": size + len(content)}
 
     def _finish(self, request: JsonObject) -> JsonObject:
-        if len(self.uploads.get(request["token"], b"")) != request["size"]:
+        upload = self._upload(request)
+        if not upload.exists() or upload.stat().st_size != request["size"]:
             raise Refused("changed")
-        path = self._at(request["path"], may_be_missing=True)
-        self._may_stand(path, request["mode"])
-        return self._put_down(path, bytes(self.uploads.pop(request["token"], b"")))
+        try:
+            path = self._at(request["path"], may_be_missing=True)
+            self._may_stand(path, request["mode"])
+            path.parent.mkdir(parents=True, exist_ok=True)
+            upload.rename(path)
+        finally:
+            upload.unlink(missing_ok=True)
+        return {"size": request["size"]}
 
     def _drop(self, request: JsonObject) -> JsonObject:
-        self.uploads.pop(request["token"], None)
+        self._upload(request).unlink(missing_ok=True)
         return {}
+
+    def _upload(self, request: JsonObject) -> Path:
+        assert len(request["token"]) == 32
+        return self.root / f"{UPLOAD}{request['token']}"
 
     def _delete(self, request: JsonObject) -> JsonObject:
         said: dict[str, list[Any]] = {"deleted": [], "missing": [], "failed": []}
