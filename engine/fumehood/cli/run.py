@@ -94,7 +94,7 @@ def run(
 
 
 def _language(program: str, given: str | None) -> str:
-    known = sorted(set(LANGUAGES.values()))
+    known = list(dict.fromkeys(LANGUAGES.values()))
     if given is None:
         given = LANGUAGES.get(Path(program).suffix)
     if given is None:

@@ -51,9 +51,10 @@ def plain_file(path: Path, *, follow: bool = True) -> Iterator[BinaryIO]:
     # Opening a pipe would wait for who writes; this way it does not, and is seen for what it is.
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
     descriptor = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError(f"{str(path)[:200]!r} is no plain file.")
     with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError(f"{str(path)[:200]!r} is no plain file.")
         yield file
 
 
