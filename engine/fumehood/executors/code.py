@@ -68,7 +68,7 @@ async def run_code(
     failure = read_failure(ending.claimed_error)
     ending = _as_claimed(ending, failure)
     left_out = ending.files_left_out + files.left_out
-    fields = _fields(ending, entries, left_out)
+    fields = _fields(ending, entries, files.pictures, left_out)
     error = _error(tool, ending, failure, limits, fields)
     return Outcome(
         ended_by=ending.ended_by,
@@ -78,7 +78,11 @@ async def run_code(
         cpu_ms=ending.cpu_ms,
         peak_memory_bytes=ending.peak_memory_bytes,
         output_bytes=_output_bytes(ending),
-        warnings=refused_by(ending.limits_hit, limits) + left_out_words(left_out),
+        warnings=(
+            refused_by(ending.limits_hit, limits)
+            + left_out_words(left_out)
+            + tuple(read_value(ending.result).notes)
+        ),
         max_data_bytes=MAX_DATA_BYTES,
     )
 
@@ -89,7 +93,9 @@ def _as_claimed(ending: RunEnding, failure: FailureClaim | None) -> RunEnding:
     return replace(ending, ended_by=_CLAIMABLE.get(failure.kind, EndedBy.EXCEPTION))
 
 
-def _fields(ending: RunEnding, files: list[JsonObject], left_out: int) -> JsonObject:
+def _fields(
+    ending: RunEnding, files: list[JsonObject], pictures: list[JsonObject], left_out: int
+) -> JsonObject:
     """What `data` and `error.details` have in common."""
     value = read_value(ending.result) if ending.ended_by is EndedBy.OK else NO_VALUE
     fields: JsonObject = {
@@ -99,7 +105,7 @@ def _fields(ending: RunEnding, files: list[JsonObject], left_out: int) -> JsonOb
         "value": value.value,
         "value_repr": value.value_repr,
         "files": files,
-        "images": [],
+        "images": pictures,
         "ended_by": ending.ended_by.value,
     }
     if ending.limits_hit:
