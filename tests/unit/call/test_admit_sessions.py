@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from fumehood.model.envelope import Envelope
 from fumehood.model.errors import InvalidParams, SandboxUnavailable
 from fumehood.model.identity import TrustDomain
 from fumehood.model.tool import ToolDefinition
+from fumehood.registry.index import RegisteredTool
 from fumehood.sandbox.wall import Walls
 from fumehood.testing import CONTAINER_LIMITS, FakeWall
 from support.definitions import expression_document, registered, request
@@ -36,10 +37,10 @@ class Bench:
         return await self.engine.call(tool, arguments, **options)
 
     def plan(self, document: dict[str, Any], **options: Any) -> Plan:
-        return self.plan_of(ToolDefinition.model_validate(document), **options)
+        return self.plan_of(registered(ToolDefinition.model_validate(document)), **options)
 
-    def plan_of(self, definition: ToolDefinition, **options: Any) -> Plan:
-        resolved = ResolvedCall(request(**options), registered(definition), ())
+    def plan_of(self, tool: RegisteredTool, **options: Any) -> Plan:
+        resolved = ResolvedCall(request(**options), tool, ())
         permitted = PermittedCall(ValidatedCall(resolved, {}, ()), self.engine.owner)
         walls = Walls(container=self.container, interpreter=self.interpreter)
         return make_plan(permitted, walls, self.engine.sessions)
@@ -160,7 +161,7 @@ async def test_workspace_tool_needs_a_session_and_gets_its_place(
     bench: Bench, executor: str
 ) -> None:
     plain = ToolDefinition.model_validate(expression_document())
-    tool = plain.model_copy(update={"executor": executor})
+    tool = replace(registered(plain), definition=plain.model_copy(update={"executor": executor}))
     with pytest.raises(InvalidParams, match="needs a session_id") as caught:
         bench.plan_of(tool)
     assert caught.value.fields == ("options.session_id",)
