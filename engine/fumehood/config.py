@@ -8,6 +8,7 @@ an error, and nothing here changes while the engine runs.
 |---|---|---|---|
 | `host_tools` | none may run in the host | the same | exactly these names may |
 | `tools_directory` | no file brings tools | the same | the definitions in this directory |
+| `images_directory` | `images` in the state directory | the same | one's own images are there |
 | `allow_debug` | no `debug_info` for anybody | – | for calls that ask |
 """
 
@@ -177,6 +178,7 @@ class Config(BaseSettings):
     allow_debug: bool = False
     host_tools: Annotated[tuple[str, ...], NoDecode] = ()
     tools_directory: Path | None = None
+    images_directory: Path | None = None
     drain_seconds: float = Field(default=10, ge=0, le=600)
     calls_kept_days: int = Field(default=30, ge=1, le=3650)
     calls_kept: int = Field(default=100_000, ge=100, le=100_000_000)
@@ -198,10 +200,10 @@ class Config(BaseSettings):
             return tuple(name.strip() for name in value.split(",") if name.strip())
         return value
 
-    @field_validator("tools_directory")
+    @field_validator("tools_directory", "images_directory")
     @classmethod
     def _refuse_relative(cls, value: Path | None) -> Path | None:
-        """Which tools there are must not depend on where the engine was started."""
+        """Which tools and images there are must not depend on where the engine was started."""
         if value is not None and not value.is_absolute():
             raise ValueError("must be an absolute path")
         return value
@@ -241,6 +243,11 @@ class Config(BaseSettings):
             return self.home
         base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
         return Path(base).expanduser() / "fumehood"
+
+    @property
+    def own_images(self) -> Path:
+        """Where the recipes of the operator's own images are; it need not exist."""
+        return self.images_directory or self.state_directory / "images"
 
     @property
     def socket_path(self) -> Path:

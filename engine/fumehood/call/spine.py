@@ -84,11 +84,16 @@ async def run_call(request: CallRequest, rooms: Rooms) -> Envelope:
         permitted = trail.passed("authorise", authorise(validated))
         if request.options.dry_run:
             return await conclude(
-                request, trail.passed("rehearse", rehearse(permitted, rooms.walls)), trail, rooms
+                request,
+                trail.passed("rehearse", rehearse(permitted, rooms.walls, rooms.sessions)),
+                trail,
+                rooms,
             )
         with claim(permitted) as claimed:
             approved = trail.passed("approve", approve(trail.passed("claim", claimed)))
-            async with admit(approved, rooms.walls, is_draining=rooms.is_draining()) as admitted:
+            async with admit(
+                approved, rooms.walls, is_draining=rooms.is_draining(), sessions=rooms.sessions
+            ) as admitted:
                 record_intent(trail.passed("admit", admitted), trail)  # if this fails, nothing runs
                 ending = trail.passed("execute", await _execute(admitted, rooms))
         return await conclude(request, ending, trail, rooms)

@@ -72,7 +72,7 @@ async def run_code(
     ending = _as_claimed(ending, failure)
     left_out = ending.files_left_out + files.left_out
     subject = Subject(language, in_session=session_id is not None)
-    fields = _fields(language, ending, entries, left_out)
+    fields = _fields(language, ending, entries, files.pictures, left_out)
     if session_id is not None:
         fields["session"] = session_fields(session_id, ending)
     error = _error(tool, ending, failure, limits, fields, subject)
@@ -84,9 +84,12 @@ async def run_code(
         cpu_ms=ending.cpu_ms,
         peak_memory_bytes=ending.peak_memory_bytes,
         output_bytes=_output_bytes(ending),
-        warnings=refused_by(ending.limits_hit, limits, subject)
-        + left_out_words(left_out)
-        + (state_words(ending.state) if session_id is not None else ()),
+        warnings=(
+            refused_by(ending.limits_hit, limits, subject)
+            + left_out_words(left_out)
+            + tuple(read_value(ending.result).notes)
+            + (state_words(ending.state) if session_id is not None else ())
+        ),
         max_data_bytes=MAX_DATA_BYTES,
     )
 
@@ -106,7 +109,13 @@ def session_fields(session_id: str, ending: RunEnding) -> JsonObject:
     }
 
 
-def _fields(language: str, ending: RunEnding, files: list[JsonObject], left_out: int) -> JsonObject:
+def _fields(
+    language: str,
+    ending: RunEnding,
+    files: list[JsonObject],
+    pictures: list[JsonObject],
+    left_out: int,
+) -> JsonObject:
     """What `data` and `error.details` have in common. A command has no value and no figures."""
     value = read_value(ending.result) if ending.ended_by is EndedBy.OK else NO_VALUE
     fields: JsonObject = {
@@ -116,7 +125,7 @@ def _fields(language: str, ending: RunEnding, files: list[JsonObject], left_out:
         "value": value.value,
         "value_repr": value.value_repr,
         "files": files,
-        "images": [],
+        "images": pictures,
         "ended_by": ending.ended_by.value,
     }
     if language == "shell":

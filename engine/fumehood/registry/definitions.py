@@ -76,9 +76,7 @@ NOT_ENFORCED: Mapping[str, Mapping[str, NotEnforced]] = MappingProxyType(
         "options": {
             "max_length": NotEnforced(_given, "shortened results"),
             "wait_for_approval": NotEnforced(_given, "approvals"),
-            "session_id": NotEnforced(_given, "sessions"),
             "idempotency_key": NotEnforced(_given, "idempotency keys"),
-            "isolation": NotEnforced(lambda value: value == "session", "sessions"),
         },
     }
 )

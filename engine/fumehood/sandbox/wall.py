@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from fumehood.model.errors import EndedBy, SandboxUnavailable
 from fumehood.model.identity import TrustDomain
@@ -160,6 +160,19 @@ class Wall(Protocol):
 
         Raises:
             SandboxUnavailable: no place in time.
+        """
+        ...
+
+
+@runtime_checkable
+class HasImages(Protocol):
+    """A wall whose places are made of images."""
+
+    def image_for(self, language: str) -> str:
+        """The image that a program in a language gets.
+
+        Raises:
+            SandboxUnavailable: none was chosen for it, or it is not there.
         """
         ...
 

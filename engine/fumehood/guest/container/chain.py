@@ -20,6 +20,7 @@ import signal
 import socket
 import struct
 import time
+from collections.abc import Callable
 
 from fumehood.guest.container import processes
 from fumehood.guest.container.link import AGAIN, DESCRIPTORS, READY, TAKE
@@ -27,8 +28,11 @@ from fumehood.guest.container.link import AGAIN, DESCRIPTORS, READY, TAKE
 AGAIN_PATIENCE_S = 3.0
 """For the head to make another copy."""
 
-MAX_WORDS = 64
-"""Looked at, of what the links have said; the rest is nobody's."""
+MAX_WORDS = 4096
+"""Read at once, of what the links have said; more do not fit the socket."""
+
+END_PATIENCE_S = 1.0
+"""For what a program started to be ended before its process makes another copy."""
 
 _CREDENTIALS = struct.Struct("3i")
 
@@ -36,7 +40,8 @@ _CREDENTIALS = struct.Struct("3i")
 class Chain:
     """The processes that keep a session's variables, if there are any."""
 
-    def __init__(self) -> None:
+    def __init__(self, reap: Callable[[], None]) -> None:
+        self._reap = reap
         self._orders, self.next_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._orders.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._orders.setblocking(False)
@@ -151,9 +156,10 @@ class Chain:
             for level, kind, data in ancillary:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
                     pid, _, _ = _CREDENTIALS.unpack(data[: _CREDENTIALS.size])
-                    if word == READY and pid != head and processes.is_stranger(pid):
+                    if word == READY and pid != head:
                         found = pid
-        return found
+        is_there = found is not None and processes.is_alive(found)
+        return found if is_there and processes.is_stranger(found or 0) else None
 
     def _stop(self) -> None:
         for pid in self.pids:
@@ -173,5 +179,9 @@ class Chain:
                             os.close(descriptor)
 
     def _end_the_others(self, spared: int | None = None) -> None:
-        """Once; the supervisor goes on until none is left."""
-        processes.kill_all(self.pids | ({spared} if spared is not None else set()))
+        """As far as it takes a moment; the supervisor goes on until none is left."""
+        give_up = time.monotonic() + END_PATIENCE_S
+        kept = self.pids | ({spared} if spared is not None else set())
+        while processes.kill_all(kept) and time.monotonic() < give_up:
+            self._reap()
+            time.sleep(0.0005)  # killed is not yet dead, and dead not yet gone

@@ -42,10 +42,21 @@ def hand_on(exit_code: int, claim: dict[str, Any]) -> None:
         return
     _wait_behind()
     tell({**claim, "stays": True, "exit_code": exit_code})
+    os.set_blocking(AGAIN_FD, True)
     while os.read(AGAIN_FD, 1) == AGAIN:
+        _bury()
         if _make_next():
             return
     os._exit(0)
+
+
+def _bury() -> None:
+    """What this call's program had started was ended; until it is buried, it counts."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
 
 
 def _make_next() -> bool:
@@ -77,7 +88,10 @@ def _become_next(readable: int, writable: int) -> None:
     if second:
         os._exit(0)
     os.close(readable)
+    # Of a session of its own: who stops in one whose others end, is sent a hang-up.
+    os.setsid()
     _volunteer(b"1000")
+    os.set_blocking(NEXT_FD, True)  # which a program may have changed, for all of them
     orders = socket.socket(fileno=NEXT_FD)
     orders.sendall(READY)
     os.write(writable, READY)

@@ -92,7 +92,7 @@ class Supervisor:
         self._counters = Counters()
         self._selector = selectors.DefaultSelector()
         self._wakeup = self._watch_children()
-        self._chain = Chain()
+        self._chain = Chain(self._reap)
         self._nursery = Nursery(
             orders,
             self._selector,
@@ -391,9 +391,7 @@ class Supervisor:
         if run.program == "python":
             stayed = run.stayed and run.killed_for is None and run.child is not None
             state = self._chain.settle(run.child.pid if stayed and run.child else None)
-            if run.lost_variables and state == "rolled_back":
-                return "reset"
-            return state
+            return "reset" if run.lost_variables else state
         return None if self._chain.look() else "reset"
 
     def _read_last_words(self, run: Run) -> None:

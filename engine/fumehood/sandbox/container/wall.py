@@ -8,6 +8,7 @@ fast as one with it, and only tools that need a container are refused.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -189,8 +190,16 @@ class ContainerWall:
         return {**self._pool.counts(), "held": len(self._held)} if self._pool is not None else {}
 
     def image_for(self, language: str) -> str:
-        """The image that a program in a language gets. Raises SandboxUnavailable."""
-        return self._shelf.name_for(language)
+        """The image that a program in a language gets.
+
+        Raises:
+            SandboxUnavailable: none was chosen for it, or it is not there.
+        """
+        name = self._shelf.name_for(language)
+        if name in self._shelf.missing:
+            raise copy.copy(self._shelf.missing[name])
+        self._shelf.must_run(name, language)
+        return name
 
     def lease(
         self,
