@@ -33,6 +33,11 @@ CLEAN_ENVIRONMENT = {
     "LANG": "C.UTF-8",
     # Most tests are of something else: no daemon of theirs makes a container ahead.
     "FUMEHOOD_CONTAINER__POOL_MIN": "0",
+    # The smallest image, and the same for everything, unless a test asks for another.
+    "FUMEHOOD_CONTAINER__IMAGES__PYTHON": "python",
+    "FUMEHOOD_CONTAINER__IMAGES__SHELL": "python",
+    "FUMEHOOD_CONTAINER__IMAGES__JAVASCRIPT": "python",
+    "FUMEHOOD_SESSIONS__IMAGE": "python",
 }
 
 

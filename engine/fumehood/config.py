@@ -35,6 +35,7 @@ from fumehood.model.limits import (
     MIN_JAIL_MB,
     WallLimits,
 )
+from fumehood.model.session import SessionRules
 from fumehood.model.usage import Prices
 
 MAX_SOCKET_PATH_BYTES = 107
@@ -71,12 +72,25 @@ class JailConfig(BaseModel):
     output_kb: int = Field(default=1024, ge=1, le=1024)
 
 
+IMAGE_NAME = r"^[a-z][a-z0-9-]{0,30}$"
+
+
+class ImagesConfig(BaseModel):
+    """Which image a program in a language runs in, where no session says otherwise."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    python: str = Field(default="python-data", pattern=IMAGE_NAME)
+    shell: str = Field(default="shell", pattern=IMAGE_NAME)
+    javascript: str = Field(default="node", pattern=IMAGE_NAME)
+
+
 class ContainerConfig(BaseModel):
     """Defaults and ceilings of the container wall, and how many containers there are."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    image: str = Field(default="python", pattern=r"^[a-z][a-z0-9-]{0,30}$")
+    images: ImagesConfig = ImagesConfig()
     runtime: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
     timeout_seconds: float = Field(default=30, gt=0, le=600)
     max_timeout_seconds: float = Field(default=600, gt=0, le=600)
@@ -97,6 +111,20 @@ class ContainerConfig(BaseModel):
         if self.pool_min > self.pool_max:
             raise ValueError("pool_min is more than pool_max")
         return self
+
+
+class SessionsConfig(BaseModel):
+    """Defaults and ceilings of sessions, and how many there are."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    image: str = Field(default="python-data", pattern=IMAGE_NAME)
+    max: int = Field(default=4, ge=0, le=256)
+    max_per_principal: int = Field(default=3, ge=0, le=256)
+    idle_seconds: float = Field(default=1800, ge=1, le=86_400)
+    lifetime_seconds: float = Field(default=14_400, ge=10, le=604_800)
+    queue_seconds: float = Field(default=30, ge=0, le=600)
+    waiting: int = Field(default=20, ge=0, le=1000)
 
 
 class PriceConfig(BaseModel):
@@ -159,6 +187,7 @@ class Config(BaseSettings):
     interpreter: InterpreterConfig = InterpreterConfig()
     jail: JailConfig = JailConfig()
     container: ContainerConfig = ContainerConfig()
+    sessions: SessionsConfig = SessionsConfig()
     prices: PriceConfig = PriceConfig()
     service: ServiceConfig = ServiceConfig()
     principals: tuple[PrincipalConfig, ...] = ()
@@ -283,6 +312,20 @@ class Config(BaseSettings):
             output_bytes=chosen.output_kb * 1024,
             cpu_s=chosen.cpu_seconds,
             memory_classes=CONTAINER_MEMORY_CLASSES,
+        )
+
+    @property
+    def session_rules(self) -> SessionRules:
+        """The rules of sessions as configured."""
+        chosen = self.sessions
+        return SessionRules(
+            image=chosen.image,
+            most=chosen.max,
+            most_of_one=min(chosen.max_per_principal, chosen.max),
+            idle_s=chosen.idle_seconds,
+            lifetime_s=chosen.lifetime_seconds,
+            queue_s=chosen.queue_seconds,
+            waiting=chosen.waiting,
         )
 
     @property

@@ -25,14 +25,16 @@ from fumehood.call.shape import shape_error
 from fumehood.call.spine import Rooms, run_call
 from fumehood.config import Config, config_file, load_config
 from fumehood.engine_walls import TROUBLE, EngineWalls
+from fumehood.executors.session_files import SessionFiles
 from fumehood.gates.approvers import Approvers
 from fumehood.gates.binding import require_agent
+from fumehood.gates.identity import require_caller
 from fumehood.gates.tokens import Tokens
 from fumehood.model.answers import ToolDetails
 from fumehood.model.call import CallBody, CallOptions, CallRequest
 from fumehood.model.call_log import CallPage, CallQuery, CallRecord
 from fumehood.model.envelope import Envelope, Metadata, Performance, Resources, UsageReport
-from fumehood.model.errors import EngineError, InvalidParams, ResourceNotFound
+from fumehood.model.errors import EngineError, InvalidParams, ResourceNotFound, ShuttingDown
 from fumehood.model.identity import Principal, Scope, uid_principal_id
 from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import MB
@@ -50,12 +52,14 @@ from fumehood.registry.listing import DEFAULT_LIMIT, ToolFilter, ToolPage, page_
 from fumehood.registry.loading import Tool, import_paths, register_all
 from fumehood.registry.registrations import Registrations
 from fumehood.registry.watch import watch
+from fumehood.sandbox.sessions import SessionClock, SessionKeeper
 from fumehood.sandbox.wall import Wall
 from fumehood.store.blobs import Blob, BlobStore
 from fumehood.store.calls import CallLog, UnknownCursor
 from fumehood.store.database import Database, open_database
 from fumehood.store.errors import StoreError, understood
 from fumehood.store.retention import Kept, retention
+from fumehood.store.sessions import SessionTable
 from fumehood.wire import strict_json
 from fumehood.wire.blob_urls import parse_blob_url
 from fumehood.wire.cursors import Cursors
@@ -143,6 +147,18 @@ class Engine:
             lifetime_s=max(1, int(self.config.blobs_kept_hours * 3600)),
             now=self._clock.now,
         )
+        session_rows = SessionTable(self.database)
+        with understood("sessions"):
+            kept_sessions = session_rows.all_now()
+        self.sessions = SessionKeeper(
+            self._walls.container,
+            session_rows,
+            self.config.session_rules,
+            SessionClock(self._clock.now, self._clock.monotonic),
+            self._check_session_maker,
+            kept=kept_sessions,
+            on_event=self._on_wall_event,
+        )
         self._rooms = Rooms(
             registry=self._registry,
             agents=self.agents,
@@ -155,6 +171,8 @@ class Engine:
             is_draining=lambda: self._is_draining or not self._is_open,
             calls=self._calls,
             blobs=self.blobs,
+            cursors=self._cursors,
+            sessions=self.sessions,
         )
         self._is_draining = False
         self._is_open = False
@@ -166,6 +184,7 @@ class Engine:
         if self._owns_database:
             self._stack.callback(self.database.close)
         await self._stack.enter_async_context(self._walls)
+        await self._stack.enter_async_context(self.sessions)
         if self._directory is not None:
             group = await self._stack.enter_async_context(anyio.create_task_group())
             self._stack.callback(group.cancel_scope.cancel)
@@ -380,6 +399,10 @@ class Engine:
         with file:
             return await anyio.to_thread.run_sync(file.read)
 
+    def session_files(self, session_id: str, principal: Principal | None = None) -> SessionFiles:
+        """The files of a session of this process's owner, or of another principal."""
+        return SessionFiles(self.sessions, self._cursors, principal or self.owner, session_id)
+
     def answer(self, data: JsonObject) -> Envelope:
         """An envelope for what is no call, such as a list of tools."""
         return self._outside_calls(data, None, None)
@@ -411,6 +434,16 @@ class Engine:
         refused.
         """
         return self._walls.report()
+
+    def _check_session_maker(self, principal: Principal, agent_id: str | None) -> None:
+        """Who may make a session, and for which agent: whoever may make such calls."""
+        require_caller(principal)
+        if agent_id is not None:
+            require_agent(principal, agent_id, self.agents.find(agent_id))
+        if self._is_draining:
+            raise ShuttingDown(
+                "The engine is stopping. Repeat the call when it is back.", retry_after_ms=2000
+            )
 
     async def _open_blobs(self) -> StoreError | None:
         try:

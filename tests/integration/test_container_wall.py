@@ -59,9 +59,9 @@ class Bench:
         self.events: list[tuple[str, JsonObject]] = []
         rules = settings.pop("rules", PoolRules(least_warm=0, most=2))
 
-        async def find_image(docker: Docker, name: str) -> str:
+        async def find_image(docker: Docker, name: str) -> Image:
             await docker.info()
-            return image.id
+            return image
 
         self.wall = ContainerWall(
             ContainerSettings(rules=rules, **settings),

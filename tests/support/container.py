@@ -1,7 +1,8 @@
 """A container wall that answers as the program itself says: the program is JSON.
 
 `{"stdout": "x", "files": {"a.txt": "text", "big": 2000000}, "ended_by": "exit", …}` runs as
-the wall's answer of that form; with `"echo": true` it prints what it was sent. As a program (`python -m support.container` with `tests` on the
+the wall's answer of that form; with `"echo": true` it prints what it was sent. A session's files
+lie in the directory `workspaces/SESSION` of where it runs. As a program (`python -m support.container` with `tests` on the
 path) this is `fumehood serve` with such a wall.
 """
 
@@ -10,12 +11,14 @@ from __future__ import annotations
 import json
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from fumehood.model.errors import EndedBy
 from fumehood.model.limits import Limit
 from fumehood.sandbox.wall import RunEnding
 from fumehood.testing import CONTAINER_LIMITS, FakeWall, SeenRun
+from support.fake_files import FakeFiles
 
 _MEASURED = (
     "stdout", "stderr", "stdout_bytes", "stderr_bytes", "exit_code", "signal", "cpu_ms",
@@ -30,7 +33,11 @@ def told(**answer: Any) -> str:
 
 def scripted_ending(run: SeenRun) -> RunEnding:
     """The ending that a program asks for."""
-    script = json.loads(run.arguments["code"])
+    if run.program == "files":
+        return RunEnding(
+            EndedBy.OK, "session", exit_code=0, result=workspace_of(run).answer(run.arguments)
+        )
+    script = _script(run)
     ended_by = EndedBy(script.get("ended_by", "ok"))
     measured = {key: script[key] for key in _MEASURED if key in script}
     if script.get("echo"):
@@ -55,14 +62,28 @@ def scripted_ending(run: SeenRun) -> RunEnding:
 
 def scripted_files(run: SeenRun) -> list[tuple[str, bytes]]:
     """What the program leaves: texts, so many bytes of `x`, or what it was sent (true)."""
+    if run.program == "files":
+        return []
     sent = {file["path"]: file for file in run.arguments["files"]}
     files = []
-    for path, content in json.loads(run.arguments["code"]).get("files", {}).items():
+    for path, content in _script(run).get("files", {}).items():
         if content is True:
             files.append((path, sent[path]["content"].encode()))
         else:
             files.append((path, b"x" * content if isinstance(content, int) else content.encode()))
     return files
+
+
+def workspace_of(run: SeenRun) -> FakeFiles:
+    """The files of a session: a directory of its own name below `workspaces`, here."""
+    root = Path("workspaces") / (run.domain.session_id or "none")
+    root.mkdir(parents=True, exist_ok=True)
+    return FakeFiles(root, room=1 << 30)
+
+
+def _script(run: SeenRun) -> Any:
+    source = "command" if run.program == "shell" else "code"
+    return json.loads(run.arguments[source])
 
 
 def scripted_wall() -> FakeWall:

@@ -65,7 +65,12 @@ async def shorten(
     target = shaped.data if error is None else error.details
     if not target:
         return shaped
-    found = list(_long_values(target, with_value=with_value))
+    kept = shaped.outcome.whole_fields
+    found = [
+        long
+        for long in _long_values(target, with_value=with_value)
+        if len(long.path) > 1 or long.path[0] not in kept
+    ]
     if not found:
         return shaped
     with anyio.CancelScope(shield=True):  # bounded by the disk; the tool has acted by now

@@ -46,10 +46,12 @@ from fumehood.observe.log import Logger
 from fumehood.observe.trail import Trail
 from fumehood.registry.agents import Agents
 from fumehood.registry.index import ToolIndex
+from fumehood.sandbox.sessions import SessionKeeper
 from fumehood.sandbox.wall import Walls
 from fumehood.store.blobs import BlobStore
 from fumehood.store.calls import CallLog
 from fumehood.wire import strict_json
+from fumehood.wire.cursors import Cursors
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ class Rooms:
     is_draining: Callable[[], bool]
     calls: CallLog
     blobs: BlobStore
+    cursors: Cursors
+    sessions: SessionKeeper
 
 
 async def run_call(request: CallRequest, rooms: Rooms) -> Envelope:
@@ -80,18 +84,27 @@ async def run_call(request: CallRequest, rooms: Rooms) -> Envelope:
         permitted = trail.passed("authorise", authorise(validated))
         if request.options.dry_run:
             return await conclude(
-                request, trail.passed("rehearse", rehearse(permitted, rooms.walls)), trail, rooms
+                request,
+                trail.passed("rehearse", rehearse(permitted, rooms.walls, rooms.sessions)),
+                trail,
+                rooms,
             )
         with claim(permitted) as claimed:
             approved = trail.passed("approve", approve(trail.passed("claim", claimed)))
-            async with admit(approved, rooms.walls, is_draining=rooms.is_draining()) as admitted:
+            async with admit(
+                approved, rooms.walls, is_draining=rooms.is_draining(), sessions=rooms.sessions
+            ) as admitted:
                 record_intent(trail.passed("admit", admitted), trail)  # if this fails, nothing runs
-                ending = trail.passed("execute", await execute(admitted, blobs=rooms.blobs))
+                ending = trail.passed("execute", await _execute(admitted, rooms))
         return await conclude(request, ending, trail, rooms)
     except EngineError as refusal:
         return await conclude(request, refusal, trail, rooms)
     except BaseException as fault:
         return await conclude_fault(request, fault, trail, rooms)
+
+
+async def _execute(admitted: AdmittedCall, rooms: Rooms) -> Outcome:
+    return await execute(admitted, blobs=rooms.blobs, cursors=rooms.cursors)
 
 
 async def conclude(

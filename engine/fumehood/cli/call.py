@@ -30,6 +30,7 @@ def call(
     ] = False,
     timeout: Annotated[float | None, typer.Option(help="Seconds the tool may run.")] = None,
     agent: Annotated[str | None, typer.Option(help="The agent that the call is made for.")] = None,
+    session: Annotated[str | None, typer.Option(help="The session that it is made in.")] = None,
     debug: Annotated[
         bool, typer.Option("--debug", help="Ask for debug_info (the configuration must allow it).")
     ] = False,
@@ -46,11 +47,17 @@ def call(
     require_tool_name(tool)
     if local and socket is not None:
         fail("--local needs no socket.", ExitCode.USAGE)
+    if local and session is not None:
+        fail("--local has no sessions.", ExitCode.USAGE)
     if timeout is not None and not 0 < timeout < float("inf"):
         fail("--timeout takes a number of seconds over 0.", ExitCode.USAGE)
     parsed = _read_arguments(arguments)
     options = _options(
-        dry_run=dry_run or None, timeout_seconds=timeout, debug=debug or None, agent_id=agent
+        dry_run=dry_run or None,
+        timeout_seconds=timeout,
+        debug=debug or None,
+        agent_id=agent,
+        session_id=session,
     )
     if local:
         envelope = _call_locally(tool, parsed, options)

@@ -67,9 +67,10 @@ def docker_findings(settings: ContainerConfig) -> Iterator[Finding]:
     for name, found_images in images.items():
         is_used = name in _used_images(settings)
         yield image_finding(name, found_images, datetime.now(UTC), is_used=is_used)
-    if settings.image not in images:
-        cure = f"Set container.image to one that there is: {', '.join(images)}."
-        yield Finding(f"image: {settings.image}", "warning", "there is none of this name", cure)
+    for language, name in settings.images:
+        if name not in images:
+            cure = f"Set container.images.{language} to one that there is: {', '.join(images)}."
+            yield Finding(f"image: {name}", "warning", "there is none of this name", cure)
     yield _memory(info, available=psutil.virtual_memory().available if local else None)
     if local:
         yield _disk(Path(str(info.get("DockerRootDir") or "/")))
@@ -172,7 +173,7 @@ def _runtimes(info: JsonMapping, configured: str | None) -> Finding:
 
 def _used_images(settings: ContainerConfig) -> frozenset[str]:
     """Those that the configuration names."""
-    return frozenset({settings.image})
+    return frozenset(name for _, name in settings.images)
 
 
 def image_finding(

@@ -21,14 +21,21 @@ from fumehood.model.json_types import JsonObject
 if TYPE_CHECKING:
     from fumehood.client import Client
 
-LANGUAGES = {".py": "python"}
+LANGUAGES = {
+    ".py": "python",
+    ".sh": "shell",
+    ".bash": "shell",
+    ".js": "javascript",
+    ".cjs": "javascript",
+}
 """Suffix → language; the tool of a language is `run_` and its name."""
 
 
 def run(
     program: Annotated[str, typer.Argument(metavar="FILE", help="The program, or - for stdin.")],
     language: Annotated[
-        str | None, typer.Option(help="python; default: by the file's name.")
+        str | None,
+        typer.Option(help="python, shell or javascript; default: by the file's name."),
     ] = None,
     stdin: Annotated[
         str | None, typer.Option(metavar="FILE", help="What the program reads, or - for stdin.")
@@ -47,6 +54,7 @@ def run(
     timeout: Annotated[float | None, typer.Option(help="Seconds it may run.")] = None,
     memory: Annotated[int | None, typer.Option(help="MB of memory it may use.")] = None,
     agent: Annotated[str | None, typer.Option(help="The agent that it is run for.")] = None,
+    session: Annotated[str | None, typer.Option(help="The session that it is run in.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The whole envelope as JSON.")] = False,
     socket: SocketPath = None,
 ) -> None:
@@ -63,14 +71,16 @@ def run(
         fail("--force goes with --save.", ExitCode.USAGE)
     if program == "-" and stdin == "-":
         fail("Standard input can be the program or what it reads, not both.", ExitCode.USAGE)
-    tool = f"run_{_language(program, language)}"
-    arguments: JsonObject = {"code": read_text(program, "The program")}
+    language = _language(program, language)
+    tool, source = f"run_{language}", "command" if language == "shell" else "code"
+    arguments: JsonObject = {source: read_text(program, "The program")}
     if stdin is not None:
         arguments["stdin"] = read_text(stdin, "What the program reads")
     if file:
         arguments["files"] = files_to_send(file)
-    _check_size(arguments)
+    _check_size(arguments, source)
     asked = {"timeout_seconds": timeout, "memory_limit_mb": memory, "agent_id": agent}
+    asked["session_id"] = session
     options = {name: value for name, value in asked.items() if value is not None}
     with calling(socket, as_json=as_json) as client:
         envelope = client.call(tool, arguments, **options)
@@ -84,7 +94,7 @@ def run(
 
 
 def _language(program: str, given: str | None) -> str:
-    known = sorted(set(LANGUAGES.values()))
+    known = list(dict.fromkeys(LANGUAGES.values()))
     if given is None:
         given = LANGUAGES.get(Path(program).suffix)
     if given is None:
@@ -97,9 +107,9 @@ def _language(program: str, given: str | None) -> str:
     return given
 
 
-def _check_size(arguments: JsonObject) -> None:
+def _check_size(arguments: JsonObject, source: str) -> None:
     files = arguments.get("files", [])
-    texts = [arguments["code"], arguments.get("stdin", "")]
+    texts = [arguments[source], arguments.get("stdin", "")]
     texts += [file.get("content", file.get("content_base64")) for file in files]
     if sum(map(len, texts)) > MAX_BYTES:
         fail(

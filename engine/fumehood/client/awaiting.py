@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fumehood.client import authority, callers
+from fumehood.client.awaiting_sessions import AsyncSessionMethods
 from fumehood.client.saving import new_file
 from fumehood.client.transport import (
     ANSWER_GRACE_S,
@@ -81,7 +82,7 @@ class _AnyClient:
         return await self._transport.send(callers.request(method, path, body))
 
 
-class AsyncClient(_AnyClient):
+class AsyncClient(AsyncSessionMethods, _AnyClient):
     """A client of the callers' socket. An asynchronous context manager, for one event loop.
 
     It connects when it is first asked, and again after the daemon was started anew.

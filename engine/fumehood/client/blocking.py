@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fumehood.client import authority, callers
+from fumehood.client.blocking_sessions import SessionMethods
 from fumehood.client.saving import new_file
 from fumehood.client.transport import (
     ANSWER_GRACE_S,
@@ -81,7 +82,7 @@ class _AnyClient:
         return self._transport.send(callers.request(method, path, body))
 
 
-class Client(_AnyClient):
+class Client(SessionMethods, _AnyClient):
     """A client of the callers' socket. A context manager; threads may share it.
 
     It connects when it is first asked, and again after the daemon was started anew.

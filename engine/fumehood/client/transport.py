@@ -8,11 +8,12 @@ GET, which changes nothing; never a third time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import anyio.to_thread
 import httpx2
 
 from fumehood.client.ask import Ask
@@ -65,6 +66,13 @@ class Place:
             headers["authorization"] = f"Bearer {self.credential}"
         if ask.content is not None:
             headers["content-type"] = "application/json"
+        return headers
+
+    def upload_headers(self, ask: Ask[Any], size: int | None) -> dict[str, str]:
+        """Those of a body that is sent in pieces; without a size it is sent in chunks."""
+        headers = {**self.headers(ask), "content-type": "application/octet-stream"}
+        if size is not None:
+            headers["content-length"] = str(size)
         return headers
 
     def timeout(self, ask: Ask[Any]) -> httpx2.Timeout:
@@ -149,6 +157,28 @@ class BlockingTransport:
                     break
         raise failed
 
+    def upload(self, ask: Ask[T], chunks: Iterator[bytes], size: int | None) -> T:
+        """Send a body in pieces. It is sent once: its pieces are gone with it.
+
+        Raises:
+            DaemonUnavailable: nobody answers, or not to the end.
+        """
+        progress = Progress()
+        try:
+            raw = self._http.request(
+                ask.method,
+                ask.path,
+                content=chunks,
+                headers=self._place.upload_headers(ask, size),
+                timeout=self._place.timeout(ask),
+                extensions={"trace": progress.note},
+            ).content
+        except httpx2.HTTPError as error:
+            failed = _unavailable(ask, self._place, error, progress)
+        else:
+            return _read(ask, raw, self._place)
+        raise failed
+
     def close(self) -> None:
         """Close every connection."""
         self._http.close()
@@ -223,6 +253,24 @@ class AwaitingTransport:
                     break
         raise failed
 
+    async def upload(self, ask: Ask[T], chunks: Iterator[bytes], size: int | None) -> T:
+        """Send a body in pieces, each read in a thread. Raises as the other one."""
+        progress = Progress()
+        try:
+            answer = await self._http.request(
+                ask.method,
+                ask.path,
+                content=_in_threads(chunks),
+                headers=self._place.upload_headers(ask, size),
+                timeout=self._place.timeout(ask),
+                extensions={"trace": progress.note_async},
+            )
+        except httpx2.HTTPError as error:
+            failed = _unavailable(ask, self._place, error, progress)
+        else:
+            return _read(ask, answer.content, self._place)
+        raise failed
+
     async def close(self) -> None:
         """Close every connection."""
         await self._http.aclose()
@@ -249,6 +297,12 @@ class AwaitingTransport:
             else:
                 return answer.content
         raise failed
+
+
+async def _in_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """What is read from a file would keep the event loop waiting."""
+    while (chunk := await anyio.to_thread.run_sync(next, chunks, None)) is not None:
+        yield chunk
 
 
 def _read(ask: Ask[T], raw: bytes, place: Place) -> T:

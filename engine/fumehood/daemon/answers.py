@@ -108,6 +108,26 @@ def parse_body(model: type[M], document: Any) -> M:
         raise InvalidParams(f"The body is wrong: {words}.", fields=fields) from None
 
 
+def query_of(model: type[M], request: Request) -> M:
+    """The query as one of the model's values, which read texts as booleans and numbers.
+
+    Raises:
+        InvalidParams: with everything that is wrong.
+    """
+    given = request.query_params.multi_items()
+    query = dict(given)
+    if len(query) != len(given):
+        raise InvalidParams("A parameter of the query is given twice.")
+    try:
+        return model.model_validate(query)
+    except ValidationError as error:
+        faults = error.errors(include_url=False, include_input=False)[:20]
+        named = [(".".join(map(str, fault["loc"]))[:120], _words(fault)) for fault in faults]
+        words = "; ".join(f"{field}: {said}" for field, said in named)
+        fields = [field for field, _ in named]
+        raise InvalidParams(f"The query is wrong: {words}.", fields=fields) from None
+
+
 def _words(fault: ErrorDetails) -> str:
     """What is wrong; pydantic puts the class of our own errors before their words."""
     return fault["msg"].removeprefix("Value error, ")

@@ -27,6 +27,8 @@ from fumehood.daemon.routes import (
     health,
     openapi,
     registry,
+    session_files,
+    sessions,
     tools,
 )
 from fumehood.engine import Engine
@@ -43,6 +45,8 @@ OPERATIONS = [
     *calls.OPERATIONS,
     *tools.OPERATIONS,
     *blobs.OPERATIONS,
+    *sessions.OPERATIONS,
+    *session_files.OPERATIONS,
     *health.OPERATIONS,
     *openapi.OPERATIONS,
 ]

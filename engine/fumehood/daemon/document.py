@@ -84,6 +84,8 @@ def _operation(operation: Operation, schemas: Schemas, definitions: JsonObject) 
     if operation.body is not None:
         content = _json_content(schemas[operation.body, "validation"])
         entry["requestBody"] = {"required": True, "content": content}
+    if operation.upload is not None:
+        entry["requestBody"] = {"required": True, "content": {operation.upload: {}}}
     return entry
 
 

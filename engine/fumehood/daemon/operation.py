@@ -47,7 +47,8 @@ class Operation:
     what the endpoint parses; `parameters` says of each one in the path what it is. `errors`
     are those that come besides `common_errors`; `has_tool_codes` adds a tool's own.
     `plain` are the statuses of an answer that is no envelope but `data` itself; `media` is the
-    type of one that is no JSON at all.
+    type of one that is no JSON at all. `upload` is the type of a body that is no JSON.
+    `takes_rest` says that the last parameter takes the rest of the path, slashes included.
     """
 
     method: str
@@ -62,6 +63,8 @@ class Operation:
     has_tool_codes: bool = False
     plain: tuple[int, ...] = ()
     media: str | None = None
+    upload: str | None = None
+    takes_rest: bool = False
 
     @property
     def id(self) -> str:
@@ -78,7 +81,8 @@ class Operation:
     @property
     def route(self) -> Route:
         """What the application serves."""
-        return Route(self.path, self.endpoint, methods=[self.method])
+        path = self.path.removesuffix("}") + ":path}" if self.takes_rest else self.path
+        return Route(path, self.endpoint, methods=[self.method])
 
     @property
     def all_errors(self) -> Errors:
@@ -95,6 +99,8 @@ class Operation:
             found |= {RateLimited}
         if self.body is not None:
             found |= {InvalidParams, UnsupportedMediaType, RequestTooLarge}
+        if self.upload is not None:
+            found |= {InvalidParams, UnsupportedMediaType, RequestTooLarge, RateLimited}
         if self.query is not None:
             found |= {InvalidParams}
         return frozenset(found)

@@ -14,10 +14,12 @@ import anyio
 from fumehood.executors.code_arguments import program_arguments, sent_files
 from fumehood.executors.code_claims import NO_VALUE, FailureClaim, read_failure, read_value
 from fumehood.executors.code_words import (
+    Subject,
     failure_message,
     left_out_words,
     reached_limit,
     refused_by,
+    state_words,
 )
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.workspace_files import WorkspaceFiles
@@ -30,7 +32,7 @@ from fumehood.model.errors import (
 )
 from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import Limits
-from fumehood.model.tool import ToolDefinition
+from fumehood.model.tool import SHELL_OUTPUT, ToolDefinition
 from fumehood.sandbox.wall import Lease, RunEnding, RunSinks
 from fumehood.store.blobs import BlobStore
 
@@ -48,8 +50,9 @@ async def run_code(
     lease: Lease,
     blobs: BlobStore,
     principal_id: str,
+    session_id: str | None = None,
 ) -> Outcome:
-    """Run one program in its container.
+    """Run one program in its container, which is a session's where one is named.
 
     Where it fails, `details` hold the same fields as `data` would, with `exception`, and
     `limit` where one ended it.
@@ -58,7 +61,7 @@ async def run_code(
     files = WorkspaceFiles(blobs, principal_id, sent_files(arguments))
     try:
         ending = await lease.run(
-            language, program_arguments(arguments), limits, RunSinks(files=files)
+            language, program_arguments(arguments, language), limits, RunSinks(files=files)
         )
     except BaseException:
         files.discard()
@@ -68,8 +71,11 @@ async def run_code(
     failure = read_failure(ending.claimed_error)
     ending = _as_claimed(ending, failure)
     left_out = ending.files_left_out + files.left_out
-    fields = _fields(ending, entries, files.pictures, left_out)
-    error = _error(tool, ending, failure, limits, fields)
+    subject = Subject(language, in_session=session_id is not None)
+    fields = _fields(language, ending, entries, files.pictures, left_out)
+    if session_id is not None:
+        fields["session"] = session_fields(session_id, ending)
+    error = _error(tool, ending, failure, limits, fields, subject)
     return Outcome(
         ended_by=ending.ended_by,
         isolation=ending.isolation,
@@ -79,9 +85,10 @@ async def run_code(
         peak_memory_bytes=ending.peak_memory_bytes,
         output_bytes=_output_bytes(ending),
         warnings=(
-            refused_by(ending.limits_hit, limits)
+            refused_by(ending.limits_hit, limits, subject)
             + left_out_words(left_out)
             + tuple(read_value(ending.result).notes)
+            + (state_words(ending.state) if session_id is not None else ())
         ),
         max_data_bytes=MAX_DATA_BYTES,
     )
@@ -93,10 +100,23 @@ def _as_claimed(ending: RunEnding, failure: FailureClaim | None) -> RunEnding:
     return replace(ending, ended_by=_CLAIMABLE.get(failure.kind, EndedBy.EXCEPTION))
 
 
+def session_fields(session_id: str, ending: RunEnding) -> JsonObject:
+    """What `data` and `error.details` say of the session."""
+    return {
+        "id": session_id,
+        "state": ending.state,
+        "variables_bytes": ending.variables_bytes,
+    }
+
+
 def _fields(
-    ending: RunEnding, files: list[JsonObject], pictures: list[JsonObject], left_out: int
+    language: str,
+    ending: RunEnding,
+    files: list[JsonObject],
+    pictures: list[JsonObject],
+    left_out: int,
 ) -> JsonObject:
-    """What `data` and `error.details` have in common."""
+    """What `data` and `error.details` have in common. A command has no value and no figures."""
     value = read_value(ending.result) if ending.ended_by is EndedBy.OK else NO_VALUE
     fields: JsonObject = {
         "stdout": ending.stdout,
@@ -108,6 +128,8 @@ def _fields(
         "images": pictures,
         "ended_by": ending.ended_by.value,
     }
+    if language == "shell":
+        fields = {name: fields[name] for name in SHELL_OUTPUT["required"]}
     if ending.limits_hit:
         fields["limits_hit"] = list(ending.limits_hit)
     if left_out:
@@ -121,21 +143,24 @@ def _error(
     failure: FailureClaim | None,
     limits: Limits,
     fields: JsonObject,
+    subject: Subject,
 ) -> EngineError | None:
     error_class = ENDING_ERRORS[ending.ended_by]
     if error_class is None:
         return None
     exception = failure.exception if failure is not None else None
-    details = {**fields, "exception": exception.model_dump() if exception is not None else None}
+    details = dict(fields)
+    if subject.language != "shell":
+        details["exception"] = exception.model_dump() if exception is not None else None
     if ending.signal is not None:
         details["signal"] = ending.signal
-    reached = reached_limit(ending, limits)
+    reached = reached_limit(ending, limits, subject)
     if reached is not None:
         details["limit"], message = reached
         return error_class(message, details=details)
     if ending.ended_by is EndedBy.SANDBOX_LOST:
-        return _lost(tool, details)
-    message = failure_message(ending, failure)
+        return session_lost(details) if subject.in_session else _lost(tool, details)
+    message = failure_message(ending, failure, subject)
     if failure is not None and failure.kind == "invalid" and ending.ended_by is EndedBy.EXCEPTION:
         return InvalidParams(message, fields=["files"], details=details)
     return error_class(message, details=details)
@@ -145,6 +170,16 @@ def _output_bytes(ending: RunEnding) -> int:
     if ending.output_bytes is not None:
         return ending.output_bytes
     return ending.stdout_bytes + ending.stderr_bytes
+
+
+def session_lost(details: JsonObject) -> SandboxUnavailable:
+    """The container of a session is gone, and everything in it."""
+    return SandboxUnavailable(
+        "The session's container was lost meanwhile: its files and variables are gone. Begin "
+        "another session.",
+        details=details,
+        retryable=False,
+    )
 
 
 def _lost(tool: ToolDefinition, details: JsonObject) -> SandboxUnavailable:

@@ -29,6 +29,9 @@ class Outcome:
     """How large `data` may be, where its parts are bounded by themselves; else the wall's
     output limit."""
 
+    whole_fields: frozenset[str] = frozenset()
+    """Fields of `data` that hold a file's content: they are never shortened."""
+
     @classmethod
     def rehearsed(cls, data: Any) -> Outcome:
         """The outcome of a dry run: nothing ran."""

@@ -73,7 +73,12 @@ class Host:
 
     @asynccontextmanager
     async def lease(
-        self, domain: TrustDomain, *, fresh: bool, memory_mb: int | None = None
+        self,
+        domain: TrustDomain,
+        *,
+        fresh: bool,
+        memory_mb: int | None = None,
+        language: str | None = None,
     ) -> AsyncIterator[HostLease]:
         """Wait, at most 30 s, for one of 64 places."""
         asked = time.monotonic()

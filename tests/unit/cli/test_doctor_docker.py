@@ -60,6 +60,7 @@ def findings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Finding
 
     def look(engine: Engine, **settings: Any) -> dict[str, Finding]:
         monkeypatch.setattr(doctor_docker, "open_docker", lambda: engine)
+        settings.setdefault("images", dict.fromkeys(("python", "shell", "javascript"), "python"))
         return {finding.check: finding for finding in docker_findings(ContainerConfig(**settings))}
 
     return look
@@ -177,9 +178,9 @@ def test_runtime_of_the_configuration_that_docker_lacks_is_a_warning(findings: A
 
 @pytest.mark.row("D7", "S10")
 def test_image_of_the_configuration_that_nothing_builds_is_a_warning(findings: Any) -> None:
-    found = findings(Engine(fresh_row()), image="pyhton")["image: pyhton"]
+    found = findings(Engine(fresh_row()), images={"python": "pyhton"})["image: pyhton"]
     assert (found.verdict, found.cure) == (
-        "warning", "Set container.image to one that there is: node, python, python-data, shell.",
+        "warning", "Set container.images.python to one that there is: node, python, python-data, shell.",
     )  # fmt: skip
 
 

@@ -55,6 +55,12 @@ MAX_FRAME_BYTES = 4 << 20
 STREAM_ENDED = "its stream ended"
 """Why a channel ended that neither side had ended on purpose."""
 
+DIRTY = "it is not clean: "
+"""What a guest says of it follows."""
+
+NOT_CLEAN_IN_TIME = "it was not clean in time"
+NOT_ENDED_IN_TIME = "it did not end a run in time"
+
 MAX_COMPLAINT_BYTES = 4096
 """Of stderr, for the log. What is beyond is dropped."""
 
@@ -254,7 +260,7 @@ class Channel(asyncio.Protocol):
             raise FrameError("a reset of another run")
         if not frame.clean:
             self.is_dirty = True
-            self.end(f"it is not clean: {frame.why}")
+            self.end(f"{DIRTY}{frame.why}")
             return
         self._expect_nothing()
         self._resetting = None
@@ -283,11 +289,11 @@ class Channel(asyncio.Protocol):
         if run is not None and answer is not None and not answer.done():
             late = EndedBy.SANDBOX_LOST if run.is_collecting else EndedBy.WALL_TIME
             answer.set_result(run.cut_off(late))
-        self.end("it did not end a run in time")
+        self.end(NOT_ENDED_IN_TIME)
 
     def _give_up_reset(self) -> None:
         self.is_dirty = True
-        self.end("it was not clean in time")
+        self.end(NOT_CLEAN_IN_TIME)
 
     def _expect_by(self, seconds: float, late: Callable[[], None]) -> None:
         self._expect_nothing()
