@@ -10,8 +10,9 @@ hidden, a cancellation is concluded and passed on.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fumehood.call.account import account
 from fumehood.call.admit import AdmittedCall, Plan, admit
@@ -26,6 +27,7 @@ from fumehood.call.shape import ShapedOutcome, shape, shape_error
 from fumehood.call.shorten import shorten, shortened
 from fumehood.call.validate import ValidatedCall, spare_fixed, validate
 from fumehood.executors.function import HostFunctionFailed
+from fumehood.executors.live import Live
 from fumehood.executors.outcome import Outcome
 from fumehood.model.call import CallRequest
 from fumehood.model.envelope import (
@@ -37,7 +39,7 @@ from fumehood.model.envelope import (
     Resources,
     SandboxReport,
 )
-from fumehood.model.errors import Cancelled, EngineError, InternalError
+from fumehood.model.errors import Cancelled, EndedBy, EngineError, InternalError
 from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import MB
 from fumehood.model.usage import Prices, TokenCounter
@@ -69,8 +71,13 @@ class Rooms:
     blobs: BlobStore
 
 
-async def run_call(request: CallRequest, rooms: Rooms) -> Envelope:
-    """Carry one call through every room; the answer is always an envelope."""
+async def run_call(request: CallRequest, rooms: Rooms, live: Live | None = None) -> Envelope:
+    """Carry one call through every room; the answer is always an envelope.
+
+    `live` hears of it meanwhile, and lets its caller end it.
+    """
+    live = live if live is not None else Live()
+    live.attach()
     trail = Trail(request.tool, request.call_id, request.trace_id, rooms.clock, rooms.log)
     try:
         resolved = trail.passed(
@@ -84,13 +91,21 @@ async def run_call(request: CallRequest, rooms: Rooms) -> Envelope:
             )
         with claim(permitted) as claimed:
             approved = trail.passed("approve", approve(trail.passed("claim", claimed)))
-            async with admit(approved, rooms.walls, is_draining=rooms.is_draining()) as admitted:
+            admission = admit(approved, rooms.walls, is_draining=rooms.is_draining())
+            live.begin()
+            async with admission as admitted:
                 record_intent(trail.passed("admit", admitted), trail)  # if this fails, nothing runs
-                ending = trail.passed("execute", await execute(admitted, blobs=rooms.blobs))
+                outcome = await execute(admitted, blobs=rooms.blobs, live=live)
+                if live.close():  # the tool did not let itself be cancelled, and is over now
+                    outcome = replace(outcome, ended_by=EndedBy.CANCELLED, error=_cancelled())
+                ending = trail.passed("execute", outcome)
         return await conclude(request, ending, trail, rooms)
     except EngineError as refusal:
+        live.close()
         return await conclude(request, refusal, trail, rooms)
     except BaseException as fault:
+        if live.close() and isinstance(fault, asyncio.CancelledError):
+            return await conclude_cancelled(request, live, trail, rooms)
         return await conclude_fault(request, fault, trail, rooms)
 
 
@@ -130,6 +145,26 @@ async def _shorten(
         principal_id=request.principal.id if request.principal is not None and is_owned else None,
         with_value=resolved.tool.definition.executor.startswith("code:"),
         with_summary=request.options.return_summary,
+    )
+
+
+async def conclude_cancelled(
+    request: CallRequest, live: Live, trail: Trail, rooms: Rooms
+) -> Envelope:
+    """Conclude what its caller has ended, with what is known of the run, if there was one."""
+    outcome = live.partial
+    plan = _facts(trail).plan
+    if outcome is None and plan is not None:
+        isolation = "none" if plan.placement.kind == "host" else request.options.isolation or "call"
+        outcome = Outcome(EndedBy.CANCELLED, isolation, error=_cancelled())
+    if outcome is None:
+        return await conclude(request, _cancelled(), trail, rooms)
+    return await conclude(request, trail.passed("execute", outcome), trail, rooms)
+
+
+def _cancelled() -> Cancelled:
+    return Cancelled(
+        "The call was cancelled by its caller.", details={"ended_by": EndedBy.CANCELLED.value}
     )
 
 

@@ -27,6 +27,7 @@ from fumehood.daemon.routes import (
     health,
     openapi,
     registry,
+    stream,
     tools,
 )
 from fumehood.engine import Engine
@@ -41,6 +42,7 @@ from fumehood.observe.log import log_fault
 
 OPERATIONS = [
     *calls.OPERATIONS,
+    *stream.OPERATIONS,
     *tools.OPERATIONS,
     *blobs.OPERATIONS,
     *health.OPERATIONS,

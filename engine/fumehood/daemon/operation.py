@@ -47,7 +47,8 @@ class Operation:
     what the endpoint parses; `parameters` says of each one in the path what it is. `errors`
     are those that come besides `common_errors`; `has_tool_codes` adds a tool's own.
     `plain` are the statuses of an answer that is no envelope but `data` itself; `media` is the
-    type of one that is no JSON at all.
+    type of one that is no JSON at all, `events` that of one that is events instead of an envelope
+    where the call begins.
     """
 
     method: str
@@ -62,6 +63,7 @@ class Operation:
     has_tool_codes: bool = False
     plain: tuple[int, ...] = ()
     media: str | None = None
+    events: str | None = None
 
     @property
     def id(self) -> str:

@@ -19,6 +19,8 @@ from fumehood.executors.code_words import (
     reached_limit,
     refused_by,
 )
+from fumehood.executors.kept_streams import KeptStreams
+from fumehood.executors.live import Live
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.workspace_files import WorkspaceFiles
 from fumehood.model.errors import (
@@ -31,7 +33,7 @@ from fumehood.model.errors import (
 from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import Limits
 from fumehood.model.tool import ToolDefinition
-from fumehood.sandbox.wall import Lease, RunEnding, RunSinks
+from fumehood.sandbox.wall import Lease, RunEnding
 from fumehood.store.blobs import BlobStore
 
 MAX_DATA_BYTES = 16 * 1024 * 1024
@@ -48,26 +50,50 @@ async def run_code(
     lease: Lease,
     blobs: BlobStore,
     principal_id: str,
+    live: Live,
 ) -> Outcome:
-    """Run one program in its container.
+    """Run one program in its container, telling `live` what it prints and how far it is.
 
     Where it fails, `details` hold the same fields as `data` would, with `exception`, and
     `limit` where one ended it.
     """
     language = tool.executor.removeprefix("code:")
     files = WorkspaceFiles(blobs, principal_id, sent_files(arguments))
+    streams = KeptStreams(blobs, principal_id, limits.output_bytes, live.output)
+    cancelled: list[RunEnding] = []
+    sinks = live.sinks(files=files, output=streams.hear, ending=cancelled.append)
     try:
-        ending = await lease.run(
-            language, program_arguments(arguments), limits, RunSinks(files=files)
-        )
+        ending = await lease.run(language, program_arguments(arguments), limits, sinks)
     except BaseException:
         files.discard()
+        if cancelled and live.is_cancelled:
+            # It may have ended by itself in the same moment; its caller was told otherwise.
+            ending = replace(cancelled[0], ended_by=EndedBy.CANCELLED)
+            with anyio.CancelScope(shield=True):
+                live.partial = await _outcome(tool, ending, limits, streams, [], 0)
+        else:
+            streams.discard()
         raise
     with anyio.CancelScope(shield=True):  # bounded: the disk, not the program
         entries = await files.entries()
+        return await _outcome(tool, ending, limits, streams, entries, files.left_out)
+
+
+async def _outcome(
+    tool: ToolDefinition,
+    ending: RunEnding,
+    limits: Limits,
+    streams: KeptStreams,
+    entries: list[JsonObject],
+    files_left_out: int,
+) -> Outcome:
+    kept = await streams.finish()
+    if streams.has_heard:
+        texts = {name: stream.text for name, stream in kept.items()}
+        ending = replace(ending, stdout=texts["stdout"], stderr=texts["stderr"])
     failure = read_failure(ending.claimed_error)
     ending = _as_claimed(ending, failure)
-    left_out = ending.files_left_out + files.left_out
+    left_out = ending.files_left_out + files_left_out
     fields = _fields(ending, entries, left_out)
     error = _error(tool, ending, failure, limits, fields)
     return Outcome(
@@ -80,6 +106,7 @@ async def run_code(
         output_bytes=_output_bytes(ending),
         warnings=refused_by(ending.limits_hit, limits) + left_out_words(left_out),
         max_data_bytes=MAX_DATA_BYTES,
+        cuts=tuple(stream.cut for stream in kept.values() if stream.cut is not None),
     )
 
 

@@ -7,6 +7,21 @@ from decimal import Decimal
 from typing import Any
 
 from fumehood.model.errors import EndedBy, EngineError
+from fumehood.model.json_types import JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class CutText:
+    """A text that was too long for memory: both ends, and where the whole of it is kept."""
+
+    field: str
+    """Its place in `data`, or in the error's `details`; an empty text stands there."""
+    head: str
+    tail: str
+    length: int
+    """Characters in all."""
+    link: JsonObject
+    """`resource_url` and `expires_at`, or `not_kept` with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +43,8 @@ class Outcome:
     max_data_bytes: int | None = None
     """How large `data` may be, where its parts are bounded by themselves; else the wall's
     output limit."""
+    cuts: tuple[CutText, ...] = ()
+    """Texts that are not in `data` or `details` as a whole."""
 
     @classmethod
     def rehearsed(cls, data: Any) -> Outcome:

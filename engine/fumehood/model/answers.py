@@ -94,6 +94,13 @@ class CallAnswer(_Data):
     call: CallRecord
 
 
+class CancelledCall(_Data):
+    """A call that was ended by its caller; nothing of it runs any more."""
+
+    call_id: str
+    cancelled: bool
+
+
 class AgentList(_Data):
     """Every agent by id."""
 

@@ -38,6 +38,10 @@ OnOutput = Callable[[str, str], None]
 """Takes the name of a stream (`stdout`, `stderr`) and what was printed there since."""
 
 
+OnEnding = Callable[["RunEnding"], None]
+"""Takes how a run ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunSinks:
     """Who hears of a run while it lasts; what nobody wants is dropped.
@@ -50,6 +54,9 @@ class RunSinks:
     files: FileSink | None = None
     output: OnOutput | None = None
     """Where it hears all of the output, the ending still carries its beginning."""
+    ending: OnEnding | None = None
+    """Hears how a run ended that was cancelled, before the cancellation goes on; where its wall
+    can tell."""
 
 
 NO_SINKS = RunSinks()
