@@ -60,8 +60,8 @@ from fumehood.store.blobs import Blob, BlobStore
 from fumehood.store.calls import CallLog, UnknownCursor
 from fumehood.store.database import Database, open_database
 from fumehood.store.errors import StoreError, understood
-from fumehood.store.spool import SpoolStore
 from fumehood.store.retention import Kept, retention
+from fumehood.store.spool import SpoolStore
 from fumehood.wire import strict_json
 from fumehood.wire.blob_urls import parse_blob_url
 from fumehood.wire.cursors import Cursors
@@ -189,7 +189,7 @@ class Engine:
             try:
                 await open_store()
             except StoreError as fault:
-                self.log.error(f"{name}.unavailable", reason=str(fault))
+                self._on_store_fault(name, fault)
         all_kept: tuple[tuple[Kept, float], ...] = (
             (self._calls, self.config.calls_kept_days * 86_400),
             (self.blobs, self.config.blobs_kept_hours * 3600),
@@ -246,9 +246,7 @@ class Engine:
         """
         return await self._carry_out(self._request(tool, body, principal), live or Live())
 
-    def open_stream(
-        self, tool: str, body: CallBody, principal: Principal | None
-    ) -> StreamedCall:
+    def open_stream(self, tool: str, body: CallBody, principal: Principal | None) -> StreamedCall:
         """Carry out one call beside its caller, who follows its events or leaves."""
         request = self._request(tool, body, principal)
         call = StreamedCall(
@@ -487,6 +485,9 @@ class Engine:
         refused.
         """
         return self._walls.report()
+
+    def _on_store_fault(self, name: str, fault: StoreError) -> None:
+        self.log.error(f"{name}.unavailable", reason=str(fault))
 
     async def _run_streamed(self, request: CallRequest, call: StreamedCall) -> None:
         try:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fumehood.call.account import account
 from fumehood.call.admit import AdmittedCall, Plan, admit
@@ -28,7 +28,7 @@ from fumehood.call.shorten import shorten, shortened
 from fumehood.call.validate import ValidatedCall, spare_fixed, validate
 from fumehood.executors.function import HostFunctionFailed
 from fumehood.executors.live import Live
-from fumehood.executors.outcome import Outcome
+from fumehood.executors.outcome import Outcome, cancelled
 from fumehood.model.call import CallRequest
 from fumehood.model.envelope import (
     Envelope,
@@ -39,7 +39,7 @@ from fumehood.model.envelope import (
     Resources,
     SandboxReport,
 )
-from fumehood.model.errors import Cancelled, EndedBy, EngineError, InternalError
+from fumehood.model.errors import Cancelled, EngineError, InternalError
 from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import MB
 from fumehood.model.usage import Prices, TokenCounter
@@ -97,7 +97,7 @@ async def run_call(request: CallRequest, rooms: Rooms, live: Live | None = None)
                 record_intent(trail.passed("admit", admitted), trail)  # if this fails, nothing runs
                 outcome = await execute(admitted, blobs=rooms.blobs, live=live)
                 if live.close():  # the tool did not let itself be cancelled, and is over now
-                    outcome = replace(outcome, ended_by=EndedBy.CANCELLED, error=_cancelled())
+                    outcome = Outcome.cancelled(outcome.isolation)
                 ending = trail.passed("execute", outcome)
         return await conclude(request, ending, trail, rooms)
     except EngineError as refusal:
@@ -156,16 +156,10 @@ async def conclude_cancelled(
     plan = _facts(trail).plan
     if outcome is None and plan is not None:
         isolation = "none" if plan.placement.kind == "host" else request.options.isolation or "call"
-        outcome = Outcome(EndedBy.CANCELLED, isolation, error=_cancelled())
+        outcome = Outcome.cancelled(isolation)
     if outcome is None:
-        return await conclude(request, _cancelled(), trail, rooms)
+        return await conclude(request, cancelled(), trail, rooms)
     return await conclude(request, trail.passed("execute", outcome), trail, rooms)
-
-
-def _cancelled() -> Cancelled:
-    return Cancelled(
-        "The call was cancelled by its caller.", details={"ended_by": EndedBy.CANCELLED.value}
-    )
 
 
 async def conclude_fault(
@@ -178,8 +172,8 @@ async def conclude_fault(
             "The engine failed inside. Its owner finds the reason in the log under this trace id."
         )
         return await conclude(request, error, trail, rooms)
-    cancelled = Cancelled("The call was cancelled before it ended.")
-    await conclude(request, cancelled, trail, rooms)
+    error = Cancelled("The call was cancelled before it ended.")
+    await conclude(request, error, trail, rooms)
     raise fault
 
 

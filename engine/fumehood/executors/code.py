@@ -19,7 +19,7 @@ from fumehood.executors.code_words import (
     reached_limit,
     refused_by,
 )
-from fumehood.executors.kept_streams import KeptStreams
+from fumehood.executors.kept_streams import KeptStreams, KeptText
 from fumehood.executors.live import Live
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.workspace_files import WorkspaceFiles
@@ -70,27 +70,26 @@ async def run_code(
             # It may have ended by itself in the same moment; its caller was told otherwise.
             ending = replace(cancelled[0], ended_by=EndedBy.CANCELLED)
             with anyio.CancelScope(shield=True):
-                live.partial = await _outcome(tool, ending, limits, streams, [], 0)
+                live.partial = _outcome(tool, ending, limits, await streams.finish(), [], 0)
         else:
             streams.discard()
         raise
     with anyio.CancelScope(shield=True):  # bounded: the disk, not the program
         entries = await files.entries()
-        return await _outcome(tool, ending, limits, streams, entries, files.left_out)
+        kept = await streams.finish()
+    return _outcome(tool, ending, limits, kept, entries, files.left_out)
 
 
-async def _outcome(
+def _outcome(
     tool: ToolDefinition,
     ending: RunEnding,
     limits: Limits,
-    streams: KeptStreams,
+    kept: dict[str, KeptText],
     entries: list[JsonObject],
     files_left_out: int,
 ) -> Outcome:
-    kept = await streams.finish()
-    if streams.has_heard:
-        texts = {name: stream.text for name, stream in kept.items()}
-        ending = replace(ending, stdout=texts["stdout"], stderr=texts["stderr"])
+    if kept:  # else its wall tells no output while it runs
+        ending = replace(ending, stdout=kept["stdout"].text, stderr=kept["stderr"].text)
     failure = read_failure(ending.claimed_error)
     ending = _as_claimed(ending, failure)
     left_out = ending.files_left_out + files_left_out

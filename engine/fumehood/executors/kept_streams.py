@@ -46,8 +46,7 @@ class KeptStreams:
         most_characters: int,
         output: OnOutput | None = None,
     ) -> None:
-        self.has_heard = False
-        """Whether the wall told anything at all."""
+        self._has_heard = False
         self._output = output
         self._streams = {
             name: _Stream(blobs, principal_id, most_characters) for name in ("stdout", "stderr")
@@ -55,13 +54,15 @@ class KeptStreams:
 
     def hear(self, stream: str, text: str) -> None:
         """The next characters of a stream."""
-        self.has_heard = True
+        self._has_heard = True
         kept = self._streams[stream].add(text)
         if kept and self._output is not None:
             self._output(stream, kept)
 
     async def finish(self) -> dict[str, KeptText]:
-        """Both, by name. Bounded by the disk."""
+        """Both, by name; none where nothing was ever told. Bounded by the disk."""
+        if not self._has_heard:
+            return {}
         return {name: await stream.finish(name) for name, stream in self._streams.items()}
 
     def discard(self) -> None:

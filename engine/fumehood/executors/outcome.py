@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
-from fumehood.model.errors import EndedBy, EngineError
+from fumehood.model.errors import Cancelled, EndedBy, EngineError
 from fumehood.model.json_types import JsonObject
 
 
@@ -47,6 +47,18 @@ class Outcome:
     """Texts that are not in `data` or `details` as a whole."""
 
     @classmethod
+    def cancelled(cls, isolation: str) -> Outcome:
+        """The outcome of a run that its caller has ended."""
+        return cls(EndedBy.CANCELLED, isolation, error=cancelled())
+
+    @classmethod
     def rehearsed(cls, data: Any) -> Outcome:
         """The outcome of a dry run: nothing ran."""
         return cls(EndedBy.OK, "none", data=data, is_rehearsal=True)
+
+
+def cancelled() -> Cancelled:
+    """What the caller hears of a call that it has ended itself."""
+    return Cancelled(
+        "The call was cancelled by its caller.", details={"ended_by": EndedBy.CANCELLED.value}
+    )
