@@ -20,8 +20,8 @@ from typing import Any, BinaryIO
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
-from pydantic import ValidationError
 
+from fumehood.call.incoming import NotJson, parse_call_body, parse_call_query, parse_own_call
 from fumehood.call.running import RunningCalls
 from fumehood.call.shape import shape_error
 from fumehood.call.spine import Rooms, run_call
@@ -36,7 +36,7 @@ from fumehood.model.answers import ToolDetails
 from fumehood.model.call import CallBody, CallOptions, CallRequest
 from fumehood.model.call_log import CallPage, CallQuery, CallRecord
 from fumehood.model.envelope import Envelope, Metadata, Performance, Resources, UsageReport
-from fumehood.model.errors import EngineError, InvalidParams, ResourceNotFound
+from fumehood.model.errors import EngineError, ResourceNotFound
 from fumehood.model.events import Event, last_event
 from fumehood.model.identity import Principal, Scope, uid_principal_id
 from fumehood.model.json_types import JsonObject
@@ -62,13 +62,10 @@ from fumehood.store.database import Database, open_database
 from fumehood.store.errors import StoreError, understood
 from fumehood.store.retention import Kept, retention
 from fumehood.store.spool import SpoolStore
-from fumehood.wire import strict_json
 from fumehood.wire.blob_urls import parse_blob_url
 from fumehood.wire.cursors import Cursors
 
 CURSOR_KEY_BYTES = 32
-MAX_KEYS = 1000
-"""Parameters of one call: each unknown one would become a message or a warning."""
 
 
 class Engine:
@@ -215,7 +212,7 @@ class Engine:
         arguments or options are no JSON at all.
         """
         try:
-            name, body = _parsed_call(tool, arguments, options)
+            name, body = parse_own_call(tool, arguments, options)
         except NotJson as error:
             return self.refusal(error)
         except EngineError as error:
@@ -268,7 +265,7 @@ class Engine:
         Closing the iterator leaves the call to itself; with `cancel_on_disconnect` it ends it.
         """
         try:
-            name, body = _parsed_call(tool, arguments, options)
+            name, body = parse_own_call(tool, arguments, options)
         except EngineError as error:
             yield last_event(self.refusal(error, tool=str(tool)))
             return
@@ -554,60 +551,6 @@ class Engine:
                 usage=UsageReport(currency=self.config.prices.currency),
             ),
         )
-
-
-class NotJson(InvalidParams):
-    """The call cannot even be shown."""
-
-
-def _parsed_call(
-    tool: str, arguments: JsonObject | None, options: JsonObject
-) -> tuple[str, CallBody]:
-    """A call of this process's own, as strictly as one that came by a socket."""
-    try:
-        # What a daemon's client could not send, an embedding program cannot either.
-        call = {"arguments": arguments if arguments is not None else {}, "options": options}
-        raw = strict_json.loads(strict_json.dumps({"tool": str(tool), "call": call}), max_depth=65)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise NotJson(f"The call is not JSON: {error}.") from None
-    return raw["tool"], parse_call_body(raw["call"])
-
-
-def parse_call_body(document: Any) -> CallBody:
-    """The body of a call from JSON that has been parsed strictly.
-
-    Raises:
-        InvalidParams: with every field that is wrong.
-    """
-    if not isinstance(document, dict):
-        raise InvalidParams('The body must be an object: {"arguments": {…}, "options": {…}}.')
-    for where in (document, document.get("options"), document.get("arguments")):
-        if isinstance(where, dict) and len(where) > MAX_KEYS:
-            raise InvalidParams(f"The call has more than {MAX_KEYS} keys in one object of its own.")
-    try:
-        return CallBody.model_validate(document)
-    except ValidationError as error:
-        faults = error.errors(include_url=False, include_input=False)
-        fields = [".".join(map(str, fault["loc"]))[:120] for fault in faults[:20]]
-        words = "; ".join(
-            f"{field}: {fault['msg']}" for field, fault in zip(fields, faults, strict=False)
-        )
-        raise InvalidParams(f"The call is wrong: {words}.", fields=fields) from None
-
-
-def parse_call_query(query: JsonObject) -> CallQuery:
-    """What to list of the call log.
-
-    Raises:
-        InvalidParams: with every field that is wrong.
-    """
-    try:
-        return CallQuery.model_validate(query)
-    except ValidationError as error:
-        faults = error.errors(include_url=False, include_input=False)[:20]
-        fields = [".".join(map(str, fault["loc"]))[:120] for fault in faults]
-        words = "; ".join(f"{f}: {fault['msg']}" for f, fault in zip(fields, faults, strict=True))
-        raise InvalidParams(f"The query is wrong: {words}.", fields=fields) from None
 
 
 __all__ = ["CallOptions", "Engine", "Tool", "parse_call_body", "parse_call_query"]
