@@ -5,7 +5,7 @@ May import anything of the engine; nothing of the engine imports it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -76,7 +76,8 @@ def always_four(run: SeenRun) -> RunEnding:
 class FakeWall:
     """A wall that runs nothing: it notes what it was asked for and answers as it is told.
 
-    `files` are what each run leaves in its workspace, for who asks for them.
+    `files` are what each run leaves in its workspace, for who asks for them. `meanwhile` is
+    awaited before a run ends, and may tell its sinks of output and progress.
     """
 
     answer: Callable[[SeenRun], RunEnding] = always_four
@@ -87,6 +88,7 @@ class FakeWall:
     heals: bool = True
     runs: list[SeenRun] = field(default_factory=list)
     files: Callable[[SeenRun], Iterable[tuple[str, bytes]]] = lambda run: ()
+    meanwhile: Callable[[SeenRun, RunSinks], Awaitable[None]] | None = None
 
     @asynccontextmanager
     async def lease(
@@ -113,6 +115,8 @@ class _FakeLease:
     ) -> RunEnding:
         run = SeenRun(self.domain, self.fresh, program, arguments, limits)
         self.wall.runs.append(run)
+        if self.wall.meanwhile is not None:
+            await self.wall.meanwhile(run, sinks)
         if sinks.files is not None:
             for path, content in self.wall.files(run):
                 sinks.files.start(path, len(content))

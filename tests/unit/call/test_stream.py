@@ -136,7 +136,7 @@ async def test_output_comes_as_events_and_whole_in_the_answer(home: Path) -> Non
         ("stdout", 0, "ä"),
         ("stderr", 0, "e"),
         ("stdout", 2, "b\x1b[0m\n"),
-        ("stdout", 7, "c"),
+        ("stdout", 8, "c"),
     ]
     envelope = answer_of(events)
     assert (last.type, envelope.data["stdout"], envelope.data["stderr"]) == (
