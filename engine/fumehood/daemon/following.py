@@ -104,8 +104,8 @@ class EventsResponse(Response):
 
 
 async def _write(
-    send: Send, body: bytes, *, more: bool = True, deadline_s: float = WRITE_DEADLINE_S
+    send: Send, body: bytes, *, more: bool = True, deadline_s: float | None = None
 ) -> None:
     """Raises TimeoutError."""
-    with anyio.fail_after(deadline_s):
+    with anyio.fail_after(WRITE_DEADLINE_S if deadline_s is None else deadline_s):
         await send({"type": "http.response.body", "body": body, "more_body": more})
