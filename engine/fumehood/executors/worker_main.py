@@ -74,7 +74,6 @@ def _load() -> None:
 
 def _answer(message: dict[str, Any], send: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     from fumehood.executors.inside import answer
-    from fumehood.executors.progress import reports_to
 
     left = itertools.count(MAX_REPORTS, -1)
     is_over = False
@@ -84,10 +83,13 @@ def _answer(message: dict[str, Any], send: Callable[[dict[str, Any]], None]) -> 
             send({"percent": percent, "message": words})
 
     try:
-        with reports_to(report):
-            return answer(
-                message["module"], message["name"], message["arguments"], max_depth=MAX_RESULT_DEPTH
-            )
+        return answer(
+            message["module"],
+            message["name"],
+            message["arguments"],
+            max_depth=MAX_RESULT_DEPTH,
+            report=report,
+        )
     except MemoryError:
         return {
             "error": {"kind": "exception", "type": "MemoryError", "message": "", "traceback": []}
