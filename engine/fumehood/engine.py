@@ -6,9 +6,10 @@ Entering it starts the walls, leaving it ends them with everything that runs in 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
-from collections.abc import Collection, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import datetime
@@ -19,12 +20,15 @@ from typing import Any, BinaryIO
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
-from pydantic import ValidationError
 
+from fumehood.call.incoming import NotJson, parse_call_body, parse_call_query, parse_own_call
+from fumehood.call.running import RunningCalls
 from fumehood.call.shape import shape_error
 from fumehood.call.spine import Rooms, run_call
+from fumehood.call.stream import StreamedCall, events_of
 from fumehood.config import Config, config_file, load_config
 from fumehood.engine_walls import TROUBLE, EngineWalls
+from fumehood.executors.live import Live
 from fumehood.executors.session_files import SessionFiles
 from fumehood.gates.approvers import Approvers
 from fumehood.gates.binding import require_agent
@@ -34,7 +38,8 @@ from fumehood.model.answers import ToolDetails
 from fumehood.model.call import CallBody, CallOptions, CallRequest
 from fumehood.model.call_log import CallPage, CallQuery, CallRecord
 from fumehood.model.envelope import Envelope, Metadata, Performance, Resources, UsageReport
-from fumehood.model.errors import EngineError, InvalidParams, ResourceNotFound, ShuttingDown
+from fumehood.model.errors import EngineError, ResourceNotFound, ShuttingDown
+from fumehood.model.events import Event, last_event
 from fumehood.model.identity import Principal, Scope, uid_principal_id
 from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import MB
@@ -60,13 +65,11 @@ from fumehood.store.database import Database, open_database
 from fumehood.store.errors import StoreError, understood
 from fumehood.store.retention import Kept, retention
 from fumehood.store.sessions import SessionTable
-from fumehood.wire import strict_json
+from fumehood.store.spool import SpoolStore
 from fumehood.wire.blob_urls import parse_blob_url
 from fumehood.wire.cursors import Cursors
 
 CURSOR_KEY_BYTES = 32
-MAX_KEYS = 1000
-"""Parameters of one call: each unknown one would become a message or a warning."""
 
 
 class Engine:
@@ -174,9 +177,14 @@ class Engine:
             cursors=self._cursors,
             sessions=self.sessions,
         )
+        self._spools = SpoolStore(
+            self.database.path.parent if self.database.path is not None else None,
+            max_bytes=self.config.streams_mb * MB,
+        )
         self._is_draining = False
         self._is_open = False
-        self._running = 0
+        self._running = RunningCalls()
+        self._streamed: set[asyncio.Task[None]] = set()
         self._idle = anyio.Event()
         self._stack = AsyncExitStack()
 
@@ -190,9 +198,14 @@ class Engine:
             self._stack.callback(group.cancel_scope.cancel)
             group.start_soon(watch, self._directory, self._on_directory, self._on_failed_look)
         self._stack.callback(self.blobs.close)
-        fault = await self._open_blobs()
-        if fault is not None:  # what is too large is not kept then, and its answer says so
-            self.log.error("blobs.unavailable", reason=str(fault))
+        self._stack.callback(self._spools.close)
+        self._stack.push_async_callback(self._end_streamed)
+        # Without them what is too large is not kept, or what happens not told: answers say so.
+        for name, open_store in (("blobs", self.blobs.open), ("streams", self._spools.open)):
+            try:
+                await open_store()
+            except StoreError as fault:
+                self._on_store_fault(name, fault)
         all_kept: tuple[tuple[Kept, float], ...] = (
             (self._calls, self.config.calls_kept_days * 86_400),
             (self.blobs, self.config.blobs_kept_hours * 3600),
@@ -218,17 +231,12 @@ class Engine:
         arguments or options are no JSON at all.
         """
         try:
-            # What a daemon's client could not send, an embedding program cannot either.
-            call = {"arguments": arguments if arguments is not None else {}, "options": options}
-            raw = strict_json.loads(
-                strict_json.dumps({"tool": str(tool), "call": call}), max_depth=65
-            )
-            body = parse_call_body(raw["call"])
-        except (TypeError, ValueError, RecursionError) as error:
-            return self.refusal(InvalidParams(f"The call is not JSON: {error}."))
+            name, body = parse_own_call(tool, arguments, options)
+        except NotJson as error:
+            return self.refusal(error)
         except EngineError as error:
             return self.refusal(error, tool=str(tool))
-        return await self.run(raw["tool"], body, self.owner)
+        return await self.run(name, body, self.owner)
 
     @property
     def owner(self) -> Principal:
@@ -245,22 +253,85 @@ class Engine:
         """The engine's clock."""
         return self._clock.now()
 
-    async def run(self, tool: str, body: CallBody, principal: Principal | None) -> Envelope:
-        """Carry out one call of somebody whose identity the face has established."""
-        trace_id = body.options.trace_id or self._ids.trace_id(self._clock.now())
-        request = CallRequest(
+    async def run(
+        self, tool: str, body: CallBody, principal: Principal | None, live: Live | None = None
+    ) -> Envelope:
+        """Carry out one call of somebody whose identity the face has established.
+
+        `live` hears of it meanwhile, and can end it.
+        """
+        return await self._carry_out(self._request(tool, body, principal), live or Live())
+
+    def open_stream(self, tool: str, body: CallBody, principal: Principal | None) -> StreamedCall:
+        """Carry out one call beside its caller, who follows its events or leaves."""
+        request = self._request(tool, body, principal)
+        call = StreamedCall(
+            request,
+            self._spools,
+            output_bytes=self.config.container.output_kb * 1024,
+            timestamp=lambda: timestamp(self._clock.now()),
+        )
+        task = asyncio.create_task(self._run_streamed(request, call))
+        self._streamed.add(task)
+        task.add_done_callback(self._streamed.discard)
+        return call
+
+    async def stream(
+        self, tool: str, arguments: JsonObject | None = None, **options: Any
+    ) -> AsyncIterator[Event]:
+        """Call a tool as `call` does; yields its events as they come, its answer as the last.
+
+        Closing the iterator leaves the call to itself; with `cancel_on_disconnect` it ends it.
+        """
+        try:
+            name, body = parse_own_call(tool, arguments, options)
+        except EngineError as error:
+            yield last_event(self.refusal(error, tool=str(tool)))
+            return
+        call = self.open_stream(name, body, self.owner)
+        refusal = await call.begun()
+        if refusal is not None:
+            yield last_event(refusal)
+            return
+        try:
+            async for event in events_of(call):
+                yield event
+        finally:
+            if body.options.cancel_on_disconnect:
+                call.live.cancel()
+
+    async def cancel(self, call_id: str) -> None:
+        """End a running call of this process's owner. It has its answer: CANCELLED.
+
+        Raises:
+            ResourceNotFound: no such call, or it is over.
+        """
+        await self.cancel_call(call_id, self.owner)
+
+    async def cancel_call(self, call_id: str, principal: Principal) -> None:
+        """End a running call of one principal's; waits until its program is gone.
+
+        Raises:
+            ResourceNotFound: no such call of this principal's, or it is over.
+        """
+        await self._running.cancel(call_id, principal)
+
+    def _request(self, tool: str, body: CallBody, principal: Principal | None) -> CallRequest:
+        return CallRequest(
             tool=tool,
             arguments=body.arguments,
             options=body.options,
             principal=principal,
             call_id=self._ids.call_id(),
-            trace_id=trace_id,
+            trace_id=body.options.trace_id or self._ids.trace_id(self._clock.now()),
         )
-        self._running += 1
+
+    async def _carry_out(self, request: CallRequest, live: Live) -> Envelope:
+        self._running.enter(request, live)
         try:
-            return await run_call(request, self._rooms)
+            return await run_call(request, self._rooms, live)
         finally:
-            self._running -= 1
+            self._running.leave(request.call_id)
             if self._is_draining and not self._running:
                 self._idle.set()
 
@@ -445,12 +516,19 @@ class Engine:
                 "The engine is stopping. Repeat the call when it is back.", retry_after_ms=2000
             )
 
-    async def _open_blobs(self) -> StoreError | None:
+    def _on_store_fault(self, name: str, fault: StoreError) -> None:
+        self.log.error(f"{name}.unavailable", reason=str(fault))
+
+    async def _run_streamed(self, request: CallRequest, call: StreamedCall) -> None:
         try:
-            await self.blobs.open()
-        except StoreError as fault:
-            return fault
-        return None
+            call.end(await self._carry_out(request, call.live))
+        finally:
+            call.drop()
+
+    async def _end_streamed(self) -> None:
+        for task in self._streamed:
+            task.cancel()
+        await asyncio.gather(*self._streamed, return_exceptions=True)
 
     def _load_directory(self) -> ToolDirectory | None:
         path = self.config.tools_directory
@@ -506,43 +584,6 @@ class Engine:
                 usage=UsageReport(currency=self.config.prices.currency),
             ),
         )
-
-
-def parse_call_body(document: Any) -> CallBody:
-    """The body of a call from JSON that has been parsed strictly.
-
-    Raises:
-        InvalidParams: with every field that is wrong.
-    """
-    if not isinstance(document, dict):
-        raise InvalidParams('The body must be an object: {"arguments": {…}, "options": {…}}.')
-    for where in (document, document.get("options"), document.get("arguments")):
-        if isinstance(where, dict) and len(where) > MAX_KEYS:
-            raise InvalidParams(f"The call has more than {MAX_KEYS} keys in one object of its own.")
-    try:
-        return CallBody.model_validate(document)
-    except ValidationError as error:
-        faults = error.errors(include_url=False, include_input=False)
-        fields = [".".join(map(str, fault["loc"]))[:120] for fault in faults[:20]]
-        words = "; ".join(
-            f"{field}: {fault['msg']}" for field, fault in zip(fields, faults, strict=False)
-        )
-        raise InvalidParams(f"The call is wrong: {words}.", fields=fields) from None
-
-
-def parse_call_query(query: JsonObject) -> CallQuery:
-    """What to list of the call log.
-
-    Raises:
-        InvalidParams: with every field that is wrong.
-    """
-    try:
-        return CallQuery.model_validate(query)
-    except ValidationError as error:
-        faults = error.errors(include_url=False, include_input=False)[:20]
-        fields = [".".join(map(str, fault["loc"]))[:120] for fault in faults]
-        words = "; ".join(f"{f}: {fault['msg']}" for f, fault in zip(fields, faults, strict=True))
-        raise InvalidParams(f"The query is wrong: {words}.", fields=fields) from None
 
 
 __all__ = ["CallOptions", "Engine", "Tool", "parse_call_body", "parse_call_query"]

@@ -6,7 +6,7 @@ May import anything of the engine; nothing of the engine imports it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -87,7 +87,8 @@ def always_four(run: SeenRun) -> RunEnding:
 class FakeWall:
     """A wall that runs nothing: it notes what it was asked for and answers as it is told.
 
-    `files` are what each run leaves in its workspace, for who asks for them.
+    `files` are what each run leaves in its workspace, for who asks for them. `meanwhile` is
+    awaited before a run ends, and may tell its sinks of output and progress.
     """
 
     answer: Callable[[SeenRun], RunEnding] = always_four
@@ -101,6 +102,7 @@ class FakeWall:
     images: dict[str, tuple[str, ...]] = field(default_factory=lambda: dict(FAKE_IMAGES))
     """The languages of each image that sessions may be made from."""
     held: list[FakePlace] = field(default_factory=list)
+    meanwhile: Callable[[SeenRun, RunSinks], Awaitable[None]] | None = None
 
     @asynccontextmanager
     async def lease(
@@ -129,9 +131,11 @@ class FakeWall:
         self.held.append(place)
         return place
 
-    def play(self, run: SeenRun, sinks: RunSinks) -> RunEnding:
-        """Note a run, leave its files, answer it."""
+    async def play(self, run: SeenRun, sinks: RunSinks) -> RunEnding:
+        """Note a run, do what it does meanwhile, leave its files, answer it."""
         self.runs.append(run)
+        if self.meanwhile is not None:
+            await self.meanwhile(run, sinks)
         if sinks.files is not None:
             for path, content in self.files(run):
                 sinks.files.start(path, len(content))
@@ -157,7 +161,7 @@ class _FakeLease:
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
         run = SeenRun(self.domain, self.fresh, program, arguments, limits, self.language)
-        return self.wall.play(run, sinks)
+        return await self.wall.play(run, sinks)
 
 
 @dataclass(eq=False)
@@ -194,7 +198,7 @@ class FakePlace:
                 way.cancel()
         if self.lost is not None:
             return RunEnding(EndedBy.SANDBOX_LOST, "session")
-        return self.wall.play(
+        return await self.wall.play(
             SeenRun(self.domain, False, program, arguments, limits, held_in=self.image), sinks
         )
 

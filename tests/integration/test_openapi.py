@@ -16,6 +16,7 @@ from fumehood.daemon.app import CONTROL_OPERATIONS, OPERATIONS
 from support.http import Answer, SocketClient
 from support.openapi import faults_of, faults_of_answer, operations_of
 from support.scripted_daemon import running_scripted_daemon
+from support.streaming import call_id_of, streaming
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,12 @@ CALLERS = [
           "RESOURCE_NOT_FOUND"),
     Asked("callTool", "/v1/tools/run_restricted_python/call",
           {"arguments": {"code": "print('x' * 20_000)"}}),
+    Asked("streamTool", "/v1/tools/calculator/sse", {**SUM, "options": {"dry_run": True}}),
+    Asked("streamTool", "/v1/tools/calculator/sse", SUM),
+    Asked("streamTool", "/v1/tools/calculator/sse", {}, "INVALID_PARAMS"),
+    Asked("streamTool", "/v1/tools/nothing/sse", SUM, "TOOL_NOT_FOUND"),
+    Asked("cancelCall", "/v1/calls/{running_id}/cancel", {}),
+    Asked("cancelCall", "/v1/calls/{running_id}/cancel", {}, "RESOURCE_NOT_FOUND"),
     Asked("getBlob", "{blob_url}"),
     Asked("getBlob", "{blob_url}0", code="RESOURCE_NOT_FOUND"),
     Asked("getBlob", "/v1/blobs/blob_0", code="INVALID_PARAMS"),
@@ -219,6 +226,16 @@ def test_every_route_is_in_the_document_and_nothing_else(face: Face) -> None:
 def test_every_operation_answers_as_it_is_described(face: Face) -> None:
     examples = FACES[face.name][1]
     made: dict[str, str] = {}
+    with streaming(
+        face.client.path, "run_restricted_python", {"code": "while True:\n    pass"},
+        timeout_seconds=30,
+    ) as running:  # fmt: skip
+        if face.name == "engine":
+            made["running_id"] = call_id_of(next(running.events()))
+        _check_examples(face, examples, made)
+
+
+def _check_examples(face: Face, examples: list[Asked], made: dict[str, str]) -> None:
     succeeded, refused = set(), set()
     for asked in examples:
         operation, answer = face.ask(asked, asked.path.format(**made))

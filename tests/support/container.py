@@ -1,13 +1,16 @@
 """A container wall that answers as the program itself says: the program is JSON.
 
 `{"stdout": "x", "files": {"a.txt": "text", "big": 2000000}, "ended_by": "exit", …}` runs as
-the wall's answer of that form; with `"echo": true` it prints what it was sent. A session's files
-lie in the directory `workspaces/SESSION` of where it runs. As a program (`python -m support.container` with `tests` on the
+the wall's answer of that form; with `"echo": true` it prints what it was sent. Before that it
+tells `"tells": [["stdout", "text"], ["progress", 50, "half"], …]`, each as often as a last
+number says, and with `"waits": true` it waits to be cancelled. A session's files lie in the
+directory `workspaces/SESSION` of where it runs. As a program (`python -m support.container` with `tests` on the
 path) this is `fumehood serve` with such a wall.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from functools import partial
@@ -16,7 +19,7 @@ from typing import Any
 
 from fumehood.model.errors import EndedBy
 from fumehood.model.limits import Limit
-from fumehood.sandbox.wall import RunEnding
+from fumehood.sandbox.wall import RunEnding, RunSinks
 from fumehood.testing import CONTAINER_LIMITS, FakeWall, SeenRun
 from support.fake_files import FakeFiles
 
@@ -60,6 +63,27 @@ def scripted_ending(run: SeenRun) -> RunEnding:
     )
 
 
+async def scripted_meanwhile(run: SeenRun, sinks: RunSinks) -> None:
+    """What a program tells while it runs."""
+    script = json.loads(run.arguments["code"])
+    for name, first, *rest in script.get("tells", []):
+        if name == "progress":
+            assert sinks.progress is not None
+            for _ in range(rest[1] if len(rest) > 1 else 1):
+                sinks.progress(first, rest[0])
+        else:
+            assert sinks.output is not None
+            for _ in range(rest[0] if rest else 1):
+                sinks.output(name, first)
+                await asyncio.sleep(0)
+    if script.get("waits"):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            assert sinks.ending is not None
+            sinks.ending(RunEnding(EndedBy.CANCELLED, "call", cpu_ms=7.0))
+
+
 def scripted_files(run: SeenRun) -> list[tuple[str, bytes]]:
     """What the program leaves: texts, so many bytes of `x`, or what it was sent (true)."""
     if run.program == "files":
@@ -91,6 +115,7 @@ def scripted_wall() -> FakeWall:
     return FakeWall(
         answer=scripted_ending,
         files=scripted_files,
+        meanwhile=scripted_meanwhile,
         limits=CONTAINER_LIMITS,
         required=frozenset(Limit),
         enforced=frozenset(Limit),

@@ -95,6 +95,7 @@ class OneContainer:
                 progress=lambda percent, words: heard.progress.append((percent, words)),
                 files=heard,
                 output=lambda stream, text: heard.output.append((stream, text)),
+                is_live=True,
             )
         limits = Limits(wall_s, wall_s, self._memory_mb, output_bytes)
         ending = await self._container.run(program, arguments, limits, sinks, "session", keep=keep)

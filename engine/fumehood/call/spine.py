@@ -10,6 +10,7 @@ hidden, a cancellation is concluded and passed on.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -26,7 +27,8 @@ from fumehood.call.shape import ShapedOutcome, shape, shape_error
 from fumehood.call.shorten import shorten, shortened
 from fumehood.call.validate import ValidatedCall, spare_fixed, validate
 from fumehood.executors.function import HostFunctionFailed
-from fumehood.executors.outcome import Outcome
+from fumehood.executors.live import Live
+from fumehood.executors.outcome import Outcome, cancelled
 from fumehood.model.call import CallRequest
 from fumehood.model.envelope import (
     Envelope,
@@ -73,8 +75,13 @@ class Rooms:
     sessions: SessionKeeper
 
 
-async def run_call(request: CallRequest, rooms: Rooms) -> Envelope:
-    """Carry one call through every room; the answer is always an envelope."""
+async def run_call(request: CallRequest, rooms: Rooms, live: Live | None = None) -> Envelope:
+    """Carry one call through every room; the answer is always an envelope.
+
+    `live` hears of it meanwhile, and lets its caller end it.
+    """
+    live = live if live is not None else Live()
+    live.attach()
     trail = Trail(request.tool, request.call_id, request.trace_id, rooms.clock, rooms.log)
     try:
         resolved = trail.passed(
@@ -91,20 +98,28 @@ async def run_call(request: CallRequest, rooms: Rooms) -> Envelope:
             )
         with claim(permitted) as claimed:
             approved = trail.passed("approve", approve(trail.passed("claim", claimed)))
-            async with admit(
+            admission = admit(
                 approved, rooms.walls, is_draining=rooms.is_draining(), sessions=rooms.sessions
-            ) as admitted:
+            )
+            live.begin()
+            async with admission as admitted:
                 record_intent(trail.passed("admit", admitted), trail)  # if this fails, nothing runs
-                ending = trail.passed("execute", await _execute(admitted, rooms))
+                outcome = await _execute(admitted, rooms, live)
+                if live.close():  # the tool did not let itself be cancelled, and is over now
+                    outcome = Outcome.cancelled(outcome.isolation)
+                ending = trail.passed("execute", outcome)
         return await conclude(request, ending, trail, rooms)
     except EngineError as refusal:
+        live.close()
         return await conclude(request, refusal, trail, rooms)
     except BaseException as fault:
+        if live.close() and isinstance(fault, asyncio.CancelledError):
+            return await conclude_cancelled(request, live, trail, rooms)
         return await conclude_fault(request, fault, trail, rooms)
 
 
-async def _execute(admitted: AdmittedCall, rooms: Rooms) -> Outcome:
-    return await execute(admitted, blobs=rooms.blobs, cursors=rooms.cursors)
+async def _execute(admitted: AdmittedCall, rooms: Rooms, live: Live) -> Outcome:
+    return await execute(admitted, blobs=rooms.blobs, cursors=rooms.cursors, live=live)
 
 
 async def conclude(
@@ -146,6 +161,20 @@ async def _shorten(
     )
 
 
+async def conclude_cancelled(
+    request: CallRequest, live: Live, trail: Trail, rooms: Rooms
+) -> Envelope:
+    """Conclude what its caller has ended, with what is known of the run, if there was one."""
+    outcome = live.partial
+    plan = _facts(trail).plan
+    if outcome is None and plan is not None:
+        isolation = "none" if plan.placement.kind == "host" else request.options.isolation or "call"
+        outcome = Outcome.cancelled(isolation)
+    if outcome is None:
+        return await conclude(request, cancelled(), trail, rooms)
+    return await conclude(request, trail.passed("execute", outcome), trail, rooms)
+
+
 async def conclude_fault(
     request: CallRequest, fault: BaseException, trail: Trail, rooms: Rooms
 ) -> Envelope:
@@ -156,8 +185,8 @@ async def conclude_fault(
             "The engine failed inside. Its owner finds the reason in the log under this trace id."
         )
         return await conclude(request, error, trail, rooms)
-    cancelled = Cancelled("The call was cancelled before it ended.")
-    await conclude(request, cancelled, trail, rooms)
+    error = Cancelled("The call was cancelled before it ended.")
+    await conclude(request, error, trail, rooms)
     raise fault
 
 

@@ -55,10 +55,16 @@ def run(
     memory: Annotated[int | None, typer.Option(help="MB of memory it may use.")] = None,
     agent: Annotated[str | None, typer.Option(help="The agent that it is run for.")] = None,
     session: Annotated[str | None, typer.Option(help="The session that it is run in.")] = None,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Show its output and progress while it runs.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The whole envelope as JSON.")] = False,
     socket: SocketPath = None,
 ) -> None:
     """Run a program in a sandbox and show what it printed.
+
+    With --stream that is shown as it comes, and Ctrl-C cancels the program; with --json besides,
+    both of its streams go to standard error.
 
     Exit status: 0 success, 1 the program failed, 2 wrong usage, 3 waiting for approval,
     4 engine or sandbox unavailable.
@@ -81,13 +87,19 @@ def run(
     _check_size(arguments, source)
     asked = {"timeout_seconds": timeout, "memory_limit_mb": memory, "agent_id": agent}
     asked["session_id"] = session
-    options = {name: value for name, value in asked.items() if value is not None}
+    options: dict[str, Any] = {k: value for k, value in asked.items() if value is not None}
     with calling(socket, as_json=as_json) as client:
-        envelope = client.call(tool, arguments, **options)
+        if stream:
+            from fumehood.cli.live import stream_call
+
+            out = sys.stderr if as_json else sys.stdout
+            envelope = stream_call(client, tool, arguments, options, socket, stdout=out)
+        else:
+            envelope = client.call(tool, arguments, **options)
         if as_json:
             show_envelope(envelope, as_json=True)
         else:
-            _show(envelope, client, with_files=save is None)
+            _show(envelope, client, with_files=save is None, with_output=not stream)
         is_saved = save is None or _save(envelope, client, save, force=force)
     code = exit_code_of(envelope)
     raise typer.Exit(code if is_saved or code else ExitCode.TOOL_FAILED)
@@ -119,12 +131,14 @@ def _check_size(arguments: JsonObject, source: str) -> None:
         )
 
 
-def _show(envelope: Envelope, client: Client, *, with_files: bool) -> None:
+def _show(envelope: Envelope, client: Client, *, with_files: bool, with_output: bool) -> None:
     """What the program wrote, each to its own stream; what the engine says of it to stderr."""
     error = envelope.error
     fields = envelope.data if error is None else error.details or {}
-    _write(sys.stdout, _whole(fields, "stdout", client))
-    _write(sys.stderr, stderr := _whole(fields, "stderr", client))
+    stderr = fields.get("stderr") or ""
+    if with_output:
+        _write(sys.stdout, _whole(fields, "stdout", client))
+        _write(sys.stderr, stderr := _whole(fields, "stderr", client))
     said = _lines(fields, stderr, with_files=with_files)
     if error is not None:
         said.append(f"{error.code}: {error.message}")

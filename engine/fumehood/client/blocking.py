@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
@@ -23,6 +23,7 @@ from fumehood.model.answers import AgentDetails, AgentTools, ToolDetails, ToolLi
 from fumehood.model.authority import ApproverInfo, Change, MadeApprover, MadeToken, TokenInfo
 from fumehood.model.call_log import CallPage, CallRecord
 from fumehood.model.envelope import Envelope
+from fumehood.model.events import Event
 from fumehood.model.identity import Scope
 from fumehood.model.json_types import JsonObject
 from fumehood.model.status import Health, Readiness
@@ -103,6 +104,28 @@ class Client(SessionMethods, _AnyClient):
                 nothing was sent.
         """
         return self._transport.send(callers.call(tool, arguments, options))
+
+    def stream(
+        self, tool: str, arguments: JsonObject | None = None, **options: Any
+    ) -> Iterator[Event]:
+        """Call a tool as `call` does; yields its events as they come, its answer as the last.
+
+        A refusal is an `ErrorEvent`, too. Closing the iterator closes the connection, which
+        leaves the call to itself; with `cancel_on_disconnect` it ends it.
+
+        Raises:
+            ValueError: as `call`.
+            DaemonUnavailable: also where the events end before the answer.
+        """
+        yield from self._transport.follow(callers.stream(tool, arguments, options))
+
+    def cancel(self, call_id: str) -> None:
+        """End a running call of one's own; returns when its program is gone.
+
+        Raises:
+            Refused: no such call, or it is over.
+        """
+        self._transport.send(callers.cancel(call_id))
 
     def tools(self, **filters: str) -> list[ToolDefinition]:
         """The preferred version of every tool, or of those of a `category`, `tag` or `type`.

@@ -8,7 +8,7 @@ GET, which changes nothing; never a third time.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,8 @@ import httpx2
 
 from fumehood.client.ask import Ask
 from fumehood.client.errors import DaemonUnavailable
+from fumehood.client.following import Following, is_followed
+from fumehood.model.events import Event
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -179,6 +181,40 @@ class BlockingTransport:
             return _read(ask, raw, self._place)
         raise failed
 
+    def follow(self, ask: Ask[Event]) -> Iterator[Event]:
+        """The events of a call as they come. Closing the iterator closes the connection.
+
+        Raises:
+            DaemonUnavailable: nobody answers, or the events ended before the answer.
+        """
+        headers, timeout = self._place.headers(ask), self._place.timeout(ask)
+        for is_last in (False, True):
+            progress, has_begun = Progress(), False
+            try:
+                with self._http.stream(
+                    ask.method,
+                    ask.path,
+                    content=ask.content,
+                    headers=headers,
+                    timeout=timeout,
+                    extensions={"trace": progress.note},
+                ) as answer:
+                    has_begun = True
+                    if not is_followed(answer.headers):
+                        yield _read(ask, answer.read(), self._place)
+                        return
+                    following = Following()
+                    for chunk in answer.iter_raw():
+                        yield from _events(following, chunk, ask, self._place)
+                    return following.finish(ask)
+            except httpx2.InvalidURL as error:
+                raise ValueError(f"The request cannot be sent: {error}.") from None
+            except httpx2.HTTPError as error:
+                failed = _unavailable(ask, self._place, error, progress)
+                if is_last or has_begun or not may_send_again(ask, error, progress):
+                    break
+        raise failed
+
     def close(self) -> None:
         """Close every connection."""
         self._http.close()
@@ -271,6 +307,38 @@ class AwaitingTransport:
             return _read(ask, answer.content, self._place)
         raise failed
 
+    async def follow(self, ask: Ask[Event]) -> AsyncGenerator[Event, None]:
+        """The events of a call as they come. Raises as the other one."""
+        headers, timeout = self._place.headers(ask), self._place.timeout(ask)
+        for is_last in (False, True):
+            progress, has_begun = Progress(), False
+            try:
+                async with self._http.stream(
+                    ask.method,
+                    ask.path,
+                    content=ask.content,
+                    headers=headers,
+                    timeout=timeout,
+                    extensions={"trace": progress.note_async},
+                ) as answer:
+                    has_begun = True
+                    if not is_followed(answer.headers):
+                        yield _read(ask, await answer.aread(), self._place)
+                        return
+                    following = Following()
+                    async for chunk in answer.aiter_raw():
+                        for event in _events(following, chunk, ask, self._place):
+                            yield event
+                    following.finish(ask)
+                    return
+            except httpx2.InvalidURL as error:
+                raise ValueError(f"The request cannot be sent: {error}.") from None
+            except httpx2.HTTPError as error:
+                failed = _unavailable(ask, self._place, error, progress)
+                if is_last or has_begun or not may_send_again(ask, error, progress):
+                    break
+        raise failed
+
     async def close(self) -> None:
         """Close every connection."""
         await self._http.aclose()
@@ -309,10 +377,21 @@ def _read(ask: Ask[T], raw: bytes, place: Place) -> T:
     try:
         return ask.read(raw)
     except ValueError:
-        raise DaemonUnavailable(
-            f"What answers on {place.path} is not a fumehood engine of this version.",
-            may_have_acted=ask.method not in CHANGES_NOTHING,
-        ) from None
+        raise _no_engine(ask, place) from None
+
+
+def _events(following: Following, chunk: bytes, ask: Ask[Event], place: Place) -> list[Event]:
+    try:
+        return following.feed(chunk)
+    except ValueError:
+        raise _no_engine(ask, place) from None
+
+
+def _no_engine(ask: Ask[Any], place: Place) -> DaemonUnavailable:
+    return DaemonUnavailable(
+        f"What answers on {place.path} is not a fumehood engine of this version.",
+        may_have_acted=ask.method not in CHANGES_NOTHING,
+    )
 
 
 def _unavailable(

@@ -20,6 +20,7 @@ from fumehood.model.errors import (
     InvalidParams,
     RateLimited,
     RequestTooLarge,
+    ShuttingDown,
     UnsupportedMediaType,
 )
 from fumehood.wire import strict_json
@@ -46,6 +47,12 @@ def engine_of(request: Request) -> Engine:
 def answer(request: Request, data: BaseModel) -> Response:
     """A success that is no call: `data` in an envelope."""
     return envelope_response(engine_of(request).answer(data.model_dump(mode="json")))
+
+
+def stopped(engine: Engine, tool: str) -> Envelope:
+    """What a client is owed whose call outlasts the engine."""
+    ended = ShuttingDown("The engine stopped before the call ended.", retryable=False)
+    return engine.refusal(ended, tool=tool)
 
 
 def envelope_response(envelope: Envelope) -> Response:

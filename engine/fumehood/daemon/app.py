@@ -29,6 +29,7 @@ from fumehood.daemon.routes import (
     registry,
     session_files,
     sessions,
+    stream,
     tools,
 )
 from fumehood.engine import Engine
@@ -43,6 +44,7 @@ from fumehood.observe.log import log_fault
 
 OPERATIONS = [
     *calls.OPERATIONS,
+    *stream.OPERATIONS,
     *tools.OPERATIONS,
     *blobs.OPERATIONS,
     *sessions.OPERATIONS,

@@ -47,8 +47,9 @@ class Operation:
     what the endpoint parses; `parameters` says of each one in the path what it is. `errors`
     are those that come besides `common_errors`; `has_tool_codes` adds a tool's own.
     `plain` are the statuses of an answer that is no envelope but `data` itself; `media` is the
-    type of one that is no JSON at all. `upload` is the type of a body that is no JSON.
-    `takes_rest` says that the last parameter takes the rest of the path, slashes included.
+    type of one that is no JSON at all, `events` that of one that is events instead of an envelope
+    where the call begins. `upload` is the type of a body that is no JSON. `takes_rest` says that
+    the last parameter takes the rest of the path, slashes included.
     """
 
     method: str
@@ -65,6 +66,7 @@ class Operation:
     media: str | None = None
     upload: str | None = None
     takes_rest: bool = False
+    events: str | None = None
 
     @property
     def id(self) -> str:

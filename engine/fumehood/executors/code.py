@@ -7,7 +7,7 @@ own words, read in `code_claims`. A claim never makes a failure a success.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import anyio
 
@@ -21,6 +21,8 @@ from fumehood.executors.code_words import (
     refused_by,
     state_words,
 )
+from fumehood.executors.kept_streams import KeptStreams, KeptText
+from fumehood.executors.live import Live
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.workspace_files import WorkspaceFiles
 from fumehood.model.errors import (
@@ -33,7 +35,7 @@ from fumehood.model.errors import (
 from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import Limits
 from fumehood.model.tool import SHELL_OUTPUT, ToolDefinition
-from fumehood.sandbox.wall import Lease, RunEnding, RunSinks
+from fumehood.sandbox.wall import Lease, RunEnding
 from fumehood.store.blobs import BlobStore
 
 MAX_DATA_BYTES = 16 * 1024 * 1024
@@ -50,29 +52,65 @@ async def run_code(
     lease: Lease,
     blobs: BlobStore,
     principal_id: str,
+    live: Live,
     session_id: str | None = None,
 ) -> Outcome:
-    """Run one program in its container, which is a session's where one is named.
+    """Run one program in its container, which is a session's where one is named, telling `live`
+    what it prints and how far it is.
 
     Where it fails, `details` hold the same fields as `data` would, with `exception`, and
     `limit` where one ended it.
     """
     language = tool.executor.removeprefix("code:")
     files = WorkspaceFiles(blobs, principal_id, sent_files(arguments))
+    streams = KeptStreams(blobs, principal_id, limits.output_bytes, live.output)
+    cancelled: list[RunEnding] = []
+    sinks = live.sinks(files=files, output=streams.hear, ending=cancelled.append)
     try:
-        ending = await lease.run(
-            language, program_arguments(arguments, language), limits, RunSinks(files=files)
-        )
+        ending = await lease.run(language, program_arguments(arguments, language), limits, sinks)
     except BaseException:
         files.discard()
+        if cancelled and live.is_cancelled:
+            # It may have ended by itself in the same moment; its caller was told otherwise.
+            ending = replace(cancelled[0], ended_by=EndedBy.CANCELLED)
+            with anyio.CancelScope(shield=True):
+                kept = await streams.finish()
+                live.partial = _outcome(tool, ending, limits, kept, _Left(), session_id)
+        else:
+            streams.discard()
         raise
     with anyio.CancelScope(shield=True):  # bounded: the disk, not the program
         entries = await files.entries()
+        kept = await streams.finish()
+    left = _Left(entries, files.pictures, files.left_out)
+    return _outcome(tool, ending, limits, kept, left, session_id)
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """What a program left in its workspace."""
+
+    files: list[JsonObject] = field(default_factory=list)
+    pictures: list[JsonObject] = field(default_factory=list)
+    left_out: int = 0
+
+
+def _outcome(
+    tool: ToolDefinition,
+    ending: RunEnding,
+    limits: Limits,
+    kept: dict[str, KeptText],
+    left: _Left,
+    session_id: str | None,
+) -> Outcome:
+    language = tool.executor.removeprefix("code:")
+    if kept:  # else its wall tells no output while it runs
+        ending = replace(ending, stdout=kept["stdout"].text, stderr=kept["stderr"].text)
     failure = read_failure(ending.claimed_error)
     ending = _as_claimed(ending, failure)
-    left_out = ending.files_left_out + files.left_out
+    left_out = ending.files_left_out + left.left_out
     subject = Subject(language, in_session=session_id is not None)
-    fields = _fields(language, ending, entries, files.pictures, left_out)
+    fields = _fields(language, ending, left.files, left.pictures, left_out)
     if session_id is not None:
         fields["session"] = session_fields(session_id, ending)
     error = _error(tool, ending, failure, limits, fields, subject)
@@ -91,6 +129,7 @@ async def run_code(
             + (state_words(ending.state) if session_id is not None else ())
         ),
         max_data_bytes=MAX_DATA_BYTES,
+        cuts=tuple(stream.cut for stream in kept.values() if stream.cut is not None),
     )
 
 

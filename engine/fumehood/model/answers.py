@@ -122,6 +122,13 @@ class WrittenFile(_Data):
     size: int
 
 
+class CancelledCall(_Data):
+    """A call that was ended by its caller; nothing of it runs any more."""
+
+    call_id: str
+    cancelled: bool
+
+
 class AgentList(_Data):
     """Every agent by id."""
 

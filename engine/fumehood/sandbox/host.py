@@ -51,7 +51,7 @@ class HostLease:
         """Call a synchronous function in a worker. The others `executors/function` awaits."""
         if program != "function":
             raise InternalError("The host runs functions, not programs.")
-        return await self.workers.run(arguments, limits, self.principal_id)
+        return await self.workers.run(arguments, limits, self.principal_id, sinks.progress)
 
 
 class Host:

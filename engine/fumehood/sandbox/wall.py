@@ -38,6 +38,10 @@ OnOutput = Callable[[str, str], None]
 """Takes the name of a stream (`stdout`, `stderr`) and what was printed there since."""
 
 
+OnEnding = Callable[["RunEnding"], None]
+"""Takes how a run ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunSinks:
     """Who hears of a run while it lasts; what nobody wants is dropped.
@@ -50,11 +54,11 @@ class RunSinks:
     files: FileSink | None = None
     output: OnOutput | None = None
     """Where it hears all of the output, the ending still carries its beginning."""
-
-    @property
-    def listens(self) -> bool:
-        """Whether anybody hears of the run before it ends."""
-        return self.progress is not None or self.output is not None
+    ending: OnEnding | None = None
+    """Hears how a run ended that was cancelled, before the cancellation goes on; where its wall
+    can tell."""
+    is_live: bool = False
+    """Somebody follows it: what it prints is told at once, instead of in few long pieces."""
 
 
 NO_SINKS = RunSinks()

@@ -33,6 +33,9 @@ BLOB = f"/v1/blobs/blob_{'0' * 32}?expires=1&signature={'f' * 64}"
 CALLERS: list[tuple[Ask[Any], str, Any]] = [
     (callers.call("t@1.0.0", None, {"debug": True}), "POST /v1/tools/t@1.0.0/call",
      {"arguments": {}, "options": {"debug": True}}),
+    (callers.stream("t", {"a": 1}, {}), "POST /v1/tools/t/sse",
+     {"arguments": {"a": 1}, "options": {}}),
+    (callers.cancel("call_1"), "POST /v1/calls/call_1/cancel", None),
     (callers.tools_page(), "GET /v1/tools", None),
     (callers.tools_page(limit=2, cursor="x=y", category="a b", tag=None),
      "GET /v1/tools?limit=2&cursor=x%3Dy&category=a+b", None),

@@ -161,7 +161,7 @@ class Channel(asyncio.Protocol):
         answer: asyncio.Future[RunEnding] = loop.create_future()
         self._answer = answer
         for frame in run_frames(
-            received.id, program, arguments, limits, keep=keep, live=sinks.listens
+            received.id, program, arguments, limits, keep=keep, live=sinks.is_live
         ):
             self._transport.write(framing.encode(frame))
         self._expect_by(limits.wall_s + self._clocks.answer_grace_s, self._give_up)
@@ -172,7 +172,9 @@ class Channel(asyncio.Protocol):
             if not answer.done() or answer.cancelled():
                 received.mute()
                 with anyio.CancelScope(shield=True):
-                    await self._cancel(received.id)
+                    ending = await self._cancel(received.id)
+                if sinks.ending is not None:
+                    sinks.ending(ending or received.cut_off(EndedBy.CANCELLED))
             else:
                 answer.exception()  # looked at, so that nobody reports it as forgotten
             raise
@@ -269,19 +271,20 @@ class Channel(asyncio.Protocol):
     def _on_complaint(self, piece: bytes) -> None:
         self.complaint += piece[: MAX_COMPLAINT_BYTES - len(self.complaint)]
 
-    async def _cancel(self, run_id: int) -> None:
+    async def _cancel(self, run_id: int) -> RunEnding | None:
         """Ask for the end of a run and wait for it; a guest that does not answer is ended."""
         if self._run is None or self._transport is None:
-            return
+            return None
         ended: asyncio.Future[RunEnding] = asyncio.get_running_loop().create_future()
         self._answer = ended
         self._transport.write(framing.encode({"op": "cancel", "id": run_id}))
         with anyio.move_on_after(self._clocks.cancel_s):
             with contextlib.suppress(Lost):
-                await ended
-            return
+                return await ended
+            return None
         self._answer = None
         self.end("it did not end a cancelled run")
+        return None
 
     def _give_up(self) -> None:
         """The guest kept a run past its deadline."""
