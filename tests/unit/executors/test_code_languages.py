@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fumehood.executors.code import run_code
+from fumehood.executors.live import Live
 from fumehood.executors.outcome import Outcome
 from fumehood.model.errors import EndedBy
 from fumehood.model.json_types import JsonObject
@@ -41,7 +42,7 @@ async def run(
 ) -> Outcome:
     tool = ToolDefinition(name="t", description="d", type="BUILTIN", executor=f"code:{language}")  # type: ignore[arg-type]
     blobs: BlobStore = None  # type: ignore[assignment]  # no file comes back
-    return await run_code(tool, arguments, LIMITS, lease, blobs, "ann", session_id)
+    return await run_code(tool, arguments, LIMITS, lease, blobs, "ann", Live(), session_id)
 
 
 async def shell(ended_by: EndedBy, *, session_id: str | None = None, **fields: Any) -> Any:
