@@ -25,7 +25,7 @@ from fumehood.sandbox.container.host_check import Unfit
 from fumehood.sandbox.container.pool import Listener
 from fumehood.sandbox.container.reap import Reaper
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
-from fumehood.sandbox.container.spec import GUEST_MEMORY_MB, ContainerSpec
+from fumehood.sandbox.container.spec import ContainerSpec
 
 GUEST_GRACE_S = 60.0
 """How much longer a guest lives by its own clock than the pool would ever use it."""
@@ -75,8 +75,6 @@ class ContainerMaker:
         self._lacking: frozenset[Limit] | None = None
         """What the last container enforced that was not good enough."""
         self.image_id = ""
-        self.guest_mb = GUEST_MEMORY_MB
-        """Of this image; set with its id."""
         self.unsettled: set[str] = set()
         """Containers that are being made, or could not be and are being removed."""
         self.failed_starts = 0
@@ -157,7 +155,6 @@ class ContainerMaker:
             engine_id=self._identity.engine_id,
             owner_id=self._identity.owner_id,
             memory_mb=memory_mb,
-            guest_mb=self.guest_mb,
             cpus=settings.cpus,
             lifetime_s=lifetime_s,
             deadline=int(time.time() + lifetime_s),
