@@ -10,6 +10,7 @@ import os
 import secrets
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,7 @@ def make_container_wall(config: Config, state: Path | None, on_event: OnEvent) -
     return ContainerWall(
         settings,
         Docker(os.environ),
-        _find_image,
+        partial(_find_image, own=config.own_images),
         _identity(state, on_event),
         eager=state is not None,
         on_event=on_event,
@@ -163,11 +164,11 @@ def _identity(state: Path | None, on_event: OnEvent) -> EngineIdentity:
         return EngineIdentity(engine_id, engine_id)
 
 
-async def _find_image(docker: Docker, name: str) -> ImageFound:
+async def _find_image(docker: Docker, name: str, *, own: Path | None = None) -> ImageFound:
     def find(client: Any) -> ImageFound:
         # Here, because it brings Docker's package with it, and an engine without Docker has none.
         from fumehood.sandbox.container.images import list_images, own_image
 
-        return own_image(list_images(client, name), name)
+        return own_image(list_images(client, name, own=own), name, own=own)
 
     return await docker.ask(find, QUICK_S)
