@@ -30,12 +30,12 @@ class Refused(Exception):
 
 
 @contextmanager
-def directory_at(path: str, *, make: bool = False) -> Iterator[int]:
-    """A directory of the workspace, open, reached name by name."""
+def directory_at(path: str, *, make: bool = False, named: str = "") -> Iterator[int]:
+    """A directory of the workspace, open, reached name by name; `named` is what was asked for."""
     directory = os.open(WORKSPACE, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for name in path.split("/") if path else ():
-            inner = _enter(name, directory, path, make=make)
+            inner = _enter(name, directory, named or path, make=make)
             os.close(directory)
             directory = inner
         yield directory
@@ -61,7 +61,7 @@ def _enter(name: str, directory: int, path: str, *, make: bool) -> int:
         if kind == "link":
             message = f"{path} leads over a symbolic link, which is not followed."
         elif kind == "not_found":
-            message = f"There is no directory on the way to {path}."
+            message = f"There is no {path} in the workspace."
         else:
             message = f"{path} cannot be reached: {error.strerror}."
         raise Refused(kind, message) from None
@@ -73,7 +73,7 @@ def parent_of(path: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
     above, _, name = path.rpartition("/")
     if name in ("", ".", ".."):
         raise Refused("invalid", "The path is not made of plain names.")
-    with directory_at(above, make=make) as directory:
+    with directory_at(above, make=make, named=path) as directory:
         yield directory, name
 
 

@@ -7,12 +7,15 @@ known before it is drawn: one that is too large is left out with a reason and co
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 DIRECTORY = "/tmp/.fumehood-figures"  # noqa: S108  # the container's own
+CONFIGURATION = "MPLCONFIGDIR"
+FONTS = "/opt/fumehood/matplotlib"
 MAX_FIGURES = 20
 """Of one run."""
 
@@ -70,6 +73,26 @@ class Figures:
     def _leave_out(self, number: object, why: str) -> None:
         if len(self.notes) < MAX_NOTES:
             self.notes.append(f"figure {number} {why}"[:MAX_NOTE_CHARACTERS])
+
+
+def preload() -> None:
+    """Load pyplot in the zygote, with the list of fonts that the image holds.
+
+    Matplotlib wants to write where that list lies, and makes a directory where programs write if
+    it may not; here it is told that it may, and has no reason to.
+    """
+    access, chosen = os.access, os.environ.get(CONFIGURATION)
+    if not os.path.isdir(FONTS):
+        return
+    os.access = lambda path, *rest, **more: str(path) == FONTS or access(path, *rest, **more)
+    os.environ[CONFIGURATION] = FONTS
+    try:
+        importlib.import_module("matplotlib.pyplot")
+    finally:
+        os.access = access
+        os.environ.pop(CONFIGURATION)
+        if chosen is not None:
+            os.environ[CONFIGURATION] = chosen
 
 
 def catch_show(figures: Callable[[], Figures]) -> None:

@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
+from fumehood.guest.languages import figures
 from fumehood.guest.languages.figures import Figures, catch_show
 from fumehood.guest.languages.values import Claim, NoValue, represent, shortened, success
 
@@ -57,6 +58,8 @@ def preload(modules: Sequence[str] = ()) -> None:
     """Load what programs ask for most, so that each of them finds it there: the same everywhere,
     and what the image names.
     """
+    if any(name.partition(".")[0] == "matplotlib" for name in modules):
+        figures.preload()
     for name in (*PRELOADED, *modules):
         __import__(name)
     _add_site_names()
