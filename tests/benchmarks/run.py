@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.benchmarks import bench_streams
 from tests.benchmarks.bench_calls import call_log
 from tests.benchmarks.bench_containers import container_lines
 from tests.benchmarks.bench_daemon import (
@@ -66,6 +67,8 @@ def measure() -> Iterator[Line]:
     yield restricted_program()
     with run_daemon() as daemon:
         yield from container_lines(daemon)
+    with run_daemon(bench_streams.SETTINGS) as daemon:
+        yield from bench_streams.stream_lines(daemon)
 
 
 def first_answer() -> Line:

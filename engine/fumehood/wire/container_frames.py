@@ -27,12 +27,15 @@ from fumehood.model.errors import EndedBy
 from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import Limit, Limits
 from fumehood.model.workspace import FileKind, SessionState
-from fumehood.wire import strict_json
+from fumehood.wire import framing, strict_json
 from fumehood.wire.framing import FrameError
 from fumehood.wire.messages import GuestReady
 
 MAX_TEXT_CHARACTERS = 64 * 1024
 """Of output in one frame, and of a request in one part."""
+
+OUTPUT_START = b'{"op":"output",'
+"""How a guest writes these; written otherwise they are read more slowly."""
 
 MAX_DATA_CHARACTERS = 88 * 1024
 """64 KB as base64."""
@@ -163,6 +166,24 @@ def parse_container_frame(message: dict[str, Any]) -> ContainerFrame:
     except ValidationError as error:
         count = error.error_count()
         raise FrameError(f"a container's message is wrong in {count} places") from None
+
+
+def parse_container_body(body: bytes) -> ContainerFrame:
+    """One frame of a container's guest, from its JSON.
+
+    Output, which is nearly all that comes where much comes, is parsed and validated in one step,
+    many times as fast. A key that is given twice counts once there: nobody reads it but this.
+
+    Raises:
+        FrameError: not one of its messages.
+    """
+    if not body.startswith(OUTPUT_START):
+        return parse_container_frame(framing.parse_body(body))
+    try:
+        return ContainerOutput.model_validate_json(body)
+    except ValidationError as error:
+        count = error.error_count()
+        raise FrameError(f"a container's output is wrong in {count} places") from None
 
 
 def run_frames(

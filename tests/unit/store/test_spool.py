@@ -110,6 +110,16 @@ async def test_line_longer_than_a_step_comes_whole(home: Path) -> None:
     assert len(last.data) == 2 * spool_module.READ_BYTES + 2
 
 
+async def test_half_a_character_spoils_nothing(home: Path) -> None:
+    async with opened(home) as store:
+        spool = made(store)
+        reader = spool.reader()
+        say(spool, "a\ud800b")
+        spool.finish("tool_result", b"{}")
+        first, _ = await read_all(reader)
+    assert json.loads(first.data) == {"text": "a?b"}
+
+
 async def test_recording_without_a_reader_goes_with_its_call(home: Path) -> None:
     async with opened(home) as store:
         spool = made(store)

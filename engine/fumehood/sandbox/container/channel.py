@@ -32,7 +32,7 @@ from fumehood.wire.container_frames import (
     ContainerOutput,
     ContainerProgress,
     ContainerReset,
-    parse_container_frame,
+    parse_container_body,
     run_frames,
 )
 from fumehood.wire.framing import FrameError
@@ -207,8 +207,8 @@ class Channel(asyncio.Protocol):
                 if stream == STDERR:
                     self._on_complaint(piece)
                     continue
-                for message in self._decoder.feed(piece):
-                    self._on_frame(parse_container_frame(message))
+                for body in self._decoder.bodies(piece):
+                    self._on_frame(parse_container_body(body))
                     if self.dead.is_set():
                         return
         except (FrameError, NotMultiplexed) as error:
