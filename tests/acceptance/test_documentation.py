@@ -31,6 +31,9 @@ def snippets(page: str) -> list[tuple[str, str, str]]:
         "docs/tutorial/first-call.md",
         "README.md",
         pytest.param("docs/howto/define-a-tool-in-python.md", marks=pytest.mark.needs("landlock")),
+        pytest.param(
+            "docs/howto/put-your-host-to-the-test.md", marks=pytest.mark.needs("landlock")
+        ),
     ],
 )
 def test_snippets_run_as_they_stand(page: str, shared_daemon: Daemon) -> None:
