@@ -34,7 +34,11 @@ from tests.benchmarks.bench_daemon import (
 )
 from tests.benchmarks.bench_registry import registry_lines
 from tests.benchmarks.bench_restricted import paired_ms
+from tests.benchmarks.bench_workshop import workshop_lines
 from tests.benchmarks.line import Line
+
+BARE_PYTHON = {"FUMEHOOD_CONTAINER__IMAGES__PYTHON": "python"}
+"""Where the wall is measured, and not what an image brings."""
 
 PAIRS = 3000
 WARM_UP = 200
@@ -65,10 +69,12 @@ def measure() -> Iterator[Line]:
         yield from flatness(daemon)
     yield from call_log()
     yield restricted_program()
-    with run_daemon() as daemon:
+    with run_daemon(BARE_PYTHON) as daemon:
         yield from container_lines(daemon)
-    with run_daemon(bench_streams.SETTINGS) as daemon:
+    with run_daemon(bench_streams.SETTINGS | BARE_PYTHON) as daemon:
         yield from bench_streams.stream_lines(daemon)
+    with run_daemon() as daemon:
+        yield from workshop_lines(daemon)
 
 
 def first_answer() -> Line:

@@ -1,9 +1,9 @@
-"""The chain of a session: which process holds its variables, and which has the next call.
+"""The chain of a session: which process has its variables, and which stands behind it.
 
-Guest side, used by the supervisor. There are at most two of them when nothing runs, both stopped:
-the head, in which the last call that stayed was run, and the next link, its copy, which will run
-the following one (see `link` for how they come to be). Where that one is killed, the head makes
-another copy, and the variables are those from before the call.
+Guest side, used by the supervisor. When nothing runs there are two of them, both stopped: the
+first, in which the last call ran and the next one will, and the one behind, its copy from the end
+of that call (see `link`). Where the first is killed, the one behind takes its place, and the
+variables are those from before the call. A first one that still has threads is replaced likewise.
 
 What these processes say is a stranger's word: their programs were the session's. Believed is what
 the kernel adds to it, who sent it. Invariant: whatever they do, nothing here waits for them for
@@ -23,160 +23,190 @@ import time
 from collections.abc import Callable
 
 from fumehood.guest.container import processes
-from fumehood.guest.container.link import AGAIN, DESCRIPTORS, READY, TAKE
+from fumehood.guest.container.link import COPY, DESCRIPTORS, DONE, READY, TAKE, WAKE
 
-AGAIN_PATIENCE_S = 3.0
-"""For the head to make another copy."""
+COPY_PATIENCE_S = 3.0
+"""For a process to make a copy of itself."""
 
 MAX_WORDS = 4096
 """Read at once, of what the links have said; more do not fit the socket."""
 
 END_PATIENCE_S = 1.0
-"""For what a program started to be ended before its process makes another copy."""
+"""For what a program started to be ended before its process makes a copy."""
 
 _CREDENTIALS = struct.Struct("3i")
+_CREDENTIALS_ROOM = socket.CMSG_SPACE(_CREDENTIALS.size)
 
 
 class Chain:
-    """The processes that keep a session's variables, if there are any."""
+    """The processes that keep a session's variables, if there are any.
+
+    `orders_end` and `wake_end` are those processes' ends of the two ways to them.
+    """
 
     def __init__(self, reap: Callable[[], None]) -> None:
         self._reap = reap
-        self._orders, self.next_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._orders, self.orders_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._orders.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._orders.setblocking(False)
-        self.again_end, self._again = os.pipe()
-        os.set_blocking(self._again, False)
-        self._head: int | None = None
-        self._next: int | None = None
+        self.wake_end, self._wake = os.pipe()
+        os.set_blocking(self._wake, False)
+        self._first: int | None = None
+        self._behind: int | None = None
 
     @property
-    def head(self) -> int | None:
+    def first(self) -> int | None:
         """The process that has the variables; None where there are none."""
-        return self._head
+        return self._first
 
     @property
     def pids(self) -> set[int]:
-        """Of the processes that are to live on."""
-        return {pid for pid in (self._head, self._next) if pid is not None}
+        """Of the processes that are to live on, whatever else is ended."""
+        return {pid for pid in (self._first, self._behind) if pid is not None}
 
     def threads(self) -> int:
         """How many threads they have together, as the kernel counts processes."""
         return sum(processes.threads_of(pid) for pid in self.pids)
 
     def begin(self, *descriptors: int) -> int | None:
-        """Give a call to the next link: its process id; None where there is none."""
-        if self._next is None:
+        """Give a call to the first process: its id; None where there is none."""
+        if self._first is None:
             return None
-        pid, self._next = self._next, None
-        rights = array.array("i", descriptors)
-        assert len(descriptors) == DESCRIPTORS
-        self._take_back()
         try:
-            self._orders.sendmsg([TAKE], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
-            os.kill(pid, signal.SIGCONT)
+            self._order(TAKE, descriptors)
+            os.kill(self._first, signal.SIGCONT)
         except OSError:
-            return None
-        return pid
+            self._first = None
+        return self._first
 
     def settle(self, stayed: int | None) -> str:
         """After a call: find who goes on, stop them, end all others; what became of the variables.
 
         `stayed` is the process of the call, where it said that it is done and lives.
         """
-        before = self._head
+        before = self._behind
         if stayed is not None:
-            self._head, self._next = stayed, self._newest(stayed)
-            if self._go_on(before):
+            self._first, self._behind = stayed, self._heard(stayed)[0]
+            if self._goes_on(spared=before):
                 return "kept"
-        self._head, self._next = before, None
-        if before is not None and self._go_on():
+        self._first, self._behind = before, None
+        if before is not None and self._is_woken(before):
             return "rolled_back"
-        self._head = self._next = None
+        self._first = self._behind = None
         self._end_the_others()
-        return "reset" if before is not None or stayed is not None else "rolled_back"
+        return "rolled_back" if before is None and stayed is None else "reset"
 
     def look(self) -> bool:
         """After a call that was none of the chain's: stop both again; whether all is well."""
         if not self.pids:
             return True
-        if all(processes.is_alive(pid) for pid in self.pids) and self._next is not None:
+        if len(self.pids) == 2 and all(processes.is_alive(pid) for pid in self.pids):
             self._stop()
             return True
-        self._head = self._next = None
+        self._first = self._behind = None
         return False
 
-    def _go_on(self, spared: int | None = None) -> bool:
-        """Whether head and next link are there, at last, with nobody beside them.
-
-        `spared` is another head, which may still be needed.
+    def _goes_on(self, spared: int | None) -> bool:
+        """Whether the process of the call has the next one, too, with its copy behind it, or its
+        copy has. `spared` may still be needed where neither does.
         """
         self._stop()
         self._end_the_others(spared)
-        if self._head is None or not processes.is_alive(self._head):
+        first = self._first
+        if first is None or not processes.is_alive(first):
             return False
-        if self._next is None or not processes.is_alive(self._next):
-            self._next = self._made_again(self._head)
-            self._stop()
-            self._end_the_others(spared)
-        return self._next is not None and processes.is_alive(self._next)
+        if self._behind is None:
+            self._behind = self._copy_of(first)
+        if self._behind is None or not processes.is_alive(self._behind):
+            return False
+        if processes.threads_of(first) == 1:
+            return True
+        self._first, self._behind = self._behind, None
+        self._end_the_others(spared)
+        return self._is_woken(self._first, spared)
 
-    def _made_again(self, head: int) -> int | None:
-        """Have the head make another copy, for which it is woken."""
-        self._newest(head)  # what was said before is over
-        while select.select([self.again_end], [], [], 0)[0]:
-            os.read(self.again_end, 1)
+    def _is_woken(self, pid: int, spared: int | None = None) -> bool:
+        """Whether the one behind is the first now, with a copy behind it."""
+        self._first, self._behind = pid, None
+        self._end_the_others(spared)
+        with contextlib.suppress(BlockingIOError):
+            while select.select([self.wake_end], [], [], 0)[0]:
+                os.read(self.wake_end, 1)
+            os.write(self._wake, WAKE)
+        self._behind = self._await_copy(pid)
+        return self._behind is not None
+
+    def _copy_of(self, pid: int) -> int | None:
+        """Have the first make a copy, which it could not when there was no room."""
         try:
-            os.write(self._again, AGAIN)
-            os.kill(head, signal.SIGCONT)
+            self._order(COPY, ())
         except OSError:
             return None
-        give_up = time.monotonic() + AGAIN_PATIENCE_S
-        while (left_s := give_up - time.monotonic()) > 0:
-            select.select([self._orders], [], [], left_s)
-            found = self._newest(head)
-            if found is not None:
-                return found
-            if not processes.is_alive(head):
-                return None
-        return None
+        return self._await_copy(pid)
 
-    def _newest(self, head: int) -> int | None:
-        """The last process, not the head, that said it is ready: by the kernel's word who it is."""
-        found = None
+    def _await_copy(self, pid: int) -> int | None:
+        """Let a process go on until it says that it has a copy; both are stopped then."""
+        self._heard(pid)  # what was said before is over
+        give_up = time.monotonic() + COPY_PATIENCE_S
+        found, is_done = None, False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+        # Both must have said their word: whoever is stopped in the middle keeps the other waiting.
+        while not is_done and (left_s := give_up - time.monotonic()) > 0:
+            if not processes.is_alive(pid):
+                return None
+            select.select([self._orders], [], [], min(left_s, 0.1))
+            newer, is_done = self._heard(pid)
+            found = newer or found
+        self._behind = found if is_done else None
+        self._stop()
+        return self._behind
+
+    def _heard(self, pid: int) -> tuple[int | None, bool]:
+        """The last process, but this one, that said it is ready, and whether this one said that it
+        is done: by the kernel's word who it was.
+        """
+        found, is_done = None, False
         for _ in range(MAX_WORDS):
             try:
-                word, ancillary, _, _ = self._orders.recvmsg(
-                    len(READY), socket.CMSG_SPACE(_CREDENTIALS.size)
-                )
+                word, ancillary, _, _ = self._orders.recvmsg(1, _CREDENTIALS_ROOM)
             except OSError:
                 break
             if not word:
                 break
             for level, kind, data in ancillary:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
-                    pid, _, _ = _CREDENTIALS.unpack(data[: _CREDENTIALS.size])
-                    if word == READY and pid != head:
-                        found = pid
+                    sender, _, _ = _CREDENTIALS.unpack(data[: _CREDENTIALS.size])
+                    if word == READY and sender != pid:
+                        found = sender
+                    is_done = is_done or (word == DONE and sender == pid)
         is_there = found is not None and processes.is_alive(found)
-        return found if is_there and processes.is_stranger(found or 0) else None
+        return found if is_there and processes.is_stranger(found or 0) else None, is_done
 
-    def _stop(self) -> None:
-        for pid in self.pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)
+    def _order(self, order: bytes, descriptors: tuple[int, ...]) -> None:
+        """Raises OSError."""
+        self._take_back()
+        rights = array.array("i", descriptors)
+        assert len(descriptors) in (0, DESCRIPTORS)
+        attached = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if descriptors else []
+        self._orders.sendmsg([order], attached)
 
     def _take_back(self) -> None:
-        """A link that was killed at once has left its order to the one after it."""
+        """One that was killed at once has left its order to the one after it."""
         with contextlib.suppress(BlockingIOError):
             while True:
-                _, ancillary, _, _ = self.next_end.recvmsg(
-                    len(TAKE), socket.CMSG_SPACE(DESCRIPTORS * 4), socket.MSG_DONTWAIT
+                _, ancillary, _, _ = self.orders_end.recvmsg(
+                    1, socket.CMSG_SPACE(DESCRIPTORS * 4), socket.MSG_DONTWAIT
                 )
                 for level, kind, data in ancillary:
                     if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                         for descriptor in array.array("i", data):
                             os.close(descriptor)
+
+    def _stop(self) -> None:
+        for pid in self.pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
 
     def _end_the_others(self, spared: int | None = None) -> None:
         """As far as it takes a moment; the supervisor goes on until none is left."""

@@ -114,14 +114,14 @@ def _keep_only(descriptors: list[int]) -> None:
     """Leave this process /dev/null on 0, its two streams on 1 and 2, its own four, no more."""
     # Moved out of the way first: each may stand on another's final number.
     moved = [_above_standard(descriptor) for descriptor in descriptors]
-    request_fd, reply_fd, out_fd, err_fd, next_fd, again_fd = moved
+    request_fd, reply_fd, out_fd, err_fd, orders_fd, wake_fd = moved
     null = _above_standard(os.open("/dev/null", os.O_RDWR))
     for source, target in (
         (null, 0), (out_fd, 1), (err_fd, 2), (request_fd, REQUEST_FD), (reply_fd, REPLY_FD),
-        (next_fd, link.NEXT_FD), (again_fd, link.AGAIN_FD),
+        (orders_fd, link.ORDERS_FD), (wake_fd, link.WAKE_FD),
     ):  # fmt: skip
         os.dup2(source, target, inheritable=target <= 2)
-    os.closerange(link.AGAIN_FD + 1, 1024)
+    os.closerange(link.WAKE_FD + 1, 1024)
 
 
 def _above_standard(descriptor: int) -> int:
@@ -185,8 +185,8 @@ def _serve(programs: dict[str, Program], memory_bytes: int) -> None:
         request = read_request()
         if request.get("keep") and request["program"] == "python":
             _serve_session(request, memory_bytes)
-        os.close(link.NEXT_FD)
-        os.close(link.AGAIN_FD)
+        os.close(link.ORDERS_FD)
+        os.close(link.WAKE_FD)
         exit_code, claim = programs[request["program"]](request["arguments"])
         frame = framing.encode(claim)
     except SetUpFailed as fault:

@@ -90,5 +90,5 @@ class Reporter:
         return decode_status(run.status) if run.status is not None else (None, None)
 
     def _variables_bytes(self, state: str | None) -> int | None:
-        head = self._chain.head
-        return None if state is None or head is None else processes.memory_bytes(head)
+        first = self._chain.first
+        return None if state is None or first is None else processes.memory_bytes(first)

@@ -97,7 +97,7 @@ class Supervisor:
             orders,
             self._selector,
             zygote_pid,
-            (self._chain.next_end.fileno(), self._chain.again_end),
+            (self._chain.orders_end.fileno(), self._chain.wake_end),
             on_ready=self._begin,
             on_end=self._on_end,
         )
