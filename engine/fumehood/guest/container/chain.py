@@ -129,6 +129,7 @@ class Chain:
         """Whether the one behind is the first now, with a copy behind it."""
         self._first, self._behind = pid, None
         self._end_the_others(spared)
+        self._take_back()
         with contextlib.suppress(BlockingIOError):
             while select.select([self.wake_end], [], [], 0)[0]:
                 os.read(self.wake_end, 1)
@@ -192,7 +193,7 @@ class Chain:
         self._orders.sendmsg([order], attached)
 
     def _take_back(self) -> None:
-        """One that was killed at once has left its order to the one after it."""
+        """One that was killed at once has left its order, which the one after it must not take."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 _, ancillary, _, _ = self.orders_end.recvmsg(
