@@ -99,12 +99,12 @@ def new_image(
 @images.command("remove")
 def remove_images(
     name: Annotated[
-        str | None, typer.Argument(help="which image; all that are of no use where none is named")
+        str | None, typer.Argument(help="which image; old ones where none is named")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Remove an image, and its folder where it is your own; without a name what no engine of this
-    version uses. What a container uses stays.
+    version uses and is older than a week. What a container uses stays.
     """
     from docker.errors import DockerException
     from requests.exceptions import RequestException
