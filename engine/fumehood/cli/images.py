@@ -212,8 +212,8 @@ def _make(wish: Wish, base: str, *, replace: bool) -> Image:
     except ImageTrouble as trouble:
         fail(f"The image {wish.name} was not built. {trouble}", ExitCode.UNAVAILABLE)
     except OSError as error:
-        trouble = trouble_in("Its files cannot be written", [str(error)])
-        fail(f"The image {wish.name} was not built. {trouble}", ExitCode.UNAVAILABLE)
+        why = trouble_in("Its files cannot be written", [str(error)])
+        fail(f"The image {wish.name} was not built. {why}", ExitCode.UNAVAILABLE)
     return built.image
 
 
