@@ -12,6 +12,7 @@ import pytest
 from conftest import CLEAN_ENVIRONMENT, FUMEHOOD, Daemon, StartDaemon
 from fumehood import load_config
 from support.definition_files import DefinitionDirectory
+from support.wheels import only_from, write_wheel
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(sh|python)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -138,6 +139,32 @@ def test_how_to_give_an_agent_its_tools_runs_as_it_stands(
             assert '"3.33"' in done.stdout.decode()
         ran += 1
     assert ran >= 7
+
+
+@pytest.mark.row("S10", "D1")
+@pytest.mark.needs("docker")
+@pytest.mark.usefixtures("python_image")
+def test_how_to_make_an_own_image_runs_as_it_stands(home: Path, tmp_path: Path) -> None:
+    """With a folder in the place of the index, and its only package."""
+    write_wheel(tmp_path / "packages", "humanize", "4.1")
+    environment = {
+        **CLEAN_ENVIRONMENT, **only_from(tmp_path / "packages"), "FUMEHOOD_HOME": str(home),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "PATH": f"{FUMEHOOD.parent}:{CLEAN_ENVIRONMENT['PATH']}",
+    }  # fmt: skip
+    ran = []
+    for language, _, text in snippets("docs/howto/make-your-own-image.md"):
+        assert language == "sh"
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", text],
+            cwd=tmp_path, env=environment, capture_output=True, timeout=200,
+        )  # fmt: skip
+        assert done.returncode == 0, (text, done.stderr.decode())
+        ran.append(done)
+    assert len(ran) == 3
+    assert b'"name": "tools"' in ran[0].stdout
+    assert b"is up to date" in ran[1].stderr
+    assert b"2 removed" in ran[2].stderr
 
 
 @pytest.mark.row("D6")

@@ -205,3 +205,13 @@ def test_folder_that_others_may_write_is_not_built(command: Command) -> None:
     done = command.run("build", MINE)
     assert (done.returncode, "can be written by others" in done.stderr) == (2, True)
     assert [image["up_to_date"] for image in command.listed()] == [False]
+
+
+def test_disk_that_cannot_be_written_is_said_in_words(command: Command, tmp_path: Path) -> None:
+    """A file stands where the folder of wheels has to be."""
+    write_wheel(command.packages, "greeting")
+    (tmp_path / "cache").write_text("", encoding="utf-8")
+    done = command.new("greeting\n")
+    assert (done.returncode, "cannot be written" in done.stderr) == (4, True), done.stderr
+    assert "Traceback" not in done.stderr
+    assert list((command.home / "images").iterdir()) == []

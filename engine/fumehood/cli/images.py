@@ -99,12 +99,12 @@ def new_image(
 @images.command("remove")
 def remove_images(
     name: Annotated[
-        str | None, typer.Argument(help="which image; all that are of no use where none is named")
+        str | None, typer.Argument(help="which image; old ones where none is named")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Remove an image, and its folder where it is your own; without a name what no engine of this
-    version uses. What a container uses stays.
+    version uses and is older than a week. What a container uses stays.
     """
     from docker.errors import DockerException
     from requests.exceptions import RequestException
@@ -193,7 +193,7 @@ def _make(wish: Wish, base: str, *, replace: bool) -> Image:
     from fumehood.sandbox.container.own_files import read_own_files
     from fumehood.sandbox.container.own_image import check_wish, make_aside, publish
     from fumehood.sandbox.container.recipe import WrongRecipe, recipe_of
-    from fumehood.sandbox.container.trouble import ImageTrouble
+    from fumehood.sandbox.container.trouble import ImageTrouble, trouble_in
     from fumehood.sandbox.trusted_files import Untrusted
 
     own = _own_images()
@@ -212,7 +212,8 @@ def _make(wish: Wish, base: str, *, replace: bool) -> Image:
     except ImageTrouble as trouble:
         fail(f"The image {wish.name} was not built. {trouble}", ExitCode.UNAVAILABLE)
     except OSError as error:
-        fail(f"{own} cannot be written: {error.strerror}.", ExitCode.UNAVAILABLE)
+        why = trouble_in("Its files cannot be written", [str(error)])
+        fail(f"The image {wish.name} was not built. {why}", ExitCode.UNAVAILABLE)
     return built.image
 
 
@@ -237,8 +238,8 @@ def _show(found: list[Image]) -> None:
     from fumehood.cli.tables import Field, show_table
 
     fields = (
-        Field("image"), Field("size", drop=1), Field("age", drop=2), Field("packages", drop=3),
-        Field("languages", drop=4),
+        Field("image"), Field("size", drop=2), Field("age", drop=3), Field("packages", drop=4),
+        Field("languages", drop=1),
         Field("state"), Field("digest", whole=True),
     )  # fmt: skip
     now = datetime.now(UTC)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,7 @@ from fumehood.config import ContainerConfig
 from fumehood.sandbox.container.images import guest_digest, list_images
 from fumehood.sandbox.container.reach import DockerUnreachable, Why
 from fumehood.sandbox.container.recipe import read_recipe
-from support.docker_images import ListedImages, image_row
+from support.docker_images import ListedImages, image_row, write_image_folder
 
 GOOD: dict[str, Any] = {
     "OSType": "linux", "MemoryLimit": True, "PidsLimit": True, "CpuCfsQuota": True,
@@ -210,6 +211,28 @@ def test_image_that_should_be_built_says_with_what(
     assert finding.verdict == "warning"
     assert found in finding.found
     assert finding.cure.endswith(cure)
+
+
+@pytest.mark.row("D7", "S10")
+def test_image_that_nothing_of_the_configuration_names_may_be_missing(findings: Any) -> None:
+    found = findings(Engine(fresh_row()))
+    for name in ("python-data", "shell", "node"):
+        assert (found[f"image: {name}"].verdict, "not built" in found[f"image: {name}"].found) == (
+            "ok", True,
+        )  # fmt: skip
+        assert found[f"image: {name}"].cure.endswith(f"fumehood images build {name}")
+    used = findings(Engine(fresh_row()), image="shell")["image: shell"]
+    assert used.verdict == "warning"
+
+
+def test_image_of_the_operators_own_is_looked_at_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = write_image_folder(tmp_path, "mine") / "mine"
+    (folder / "requirements.in").write_text("", encoding="utf-8")
+    monkeypatch.setattr(doctor_docker, "open_docker", lambda: Engine(fresh_row()))
+    found = docker_findings(ContainerConfig(image="mine"), folder.parent)
+    assert {f.check: f.verdict for f in found}["image: mine"] == "warning"
 
 
 def test_image_of_thirty_days_is_still_good() -> None:

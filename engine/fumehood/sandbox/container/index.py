@@ -68,7 +68,7 @@ def fetch(lock: Lock, release: str, cache: Path, on_step: OnStep) -> list[Path]:
     """
     missing = Lock(tuple(each for each in lock.packages if _kept(cache, each) is None))
     if missing.packages:
-        on_step(f"downloading {len(missing.packages)} packages of the Python index")
+        on_step(f"downloading from the Python index: {len(missing.packages)}")
         _download(missing, release, cache)
     found = [_kept(cache, each) for each in lock.packages]
     if None in found:

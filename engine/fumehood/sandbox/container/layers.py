@@ -157,7 +157,7 @@ def _add_packages(
     client: docker.APIClient, recipe: Recipe, root: str, wheels: list[Path], on_step: OnStep
 ) -> str:
     """Put the packages of the Python index on a root file system, compiled by its own Python."""
-    on_step(f"unpacking {len(wheels)} packages of the Python index")
+    on_step(f"unpacking packages of the Python index: {len(wheels)}")
     command = ["/usr/bin/python3", "-I", "-c", _FINISH_SITE, *recipe.settings.preload]
     with (
         tempfile.TemporaryDirectory(prefix="fumehood-image-") as directory,

@@ -56,16 +56,20 @@ def images_of(client: docker.APIClient, name: str) -> set[str]:
 
 
 def useless(client: docker.APIClient, own: Path) -> set[str]:
-    """What no engine of this version uses, and the bases that only it stands on."""
+    """What no engine of this version uses, and what it stood on, where both are old."""
     tops = list_images(client, own=own)
     used = {image.recipe for image in tops if image.is_own}
+    now = time.time()
     bases = {
         str(row["Id"])
         for row in client.images(filters={"label": [RECIPE]})
         if any(str(tag).startswith(f"{REPOSITORY}/base-") for tag in row["RepoTags"] or ())
         and row["Labels"][RECIPE] not in used
+        and now - row["Created"] > KEPT_S
     }
-    return bases | {image.id for image in tops if not image.is_own}
+    return bases | {
+        image.id for image in tops if not image.is_own and now - image.created.timestamp() > KEPT_S
+    }
 
 
 def idle_roots(client: docker.APIClient, own: Path) -> set[str]:
