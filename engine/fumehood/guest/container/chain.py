@@ -124,6 +124,7 @@ class Chain:
     def _made_again(self, head: int) -> int | None:
         """Have the head make another copy, for which it is woken."""
         self._newest(head)  # what was said before is over
+        self._take_back()  # or the copy takes an order whose call is over, before it is stopped
         while select.select([self.again_end], [], [], 0)[0]:
             os.read(self.again_end, 1)
         try:
