@@ -64,6 +64,9 @@ class Pretended:
         return RunEnding(EndedBy.OK, "session", result=result)
 
 
+CANCELLED_RUNS = 40
+"""One in twelve went wrong where it did."""
+
 LEAVES = "open('left', 'w').close()\nimport os\nlen(os.listdir('.'))"
 COUNTS = "import os\nlen(os.listdir('.'))"
 FOREVER = "while True: pass"
@@ -122,6 +125,21 @@ async def test_cancelled_run_leaves_the_place_to_the_next(case: Case) -> None:
     running.cancel()
     await asyncio.wait([running])
     assert value(await run(place, COUNTS)) == 1
+
+
+async def test_run_that_is_cancelled_as_it_begins_is_not_run_in_place_of_the_next(
+    case: Case,
+) -> None:
+    """Its order may be on its way to a process that is killed before it takes it."""
+    place = await case.hold()
+    await run(place, LEAVES)
+    for _ in range(CANCELLED_RUNS):
+        running = asyncio.ensure_future(run(place, FOREVER))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.wait([running])
+        assert value(await run(place, COUNTS, replace(LIMITS, wall_s=5))) == 1
 
 
 async def test_ended_place_takes_its_run_with_it_and_says_so_once(case: Case) -> None:
