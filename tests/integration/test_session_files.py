@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -174,6 +176,32 @@ def test_client_that_leaves_a_download_ends_it(place: Place) -> None:
         connection.close()
     assert place.request("GET", "/a").body == b"1" * (16 * MB)
     assert "internal_error" not in place.daemon.log
+
+
+def most_memory_mb(daemon: Daemon) -> float:
+    """The most that the daemon ever had."""
+    status = Path(f"/proc/{daemon.process.pid}/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
+
+
+def test_large_file_takes_no_memory_of_the_daemon(daemon: Daemon) -> None:
+    size, piece = 120 * MB, bytes(range(256)) * 256
+    with Client(daemon.socket) as client:
+        session = client.create_session(memory_mb=512)
+        (daemon.home / "warm").write_bytes(b"x" * 3 * MB)
+        client.put_file(session.id, "warm", daemon.home / "warm")
+        client.get_file(session.id, "warm")
+        before = most_memory_mb(daemon)
+        large = daemon.home / "large"
+        with large.open("wb") as file:
+            for _ in range(size // len(piece)):
+                file.write(piece)
+        assert client.put_file(session.id, "large", large).size == size
+        digest, expected = hashlib.sha256(), hashlib.sha256(large.read_bytes())
+        client.download_file(session.id, "large", digest.update)
+        client.end_session(session.id)
+    assert digest.digest() == expected.digest()
+    assert most_memory_mb(daemon) - before < 40
 
 
 def test_directory_goes_only_with_everything_that_is_said(place: Place) -> None:
