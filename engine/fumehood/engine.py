@@ -306,7 +306,11 @@ class Engine:
         is_held = all(wall["ready"] for wall in walls.values() if wall["essential"])
         serves = self._is_open and not self._is_draining and is_held
         shown = {
-            name: WallReadiness(ready=wall["ready"], enforced=tuple(wall["enforced"]))
+            name: WallReadiness(
+                ready=wall["ready"],
+                enforced=tuple(wall["enforced"]),
+                missing=tuple(wall["missing"]),
+            )
             for name, wall in walls.items()
         }
         state = StateReadiness(failing=self.database.is_failing, lost_rows=self.database.lost_posts)

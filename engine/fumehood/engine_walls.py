@@ -19,7 +19,7 @@ from fumehood.model.limits import Limit
 from fumehood.sandbox.container.docker_api import QUICK_S, Docker
 from fumehood.sandbox.container.pool import PoolRules
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
-from fumehood.sandbox.container.shelf import ImageFound
+from fumehood.sandbox.container.shelf import FindImage, ImageFound
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.host import Host
 from fumehood.sandbox.process.interpreter import InterpreterWall
@@ -35,6 +35,7 @@ TROUBLE = frozenset(
         "container.unavailable",
         "container.failed",
         "container.dirty",
+        "container.images_missing",
         "container.look_failed",
         "container.owner_unknown",
         "session.lost",
@@ -114,6 +115,7 @@ def _report(wall: Wall, is_essential: bool) -> dict[str, Any]:
         "ready": getattr(wall, "is_ready", not required - wall.enforced),
         "essential": is_essential,
         "faults": list(getattr(wall, "faults", ())),
+        "missing": list(getattr(wall, "missing", ())),
         "guest_pid": getattr(wall, "guest_pid", None),
     }
 
@@ -144,7 +146,7 @@ def make_container_wall(config: Config, state: Path | None, on_event: OnEvent) -
     return ContainerWall(
         settings,
         Docker(os.environ),
-        _find_image,
+        _image_finder(config.own_images),
         _identity(state, on_event),
         eager=state is not None,
         on_event=on_event,
@@ -163,11 +165,17 @@ def _identity(state: Path | None, on_event: OnEvent) -> EngineIdentity:
         return EngineIdentity(engine_id, engine_id)
 
 
-async def _find_image(docker: Docker, name: str) -> ImageFound:
-    def find(client: Any) -> ImageFound:
-        # Here, because it brings Docker's package with it, and an engine without Docker has none.
-        from fumehood.sandbox.container.images import list_images, own_image
+def _image_finder(own: Path) -> FindImage:
+    """Looks for images by name; `own` is where an operator's own recipes are."""
 
-        return own_image(list_images(client, name), name)
+    async def find_image(docker: Docker, name: str) -> ImageFound:
+        def find(client: Any) -> ImageFound:
+            # Here, because it brings Docker's package with it, and an engine without Docker has
+            # none.
+            from fumehood.sandbox.container.images import list_images, own_image
 
-    return await docker.ask(find, QUICK_S)
+            return own_image(list_images(client, name, own=own), name, own=own)
+
+        return await docker.ask(find, QUICK_S)
+
+    return find_image

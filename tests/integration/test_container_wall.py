@@ -311,7 +311,7 @@ def test_engine_without_docker_serves_all_else_and_says_once_what_is_missing(
     assert "Docker is not" in refused["error"]["message"]
     assert str(home) not in refused["error"]["message"]
     walls = client.get("/v1/ready").body["walls"]
-    assert walls["container"] == {"ready": False, "enforced": []}
+    assert walls["container"] == {"ready": False, "enforced": [], "missing": []}
     assert walls["interpreter"]["ready"]
     client.close()
     assert daemon.stop() == 0

@@ -409,13 +409,14 @@ async def test_missing_image_takes_away_its_languages_only_and_is_found_when_it_
             await made.run(language="shell")
         assert not caught.value.may_retry
         assert made.wall.is_ready
-        assert made.wall.faults == (
-            "The image shell is missing. Build it: fumehood images build shell",
-        )
+        missing = ("The image shell is missing. Build it: fumehood images build shell",)
+        assert made.wall.missing == missing
+        assert made.told("container.images_missing") == [{"missing": list(missing)}]
+        assert made.wall.faults == ()
         assert (await made.run()).ended_by is EndedBy.OK
         made.missing.clear()
         await made.until_run(language="shell")
-        assert made.wall.faults == ()
+        assert made.wall.missing == ()
 
 
 async def test_image_without_the_language_is_refused_and_named() -> None:
@@ -552,7 +553,7 @@ async def test_image_that_only_a_session_asks_for_is_looked_for_then() -> None:
         await made.run()
         with pytest.raises(SandboxUnavailable, match="images build mine"):
             await hold(made, [], "mine")
-        assert made.wall.faults == ()
+        assert made.wall.missing == ()
         made.missing.clear()
         await anyio.lowlevel.checkpoint()
         with anyio.fail_after(DEADLINE_S):

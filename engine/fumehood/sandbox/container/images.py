@@ -116,7 +116,7 @@ def own_image(found: Sequence[Image], name: str, *, own: Path | None = None) -> 
     if name not in image_names(own=own):
         known = ", ".join(image_names(own=own))
         raise SandboxUnavailable(
-            f"There is no image {name!r}. Set container.image to one that there is: {known}.",
+            f"There is no image {name!r}. Name one that there is: {known}.",
             retryable=False,
         )
     what = "is of another version of the engine" if found else "is missing"

@@ -93,6 +93,7 @@ class ContainerWall:
         self._is_up = False
         self._told: Unfit | None = None
         """What the log says of it, which is not told twice."""
+        self._told_missing: tuple[str, ...] = ()
         self._has_been_up = False
         self._reaper = Reaper(
             docker,
@@ -176,8 +177,13 @@ class ContainerWall:
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """Why there is no container to be had, or none of some image. For the operator."""
-        return self._shelf.faults if self._down is None else (self._down.fault,)
+        """Why there is no container to be had. For the operator."""
+        return () if self._down is None else (self._down.fault,)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """A sentence for each image that is not there, with what to do."""
+        return self._shelf.faults
 
     @property
     def cure(self) -> str:
@@ -328,6 +334,9 @@ class ContainerWall:
             images = {name: found.id for name, found in self._shelf.found.items()}
             self._on_event("container.available", {"images": images})
         self._told, self._has_been_up = None, True
+        if self._told_missing != self.missing:
+            self._told_missing = self.missing
+            self._on_event("container.images_missing", {"missing": list(self.missing)})
 
     async def _place(
         self, domain: TrustDomain, language: str, memory_mb: int, *, fresh: bool
