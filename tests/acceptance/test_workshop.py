@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import base64
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conftest import Daemon
+from conftest import FUMEHOOD, Daemon
 from support.http import SocketClient
 from support.workshop import Session, workshop
 
@@ -208,3 +212,29 @@ def test_ended_session_is_gone_with_its_files(daemon: Daemon) -> None:
         assert answer.code == "RESOURCE_NOT_FOUND"
         assert "ended" in answer.body["error"]["message"]
     session.http.close()
+
+
+@pytest.mark.row("S6", "D1")
+@pytest.mark.parametrize("page", ["keep-a-session", "files-in-and-out"])
+def test_how_tos_of_sessions_run_as_they_stand(daemon: Daemon, tmp_path: Path, page: str) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "howto" / f"{page}.md").read_text()
+    snippets = re.findall(r"^```(sh|python)( daemon)?\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    environment = {
+        **daemon.environment, "PATH": f"{FUMEHOOD.parent}:{daemon.environment['PATH']}",
+    }  # fmt: skip
+    said = ""
+    for language, is_daemon, code in snippets:
+        if is_daemon:
+            continue  # the fixture's
+        command = ["bash", "-euo", "pipefail", "-c"] if language == "sh" else [sys.executable, "-c"]
+        done = subprocess.run(
+            [*command, code], cwd=tmp_path, env=environment, capture_output=True, timeout=120
+        )
+        assert done.returncode == 0, (code, done.stdout.decode(), done.stderr.decode())
+        said += done.stdout.decode() + done.stderr.decode()
+    words = {
+        "keep-a-session": ("[1, 2, 3]", "written by the shell", "'state': 'kept'", "b'HELLO'"),
+        "files-in-and-out": ("name\nAnn\nBob\n", "FROM A PIPE", "one\ntwo\n", "name,age\nAnn,31"),
+    }[page]
+    assert [word for word in words if word not in said] == []
+    assert len(snippets) >= 5
