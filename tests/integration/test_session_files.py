@@ -178,6 +178,23 @@ def test_client_that_leaves_a_download_ends_it(place: Place) -> None:
     assert "internal_error" not in place.daemon.log
 
 
+def test_downloads_that_nobody_takes_are_bounded(place: Place) -> None:
+    (place.root / "a").write_bytes(b"1" * (2 * MB))
+    connections, statuses = [], []
+    for _ in range(140):  # one after the other: a session serves one at a time
+        connection = connect(place.daemon.socket)
+        connection.sendall(
+            f"GET /v1/sessions/{place.id}/files/a HTTP/1.1\r\nhost: x\r\n\r\n".encode()
+        )
+        statuses.append(connection.recv(12)[-3:])
+        connections.append(connection)
+    assert (statuses.count(b"200"), statuses.count(b"429")) == (128, 12)
+    assert place.request("GET", "?limit=1").status == 200  # what is small goes on
+    for connection in connections:
+        connection.close()
+    wait_until(lambda: place.request("GET", "/a").status == 200)
+
+
 def most_memory_mb(daemon: Daemon) -> float:
     """The most that the daemon ever had."""
     status = Path(f"/proc/{daemon.process.pid}/status").read_text()
