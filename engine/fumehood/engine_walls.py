@@ -10,6 +10,7 @@ import os
 import secrets
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from fumehood.model.limits import Limit
 from fumehood.sandbox.container.docker_api import QUICK_S, Docker
 from fumehood.sandbox.container.pool import PoolRules
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
-from fumehood.sandbox.container.shelf import FindImage, ImageFound
+from fumehood.sandbox.container.shelf import ImageFound
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.host import Host
 from fumehood.sandbox.process.interpreter import InterpreterWall
@@ -146,7 +147,7 @@ def make_container_wall(config: Config, state: Path | None, on_event: OnEvent) -
     return ContainerWall(
         settings,
         Docker(os.environ),
-        _image_finder(config.own_images),
+        partial(_find_image, own=config.own_images),
         _identity(state, on_event),
         eager=state is not None,
         on_event=on_event,
@@ -165,17 +166,11 @@ def _identity(state: Path | None, on_event: OnEvent) -> EngineIdentity:
         return EngineIdentity(engine_id, engine_id)
 
 
-def _image_finder(own: Path) -> FindImage:
-    """Looks for images by name; `own` is where an operator's own recipes are."""
+async def _find_image(docker: Docker, name: str, *, own: Path | None = None) -> ImageFound:
+    def find(client: Any) -> ImageFound:
+        # Here, because it brings Docker's package with it, and an engine without Docker has none.
+        from fumehood.sandbox.container.images import list_images, own_image
 
-    async def find_image(docker: Docker, name: str) -> ImageFound:
-        def find(client: Any) -> ImageFound:
-            # Here, because it brings Docker's package with it, and an engine without Docker has
-            # none.
-            from fumehood.sandbox.container.images import list_images, own_image
+        return own_image(list_images(client, name, own=own), name, own=own)
 
-            return own_image(list_images(client, name, own=own), name, own=own)
-
-        return await docker.ask(find, QUICK_S)
-
-    return find_image
+    return await docker.ask(find, QUICK_S)

@@ -564,3 +564,24 @@ async def test_image_that_only_a_session_asks_for_is_looked_for_then() -> None:
                 except SandboxUnavailable:
                     await anyio.sleep(0.01)
         assert made.docker.bodies[-1]["Labels"]["fumehood.image"] == "mine"
+
+
+async def test_image_that_was_built_anew_retires_idle_containers_and_spares_a_session_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(wall_module, "LOOK_AGAIN_S", 0.001)
+    async with bench() as made:
+        lost: list[str] = []
+        await made.run()
+        held = await hold(made, lost)
+        made.image = "sha256:2"
+        await made.until(lambda: made.told("container.destroyed"))
+        (gone,) = made.told("container.destroyed")
+        assert (gone["name"], gone["why"]) == (
+            "fumehood-eeeeeeee-1", "its image is not the newest",
+        )  # fmt: skip
+        await made.run()
+        assert [body["Image"] for body in made.docker.bodies] == [
+            "sha256:1", "sha256:1", "sha256:2",
+        ]  # fmt: skip
+        assert (held.lost, lost) == (None, [])

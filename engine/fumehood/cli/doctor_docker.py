@@ -37,9 +37,9 @@ PACKAGES = {"runc": ("runc",), "containerd": ("containerd", "containerd.io")}
 UNIFIED = Path("/sys/fs/cgroup/unified")
 
 
-def docker_findings(settings: ContainerConfig) -> Iterator[Finding]:
+def docker_findings(settings: ContainerConfig, own: Path | None = None) -> Iterator[Finding]:
     """Everything about Docker and the images, and whether it has what the configuration names;
-    or why it is not there.
+    or why it is not there. `own` is where the operator's own images are.
     """
     try:
         client = open_docker()
@@ -49,7 +49,7 @@ def docker_findings(settings: ContainerConfig) -> Iterator[Finding]:
         return
     try:
         version, info = client.version(), client.info()
-        images = {name: list_images(client, name) for name in image_names()}
+        images = {name: list_images(client, name, own=own) for name in image_names(own=own)}
     except (DockerException, RequestException) as error:
         found = f"it answers, then fails ({type(error).__name__})"
         yield Finding("docker", "warning", found, "See the log of dockerd.")

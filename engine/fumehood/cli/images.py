@@ -110,7 +110,12 @@ def remove_images(
     from requests.exceptions import RequestException
 
     from fumehood.cli.show import show_json, wants_json
-    from fumehood.sandbox.container.leftovers import images_of, remove_unused, roots, useless
+    from fumehood.sandbox.container.leftovers import (
+        idle_roots,
+        images_of,
+        remove_unused,
+        useless,
+    )
 
     own = _own_images()
     if name is not None:
@@ -118,7 +123,8 @@ def remove_images(
     client = open_engine()
     try:
         named = images_of(client, name) if name is not None else useless(client, own)
-        gone = remove_unused(client, named | (roots(client) if name is None else set()))
+        gone = remove_unused(client, named)
+        gone |= remove_unused(client, idle_roots(client, own))
     except (DockerException, RequestException):
         fail("Docker did not remove them.", ExitCode.UNAVAILABLE)
     if name is not None:

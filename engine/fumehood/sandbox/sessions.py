@@ -39,6 +39,9 @@ ID_BYTES = 16
 TIDY_S = 15.0
 """How often it is looked whose time is over, and what calls have used is written down."""
 
+STOP_DEADLINE_S = 5.0
+"""For the places to be gone when the engine stops. What is left then, the wall removes."""
+
 STOPPED = "the engine was stopped"
 RESTARTED = "the engine was started anew"
 
@@ -97,13 +100,17 @@ class SessionKeeper:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        for session in list(self._live.values()):
+        ending = list(self._live.values())
+        for session in ending:
             self._finish(session, SessionStatus.ENDED, STOPPED)
         self._group, group = None, self._group
         try:
             if group is not None:
                 with anyio.CancelScope(shield=True):
                     await self._write_what_can_be()
+                with anyio.move_on_after(STOP_DEADLINE_S, shield=True):
+                    for session in ending:
+                        await session.place.until_gone()
         finally:
             await self._stack.aclose()
 

@@ -37,6 +37,8 @@ class HeldContainer:
         self.container = container
         self.languages = languages
         self.lost: str | None = None
+        self.why = ""
+        """The same for the operator: the channel's own words."""
         self._remove = remove
         self._start_soon = start_soon
         self._on_lost = on_lost
@@ -79,7 +81,7 @@ class HeldContainer:
         """It has ended: by itself, by its channel, or by `end`."""
         if self.lost is not None:
             return
-        self.lost = _in_words(why)
+        self.lost, self.why = _in_words(why), why
         self._has_changed.set()
         self._start_soon(self._see_off)
         self._on_lost()

@@ -224,8 +224,10 @@ def add_guest(client: docker.APIClient, recipe: Recipe, base: str, on_step: OnSt
             tag="latest",
             changes=[*SETTINGS, "CMD []", _label_line(labels)],
         )["Id"]
-    # Engines of two versions share a host: the one's build does not leave the other's nameless.
-    client.tag(made, f"{REPOSITORY}/{recipe.name}", tag=guest[:12])
+    # Engines of two versions share a host, and so do operators with an image of one name each:
+    # the one's build does not leave the other's nameless.
+    tag = f"{guest[:12]}-{recipe.digest[:12]}"
+    client.tag(made, f"{REPOSITORY}/{recipe.name}", tag=tag)
     return str(made)
 
 

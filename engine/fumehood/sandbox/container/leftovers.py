@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import docker
 from docker.errors import APIError
 
 from fumehood.sandbox.container.images import RECIPE, REPOSITORY, ROOT, list_images
-from fumehood.sandbox.container.recipe import Recipe, guest_digest
+from fumehood.sandbox.container.recipe import (
+    Recipe,
+    WrongRecipe,
+    guest_digest,
+    image_names,
+    read_recipe,
+)
 
+NEW_S = 3600
 KEPT_S = 7 * 24 * 3600
 """So long an image of another engine is left alone, which may just have no container."""
 
@@ -29,7 +37,7 @@ def replaced_by(client: docker.APIClient, recipe: Recipe) -> set[str]:
         if (image.recipe, image.guest) == (recipe.digest, guest)
         or now - image.created.timestamp() > KEPT_S
     }
-    return tops | {
+    below = {
         str(row["Id"])
         for name, label, digest in (
             (f"base-{recipe.name}", RECIPE, recipe.digest),
@@ -38,6 +46,7 @@ def replaced_by(client: docker.APIClient, recipe: Recipe) -> set[str]:
         for row in client.images(name=f"{REPOSITORY}/{name}")
         if (row["Labels"] or {}).get(label) == digest or now - row["Created"] > KEPT_S
     }
+    return tops | below
 
 
 def images_of(client: docker.APIClient, name: str) -> set[str]:
@@ -59,9 +68,17 @@ def useless(client: docker.APIClient, own: Path) -> set[str]:
     return bases | {image.id for image in tops if not image.is_own}
 
 
-def roots(client: docker.APIClient) -> set[str]:
-    """All root file systems."""
-    return {str(row["Id"]) for row in client.images(name=f"{REPOSITORY}/root")}
+def idle_roots(client: docker.APIClient, own: Path) -> set[str]:
+    """Root file systems of no recipe that there is. A new one may be somebody's who builds now."""
+    wanted = set()
+    for name in image_names(own=own):
+        with suppress(WrongRecipe):
+            wanted.add(read_recipe(name, own=own).root_digest)
+    return {
+        str(row["Id"])
+        for row in client.images(name=f"{REPOSITORY}/root")
+        if (row["Labels"] or {}).get(ROOT) not in wanted and time.time() - row["Created"] > NEW_S
+    }
 
 
 def remove_unused(client: docker.APIClient, identifiers: Iterable[str]) -> set[str]:

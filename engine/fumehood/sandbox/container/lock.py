@@ -24,6 +24,11 @@ _REQUIREMENT = re.compile(
 )
 """*Source*: PEP 508, without its addresses."""
 
+_ARCHIVES = (
+    ".whl", ".zip", ".tar", ".gz", ".tgz", ".bz2", ".tbz", ".xz", ".txz", ".tlz", ".lz", ".lzma",
+)  # fmt: skip
+"""What pip takes for a file though it could be a name."""
+
 _PINNED = re.compile(rf"({_NAME})==([A-Za-z0-9][A-Za-z0-9.!+_-]{{0,63}})(.*)")
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
@@ -77,7 +82,7 @@ def parse_requirements(text: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for line in _lines(text):
         match = _REQUIREMENT.fullmatch(line)
-        if match is None:
+        if match is None or match[1].lower().endswith(_ARCHIVES):
             raise WrongRequirements(f"{_shown(line)} {_why_refused(line)}")
         name = normalized(match[1])
         if name in found:
@@ -138,7 +143,7 @@ def _why_refused(line: str) -> str:
         return "is an option: the list holds packages only."
     if "@" in line or "://" in line:
         return "is an address: packages come from the configured index only."
-    if line.startswith((".", "/", "~")) or line.endswith((".whl", ".tar.gz", ".zip")):
+    if line.startswith((".", "/", "~")) or line.endswith(_ARCHIVES):
         return "is a path: packages come from the configured index only."
     return "is not a package: write NAME, NAME[EXTRA] or NAME==VERSION, and a marker after ';'."
 

@@ -17,6 +17,9 @@ from pathlib import Path, PurePosixPath
 from fumehood.sandbox.container.recipe import LOCKED, SITE
 from fumehood.sandbox.container.trouble import ImageTrouble
 
+PATH_FILE = "usr/lib/python3/dist-packages/fumehood.pth"
+"""By which a Python that a program starts finds the packages, too; Debian's own looks there."""
+
 MAX_BYTES = 4 << 30
 MAX_FILES = 200_000
 
@@ -40,6 +43,7 @@ def write_site(wheels: Iterable[Path], lock: str, target: Path) -> None:
     size = 0
     with tarfile.open(target, "w") as archive:
         _add(archive, LOCKED, lock.encode())
+        _add(archive, PATH_FILE, f"/{SITE}\n".encode())
         for wheel in wheels:
             for path, content in _files(wheel):
                 if path in files:  # the first one stays, as two packages may bring one file

@@ -27,7 +27,7 @@ from fumehood.sandbox.container.host_check import Unfit, why_unfit
 from fumehood.sandbox.container.lease import ContainerLease
 from fumehood.sandbox.container.maker import ContainerMaker, OnEvent
 from fumehood.sandbox.container.place import Kind, Place
-from fumehood.sandbox.container.pool import Pool
+from fumehood.sandbox.container.pool import MAX_COMPLAINT_CHARACTERS, Pool
 from fumehood.sandbox.container.reap import Reaper
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
 from fumehood.sandbox.container.shelf import FindImage, ImageShelf
@@ -392,6 +392,10 @@ class ContainerWall:
 
     async def _forget(self, held: HeldContainer) -> None:
         """Have a session's container removed."""
+        values: JsonObject = {"name": held.name, "why": held.why, "held": True}
+        if held.container.complaint:
+            values["guest_said"] = held.container.complaint[-MAX_COMPLAINT_CHARACTERS:]
+        self._on_event("container.destroyed", values)
         await self._reaper.remove(held.name)
         self._held.pop(held.name, None)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fumehood.sandbox.container import recipe as recipes
+from fumehood.sandbox.container.lock import parse_requirements
 from fumehood.sandbox.container.recipe import (
     ABOUT,
     GUEST_HOME,
@@ -20,6 +21,7 @@ from fumehood.sandbox.container.recipe import (
     guest_digest,
     guest_files,
     image_names,
+    is_own_name,
     read_recipe,
 )
 from support.docker_images import write_image_folder
@@ -48,7 +50,7 @@ def test_image_tells_its_guest_what_it_is() -> None:
     about = json.loads(read_recipe("node").about)
     assert about == {
         "name": "node", "languages": ["python", "shell", "javascript"], "preload": [],
-        "site_paths": [],
+        "site_paths": [], "environment": {},
     }  # fmt: skip
     with tarfile.open(fileobj=io.BytesIO(guest_archive(read_recipe("node").about))) as archive:
         file = archive.extractfile(ABOUT)
@@ -139,10 +141,109 @@ def test_an_unknown_name_is_refused_with_the_known_ones(name: str) -> None:
         read_recipe(name)
 
 
-def test_index_packages_are_refused_and_not_left_out(tmp_path: Path) -> None:
-    folder = write_image_folder(tmp_path, requirements="numpy==2.0 --hash=sha256:00\n")
-    with pytest.raises(WrongRecipe, match="not enforced"):
+@pytest.mark.parametrize(
+    "line", ["numpy==2.0", "numpy==2.0 --hash=sha256:00", "numpy", "-r other.txt"]
+)
+def test_index_packages_without_a_hash_are_refused_and_not_left_out(
+    tmp_path: Path, line: str
+) -> None:
+    folder = write_image_folder(tmp_path, requirements=f"{line}\n")
+    with pytest.raises(WrongRecipe, match=r"requirements\.lock of the image python"):
         read_recipe("python", folder=folder)
+
+
+def test_packages_of_python_data_are_locked_and_its_guest_is_told_of_them() -> None:
+    recipe = read_recipe("python-data")
+    names = {package.name for package in recipe.lock.packages}
+    asked = parse_requirements(recipe.file("requirements.in").decode())
+    assert names >= asked.keys() >= {"matplotlib", "numpy", "pandas"}
+    about = json.loads(recipe.about)
+    assert about["site_paths"] == ["/opt/fumehood/site"]
+    assert about["preload"] == ["numpy", "pandas", "matplotlib.pyplot"]
+    assert about["environment"]["MPLBACKEND"] == "Agg"
+    text = recipe.file("requirements.lock").decode()
+    assert [word for word in ("://", "--index-url", "--find-links") if word in text] == []
+
+
+def test_images_with_the_same_debian_packages_share_their_root_and_others_do_not() -> None:
+    digests = {name: read_recipe(name).root_digest for name in image_names()}
+    assert digests["python"] == digests["python-data"]
+    assert len(set(digests.values())) == 3
+    assert read_recipe("python", base=f"debian@{DIGEST}").root_digest != digests["python"]
+
+
+@pytest.mark.parametrize(
+    ("stem", "text"),
+    [("packages", "python3\ntzdata\n"), ("image", 'release = "trixie"\ndescription = "x"\n'),
+     ("finish", "false\n")],
+)  # fmt: skip
+def test_what_decides_the_root_decides_its_digest(tmp_path: Path, stem: str, text: str) -> None:
+    before = read_recipe("python", folder=write_image_folder(tmp_path / "a"))
+    other = read_recipe("python", folder=write_image_folder(tmp_path / "b", **{stem: text}))
+    assert before.root_digest != other.root_digest
+
+
+def own_folder(home: Path, name: str = "mine") -> Path:
+    folder = home / name
+    folder.mkdir(parents=True)
+    for file, text in {
+        "image.toml": 'release = "bookworm"\ndescription = "x"\n', "packages.txt": "python3\n",
+        "requirements.in": "", "requirements.lock": "",
+    }.items():  # fmt: skip
+        (folder / file).write_text(text, encoding="utf-8")
+        (folder / file).chmod(0o644)
+    folder.chmod(0o755)
+    return folder
+
+
+def test_image_of_the_operators_own_is_read_with_what_all_images_share(tmp_path: Path) -> None:
+    own_folder(tmp_path)
+    assert image_names(own=tmp_path) == ["mine", "node", "python", "python-data", "shell"]
+    recipe = read_recipe("mine", own=tmp_path)
+    assert recipe.packages == ("python3",)
+    assert recipe.file("finish") == read_recipe("python").file("finish")
+    with pytest.raises(UnknownImage):
+        read_recipe("mine")
+
+
+def test_folder_of_the_operator_runs_nothing_during_the_build(tmp_path: Path) -> None:
+    """What `finish` says is run by root."""
+    (own_folder(tmp_path) / "finish").write_text("echo here", encoding="utf-8")
+    assert read_recipe("mine", own=tmp_path).file("finish") == read_recipe("python").file("finish")
+
+
+def test_folder_of_the_operator_does_not_hide_one_of_ours(tmp_path: Path) -> None:
+    own_folder(tmp_path, "python")
+    assert read_recipe("python", own=tmp_path) == read_recipe("python")
+
+
+@pytest.mark.parametrize("what", ["folder", "image.toml", "requirements.lock"])
+def test_own_image_that_others_may_write_is_refused(tmp_path: Path, what: str) -> None:
+    folder = own_folder(tmp_path)
+    assert read_recipe("mine", own=tmp_path)
+    target = folder if what == "folder" else folder / what
+    target.chmod(0o775 if what == "folder" else 0o664)
+    with pytest.raises(WrongRecipe, match="can be written by others"):
+        read_recipe("mine", own=tmp_path)
+
+
+def test_own_image_with_a_link_or_without_a_file_is_refused(tmp_path: Path) -> None:
+    folder = own_folder(tmp_path)
+    (folder / "packages.txt").rename(tmp_path / "elsewhere")
+    with pytest.raises(WrongRecipe, match=r"packages\.txt cannot be read"):
+        read_recipe("mine", own=tmp_path)
+    (folder / "packages.txt").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(WrongRecipe, match="symbolic link"):
+        read_recipe("mine", own=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["python", "node", "common", "root", "base-x", "building-x", "", "A", "a_b", "../a", "a" * 32],
+)
+def test_name_that_is_ours_or_none_cannot_be_an_own_images(name: str) -> None:
+    assert not is_own_name(name)
+    assert is_own_name("a" * 31)
 
 
 @pytest.mark.parametrize("package", ["--allow-x", "a,b", "a b", "A", "x;rm", "$(x)"])
