@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -174,6 +176,49 @@ def test_client_that_leaves_a_download_ends_it(place: Place) -> None:
         connection.close()
     assert place.request("GET", "/a").body == b"1" * (16 * MB)
     assert "internal_error" not in place.daemon.log
+
+
+def test_downloads_that_nobody_takes_are_bounded(place: Place) -> None:
+    (place.root / "a").write_bytes(b"1" * (2 * MB))
+    connections, statuses = [], []
+    for _ in range(140):  # one after the other: a session serves one at a time
+        connection = connect(place.daemon.socket)
+        connection.sendall(
+            f"GET /v1/sessions/{place.id}/files/a HTTP/1.1\r\nhost: x\r\n\r\n".encode()
+        )
+        statuses.append(connection.recv(12)[-3:])
+        connections.append(connection)
+    assert (statuses.count(b"200"), statuses.count(b"429")) == (128, 12)
+    assert place.request("GET", "?limit=1").status == 200  # what is small goes on
+    for connection in connections:
+        connection.close()
+    wait_until(lambda: place.request("GET", "/a").status == 200)
+
+
+def most_memory_mb(daemon: Daemon) -> float:
+    """The most that the daemon ever had."""
+    status = Path(f"/proc/{daemon.process.pid}/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
+
+
+def test_large_file_takes_no_memory_of_the_daemon(daemon: Daemon) -> None:
+    size, piece = 120 * MB, bytes(range(256)) * 256
+    with Client(daemon.socket) as client:
+        session = client.create_session(memory_mb=512)
+        (daemon.home / "warm").write_bytes(b"x" * 3 * MB)
+        client.put_file(session.id, "warm", daemon.home / "warm")
+        client.get_file(session.id, "warm")
+        before = most_memory_mb(daemon)
+        large = daemon.home / "large"
+        with large.open("wb") as file:
+            for _ in range(size // len(piece)):
+                file.write(piece)
+        assert client.put_file(session.id, "large", large).size == size
+        digest, expected = hashlib.sha256(), hashlib.sha256(large.read_bytes())
+        client.download_file(session.id, "large", digest.update)
+        client.end_session(session.id)
+    assert digest.digest() == expected.digest()
+    assert most_memory_mb(daemon) - before < 40
 
 
 def test_directory_goes_only_with_everything_that_is_said(place: Place) -> None:

@@ -87,13 +87,14 @@ class FakeFiles:
     def _read(self, request: JsonObject) -> JsonObject:
         path = self._at(request["path"])
         self._must_be_plain(path)
-        raw = path.read_bytes()
-        piece = raw[request["offset"] : request["offset"] + request["length"]]
-        found = path.stat()
+        with path.open("rb") as file:
+            file.seek(request["offset"])
+            piece = file.read(request["length"])
+            found = os.fstat(file.fileno())
         return {
             "content_base64": base64.b64encode(piece).decode(),
-            "size": len(raw),
-            "version": f"{found.st_mtime_ns}-{found.st_ino}-{len(raw)}",
+            "size": found.st_size,
+            "version": f"{found.st_mtime_ns}-{found.st_ino}-{found.st_size}",
         }
 
     def _write(self, request: JsonObject) -> JsonObject:

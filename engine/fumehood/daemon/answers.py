@@ -11,14 +11,13 @@ from pydantic_core import ErrorDetails
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from fumehood.daemon.shares import MAX_HELD_BYTES, Share
+from fumehood.daemon.shares import MAX_HELD_BYTES, Share, too_much_held
 from fumehood.engine import Engine
 from fumehood.model.envelope import Envelope
 from fumehood.model.errors import (
     ERROR_CODES,
     TOOL_CODE_HTTP_STATUS,
     InvalidParams,
-    RateLimited,
     RequestTooLarge,
     ShuttingDown,
     UnsupportedMediaType,
@@ -190,9 +189,5 @@ async def _read_body(request: Request) -> bytes:
     if too_large:
         raise RequestTooLarge("The request is over 8 MB. Send less.")
     if too_many:
-        raise RateLimited(
-            f"This user has {MAX_HELD_BYTES >> 20} MB of requests under way already. Send fewer "
-            "at a time.",
-            retry_after_ms=1000,
-        )
+        raise too_much_held()
     return bytes(body)

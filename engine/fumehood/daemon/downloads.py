@@ -13,8 +13,20 @@ import anyio
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from fumehood.daemon.shares import MAX_HELD_BYTES, Share, too_much_held
+
+HELD_BYTES = 1 << 20
+"""What a download may hold at a time: a piece as it comes, as it is sent, and in the server's
+hands. It counts as its user's."""
+
 SEND_DEADLINE_S = 60.0
 """For a client to take one piece. One that takes none is let go."""
+
+
+def require_room(share: Share) -> None:
+    """Raises RateLimited where this user's requests hold all that one user's may."""
+    if share.held_bytes + HELD_BYTES > MAX_HELD_BYTES:
+        raise too_much_held()
 
 
 def attachment_headers(path: str, content_type: str, size: int) -> dict[str, str]:
@@ -48,6 +60,14 @@ class FileBody(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it. Returning before its end makes the server close the connection."""
+        share: Share = scope["state"]["share"]
+        share.held_bytes += HELD_BYTES
+        try:
+            await self._send(receive, send)
+        finally:
+            share.held_bytes -= HELD_BYTES
+
+    async def _send(self, receive: Receive, send: Send) -> None:
         await send(
             {
                 "type": "http.response.start",

@@ -7,6 +7,7 @@ from it and `document.py` the document, so that nothing is served and not descri
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -83,8 +84,13 @@ class Operation:
     @property
     def route(self) -> Route:
         """What the application serves."""
-        path = self.path.removesuffix("}") + ":path}" if self.takes_rest else self.path
-        return Route(path, self.endpoint, methods=[self.method])
+        if not self.takes_rest:
+            return Route(self.path, self.endpoint, methods=[self.method])
+        path = self.path.removesuffix("}") + ":path}"
+        route = Route(path, self.endpoint, methods=[self.method])
+        # What a file is called may hold a line break.
+        route.path_regex = re.compile(route.path_regex.pattern, re.DOTALL)
+        return route
 
     @property
     def all_errors(self) -> Errors:

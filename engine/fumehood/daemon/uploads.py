@@ -14,8 +14,8 @@ import anyio
 from starlette.requests import Request
 
 from fumehood.daemon.answers import MAX_DRAINED_BYTES
-from fumehood.daemon.shares import MAX_HELD_BYTES, Share
-from fumehood.model.errors import InvalidParams, RateLimited, UnsupportedMediaType
+from fumehood.daemon.shares import MAX_HELD_BYTES, Share, too_much_held
+from fumehood.model.errors import InvalidParams, UnsupportedMediaType
 from fumehood.model.workspace import UPLOAD_PIECE_BYTES
 
 PIECE_DEADLINE_S = 60.0
@@ -82,11 +82,7 @@ class UploadBody:
 
     def _hold(self, size: int) -> None:
         if self._share.held_bytes + size > MAX_HELD_BYTES:
-            raise RateLimited(
-                f"This user has {MAX_HELD_BYTES >> 20} MB of requests under way already. Send "
-                "fewer at a time.",
-                retry_after_ms=1000,
-            )
+            raise too_much_held()
         self._share.held_bytes += size
 
     async def _next_chunk(self, by: float) -> bytes:

@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from fumehood.daemon.answers import answer, engine_of, query_of
 from fumehood.daemon.caller import require_principal
-from fumehood.daemon.downloads import FileBody, attachment_headers
+from fumehood.daemon.downloads import FileBody, attachment_headers, require_room
 from fumehood.daemon.operation import Needs, Operation
 from fumehood.daemon.routes.sessions import SESSION
 from fumehood.daemon.uploads import UploadBody, announced_bytes, require_plain_bytes
@@ -30,6 +30,7 @@ from fumehood.model.answers import Deleted, Pagination, SessionFileList, Written
 from fumehood.model.errors import (
     EngineError,
     InvalidParams,
+    RateLimited,
     ResourceNotFound,
     SandboxUnavailable,
     ShuttingDown,
@@ -94,6 +95,7 @@ async def get_session_file(request: Request) -> Response:
     """
     files, engine = _files(request)
     path = _path(request)
+    require_room(request.scope["state"]["share"])
     download = await files.download(path)
     headers = attachment_headers(path, content_type_of(path), download.size)
     if request.method == "HEAD":
@@ -200,7 +202,7 @@ OPERATIONS = [
         get_session_file,
         Needs.CALLER,
         parameters=FILE,
-        errors=FILE_ERRORS,
+        errors=FILE_ERRORS | {RateLimited},
         media="*/*",
         takes_rest=True,
     ),
