@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import re
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from conftest import Daemon, launch, wait_until_ready
+from conftest import FUMEHOOD, Daemon, launch, wait_until_ready
 from fumehood import Client
 from fumehood.model.events import OutputEvent, ProgressEvent, ResultEvent
 from fumehood.sandbox.container.images import Image
@@ -96,6 +100,28 @@ def test_character_is_never_cut_however_it_is_printed(daemon: Daemon) -> None:
         assert fields["offset"] == expected
         expected += len(fields["text"].encode())
     assert data[-1][1]["data"]["stdout"] == text
+
+
+@pytest.mark.row("D1")
+def test_how_to_follow_a_call_runs_as_it_stands(daemon: Daemon, tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "howto" / "stream-output.md"
+    fence = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    ran = []
+    for language, text in fence.findall(page.read_text(encoding="utf-8")):
+        command = ["bash", "-euo", "pipefail", "-c"] if language == "sh" else [sys.executable, "-c"]
+        done = subprocess.run(
+            [*command, text], cwd=tmp_path, capture_output=True, timeout=60,
+            env={**daemon.environment, "PATH": f"{FUMEHOOD.parent}:{os.environ['PATH']}"},
+        )  # fmt: skip
+        assert done.returncode == 0, (text, done.stderr.decode())
+        ran.append(done.stdout.decode())
+    followed, python, curl, cancelled = ran
+    assert followed == "line 0\nline 1\nline 2\n"
+    assert python.startswith("stdout 0 '0\\n'")
+    assert python.endswith("CANCELLED '0\\n1\\n'\n")
+    assert 'event: tool_output\ndata: {"stream":"stdout","offset":0,"text":"42\\n"' in curl
+    assert "event: tool_result" in curl
+    assert cancelled.endswith("that one does not run\n")
 
 
 def test_two_followed_programs_at_once_are_kept_apart(daemon: Daemon) -> None:

@@ -150,7 +150,7 @@ REQUESTS = [
     ("GET", "/v1/approvals", None, "RESOURCE_NOT_FOUND", 404),
     ("GET", "/v1/tools/", None, "RESOURCE_NOT_FOUND", 404),
     ("GET", "/v1/../../etc/passwd", None, "RESOURCE_NOT_FOUND", 404),
-    ("POST", "/v1/tools/calculator/sse", "application/json", "RESOURCE_NOT_FOUND", 404),
+    ("POST", "/v1/tools/calculator/watch", "application/json", "RESOURCE_NOT_FOUND", 404),
     ("GET", "/v1/tools/nothing", None, "TOOL_NOT_FOUND", 404),
     ("GET", "/v1/tools/calculator@9.9.9", None, "TOOL_NOT_FOUND", 404),
     ("POST", "/v1/tools/nothing/call", "application/json", "TOOL_NOT_FOUND", 404),

@@ -205,6 +205,14 @@ def test_container_s_limits_are_classes_of_memory() -> None:
     assert (limits.default_wall_s, limits.output_bytes, limits.min_memory_mb) == (3, 1024, 128)
 
 
+def test_output_of_programs_may_be_a_gigabyte_and_no_more() -> None:
+    config = load_config(container=ContainerConfig(output_kb=1024 * 1024))
+    assert config.container_limits.output_bytes == 1 << 30
+    assert load_config().container_limits.output_bytes == 1 << 20
+    with pytest.raises(ValidationError):
+        ContainerConfig(output_kb=1024 * 1024 + 1)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -13,6 +13,7 @@ import asyncio
 from contextlib import suppress
 
 import anyio
+import anyio.lowlevel
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -62,6 +63,7 @@ class EventsResponse(Response):
                     await self._send_all(send)
                 except TimeoutError:  # it does not read
                     scope["state"]["abort"]()
+                    await anyio.lowlevel.checkpoint()  # the server hears that it is gone
                 group.cancel_scope.cancel()
         except asyncio.CancelledError:
             if not self._engine.is_draining:

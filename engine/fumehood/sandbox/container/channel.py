@@ -175,8 +175,9 @@ class Channel(asyncio.Protocol):
                     ending = await self._cancel(received.id)
                 if sinks.ending is not None:
                     sinks.ending(ending or received.cut_off(EndedBy.CANCELLED))
-            else:
-                answer.exception()  # looked at, so that nobody reports it as forgotten
+            # The exception is looked at, so that nobody reports it as forgotten.
+            elif answer.exception() is None and sinks.ending is not None:
+                sinks.ending(answer.result())
             raise
 
     def end(self, why: str) -> None:
