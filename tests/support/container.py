@@ -65,6 +65,8 @@ def scripted_ending(run: SeenRun) -> RunEnding:
 
 async def scripted_meanwhile(run: SeenRun, sinks: RunSinks) -> None:
     """What a program tells while it runs."""
+    if "code" not in run.arguments:
+        return
     script = json.loads(run.arguments["code"])
     for name, first, *rest in script.get("tells", []):
         if name == "progress":
