@@ -181,7 +181,7 @@ def _wall(name: str, wall: InterpreterWall | JailWall, if_not: Verdict) -> Itera
 def _docker(config: Config) -> Iterator[Finding]:
     from fumehood.cli.doctor_docker import docker_findings
 
-    yield from docker_findings(config.container, own=config.own_images)
+    yield from docker_findings(config.container, config.sessions, config.own_images)
 
 
 def _tools(config: Config) -> Finding:

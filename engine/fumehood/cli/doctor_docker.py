@@ -17,7 +17,7 @@ from docker.errors import DockerException
 from requests.exceptions import RequestException
 
 from fumehood.cli.finding import Finding
-from fumehood.config import ContainerConfig
+from fumehood.config import ContainerConfig, SessionsConfig
 from fumehood.model.limits import MB
 from fumehood.sandbox.container.advisories import changelog_of, standing
 from fumehood.sandbox.container.images import Image, list_images, newest_own
@@ -37,7 +37,9 @@ PACKAGES = {"runc": ("runc",), "containerd": ("containerd", "containerd.io")}
 UNIFIED = Path("/sys/fs/cgroup/unified")
 
 
-def docker_findings(settings: ContainerConfig, own: Path | None = None) -> Iterator[Finding]:
+def docker_findings(
+    settings: ContainerConfig, sessions: SessionsConfig, own: Path | None = None
+) -> Iterator[Finding]:
     """Everything about Docker and the images, and whether it has what the configuration names;
     or why it is not there. `own` is where the operator's own images are.
     """
@@ -64,12 +66,14 @@ def docker_findings(settings: ContainerConfig, own: Path | None = None) -> Itera
     yield _swap(info, swap_bytes=psutil.swap_memory().total if local else None)
     yield _seccomp(info)
     yield _runtimes(info, settings.runtime)
+    used = {f"container.images.{language}": name for language, name in settings.images}
+    used["sessions.image"] = sessions.image
     for name, found_images in images.items():
-        is_used = name in _used_images(settings)
+        is_used = name in used.values()
         yield image_finding(name, found_images, datetime.now(UTC), is_used=is_used)
-    for language, name in settings.images:
+    for setting, name in used.items():
         if name not in images:
-            cure = f"Set container.images.{language} to one that there is: {', '.join(images)}."
+            cure = f"Set {setting} to one that there is: {', '.join(images)}."
             yield Finding(f"image: {name}", "warning", "there is none of this name", cure)
     yield _memory(info, available=psutil.virtual_memory().available if local else None)
     if local:
@@ -169,11 +173,6 @@ def _runtimes(info: JsonMapping, configured: str | None) -> Finding:
         )
     used = "" if configured is None else f", used: {configured}"
     return Finding("docker: runtimes", "ok", f"{found}{used}")
-
-
-def _used_images(settings: ContainerConfig) -> frozenset[str]:
-    """Those that the configuration names."""
-    return frozenset(name for _, name in settings.images)
 
 
 def image_finding(

@@ -14,7 +14,7 @@ from docker.errors import APIError
 from fumehood.cli import doctor_docker
 from fumehood.cli.doctor_docker import docker_findings, image_finding
 from fumehood.cli.finding import Finding
-from fumehood.config import ContainerConfig
+from fumehood.config import ContainerConfig, ImagesConfig, SessionsConfig
 from fumehood.sandbox.container.images import guest_digest, list_images
 from fumehood.sandbox.container.reach import DockerUnreachable, Why
 from fumehood.sandbox.container.recipe import read_recipe
@@ -51,6 +51,9 @@ class Engine(ListedImages):
         pass
 
 
+ALL_PYTHON = ImagesConfig(python="python", shell="python", javascript="python")
+
+
 @pytest.fixture
 def findings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Finding]]:
     """Findings on one engine, by check; on a host with swap and 4 GB free."""
@@ -62,7 +65,10 @@ def findings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Finding
     def look(engine: Engine, **settings: Any) -> dict[str, Finding]:
         monkeypatch.setattr(doctor_docker, "open_docker", lambda: engine)
         settings.setdefault("images", dict.fromkeys(("python", "shell", "javascript"), "python"))
-        return {finding.check: finding for finding in docker_findings(ContainerConfig(**settings))}
+        return {
+            finding.check: finding
+            for finding in docker_findings(ContainerConfig(**settings), SessionsConfig())
+        }
 
     return look
 
@@ -161,7 +167,7 @@ def test_each_reason_without_docker_has_a_message_and_cure_of_its_own(
         raise DockerUnreachable(why, f"because {why}.")
 
     monkeypatch.setattr(doctor_docker, "open_docker", refuse)
-    (finding,) = docker_findings(ContainerConfig())
+    (finding,) = docker_findings(ContainerConfig(), SessionsConfig())
     assert (finding.check, finding.verdict) == ("docker", "warning")
     assert f"because {why}." in finding.found
     assert finding.cure == DockerUnreachable(why, "").cure
@@ -221,7 +227,7 @@ def test_image_that_nothing_of_the_configuration_names_may_be_missing(findings: 
             "ok", True,
         )  # fmt: skip
         assert found[f"image: {name}"].cure.endswith(f"fumehood images build {name}")
-    used = findings(Engine(fresh_row()), image="shell")["image: shell"]
+    used = findings(Engine(fresh_row()), images=ImagesConfig(python="shell"))["image: shell"]
     assert used.verdict == "warning"
 
 
@@ -231,7 +237,11 @@ def test_image_of_the_operators_own_is_looked_at_too(
     folder = write_image_folder(tmp_path, "mine") / "mine"
     (folder / "requirements.in").write_text("", encoding="utf-8")
     monkeypatch.setattr(doctor_docker, "open_docker", lambda: Engine(fresh_row()))
-    found = docker_findings(ContainerConfig(image="mine"), folder.parent)
+    found = docker_findings(
+        ContainerConfig(images=ImagesConfig(python="mine")),
+        SessionsConfig(image="mine"),
+        folder.parent,
+    )
     assert {f.check: f.verdict for f in found}["image: mine"] == "warning"
 
 

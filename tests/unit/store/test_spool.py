@@ -178,7 +178,7 @@ def failing_disk(spool: Spool, store: SpoolStore, monkeypatch: Any) -> str:
 
 
 def slow_disk(spool: Spool, store: SpoolStore, monkeypatch: Any) -> str:
-    monkeypatch.setattr(spool_module, "MAX_PENDING_BYTES", 5000)
+    monkeypatch.setattr(spool_module, "MAX_PENDING_BYTES", 100)
     return TOO_SLOW
 
 
