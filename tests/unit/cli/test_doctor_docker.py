@@ -51,9 +51,6 @@ class Engine(ListedImages):
         pass
 
 
-ALL_PYTHON = ImagesConfig(python="python", shell="python", javascript="python")
-
-
 @pytest.fixture
 def findings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Finding]]:
     """Findings on one engine, by check; on a host with swap and 4 GB free."""
@@ -67,7 +64,9 @@ def findings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Finding
         settings.setdefault("images", dict.fromkeys(("python", "shell", "javascript"), "python"))
         return {
             finding.check: finding
-            for finding in docker_findings(ContainerConfig(**settings), SessionsConfig())
+            for finding in docker_findings(
+                ContainerConfig(**settings), SessionsConfig(image="python")
+            )
         }
 
     return look
