@@ -48,7 +48,7 @@ def run(
         ),
     ] = None,
     save: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write the program's files below DIR.")
+        Path | None, typer.Option(metavar="DIR", help="Write the program's files and figures below DIR.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Let --save replace files.")] = False,
     timeout: Annotated[float | None, typer.Option(help="Seconds it may run.")] = None,
@@ -154,10 +154,15 @@ def _lines(fields: JsonObject, stderr: str, *, with_files: bool) -> list[str]:
         lines.append(exception["traceback"].rstrip("\n"))
     if fields.get("value_repr") not in (None, "None"):
         lines.append(f"value: {fields['value_repr']}")
-    if with_files and fields.get("files"):
-        names = ", ".join(f"{file['filename']} ({file['size']} bytes)" for file in fields["files"])
+    if with_files and (files := _made(fields)):
+        names = ", ".join(f"{file['filename']} ({file['size']} bytes)" for file in files)
         lines.append(f"files: {names}. To keep them: --save DIR")
     return lines
+
+
+def _made(fields: JsonObject) -> list[JsonObject]:
+    """The files and figures of an answer. A file may have a figure's name; it comes first."""
+    return [*(fields.get("files") or []), *(fields.get("images") or [])]
 
 
 def _whole(fields: JsonObject, name: str, client: Client) -> str:
@@ -189,7 +194,7 @@ def _save(envelope: Envelope, client: Client, directory: Path, *, force: bool) -
     is_whole = not fields.get("files_left_out")
     try:
         with Saving(directory, force=force) as saving:
-            for entry in fields.get("files", []):
+            for entry in _made(fields):
                 try:
                     saving.save(entry, client.download_blob)
                 except (SaveFailed, Refused) as reason:
