@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import CLEAN_ENVIRONMENT, FUMEHOOD, Daemon, StartDaemon
+from conftest import CLEAN_ENVIRONMENT, FUMEHOOD, Daemon, StartDaemon, ready_image
 from fumehood import load_config
 from support.definition_files import DefinitionDirectory
 from support.wheels import only_from, write_wheel
@@ -165,6 +165,34 @@ def test_how_to_make_an_own_image_runs_as_it_stands(home: Path, tmp_path: Path) 
     assert b'"name": "tools"' in ran[0].stdout
     assert b"is up to date" in ran[1].stderr
     assert b"2 removed" in ran[2].stderr
+
+
+@pytest.mark.needs("docker")
+@pytest.mark.row("S6", "S7", "E7")
+def test_notebook_tutorial_runs_as_it_stands(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    ready_image("python-data")
+    data = {"container__images__python": "python-data", "sessions__image": "python-data"}
+    daemon = start_daemon(**data)
+    environment = {
+        **daemon.environment, "PATH": f"{FUMEHOOD.parent}:{CLEAN_ENVIRONMENT['PATH']}",
+    }  # fmt: skip
+    said: list[str] = []
+    for language, mark, text in snippets("docs/tutorial/a-notebook.md"):
+        assert language == "sh"
+        if mark.strip() in ("daemon", "images"):
+            continue  # the fixtures have done it
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", text],
+            cwd=tmp_path, env=environment, capture_output=True, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 0, (text, done.stdout.decode(), done.stderr.decode())
+        said.append(done.stdout.decode() + done.stderr.decode())
+    assert len(said) == 7
+    assert "6 rows" in said[2]
+    assert (tmp_path / "results/figure-1.png").read_bytes().startswith(b"\x89PNG")
+    assert "TIMEOUT" in said[4]
+    assert "value: 6" in said[4]
+    assert "2026-02,north,150" in said[5]
 
 
 @pytest.mark.row("D6")

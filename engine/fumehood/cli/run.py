@@ -48,7 +48,8 @@ def run(
         ),
     ] = None,
     save: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write the program's files and figures below DIR.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Write its files and figures below DIR."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Let --save replace files.")] = False,
     timeout: Annotated[float | None, typer.Option(help="Seconds it may run.")] = None,
