@@ -6,7 +6,6 @@ Entering it starts the walls, leaving it ends them with everything that runs in 
 
 from __future__ import annotations
 
-import asyncio
 import os
 import secrets
 from collections.abc import AsyncIterator, Collection, Iterable
@@ -22,11 +21,12 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from fumehood.call.incoming import NotJson, parse_call_body, parse_call_query, parse_own_call
-from fumehood.call.running import RunningCalls
 from fumehood.call.shape import shape_error
-from fumehood.call.spine import Rooms, run_call
+from fumehood.call.spine import Rooms
 from fumehood.call.stream import StreamedCall, events_of
 from fumehood.config import Config, config_file, load_config
+from fumehood.engine_calls import EngineCalls
+from fumehood.engine_directory import EngineDirectory
 from fumehood.engine_walls import TROUBLE, EngineWalls
 from fumehood.executors.live import Live
 from fumehood.executors.session_files import SessionFiles
@@ -35,7 +35,7 @@ from fumehood.gates.binding import require_agent
 from fumehood.gates.identity import require_caller
 from fumehood.gates.tokens import Tokens
 from fumehood.model.answers import ToolDetails
-from fumehood.model.call import CallBody, CallOptions, CallRequest
+from fumehood.model.call import CallBody, CallOptions
 from fumehood.model.call_log import CallPage, CallQuery, CallRecord
 from fumehood.model.envelope import Envelope, Metadata, Performance, Resources, UsageReport
 from fumehood.model.errors import EngineError, ResourceNotFound, ShuttingDown
@@ -49,14 +49,13 @@ from fumehood.model.usage import EstimatingCounter, TokenCounter
 from fumehood.observe.clock import Clock, IdSource, SystemClock, timestamp
 from fumehood.observe.log import Logger, log_fault, quiet_logger
 from fumehood.registry.agents import Agents
-from fumehood.registry.directory import DirectoryContents, DirectoryFault, ToolDirectory
+from fumehood.registry.directory import DirectoryFault
 from fumehood.registry.discover import LoadFault, discover
 from fumehood.registry.filtering import Selection, filter_tools
-from fumehood.registry.index import Source, ToolIndex
+from fumehood.registry.index import ToolIndex
 from fumehood.registry.listing import DEFAULT_LIMIT, ToolFilter, ToolPage, page_of_tools
 from fumehood.registry.loading import Tool, import_paths, register_all
 from fumehood.registry.registrations import Registrations
-from fumehood.registry.watch import watch
 from fumehood.sandbox.sessions import SessionClock, SessionKeeper
 from fumehood.sandbox.wall import Wall
 from fumehood.store.blobs import Blob, BlobStore
@@ -122,8 +121,12 @@ class Engine:
             self.registrations = Registrations(self._registry, self.database)
         for left_out in self.registrations.load_faults:
             self.log.error("tools.left_out", registered=True, reason=left_out.message)
-        self.directory_faults: tuple[DirectoryFault, ...] = ()
-        self._directory = self._load_directory()
+        directory = self.config.tools_directory
+        self._directory = (
+            EngineDirectory(directory, self._registry, self.registrations, self.log)
+            if directory is not None
+            else None
+        )
         self._cursors = Cursors(secrets.token_bytes(CURSOR_KEY_BYTES))
         self._walls = EngineWalls(
             self.config,
@@ -171,7 +174,7 @@ class Engine:
             counter=self._counter,
             prices=self.config.resource_prices,
             allow_debug=self.config.allow_debug,
-            is_draining=lambda: self._is_draining or not self._is_open,
+            is_draining=lambda: self._own_calls.takes_none,
             calls=self._calls,
             blobs=self.blobs,
             cursors=self._cursors,
@@ -181,11 +184,13 @@ class Engine:
             self.database.path.parent if self.database.path is not None else None,
             max_bytes=self.config.streams_mb * MB,
         )
-        self._is_draining = False
-        self._is_open = False
-        self._running = RunningCalls()
-        self._streamed: set[asyncio.Task[None]] = set()
-        self._idle = anyio.Event()
+        self._own_calls = EngineCalls(
+            self._rooms,
+            self._ids,
+            self._clock,
+            self._spools,
+            output_bytes=self.config.container.output_kb * 1024,
+        )
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Engine:
@@ -196,10 +201,10 @@ class Engine:
         if self._directory is not None:
             group = await self._stack.enter_async_context(anyio.create_task_group())
             self._stack.callback(group.cancel_scope.cancel)
-            group.start_soon(watch, self._directory, self._on_directory, self._on_failed_look)
+            group.start_soon(self._directory.follow)
         self._stack.callback(self.blobs.close)
         self._stack.callback(self._spools.close)
-        self._stack.push_async_callback(self._end_streamed)
+        self._stack.push_async_callback(self._own_calls.end_streamed)
         # Without them what is too large is not kept, or what happens not told: answers say so.
         for name, open_store in (("blobs", self.blobs.open), ("streams", self._spools.open)):
             try:
@@ -214,11 +219,11 @@ class Engine:
             await self._stack.enter_async_context(
                 retention(kept, self._clock.now, self._on_retention_fault, kept_s=kept_s)
             )
-        self._is_open = True
+        self._own_calls.is_open = True
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        self._is_open = False
+        self._own_calls.is_open = False
         await self._stack.aclose()
         await anyio.lowlevel.checkpoint()  # the last calls' last events are still to be logged
 
@@ -260,21 +265,11 @@ class Engine:
 
         `live` hears of it meanwhile, and can end it.
         """
-        return await self._carry_out(self._request(tool, body, principal), live or Live())
+        return await self._own_calls.run(tool, body, principal, live or Live())
 
     def open_stream(self, tool: str, body: CallBody, principal: Principal | None) -> StreamedCall:
         """Carry out one call beside its caller, who follows its events or leaves."""
-        request = self._request(tool, body, principal)
-        call = StreamedCall(
-            request,
-            self._spools,
-            output_bytes=self.config.container.output_kb * 1024,
-            timestamp=lambda: timestamp(self._clock.now()),
-        )
-        task = asyncio.create_task(self._run_streamed(request, call))
-        self._streamed.add(task)
-        task.add_done_callback(self._streamed.discard)
-        return call
+        return self._own_calls.open_stream(tool, body, principal)
 
     async def stream(
         self, tool: str, arguments: JsonObject | None = None, **options: Any
@@ -314,26 +309,7 @@ class Engine:
         Raises:
             ResourceNotFound: no such call of this principal's, or it is over.
         """
-        await self._running.cancel(call_id, principal)
-
-    def _request(self, tool: str, body: CallBody, principal: Principal | None) -> CallRequest:
-        return CallRequest(
-            tool=tool,
-            arguments=body.arguments,
-            options=body.options,
-            principal=principal,
-            call_id=self._ids.call_id(),
-            trace_id=body.options.trace_id or self._ids.trace_id(self._clock.now()),
-        )
-
-    async def _carry_out(self, request: CallRequest, live: Live) -> Envelope:
-        self._running.enter(request, live)
-        try:
-            return await run_call(request, self._rooms, live)
-        finally:
-            self._running.leave(request.call_id)
-            if self._is_draining and not self._running:
-                self._idle.set()
+        await self._own_calls.running.cancel(call_id, principal)
 
     def tools(self) -> list[ToolDefinition]:
         """The preferred version of every registered tool, by name."""
@@ -375,7 +351,7 @@ class Engine:
         """Whether calls are served, and what each wall in use enforces here."""
         walls = self.walls
         is_held = all(wall["ready"] for wall in walls.values() if wall["essential"])
-        serves = self._is_open and not self._is_draining and is_held
+        serves = not self._own_calls.takes_none and is_held
         shown = {
             name: WallReadiness(
                 ready=wall["ready"],
@@ -488,18 +464,21 @@ class Engine:
 
     def drain(self) -> None:
         """Take no new calls from now on; what runs goes on."""
-        self._is_draining = True
-        if not self._running:
-            self._idle.set()
+        self._own_calls.drain()
 
     async def drained(self) -> None:
         """Wait, after `drain`, until no call runs any more."""
-        await self._idle.wait()
+        await self._own_calls.drained()
 
     @property
     def is_draining(self) -> bool:
         """Whether new calls are refused."""
-        return self._is_draining
+        return self._own_calls.is_draining
+
+    @property
+    def directory_faults(self) -> tuple[DirectoryFault, ...]:
+        """What is wrong in the directory of definitions now."""
+        return self._directory.faults if self._directory is not None else ()
 
     @property
     def walls(self) -> dict[str, dict[str, Any]]:
@@ -515,49 +494,13 @@ class Engine:
         require_caller(principal)
         if agent_id is not None:
             require_agent(principal, agent_id, self.agents.find(agent_id))
-        if self._is_draining:
+        if self.is_draining:
             raise ShuttingDown(
                 "The engine is stopping. Repeat the call when it is back.", retry_after_ms=2000
             )
 
     def _on_store_fault(self, name: str, fault: StoreError) -> None:
         self.log.error(f"{name}.unavailable", reason=str(fault))
-
-    async def _run_streamed(self, request: CallRequest, call: StreamedCall) -> None:
-        try:
-            call.end(await self._carry_out(request, call.live))
-        finally:
-            call.drop()
-
-    async def _end_streamed(self) -> None:
-        for task in self._streamed:
-            task.cancel()
-        await asyncio.gather(*self._streamed, return_exceptions=True)
-
-    def _load_directory(self) -> ToolDirectory | None:
-        path = self.config.tools_directory
-        if path is None:
-            return None
-        directory = ToolDirectory(
-            path, owner_of=lambda name: self._registry.owner(name, but=Source.DIRECTORY)
-        )
-        self._on_directory(directory.load())
-        return directory
-
-    def _on_directory(self, contents: DirectoryContents) -> None:
-        """Serve what the directory offers now; what is wrong is logged once."""
-        self._registry.replace_source(Source.DIRECTORY, contents.tools)
-        self.registrations.apply_switches()
-        for fault in contents.faults:
-            if fault not in self.directory_faults:
-                self.log.error("tools_directory.left_out", file=fault.file, reason=fault.reason)
-        self.directory_faults = contents.faults
-        self.log.info(
-            "tools_directory.read", tools=len(contents.tools), faulty=len(contents.faults)
-        )
-
-    def _on_failed_look(self, error: Exception) -> None:
-        log_fault(self.log, "tools_directory.failed", error)
 
     def _on_retention_fault(self, fault: Exception) -> None:
         log_fault(self.log, "state.retention_failed", fault)
