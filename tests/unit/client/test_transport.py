@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from fumehood.client import awaiting, blocking
+from fumehood.client import awaiting, awaiting_control, blocking, blocking_control
 from fumehood.client.ask import Ask
 from fumehood.client.callers import call, health
 from fumehood.client.transport import Place, Progress, _unavailable, may_send_again
@@ -97,10 +97,10 @@ def test_credential_is_in_the_header_and_in_no_representation() -> None:
 
 PAIRS = [
     (blocking.Client, awaiting.AsyncClient),
-    (blocking.ControlClient, awaiting.AsyncControlClient),
-    (blocking.ControlledAgents, awaiting.AsyncControlledAgents),
-    (blocking.ControlledTokens, awaiting.AsyncControlledTokens),
-    (blocking.ControlledApprovers, awaiting.AsyncControlledApprovers),
+    (blocking_control.ControlClient, awaiting_control.AsyncControlClient),
+    (blocking_control.ControlledAgents, awaiting_control.AsyncControlledAgents),
+    (blocking_control.ControlledTokens, awaiting_control.AsyncControlledTokens),
+    (blocking_control.ControlledApprovers, awaiting_control.AsyncControlledApprovers),
 ]
 
 
