@@ -23,6 +23,7 @@ from tests.benchmarks.bench_daemon import (
     CALL_BODY,
     CALL_PATH,
     MB,
+    SMALLEST_IMAGE,
     Request,
     Running,
     bare_client,
@@ -36,9 +37,6 @@ from tests.benchmarks.bench_registry import registry_lines
 from tests.benchmarks.bench_restricted import paired_ms
 from tests.benchmarks.bench_workshop import workshop_lines
 from tests.benchmarks.line import Line
-
-BARE_PYTHON = {"FUMEHOOD_CONTAINER__IMAGES__PYTHON": "python"}
-"""Where the wall is measured, and not what an image brings."""
 
 PAIRS = 3000
 WARM_UP = 200
@@ -69,9 +67,9 @@ def measure() -> Iterator[Line]:
         yield from flatness(daemon)
     yield from call_log()
     yield restricted_program()
-    with run_daemon(BARE_PYTHON) as daemon:
+    with run_daemon(SMALLEST_IMAGE) as daemon:
         yield from container_lines(daemon)
-    with run_daemon(bench_streams.SETTINGS | BARE_PYTHON) as daemon:
+    with run_daemon(bench_streams.SETTINGS | SMALLEST_IMAGE) as daemon:
         yield from bench_streams.stream_lines(daemon)
     with run_daemon() as daemon:
         yield from workshop_lines(daemon)
