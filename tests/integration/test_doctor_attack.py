@@ -32,9 +32,10 @@ from fumehood.attack.standing import (
 )
 from fumehood.attack.targets import targets_of
 from fumehood.sandbox.container import container as container_module
-from fumehood.sandbox.container import pool
+from fumehood.sandbox.container.books import Books
 from fumehood.sandbox.container.docker_api import Docker
 from fumehood.sandbox.container.images import Image
+from fumehood.sandbox.container.place import Place
 from support import weakened
 from support.containers import containers_of
 from support.wait import wait_until
@@ -217,14 +218,14 @@ async def test_container_that_is_not_reset_turns_what_is_left_in_it_red(
 async def test_pool_that_hands_a_container_on_turns_the_other_principal_red(
     python_image: Image, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def find(self: pool.Pool, waiter: Any, state: Any) -> pool.Place | None:
-        for place in self._places.values():
-            if place.state is state and place.memory_mb == waiter.memory_mb:
+    def find(self: Books, waiter: Any, state: Any) -> Place | None:
+        for place in self.places.values():
+            if place.state is state and place.kind == waiter.kind:
                 place.domain = None if place.domain is None else waiter.domain
                 return place
         return None
 
-    monkeypatch.setattr(pool.Pool, "_find", find)
+    monkeypatch.setattr(Books, "find", find)
     card = await attacked(containers(python_image), lambda attack: attack.topic is Topic.RESET)
     assert red(card) == {"another-principal"}
 

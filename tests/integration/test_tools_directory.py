@@ -24,7 +24,10 @@ from support.http import SocketClient
 from support.recording import RecordingLog
 from support.wait import wait_until
 
-BUILT_IN = ["calculator", "run_python", "run_restricted_python"]
+BUILT_IN = [
+    "calculator", "delete_files", "list_files", "read_file", "run_javascript", "run_python",
+    "run_restricted_python", "run_shell", "write_file",
+]  # fmt: skip
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ WORKSPACE = "/workspace"
 REQUEST_FD = 3
 REPLY_FD = 4
 CHUNK_BYTES = 1 << 16
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
 
 class SetUpFailed(Exception):
@@ -84,16 +85,20 @@ def _write_new(path: str, content: bytes) -> None:
     """Beside it first, then in its place: what an earlier run left there under this name, were it
     a link or a pipe, is replaced and never written through.
     """
-    beside = f"{os.path.dirname(path)}/.{os.urandom(12).hex()}"
-    target = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+    directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
+    beside = f".{os.urandom(12).hex()}"  # from the directory on: the whole path may be too long
     try:
-        write_all(target, content)
-        os.rename(beside, path)
-    except OSError:
-        os.unlink(beside)
-        raise
+        target = os.open(beside, _NEW_FILE, 0o644, dir_fd=directory)
+        try:
+            write_all(target, content)
+            os.rename(beside, os.path.basename(path), src_dir_fd=directory, dst_dir_fd=directory)
+        except OSError:
+            os.unlink(beside, dir_fd=directory)
+            raise
+        finally:
+            os.close(target)
     finally:
-        os.close(target)
+        os.close(directory)
 
 
 def _read_exactly(count: int) -> bytes:
