@@ -28,6 +28,9 @@ from fumehood.sandbox.wall import RunEnding
 
 MAX_MESSAGE_CHARACTERS = 500
 
+MUCH_HELD = 0.4
+"""Of a session's memory: so much in variables leaves a call little room."""
+
 IDLE_SHARE = 0.05
 """Of the time that a run took: who computed less than that was waiting for something."""
 
@@ -77,7 +80,7 @@ def reached_limit(
             limit = {"cpu_seconds": limits.cpu_s, "peak_cpu_seconds": _cpu_s(ending)}
             what = f"was stopped after {limits.cpu_s:g} s of CPU time"
         case EndedBy.MEMORY:
-            hint = f"work on smaller parts, or {subject.more_memory}"
+            hint = _memory_hint(ending, limits, subject)
             limit = {"memory_mb": limits.memory_mb, "peak_memory_mb": _peak_mb(ending)}
             what = (
                 f"needed more than its {limits.memory_mb} MB of memory, of which files in the "
@@ -91,6 +94,17 @@ def reached_limit(
         case _:
             return None
     return {**limit, "hint": hint}, f"The {subject.what} {what}. Try this: {hint}."
+
+
+def _memory_hint(ending: RunEnding, limits: Limits, subject: Subject) -> str:
+    """What to try; where the session's own variables leave little, that first."""
+    held_mb = (ending.variables_bytes or 0) / MB
+    if subject.in_session and held_mb > (limits.memory_mb or 0) * MUCH_HELD:
+        return (
+            f"the session's variables alone take {held_mb:.0f} MB: delete those that are not "
+            f"needed any more (del), or {subject.more_memory}"
+        )
+    return f"work on smaller parts, or {subject.more_memory}"
 
 
 def _wall_time_hint(ending: RunEnding, limits: Limits, subject: Subject) -> str:

@@ -161,6 +161,18 @@ async def test_memory_of_a_session_is_no_matter_of_one_call() -> None:
     assert "memory_limit_mb" in (await shell(EndedBy.MEMORY)).message
 
 
+@pytest.mark.row("S4", "S6")
+async def test_variables_that_leave_no_room_are_named() -> None:
+    async def python(held_mb: int) -> str:
+        ending = Says(EndedBy.MEMORY, state="rolled_back", variables_bytes=held_mb << 20)
+        outcome = await run("python", ending, {"code": "x"}, "sess_1")
+        assert outcome.error is not None
+        return outcome.error.message
+
+    assert "variables alone take 200 MB" in await python(200)
+    assert "variables" not in await python(50)
+
+
 async def test_commands_arguments_are_checked_under_their_own_name() -> None:
     from fumehood.executors.program_arguments import program_faults
 
