@@ -76,6 +76,7 @@ class _Screen:
         self._is_at_start = True
         """Of a line, on a terminal: a bar would wipe out what stands there."""
         self._bar: Progress | None = None
+        self._last: ProgressEvent | None = None
 
     def output(self, event: OutputEvent) -> None:
         stream = self._streams[event.stream]
@@ -83,9 +84,16 @@ class _Screen:
             self.clear()
             self._is_at_start = event.text.endswith("\n")
         write(stream, event.text)
+        if self._last is not None:  # below what was printed, as it stood above it
+            self._draw(self._last)
 
     def progress(self, event: ProgressEvent) -> None:
-        if not (self._is_at_start and sys.stderr.isatty()) or event.id.startswith("0:"):
+        if not event.id.startswith("0:"):
+            self._last = event
+            self._draw(event)
+
+    def _draw(self, event: ProgressEvent) -> None:
+        if not (self._is_at_start and sys.stderr.isatty()):
             return
         if self._bar is None:
             console = Console(stderr=True, highlight=False)
@@ -94,12 +102,10 @@ class _Screen:
                 *columns, console=console, transient=True, auto_refresh=False,
                 redirect_stdout=False, redirect_stderr=False,
             )  # fmt: skip
-            self._bar.add_task("", total=100, words="")
+            self._bar.add_task("", total=100, completed=event.progress, words=_words(event))
             self._bar.start()
-        # On one line, and no markup: it is a stranger's, too.
-        words = " ".join(printable(event.message).split()).replace("[", r"\[")
-        self._bar.update(self._bar.task_ids[0], completed=event.progress, words=words)
-        self._bar.refresh()
+        bar, (task,) = self._bar, self._bar.task_ids
+        bar.update(task, completed=event.progress, words=_words(event), refresh=True)
 
     def say(self, message: str) -> None:
         self.clear()
@@ -111,6 +117,11 @@ class _Screen:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+def _words(event: ProgressEvent) -> str:
+    """On one line, and no markup: it is a stranger's, too."""
+    return " ".join(printable(event.message).split()).replace("[", r"\[")
 
 
 class _Interrupt:

@@ -89,6 +89,7 @@ def run(
     asked = {"timeout_seconds": timeout, "memory_limit_mb": memory, "agent_id": agent}
     asked["session_id"] = session
     options: dict[str, Any] = {k: value for k, value in asked.items() if value is not None}
+    options["cancel_on_disconnect"] = True  # Ctrl-C is meant for the program
     with calling(socket, as_json=as_json) as client:
         if stream:
             from fumehood.cli.live import stream_call

@@ -53,7 +53,7 @@ def new_session(
     """Make a session. Its id goes to standard output, for --session of call and run."""
     from fumehood.cli.show import show_json
 
-    with calling(socket, as_json=as_json) as client:
+    with calling(socket, as_json=as_json, is_payload=True) as client:
         record = client.create_session(
             image=image, agent_id=agent, memory_mb=memory, idle_seconds=idle,
             lifetime_seconds=lifetime,
@@ -130,7 +130,7 @@ def get_file(
     """Copy a file of a session to here. It is there whole, or not at all."""
     from fumehood.cli.session_files import save_file, show_file
 
-    with calling(socket) as client:
+    with calling(socket, is_payload=True) as client:
         if target == "-":
             show_file(client, session, path)
         else:
@@ -176,7 +176,7 @@ def remove_file(
     socket: SocketPath = None,
 ) -> None:
     """Delete a file of a session, a link itself, or a directory."""
-    with calling(socket) as client:
+    with calling(socket, is_payload=True) as client:
         client.delete_file(session, path, recursive=recursive)
 
 
@@ -198,7 +198,7 @@ def _columns(record: dict[str, Any]) -> tuple[str, ...]:
         record["agent_id"] or "",
         str(record["memory_mb"]),
         str(record["calls"]),
-        record["expires_at"],
+        record["expires_at"][:19] + "Z",
     )
 
 

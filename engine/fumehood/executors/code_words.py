@@ -110,6 +110,11 @@ def _memory_hint(ending: RunEnding, limits: Limits, subject: Subject) -> str:
 def _wall_time_hint(ending: RunEnding, limits: Limits, subject: Subject) -> str:
     """What to try. That it hardly computed was measured; what it waited for is a guess."""
     was_idle = ending.cpu_ms is not None and ending.cpu_ms < limits.wall_s * 1e3 * IDLE_SHARE
+    if was_idle and subject.language == "javascript":
+        return (
+            "it was waiting, not computing: a program ends when nothing is left to wait for, so "
+            "clear timers and close what stays open, or allow more (timeout_seconds)"
+        )
     if was_idle and subject.language == "shell":
         return (
             f"it was waiting, not computing: {NO_TERMINAL}; use options that ask nothing (-y, "

@@ -105,7 +105,9 @@ class WorkspaceFiles:
         self._end_file()
         done, self._done = self._done, []
         entries = list(zip(done, await asyncio.gather(*map(self._entry, done)), strict=True))
-        self.pictures = [entry for coming, entry in entries if coming.kind == "image"]
+        pictures = [entry for coming, entry in entries if coming.kind == "image"]
+        # As they were drawn: the tenth after the second.
+        self.pictures = sorted(pictures, key=lambda one: (len(one["filename"]), one["filename"]))
         return [entry for coming, entry in entries if coming.kind == "file"]
 
     def discard(self) -> None:

@@ -63,18 +63,28 @@ class NoticeEvent(_Event):
     metadata: EventMetadata
 
 
-class ResultEvent(_Event):
+class _LastEvent(_Event):
+    envelope: Envelope
+
+    @property
+    def metadata(self) -> EventMetadata:
+        """As every event has it; from the envelope's own."""
+        told = self.envelope.metadata
+        return EventMetadata(
+            call_id=told.call_id or "", trace_id=told.trace_id, timestamp=told.timestamp
+        )
+
+
+class ResultEvent(_LastEvent):
     """The call succeeded; the last event."""
 
     type: Literal["tool_result"] = "tool_result"
-    envelope: Envelope
 
 
-class ErrorEvent(_Event):
+class ErrorEvent(_LastEvent):
     """The call failed or was refused; the last event."""
 
     type: Literal["tool_error"] = "tool_error"
-    envelope: Envelope
 
 
 Event = ProgressEvent | OutputEvent | NoticeEvent | ResultEvent | ErrorEvent

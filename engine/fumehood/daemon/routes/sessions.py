@@ -11,6 +11,7 @@ from fumehood.daemon.operation import Needs, Operation
 from fumehood.model.answers import SessionAnswer, SessionList
 from fumehood.model.errors import (
     InternalError,
+    InvalidParams,
     QuotaExceeded,
     ResourceNotFound,
     SandboxUnavailable,
@@ -24,6 +25,10 @@ SESSION = {"session_id": "The session's id, `sess_…`."}
 async def list_sessions(request: Request) -> Response:
     """The caller's own sessions, newest first: the active ones, then those of the last day."""
     principal = require_principal(request)
+    if request.query_params:
+        raise InvalidParams(
+            "The list of sessions takes no query.", fields=sorted(request.query_params)[:20]
+        )
     found = engine_of(request).sessions.list(principal)
     return answer(request, SessionList(items=tuple(found)))
 
@@ -61,7 +66,14 @@ async def end_session(request: Request) -> Response:
 
 
 OPERATIONS = [
-    Operation("GET", "/v1/sessions", list_sessions, Needs.CALLER, data=SessionList),
+    Operation(
+        "GET",
+        "/v1/sessions",
+        list_sessions,
+        Needs.CALLER,
+        data=SessionList,
+        errors=frozenset({InvalidParams}),
+    ),
     Operation(
         "POST",
         "/v1/sessions",

@@ -257,7 +257,7 @@ def _remove(name: str, directory: int, path: str, recursive: bool) -> None:
     except OSError as error:
         if error.errno != errno.ENOTEMPTY:
             raise
-        raise Refused("not_empty", "The directory is not empty; say recursive.") from None
+        raise Refused("not_empty", "The directory is not empty.") from None
 
 
 def _empty(name: str, directory: int, depth: int) -> None:

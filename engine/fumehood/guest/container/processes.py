@@ -12,6 +12,9 @@ import os
 import signal
 from collections.abc import Collection
 
+SIGKILL_PENDING = 1 << (signal.SIGKILL - 1)
+"""*Source*: proc_pid_status(5), SigPnd."""
+
 
 def strangers(spared: Collection[int] = ()) -> list[int]:
     """Process ids of all that are not root's, or went while they were looked at, but the spared
@@ -44,8 +47,12 @@ def kill_all(spared: Collection[int] = ()) -> int:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process is there and has not ended. A stopped one has not."""
-    return (_status(pid, "State") or "X").split()[0] not in "ZX"
+    """Whether a process is there and goes on. A stopped one does; one that is killed and has not
+    come to die yet does not.
+    """
+    if (_status(pid, "State") or "X").split()[0] in "ZX":
+        return False
+    return not int(_status(pid, "SigPnd") or "0", 16) & SIGKILL_PENDING
 
 
 def threads_of(pid: int) -> int:
@@ -54,8 +61,10 @@ def threads_of(pid: int) -> int:
 
 
 def memory_bytes(pid: int) -> int | None:
-    """What a process has in memory of its own; None where that cannot be read."""
-    shown = _status(pid, "RssAnon")
+    """What a process has in memory, without files where the kernel tells them apart; None where it
+    tells nothing.
+    """
+    shown = _status(pid, "RssAnon") or _status(pid, "VmRSS")
     return int(shown.split()[0]) * 1024 if shown else None
 
 

@@ -22,7 +22,8 @@ from fumehood.guest.endings import decode_status
 class Reporter:
     """Turns a run into frames."""
 
-    def __init__(self, host: Host, meter: Meter, chain: Chain) -> None:
+    def __init__(self, host: Host, meter: Meter, chain: Chain, zygote_pid: int) -> None:
+        self._zygote_pid = zygote_pid
         self._host = host
         self._meter = meter
         self._chain = chain
@@ -39,6 +40,10 @@ class Reporter:
         """Pass on a report of the program's, as long as there are not too many."""
         report = progress.read(claim)
         run.reports += 1
+        if run.live and run.child is not None:
+            for stream in (run.child.stdout, run.child.stderr):  # what was printed before it
+                stream.read(run.limits.output_bytes)
+                self.output(run, stream)
         if report is not None and run.live and run.reports <= progress.MAX_REPORTS:
             self._host.tell({"op": "progress", "id": run.id, **report})
 
@@ -90,5 +95,9 @@ class Reporter:
         return decode_status(run.status) if run.status is not None else (None, None)
 
     def _variables_bytes(self, state: str | None) -> int | None:
+        """What the first process has beyond what every child begins with."""
         first = self._chain.first
-        return None if state is None or first is None else processes.memory_bytes(first)
+        if state is None or first is None:
+            return None
+        held, begun_with = processes.memory_bytes(first), processes.memory_bytes(self._zygote_pid)
+        return None if held is None or begun_with is None else max(0, held - begun_with)

@@ -105,7 +105,7 @@ class Supervisor:
         self._cleaner = Cleaner(
             self._nursery, self._chain, self._counters, self._mounts, self._reap
         )
-        self._reporter = Reporter(self._host, self._meter, self._chain)
+        self._reporter = Reporter(self._host, self._meter, self._chain, zygote_pid)
         self._check: selfcheck.SelfCheck | None = selfcheck.SelfCheck(
             config, self._counters, self._mounts
         )

@@ -20,8 +20,8 @@ MAX_FIGURES = 20
 """Of one run."""
 
 MAX_PIXELS = 16_000_000
-BYTES_PER_PIXEL = 12
-"""Of memory while one is drawn and packed, by measurement rather more than less."""
+BYTES_PER_PIXEL = 24
+"""Of memory while one is drawn and packed, images in it included, rather more than less."""
 
 MAX_NOTES = 5
 MAX_NOTE_CHARACTERS = 200
@@ -34,7 +34,7 @@ class Figures:
         self.notes: list[str] = []
         """Why some were left out."""
         self._taken = 0
-        self._max_pixels = min(MAX_PIXELS, memory_bytes // 4 // BYTES_PER_PIXEL)
+        self._max_pixels = min(MAX_PIXELS, memory_bytes // 3 // BYTES_PER_PIXEL)
 
     def take(self) -> None:
         """Make files of all that are open, and close them. Raises MemoryError at most."""
@@ -61,8 +61,8 @@ class Figures:
         if width * height > self._max_pixels:
             self._leave_out(
                 number,
-                f"has {width} x {height} pixels, and {self._max_pixels} in all are allowed: "
-                "make it smaller (figsize, dpi)",
+                f"has {width} x {height} pixels, more than the {self._max_pixels / 1e6:.0f} "
+                "million that a picture may have: make it smaller (figsize, dpi)",
             )
             return
         os.makedirs(DIRECTORY, mode=0o700, exist_ok=True)
@@ -72,7 +72,7 @@ class Figures:
 
     def _leave_out(self, number: object, why: str) -> None:
         if len(self.notes) < MAX_NOTES:
-            self.notes.append(f"figure {number} {why}"[:MAX_NOTE_CHARACTERS])
+            self.notes.append(f"images: pyplot's figure {number} {why}"[:MAX_NOTE_CHARACTERS])
 
 
 def preload() -> None:

@@ -13,14 +13,16 @@ from fumehood.guest.container.request import REPLY_FD, SetUpFailed, memory_file
 from fumehood.guest.languages.shell import become
 
 NODE = "/usr/bin/node"
+COUNTED = ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory.max")
 HARNESS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "javascript.js")
 
 
 def become_node(code: str, memory_bytes: int) -> NoReturn:
     """Raises SetUpFailed where there is no Node here."""
     program = memory_file("program", code)
-    # Its own heap limit would end it with a core's signal; the container's names itself.
-    heap_mb = max(64, memory_bytes >> 20)
+    # Its own limit would end it with a signal. Where the kernel counts this container's memory,
+    # that limit comes first, and is named; elsewhere it would take the whole container with it.
+    heap_mb = max(64, memory_bytes >> 20) * (2 if any(map(os.path.exists, COUNTED)) else 1)
     arguments = [
         "node", f"--max-old-space-size={heap_mb}", "--no-deprecation", HARNESS, str(program),
         str(REPLY_FD),

@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import Any
 
 from fumehood.guest.languages import figures
-from fumehood.guest.languages.figures import Figures, catch_show
+from fumehood.guest.languages.figures import MAX_NOTES, Figures, catch_show
 from fumehood.guest.languages.values import Claim, NoValue, represent, shortened, success
 
 FILENAME = "<code>"
@@ -144,7 +144,8 @@ class Program:
         except MemoryError:
             return FAILED, {"error": {"kind": "memory", "message": "MemoryError in a figure"}}
         if self._figures.notes and isinstance(claim.get("result"), dict):
-            claim["result"]["notes"] = self._figures.notes
+            notes = claim["result"].get("notes", [])
+            claim["result"]["notes"] = [*notes, *self._figures.notes][:MAX_NOTES]
         return exit_code, claim
 
     def finish(self) -> None:

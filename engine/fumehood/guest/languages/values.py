@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fumehood.guest.languages.tables import NoTable, plain_table
+from fumehood.guest.languages.tables import TOO_LARGE, NoTable, TooLarge, plain_table
 from fumehood.wire import strict_json
 
 MAX_VALUE_BYTES = 64 * 1024
@@ -25,17 +25,23 @@ class NoValue:
 
 
 def success(value: Any) -> Claim:
+    """What is told of a value; `notes` say why it is not there whole."""
     if value is NoValue or value is None:
         return {"result": {"value": None, "has_value": False, "value_repr": None}}
-    return {"result": {"value": _plain(value), "has_value": True, "value_repr": represent(value)}}
+    notes = []
+    try:
+        plain = _plain(plain_table(value))
+    except TooLarge:
+        plain, notes = None, [TOO_LARGE]
+    except NoTable:
+        plain = _plain(value)
+    told = {"value": plain, "has_value": True, "value_repr": represent(value)}
+    return {"result": told | ({"notes": notes} if notes else {})}
 
 
 def _plain(value: Any) -> Any:
     """The value where JSON can hold it as it is; None elsewhere."""
     try:
-        table = plain_table(value)
-        if table is not NoTable:
-            value = table
         if _is_plain(value, MAX_VALUE_DEPTH, [MAX_VALUE_BYTES]):
             encoded = strict_json.dumps(value)
             if len(encoded) <= MAX_VALUE_BYTES:
