@@ -89,7 +89,8 @@ class _Screen:
             return
         if self._bar is None:
             console = Console(stderr=True, highlight=False)
-            columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[words]}"))
+            words_as_they_are = TextColumn("{task.fields[words]}", markup=False)
+            columns = (BarColumn(), TaskProgressColumn(), words_as_they_are)
             self._bar = Progress(
                 *columns, console=console, transient=True, auto_refresh=False,
                 redirect_stdout=False, redirect_stderr=False,
@@ -97,13 +98,13 @@ class _Screen:
             self._bar.add_task("", total=100, words="")
             self._bar.start()
         # On one line, and no markup: it is a stranger's, too.
-        words = " ".join(printable(event.message).split()).replace("[", r"\[")
+        words = " ".join(printable(event.message).split())
         self._bar.update(self._bar.task_ids[0], completed=event.progress, words=words)
         self._bar.refresh()
 
     def say(self, message: str) -> None:
         self.clear()
-        sys.stderr.write(message + "\n")
+        sys.stderr.write(printable(message) + "\n")
         sys.stderr.flush()
 
     def clear(self) -> None:
