@@ -160,6 +160,77 @@ def cpu_ns(container: str) -> int:
     return 1000 * int(path.read_text().split()[1])
 
 
+@pytest.mark.parametrize("how", ["SHUT_RD", "SHUT_WR", "SHUT_RDWR"])
+async def test_a_supervisor_does_not_wait_for_an_end_that_was_shut_down(
+    box: OneContainer, how: str
+) -> None:
+    """What reads from a socket that was shut down is told of its end, again and again."""
+    await box.python("x = 'old'")
+    code = f"import socket\nx = 'new'\nsocket.socket(fileno=5).shutdown(socket.{how})"
+    ended = await box.python(code, wall_s=5)
+    assert box.ended is None, box.ended
+    assert ended.ended_by.value in ("ok", "exception", "wall_time")
+    assert (await box.shell("echo on")).stdout == "on\n"
+    # Its own chain is broken for good; what is said of it is so all the same.
+    assert (await box.python("y = 1", wall_s=5)).state in ("reset", "rolled_back", "kept")
+    assert box.ended is None
+
+
+WAKE_UP = """\
+import ctypes, os, signal, struct, time
+libc = ctypes.CDLL(None)
+def spin(*_):
+    until = time.monotonic() + 20
+    while time.monotonic() < until: pass
+signal.signal(signal.SIGCONT, spin)
+class Event(ctypes.Structure):
+    _fields_ = [("value", ctypes.c_void_p), ("signal", ctypes.c_int), ("how", ctypes.c_int),
+                ("rest", ctypes.c_char * 48)]
+"""
+WAKERS = {
+    "a timer's signal": (
+        "import platform\n"
+        "create, settime = {'x86_64': (222, 223)}.get(platform.machine(), (107, 110))\n"
+        "timer = ctypes.c_int()\n"
+        "libc.syscall(create, 1, ctypes.byref(Event(None, signal.SIGCONT, 0)), "
+        "ctypes.byref(timer))\n"
+        "libc.syscall(settime, timer, 0, struct.pack('4q', 0, 50_000_000, 0, 800_000_000), None)\n"
+    ),
+    "a child's end": (
+        "import platform\n"
+        "clone = 56 if platform.machine() == 'x86_64' else 220\n"
+        "if libc.syscall(clone, signal.SIGCONT, 0, 0, 0, 0) == 0: time.sleep(1000)\n"
+    ),
+    "a child that wakes it": (
+        "parent = os.getpid()\n"
+        "for _ in range(3):\n"
+        "    if os.fork() == 0:\n"
+        "        while True: os.kill(parent, signal.SIGCONT)\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("waker", WAKERS.values(), ids=WAKERS)
+async def test_a_stopped_process_that_is_woken_does_not_run_between_calls(
+    box: OneContainer, waker: str
+) -> None:
+    kept = await box.python(f"{WAKE_UP}{waker}x = 1")
+    assert kept.state in ("kept", "rolled_back")
+    await anyio.sleep(1.5)
+    before = cpu_ns(box.name)
+    await anyio.sleep(1.0)
+    assert cpu_ns(box.name) - before < 60_000_000
+    assert box.ended is None
+    listed = await box.files(do="list", path="", recursive=False, most=10)  # says nothing of it
+    assert listed["entries"] == []
+    after = await box.python("'x' in globals()")
+    if after.state == "kept":
+        assert value_of(after) is (kept.state == "kept")
+    else:
+        assert after.state == "reset"
+    assert value_of(await box.python("2")) == 2
+
+
 async def test_nothing_of_a_session_runs_between_its_calls(box: OneContainer) -> None:
     """A thread, a process and a process's handler that would go on for ever."""
     await box.python(

@@ -104,6 +104,19 @@ def test_on_a_terminal_nothing_a_program_says_can_change_it(daemon: Daemon, prog
     assert "\x1b]0;" not in seen
 
 
+def test_words_of_progress_are_no_markup(daemon: Daemon, program: Any) -> None:
+    """A backslash before a bracket undoes an escape; a closing tag alone is an error of rich's."""
+    path = program(
+        ["progress", 50, "\\[link=http://evil.example]here"], ["progress", 60, "\\[/red]end"]
+    )
+    status, seen = on_a_terminal(daemon, "run", "--stream", path)
+    assert "Traceback" not in seen
+    assert status == 0
+    assert "\x1b]8;" not in seen
+    assert "\\[link=http://evil.example]here" in seen
+    assert "\\[/red]end" in seen
+
+
 def test_bar_does_not_wipe_out_a_line_that_is_not_over(daemon: Daemon, program: Any) -> None:
     path = program(["stdout", "question? "], ["progress", 50, "half"], ["stdout", "yes\n"])
     _, seen = on_a_terminal(daemon, "run", "--stream", path)

@@ -164,3 +164,11 @@ async def test_input_files_and_progress_belong_to_their_call(box: OneContainer) 
     assert ran.stdout == "first second ''\n"
     assert box.heard.progress == [(10.0, "half")]
     assert "".join(text for _, text in box.heard.output) == ran.stdout
+
+
+async def test_reports_of_progress_without_end_keep_no_program_waiting(box: OneContainer) -> None:
+    """At some point the supervisor reads no more of them."""
+    many = "for n in range(60_000): progress(n / 600, 'word ' * 10)\n'done'"
+    assert value_of(await box.python(many, wall_s=15)) == "done"
+    await box.python("progress(50, 'of the next call')", live=True)
+    assert box.heard.progress == [(50.0, "of the next call")]

@@ -97,19 +97,21 @@ class _Screen:
             return
         if self._bar is None:
             console = Console(stderr=True, highlight=False)
-            columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[words]}"))
+            words_as_they_are = TextColumn("{task.fields[words]}", markup=False)
+            columns = (BarColumn(), TaskProgressColumn(), words_as_they_are)
             self._bar = Progress(
                 *columns, console=console, transient=True, auto_refresh=False,
                 redirect_stdout=False, redirect_stderr=False,
             )  # fmt: skip
-            self._bar.add_task("", total=100, completed=event.progress, words=_words(event))
+            self._bar.add_task("", total=100, words=_words(event))
+            self._bar.update(self._bar.task_ids[0], completed=event.progress)
             self._bar.start()
         bar, (task,) = self._bar, self._bar.task_ids
         bar.update(task, completed=event.progress, words=_words(event), refresh=True)
 
     def say(self, message: str) -> None:
         self.clear()
-        sys.stderr.write(message + "\n")
+        sys.stderr.write(printable(message) + "\n")
         sys.stderr.flush()
 
     def clear(self) -> None:
@@ -120,8 +122,8 @@ class _Screen:
 
 
 def _words(event: ProgressEvent) -> str:
-    """On one line, and no markup: it is a stranger's, too."""
-    return " ".join(printable(event.message).split()).replace("[", r"\[")
+    """On one line: it is a stranger's, too."""
+    return " ".join(printable(event.message).split())
 
 
 class _Interrupt:

@@ -201,7 +201,7 @@ def _save(envelope: Envelope, client: Client, directory: Path, *, force: bool) -
                     saving.save(entry, client.download_blob)
                 except (SaveFailed, Refused) as reason:
                     name = printable(entry["filename"])
-                    print(f"{name} was not saved: {reason}", file=sys.stderr)
+                    print(f"{name} was not saved: {printable(str(reason))}", file=sys.stderr)
                     is_whole = False
     except SaveFailed as reason:
         fail(f"Nothing was saved: {reason}", ExitCode.TOOL_FAILED)

@@ -22,6 +22,7 @@ import struct
 import time
 from collections.abc import Callable
 
+from fumehood.guest import kernel
 from fumehood.guest.container import processes
 from fumehood.guest.container.link import COPY, DESCRIPTORS, DONE, READY, TAKE, WAKE
 
@@ -30,6 +31,12 @@ COPY_PATIENCE_S = 3.0
 
 MAX_WORDS = 4096
 """Read at once, of what the links have said; more do not fit the socket."""
+
+WATCH_S = 0.5
+"""How often it is looked whether the processes that wait are stopped."""
+
+AWAKE_NS = 5_000_000
+"""CPU time that one which waits may have used without having been awake: what it had begun."""
 
 END_PATIENCE_S = 1.0
 """For what a program started to be ended before its process makes a copy."""
@@ -49,10 +56,15 @@ class Chain:
         self._orders, self.orders_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._orders.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._orders.setblocking(False)
-        self.wake_end, self._wake = os.pipe()
-        os.set_blocking(self._wake, False)
+        self._wake, self.wake_end = socket.socketpair()
+        self._wake.setblocking(False)
         self._first: int | None = None
         self._behind: int | None = None
+        self._seen_awake: set[int] = set()
+        self._used_ns: dict[int, int] = {}
+        """CPU time of those that wait, when they were first seen waiting."""
+        self._are_ended = False
+        """They were ended between two calls, and nobody was told so yet."""
 
     @property
     def first(self) -> int | None:
@@ -70,6 +82,7 @@ class Chain:
 
     def begin(self, *descriptors: int) -> int | None:
         """Give a call to the first process: its id; None where there is none."""
+        self._used_ns.clear()
         if self._first is None:
             return None
         try:
@@ -98,6 +111,8 @@ class Chain:
 
     def look(self) -> bool:
         """After a call that was none of the chain's: stop both again; whether all is well."""
+        if self.tell_end():
+            return False
         if not self.pids:
             return True
         if len(self.pids) == 2 and all(processes.is_alive(pid) for pid in self.pids):
@@ -105,6 +120,41 @@ class Chain:
             return True
         self._first = self._behind = None
         return False
+
+    def are_asleep(self) -> bool:
+        """Whether those that wait are stopped, and have used no processor since they were first
+        seen. A stopped process can be woken by what it has prepared: a timer whose signal is
+        SIGCONT, a child or a parent at whose end the kernel sends it one. On a busy host one may
+        not have stopped yet: it is told so again, and counts as awake when it is seen so twice.
+        """
+        awake = {pid for pid in self.pids if _is_awake(pid)}
+        was_awake, self._seen_awake = self._seen_awake, awake
+        for pid in self.pids:
+            used_ns = kernel.process_cpu_ns(pid) or 0
+            if used_ns - self._used_ns.setdefault(pid, used_ns) > AWAKE_NS:
+                return False
+        self._stop()
+        return not awake & was_awake
+
+    def end(self) -> None:
+        """End those that wait, with the variables; `tell_end` says so to the next call."""
+        ended, self._first, self._behind = self.pids, None, None
+        self._used_ns.clear()
+        self._are_ended = True
+        for pid in ended:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def tell_end(self) -> bool:
+        """Whether they were ended between two calls; told once."""
+        are_ended, self._are_ended = self._are_ended, False
+        return are_ended
+
+    def stop(self) -> None:
+        """Stop those that wait, once everybody is gone who could have woken them."""
+        self._used_ns.clear()
+        self._seen_awake.clear()
+        self._stop()
 
     def _goes_on(self, spared: int | None) -> bool:
         """Whether the process of the call has the next one, too, with its copy behind it, or its
@@ -130,10 +180,11 @@ class Chain:
         self._first, self._behind = pid, None
         self._end_the_others(spared)
         self._take_back()
-        with contextlib.suppress(BlockingIOError):
-            while select.select([self.wake_end], [], [], 0)[0]:
-                os.read(self.wake_end, 1)
-            os.write(self._wake, WAKE)
+        with contextlib.suppress(OSError):  # nothing there; or a program has shut it down
+            while self.wake_end.recv(64, socket.MSG_DONTWAIT):
+                pass
+        with contextlib.suppress(OSError):
+            self._wake.send(WAKE)
         self._behind = self._await_copy(pid)
         return self._behind is not None
 
@@ -196,9 +247,11 @@ class Chain:
         """One that was killed at once has left its order, which the one after it must not take."""
         with contextlib.suppress(BlockingIOError):
             while True:
-                _, ancillary, _, _ = self.orders_end.recvmsg(
+                order, ancillary, _, _ = self.orders_end.recvmsg(
                     1, socket.CMSG_SPACE(DESCRIPTORS * 4), socket.MSG_DONTWAIT
                 )
+                if not order:  # a program has shut down its end: that is so for ever
+                    break
                 for level, kind, data in ancillary:
                     if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                         for descriptor in array.array("i", data):
@@ -216,3 +269,7 @@ class Chain:
         while processes.kill_all(kept) and time.monotonic() < give_up:
             self._reap()
             time.sleep(0.0005)  # killed is not yet dead, and dead not yet gone
+
+
+def _is_awake(pid: int) -> bool:
+    return not processes.is_stopped(pid) and processes.is_alive(pid)

@@ -61,6 +61,10 @@ class Cleaner:
         self._reap()
         return True
 
+    def is_left_alone(self) -> bool:
+        """Whether between two calls nothing is there but the guest and those that wait."""
+        return self.is_alone() or not processes.strangers(self._chain.pids)
+
     def keep_house(self, run: Run, *, is_over: bool) -> housekeeping.Housekeeper:
         """Hand over the files of a run whose processes are gone, and put the mounts in order."""
         if not is_over:

@@ -55,6 +55,11 @@ def is_alive(pid: int) -> bool:
     return not int(_status(pid, "SigPnd") or "0", 16) & SIGKILL_PENDING
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal, and not continued."""
+    return (_status(pid, "State") or "X").startswith("T")
+
+
 def threads_of(pid: int) -> int:
     """How many a process has; none where it is gone."""
     return int(_status(pid, "Threads") or 0)

@@ -25,7 +25,7 @@ from typing import Any
 
 from fumehood.guest import kernel
 from fumehood.guest.container import housekeeping, processes, selfcheck
-from fumehood.guest.container.chain import Chain
+from fumehood.guest.container.chain import WATCH_S, Chain
 from fumehood.guest.container.cleaning import KILL_DEADLINE_S, Cleaner
 from fumehood.guest.container.counters import Counters
 from fumehood.guest.container.host import Host, end
@@ -86,6 +86,7 @@ class Supervisor:
         self._run: Run | None = None
         self._output_due: float | None = None
         self._output_told = 0.0
+        self._watch_at = 0.0
         self._orphaned: Run | None = None
         """A session's run whose process has ended, and which is still to be concluded."""
         self._mounts = Mounts()
@@ -97,7 +98,7 @@ class Supervisor:
             orders,
             self._selector,
             zygote_pid,
-            (self._chain.orders_end.fileno(), self._chain.wake_end),
+            (self._chain.orders_end.fileno(), self._chain.wake_end.fileno()),
             on_ready=self._begin,
             on_end=self._on_end,
         )
@@ -201,7 +202,7 @@ class Supervisor:
 
     def _begin_next_link(self, run: Run) -> bool:
         """Give the run to the process that has the session's variables, if there is one."""
-        had_any = bool(self._chain.pids)
+        had_any = bool(self._chain.pids) or self._chain.tell_end()
         child, theirs = make_child()
         pid = self._chain.begin(*theirs)
         for descriptor in theirs:
@@ -359,6 +360,8 @@ class Supervisor:
         run.is_over = True
         state = self._settle(run)
         is_over = self._cleaner.end_the_rest()
+        self._chain.stop()
+        self._watch_at = time.monotonic() + WATCH_S
         if run.child is not None:
             self._read_last_words(run)
             if self._mounts.are_full():
@@ -392,6 +395,8 @@ class Supervisor:
             stayed = run.stayed and run.killed_for is None and run.child is not None
             state = self._chain.settle(run.child.pid if stayed and run.child else None)
             return "reset" if run.lost_variables else state
+        if run.program == "files":  # whoever asks for files is not told of variables
+            return None
         return None if self._chain.look() else "reset"
 
     def _read_last_words(self, run: Run) -> None:
@@ -420,11 +425,31 @@ class Supervisor:
         if descriptor >= 0 and descriptor in self._selector.get_map():
             self._selector.unregister(descriptor)
 
+    # -- a session's processes that wait ---------------------------------------------
+
+    @staticmethod
+    def _is_chained(run: Run | None) -> bool:
+        """Whether it is the chain's own; then they do not wait."""
+        return run is not None and run.keep and run.program == "python"
+
+    def _watch_chain(self, run: Run | None, now: float) -> None:
+        """Of a session nothing runs that no call pays for: who was woken is ended."""
+        if now < self._watch_at or not self._chain.pids or self._is_chained(run):
+            return
+        self._watch_at = now + WATCH_S
+        if self._chain.are_asleep() and (run is not None or self._cleaner.is_left_alone()):
+            return
+        self._chain.end()
+        if run is None:  # else the rest goes with the run
+            self._cleaner.end_the_rest()
+
     # -- time ----------------------------------------------------------------------
 
     def _until_next_timer(self) -> float:
         now = time.monotonic()
         times = [self._ends_at]
+        if self._chain.pids and not self._is_chained(self._run):
+            times.append(self._watch_at)
         late = self._nursery.until_late()
         if late is not None:
             times.append(late)
@@ -445,6 +470,7 @@ class Supervisor:
         run = self._run
         if now >= self._ends_at and run is None:
             end()
+        self._watch_chain(run, now)
         if run is None or run.child is None:
             return
         if self._output_due is not None and now >= self._output_due:

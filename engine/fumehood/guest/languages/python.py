@@ -29,6 +29,7 @@ from typing import Any
 from fumehood.guest.languages import figures
 from fumehood.guest.languages.figures import MAX_NOTES, Figures, catch_show
 from fumehood.guest.languages.values import Claim, NoValue, represent, shortened, success
+from fumehood.guest.progress import MAX_REPORTS
 
 FILENAME = "<code>"
 """Of the first program; those after it in a session are `<code 2>` and so on."""
@@ -129,12 +130,14 @@ class Program:
         self._memory_bytes = memory_bytes
         self._report = report
         self._programs = 0
+        self._reports = 0
         self._figures = Figures(memory_bytes)
         catch_show(lambda: self._figures)
 
     def run(self, code: str) -> tuple[int, Claim]:
         """Run one program: (exit code, claim). Its threads may still run."""
         self._programs += 1
+        self._reports = 0
         self._figures = Figures(self._memory_bytes)
         builtins.progress = self._progress  # type: ignore[attr-defined]
         exit_code, claim = _run_main(code, self._names, _filename(self._programs))
@@ -165,7 +168,10 @@ class Program:
 
     def _progress(self, percent: float, message: str = "") -> None:
         """Report how far this program is: from 0 to 100, and a few words."""
-        self._report(float(percent), str(message))
+        self._reports += 1
+        # Nobody is told of more, and at some point nobody reads them: who writes would wait then.
+        if self._reports <= MAX_REPORTS:
+            self._report(float(percent), str(message))
 
 
 def _filename(number: int) -> str:

@@ -18,7 +18,10 @@ MAX_REQUIREMENTS = 200
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?"
 _EXTRAS = rf"\[\s*{_NAME}(?:\s*,\s*{_NAME})*\s*\]"
 _VERSION = r"(?:~=|==|!=|<=|>=|<|>)\s*[A-Za-z0-9][A-Za-z0-9.!+*_-]{0,63}"
-_MARKER = r"[A-Za-z0-9_.'\"<>=!~() -]{1,300}"
+_MARKER = r"(?!-|.*[ ;]-)[A-Za-z0-9_.'\"<>=!~() -]{1,300}"
+"""No word of it begins with a hyphen: pip takes that for an option, also within quotes, and has
+options of a line that make it build, which is to run the package's code here.
+"""
 _REQUIREMENT = re.compile(
     rf"({_NAME})\s*(?:{_EXTRAS})?\s*(?:{_VERSION}(?:\s*,\s*{_VERSION})*)?\s*(?:;{_MARKER})?"
 )
@@ -82,7 +85,7 @@ def parse_requirements(text: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for line in _lines(text):
         match = _REQUIREMENT.fullmatch(line)
-        if match is None or match[1].lower().endswith(_ARCHIVES):
+        if match is None or _may_be_a_file(match[1]) or _may_be_a_file(line.partition(";")[0]):
             raise WrongRequirements(f"{_shown(line)} {_why_refused(line)}")
         name = normalized(match[1])
         if name in found:
@@ -138,12 +141,19 @@ def _pinned(line: str) -> Pinned:
     )
 
 
+def _may_be_a_file(words: str) -> bool:
+    """Whether pip would look for a file of this name where it is run: in a folder of somebody's,
+    `name==1.0.zip` can be one.
+    """
+    return words.rstrip().lower().endswith(_ARCHIVES)
+
+
 def _why_refused(line: str) -> str:
     if line.startswith("-"):
         return "is an option: the list holds packages only."
     if "@" in line or "://" in line:
         return "is an address: packages come from the configured index only."
-    if line.startswith((".", "/", "~")) or line.endswith(_ARCHIVES):
+    if line.startswith((".", "/", "~")) or _may_be_a_file(line.partition(";")[0]):
         return "is a path: packages come from the configured index only."
     return "is not a package: write NAME, NAME[EXTRA] or NAME==VERSION, and a marker after ';'."
 
