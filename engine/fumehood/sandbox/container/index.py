@@ -166,9 +166,15 @@ def _pip(arguments: list[str], release: str) -> None:
 
 
 def _run(command: list[str]) -> tuple[int, str]:
+    # In an empty directory: what lies where the operator stands is nothing to be installed.
+    with tempfile.TemporaryDirectory(prefix="fumehood-pip-") as nowhere:
+        return _run_in(nowhere, command)
+
+
+def _run_in(directory: str, command: list[str]) -> tuple[int, str]:
     with subprocess.Popen(  # noqa: S603 - the command is made above, of checked names
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        encoding="utf-8", errors="replace", start_new_session=True,
+        command, cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, encoding="utf-8", errors="replace", start_new_session=True,
     ) as process:  # fmt: skip
         try:
             said, _ = process.communicate(timeout=DEADLINE_S)
