@@ -67,7 +67,7 @@ NOT_ENFORCED: Mapping[str, Mapping[str, NotEnforced]] = MappingProxyType(
             "cacheable": NotEnforced(_given, "the result cache"),
             "cache_ttl": NotEnforced(_given, "the result cache"),
             "cache_key_params": NotEnforced(_given, "the result cache"),
-            "streaming": NotEnforced(_given, "streaming"),
+            "streaming": NotEnforced(_given, "results that a tool gives in parts"),
             "retry_count": NotEnforced(_over_zero, "retries"),
             "fallback": NotEnforced(_given, "fallback tools"),
             "endpoint": NotEnforced(refers_to_secret, "secrets"),
