@@ -152,7 +152,7 @@ def put_file(
 ) -> None:
     """Copy a file into a session. It replaces one that is there, unless --create is given."""
     from fumehood.cli.session_files import send_file
-    from fumehood.cli.show import show_json
+    from fumehood.cli.show import show_json, wants_json
     from fumehood.cli.tables import printable
 
     if path is None and source == "-":
@@ -160,7 +160,7 @@ def put_file(
     name = path if path is not None else Path(source).name
     with calling(socket, as_json=as_json) as client:
         written = send_file(client, session, source, name, mode="create" if create else "replace")
-    if as_json:
+    if wants_json(as_json):
         show_json(written.model_dump())
     else:
         print(f"{printable(written.path)}: {written.size} bytes")
