@@ -165,4 +165,4 @@ def test_packages_of_the_index_are_those_of_the_lock_and_compiled() -> None:
     assert kind == "01000000", "valid whatever time stamps the files have"
     assert tests == []
     image = ready_image("python-data")
-    assert image.packages == ready_image("python").packages + len(locked)
+    assert image.packages == ready_image("shell").packages + len(locked)

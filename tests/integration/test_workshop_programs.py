@@ -165,7 +165,7 @@ async def test_a_table_is_told_as_records_and_as_text(data: OneContainer) -> Non
         "pd.DataFrame({'a': [1, 2], 'when': pd.to_datetime(['2026-01-02', None])}, index=['x', 'y'])"
     )
     assert value_of(ran) == [
-        {"index": "x", "a": 1, "when": "2026-01-02T00:00:00.000"},
+        {"index": "x", "a": 1, "when": "2026-01-02T00:00:00"},
         {"index": "y", "a": 2, "when": None},
     ]
     assert ran.result is not None
@@ -177,6 +177,35 @@ async def test_a_large_table_is_told_as_text_alone(data: OneContainer) -> None:
     assert value_of(ran) is None
     assert ran.result is not None
     assert "3000 rows" in ran.result["value_repr"]
+
+
+async def test_a_record_holds_exactly_what_the_table_does(data: OneContainer) -> None:
+    ran = await data.python(
+        "import pandas as pd\n"
+        "pd.DataFrame({'p': [1e-12, 1 / 3, 0.1 + 0.2], 'n': [1, None, 3], 's': ['x', None, 'z'],\n"
+        "              'b': [True, False, True]})"
+    )
+    assert value_of(ran) == [
+        {"p": 1e-12, "n": 1.0, "s": "x", "b": True},
+        {"p": 1 / 3, "n": None, "s": None, "b": False},
+        {"p": 0.1 + 0.2, "n": 3.0, "s": "z", "b": True},
+    ]
+    for cell in ("float('inf')", "b'x'", "2 ** 60", "object()"):  # nothing that JSON holds
+        told = await data.python(f"pd.DataFrame({{'a': [{cell}]}})")
+        assert value_of(told) is None
+        assert told.result is not None
+        assert told.result["value_repr"]
+
+
+async def test_a_table_that_is_too_large_says_so(data: OneContainer) -> None:
+    large = await data.python("import pandas as pd\npd.DataFrame({'a': range(6000)})")
+    assert value_of(large) is None
+    assert large.result is not None
+    assert "too large" in large.result["notes"][0]
+    small = await data.python("pd.DataFrame({'a': range(60)})")
+    assert len(value_of(small)) == 60
+    assert small.result is not None
+    assert "notes" not in small.result
 
 
 async def test_numbers_of_numpy_are_numbers(data: OneContainer) -> None:
