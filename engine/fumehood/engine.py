@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import datetime
@@ -258,14 +258,14 @@ class Engine:
         """The engine's clock."""
         return self._clock.now()
 
-    async def run(
+    def run(
         self, tool: str, body: CallBody, principal: Principal | None, live: Live | None = None
-    ) -> Envelope:
+    ) -> Coroutine[Any, Any, Envelope]:
         """Carry out one call of somebody whose identity the face has established.
 
-        `live` hears of it meanwhile, and can end it.
+        `live` hears of it meanwhile, and can end it. To be awaited.
         """
-        return await self._own_calls.run(tool, body, principal, live or Live())
+        return self._own_calls.run(tool, body, principal, live or Live())
 
     def open_stream(self, tool: str, body: CallBody, principal: Principal | None) -> StreamedCall:
         """Carry out one call beside its caller, who follows its events or leaves."""

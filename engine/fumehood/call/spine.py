@@ -104,7 +104,9 @@ async def run_call(request: CallRequest, rooms: Rooms, live: Live | None = None)
             live.begin()
             async with admission as admitted:
                 record_intent(trail.passed("admit", admitted), trail)  # if this fails, nothing runs
-                outcome = await _execute(admitted, rooms, live)
+                outcome = await execute(
+                    admitted, blobs=rooms.blobs, cursors=rooms.cursors, live=live
+                )
                 if live.close():  # the tool did not let itself be cancelled, and is over now
                     outcome = Outcome.cancelled(outcome.isolation)
                 ending = trail.passed("execute", outcome)
@@ -116,10 +118,6 @@ async def run_call(request: CallRequest, rooms: Rooms, live: Live | None = None)
         if live.close() and isinstance(fault, asyncio.CancelledError):
             return await conclude_cancelled(request, live, trail, rooms)
         return await conclude_fault(request, fault, trail, rooms)
-
-
-async def _execute(admitted: AdmittedCall, rooms: Rooms, live: Live) -> Outcome:
-    return await execute(admitted, blobs=rooms.blobs, cursors=rooms.cursors, live=live)
 
 
 async def conclude(

@@ -50,9 +50,12 @@ def is_alive(pid: int) -> bool:
     """Whether a process is there and goes on. A stopped one does; one that is killed and has not
     come to die yet does not.
     """
-    if (_status(pid, "State") or "X").split()[0] in "ZX":
-        return False
-    return not int(_status(pid, "SigPnd") or "0", 16) & SIGKILL_PENDING
+    return not has_ended(pid) and not int(_status(pid, "SigPnd") or "0", 16) & SIGKILL_PENDING
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or waits for its parent to hear of its end."""
+    return (_status(pid, "State") or "X").split()[0] in "ZX"
 
 
 def is_stopped(pid: int) -> bool:
@@ -93,7 +96,7 @@ def _is_dead_child(pid: int, parents: Collection[int]) -> bool:
     """Of a process whose first thread alone has ended, the others are counted."""
     parent = _status(pid, "PPid")
     is_theirs = parent is not None and int(parent) in parents
-    return is_theirs and not is_alive(pid) and threads_of(pid) <= 1
+    return is_theirs and has_ended(pid) and threads_of(pid) <= 1
 
 
 def _status(pid: int, key: str) -> str | None:
