@@ -1,7 +1,7 @@
 """The image with NumPy, pandas and Matplotlib, and sessions: what they cost beside a bare call.
 
 All requests are made in turn (A B A B …) to one daemon, whose Python image is `python-data`. Calls
-are paced a little, as those of an agent are: the next child is ready when one comes.
+are paced a little, so that the next child is ready when one comes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ float(table.groupby("key")["value"].mean().sum())
 GROUPED = 34996.5
 ROUNDS = 60
 WARM_UP = 10
-PACE_S = 0.03
+PACE_S = 0.02
 IDLE_MB = 120
 
 
