@@ -55,7 +55,7 @@ code of `fumehood call`.
 - **exit** is the exit code of `fumehood call`.
 
 Some codes are defined already and not raised by this version, because what would raise them
-(approvals, sessions, idempotency, budgets, rate limits, REST tools) is not in this version.
+(approvals, idempotency, budgets, rate limits, REST tools) is not in this version.
 """
 
 ENDINGS = """\
@@ -300,9 +300,15 @@ def _address_row(operation: Operation) -> list[str]:
         f"`{operation.path}`",
         operation.words[0],
         who[operation.needs],
-        f"`{operation.body.__name__}`" if operation.body is not None else "",
+        _body(operation),
         f"{kind}, no envelope" if operation.plain else kind,
     ]
+
+
+def _body(operation: Operation) -> str:
+    if operation.upload is not None:
+        return "bytes"
+    return f"`{operation.body.__name__}`" if operation.body is not None else ""
 
 
 def _wrapped(words: Iterable[str]) -> str:

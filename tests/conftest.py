@@ -33,6 +33,11 @@ CLEAN_ENVIRONMENT = {
     "LANG": "C.UTF-8",
     # Most tests are of something else: no daemon of theirs makes a container ahead.
     "FUMEHOOD_CONTAINER__POOL_MIN": "0",
+    # The smallest image, and the same for everything, unless a test asks for another.
+    "FUMEHOOD_CONTAINER__IMAGES__PYTHON": "python",
+    "FUMEHOOD_CONTAINER__IMAGES__SHELL": "python",
+    "FUMEHOOD_CONTAINER__IMAGES__JAVASCRIPT": "python",
+    "FUMEHOOD_SESSIONS__IMAGE": "python",
 }
 
 
@@ -248,8 +253,14 @@ def administered_daemon() -> Iterator[Daemon]:
 @pytest.fixture(scope="session")
 def python_image() -> Image:
     """The image `python` as this engine builds it; built now where it is not there."""
+    return ready_image("python")
+
+
+@cache
+def ready_image(name: str) -> Image:
+    """An image of ours as this engine builds it; built now where it is not there."""
     with contextlib.closing(open_docker(timeout_s=DEADLINE_S)) as docker:
-        return build_image(docker, read_recipe("python"), print).image
+        return build_image(docker, read_recipe(name), print).image
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ for the executor `code:python`.
 """
 
 from fumehood import CODE_OUTPUT, ToolDefinition, ToolType
+from fumehood_tools.sent_files import FILES, STDIN
 
 run_python = ToolDefinition(
     name="run_python",
@@ -12,13 +13,15 @@ run_python = ToolDefinition(
     type=ToolType.BUILTIN,
     description=(
         "Run a Python program in a sandbox and get what it printed, the value of its last "
-        "expression, its exit status and the files that it wrote. Reads and writes nothing but "
-        "its own temporary working directory: no network, none of the user's files, no other "
-        "process. The whole standard library is there; files can be sent in and come back; "
-        "nothing is kept for the next call. Use it for computing, parsing, converting and "
-        "generating files, and for code that run_restricted_python refuses. Not for single "
-        "sums (calculator), for the network, for installing packages, or for anything that must "
-        "last or act outside."
+        "expression, its exit status, the files that it wrote and the figures that it drew. Has "
+        "the whole standard library, NumPy, pandas and Matplotlib; open figures come back as PNG "
+        "without being saved, and tables as records. Reads and writes nothing but its own "
+        "working directory: no network, none of the user's files, no other process. Files can be "
+        "sent in and come back. Nothing is kept for the next call, unless it is made in a "
+        "session (session_id): that keeps variables and files. Use it for computing, data, "
+        "plots, parsing, converting and generating files, and for code that "
+        "run_restricted_python refuses. Not for single sums (calculator), for the network, for "
+        "installing packages, or for anything that must act outside."
     ),
     parameters={
         "type": "object",
@@ -31,33 +34,8 @@ run_python = ToolDefinition(
                 "maxLength": 5_242_880,
                 "description": "The program. Print results, or end with an expression.",
             },
-            "stdin": {
-                "type": "string",
-                "description": "What the program reads from standard input; absent: nothing.",
-            },
-            "files": {
-                "type": "array",
-                "maxItems": 100,
-                "description": "Files to put into the working directory before it starts.",
-                "items": {
-                    "type": "object",
-                    "additionalProperties": False,
-                    "required": ["path"],
-                    "properties": {
-                        "path": {
-                            "type": "string",
-                            "minLength": 1,
-                            "maxLength": 4096,
-                            "description": "Relative path, such as 'data/input.csv'.",
-                        },
-                        "content": {"type": "string", "description": "The content as text."},
-                        "content_base64": {
-                            "type": "string",
-                            "description": "Or the content as base64; one of the two.",
-                        },
-                    },
-                },
-            },
+            "stdin": STDIN,
+            "files": FILES,
         },
     },
     output_schema=CODE_OUTPUT,

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from fumehood.model.tool import CODE_OUTPUT as CODE_OUTPUT
     from fumehood.model.tool import EXPRESSION_OUTPUT as EXPRESSION_OUTPUT
     from fumehood.model.tool import PROGRAM_OUTPUT as PROGRAM_OUTPUT
+    from fumehood.model.tool import SESSION_OUTPUT as SESSION_OUTPUT
+    from fumehood.model.tool import SHELL_OUTPUT as SHELL_OUTPUT
     from fumehood.model.tool import ToolDefinition as ToolDefinition
     from fumehood.model.tool import ToolType as ToolType
     from fumehood.model.usage import TextKind as TextKind
@@ -52,6 +54,8 @@ _HOMES = {
     "InvalidDefinition": "fumehood.registry.definitions",
     "Refused": "fumehood.client",
     "PROGRAM_OUTPUT": "fumehood.model.tool",
+    "SESSION_OUTPUT": "fumehood.model.tool",
+    "SHELL_OUTPUT": "fumehood.model.tool",
     "TextKind": "fumehood.model.usage",
     "TokenCounter": "fumehood.model.usage",
     "ToolDefinition": "fumehood.model.tool",

@@ -8,6 +8,7 @@ an error, and nothing here changes while the engine runs.
 |---|---|---|---|
 | `host_tools` | none may run in the host | the same | exactly these names may |
 | `tools_directory` | no file brings tools | the same | the definitions in this directory |
+| `images_directory` | `images` in the state directory | the same | one's own images are there |
 | `allow_debug` | no `debug_info` for anybody | – | for calls that ask |
 """
 
@@ -34,6 +35,7 @@ from fumehood.model.limits import (
     MIN_JAIL_MB,
     WallLimits,
 )
+from fumehood.model.session import SessionRules
 from fumehood.model.usage import Prices
 
 MAX_SOCKET_PATH_BYTES = 107
@@ -70,12 +72,25 @@ class JailConfig(BaseModel):
     output_kb: int = Field(default=1024, ge=1, le=1024)
 
 
+IMAGE_NAME = r"^[a-z][a-z0-9-]{0,30}$"
+
+
+class ImagesConfig(BaseModel):
+    """Which image a program in a language runs in, where no session says otherwise."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    python: str = Field(default="python-data", pattern=IMAGE_NAME)
+    shell: str = Field(default="shell", pattern=IMAGE_NAME)
+    javascript: str = Field(default="node", pattern=IMAGE_NAME)
+
+
 class ContainerConfig(BaseModel):
     """Defaults and ceilings of the container wall, and how many containers there are."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    image: str = Field(default="python", pattern=r"^[a-z][a-z0-9-]{0,30}$")
+    images: ImagesConfig = ImagesConfig()
     runtime: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
     timeout_seconds: float = Field(default=30, gt=0, le=600)
     max_timeout_seconds: float = Field(default=600, gt=0, le=600)
@@ -83,7 +98,7 @@ class ContainerConfig(BaseModel):
     cpus: float = Field(default=1, ge=0.1, le=64)
     memory_mb: int = Field(default=512, ge=128, le=2048)
     max_memory_mb: int = Field(default=2048, ge=128, le=2048)
-    output_kb: int = Field(default=1024, ge=1, le=1024)
+    output_kb: int = Field(default=1024, ge=1, le=1024 * 1024)
     pool_min: int = Field(default=1, ge=0, le=256)
     pool_max: int = Field(default=8, ge=1, le=256)
     max_uses: int = Field(default=1000, ge=1, le=1_000_000)
@@ -96,6 +111,20 @@ class ContainerConfig(BaseModel):
         if self.pool_min > self.pool_max:
             raise ValueError("pool_min is more than pool_max")
         return self
+
+
+class SessionsConfig(BaseModel):
+    """Defaults and ceilings of sessions, and how many there are."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    image: str = Field(default="python-data", pattern=IMAGE_NAME)
+    max: int = Field(default=4, ge=0, le=256)
+    max_per_principal: int = Field(default=3, ge=0, le=256)
+    idle_seconds: float = Field(default=1800, ge=1, le=86_400)
+    lifetime_seconds: float = Field(default=14_400, ge=10, le=604_800)
+    queue_seconds: float = Field(default=30, ge=0, le=600)
+    waiting: int = Field(default=20, ge=0, le=1000)
 
 
 class PriceConfig(BaseModel):
@@ -149,14 +178,17 @@ class Config(BaseSettings):
     allow_debug: bool = False
     host_tools: Annotated[tuple[str, ...], NoDecode] = ()
     tools_directory: Path | None = None
+    images_directory: Path | None = None
     drain_seconds: float = Field(default=10, ge=0, le=600)
     calls_kept_days: int = Field(default=30, ge=1, le=3650)
     calls_kept: int = Field(default=100_000, ge=100, le=100_000_000)
     blobs_kept_hours: float = Field(default=24, gt=0, le=24 * 365)
     blobs_kept_mb: int = Field(default=1024, ge=1, le=1_000_000)
+    streams_mb: int = Field(default=2048, ge=1, le=1_000_000)
     interpreter: InterpreterConfig = InterpreterConfig()
     jail: JailConfig = JailConfig()
     container: ContainerConfig = ContainerConfig()
+    sessions: SessionsConfig = SessionsConfig()
     prices: PriceConfig = PriceConfig()
     service: ServiceConfig = ServiceConfig()
     principals: tuple[PrincipalConfig, ...] = ()
@@ -169,10 +201,10 @@ class Config(BaseSettings):
             return tuple(name.strip() for name in value.split(",") if name.strip())
         return value
 
-    @field_validator("tools_directory")
+    @field_validator("tools_directory", "images_directory")
     @classmethod
     def _refuse_relative(cls, value: Path | None) -> Path | None:
-        """Which tools there are must not depend on where the engine was started."""
+        """Which tools and images there are must not depend on where the engine was started."""
         if value is not None and not value.is_absolute():
             raise ValueError("must be an absolute path")
         return value
@@ -212,6 +244,11 @@ class Config(BaseSettings):
             return self.home
         base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
         return Path(base).expanduser() / "fumehood"
+
+    @property
+    def own_images(self) -> Path:
+        """Where the recipes of the operator's own images are; it need not exist."""
+        return self.images_directory or self.state_directory / "images"
 
     @property
     def socket_path(self) -> Path:
@@ -276,6 +313,20 @@ class Config(BaseSettings):
             output_bytes=chosen.output_kb * 1024,
             cpu_s=chosen.cpu_seconds,
             memory_classes=CONTAINER_MEMORY_CLASSES,
+        )
+
+    @property
+    def session_rules(self) -> SessionRules:
+        """The rules of sessions as configured."""
+        chosen = self.sessions
+        return SessionRules(
+            image=chosen.image,
+            most=chosen.max,
+            most_of_one=min(chosen.max_per_principal, chosen.max),
+            idle_s=chosen.idle_seconds,
+            lifetime_s=chosen.lifetime_seconds,
+            queue_s=chosen.queue_seconds,
+            waiting=chosen.waiting,
         )
 
     @property

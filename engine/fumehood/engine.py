@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Collection, Iterable
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import datetime
@@ -19,20 +19,27 @@ from typing import Any, BinaryIO
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
-from pydantic import ValidationError
 
+from fumehood.call.incoming import NotJson, parse_call_body, parse_call_query, parse_own_call
 from fumehood.call.shape import shape_error
-from fumehood.call.spine import Rooms, run_call
+from fumehood.call.spine import Rooms
+from fumehood.call.stream import StreamedCall, events_of
 from fumehood.config import Config, config_file, load_config
+from fumehood.engine_calls import EngineCalls
+from fumehood.engine_directory import EngineDirectory
 from fumehood.engine_walls import TROUBLE, EngineWalls
+from fumehood.executors.live import Live
+from fumehood.executors.session_files import SessionFiles
 from fumehood.gates.approvers import Approvers
 from fumehood.gates.binding import require_agent
+from fumehood.gates.identity import require_caller
 from fumehood.gates.tokens import Tokens
 from fumehood.model.answers import ToolDetails
-from fumehood.model.call import CallBody, CallOptions, CallRequest
+from fumehood.model.call import CallBody, CallOptions
 from fumehood.model.call_log import CallPage, CallQuery, CallRecord
 from fumehood.model.envelope import Envelope, Metadata, Performance, Resources, UsageReport
-from fumehood.model.errors import EngineError, InvalidParams, ResourceNotFound
+from fumehood.model.errors import EngineError, ResourceNotFound, ShuttingDown
+from fumehood.model.events import Event, last_event
 from fumehood.model.identity import Principal, Scope, uid_principal_id
 from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import MB
@@ -42,27 +49,26 @@ from fumehood.model.usage import EstimatingCounter, TokenCounter
 from fumehood.observe.clock import Clock, IdSource, SystemClock, timestamp
 from fumehood.observe.log import Logger, log_fault, quiet_logger
 from fumehood.registry.agents import Agents
-from fumehood.registry.directory import DirectoryContents, DirectoryFault, ToolDirectory
+from fumehood.registry.directory import DirectoryFault
 from fumehood.registry.discover import LoadFault, discover
 from fumehood.registry.filtering import Selection, filter_tools
-from fumehood.registry.index import Source, ToolIndex
+from fumehood.registry.index import ToolIndex
 from fumehood.registry.listing import DEFAULT_LIMIT, ToolFilter, ToolPage, page_of_tools
 from fumehood.registry.loading import Tool, import_paths, register_all
 from fumehood.registry.registrations import Registrations
-from fumehood.registry.watch import watch
+from fumehood.sandbox.sessions import SessionClock, SessionKeeper
 from fumehood.sandbox.wall import Wall
 from fumehood.store.blobs import Blob, BlobStore
 from fumehood.store.calls import CallLog, UnknownCursor
 from fumehood.store.database import Database, open_database
 from fumehood.store.errors import StoreError, understood
 from fumehood.store.retention import Kept, retention
-from fumehood.wire import strict_json
+from fumehood.store.sessions import SessionTable
+from fumehood.store.spool import SpoolStore
 from fumehood.wire.blob_urls import parse_blob_url
 from fumehood.wire.cursors import Cursors
 
 CURSOR_KEY_BYTES = 32
-MAX_KEYS = 1000
-"""Parameters of one call: each unknown one would become a message or a warning."""
 
 
 class Engine:
@@ -115,8 +121,12 @@ class Engine:
             self.registrations = Registrations(self._registry, self.database)
         for left_out in self.registrations.load_faults:
             self.log.error("tools.left_out", registered=True, reason=left_out.message)
-        self.directory_faults: tuple[DirectoryFault, ...] = ()
-        self._directory = self._load_directory()
+        directory = self.config.tools_directory
+        self._directory = (
+            EngineDirectory(directory, self._registry, self.registrations, self.log)
+            if directory is not None
+            else None
+        )
         self._cursors = Cursors(secrets.token_bytes(CURSOR_KEY_BYTES))
         self._walls = EngineWalls(
             self.config,
@@ -143,6 +153,18 @@ class Engine:
             lifetime_s=max(1, int(self.config.blobs_kept_hours * 3600)),
             now=self._clock.now,
         )
+        session_rows = SessionTable(self.database)
+        with understood("sessions"):
+            kept_sessions = session_rows.all_now()
+        self.sessions = SessionKeeper(
+            self._walls.container,
+            session_rows,
+            self.config.session_rules,
+            SessionClock(self._clock.now, self._clock.monotonic),
+            self._check_session_maker,
+            kept=kept_sessions,
+            on_event=self._on_wall_event,
+        )
         self._rooms = Rooms(
             registry=self._registry,
             agents=self.agents,
@@ -152,28 +174,43 @@ class Engine:
             counter=self._counter,
             prices=self.config.resource_prices,
             allow_debug=self.config.allow_debug,
-            is_draining=lambda: self._is_draining or not self._is_open,
+            is_draining=lambda: self._own_calls.takes_none,
             calls=self._calls,
             blobs=self.blobs,
+            cursors=self._cursors,
+            sessions=self.sessions,
         )
-        self._is_draining = False
-        self._is_open = False
-        self._running = 0
-        self._idle = anyio.Event()
+        self._spools = SpoolStore(
+            self.database.path.parent if self.database.path is not None else None,
+            max_bytes=self.config.streams_mb * MB,
+        )
+        self._own_calls = EngineCalls(
+            self._rooms,
+            self._ids,
+            self._clock,
+            self._spools,
+            output_bytes=self.config.container.output_kb * 1024,
+        )
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Engine:
         if self._owns_database:
             self._stack.callback(self.database.close)
         await self._stack.enter_async_context(self._walls)
+        await self._stack.enter_async_context(self.sessions)
         if self._directory is not None:
             group = await self._stack.enter_async_context(anyio.create_task_group())
             self._stack.callback(group.cancel_scope.cancel)
-            group.start_soon(watch, self._directory, self._on_directory, self._on_failed_look)
+            group.start_soon(self._directory.follow)
         self._stack.callback(self.blobs.close)
-        fault = await self._open_blobs()
-        if fault is not None:  # what is too large is not kept then, and its answer says so
-            self.log.error("blobs.unavailable", reason=str(fault))
+        self._stack.callback(self._spools.close)
+        self._stack.push_async_callback(self._own_calls.end_streamed)
+        # Without them what is too large is not kept, or what happens not told: answers say so.
+        for name, open_store in (("blobs", self.blobs.open), ("streams", self._spools.open)):
+            try:
+                await open_store()
+            except StoreError as fault:
+                self._on_store_fault(name, fault)
         all_kept: tuple[tuple[Kept, float], ...] = (
             (self._calls, self.config.calls_kept_days * 86_400),
             (self.blobs, self.config.blobs_kept_hours * 3600),
@@ -182,11 +219,11 @@ class Engine:
             await self._stack.enter_async_context(
                 retention(kept, self._clock.now, self._on_retention_fault, kept_s=kept_s)
             )
-        self._is_open = True
+        self._own_calls.is_open = True
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        self._is_open = False
+        self._own_calls.is_open = False
         await self._stack.aclose()
         await anyio.lowlevel.checkpoint()  # the last calls' last events are still to be logged
 
@@ -199,17 +236,12 @@ class Engine:
         arguments or options are no JSON at all.
         """
         try:
-            # What a daemon's client could not send, an embedding program cannot either.
-            call = {"arguments": arguments if arguments is not None else {}, "options": options}
-            raw = strict_json.loads(
-                strict_json.dumps({"tool": str(tool), "call": call}), max_depth=65
-            )
-            body = parse_call_body(raw["call"])
-        except (TypeError, ValueError, RecursionError) as error:
-            return self.refusal(InvalidParams(f"The call is not JSON: {error}."))
+            name, body = parse_own_call(tool, arguments, options)
+        except NotJson as error:
+            return self.refusal(error)
         except EngineError as error:
             return self.refusal(error, tool=str(tool))
-        return await self.run(raw["tool"], body, self.owner)
+        return await self.run(name, body, self.owner)
 
     @property
     def owner(self) -> Principal:
@@ -226,24 +258,58 @@ class Engine:
         """The engine's clock."""
         return self._clock.now()
 
-    async def run(self, tool: str, body: CallBody, principal: Principal | None) -> Envelope:
-        """Carry out one call of somebody whose identity the face has established."""
-        trace_id = body.options.trace_id or self._ids.trace_id(self._clock.now())
-        request = CallRequest(
-            tool=tool,
-            arguments=body.arguments,
-            options=body.options,
-            principal=principal,
-            call_id=self._ids.call_id(),
-            trace_id=trace_id,
-        )
-        self._running += 1
+    def run(
+        self, tool: str, body: CallBody, principal: Principal | None, live: Live | None = None
+    ) -> Coroutine[Any, Any, Envelope]:
+        """Carry out one call of somebody whose identity the face has established.
+
+        `live` hears of it meanwhile, and can end it. To be awaited.
+        """
+        return self._own_calls.run(tool, body, principal, live or Live())
+
+    def open_stream(self, tool: str, body: CallBody, principal: Principal | None) -> StreamedCall:
+        """Carry out one call beside its caller, who follows its events or leaves."""
+        return self._own_calls.open_stream(tool, body, principal)
+
+    async def stream(
+        self, tool: str, arguments: JsonObject | None = None, **options: Any
+    ) -> AsyncIterator[Event]:
+        """Call a tool as `call` does; yields its events as they come, its answer as the last.
+
+        Closing the iterator leaves the call to itself; with `cancel_on_disconnect` it ends it.
+        """
         try:
-            return await run_call(request, self._rooms)
+            name, body = parse_own_call(tool, arguments, options)
+        except EngineError as error:
+            yield last_event(self.refusal(error, tool=str(tool)))
+            return
+        call = self.open_stream(name, body, self.owner)
+        refusal = await call.begun()
+        if refusal is not None:
+            yield last_event(refusal)
+            return
+        try:
+            async for event in events_of(call):
+                yield event
         finally:
-            self._running -= 1
-            if self._is_draining and not self._running:
-                self._idle.set()
+            if body.options.cancel_on_disconnect:
+                call.live.cancel()
+
+    async def cancel(self, call_id: str) -> None:
+        """End a running call of this process's owner. It has its answer: CANCELLED.
+
+        Raises:
+            ResourceNotFound: no such call, or it is over.
+        """
+        await self.cancel_call(call_id, self.owner)
+
+    async def cancel_call(self, call_id: str, principal: Principal) -> None:
+        """End a running call of one principal's; waits until its program is gone.
+
+        Raises:
+            ResourceNotFound: no such call of this principal's, or it is over.
+        """
+        await self._own_calls.running.cancel(call_id, principal)
 
     def tools(self) -> list[ToolDefinition]:
         """The preferred version of every registered tool, by name."""
@@ -285,9 +351,13 @@ class Engine:
         """Whether calls are served, and what each wall in use enforces here."""
         walls = self.walls
         is_held = all(wall["ready"] for wall in walls.values() if wall["essential"])
-        serves = self._is_open and not self._is_draining and is_held
+        serves = not self._own_calls.takes_none and is_held
         shown = {
-            name: WallReadiness(ready=wall["ready"], enforced=tuple(wall["enforced"]))
+            name: WallReadiness(
+                ready=wall["ready"],
+                enforced=tuple(wall["enforced"]),
+                missing=tuple(wall["missing"]),
+            )
             for name, wall in walls.items()
         }
         state = StateReadiness(failing=self.database.is_failing, lost_rows=self.database.lost_posts)
@@ -380,6 +450,10 @@ class Engine:
         with file:
             return await anyio.to_thread.run_sync(file.read)
 
+    def session_files(self, session_id: str, principal: Principal | None = None) -> SessionFiles:
+        """The files of a session of this process's owner, or of another principal."""
+        return SessionFiles(self.sessions, self._cursors, principal or self.owner, session_id)
+
     def answer(self, data: JsonObject) -> Envelope:
         """An envelope for what is no call, such as a list of tools."""
         return self._outside_calls(data, None, None)
@@ -390,18 +464,21 @@ class Engine:
 
     def drain(self) -> None:
         """Take no new calls from now on; what runs goes on."""
-        self._is_draining = True
-        if not self._running:
-            self._idle.set()
+        self._own_calls.drain()
 
     async def drained(self) -> None:
         """Wait, after `drain`, until no call runs any more."""
-        await self._idle.wait()
+        await self._own_calls.drained()
 
     @property
     def is_draining(self) -> bool:
         """Whether new calls are refused."""
-        return self._is_draining
+        return self._own_calls.is_draining
+
+    @property
+    def directory_faults(self) -> tuple[DirectoryFault, ...]:
+        """What is wrong in the directory of definitions now."""
+        return self._directory.faults if self._directory is not None else ()
 
     @property
     def walls(self) -> dict[str, dict[str, Any]]:
@@ -412,37 +489,18 @@ class Engine:
         """
         return self._walls.report()
 
-    async def _open_blobs(self) -> StoreError | None:
-        try:
-            await self.blobs.open()
-        except StoreError as fault:
-            return fault
-        return None
+    def _check_session_maker(self, principal: Principal, agent_id: str | None) -> None:
+        """Who may make a session, and for which agent: whoever may make such calls."""
+        require_caller(principal)
+        if agent_id is not None:
+            require_agent(principal, agent_id, self.agents.find(agent_id))
+        if self.is_draining:
+            raise ShuttingDown(
+                "The engine is stopping. Repeat the call when it is back.", retry_after_ms=2000
+            )
 
-    def _load_directory(self) -> ToolDirectory | None:
-        path = self.config.tools_directory
-        if path is None:
-            return None
-        directory = ToolDirectory(
-            path, owner_of=lambda name: self._registry.owner(name, but=Source.DIRECTORY)
-        )
-        self._on_directory(directory.load())
-        return directory
-
-    def _on_directory(self, contents: DirectoryContents) -> None:
-        """Serve what the directory offers now; what is wrong is logged once."""
-        self._registry.replace_source(Source.DIRECTORY, contents.tools)
-        self.registrations.apply_switches()
-        for fault in contents.faults:
-            if fault not in self.directory_faults:
-                self.log.error("tools_directory.left_out", file=fault.file, reason=fault.reason)
-        self.directory_faults = contents.faults
-        self.log.info(
-            "tools_directory.read", tools=len(contents.tools), faulty=len(contents.faults)
-        )
-
-    def _on_failed_look(self, error: Exception) -> None:
-        log_fault(self.log, "tools_directory.failed", error)
+    def _on_store_fault(self, name: str, fault: StoreError) -> None:
+        self.log.error(f"{name}.unavailable", reason=str(fault))
 
     def _on_retention_fault(self, fault: Exception) -> None:
         log_fault(self.log, "state.retention_failed", fault)
@@ -473,43 +531,6 @@ class Engine:
                 usage=UsageReport(currency=self.config.prices.currency),
             ),
         )
-
-
-def parse_call_body(document: Any) -> CallBody:
-    """The body of a call from JSON that has been parsed strictly.
-
-    Raises:
-        InvalidParams: with every field that is wrong.
-    """
-    if not isinstance(document, dict):
-        raise InvalidParams('The body must be an object: {"arguments": {…}, "options": {…}}.')
-    for where in (document, document.get("options"), document.get("arguments")):
-        if isinstance(where, dict) and len(where) > MAX_KEYS:
-            raise InvalidParams(f"The call has more than {MAX_KEYS} keys in one object of its own.")
-    try:
-        return CallBody.model_validate(document)
-    except ValidationError as error:
-        faults = error.errors(include_url=False, include_input=False)
-        fields = [".".join(map(str, fault["loc"]))[:120] for fault in faults[:20]]
-        words = "; ".join(
-            f"{field}: {fault['msg']}" for field, fault in zip(fields, faults, strict=False)
-        )
-        raise InvalidParams(f"The call is wrong: {words}.", fields=fields) from None
-
-
-def parse_call_query(query: JsonObject) -> CallQuery:
-    """What to list of the call log.
-
-    Raises:
-        InvalidParams: with every field that is wrong.
-    """
-    try:
-        return CallQuery.model_validate(query)
-    except ValidationError as error:
-        faults = error.errors(include_url=False, include_input=False)[:20]
-        fields = [".".join(map(str, fault["loc"]))[:120] for fault in faults]
-        words = "; ".join(f"{f}: {fault['msg']}" for f, fault in zip(fields, faults, strict=True))
-        raise InvalidParams(f"The query is wrong: {words}.", fields=fields) from None
 
 
 __all__ = ["CallOptions", "Engine", "Tool", "parse_call_body", "parse_call_query"]

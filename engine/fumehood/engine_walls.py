@@ -19,6 +19,7 @@ from fumehood.model.limits import Limit
 from fumehood.sandbox.container.docker_api import QUICK_S, Docker
 from fumehood.sandbox.container.pool import PoolRules
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
+from fumehood.sandbox.container.shelf import FindImage, ImageFound
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.host import Host
 from fumehood.sandbox.process.interpreter import InterpreterWall
@@ -34,8 +35,11 @@ TROUBLE = frozenset(
         "container.unavailable",
         "container.failed",
         "container.dirty",
+        "container.images_missing",
         "container.look_failed",
         "container.owner_unknown",
+        "session.lost",
+        "session.not_written",
     }
 )
 """Events of walls that the log shows as warnings."""
@@ -66,19 +70,19 @@ class EngineWalls:
             config.interpreter_limits, on_event=on_event
         )
         self._jail: Wall = jail or JailWall(jailed_paths, config.jail_limits, on_event=on_event)
-        self._container: Wall = container or make_container_wall(config, state, on_event)
+        self.container: Wall = container or make_container_wall(config, state, on_event)
         self._host = Host()
         self.by_name = Walls(
             interpreter=self._interpreter,
             jail=self._jail,
-            container=self._container,
+            container=self.container,
             host=self._host,
         )
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> EngineWalls:
-        if isinstance(self._container, ContainerWall):
-            await self._stack.enter_async_context(self._container)
+        if isinstance(self.container, ContainerWall):
+            await self._stack.enter_async_context(self.container)
         if isinstance(self._interpreter, InterpreterWall):
             await self._stack.enter_async_context(self._interpreter)
         if isinstance(self._jail, JailWall) and self._jailed_paths:
@@ -98,8 +102,8 @@ class EngineWalls:
         walls = {"interpreter": self._interpreter}
         if self._jailed_paths:
             walls["jail"] = self._jail
-        if getattr(self._container, "is_in_use", True):
-            walls["container"] = self._container
+        if getattr(self.container, "is_in_use", True):
+            walls["container"] = self.container
         return {name: _report(wall, name == "interpreter") for name, wall in walls.items()}
 
 
@@ -111,6 +115,7 @@ def _report(wall: Wall, is_essential: bool) -> dict[str, Any]:
         "ready": getattr(wall, "is_ready", not required - wall.enforced),
         "essential": is_essential,
         "faults": list(getattr(wall, "faults", ())),
+        "missing": list(getattr(wall, "missing", ())),
         "guest_pid": getattr(wall, "guest_pid", None),
     }
 
@@ -133,14 +138,15 @@ def make_container_wall(config: Config, state: Path | None, on_event: OnEvent) -
             max_uses=chosen.max_uses,
             patience_s=chosen.queue_seconds,
         ),
-        image=chosen.image,
+        images=chosen.images.model_dump(),
+        held_s=config.sessions.lifetime_seconds,
         runtime=chosen.runtime,
         cpus=chosen.cpus,
     )
     return ContainerWall(
         settings,
         Docker(os.environ),
-        _find_image,
+        _image_finder(config.own_images),
         _identity(state, on_event),
         eager=state is not None,
         on_event=on_event,
@@ -159,11 +165,17 @@ def _identity(state: Path | None, on_event: OnEvent) -> EngineIdentity:
         return EngineIdentity(engine_id, engine_id)
 
 
-async def _find_image(docker: Docker, name: str) -> str:
-    def find(client: Any) -> str:
-        # Here, because it brings Docker's package with it, and an engine without Docker has none.
-        from fumehood.sandbox.container.images import list_images, own_image
+def _image_finder(own: Path) -> FindImage:
+    """Looks for images by name; `own` is where an operator's own recipes are."""
 
-        return own_image(list_images(client, name), name).id
+    async def find_image(docker: Docker, name: str) -> ImageFound:
+        def find(client: Any) -> ImageFound:
+            # Here, because it brings Docker's package with it, and an engine without Docker has
+            # none.
+            from fumehood.sandbox.container.images import list_images, own_image
 
-    return await docker.ask(find, QUICK_S)
+            return own_image(list_images(client, name, own=own), name, own=own)
+
+        return await docker.ask(find, QUICK_S)
+
+    return find_image

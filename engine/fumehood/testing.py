@@ -5,12 +5,13 @@ May import anything of the engine; nothing of the engine imports it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from fumehood.model.errors import EndedBy
+from fumehood.model.errors import EndedBy, SandboxUnavailable
 from fumehood.model.identity import TrustDomain
 from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import MB, PROCESS_WALL_LIMITS, Limit, Limits, WallLimits
@@ -46,6 +47,9 @@ class SeenRun:
     program: str
     arguments: JsonObject
     limits: Limits
+    language: str | None = None
+    held_in: str | None = None
+    """The image, where it was in the place of a session."""
 
 
 CONTAINER_LIMITS = WallLimits(
@@ -58,6 +62,13 @@ CONTAINER_LIMITS = WallLimits(
     memory_classes=(128, 256, 512, 1024, 2048),
 )
 """What a container wall offers where nothing is configured."""
+
+FAKE_IMAGES = {
+    "python": ("python", "shell"),
+    "python-data": ("python", "shell"),
+    "shell": ("shell",),
+    "node": ("python", "shell", "javascript"),
+}
 
 FILE_CHUNK_BYTES = 64 * 1024
 
@@ -76,7 +87,8 @@ def always_four(run: SeenRun) -> RunEnding:
 class FakeWall:
     """A wall that runs nothing: it notes what it was asked for and answers as it is told.
 
-    `files` are what each run leaves in its workspace, for who asks for them.
+    `files` are what each run leaves in its workspace, for who asks for them. `meanwhile` is
+    awaited before a run ends, and may tell its sinks of output and progress.
     """
 
     answer: Callable[[SeenRun], RunEnding] = always_four
@@ -87,13 +99,49 @@ class FakeWall:
     heals: bool = True
     runs: list[SeenRun] = field(default_factory=list)
     files: Callable[[SeenRun], Iterable[tuple[str, bytes]]] = lambda run: ()
+    images: dict[str, tuple[str, ...]] = field(default_factory=lambda: dict(FAKE_IMAGES))
+    """The languages of each image that sessions may be made from."""
+    held: list[FakePlace] = field(default_factory=list)
+    meanwhile: Callable[[SeenRun, RunSinks], Awaitable[None]] | None = None
 
     @asynccontextmanager
     async def lease(
-        self, domain: TrustDomain, *, fresh: bool, memory_mb: int | None = None
+        self,
+        domain: TrustDomain,
+        *,
+        fresh: bool,
+        memory_mb: int | None = None,
+        language: str | None = None,
     ) -> AsyncIterator[_FakeLease]:
         """A place at once."""
-        yield _FakeLease(self, domain, fresh, memory_mb)
+        yield _FakeLease(self, domain, fresh, memory_mb, language)
+
+    async def hold(
+        self,
+        domain: TrustDomain,
+        *,
+        image: str,
+        memory_mb: int,
+        on_lost: Callable[[], None],
+    ) -> FakePlace:
+        """A place of a session at once. A test loses it by `held[-1].lose(…)`."""
+        if image not in self.images:
+            raise SandboxUnavailable(f"There is no image {image!r}.", retryable=False)
+        place = FakePlace(self, domain, image, memory_mb, self.images[image], on_lost)
+        self.held.append(place)
+        return place
+
+    async def play(self, run: SeenRun, sinks: RunSinks) -> RunEnding:
+        """Note a run, do what it does meanwhile, leave its files, answer it."""
+        self.runs.append(run)
+        if self.meanwhile is not None:
+            await self.meanwhile(run, sinks)
+        if sinks.files is not None:
+            for path, content in self.files(run):
+                sinks.files.start(path, len(content))
+                for start in range(0, len(content), FILE_CHUNK_BYTES):
+                    sinks.files.write(content[start : start + FILE_CHUNK_BYTES])
+        return self.answer(run)
 
 
 @dataclass
@@ -102,6 +150,7 @@ class _FakeLease:
     domain: TrustDomain
     fresh: bool
     memory_mb: int | None = None
+    language: str | None = None
     queue_ms: float = 0.0
 
     async def run(
@@ -111,11 +160,59 @@ class _FakeLease:
         limits: Limits,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        run = SeenRun(self.domain, self.fresh, program, arguments, limits)
-        self.wall.runs.append(run)
-        if sinks.files is not None:
-            for path, content in self.wall.files(run):
-                sinks.files.start(path, len(content))
-                for start in range(0, len(content), FILE_CHUNK_BYTES):
-                    sinks.files.write(content[start : start + FILE_CHUNK_BYTES])
-        return self.wall.answer(run)
+        run = SeenRun(self.domain, self.fresh, program, arguments, limits, self.language)
+        return await self.wall.play(run, sinks)
+
+
+@dataclass(eq=False)
+class FakePlace:
+    """A place that a session holds. `may_run` keeps a run waiting until a test sets it."""
+
+    wall: FakeWall
+    domain: TrustDomain
+    image: str
+    memory_mb: int
+    languages: tuple[str, ...]
+    on_lost: Callable[[], None]
+    lost: str | None = None
+    may_run: asyncio.Event = field(default_factory=asyncio.Event)
+    may_go: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.may_run.set()
+        self.may_go.set()
+
+    async def until_free(self) -> None:
+        """It always is."""
+
+    async def run(
+        self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks = NO_SINKS
+    ) -> RunEnding:
+        """As the wall answers, or `sandbox_lost` where it is lost meanwhile."""
+        ways_out = [asyncio.ensure_future(e.wait()) for e in (self.may_run, self.ended)]
+        try:
+            await asyncio.wait(ways_out, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways_out:
+                way.cancel()
+        if self.lost is not None:
+            return RunEnding(EndedBy.SANDBOX_LOST, "session")
+        return await self.wall.play(
+            SeenRun(self.domain, False, program, arguments, limits, held_in=self.image), sinks
+        )
+
+    def lose(self, why: str = "its stream ended") -> None:
+        """It is gone, without anybody's asking."""
+        self.end(why)
+
+    def end(self, why: str) -> None:
+        """It is gone."""
+        if self.lost is None:
+            self.lost = why
+            self.ended.set()
+            self.on_lost()
+
+    async def until_gone(self) -> None:
+        """When a test lets it."""
+        await self.may_go.wait()

@@ -82,7 +82,7 @@ def test_options_are_kept_or_refused(http: SocketClient) -> None:
     fresh = run(http, options={"isolation": "container_per_call"})
     assert fresh.body["metadata"]["sandbox"]["isolation"] == "container_per_call"
     refused = run(http, options={"isolation": "session"})
-    assert "not enforced by this version" in refused.body["error"]["message"]
+    assert "needs a session_id" in refused.body["error"]["message"]
     elsewhere = http.calculate("1", isolation="container_per_call")
     assert elsewhere.body["error"]["fields"] == ["options.isolation"]
 

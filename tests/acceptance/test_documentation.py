@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from conftest import CLEAN_ENVIRONMENT, FUMEHOOD, Daemon, StartDaemon
+from conftest import CLEAN_ENVIRONMENT, FUMEHOOD, Daemon, StartDaemon, ready_image
 from fumehood import load_config
 from support.definition_files import DefinitionDirectory
+from support.wheels import only_from, write_wheel
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(sh|python)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -31,6 +32,9 @@ def snippets(page: str) -> list[tuple[str, str, str]]:
         "docs/tutorial/first-call.md",
         "README.md",
         pytest.param("docs/howto/define-a-tool-in-python.md", marks=pytest.mark.needs("landlock")),
+        pytest.param(
+            "docs/howto/put-your-host-to-the-test.md", marks=pytest.mark.needs("landlock")
+        ),
     ],
 )
 def test_snippets_run_as_they_stand(page: str, shared_daemon: Daemon) -> None:
@@ -135,6 +139,60 @@ def test_how_to_give_an_agent_its_tools_runs_as_it_stands(
             assert '"3.33"' in done.stdout.decode()
         ran += 1
     assert ran >= 7
+
+
+@pytest.mark.row("S10", "D1")
+@pytest.mark.needs("docker")
+@pytest.mark.usefixtures("python_image")
+def test_how_to_make_an_own_image_runs_as_it_stands(home: Path, tmp_path: Path) -> None:
+    """With a folder in the place of the index, and its only package."""
+    write_wheel(tmp_path / "packages", "humanize", "4.1")
+    environment = {
+        **CLEAN_ENVIRONMENT, **only_from(tmp_path / "packages"), "FUMEHOOD_HOME": str(home),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "PATH": f"{FUMEHOOD.parent}:{CLEAN_ENVIRONMENT['PATH']}",
+    }  # fmt: skip
+    ran = []
+    for language, _, text in snippets("docs/howto/make-your-own-image.md"):
+        assert language == "sh"
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", text],
+            cwd=tmp_path, env=environment, capture_output=True, timeout=200,
+        )  # fmt: skip
+        assert done.returncode == 0, (text, done.stderr.decode())
+        ran.append(done)
+    assert len(ran) == 3
+    assert b'"name": "tools"' in ran[0].stdout
+    assert b"is up to date" in ran[1].stderr
+    assert b"2 removed" in ran[2].stderr
+
+
+@pytest.mark.needs("docker")
+@pytest.mark.row("S6", "S7", "E7")
+def test_notebook_tutorial_runs_as_it_stands(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    ready_image("python-data")
+    data = {"container__images__python": "python-data", "sessions__image": "python-data"}
+    daemon = start_daemon(**data)
+    environment = {
+        **daemon.environment, "PATH": f"{FUMEHOOD.parent}:{CLEAN_ENVIRONMENT['PATH']}",
+    }  # fmt: skip
+    said: list[str] = []
+    for language, mark, text in snippets("docs/tutorial/a-notebook.md"):
+        assert language == "sh"
+        if mark.strip() in ("daemon", "images"):
+            continue  # the fixtures have done it
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", text],
+            cwd=tmp_path, env=environment, capture_output=True, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 0, (text, done.stdout.decode(), done.stderr.decode())
+        said.append(done.stdout.decode() + done.stderr.decode())
+    assert len(said) == 7
+    assert "6 rows" in said[2]
+    assert (tmp_path / "results/figure-1.png").read_bytes().startswith(b"\x89PNG")
+    assert "TIMEOUT" in said[4]
+    assert "value: 6" in said[4]
+    assert "2026-02,north,150" in said[5]
 
 
 @pytest.mark.row("D6")

@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 
 from conftest import StartDaemon
-from fumehood.registry import trusted_files
 from fumehood.registry.directory import DirectoryContents, ToolDirectory
+from fumehood.sandbox import trusted_files
 from support.attacks import Harm
 from support.definition_files import DefinitionDirectory, definition_directory
 from support.definitions import rest_document

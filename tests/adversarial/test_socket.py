@@ -117,10 +117,13 @@ BODIES = [
              json.dumps({"arguments": {"expression": "1"}, "options": {name: value}}).encode(),
              "INVALID_PARAMS", 400, GOOD, (f"options.{name}",))
         for name, value in {
-            "idempotency_key": "k" * 16, "wait_for_approval": True, "session_id": "s",
-            "max_length": 10, "isolation": "session",
+            "idempotency_key": "k" * 16, "wait_for_approval": True, "max_length": 10,
+            "isolation": "session",
         }.items()
     ],
+    Body("session-that-there-is-not",
+         b'{"arguments": {"expression": "1"}, "options": {"session_id": "s"}}',
+         "RESOURCE_NOT_FOUND", 404, GOOD),
     Body("10-mb", expression('"' + "1" * 10_000_000 + '"'), "REQUEST_TOO_LARGE", 413),
     Body("10-mb-of-objects", b'{"a":' * 2_000_000, "REQUEST_TOO_LARGE", 413),
 ]  # fmt: skip
@@ -150,7 +153,7 @@ REQUESTS = [
     ("GET", "/v1/approvals", None, "RESOURCE_NOT_FOUND", 404),
     ("GET", "/v1/tools/", None, "RESOURCE_NOT_FOUND", 404),
     ("GET", "/v1/../../etc/passwd", None, "RESOURCE_NOT_FOUND", 404),
-    ("POST", "/v1/tools/calculator/sse", "application/json", "RESOURCE_NOT_FOUND", 404),
+    ("POST", "/v1/tools/calculator/watch", "application/json", "RESOURCE_NOT_FOUND", 404),
     ("GET", "/v1/tools/nothing", None, "TOOL_NOT_FOUND", 404),
     ("GET", "/v1/tools/calculator@9.9.9", None, "TOOL_NOT_FOUND", 404),
     ("POST", "/v1/tools/nothing/call", "application/json", "TOOL_NOT_FOUND", 404),

@@ -25,6 +25,13 @@ CALL_PATH = "/v1/tools/calculator/call"
 CALL_BODY = json.dumps({"arguments": {"expression": "5! + 2**10"}}).encode()
 START_DEADLINE_S = 20
 JSON = {"content-type": "application/json"}
+SMALLEST_IMAGE = {
+    "FUMEHOOD_CONTAINER__IMAGES__PYTHON": "python",
+    "FUMEHOOD_CONTAINER__IMAGES__SHELL": "python",
+    "FUMEHOOD_SESSIONS__IMAGE": "python",
+}
+"""Settings: where the wall is measured, and not what an image brings."""
+
 MB = 1 << 20
 
 Request = Callable[[], bytes]
@@ -84,7 +91,7 @@ def _answers(path: Path) -> bool:
         return probe.connect_ex(str(path)) == 0
 
 
-def bare_client(path: Path, address: str, body: bytes) -> Request:
+def bare_client(path: Path, address: str, body: bytes | None, method: str = "POST") -> Request:
     """The standard library's client: the least that a Python client can cost."""
 
     class Connection(http.client.HTTPConnection):
@@ -95,7 +102,7 @@ def bare_client(path: Path, address: str, body: bytes) -> Request:
     connection = Connection("bench")
 
     def request() -> bytes:
-        connection.request("POST", address, body, JSON)
+        connection.request(method, address, body, JSON if body is not None else {})
         return connection.getresponse().read()
 
     return request

@@ -16,12 +16,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.benchmarks import bench_streams
 from tests.benchmarks.bench_calls import call_log
 from tests.benchmarks.bench_containers import container_lines
 from tests.benchmarks.bench_daemon import (
     CALL_BODY,
     CALL_PATH,
     MB,
+    SMALLEST_IMAGE,
     Request,
     Running,
     bare_client,
@@ -33,6 +35,7 @@ from tests.benchmarks.bench_daemon import (
 )
 from tests.benchmarks.bench_registry import registry_lines
 from tests.benchmarks.bench_restricted import paired_ms
+from tests.benchmarks.bench_workshop import workshop_lines
 from tests.benchmarks.line import Line
 
 PAIRS = 3000
@@ -64,8 +67,12 @@ def measure() -> Iterator[Line]:
         yield from flatness(daemon)
     yield from call_log()
     yield restricted_program()
-    with run_daemon() as daemon:
+    with run_daemon(SMALLEST_IMAGE) as daemon:
         yield from container_lines(daemon)
+    with run_daemon(bench_streams.SETTINGS | SMALLEST_IMAGE) as daemon:
+        yield from bench_streams.stream_lines(daemon)
+    with run_daemon() as daemon:
+        yield from workshop_lines(daemon)
 
 
 def first_answer() -> Line:

@@ -23,6 +23,7 @@ from tests.benchmarks.bench_daemon import CALL_PATH, JSON, Running, bare_client,
 from tests.benchmarks.run import Footprint, footprint
 from tests.benchmarks.soak_containers import report_containers
 from tests.benchmarks.soak_crashes import report_crashes
+from tests.benchmarks.soak_sessions import report_sessions
 
 ROUNDS = 200
 CALLS_PER_ROUND = 300
@@ -78,7 +79,9 @@ def main() -> int:
     is_sound = report(tally, before, after, left, seconds)
     crashes_are_sound = report_crashes(chance)
     containers_are_sound = report_containers(chance)
-    return 0 if is_sound and crashes_are_sound and containers_are_sound else 1
+    sessions_are_sound = report_sessions(chance)
+    parts = (is_sound, crashes_are_sound, containers_are_sound, sessions_are_sound)
+    return 0 if all(parts) else 1
 
 
 def play_round(daemon: Running, chance: random.Random, tally: Tally, *, deadly: bool) -> None:

@@ -24,6 +24,7 @@ from tests.benchmarks.bench_containers import PATH, supervisors
 from tests.benchmarks.bench_daemon import (
     FUMEHOOD,
     MB,
+    SMALLEST_IMAGE,
     Running,
     bare_client,
     run_daemon,
@@ -79,7 +80,7 @@ def report_containers(chance: random.Random) -> bool:
     """Run it all and print a section of the report; whether everything held."""
     started = time.monotonic()
     tally = Tally()
-    settings = {"FUMEHOOD_BLOBS_KEPT_HOURS": str(BLOB_LIFE_S / 3600)}
+    settings = {"FUMEHOOD_BLOBS_KEPT_HOURS": str(BLOB_LIFE_S / 3600), **SMALLEST_IMAGE}
     with run_daemon(settings) as daemon:
         for _ in range(SETTLING_CALLS):
             one_call(daemon, chance, tally)
@@ -246,5 +247,5 @@ def _of_engine(home: Path, pid: int) -> list[str]:
 
 
 def _serve(home: Path) -> subprocess.Popen[bytes]:
-    environment = {"PATH": os.environ["PATH"], "FUMEHOOD_HOME": str(home)}
+    environment = {"PATH": os.environ["PATH"], "FUMEHOOD_HOME": str(home), **SMALLEST_IMAGE}
     return subprocess.Popen([str(FUMEHOOD), "serve"], env=environment, stderr=subprocess.DEVNULL)

@@ -294,7 +294,8 @@ async def test_one_client_serves_many_calls_at_once(administered_daemon: Daemon)
 
 def test_socket_that_nobody_made_is_no_daemon(kind: str, home: Path) -> None:
     with client_of(kind, home / "engine.sock") as client:
-        for ask in (client.health, client.tools, lambda: client.call("calculator")):
+        followed = lambda: next(iter(client.stream("calculator")))  # noqa: E731
+        for ask in (client.health, client.tools, lambda: client.call("calculator"), followed):
             with pytest.raises(DaemonUnavailable, match="fumehood serve") as caught:
                 ask()
             assert caught.value.may_have_acted is False

@@ -59,9 +59,9 @@ class Bench:
         self.events: list[tuple[str, JsonObject]] = []
         rules = settings.pop("rules", PoolRules(least_warm=0, most=2))
 
-        async def find_image(docker: Docker, name: str) -> str:
+        async def find_image(docker: Docker, name: str) -> Image:
             await docker.info()
-            return image.id
+            return image
 
         self.wall = ContainerWall(
             ContainerSettings(rules=rules, **settings),
@@ -311,7 +311,7 @@ def test_engine_without_docker_serves_all_else_and_says_once_what_is_missing(
     assert "Docker is not" in refused["error"]["message"]
     assert str(home) not in refused["error"]["message"]
     walls = client.get("/v1/ready").body["walls"]
-    assert walls["container"] == {"ready": False, "enforced": []}
+    assert walls["container"] == {"ready": False, "enforced": [], "missing": []}
     assert walls["interpreter"]["ready"]
     client.close()
     assert daemon.stop() == 0

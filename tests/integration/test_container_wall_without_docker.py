@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -23,10 +24,11 @@ from fumehood.sandbox.container.docker_api import (
     DockerTimeout,
     Listed,
 )
+from fumehood.sandbox.container.held import HeldContainer
 from fumehood.sandbox.container.pool import PoolRules
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
 from fumehood.sandbox.container.wall import ContainerWall
-from fumehood.sandbox.wall import RunEnding
+from fumehood.sandbox.wall import NO_SINKS, RunEnding
 from support.fake_docker import FakeDocker, FakeGuest, honest
 from support.scripted_guest import READY, ended, reset
 from support.wait import DEADLINE_S
@@ -37,11 +39,22 @@ LIMITS = Limits(wall_s=5, cpu_s=5, memory_mb=512, output_bytes=1000)
 DOMAIN = TrustDomain("uid:1")
 
 
+@dataclass(frozen=True)
+class Found:
+    """As much of an image as the wall needs."""
+
+    id: str
+    languages: tuple[str, ...] = ("python", "shell")
+    guest_mb: int = 32
+
+
 class Bench:
     def __init__(self, docker: FakeDocker, **settings: Any) -> None:
         self.docker = docker
         self.events: list[tuple[str, JsonObject]] = []
         self.image = "sha256:1"
+        self.missing: set[str] = set()
+        """Names of images that are not there."""
         rules = settings.pop("rules", PoolRules(least_warm=0, most=2))
         eager = settings.pop("eager", True)
         self.wall = ContainerWall(
@@ -53,17 +66,34 @@ class Bench:
             on_event=lambda event, values: self.events.append((event, values)),
         )
 
-    async def _find_image(self, docker: Any, name: str) -> str:
+    async def _find_image(self, docker: Any, name: str) -> Found:
+        if name in self.missing:
+            raise SandboxUnavailable(
+                f"The image {name} is missing. Build it: fumehood images build {name}",
+                retryable=False,
+            )
         if not self.image:
             raise SandboxUnavailable(
                 "The image python is missing. Build it: fumehood images build python"
             )
-        return self.image
+        return Found(self.image)
 
-    async def run(self, domain: TrustDomain = DOMAIN, *, fresh: bool = False) -> RunEnding:
+    async def run(
+        self, domain: TrustDomain = DOMAIN, *, fresh: bool = False, language: str | None = None
+    ) -> RunEnding:
         with anyio.fail_after(DEADLINE_S):
-            async with self.wall.lease(domain, fresh=fresh, memory_mb=512) as lease:
-                return await lease.run("python", {"code": "4"}, LIMITS)
+            lease = self.wall.lease(domain, fresh=fresh, memory_mb=512, language=language)
+            async with lease as place:
+                return await place.run("python", {"code": "4"}, LIMITS)
+
+    async def until_run(self, *, language: str) -> RunEnding:
+        """A run, once its image has been found."""
+        with anyio.fail_after(DEADLINE_S):
+            while True:
+                try:
+                    return await self.run(language=language)
+                except SandboxUnavailable:
+                    await anyio.sleep(0.01)
 
     async def until(self, condition: Any) -> None:
         with anyio.fail_after(DEADLINE_S):
@@ -369,3 +399,189 @@ async def test_stopping_with_a_call_in_the_middle_leaves_nothing() -> None:
         calls.start_soon(call, made)
         await made.until(lambda: made.wall.counts["busy"] == 1)
     assert endings == [EndedBy.SANDBOX_LOST]
+
+
+async def test_missing_image_takes_away_its_languages_only_and_is_found_when_it_is_built() -> None:
+    async with bench() as made:
+        made.missing.add("shell")
+        await made.run()
+        with pytest.raises(SandboxUnavailable, match="fumehood images build shell") as caught:
+            await made.run(language="shell")
+        assert not caught.value.may_retry
+        assert made.wall.is_ready
+        missing = ("The image shell is missing. Build it: fumehood images build shell",)
+        assert made.wall.missing == missing
+        assert made.told("container.images_missing") == [{"missing": list(missing)}]
+        assert made.wall.faults == ()
+        assert (await made.run()).ended_by is EndedBy.OK
+        made.missing.clear()
+        await made.until_run(language="shell")
+        assert made.wall.missing == ()
+
+
+async def test_image_without_the_language_is_refused_and_named() -> None:
+    async with bench(images={"python": "python", "javascript": "python"}) as made:
+        with pytest.raises(SandboxUnavailable, match=r"image python has no javascript"):
+            await made.run(language="javascript")
+
+
+async def test_language_without_an_image_is_refused() -> None:
+    async with bench(images={"python": "python"}) as made:
+        with pytest.raises(SandboxUnavailable, match="no image for shell"):
+            await made.run(language="shell")
+
+
+async def test_each_language_runs_in_its_own_image() -> None:
+    async with bench(images={"python": "python", "shell": "shell"}) as made:
+        await made.run()
+        await made.run(language="shell")
+        names = [body["Labels"]["fumehood.image"] for body in made.docker.bodies]
+        assert names == ["python", "shell"]
+
+
+async def test_guest_that_does_not_start_in_another_image_is_not_the_wall_s_fault() -> None:
+    broken = 0
+
+    async def behave(guest: FakeGuest) -> None:
+        nonlocal broken
+        if made.docker.bodies[-1]["Labels"]["fumehood.image"] == "shell":
+            broken += 1
+            return
+        await honest(guest)
+
+    images = {"python": "python", "shell": "shell"}
+    async with bench(images=images, docker={"behave": behave}) as made:
+        await made.run()
+        for _ in range(3):
+            with pytest.raises(SandboxUnavailable, match="No container could be started"):
+                await made.run(language="shell")
+        assert broken == 6
+        assert made.wall.is_ready
+        assert (await made.run(TrustDomain("uid:2"))).ended_by is EndedBy.OK
+        assert made.told("container.unavailable") == []
+
+
+async def hold(made: Bench, lost: list[str], image: str = "python") -> HeldContainer:
+    with anyio.fail_after(DEADLINE_S):
+        return await made.wall.hold(
+            TrustDomain("uid:1", None, "s"),
+            image=image,
+            memory_mb=512,
+            on_lost=lambda: lost.append("lost"),
+        )
+
+
+async def test_held_container_keeps_and_leaves_the_pool_and_goes_when_it_is_ended() -> None:
+    lost: list[str] = []
+    async with bench() as made:
+        held = await hold(made, lost)
+        assert held.languages == ("python", "shell")
+        for _ in range(2):
+            await held.until_free()
+            ending = await held.run("python", {"code": "4"}, LIMITS, NO_SINKS)
+            assert (ending.ended_by, ending.isolation) == (EndedBy.OK, "session")
+        assert made.wall.counts["held"] == 1
+        assert made.wall.counts["idle"] == made.wall.counts["busy"] == 0
+        held.end("its owner ended it")
+        with anyio.fail_after(DEADLINE_S):
+            await held.until_gone()
+        assert lost == ["lost"]
+        assert made.docker.removed == [held.name]
+        assert made.wall.counts["held"] == 0
+
+
+async def test_held_container_is_in_use_for_the_reaper() -> None:
+    async with bench() as made:
+        held = await hold(made, [])
+        assert await made.wall._reaper.sweep() == 0
+        assert held.name in {one.name for one in made.docker.containers.values()}
+
+
+async def test_runs_of_a_held_container_say_that_what_they_leave_is_kept() -> None:
+    heard: list[JsonObject] = []
+
+    async def behave(guest: FakeGuest) -> None:
+        await guest.says(READY)
+        while True:
+            message = await guest.hears()
+            heard.append(message)
+            if message["op"] == "run":
+                await guest.says(ended(message["id"]), reset(message["id"]))
+
+    async with bench(docker={"behave": behave}) as made:
+        held = await hold(made, [])
+        await held.run("python", {"code": "4"}, LIMITS, NO_SINKS)
+        await made.run()
+    assert [message.get("keep", False) for message in heard if message["op"] == "run"] == [
+        True, False,
+    ]  # fmt: skip
+
+
+async def test_held_container_that_is_not_clean_is_lost_with_what_its_guest_said() -> None:
+    async def behave(guest: FakeGuest) -> None:
+        await guest.says(READY)
+        message = await guest.hears()
+        not_clean = {**reset(message["id"]), "clean": False, "why": "the head\x1b[2J is gone"}
+        await guest.says(ended(message["id"]), not_clean)
+        await guest.hears()
+
+    lost: list[str] = []
+    async with bench(docker={"behave": behave}) as made:
+        held = await hold(made, lost)
+        ending = await held.run("python", {"code": "4"}, LIMITS, NO_SINKS)
+        assert ending.ended_by is EndedBy.OK
+        with anyio.fail_after(DEADLINE_S):
+            await held.until_free()
+        assert held.lost == (
+            "its container could not be cleared up after a run (the head[2J is gone)"
+        )
+        assert lost == ["lost"]
+
+
+async def test_stopping_wall_ends_held_containers() -> None:
+    lost: list[str] = []
+    async with bench() as made:
+        held = await hold(made, lost)
+    assert lost == ["lost"]
+    assert held.lost is not None
+    assert held.name in made.docker.removed
+
+
+async def test_image_that_only_a_session_asks_for_is_looked_for_then() -> None:
+    async with bench() as made:
+        made.missing.add("mine")
+        await made.run()
+        with pytest.raises(SandboxUnavailable, match="images build mine"):
+            await hold(made, [], "mine")
+        assert made.wall.missing == ()
+        made.missing.clear()
+        await anyio.lowlevel.checkpoint()
+        with anyio.fail_after(DEADLINE_S):
+            while True:
+                try:
+                    await hold(made, [], "mine")
+                    break
+                except SandboxUnavailable:
+                    await anyio.sleep(0.01)
+        assert made.docker.bodies[-1]["Labels"]["fumehood.image"] == "mine"
+
+
+async def test_image_that_was_built_anew_retires_idle_containers_and_spares_a_session_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(wall_module, "LOOK_AGAIN_S", 0.001)
+    async with bench() as made:
+        lost: list[str] = []
+        await made.run()
+        held = await hold(made, lost)
+        made.image = "sha256:2"
+        await made.until(lambda: made.told("container.destroyed"))
+        (gone,) = made.told("container.destroyed")
+        assert (gone["name"], gone["why"]) == (
+            "fumehood-eeeeeeee-1", "its image is not the newest",
+        )  # fmt: skip
+        await made.run()
+        assert [body["Image"] for body in made.docker.bodies] == [
+            "sha256:1", "sha256:1", "sha256:2",
+        ]  # fmt: skip
+        assert (held.lost, lost) == (None, [])

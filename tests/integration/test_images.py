@@ -17,7 +17,7 @@ import pytest
 from docker.errors import ImageNotFound
 
 from conftest import CLEAN_ENVIRONMENT, FUMEHOOD
-from fumehood.sandbox.container import build, recipe, rootfs
+from fumehood.sandbox.container import builder, layers, recipe, rootfs
 from fumehood.sandbox.container.build import DEADLINE_S, Built, build_image
 from fumehood.sandbox.container.images import Image, find_image, list_images
 from fumehood.sandbox.container.reach import open_docker
@@ -51,24 +51,32 @@ def client() -> Iterator[docker.APIClient]:
 def other(
     client: docker.APIClient, python_image: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[str]:
-    """Another image of the same files, with a base and nothing on it, gone afterwards."""
+    """Another image, with a root file system of its own and nothing on it, gone afterwards."""
     name = f"test-{tmp_path.name.replace('_', '-')[-12:].strip('-').lower()}"
     folder = tmp_path / "images"
     shutil.copytree(images_folder() / "python", folder / name)
+    shutil.copytree(images_folder() / "common", folder / "common")
+    below = read_recipe("python").root_digest
+    with (folder / "common" / "finish").open("a", encoding="utf-8") as finish:
+        finish.write(f"# {name}\n")
     monkeypatch.setattr(recipe, "images_folder", lambda: folder)
-    (base,) = client.images(
-        filters={"label": ["fumehood.image=base-python", f"fumehood.recipe={python_image.recipe}"]}
-    )[:1]
-    container = client.create_container(base["Id"], command=["true"])["Id"]
+    own_root = read_recipe(name).root_digest
+    root = client.images(name="fumehood/root", filters={"label": f"fumehood.root={below}"})[0]
+    container = client.create_container(root["Id"], command=["true"])["Id"]
     client.commit(
-        container, repository=f"fumehood/base-{name}", tag=python_image.recipe[:12],
-        changes=[f"LABEL fumehood.image=base-{name}"],
+        container, repository="fumehood/root", tag=own_root[:12],
+        changes=[f"LABEL fumehood.root={own_root}"],
     )  # fmt: skip
     client.remove_container(container)
     yield name
-    for repository in (f"fumehood/{name}", f"fumehood/base-{name}"):
-        for row in client.images(name=repository):
-            client.remove_image(row["Id"], force=True)
+    for filters in ({"reference": f"fumehood/{name}"}, {"reference": f"fumehood/base-{name}"},
+                    {"label": f"fumehood.root={own_root}"}):  # fmt: skip
+        remove_all(client, filters)
+
+
+def remove_all(client: docker.APIClient, filters: dict[str, str]) -> None:
+    for row in client.images(filters=filters):
+        client.remove_image(row["Id"], force=True)
 
 
 def built(client: docker.APIClient, name: str, **how: Any) -> Built:
@@ -80,8 +88,8 @@ def change_guest(monkeypatch: pytest.MonkeyPatch) -> None:
     files = (*guest_files(), ("guest/zz_new.py", b"NEW = True\n"))
     monkeypatch.setattr(recipe, "guest_files", lambda: files)
     digest = recipe.guest_digest.__wrapped__()
-    monkeypatch.setattr(build, "guest_digest", lambda: digest)
-    monkeypatch.setattr("fumehood.sandbox.container.images.guest_digest", lambda: digest)
+    for module in ("build", "images", "layers", "leftovers"):
+        monkeypatch.setattr(f"fumehood.sandbox.container.{module}.guest_digest", lambda: digest)
 
 
 @pytest.mark.row("S10")
@@ -112,16 +120,16 @@ def test_second_build_does_nothing(client: docker.APIClient, python_image: Image
 def test_change_of_the_guest_makes_only_the_top_layer_anew(
     client: docker.APIClient, other: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "make_root", lambda *_: pytest.fail("the base was made anew"))
+    monkeypatch.setattr(layers, "make_root", lambda *_: pytest.fail("the base was made anew"))
     before = built(client, other)
     change_guest(monkeypatch)
     after = built(client, other)
     assert (before.made_base, before.made_guest) == (after.made_base, after.made_guest)
     assert (after.made_base, after.made_guest) == (False, True)
     assert after.image.guest != before.image.guest
-    layers = [client.inspect_image(each.image.id)["RootFS"]["Layers"] for each in (before, after)]
-    assert layers[0][:-1] == layers[1][:-1]
-    assert layers[0][-1] != layers[1][-1]
+    of_each = [client.inspect_image(each.image.id)["RootFS"]["Layers"] for each in (before, after)]
+    assert of_each[0][:-1] == of_each[1][:-1]
+    assert of_each[0][-1] != of_each[1][-1]
     status, said = run_inside(after.image.id, "cat", "/opt/fumehood/fumehood/guest/zz_new.py")
     assert (status, said) == (0, "NEW = True\n")
 
@@ -146,14 +154,14 @@ def test_change_of_the_recipe_makes_the_base_anew(
     def fail(*_: object) -> None:
         raise ImageTrouble("The mirror is away.", "Wait.")
 
-    monkeypatch.setattr(build, "make_root", fail)
+    monkeypatch.setattr(layers, "make_root", fail)
     folder = recipe.images_folder() / other
     (folder / "packages.txt").write_text("python3\ntzdata\n", encoding="utf-8")
     assert not first.is_own
     with pytest.raises(ImageTrouble, match="mirror"):
         built(client, other)
     assert [image.id for image in list_images(client, other)] == [first.id]
-    assert client.containers(all=True, filters={"name": build.BUILDER}) == []
+    assert client.containers(all=True, filters={"name": builder.NAME}) == []
 
 
 def test_guest_that_does_not_compile_makes_no_image(
@@ -164,7 +172,7 @@ def test_guest_that_does_not_compile_makes_no_image(
     with pytest.raises(ImageTrouble, match="does not compile"):
         built(client, other)
     assert list_images(client, other) == []
-    assert client.containers(all=True, filters={"name": build.BUILDER}) == []
+    assert client.containers(all=True, filters={"name": builder.NAME}) == []
 
 
 def test_build_by_force_replaces_what_nobody_uses(
@@ -173,7 +181,7 @@ def test_build_by_force_replaces_what_nobody_uses(
     first = built(client, other).image
     whole = tmp_path / "root.tar"
     write_whole(client, first.id, whole)
-    monkeypatch.setattr(build, "make_root", lambda _, target, __: shutil.copy(whole, target))
+    monkeypatch.setattr(layers, "make_root", lambda _, target, __: shutil.copy(whole, target))
     user = client.create_container(first.id, command=["true"])["Id"]
     try:
         second = built(client, other, force=True)
@@ -192,8 +200,8 @@ def test_build_by_force_replaces_what_nobody_uses(
 def test_full_disk_is_said_before_anything_is_made(
     client: docker.APIClient, other: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "NEEDED_BYTES", 1 << 60)
-    monkeypatch.setattr(build, "make_root", lambda *_: pytest.fail("it was begun"))
+    monkeypatch.setattr(layers, "NEEDED_BYTES", 1 << 60)
+    monkeypatch.setattr(layers, "make_root", lambda *_: pytest.fail("it was begun"))
     with pytest.raises(ImageTrouble, match="no disk space"):
         built(client, other, force=True)
 
@@ -214,6 +222,8 @@ def test_image_from_a_named_base_is_this_engines(
     # One layer of the base, one of the guest, whatever the base was made of.
     assert len(client.inspect_image(made.image.id)["RootFS"]["Layers"]) == 2
     assert run_inside(made.image.id, *PYTHON, "print(1 + 1)") == (0, "2\n")
+    remove_all(client, {"reference": f"fumehood/{other}"})
+    remove_all(client, {"label": f"fumehood.root={read_recipe(other, base=base).root_digest}"})
 
 
 def test_base_that_cannot_be_fetched_says_so(

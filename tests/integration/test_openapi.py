@@ -15,6 +15,8 @@ from fumehood import ControlClient
 from fumehood.daemon.app import CONTROL_OPERATIONS, OPERATIONS
 from support.http import Answer, SocketClient
 from support.openapi import faults_of, faults_of_answer, operations_of
+from support.scripted_daemon import running_scripted_daemon
+from support.streaming import call_id_of, streaming
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,33 @@ CALLERS = [
           "RESOURCE_NOT_FOUND"),
     Asked("callTool", "/v1/tools/run_restricted_python/call",
           {"arguments": {"code": "print('x' * 20_000)"}}),
+    Asked("streamTool", "/v1/tools/calculator/sse", {**SUM, "options": {"dry_run": True}}),
+    Asked("streamTool", "/v1/tools/calculator/sse", SUM),
+    Asked("streamTool", "/v1/tools/calculator/sse", {}, "INVALID_PARAMS"),
+    Asked("streamTool", "/v1/tools/nothing/sse", SUM, "TOOL_NOT_FOUND"),
+    Asked("cancelCall", "/v1/calls/{running_id}/cancel", {}),
+    Asked("cancelCall", "/v1/calls/{running_id}/cancel", {}, "RESOURCE_NOT_FOUND"),
     Asked("getBlob", "{blob_url}"),
     Asked("getBlob", "{blob_url}0", code="RESOURCE_NOT_FOUND"),
     Asked("getBlob", "/v1/blobs/blob_0", code="INVALID_PARAMS"),
+    Asked("createSession", "/v1/sessions", {"memory_mb": 128, "lifetime_seconds": 600}),
+    Asked("createSession", "/v1/sessions", {"memory_mb": 1}, "INVALID_PARAMS"),
+    Asked("createSession", "/v1/sessions", {"agent_id": "nobody"}, "RESOURCE_NOT_FOUND"),
+    Asked("listSessions", "/v1/sessions"),
+    Asked("listSessions", "/v1/sessions", code="UNAUTHORIZED", credential="fht_0_0"),
+    Asked("showSession", "/v1/sessions/{session_id}"),
+    Asked("showSession", "/v1/sessions/sess_0", code="RESOURCE_NOT_FOUND"),
+    Asked("putSessionFile", "{files}/d/a.txt", {"a": 1}),
+    Asked("putSessionFile", "{files}/d/a.txt?mode=create", {"a": 1}, "INVALID_PARAMS"),
+    Asked("listSessionFiles", "{files}?recursive=true&limit=5"),
+    Asked("listSessionFiles", "{files}?path=..", code="INVALID_PARAMS"),
+    Asked("getSessionFile", "{files}/d/a.txt"),
+    Asked("getSessionFile", "{files}/d/%2e%2e/a", code="INVALID_PARAMS"),
+    Asked("getSessionFile", "{files}/nothing", code="RESOURCE_NOT_FOUND"),
+    Asked("deleteSessionFile", "{files}/d", code="INVALID_PARAMS"),
+    Asked("deleteSessionFile", "{files}/d?recursive=true"),
+    Asked("endSession", "/v1/sessions/{session_id}"),
+    Asked("endSession", "/v1/sessions/sess_0", code="RESOURCE_NOT_FOUND"),
 ]  # fmt: skip
 
 A, T = "/v1/agents/documented", "/v1/agents/documented/tools/calculator"
@@ -159,22 +185,21 @@ class Face:
 
 
 @pytest.fixture(scope="module")
-def described_agent(administered_daemon: Daemon) -> None:
-    """An agent whose tools can be listed."""
-    credential = administered_daemon.credential
-    with ControlClient(administered_daemon.control, credential=credential) as control:
-        control.agents.create("described", principals=[f"uid:{os.getuid()}"])
-        control.agents.bind("described", "calculator", fixed={"precision": 2})
+def described_daemon() -> Iterator[Daemon]:
+    """A daemon that can have sessions, with an agent whose tools can be listed."""
+    with running_scripted_daemon(approver=True) as daemon:
+        with ControlClient(daemon.control, credential=daemon.credential) as control:
+            control.agents.create("described", principals=[f"uid:{os.getuid()}"])
+            control.agents.bind("described", "calculator", fixed={"precision": 2})
+        yield daemon
 
 
 @pytest.fixture(params=FACES)
-def face(
-    request: pytest.FixtureRequest, administered_daemon: Daemon, described_agent: None
-) -> Iterator[Face]:
+def face(request: pytest.FixtureRequest, described_daemon: Daemon) -> Iterator[Face]:
     is_control = request.param == "control"
-    client = SocketClient(administered_daemon.control if is_control else administered_daemon.socket)
+    client = SocketClient(described_daemon.control if is_control else described_daemon.socket)
     document = client.get("/v1/openapi.json").body
-    credential = administered_daemon.credential if is_control else None
+    credential = described_daemon.credential if is_control else None
     yield Face(request.param, client, credential, document)
     client.close()
 
@@ -201,6 +226,16 @@ def test_every_route_is_in_the_document_and_nothing_else(face: Face) -> None:
 def test_every_operation_answers_as_it_is_described(face: Face) -> None:
     examples = FACES[face.name][1]
     made: dict[str, str] = {}
+    with streaming(
+        face.client.path, "run_restricted_python", {"code": "while True:\n    pass"},
+        timeout_seconds=30,
+    ) as running:  # fmt: skip
+        if face.name == "engine":
+            made["running_id"] = call_id_of(next(running.events()))
+        _check_examples(face, examples, made)
+
+
+def _check_examples(face: Face, examples: list[Asked], made: dict[str, str]) -> None:
     succeeded, refused = set(), set()
     for asked in examples:
         operation, answer = face.ask(asked, asked.path.format(**made))
@@ -214,6 +249,9 @@ def test_every_operation_answers_as_it_is_described(face: Face) -> None:
             refused.add(asked.operation)
         if asked.operation == "newToken" and asked.code is None:
             made["token_id"] = answer.body["data"]["token"]["id"]
+        if asked.operation == "createSession" and asked.code is None:
+            made["session_id"] = answer.body["data"]["session"]["id"]
+            made["files"] = f"/v1/sessions/{made['session_id']}/files"
         if asked.operation == "callTool" and asked.code is None:
             made["call_id"] = answer.body["metadata"]["call_id"]
             made["blob_url"] = answer.body["data"].get("resource_url", "")
@@ -227,7 +265,7 @@ def test_body_that_the_document_allows_is_what_the_daemon_takes(face: Face) -> N
     """Twin of the refusals: a body with an unknown key is described as wrong, and is."""
     checked = 0
     for path, method, operation in operations_of(face.document):
-        if "requestBody" not in operation:
+        if "application/json" not in operation.get("requestBody", {}).get("content", {}):
             continue
         reference = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
         schema = face.document["components"]["schemas"][reference.rpartition("/")[2]]

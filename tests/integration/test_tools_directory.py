@@ -24,7 +24,10 @@ from support.http import SocketClient
 from support.recording import RecordingLog
 from support.wait import wait_until
 
-BUILT_IN = ["calculator", "run_python", "run_restricted_python"]
+BUILT_IN = [
+    "calculator", "delete_files", "list_files", "read_file", "run_javascript", "run_python",
+    "run_restricted_python", "run_shell", "write_file",
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -44,6 +47,10 @@ def _names(client: SocketClient, query: str = "limit=100") -> list[str]:
     return [item["name"] for item in answer.body["data"]["items"]]
 
 
+def _ids(client: SocketClient) -> list[str]:
+    return [item["id"] for item in client.get("/v1/tools?limit=100").body["data"]["items"]]
+
+
 def _log(daemon: Daemon, event: str) -> list[dict[str, Any]]:
     lines = [line for line in daemon.log.splitlines() if line.startswith("{")]
     return [line for line in map(json.loads, lines) if line["event"] == event]
@@ -58,7 +65,7 @@ def test_changes_are_seen_by_a_connected_client_without_a_restart(
     definitions.put("weather.json", rest_document())
     wait_until(lambda: "weather" in _names(client))
     definitions.put("weather.json", rest_document(version="1.1.0"))
-    wait_until(lambda: "weather@1.1.0" in client.get("/v1/tools").body["data"]["items"][-1]["id"])
+    wait_until(lambda: "weather@1.1.0" in _ids(client))
     definitions.put("more.yaml", b"{name: stars, type: MCP, description: Look at stars.}\n")
     wait_until(lambda: "stars" in _names(client))
     definitions.remove("weather.json")
@@ -135,20 +142,22 @@ def test_list_is_paged_over_the_socket_and_whole_in_client_and_command_line(
     assert len(first["items"]) == 10
     assert first["items"][0]["name"] == "calculator"
     assert first["sources"]["calculator"] == "builtin"
+    everything = sorted([*BUILT_IN, *names])
+    assert [item["name"] for item in first["items"]] == everything[:10]
     assert first["sources"]["t000"] == "directory"
     assert first["pagination"]["has_more"] is True
     assert first["pagination"]["total_count"] == 230 + len(BUILT_IN)
     cursor = first["pagination"]["next_cursor"]
-    assert _names(client, f"limit=3&cursor={cursor}") == ["t007", "t008", "t009"]
+    assert _names(client, f"limit=3&cursor={cursor}") == everything[10:13]
     assert _names(client, "tag=few&limit=2") == ["t200", "t201"]
     assert _names(client, "category=last&type=REST&limit=1") == ["t200"]
     assert _names(client, "type=BUILTIN") == BUILT_IN
     with Client(daemon.socket) as other:
-        assert [tool.name for tool in other.tools()] == [*BUILT_IN, *names]
+        assert [tool.name for tool in other.tools()] == everything
         assert [tool.name for tool in other.tools(tag="few")] == names[200:]
     listed = json.loads(run(daemon, "tools", "list").stdout)
-    assert [item["name"] for item in listed] == [*BUILT_IN, *names]
-    assert listed[5]["source"] == "directory"
+    assert [item["name"] for item in listed] == everything
+    assert listed[everything.index("t000")]["source"] == "directory"
     few = json.loads(run(daemon, "tools", "list", "--tag", "few", "--type", "REST").stdout)
     assert [item["name"] for item in few] == names[200:]
     assert run(daemon, "tools", "list", "--type", "nothing").returncode == 1
@@ -198,7 +207,9 @@ def test_many_calls_while_the_directory_changes_never_see_half_of_it(
     writer.start()
     seen = set()
     while not writer_done.is_set():
-        seen.add(tuple(name for name in _names(client) if name.startswith("p")))
+        seen.add(
+            tuple(name for name in _names(client) if name.startswith("p"))
+        )  # none of ours does
         assert client.calculate("1 + 1").body["success"]
     writer.join(timeout=60)
     assert seen <= {(), *((f"p{n}a", f"p{n}b") for n in range(3))}

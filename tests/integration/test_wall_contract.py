@@ -123,8 +123,8 @@ async def case(request: pytest.FixtureRequest) -> AsyncIterator[Case]:
 
 
 def container_wall(image: Image, runtime: str) -> ContainerWall:
-    async def find_image(docker: Docker, name: str) -> str:
-        return image.id
+    async def find_image(docker: Docker, name: str) -> Image:
+        return image
 
     rules = PoolRules(least_warm=1, most=3, warm_memory_mb=128)
     identity = EngineIdentity(secrets.token_hex(16), secrets.token_hex(16))

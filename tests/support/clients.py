@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,9 +25,26 @@ class Driven:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._target, name)
+        if inspect.isasyncgenfunction(found):
+            return lambda *args, **kwargs: self._followed(found(*args, **kwargs))
         if not inspect.iscoroutinefunction(found):
             return Driven(found, self._runner)
         return lambda *args, **kwargs: self._runner.run(found(*args, **kwargs))
+
+    def _followed(self, events: AsyncGenerator[Any, None]) -> Iterator[Any]:
+        """One item after the other; closing this closes the other."""
+
+        async def following() -> Any:
+            return await anext(events)
+
+        try:
+            while True:
+                try:
+                    yield self._runner.run(following())
+                except StopAsyncIteration:
+                    return
+        finally:
+            self._runner.run(events.aclose())
 
 
 @contextmanager

@@ -1,21 +1,27 @@
 """A container wall that answers as the program itself says: the program is JSON.
 
 `{"stdout": "x", "files": {"a.txt": "text", "big": 2000000}, "ended_by": "exit", …}` runs as
-the wall's answer of that form; with `"echo": true` it prints what it was sent. As a program (`python -m support.container` with `tests` on the
+the wall's answer of that form; with `"echo": true` it prints what it was sent. Before that it
+tells `"tells": [["stdout", "text"], ["progress", 50, "half"], …]`, each as often as a last
+number says, and with `"waits": true` it waits to be cancelled. A session's files lie in the
+directory `workspaces/SESSION` of where it runs. As a program (`python -m support.container` with `tests` on the
 path) this is `fumehood serve` with such a wall.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from fumehood.model.errors import EndedBy
 from fumehood.model.limits import Limit
-from fumehood.sandbox.wall import RunEnding
+from fumehood.sandbox.wall import RunEnding, RunSinks
 from fumehood.testing import CONTAINER_LIMITS, FakeWall, SeenRun
+from support.fake_files import FakeFiles
 
 _MEASURED = (
     "stdout", "stderr", "stdout_bytes", "stderr_bytes", "exit_code", "signal", "cpu_ms",
@@ -30,7 +36,11 @@ def told(**answer: Any) -> str:
 
 def scripted_ending(run: SeenRun) -> RunEnding:
     """The ending that a program asks for."""
-    script = json.loads(run.arguments["code"])
+    if run.program == "files":
+        return RunEnding(
+            EndedBy.OK, "session", exit_code=0, result=workspace_of(run).answer(run.arguments)
+        )
+    script = _script(run)
     ended_by = EndedBy(script.get("ended_by", "ok"))
     measured = {key: script[key] for key in _MEASURED if key in script}
     if script.get("echo"):
@@ -53,11 +63,36 @@ def scripted_ending(run: SeenRun) -> RunEnding:
     )
 
 
+async def scripted_meanwhile(run: SeenRun, sinks: RunSinks) -> None:
+    """What a program tells while it runs."""
+    if "code" not in run.arguments:
+        return
+    script = json.loads(run.arguments["code"])
+    for name, first, *rest in script.get("tells", []):
+        if name == "progress":
+            assert sinks.progress is not None
+            for _ in range(rest[1] if len(rest) > 1 else 1):
+                sinks.progress(first, rest[0])
+        else:
+            assert sinks.output is not None
+            for _ in range(rest[0] if rest else 1):
+                sinks.output(name, first)
+                await asyncio.sleep(0)
+    if script.get("waits"):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            assert sinks.ending is not None
+            sinks.ending(RunEnding(EndedBy.CANCELLED, "call", cpu_ms=7.0))
+
+
 def scripted_files(run: SeenRun) -> list[tuple[str, bytes]]:
     """What the program leaves: texts, so many bytes of `x`, or what it was sent (true)."""
+    if run.program == "files":
+        return []
     sent = {file["path"]: file for file in run.arguments["files"]}
     files = []
-    for path, content in json.loads(run.arguments["code"]).get("files", {}).items():
+    for path, content in _script(run).get("files", {}).items():
         if content is True:
             files.append((path, sent[path]["content"].encode()))
         else:
@@ -65,15 +100,35 @@ def scripted_files(run: SeenRun) -> list[tuple[str, bytes]]:
     return files
 
 
+def workspace_of(run: SeenRun) -> FakeFiles:
+    """The files of a session: a directory of its own name below `workspaces`, here."""
+    root = Path("workspaces") / (run.domain.session_id or "none")
+    root.mkdir(parents=True, exist_ok=True)
+    return FakeFiles(root, room=1 << 30)
+
+
+def _script(run: SeenRun) -> Any:
+    source = "command" if run.program == "shell" else "code"
+    return json.loads(run.arguments[source])
+
+
 def scripted_wall() -> FakeWall:
     """The wall."""
     return FakeWall(
         answer=scripted_ending,
         files=scripted_files,
+        meanwhile=scripted_meanwhile,
         limits=CONTAINER_LIMITS,
         required=frozenset(Limit),
         enforced=frozenset(Limit),
     )
+
+
+class _Nothing(list[SeenRun]):
+    """Keeps nothing."""
+
+    def append(self, run: SeenRun) -> None:
+        """It is gone."""
 
 
 def main() -> None:
@@ -81,7 +136,9 @@ def main() -> None:
     from fumehood.cli.main import main as command
     from fumehood.daemon import server
 
-    server.Engine = partial(server.Engine, container=scripted_wall())  # type: ignore[misc,assignment]
+    wall = scripted_wall()
+    wall.runs = _Nothing()  # nobody here looks at them, and they hold what was sent
+    server.Engine = partial(server.Engine, container=wall)  # type: ignore[misc,assignment]
     sys.argv = ["fumehood", "serve"]
     command()
 

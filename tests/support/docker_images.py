@@ -60,15 +60,21 @@ def write_image_folder(home: Path, name: str = "python", **files: str) -> Path:
     return folder.parent
 
 
-def run_inside(image: str, *command: str) -> tuple[int, str]:
-    """Exit status and output of a program in a container without network or writable root."""
+def run_inside(
+    image: str, *command: str, environment: dict[str, str] | None = None
+) -> tuple[int, str]:
+    """Exit status and output of a program in a container without network or writable root, with
+    an empty /tmp.
+    """
     with closing(open_docker(timeout_s=RUN_DEADLINE_S)) as client:
         host = client.create_host_config(
             network_mode="none", cap_drop=["ALL"], read_only=True, mem_limit="512m",
             pids_limit=64, security_opt=["no-new-privileges"],
+            tmpfs={"/tmp": "rw,mode=1777"},
         )  # fmt: skip
         made = client.create_container(
             image, command=list(command), host_config=host, user="10001:10001",
+            environment=environment or {},
             name=f"fumehood-test-{time.time_ns()}",
         )["Id"]  # fmt: skip
         try:

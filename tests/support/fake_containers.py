@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from fumehood.model.errors import EngineError
-from fumehood.sandbox.container.pool import Listener
+from fumehood.sandbox.container.place import Kind, Listener
 
 
 @dataclass(eq=False)
@@ -14,7 +14,7 @@ class FakeContainer:
     """One container. `runs` and `resets` move it as the channel would."""
 
     name: str
-    memory_mb: int
+    kind: Kind
     listener: Listener
     image_id: str = "sha256:1"
     is_dead: bool = False
@@ -68,11 +68,14 @@ class FakeMaker:
         self.may_remove = asyncio.Event()
         self.may_remove.set()
         self.alive = 0
+        self.held = 0
+        """Of `alive`, those that the pool has let go of."""
         self.most_alive = 0
+        """Of the pool's own."""
 
-    async def make(self, memory_mb: int, listener: Listener) -> FakeContainer:
+    async def make(self, kind: Kind, listener: Listener) -> FakeContainer:
         self.alive += 1
-        self.most_alive = max(self.most_alive, self.alive)
+        self.most_alive = max(self.most_alive, self.alive - self.held)
         try:
             await self.may_make.wait()
             if self.failure is not None:
@@ -80,7 +83,7 @@ class FakeMaker:
         except BaseException:
             self.alive -= 1
             raise
-        container = FakeContainer(f"c{len(self.made) + 1}", memory_mb, listener)
+        container = FakeContainer(f"c{len(self.made) + 1}", kind, listener)
         self.made.append(container)
         return container
 

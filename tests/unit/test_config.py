@@ -98,6 +98,11 @@ def test_nested_settings_have_two_underscores(monkeypatch: pytest.MonkeyPatch) -
         ("[jail]\nmemory_mb = 31\n", "jail.memory_mb"),
         ("[jail]\ncolour = 1\n", "jail.colour"),
         ('[prices]\ncurrency = "dollars"\n', "prices.currency"),
+        ('[container]\nimage = "python"\n', "container.image"),
+        ('[container.images]\npython = "../python"\n', "container.images.python"),
+        ('[container.images]\nruby = "python"\n', "container.images.ruby"),
+        ("[sessions]\nidle_seconds = 0\n", "sessions.idle_seconds"),
+        ("[sessions]\ncolour = 1\n", "sessions.colour"),
         ("this is no toml", "cannot be read"),
     ],
 )
@@ -200,6 +205,14 @@ def test_container_s_limits_are_classes_of_memory() -> None:
     assert (limits.default_wall_s, limits.output_bytes, limits.min_memory_mb) == (3, 1024, 128)
 
 
+def test_output_of_programs_may_be_a_gigabyte_and_no_more() -> None:
+    config = load_config(container=ContainerConfig(output_kb=1024 * 1024))
+    assert config.container_limits.output_bytes == 1 << 30
+    assert load_config().container_limits.output_bytes == 1 << 20
+    with pytest.raises(ValidationError):
+        ContainerConfig(output_kb=1024 * 1024 + 1)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -217,3 +230,27 @@ def test_container_s_limits_are_classes_of_memory() -> None:
 def test_container_section_that_could_not_be_kept_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         load_config(container=wrong)
+
+
+@pytest.mark.row("S6")
+def test_sessions_have_bounds_where_nothing_is_configured() -> None:
+    rules = load_config().session_rules
+    assert (rules.image, rules.most, rules.most_of_one) == ("python-data", 4, 3)
+    assert (rules.idle_s, rules.lifetime_s) == (1800, 14_400)
+    assert (rules.queue_s, rules.waiting) == (30, 20)
+
+
+@pytest.mark.row("S6")
+def test_one_principal_never_has_more_sessions_than_there_may_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FUMEHOOD_SESSIONS__MAX", "2")
+    assert load_config().session_rules.most_of_one == 2
+
+
+@pytest.mark.row("S7")
+def test_image_of_each_language_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUMEHOOD_CONTAINER__IMAGES__PYTHON", "mine")
+    assert load_config().container.images.model_dump() == {
+        "python": "mine", "shell": "shell", "javascript": "node",
+    }  # fmt: skip

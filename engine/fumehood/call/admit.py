@@ -15,8 +15,10 @@ from fumehood.call.approve import ApprovedCall
 from fumehood.call.authorise import PermittedCall
 from fumehood.model.call import CallOptions
 from fumehood.model.errors import InvalidParams, SandboxUnavailable, ShuttingDown
-from fumehood.model.limits import Limit, Limits, smallest
-from fumehood.sandbox.placement import Placement, place
+from fumehood.model.limits import Limit, Limits, WallLimits, smallest
+from fumehood.model.session import SessionRecord
+from fumehood.sandbox.placement import Placement, language_of, place
+from fumehood.sandbox.sessions import SessionKeeper
 from fumehood.sandbox.wall import Lease, Wall, Walls
 
 RETRY_AFTER_MS = 1000
@@ -30,6 +32,10 @@ class Plan:
     limits: Limits
     wall: Wall
     warnings: tuple[str, ...] = ()
+    session: SessionRecord | None = None
+    """The one that the call names, also where its tool runs outside of its container."""
+    language: str | None = None
+    """What the place must be able to run, where there are places for several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +51,18 @@ class AdmittedCall:
         return self.approved.claimed.permitted
 
 
-def make_plan(permitted: PermittedCall, walls: Walls) -> Plan:
-    """Placement, wall and effective limits of a call.
+def make_plan(
+    permitted: PermittedCall, walls: Walls, sessions: SessionKeeper | None = None
+) -> Plan:
+    """Placement, wall and effective limits of a call. Without `sessions` there are none.
 
     Raises:
         SandboxUnavailable: the wall is not there, or cannot enforce what it must.
-        InvalidParams: a limit that makes no sense on this wall.
+        InvalidParams: a limit that makes no sense on this wall, or in this session.
+        ResourceNotFound: no such session of this caller and agent, or it is over.
     """
     tool, options = permitted.tool.definition, permitted.request.options
-    placement = place(tool)
+    placement = place(tool, in_session=options.session_id is not None)
     wall = walls.get(placement.wall)
     missing = wall.required - wall.enforced
     if missing and not wall.enforced:
@@ -77,6 +86,11 @@ def make_plan(permitted: PermittedCall, walls: Walls) -> Plan:
         )
     _check_isolation(placement, options)
     offered = wall.limits
+    language = language_of(tool)
+    session = _session(permitted, placement, language, offered, sessions)
+    sizes_mb: tuple[int | None, ...] = (tool.memory_limit_mb, options.memory_limit_mb)
+    if session is not None and placement.is_of_session:
+        sizes_mb = (session.memory_mb,)
     wall_s = smallest(
         offered.default_wall_s, offered.max_wall_s, tool.timeout_seconds, options.timeout_seconds
     )
@@ -86,8 +100,7 @@ def make_plan(permitted: PermittedCall, walls: Walls) -> Plan:
             smallest(
                 offered.default_memory_mb,
                 offered.max_memory_mb,
-                tool.memory_limit_mb,
-                options.memory_limit_mb,
+                *sizes_mb,
             )
         )
         if allowed_mb < offered.min_memory_mb:
@@ -98,17 +111,62 @@ def make_plan(permitted: PermittedCall, walls: Walls) -> Plan:
         memory_mb = offered.memory_class(allowed_mb)
     cpu_s = min(wall_s, offered.cpu_s) if offered.cpu_s is not None else wall_s
     limits = Limits(wall_s, cpu_s, memory_mb, offered.output_bytes)
-    return Plan(placement, limits, wall, _lowered(options, limits, allowed_mb))
+    warnings = _lowered(options, limits, allowed_mb)
+    return Plan(placement, limits, wall, warnings, session, language)
+
+
+def _session(
+    permitted: PermittedCall,
+    placement: Placement,
+    language: str | None,
+    offered: WallLimits,
+    sessions: SessionKeeper | None,
+) -> SessionRecord | None:
+    """The session that the call names. It has one size, which no call in it can change."""
+    tool, options = permitted.tool.definition, permitted.request.options
+    if options.session_id is None:
+        if placement.is_of_session:
+            raise InvalidParams(
+                f"{tool.name} works on the files of a session: it needs a session_id.",
+                fields=["options.session_id"],
+            )
+        return None
+    if sessions is None:
+        raise SandboxUnavailable("This engine has no sessions.", retryable=False)
+    principal, agent_id = permitted.principal, options.agent_id
+    if not placement.is_of_session:
+        return sessions.examine(principal, agent_id, options.session_id)
+    wish = options.memory_limit_mb
+    session = sessions.examine(
+        principal,
+        agent_id,
+        options.session_id,
+        language=language,
+        memory_mb=offered.memory_class(wish) if wish is not None else None,
+    )
+    if tool.memory_limit_mb is not None and tool.memory_limit_mb < session.memory_mb:
+        raise InvalidParams(
+            f"{tool.name} may have {tool.memory_limit_mb} MB of memory at most, and this session "
+            f"has {session.memory_mb} MB. Use a smaller session.",
+            fields=["options.session_id"],
+        )
+    return session
 
 
 def _check_isolation(placement: Placement, options: CallOptions) -> None:
     if options.isolation is None or options.isolation in placement.isolations:
         return
+    if options.isolation == "session" and placement.wall == "container":
+        raise InvalidParams(
+            'isolation "session" needs a session_id.',
+            fields=["options.isolation", "options.session_id"],
+        )
     if placement.kind == "host":
         why = "this tool runs in the engine's own process"
     else:
         known = " or ".join(f'"{name}"' for name in placement.isolations)
-        why = f"for this tool it can be {known}"
+        where = "in a session" if placement.is_of_session else "for this tool"
+        why = f"{where} it can be {known}"
     raise InvalidParams(f"isolation could not be enforced: {why}.", fields=["options.isolation"])
 
 
@@ -132,11 +190,19 @@ class admit:  # noqa: N801  # a verb like the other stages; a generator would co
     Raises:
         ShuttingDown: the engine takes no new calls.
         SandboxUnavailable: no place in time, or none that enforces the limits.
+        InvalidParams, ResourceNotFound: as `make_plan`.
     """
 
     __slots__ = ("_approved", "_lease", "_plan")
 
-    def __init__(self, approved: ApprovedCall, walls: Walls, *, is_draining: bool) -> None:
+    def __init__(
+        self,
+        approved: ApprovedCall,
+        walls: Walls,
+        *,
+        is_draining: bool,
+        sessions: SessionKeeper | None = None,
+    ) -> None:
         if is_draining:
             raise ShuttingDown(
                 "The engine is stopping or not started. Repeat the call when it is back.",
@@ -144,14 +210,32 @@ class admit:  # noqa: N801  # a verb like the other stages; a generator would co
             )
         permitted = approved.claimed.permitted
         self._approved = approved
-        self._plan = make_plan(permitted, walls)
-        fresh = self._plan.placement.needs_fresh_place(permitted.request.options.isolation)
-        self._lease: AbstractAsyncContextManager[Lease] = self._plan.wall.lease(
-            permitted.trust_domain, fresh=fresh, memory_mb=self._plan.limits.memory_mb
-        )
+        self._plan = make_plan(permitted, walls, sessions)
+        self._lease = _lease(permitted, self._plan, sessions)
 
     async def __aenter__(self) -> AdmittedCall:
         return AdmittedCall(self._approved, self._plan, await self._lease.__aenter__())
 
     async def __aexit__(self, *exc: Any) -> bool | None:
         return await self._lease.__aexit__(*exc)
+
+
+def _lease(
+    permitted: PermittedCall, plan: Plan, sessions: SessionKeeper | None
+) -> AbstractAsyncContextManager[Lease]:
+    """The session's place where the call runs in it, else one of the wall's."""
+    options, memory_mb = permitted.request.options, plan.limits.memory_mb
+    if plan.placement.is_of_session and plan.session is not None and sessions is not None:
+        return sessions.lease(
+            permitted.principal,
+            options.agent_id,
+            plan.session.id,
+            language=plan.language,
+            memory_mb=memory_mb,
+        )
+    return plan.wall.lease(
+        permitted.trust_domain,
+        fresh=plan.placement.needs_fresh_place(options.isolation),
+        memory_mb=memory_mb,
+        language=plan.language,
+    )

@@ -11,14 +11,19 @@ from fumehood.call.admit import AdmittedCall
 from fumehood.executors.code import run_code
 from fumehood.executors.function import run_function, run_in_worker
 from fumehood.executors.jailed import run_jailed
+from fumehood.executors.live import Live
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.sandboxed import run_expression, run_program
+from fumehood.executors.workspace import run_workspace
 from fumehood.model.errors import InternalError
 from fumehood.store.blobs import BlobStore
+from fumehood.wire.cursors import Cursors
 
 
-async def execute(admitted: AdmittedCall, *, blobs: BlobStore) -> Outcome:
-    """Hand the call to the executor that its tool names."""
+async def execute(
+    admitted: AdmittedCall, *, blobs: BlobStore, cursors: Cursors, live: Live
+) -> Outcome:
+    """Hand the call to the executor that its tool names; `live` hears of it while it runs."""
     tool = admitted.permitted.tool
     arguments = admitted.permitted.validated.arguments
     limits, lease = admitted.plan.limits, admitted.lease
@@ -29,10 +34,14 @@ async def execute(admitted: AdmittedCall, *, blobs: BlobStore) -> Outcome:
         return await run_program(definition, arguments, limits, lease)
     if definition.executor.startswith("code:"):
         owner = admitted.permitted.principal.id
-        return await run_code(definition, arguments, limits, lease, blobs, owner)
+        session_id = admitted.permitted.request.options.session_id
+        return await run_code(definition, arguments, limits, lease, blobs, owner, live, session_id)
+    if definition.executor.startswith("workspace:"):
+        domain = admitted.permitted.trust_domain
+        return await run_workspace(definition, arguments, limits, lease, domain, cursors)
     if definition.executor == "function" and tool.address is not None:
         run = run_jailed if definition.sandboxed else run_in_worker
-        return await run(definition, tool.address, arguments, limits, lease)
+        return await run(definition, tool.address, arguments, limits, lease, live)
     if definition.executor == "function" and tool.function is not None:
-        return await run_function(tool.function, arguments, limits)
+        return await run_function(tool.function, arguments, limits, live)
     raise InternalError("This tool was registered without anything to run it.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fumehood.call.admit import make_plan
+from fumehood.call.admit import Plan, make_plan
 from fumehood.call.authorise import PermittedCall
 from fumehood.call.shorten import shortened
 from fumehood.executors.outcome import Outcome
@@ -16,25 +16,34 @@ from fumehood.gates.approval import approval_need
 from fumehood.model.errors import EngineError, RequiresHumanApproval
 from fumehood.model.json_types import JsonObject
 from fumehood.model.usage import money
-from fumehood.sandbox.wall import Walls
+from fumehood.sandbox.sessions import SessionKeeper
+from fumehood.sandbox.wall import HasImages, Walls
 
 
-def rehearse(permitted: PermittedCall, walls: Walls) -> Outcome:
+def rehearse(
+    permitted: PermittedCall, walls: Walls, sessions: SessionKeeper | None = None
+) -> Outcome:
     """What the call would do, without doing it."""
     tool = permitted.tool.definition
     need = approval_need(tool)
     refusal: str | None = RequiresHumanApproval.code if need.required else None
-    plan: JsonObject = {"placement": None, "limits": None}
+    plan: JsonObject = {"placement": None, "limits": None, "session": None}
     try:
-        made = make_plan(permitted, walls)
+        made = make_plan(permitted, walls, sessions)
+        image = _image(made)
         plan = {
-            "placement": {"kind": made.placement.kind, "why": made.placement.why},
+            "placement": {
+                "kind": made.placement.kind,
+                "why": made.placement.why,
+                **({"image": image} if image is not None else {}),
+            },
             "limits": {
                 "timeout_seconds": made.limits.wall_s,
                 "memory_mb": made.limits.memory_mb,
                 "output_bytes": made.limits.output_bytes,
                 "enforced": sorted(made.wall.enforced),
             },
+            "session": _session(made),
         }
     except EngineError as error:
         refusal = refusal or error.code
@@ -50,3 +59,23 @@ def rehearse(permitted: PermittedCall, walls: Walls) -> Outcome:
         "arguments": shortened(permitted.validated.shown_arguments),
     }
     return Outcome.rehearsed(answer)
+
+
+def _image(plan: Plan) -> str | None:
+    """What the place would be made of, where walls have images.
+
+    Raises:
+        SandboxUnavailable: the image is not there.
+    """
+    if plan.placement.is_of_session:
+        return plan.session.image if plan.session is not None else None
+    if plan.language is None or not isinstance(plan.wall, HasImages):
+        return None
+    return plan.wall.image_for(plan.language)
+
+
+def _session(plan: Plan) -> JsonObject | None:
+    if plan.session is None:
+        return None
+    shown = plan.session.model_dump(mode="json", include={"id", "image", "expires_at", "is_busy"})
+    return {**shown, "runs_in_it": plan.placement.is_of_session}

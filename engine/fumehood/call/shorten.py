@@ -14,6 +14,7 @@ from typing import Any
 import anyio
 
 from fumehood.call.shape import ShapedOutcome
+from fumehood.executors.outcome import CutText
 from fumehood.model.json_types import JsonObject
 from fumehood.observe.clock import timestamp
 from fumehood.store.blobs import BlobStore, NotKept
@@ -25,6 +26,7 @@ INLINE_BYTES = 10 * 1024
 SIDE_BYTES = 5000
 """What stays of either end; the words between them fit in the rest."""
 
+PLAIN_TEXT = "text/plain; charset=utf-8"
 FILE_CONTENT = "content_base64"
 MAX_FIELDS = 200
 """Texts of one answer that are kept; further ones are shortened only."""
@@ -40,6 +42,8 @@ class _Long:
     whole: str
     shown: str | None
     content_type: str
+    length: int
+    """Characters of the whole, which is not here where it is kept already."""
 
     @property
     def name(self) -> str:
@@ -60,17 +64,25 @@ async def shorten(
     `with_value` counts a long `value` of any type, too; it is left out whole.
     """
     error = shaped.outcome.error
-    if error is None and 0 < len(shaped.text) <= INLINE_BYTES:
+    cuts = shaped.outcome.cuts
+    if error is None and not cuts and 0 < len(shaped.text) <= INLINE_BYTES:
         return shaped  # all of it together is short enough: JSON is no shorter than its texts
     target = shaped.data if error is None else error.details
     if not target:
         return shaped
-    found = list(_long_values(target, with_value=with_value))
-    if not found:
+    kept = shaped.outcome.whole_fields
+    found = [
+        long
+        for long in _long_values(target, with_value=with_value)
+        if len(long.path) > 1 or long.path[0] not in kept
+    ]
+    if not found and not cuts:
         return shaped
     with anyio.CancelScope(shield=True):  # bounded by the disk; the tool has acted by now
         links = [await _link(long, blobs, principal_id) for long in found[:MAX_FIELDS]]
     links += [{} for _ in found[MAX_FIELDS:]]
+    found = [_long_of(cut) for cut in cuts] + found
+    links = [cut.link for cut in cuts] + links
     short = _put(target, {long.path: long.shown for long in found})
     short |= _note(found, links, with_summary=with_summary)
     if error is not None:
@@ -87,10 +99,13 @@ def shortened(data: JsonObject) -> JsonObject:
 
 def head_and_tail(text: str) -> str:
     """Both ends of a text that is too long, and between them how much is missing."""
-    encoded = text.encode("utf-8", "replace")
-    head = encoded[:SIDE_BYTES].decode("utf-8", "ignore")
-    tail = encoded[-SIDE_BYTES:].decode("utf-8", "ignore")
-    missing = len(text) - len(head) - len(tail)
+    return _ends(text[:SIDE_BYTES], text[-SIDE_BYTES:], len(text))
+
+
+def _ends(head: str, tail: str, length: int) -> str:
+    head = head.encode("utf-8", "replace")[:SIDE_BYTES].decode("utf-8", "ignore")
+    tail = tail.encode("utf-8", "replace")[-SIDE_BYTES:].decode("utf-8", "ignore")
+    missing = length - len(head) - len(tail)
     return f"{head}\n… {missing} characters left out …\n{tail}"
 
 
@@ -98,12 +113,17 @@ def _long_values(target: JsonObject, *, with_value: bool) -> Iterator[_Long]:
     """Every long text, in order; depth is bounded by `shape`."""
     for path, value in _walk(target, ()):
         if isinstance(value, str) and _is_long(value):
-            yield _Long(path, value, head_and_tail(value), "text/plain; charset=utf-8")
+            yield _Long(path, value, head_and_tail(value), PLAIN_TEXT, len(value))
     value = target.get("value")
     if with_value and isinstance(value, dict | list):
         text = strict_json.dumps(value).decode()
         if _is_long(text):
-            yield _Long(("value",), text, None, "application/json")
+            yield _Long(("value",), text, None, "application/json", len(text))
+
+
+def _long_of(cut: CutText) -> _Long:
+    """What was too long for memory, and is kept by now."""
+    return _Long((cut.field,), "", _ends(cut.head, cut.tail, cut.length), PLAIN_TEXT, cut.length)
 
 
 def _walk(node: Any, path: Path) -> Iterator[tuple[Path, Any]]:
@@ -157,7 +177,7 @@ def _note(found: list[_Long], links: list[JsonObject], *, with_summary: bool) ->
     fields = [
         {
             "field": long.name,
-            "original_length": len(long.whole),
+            "original_length": long.length,
             "returned_length": len(long.shown or ""),
             **link,
         }
@@ -178,7 +198,7 @@ def _note(found: list[_Long], links: list[JsonObject], *, with_summary: bool) ->
 
 def _summary(found: list[_Long]) -> str:
     words = [
-        f"{long.name} has {len(long.whole)} characters, "
+        f"{long.name} has {long.length} characters, "
         + ("of which both ends are here" if long.shown is not None else "and is left out")
         for long in found[:5]
     ]

@@ -10,6 +10,7 @@ hidden, a cancellation is concluded and passed on.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -26,7 +27,8 @@ from fumehood.call.shape import ShapedOutcome, shape, shape_error
 from fumehood.call.shorten import shorten, shortened
 from fumehood.call.validate import ValidatedCall, spare_fixed, validate
 from fumehood.executors.function import HostFunctionFailed
-from fumehood.executors.outcome import Outcome
+from fumehood.executors.live import Live
+from fumehood.executors.outcome import Outcome, cancelled
 from fumehood.model.call import CallRequest
 from fumehood.model.envelope import (
     Envelope,
@@ -46,10 +48,12 @@ from fumehood.observe.log import Logger
 from fumehood.observe.trail import Trail
 from fumehood.registry.agents import Agents
 from fumehood.registry.index import ToolIndex
+from fumehood.sandbox.sessions import SessionKeeper
 from fumehood.sandbox.wall import Walls
 from fumehood.store.blobs import BlobStore
 from fumehood.store.calls import CallLog
 from fumehood.wire import strict_json
+from fumehood.wire.cursors import Cursors
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +71,17 @@ class Rooms:
     is_draining: Callable[[], bool]
     calls: CallLog
     blobs: BlobStore
+    cursors: Cursors
+    sessions: SessionKeeper
 
 
-async def run_call(request: CallRequest, rooms: Rooms) -> Envelope:
-    """Carry one call through every room; the answer is always an envelope."""
+async def run_call(request: CallRequest, rooms: Rooms, live: Live | None = None) -> Envelope:
+    """Carry one call through every room; the answer is always an envelope.
+
+    `live` hears of it meanwhile, and lets its caller end it.
+    """
+    live = live if live is not None else Live()
+    live.attach()
     trail = Trail(request.tool, request.call_id, request.trace_id, rooms.clock, rooms.log)
     try:
         resolved = trail.passed(
@@ -80,17 +91,32 @@ async def run_call(request: CallRequest, rooms: Rooms) -> Envelope:
         permitted = trail.passed("authorise", authorise(validated))
         if request.options.dry_run:
             return await conclude(
-                request, trail.passed("rehearse", rehearse(permitted, rooms.walls)), trail, rooms
+                request,
+                trail.passed("rehearse", rehearse(permitted, rooms.walls, rooms.sessions)),
+                trail,
+                rooms,
             )
         with claim(permitted) as claimed:
             approved = trail.passed("approve", approve(trail.passed("claim", claimed)))
-            async with admit(approved, rooms.walls, is_draining=rooms.is_draining()) as admitted:
+            admission = admit(
+                approved, rooms.walls, is_draining=rooms.is_draining(), sessions=rooms.sessions
+            )
+            live.begin()
+            async with admission as admitted:
                 record_intent(trail.passed("admit", admitted), trail)  # if this fails, nothing runs
-                ending = trail.passed("execute", await execute(admitted, blobs=rooms.blobs))
+                outcome = await execute(
+                    admitted, blobs=rooms.blobs, cursors=rooms.cursors, live=live
+                )
+                if live.close():  # the tool did not let itself be cancelled, and is over now
+                    outcome = Outcome.cancelled(outcome.isolation)
+                ending = trail.passed("execute", outcome)
         return await conclude(request, ending, trail, rooms)
     except EngineError as refusal:
+        live.close()
         return await conclude(request, refusal, trail, rooms)
     except BaseException as fault:
+        if live.close() and isinstance(fault, asyncio.CancelledError):
+            return await conclude_cancelled(request, live, trail, rooms)
         return await conclude_fault(request, fault, trail, rooms)
 
 
@@ -133,6 +159,20 @@ async def _shorten(
     )
 
 
+async def conclude_cancelled(
+    request: CallRequest, live: Live, trail: Trail, rooms: Rooms
+) -> Envelope:
+    """Conclude what its caller has ended, with what is known of the run, if there was one."""
+    outcome = live.partial
+    plan = _facts(trail).plan
+    if outcome is None and plan is not None:
+        isolation = "none" if plan.placement.kind == "host" else request.options.isolation or "call"
+        outcome = Outcome.cancelled(isolation)
+    if outcome is None:
+        return await conclude(request, cancelled(), trail, rooms)
+    return await conclude(request, trail.passed("execute", outcome), trail, rooms)
+
+
 async def conclude_fault(
     request: CallRequest, fault: BaseException, trail: Trail, rooms: Rooms
 ) -> Envelope:
@@ -143,8 +183,8 @@ async def conclude_fault(
             "The engine failed inside. Its owner finds the reason in the log under this trace id."
         )
         return await conclude(request, error, trail, rooms)
-    cancelled = Cancelled("The call was cancelled before it ended.")
-    await conclude(request, cancelled, trail, rooms)
+    error = Cancelled("The call was cancelled before it ended.")
+    await conclude(request, error, trail, rooms)
     raise fault
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from fumehood.call.coerce import coerce, refuses_unknown
 from fumehood.call.resolve import ResolvedCall
-from fumehood.executors.code_arguments import argument_faults
+from fumehood.executors.program_arguments import program_faults
 from fumehood.model.errors import ArgumentsRefused, EngineError, InvalidParams, ToolDisabled
 from fumehood.model.json_types import JsonObject
 from fumehood.registry.definitions import unenforced_options
@@ -69,8 +69,8 @@ def validate(resolved: ResolvedCall) -> ValidatedCall:
             for name in arguments
             if name not in known
         ]
-    if not violations and tool.executor.startswith("code:"):
-        violations = [Violation(*fault) for fault in argument_faults(arguments)]
+    if not violations:
+        violations = [Violation(*fault) for fault in program_faults(tool.executor, arguments)]
     if fixed and any(_is_below(violation.path, fixed) for violation in violations):
         raise ToolDisabled(MISFIT)
     if violations:

@@ -30,13 +30,20 @@ def call(
     ] = False,
     timeout: Annotated[float | None, typer.Option(help="Seconds the tool may run.")] = None,
     agent: Annotated[str | None, typer.Option(help="The agent that the call is made for.")] = None,
+    session: Annotated[str | None, typer.Option(help="The session that it is made in.")] = None,
     debug: Annotated[
         bool, typer.Option("--debug", help="Ask for debug_info (the configuration must allow it).")
+    ] = False,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Show output and progress while it runs.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The whole envelope as JSON.")] = False,
     socket: SocketPath = None,
 ) -> None:
     """Call a tool and show its envelope.
+
+    With --stream what the tool prints is shown as it comes, each stream on its own; where the
+    envelope is shown as JSON both go to standard error. Ctrl-C then cancels the call.
 
     Exit status: 0 success, 1 the tool failed, 2 wrong usage, 3 waiting for approval,
     4 engine or sandbox unavailable.
@@ -44,20 +51,34 @@ def call(
     from fumehood.cli.show import show_envelope, wants_json
 
     require_tool_name(tool)
+    if local and stream:
+        fail("--stream needs a daemon.", ExitCode.USAGE)
     if local and socket is not None:
         fail("--local needs no socket.", ExitCode.USAGE)
+    if local and session is not None:
+        fail("--local has no sessions.", ExitCode.USAGE)
     if timeout is not None and not 0 < timeout < float("inf"):
         fail("--timeout takes a number of seconds over 0.", ExitCode.USAGE)
     parsed = _read_arguments(arguments)
     options = _options(
-        dry_run=dry_run or None, timeout_seconds=timeout, debug=debug or None, agent_id=agent
+        dry_run=dry_run or None,
+        timeout_seconds=timeout,
+        debug=debug or None,
+        agent_id=agent,
+        session_id=session,
     )
     if local:
         envelope = _call_locally(tool, parsed, options)
     else:
         or_else = "\nOr call without a daemon: fumehood call --local …"
         with calling(socket, or_else=or_else) as client:
-            envelope = client.call(tool, parsed, **options)
+            if stream:
+                from fumehood.cli.live import stream_call
+
+                out = sys.stderr if wants_json(as_json) else sys.stdout
+                envelope = stream_call(client, tool, parsed, options, socket, stdout=out)
+            else:
+                envelope = client.call(tool, parsed, **options)
     show_envelope(envelope, as_json=wants_json(as_json))
     raise typer.Exit(exit_code_of(envelope))
 

@@ -1,4 +1,4 @@
-"""`fumehood calls list|show|tail`: what was called, by the running engine's own log."""
+"""`fumehood calls list|show|tail|cancel`: what was called, by the running engine's own log."""
 
 from __future__ import annotations
 
@@ -73,6 +73,23 @@ def show_call(
         show_json(record)
     else:
         show_fields(record)
+
+
+@calls.command("cancel")
+def cancel_call(
+    call_id: Annotated[str, typer.Argument(help="The call's id, call_….")],
+    as_json: AsJson = False,
+    socket: SocketPath = None,
+) -> None:
+    """End a call of yours that runs now; its program is gone when this says so."""
+    from fumehood.cli.show import show_json, wants_json
+
+    with calling(socket, as_json=as_json) as client:
+        client.cancel(call_id)
+    if wants_json(as_json):
+        show_json({"call_id": call_id, "cancelled": True})
+    else:
+        print(f"{call_id} was cancelled.")
 
 
 @calls.command("tail")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fumehood.cli.exits import ExitCode
+from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.finding import Finding, Verdict
 from fumehood.cli.reach import SocketPath
 from fumehood.config import Config, ConfigError, load_config
@@ -31,10 +31,37 @@ CHECK_WIDTH = len("interpreter: processes")
 """However long the other columns are, what was looked at stays on one line."""
 
 
-def doctor(as_json: AsJson = False, socket: SocketPath = None) -> None:
+def doctor(
+    attack: Annotated[
+        bool,
+        typer.Option(
+            "--attack",
+            help="Attack this host's own walls, safely, and show what held. Exit status 0: all "
+            "held; 1: something failed; 4: something that should be here could not be tried.",
+        ),
+    ] = False,
+    wall: Annotated[
+        list[str] | None,
+        typer.Option(help="Attack this wall only: interpreter, jail or container. Repeatable."),
+    ] = None,
+    runtime: Annotated[
+        str | None, typer.Option(help="Attack containers of this runtime of Docker's only.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A few attacks of each kind, in some 15 s at most.")
+    ] = False,
+    as_json: AsJson = False,
+    socket: SocketPath = None,
+) -> None:
     """Check this host. Exit status 1 where something is missing."""
     from fumehood.cli.show import show_json, wants_json
 
+    if attack:
+        from fumehood.cli.doctor_attack import attack as attack_walls
+
+        attack_walls(wall or [], runtime, quick=quick, as_json=wants_json(as_json))
+    if wall or runtime is not None or quick:
+        fail("--wall, --runtime and --quick belong to --attack.", ExitCode.USAGE)
     findings = list(_examine(socket))
     if wants_json(as_json):
         show_json([asdict(finding) for finding in findings])
@@ -154,7 +181,7 @@ def _wall(name: str, wall: InterpreterWall | JailWall, if_not: Verdict) -> Itera
 def _docker(config: Config) -> Iterator[Finding]:
     from fumehood.cli.doctor_docker import docker_findings
 
-    yield from docker_findings(config.container)
+    yield from docker_findings(config.container, config.sessions, config.own_images)
 
 
 def _tools(config: Config) -> Finding:

@@ -17,7 +17,7 @@ from docker.errors import DockerException
 from requests.exceptions import RequestException
 
 from fumehood.cli.finding import Finding
-from fumehood.config import ContainerConfig
+from fumehood.config import ContainerConfig, SessionsConfig
 from fumehood.model.limits import MB
 from fumehood.sandbox.container.advisories import changelog_of, standing
 from fumehood.sandbox.container.images import Image, list_images, newest_own
@@ -37,9 +37,11 @@ PACKAGES = {"runc": ("runc",), "containerd": ("containerd", "containerd.io")}
 UNIFIED = Path("/sys/fs/cgroup/unified")
 
 
-def docker_findings(settings: ContainerConfig) -> Iterator[Finding]:
+def docker_findings(
+    settings: ContainerConfig, sessions: SessionsConfig, own: Path | None = None
+) -> Iterator[Finding]:
     """Everything about Docker and the images, and whether it has what the configuration names;
-    or why it is not there.
+    or why it is not there. `own` is where the operator's own images are.
     """
     try:
         client = open_docker()
@@ -49,7 +51,7 @@ def docker_findings(settings: ContainerConfig) -> Iterator[Finding]:
         return
     try:
         version, info = client.version(), client.info()
-        images = {name: list_images(client, name) for name in image_names()}
+        images = {name: list_images(client, name, own=own) for name in image_names(own=own)}
     except (DockerException, RequestException) as error:
         found = f"it answers, then fails ({type(error).__name__})"
         yield Finding("docker", "warning", found, "See the log of dockerd.")
@@ -64,11 +66,15 @@ def docker_findings(settings: ContainerConfig) -> Iterator[Finding]:
     yield _swap(info, swap_bytes=psutil.swap_memory().total if local else None)
     yield _seccomp(info)
     yield _runtimes(info, settings.runtime)
+    used = {f"container.images.{language}": name for language, name in settings.images}
+    used["sessions.image"] = sessions.image
     for name, found_images in images.items():
-        yield image_finding(name, found_images, datetime.now(UTC))
-    if settings.image not in images:
-        cure = f"Set container.image to one that there is: {', '.join(images)}."
-        yield Finding(f"image: {settings.image}", "warning", "there is none of this name", cure)
+        is_used = name in used.values()
+        yield image_finding(name, found_images, datetime.now(UTC), is_used=is_used)
+    for setting, name in used.items():
+        if name not in images:
+            cure = f"Set {setting} to one that there is: {', '.join(images)}."
+            yield Finding(f"image: {name}", "warning", "there is none of this name", cure)
     yield _memory(info, available=psutil.virtual_memory().available if local else None)
     if local:
         yield _disk(Path(str(info.get("DockerRootDir") or "/")))
@@ -169,12 +175,20 @@ def _runtimes(info: JsonMapping, configured: str | None) -> Finding:
     return Finding("docker: runtimes", "ok", f"{found}{used}")
 
 
-def image_finding(name: str, images: list[Image], now: datetime) -> Finding:
-    """Whether an image is there, this engine's, and not too old."""
+def image_finding(
+    name: str, images: list[Image], now: datetime, *, is_used: bool = True
+) -> Finding:
+    """Whether an image is there, this engine's, and not too old. One that nothing of the
+    configuration names may be missing.
+    """
     check, build = f"image: {name}", f"fumehood images build {name}"
     own = newest_own(images)
     if own is None:
         found = "of another version of the engine" if images else "not built"
+        if not is_used:
+            return Finding(
+                check, "ok", f"{found}, and not in the configuration", f"To have it: {build}"
+            )
         return Finding(check, "warning", found, f"Build it: {build}")
     age = now - own.packages_from
     words = f"{own.id[:19]}, {own.packages} packages, {max(0, age.days)} days old"

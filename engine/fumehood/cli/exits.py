@@ -39,6 +39,10 @@ def require_tool_name(reference: str) -> None:
 
 
 def fail(message: str, code: ExitCode) -> NoReturn:
-    """Say why on stderr (on stdout where that is closed) and end."""
-    print(message, file=sys.stderr)
+    """Say why on stderr (on stdout where that is closed) and end. A server's or an index's own
+    words may be part of it, which a terminal must not obey.
+    """
+    from fumehood.cli.tables import printable
+
+    print(printable(message), file=sys.stderr)
     raise typer.Exit(code)

@@ -1,29 +1,35 @@
-"""`fumehood images build|list`: the images that containers are made from. No daemon is asked."""
+"""`fumehood images build|list|new|remove`: what containers are made from. No daemon is asked."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fumehood.cli.exits import ExitCode, fail
+from fumehood.cli.image_building import build, open_engine, progress
 from fumehood.model.json_types import JsonObject
 
 if TYPE_CHECKING:
-    import docker
-
-    from fumehood.sandbox.container.build import Built
     from fumehood.sandbox.container.images import Image
+    from fumehood.sandbox.container.own_image import Wish
     from fumehood.sandbox.container.recipe import Recipe
 
 images = typer.Typer(help="The images that containers are made from.", no_args_is_help=True)
 
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
+Base = Annotated[
+    str | None,
+    typer.Option(
+        help="A Debian image as REF@sha256:DIGEST to start from, instead of an own root file "
+        "system; it is fetched, and packages are installed over the network."
+    ),
+]
 
 
 @images.command("build")
@@ -31,13 +37,7 @@ def build_images(
     name: Annotated[
         str | None, typer.Argument(help="which image; all of them where none is named")
     ] = None,
-    base: Annotated[
-        str | None,
-        typer.Option(
-            help="A Debian image as REF@sha256:DIGEST to start from, instead of an own root file "
-            "system; it is fetched, and packages are installed over the network."
-        ),
-    ] = None,
+    base: Base = None,
     force: Annotated[
         bool, typer.Option("--force", help="Build all of it anew, with packages of today.")
     ] = False,
@@ -46,11 +46,93 @@ def build_images(
     """Build what is missing or out of date. Without `--base` it needs root and mmdebstrap."""
     from fumehood.cli.show import show_json, wants_json
 
-    recipes = _recipes(name, base or "")
-    client = _docker()
-    built = [_build(client, recipe, force=force) for recipe in recipes]
+    started = time.time()
+    own = _own_images()
+    recipes = _recipes(name, base or "", own)
+    client = open_engine()
+    built = [build(client, recipe, own, force=force, since=started) for recipe in recipes]
+    made = sum(result.made_guest for result in built)
+    if len(built) > 1 and made:
+        print(f"{made} images in {time.time() - started:.1f} s", file=sys.stderr)
     if wants_json(as_json):
         show_json([_document(result.image) for result in built])
+
+
+@images.command("new")
+def new_image(
+    name: Annotated[str, typer.Argument(help="what it is called")],
+    requirements: Annotated[
+        Path | None,
+        typer.Option(
+            "--requirements",
+            help="A file with packages of the Python index: names, extras, versions, markers.",
+        ),
+    ] = None,
+    packages: Annotated[
+        list[str] | None, typer.Option("--package", help="A Debian package; several may be given.")
+    ] = None,
+    below: Annotated[
+        str, typer.Option("--from", help="Which image of ours it has everything of.")
+    ] = "python-data",
+    base: Base = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Make one anew that is there already.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make an image of your own from lists of packages: lock them, download them, build it."""
+    from fumehood.cli.show import show_json, wants_json
+    from fumehood.sandbox.container.own_image import Wish
+
+    text = "" if requirements is None else _read_list(requirements)
+    wish = Wish(name, text, tuple(packages or ()), below)
+    image = _make(wish, base or "", replace=replace)
+    print(
+        f'It is used by `sessions new --image {name}`, or with [container.images] python = "{name}"'
+        " in the configuration.",
+        file=sys.stderr,
+    )
+    if wants_json(as_json):
+        show_json(_document(image))
+
+
+@images.command("remove")
+def remove_images(
+    name: Annotated[
+        str | None, typer.Argument(help="which image; old ones where none is named")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove an image, and its folder where it is your own; without a name what no engine of this
+    version uses and is older than a week. What a container uses stays.
+    """
+    from docker.errors import DockerException
+    from requests.exceptions import RequestException
+
+    from fumehood.cli.show import show_json, wants_json
+    from fumehood.sandbox.container.leftovers import (
+        idle_roots,
+        images_of,
+        remove_unused,
+        useless,
+    )
+
+    own = _own_images()
+    if name is not None:
+        _require_known(name, own)
+    client = open_engine()
+    try:
+        named = images_of(client, name) if name is not None else useless(client, own)
+        gone = remove_unused(client, named)
+        gone |= remove_unused(client, idle_roots(client, own))
+    except (DockerException, RequestException):
+        fail("Docker did not remove them.", ExitCode.UNAVAILABLE)
+    if name is not None:
+        _remove_folder(own, name)
+    kept = named - gone
+    if wants_json(as_json):
+        show_json({"removed": sorted(gone), "kept": sorted(kept)})
+    print(f"{len(gone)} removed, {len(kept)} in use", file=sys.stderr)
 
 
 @images.command("list")
@@ -63,7 +145,7 @@ def list_images(as_json: AsJson = False) -> None:
     from fumehood.sandbox.container.images import list_images as listed
 
     try:
-        found = listed(_docker())
+        found = listed(open_engine(), own=_own_images())
     except (DockerException, RequestException):
         fail("Docker did not say which images there are.", ExitCode.UNAVAILABLE)
     if wants_json(as_json):
@@ -74,7 +156,14 @@ def list_images(as_json: AsJson = False) -> None:
         _show(found)
 
 
-def _recipes(name: str | None, base: str) -> list[Recipe]:
+def _own_images() -> Path:
+    from fumehood.cli.settings import read_config
+
+    return read_config().own_images
+
+
+def _recipes(name: str | None, base: str, own: Path) -> list[Recipe]:
+    """The one that is named, or all of ours: an own one is built when it is named."""
     from fumehood.sandbox.container.recipe import (
         UnknownImage,
         WrongRecipe,
@@ -84,76 +173,73 @@ def _recipes(name: str | None, base: str) -> list[Recipe]:
 
     try:
         names = [name] if name is not None else image_names()
-        return [read_recipe(each, base=base) for each in names]
+        return [read_recipe(each, base=base, own=own) for each in names]
     except (UnknownImage, WrongRecipe) as error:
         fail(str(error), ExitCode.USAGE)
 
 
-def _docker() -> docker.APIClient:
-    from fumehood.sandbox.container.build import DEADLINE_S
-    from fumehood.sandbox.container.reach import DockerUnreachable, open_docker
-
+def _read_list(path: Path) -> str:
     try:
-        return open_docker(timeout_s=DEADLINE_S)
-    except DockerUnreachable as error:
-        fail(error.message, ExitCode.UNAVAILABLE)
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        fail(f"{path} cannot be read: {error.strerror}.", ExitCode.USAGE)
+    except UnicodeDecodeError:
+        fail(f"{path} is not UTF-8.", ExitCode.USAGE)
 
 
-def _build(client: docker.APIClient, recipe: Recipe, *, force: bool) -> Built:
-    from fumehood.sandbox.container.build import build_image
-    from fumehood.sandbox.container.trouble import ImageTrouble
+def _make(wish: Wish, base: str, *, replace: bool) -> Image:
+    """The folder aside, the image, and then the folder in its place."""
+    from fumehood.sandbox.container.build import wheel_cache
+    from fumehood.sandbox.container.own_files import read_own_files
+    from fumehood.sandbox.container.own_image import check_wish, make_aside, publish
+    from fumehood.sandbox.container.recipe import WrongRecipe, recipe_of
+    from fumehood.sandbox.container.trouble import ImageTrouble, trouble_in
+    from fumehood.sandbox.trusted_files import Untrusted
 
-    started = time.monotonic()
+    own = _own_images()
     try:
-        with _progress(recipe.name) as on_step:
-            built = build_image(client, recipe, on_step, force=force)
+        check_wish(wish, own, replace=replace)
+        client = open_engine()
+        with ExitStack() as stack:
+            with progress(wish.name) as on_step:
+                made = make_aside(wish, own, wheel_cache(), on_step)
+                folder = stack.enter_context(made)
+            recipe = recipe_of(wish.name, read_own_files(folder), base=base)
+            built = build(client, recipe, own, force=False, since=time.time())
+            publish(folder, wish.name)
+    except (WrongRecipe, Untrusted) as error:
+        fail(str(error), ExitCode.USAGE)
     except ImageTrouble as trouble:
-        fail(f"The image {recipe.name} was not built. {trouble}", ExitCode.UNAVAILABLE)
-    if built.made_base:
-        what = "built"
-    else:
-        what = "its guest was renewed" if built.made_guest else "is up to date"
-    took = f" in {time.monotonic() - started:.1f} s" if built.made_guest else ""
-    print(f"{recipe.name}: {what}{took}, {built.image.id}", file=sys.stderr)
-    return built
+        fail(f"The image {wish.name} was not built. {trouble}", ExitCode.UNAVAILABLE)
+    except OSError as error:
+        why = trouble_in("Its files cannot be written", [str(error)])
+        fail(f"The image {wish.name} was not built. {why}", ExitCode.UNAVAILABLE)
+    return built.image
 
 
-@contextmanager
-def _progress(name: str) -> Iterator[Callable[[str], None]]:
-    """What is done now, with the time: one moving line on a terminal, else a line a step."""
-    started = time.monotonic()
-    if not sys.stderr.isatty():
+def _require_known(name: str, own: Path) -> None:
+    from fumehood.sandbox.container.recipe import image_names, is_own_name
 
-        def say(step: str) -> None:
-            print(f"{name}: {time.monotonic() - started:5.1f} s  {step}", file=sys.stderr)
-            sys.stderr.flush()
+    if not is_own_name(name) and name not in image_names(own=own):
+        known = ", ".join(image_names(own=own))
+        fail(f"There is no image {name[:80]!r}. Known: {known}.", ExitCode.USAGE)
 
-        yield say
-        return
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-    from rich.text import Text
 
-    console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(f"{name}: looking what is there")
-        done: list[str] = []
+def _remove_folder(own: Path, name: str) -> None:
+    import shutil
 
-        def move(step: str) -> None:
-            if done:
-                console.print(Text(done[-1], style="dim"))
-            done.append(f"{name}: {step}")
-            progress.update(task, description=f"{name}: {step}")
+    from fumehood.sandbox.container.recipe import is_own_name
 
-        yield move
+    if is_own_name(name) and (own / name).is_dir():
+        shutil.rmtree(own / name)
 
 
 def _show(found: list[Image]) -> None:
     from fumehood.cli.tables import Field, show_table
 
     fields = (
-        Field("image"), Field("size", drop=1), Field("age", drop=2), Field("packages", drop=3),
+        Field("image"), Field("size", drop=2), Field("age", drop=3), Field("packages", drop=4),
+        Field("languages", drop=1),
         Field("state"), Field("digest", whole=True),
     )  # fmt: skip
     now = datetime.now(UTC)
@@ -163,6 +249,7 @@ def _show(found: list[Image]) -> None:
             f"{image.size_bytes / 1e6:.0f} MB",
             age_in_words(image.packages_from, now),
             str(image.packages),
+            ", ".join(image.languages),
             "current" if image.is_own else "of another version",
             image.id.removeprefix("sha256:")[:16],
         )
@@ -189,6 +276,8 @@ def _document(image: Image) -> JsonObject:
         "packages_from": image.packages_from.isoformat(),
         "age_seconds": max(0, int((datetime.now(UTC) - image.packages_from).total_seconds())),
         "packages": image.packages,
+        "languages": list(image.languages),
+        "guest_mb": image.guest_mb,
         "base": image.base or None,
         "recipe": image.recipe,
         "guest": image.guest,

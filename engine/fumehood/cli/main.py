@@ -18,6 +18,7 @@ from fumehood.cli.images import images
 from fumehood.cli.registry import tools
 from fumehood.cli.run import run
 from fumehood.cli.serve import serve
+from fumehood.cli.sessions import sessions
 from fumehood.cli.tokens import tokens
 
 app = typer.Typer(
@@ -53,6 +54,7 @@ app.add_typer(agents, name="agents")
 app.add_typer(approvers, name="approvers")
 app.add_typer(tokens, name="tokens")
 app.add_typer(calls, name="calls")
+app.add_typer(sessions, name="sessions")
 app.add_typer(images, name="images")
 app.command()(doctor)
 

@@ -29,12 +29,19 @@ ControlSocketPath = Annotated[
 
 
 @contextmanager
-def calling(socket: Path | None, *, or_else: str = "", as_json: bool = False) -> Iterator[Client]:
-    """A client of the callers' socket; `or_else` is said where nobody answers."""
+def calling(
+    socket: Path | None, *, or_else: str = "", as_json: bool = False, is_payload: bool = False
+) -> Iterator[Client]:
+    """A client of the callers' socket; `or_else` is said where nobody answers.
+
+    `is_payload` says that standard output is for something else than answers: a refusal is a
+    message then.
+    """
     from fumehood.client import Client
 
     path = read_socket_path(read_config(socket=socket))
-    with _ending_the_command(or_else, as_json=as_json), Client(path) as client:
+    ending = _ending_the_command(or_else, as_json=as_json, is_payload=is_payload and not as_json)
+    with ending, Client(path) as client:
         yield client
 
 
@@ -52,7 +59,9 @@ def controlling(
 
 
 @contextmanager
-def _ending_the_command(or_else: str = "", *, as_json: bool) -> Iterator[None]:
+def _ending_the_command(
+    or_else: str = "", *, as_json: bool, is_payload: bool = False
+) -> Iterator[None]:
     """What a client raises becomes a message and an exit code."""
     from fumehood.cli.show import show_envelope, wants_json
     from fumehood.client import DaemonUnavailable, Refused
@@ -62,6 +71,9 @@ def _ending_the_command(or_else: str = "", *, as_json: bool) -> Iterator[None]:
     except DaemonUnavailable as error:
         fail(f"{error}{or_else}", ExitCode.UNAVAILABLE)
     except Refused as refused:
+        told = refused.envelope.error
+        if is_payload and told is not None:
+            fail(f"{told.code}: {told.message}", ExitCode(exit_code_of(refused.envelope)))
         show_envelope(refused.envelope, as_json=wants_json(as_json))
         raise typer.Exit(exit_code_of(refused.envelope)) from None
     except ValueError as error:  # nothing was sent

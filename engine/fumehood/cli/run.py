@@ -21,14 +21,21 @@ from fumehood.model.json_types import JsonObject
 if TYPE_CHECKING:
     from fumehood.client import Client
 
-LANGUAGES = {".py": "python"}
+LANGUAGES = {
+    ".py": "python",
+    ".sh": "shell",
+    ".bash": "shell",
+    ".js": "javascript",
+    ".cjs": "javascript",
+}
 """Suffix → language; the tool of a language is `run_` and its name."""
 
 
 def run(
     program: Annotated[str, typer.Argument(metavar="FILE", help="The program, or - for stdin.")],
     language: Annotated[
-        str | None, typer.Option(help="python; default: by the file's name.")
+        str | None,
+        typer.Option(help="python, shell or javascript; default: by the file's name."),
     ] = None,
     stdin: Annotated[
         str | None, typer.Option(metavar="FILE", help="What the program reads, or - for stdin.")
@@ -41,16 +48,24 @@ def run(
         ),
     ] = None,
     save: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write the program's files below DIR.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Write its files and figures below DIR."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Let --save replace files.")] = False,
     timeout: Annotated[float | None, typer.Option(help="Seconds it may run.")] = None,
     memory: Annotated[int | None, typer.Option(help="MB of memory it may use.")] = None,
     agent: Annotated[str | None, typer.Option(help="The agent that it is run for.")] = None,
+    session: Annotated[str | None, typer.Option(help="The session that it is run in.")] = None,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Show its output and progress while it runs.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The whole envelope as JSON.")] = False,
     socket: SocketPath = None,
 ) -> None:
     """Run a program in a sandbox and show what it printed.
+
+    With --stream that is shown as it comes, and Ctrl-C cancels the program; with --json besides,
+    both of its streams go to standard error.
 
     Exit status: 0 success, 1 the program failed, 2 wrong usage, 3 waiting for approval,
     4 engine or sandbox unavailable.
@@ -63,28 +78,37 @@ def run(
         fail("--force goes with --save.", ExitCode.USAGE)
     if program == "-" and stdin == "-":
         fail("Standard input can be the program or what it reads, not both.", ExitCode.USAGE)
-    tool = f"run_{_language(program, language)}"
-    arguments: JsonObject = {"code": read_text(program, "The program")}
+    language = _language(program, language)
+    tool, source = f"run_{language}", "command" if language == "shell" else "code"
+    arguments: JsonObject = {source: read_text(program, "The program")}
     if stdin is not None:
         arguments["stdin"] = read_text(stdin, "What the program reads")
     if file:
         arguments["files"] = files_to_send(file)
-    _check_size(arguments)
+    _check_size(arguments, source)
     asked = {"timeout_seconds": timeout, "memory_limit_mb": memory, "agent_id": agent}
-    options = {name: value for name, value in asked.items() if value is not None}
+    asked["session_id"] = session
+    options: dict[str, Any] = {k: value for k, value in asked.items() if value is not None}
+    options["cancel_on_disconnect"] = True  # Ctrl-C is meant for the program
     with calling(socket, as_json=as_json) as client:
-        envelope = client.call(tool, arguments, **options)
+        if stream:
+            from fumehood.cli.live import stream_call
+
+            out = sys.stderr if as_json else sys.stdout
+            envelope = stream_call(client, tool, arguments, options, socket, stdout=out)
+        else:
+            envelope = client.call(tool, arguments, **options)
         if as_json:
             show_envelope(envelope, as_json=True)
         else:
-            _show(envelope, client, with_files=save is None)
+            _show(envelope, client, with_files=save is None, with_output=not stream)
         is_saved = save is None or _save(envelope, client, save, force=force)
     code = exit_code_of(envelope)
     raise typer.Exit(code if is_saved or code else ExitCode.TOOL_FAILED)
 
 
 def _language(program: str, given: str | None) -> str:
-    known = sorted(set(LANGUAGES.values()))
+    known = list(dict.fromkeys(LANGUAGES.values()))
     if given is None:
         given = LANGUAGES.get(Path(program).suffix)
     if given is None:
@@ -97,9 +121,9 @@ def _language(program: str, given: str | None) -> str:
     return given
 
 
-def _check_size(arguments: JsonObject) -> None:
+def _check_size(arguments: JsonObject, source: str) -> None:
     files = arguments.get("files", [])
-    texts = [arguments["code"], arguments.get("stdin", "")]
+    texts = [arguments[source], arguments.get("stdin", "")]
     texts += [file.get("content", file.get("content_base64")) for file in files]
     if sum(map(len, texts)) > MAX_BYTES:
         fail(
@@ -109,12 +133,14 @@ def _check_size(arguments: JsonObject) -> None:
         )
 
 
-def _show(envelope: Envelope, client: Client, *, with_files: bool) -> None:
+def _show(envelope: Envelope, client: Client, *, with_files: bool, with_output: bool) -> None:
     """What the program wrote, each to its own stream; what the engine says of it to stderr."""
     error = envelope.error
     fields = envelope.data if error is None else error.details or {}
-    _write(sys.stdout, _whole(fields, "stdout", client))
-    _write(sys.stderr, stderr := _whole(fields, "stderr", client))
+    stderr = fields.get("stderr") or ""
+    if with_output:
+        _write(sys.stdout, _whole(fields, "stdout", client))
+        _write(sys.stderr, stderr := _whole(fields, "stderr", client))
     said = _lines(fields, stderr, with_files=with_files)
     if error is not None:
         said.append(f"{error.code}: {error.message}")
@@ -130,10 +156,15 @@ def _lines(fields: JsonObject, stderr: str, *, with_files: bool) -> list[str]:
         lines.append(exception["traceback"].rstrip("\n"))
     if fields.get("value_repr") not in (None, "None"):
         lines.append(f"value: {fields['value_repr']}")
-    if with_files and fields.get("files"):
-        names = ", ".join(f"{file['filename']} ({file['size']} bytes)" for file in fields["files"])
+    if with_files and (files := _made(fields)):
+        names = ", ".join(f"{file['filename']} ({file['size']} bytes)" for file in files)
         lines.append(f"files: {names}. To keep them: --save DIR")
     return lines
+
+
+def _made(fields: JsonObject) -> list[JsonObject]:
+    """The files and figures of an answer. A file may have a figure's name; it comes first."""
+    return [*(fields.get("files") or []), *(fields.get("images") or [])]
 
 
 def _whole(fields: JsonObject, name: str, client: Client) -> str:
@@ -165,12 +196,12 @@ def _save(envelope: Envelope, client: Client, directory: Path, *, force: bool) -
     is_whole = not fields.get("files_left_out")
     try:
         with Saving(directory, force=force) as saving:
-            for entry in fields.get("files", []):
+            for entry in _made(fields):
                 try:
                     saving.save(entry, client.download_blob)
                 except (SaveFailed, Refused) as reason:
                     name = printable(entry["filename"])
-                    print(f"{name} was not saved: {reason}", file=sys.stderr)
+                    print(f"{name} was not saved: {printable(str(reason))}", file=sys.stderr)
                     is_whole = False
     except SaveFailed as reason:
         fail(f"Nothing was saved: {reason}", ExitCode.TOOL_FAILED)

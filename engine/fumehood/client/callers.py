@@ -10,9 +10,17 @@ from urllib.parse import urlencode
 
 from fumehood.client.ask import Ask, address, data_of, encode, listed, object_of, plain
 from fumehood.client.errors import DaemonUnavailable, Refused
-from fumehood.model.answers import AgentTools, CallAnswer, CallList, ToolDetails, ToolList
+from fumehood.model.answers import (
+    AgentTools,
+    CallAnswer,
+    CallList,
+    CancelledCall,
+    ToolDetails,
+    ToolList,
+)
 from fumehood.model.call_log import CallPage, CallRecord
 from fumehood.model.envelope import Envelope
+from fumehood.model.events import Event, last_event
 from fumehood.model.json_types import JsonObject
 from fumehood.model.status import Health, Readiness
 from fumehood.model.tool import ToolDefinition
@@ -31,6 +39,24 @@ def call(tool: str, arguments: JsonObject | None, options: JsonObject) -> Ask[En
     body = {"arguments": arguments if arguments is not None else {}, "options": options}
     path = address("tools", tool, "call")
     return Ask("POST", path, decode_envelope, encode(body), _work_s(options))
+
+
+def stream(tool: str, arguments: JsonObject | None, options: JsonObject) -> Ask[Event]:
+    """One call that is followed; `read` is for the answer that comes without events."""
+    body = {"arguments": arguments if arguments is not None else {}, "options": options}
+    path = address("tools", tool, "sse")
+    # Comments keep the connection alive, however long the call takes.
+    return Ask("POST", path, lambda raw: last_event(decode_envelope(raw)), encode(body))
+
+
+def cancel(call_id: str) -> Ask[None]:
+    """The end of a running call."""
+    read = data_of(CancelledCall)
+
+    def nothing(raw: bytes) -> None:
+        read(raw)
+
+    return Ask("POST", address("calls", call_id, "cancel"), nothing)
 
 
 def tools_page(**query: Any) -> Ask[ToolList]:

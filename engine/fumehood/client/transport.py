@@ -8,15 +8,18 @@ GET, which changes nothing; never a third time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import anyio.to_thread
 import httpx2
 
 from fumehood.client.ask import Ask
 from fumehood.client.errors import DaemonUnavailable
+from fumehood.client.following import Following, is_followed
+from fumehood.model.events import Event
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -65,6 +68,13 @@ class Place:
             headers["authorization"] = f"Bearer {self.credential}"
         if ask.content is not None:
             headers["content-type"] = "application/json"
+        return headers
+
+    def upload_headers(self, ask: Ask[Any], size: int | None) -> dict[str, str]:
+        """Those of a body that is sent in pieces; without a size it is sent in chunks."""
+        headers = {**self.headers(ask), "content-type": "application/octet-stream"}
+        if size is not None:
+            headers["content-length"] = str(size)
         return headers
 
     def timeout(self, ask: Ask[Any]) -> httpx2.Timeout:
@@ -149,6 +159,62 @@ class BlockingTransport:
                     break
         raise failed
 
+    def upload(self, ask: Ask[T], chunks: Iterator[bytes], size: int | None) -> T:
+        """Send a body in pieces. It is sent once: its pieces are gone with it.
+
+        Raises:
+            DaemonUnavailable: nobody answers, or not to the end.
+        """
+        progress = Progress()
+        try:
+            raw = self._http.request(
+                ask.method,
+                ask.path,
+                content=chunks,
+                headers=self._place.upload_headers(ask, size),
+                timeout=self._place.timeout(ask),
+                extensions={"trace": progress.note},
+            ).content
+        except httpx2.HTTPError as error:
+            failed = _unavailable(ask, self._place, error, progress)
+        else:
+            return _read(ask, raw, self._place)
+        raise failed
+
+    def follow(self, ask: Ask[Event]) -> Iterator[Event]:
+        """The events of a call as they come. Closing the iterator closes the connection.
+
+        Raises:
+            DaemonUnavailable: nobody answers, or the events ended before the answer.
+        """
+        headers, timeout = self._place.headers(ask), self._place.timeout(ask)
+        for is_last in (False, True):
+            progress, has_begun = Progress(), False
+            try:
+                with self._http.stream(
+                    ask.method,
+                    ask.path,
+                    content=ask.content,
+                    headers=headers,
+                    timeout=timeout,
+                    extensions={"trace": progress.note},
+                ) as answer:
+                    has_begun = True
+                    if not is_followed(answer.headers):
+                        yield _read(ask, answer.read(), self._place)
+                        return
+                    following = Following()
+                    for chunk in answer.iter_raw():
+                        yield from _events(following, chunk, ask, self._place)
+                    return following.finish(ask)
+            except httpx2.InvalidURL as error:
+                raise ValueError(f"The request cannot be sent: {error}.") from None
+            except httpx2.HTTPError as error:
+                failed = _unavailable(ask, self._place, error, progress)
+                if is_last or has_begun or not may_send_again(ask, error, progress):
+                    break
+        raise failed
+
     def close(self) -> None:
         """Close every connection."""
         self._http.close()
@@ -223,6 +289,56 @@ class AwaitingTransport:
                     break
         raise failed
 
+    async def upload(self, ask: Ask[T], chunks: Iterator[bytes], size: int | None) -> T:
+        """Send a body in pieces, each read in a thread. Raises as the other one."""
+        progress = Progress()
+        try:
+            answer = await self._http.request(
+                ask.method,
+                ask.path,
+                content=_in_threads(chunks),
+                headers=self._place.upload_headers(ask, size),
+                timeout=self._place.timeout(ask),
+                extensions={"trace": progress.note_async},
+            )
+        except httpx2.HTTPError as error:
+            failed = _unavailable(ask, self._place, error, progress)
+        else:
+            return _read(ask, answer.content, self._place)
+        raise failed
+
+    async def follow(self, ask: Ask[Event]) -> AsyncGenerator[Event, None]:
+        """The events of a call as they come. Raises as the other one."""
+        headers, timeout = self._place.headers(ask), self._place.timeout(ask)
+        for is_last in (False, True):
+            progress, has_begun = Progress(), False
+            try:
+                async with self._http.stream(
+                    ask.method,
+                    ask.path,
+                    content=ask.content,
+                    headers=headers,
+                    timeout=timeout,
+                    extensions={"trace": progress.note_async},
+                ) as answer:
+                    has_begun = True
+                    if not is_followed(answer.headers):
+                        yield _read(ask, await answer.aread(), self._place)
+                        return
+                    following = Following()
+                    async for chunk in answer.aiter_raw():
+                        for event in _events(following, chunk, ask, self._place):
+                            yield event
+                    following.finish(ask)
+                    return
+            except httpx2.InvalidURL as error:
+                raise ValueError(f"The request cannot be sent: {error}.") from None
+            except httpx2.HTTPError as error:
+                failed = _unavailable(ask, self._place, error, progress)
+                if is_last or has_begun or not may_send_again(ask, error, progress):
+                    break
+        raise failed
+
     async def close(self) -> None:
         """Close every connection."""
         await self._http.aclose()
@@ -251,14 +367,31 @@ class AwaitingTransport:
         raise failed
 
 
+async def _in_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """What is read from a file would keep the event loop waiting."""
+    while (chunk := await anyio.to_thread.run_sync(next, chunks, None)) is not None:
+        yield chunk
+
+
 def _read(ask: Ask[T], raw: bytes, place: Place) -> T:
     try:
         return ask.read(raw)
     except ValueError:
-        raise DaemonUnavailable(
-            f"What answers on {place.path} is not a fumehood engine of this version.",
-            may_have_acted=ask.method not in CHANGES_NOTHING,
-        ) from None
+        raise _no_engine(ask, place) from None
+
+
+def _events(following: Following, chunk: bytes, ask: Ask[Event], place: Place) -> list[Event]:
+    try:
+        return following.feed(chunk)
+    except ValueError:
+        raise _no_engine(ask, place) from None
+
+
+def _no_engine(ask: Ask[Any], place: Place) -> DaemonUnavailable:
+    return DaemonUnavailable(
+        f"What answers on {place.path} is not a fumehood engine of this version.",
+        may_have_acted=ask.method not in CHANGES_NOTHING,
+    )
 
 
 def _unavailable(

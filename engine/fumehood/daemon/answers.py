@@ -11,15 +11,15 @@ from pydantic_core import ErrorDetails
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from fumehood.daemon.shares import MAX_HELD_BYTES, Share
+from fumehood.daemon.shares import MAX_HELD_BYTES, Share, too_much_held
 from fumehood.engine import Engine
 from fumehood.model.envelope import Envelope
 from fumehood.model.errors import (
     ERROR_CODES,
     TOOL_CODE_HTTP_STATUS,
     InvalidParams,
-    RateLimited,
     RequestTooLarge,
+    ShuttingDown,
     UnsupportedMediaType,
 )
 from fumehood.wire import strict_json
@@ -46,6 +46,12 @@ def engine_of(request: Request) -> Engine:
 def answer(request: Request, data: BaseModel) -> Response:
     """A success that is no call: `data` in an envelope."""
     return envelope_response(engine_of(request).answer(data.model_dump(mode="json")))
+
+
+def stopped(engine: Engine, tool: str) -> Envelope:
+    """What a client is owed whose call outlasts the engine."""
+    ended = ShuttingDown("The engine stopped before the call ended.", retryable=False)
+    return engine.refusal(ended, tool=tool)
 
 
 def envelope_response(envelope: Envelope) -> Response:
@@ -108,6 +114,26 @@ def parse_body(model: type[M], document: Any) -> M:
         raise InvalidParams(f"The body is wrong: {words}.", fields=fields) from None
 
 
+def query_of(model: type[M], request: Request) -> M:
+    """The query as one of the model's values, which read texts as booleans and numbers.
+
+    Raises:
+        InvalidParams: with everything that is wrong.
+    """
+    given = request.query_params.multi_items()
+    query = dict(given)
+    if len(query) != len(given):
+        raise InvalidParams("A parameter of the query is given twice.")
+    try:
+        return model.model_validate(query)
+    except ValidationError as error:
+        faults = error.errors(include_url=False, include_input=False)[:20]
+        named = [(".".join(map(str, fault["loc"]))[:120], _words(fault)) for fault in faults]
+        words = "; ".join(f"{field}: {said}" for field, said in named)
+        fields = [field for field, _ in named]
+        raise InvalidParams(f"The query is wrong: {words}.", fields=fields) from None
+
+
 def _words(fault: ErrorDetails) -> str:
     """What is wrong; pydantic puts the class of our own errors before their words."""
     return fault["msg"].removeprefix("Value error, ")
@@ -163,9 +189,5 @@ async def _read_body(request: Request) -> bytes:
     if too_large:
         raise RequestTooLarge("The request is over 8 MB. Send less.")
     if too_many:
-        raise RateLimited(
-            f"This user has {MAX_HELD_BYTES >> 20} MB of requests under way already. Send fewer "
-            "at a time.",
-            retry_after_ms=1000,
-        )
+        raise too_much_held()
     return bytes(body)

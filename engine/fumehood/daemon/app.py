@@ -27,6 +27,9 @@ from fumehood.daemon.routes import (
     health,
     openapi,
     registry,
+    session_files,
+    sessions,
+    stream,
     tools,
 )
 from fumehood.engine import Engine
@@ -41,8 +44,11 @@ from fumehood.observe.log import log_fault
 
 OPERATIONS = [
     *calls.OPERATIONS,
+    *stream.OPERATIONS,
     *tools.OPERATIONS,
     *blobs.OPERATIONS,
+    *sessions.OPERATIONS,
+    *session_files.OPERATIONS,
     *health.OPERATIONS,
     *openapi.OPERATIONS,
 ]

@@ -84,6 +84,8 @@ def _operation(operation: Operation, schemas: Schemas, definitions: JsonObject) 
     if operation.body is not None:
         content = _json_content(schemas[operation.body, "validation"])
         entry["requestBody"] = {"required": True, "content": content}
+    if operation.upload is not None:
+        entry["requestBody"] = {"required": True, "content": {operation.upload: {}}}
     return entry
 
 
@@ -107,6 +109,8 @@ def _responses(operation: Operation, schemas: Schemas) -> JsonObject:
         answers = {status: _response("The answer.", data) for status in operation.plain}
     else:
         answers = {200: _response("The envelope.", _success(envelope, data))}
+    if operation.events is not None:
+        answers[200]["content"][operation.events] = {"schema": {"type": "string"}}
     return {str(status): answer for status, answer in sorted({**refusals, **answers}.items())}
 
 

@@ -7,6 +7,7 @@ from it and `document.py` the document, so that nothing is served and not descri
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -47,7 +48,9 @@ class Operation:
     what the endpoint parses; `parameters` says of each one in the path what it is. `errors`
     are those that come besides `common_errors`; `has_tool_codes` adds a tool's own.
     `plain` are the statuses of an answer that is no envelope but `data` itself; `media` is the
-    type of one that is no JSON at all.
+    type of one that is no JSON at all, `events` that of one that is events instead of an envelope
+    where the call begins. `upload` is the type of a body that is no JSON. `takes_rest` says that
+    the last parameter takes the rest of the path, slashes included.
     """
 
     method: str
@@ -62,6 +65,9 @@ class Operation:
     has_tool_codes: bool = False
     plain: tuple[int, ...] = ()
     media: str | None = None
+    upload: str | None = None
+    takes_rest: bool = False
+    events: str | None = None
 
     @property
     def id(self) -> str:
@@ -78,7 +84,13 @@ class Operation:
     @property
     def route(self) -> Route:
         """What the application serves."""
-        return Route(self.path, self.endpoint, methods=[self.method])
+        if not self.takes_rest:
+            return Route(self.path, self.endpoint, methods=[self.method])
+        path = self.path.removesuffix("}") + ":path}"
+        route = Route(path, self.endpoint, methods=[self.method])
+        # What a file is called may hold a line break.
+        route.path_regex = re.compile(route.path_regex.pattern, re.DOTALL)
+        return route
 
     @property
     def all_errors(self) -> Errors:
@@ -95,6 +107,8 @@ class Operation:
             found |= {RateLimited}
         if self.body is not None:
             found |= {InvalidParams, UnsupportedMediaType, RequestTooLarge}
+        if self.upload is not None:
+            found |= {InvalidParams, UnsupportedMediaType, RequestTooLarge, RateLimited}
         if self.query is not None:
             found |= {InvalidParams}
         return frozenset(found)

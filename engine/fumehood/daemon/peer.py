@@ -3,12 +3,13 @@
 Host side, a protocol class under uvicorn's, which offers no peer credentials. It also
 answers what the HTTP parser refuses and who holds too many connections, and keeps a
 half-closed connection open for its answer: a client may say that it sends no more and still
-wait.
+wait. One that has gone altogether is told from it, so that its stream can end.
 """
 
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 import struct
 from collections.abc import Callable
@@ -37,6 +38,16 @@ def peer_of(connection: socket.socket) -> Peer:
     return Peer(*_UCRED.unpack(credentials))
 
 
+def _has_left(connection: socket.socket) -> bool:
+    """Whether the peer has closed the connection, not only its own way of it.
+
+    *Source*: unix_poll of Linux: POLLHUP where both directions are shut.
+    """
+    poll = select.poll()
+    poll.register(connection.fileno(), 0)
+    return any(events & select.POLLHUP for _, events in poll.poll(0))
+
+
 class Face(StrEnum):
     """Which of the engine's two sockets a request came in by."""
 
@@ -61,7 +72,13 @@ class PeerProtocol(H11Protocol):
         is_control = transport.get_extra_info("sockname") == type(self).control_path
         self._face = face = Face.CONTROL if is_control else Face.ENGINE
         share = type(self).shares.of(peer.uid)
-        self.app_state = {**self.app_state, "peer": peer, "face": face, "share": share}
+        self.app_state = {
+            **self.app_state,
+            "peer": peer,
+            "face": face,
+            "share": share,
+            "abort": transport.abort,
+        }
         super().connection_made(transport)
         if share.connect(face):
             self._share = share
@@ -87,6 +104,8 @@ class PeerProtocol(H11Protocol):
         self._half_closed = True
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is not None and not cycle.response_complete:
+            if _has_left(self.transport.get_extra_info("socket")):
+                return False
             if cycle.more_body:
                 cycle.disconnected = True  # wakes the application, which gives up
                 cycle.message_event.set()

@@ -11,6 +11,8 @@ import resource
 from collections import Counter
 from dataclasses import dataclass, field
 
+from fumehood.model.errors import RateLimited
+
 MAX_CONNECTIONS = 1024
 """Of one user to one of the two sockets."""
 
@@ -54,6 +56,15 @@ class Shares:
                 del self._by_uid[who]
             share = self._by_uid[uid] = Share(self._most_connections)
         return share
+
+
+def too_much_held() -> RateLimited:
+    """What a user hears whose requests hold all that one user's may."""
+    return RateLimited(
+        f"This user has {MAX_HELD_BYTES >> 20} MB of requests under way already. Send fewer at a "
+        "time.",
+        retry_after_ms=1000,
+    )
 
 
 def most_connections() -> int:

@@ -31,24 +31,30 @@ class SentFile:
     content: bytes
 
 
-def argument_faults(arguments: JsonObject) -> Iterator[tuple[str, str]]:
+def source_name(language: str) -> str:
+    """What the argument is called that holds the program."""
+    return "command" if language == "shell" else "code"
+
+
+def argument_faults(arguments: JsonObject, language: str = "python") -> Iterator[tuple[str, str]]:
     """Every fault as a dotted path and a clause."""
-    code, stdin = arguments.get("code"), arguments.get("stdin")
+    source = source_name(language)
+    code, stdin = arguments.get(source), arguments.get("stdin")
     files = arguments.get("files")
-    yield from _text_faults("code", code)
+    yield from text_faults(source, code)
     if isinstance(code, str) and not code.strip():
-        yield "code", "is empty: there is nothing to run"
+        yield source, "is empty: there is nothing to run"
     if isinstance(code, str) and "\0" in code:
-        yield "code", "holds a NUL character, which no program can"
+        yield source, "holds a NUL character, which no program can"
     if stdin is not None:
-        yield from _text_faults("stdin", stdin)
+        yield from text_faults("stdin", stdin)
     if files is not None and not isinstance(files, list):
         yield "files", "is not a list"
         return
     faults = list(_files_faults(files or []))
     yield from faults
     if not faults and _total_bytes(code, stdin, files or []) > MAX_TOTAL_BYTES:
-        yield "files", f"and code and stdin have more than {MAX_TOTAL_BYTES} bytes together"
+        yield "files", f"and {source} and stdin have more than {MAX_TOTAL_BYTES} bytes together"
 
 
 def sent_files(arguments: JsonObject) -> list[SentFile]:
@@ -56,16 +62,18 @@ def sent_files(arguments: JsonObject) -> list[SentFile]:
     return [SentFile(file["path"], _content(file)) for file in arguments.get("files") or []]
 
 
-def program_arguments(arguments: JsonObject) -> JsonObject:
+def program_arguments(arguments: JsonObject, language: str = "python") -> JsonObject:
     """The arguments as every guest takes them: each key there."""
+    source = source_name(language)
     return {
-        "code": arguments["code"],
+        source: arguments[source],
         "stdin": arguments.get("stdin"),
         "files": arguments.get("files") or [],
     }
 
 
-def _text_faults(name: str, value: Any) -> Iterator[tuple[str, str]]:
+def text_faults(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """What keeps a value from being a text of UTF-8."""
     if not isinstance(value, str):
         yield name, "is not a text"
         return
@@ -112,19 +120,21 @@ def _content_faults(where: str, file: dict[str, Any]) -> Iterator[tuple[str, str
     if ("content" in file) == ("content_base64" in file):
         yield where, "needs either content or content_base64"
     elif "content" in file:
-        yield from _text_faults(f"{where}.content", file["content"])
-    elif not _is_base64(file["content_base64"]):
+        yield from text_faults(f"{where}.content", file["content"])
+    elif not is_base64(file["content_base64"]):
         yield f"{where}.content_base64", "is not base64"
 
 
-def _is_base64(value: Any) -> bool:
+def is_base64(value: Any) -> bool:
+    """Whether a value is a text of strict base64."""
     try:
-        return isinstance(value, str) and _decoded(value) is not None
+        return isinstance(value, str) and decoded(value) is not None
     except ValueError:
         return False
 
 
-def _decoded(value: str) -> bytes:
+def decoded(value: str) -> bytes:
+    """The bytes of a base64 text. Raises ValueError."""
     try:
         return base64.b64decode(value.encode("ascii"), validate=True)
     except (UnicodeEncodeError, binascii.Error):
@@ -133,7 +143,7 @@ def _decoded(value: str) -> bytes:
 
 def _content(file: JsonObject) -> bytes:
     text: str | None = file.get("content")
-    return text.encode() if text is not None else _decoded(file["content_base64"])
+    return text.encode() if text is not None else decoded(file["content_base64"])
 
 
 def _total_bytes(code: Any, stdin: Any, files: list[Any]) -> int:

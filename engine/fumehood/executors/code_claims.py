@@ -7,7 +7,7 @@ run succeeded.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -31,6 +31,8 @@ class ValueClaim(_Claim):
     value: Any
     has_value: bool
     value_repr: str | None
+    notes: list[Annotated[str, Field(max_length=200)]] = Field(default=[], max_length=5)
+    """What became of figures that are not in the answer."""
 
 
 class ExceptionClaim(_Claim):
@@ -60,9 +62,9 @@ def read_value(result: JsonObject | None) -> ValueClaim:
         claim = ValueClaim.model_validate(result)
     except ValidationError:
         return NO_VALUE
-    if not claim.has_value or _is_fit(claim.value):
-        return claim if claim.has_value else NO_VALUE
-    return claim.model_copy(update={"value": None})
+    if not claim.has_value:
+        return NO_VALUE.model_copy(update={"notes": claim.notes})
+    return claim if _is_fit(claim.value) else claim.model_copy(update={"value": None})
 
 
 def read_failure(claimed: JsonObject | None) -> FailureClaim | None:

@@ -6,8 +6,10 @@ what to try; each one that only refused something says what it was and what to t
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from fumehood.executors.code_claims import ExceptionClaim, FailureClaim
 from fumehood.model.errors import EndedBy
@@ -26,12 +28,51 @@ from fumehood.sandbox.wall import RunEnding
 
 MAX_MESSAGE_CHARACTERS = 500
 
+MUCH_HELD = 0.4
+"""Of a session's memory: so much in variables leaves a call little room."""
 
-def reached_limit(ending: RunEnding, limits: Limits) -> tuple[JsonObject, str] | None:
+IDLE_SHARE = 0.05
+"""Of the time that a run took: who computed less than that was waiting for something."""
+
+NO_TERMINAL = "there is no terminal here, and nobody who could answer a question"
+
+_TERMINAL_WORDS = re.compile(
+    r"/dev/tty|not a (?:tty|terminal)|Inappropriate ioctl for device|TERM environment variable",
+    re.IGNORECASE,
+)
+"""What programs write that looked for a terminal."""
+
+LOOKED_AT_CHARACTERS = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What ran, as messages speak of it."""
+
+    language: str = "python"
+    in_session: bool = False
+
+    @property
+    def what(self) -> str:
+        """A name for it."""
+        return "command" if self.language == "shell" else "program"
+
+    @property
+    def more_memory(self) -> str:
+        """How to get it."""
+        return "begin a session with more" if self.in_session else "allow more (memory_limit_mb)"
+
+
+PROGRAM = Subject()
+
+
+def reached_limit(
+    ending: RunEnding, limits: Limits, subject: Subject = PROGRAM
+) -> tuple[JsonObject, str] | None:
     """The limit that ended a run with its peak, and the message; None where no limit did."""
     match ending.ended_by:
         case EndedBy.WALL_TIME:
-            hint = "look for an endless loop, do less in one call, or allow more (timeout_seconds)"
+            hint = _wall_time_hint(ending, limits, subject)
             limit: JsonObject = {"timeout_seconds": limits.wall_s, "cpu_seconds": _cpu_s(ending)}
             what = f"was stopped after {limits.wall_s:g} s"
         case EndedBy.CPU_TIME:
@@ -39,7 +80,7 @@ def reached_limit(ending: RunEnding, limits: Limits) -> tuple[JsonObject, str] |
             limit = {"cpu_seconds": limits.cpu_s, "peak_cpu_seconds": _cpu_s(ending)}
             what = f"was stopped after {limits.cpu_s:g} s of CPU time"
         case EndedBy.MEMORY:
-            hint = "work on smaller parts, or allow more (memory_limit_mb)"
+            hint = _memory_hint(ending, limits, subject)
             limit = {"memory_mb": limits.memory_mb, "peak_memory_mb": _peak_mb(ending)}
             what = (
                 f"needed more than its {limits.memory_mb} MB of memory, of which files in the "
@@ -52,11 +93,43 @@ def reached_limit(ending: RunEnding, limits: Limits) -> tuple[JsonObject, str] |
             what = f"printed more than {limits.output_bytes} bytes"
         case _:
             return None
-    return {**limit, "hint": hint}, f"The program {what}. Try this: {hint}."
+    return {**limit, "hint": hint}, f"The {subject.what} {what}. Try this: {hint}."
 
 
-def refused_by(names: Iterable[str], limits: Limits) -> tuple[str, ...]:
+def _memory_hint(ending: RunEnding, limits: Limits, subject: Subject) -> str:
+    """What to try; where the session's own variables leave little, that first."""
+    held_mb = (ending.variables_bytes or 0) / MB
+    if subject.in_session and held_mb > (limits.memory_mb or 0) * MUCH_HELD:
+        return (
+            f"the session's variables alone take {held_mb:.0f} MB: delete those that are not "
+            f"needed any more (del), or {subject.more_memory}"
+        )
+    return f"work on smaller parts, or {subject.more_memory}"
+
+
+def _wall_time_hint(ending: RunEnding, limits: Limits, subject: Subject) -> str:
+    """What to try. That it hardly computed was measured; what it waited for is a guess."""
+    was_idle = ending.cpu_ms is not None and ending.cpu_ms < limits.wall_s * 1e3 * IDLE_SHARE
+    if was_idle and subject.language == "javascript":
+        return (
+            "it was waiting, not computing: a program ends when nothing is left to wait for, so "
+            "clear timers and close what stays open, or allow more (timeout_seconds)"
+        )
+    if was_idle and subject.language == "shell":
+        return (
+            f"it was waiting, not computing: {NO_TERMINAL}; use options that ask nothing (-y, "
+            "--batch), give input as stdin, or allow more (timeout_seconds)"
+        )
+    return "look for an endless loop, do less in one call, or allow more (timeout_seconds)"
+
+
+def refused_by(names: Iterable[str], limits: Limits, subject: Subject = PROGRAM) -> tuple[str, ...]:
     """A sentence for each limit that refused the program something and let it go on."""
+    more_memory = (
+        "begin a session with more memory"
+        if subject.in_session
+        else "allow more memory (memory_limit_mb)"
+    )
     workspace_mb, *others = container_writable_mb(limits.memory_mb or 0).values()
     words = {
         Limit.PROCESSES: f"processes: more than {CONTAINER_PROCESSES} processes and threads at "
@@ -65,12 +138,12 @@ def refused_by(names: Iterable[str], limits: Limits) -> tuple[str, ...]:
         "were refused; close those that are done",
         Limit.DISK: f"disk: more files were refused; the working directory holds {workspace_mb} "
         f"MB, /tmp {others[0]} MB and /dev/shm {others[1]} MB, each in a limited number of files; "
-        "write less or fewer, or allow more memory (memory_limit_mb), of which they are a part",
+        f"write less or fewer, or {more_memory}, of which they are a part",
         Limit.FILE_SIZE: f"file_size: a file of more than {workspace_mb} MB was refused; write "
-        "smaller ones, or allow more memory (memory_limit_mb)",
+        f"smaller ones, or {more_memory}",
         Limit.NETWORK: "network: there is none here; send what is needed in with files",
-        Limit.MEMORY: "memory: a process of the program was ended for want of memory; work on "
-        "smaller parts, or allow more (memory_limit_mb)",
+        Limit.MEMORY: f"memory: a process of the {subject.what} was ended for want of memory; "
+        f"work on smaller parts, or {subject.more_memory}",
     }
     return tuple(
         f"limits_hit: {words.get(name, f'{name}: the sandbox refused more')}"  # type: ignore[call-overload]
@@ -91,27 +164,50 @@ def left_out_words(count: int) -> tuple[str, ...]:
     return (words,)
 
 
-def failure_message(ending: RunEnding, claim: FailureClaim | None) -> str:
+def failure_message(
+    ending: RunEnding, claim: FailureClaim | None, subject: Subject = PROGRAM
+) -> str:
     """What happened, where no limit ended the run."""
+    what = subject.what
     match ending.ended_by:
         case EndedBy.EXCEPTION if claim is not None and claim.kind == "invalid":
-            return f"The program was not started: {_sentence(claim.message)}"
+            return f"The {what} was not started: {_sentence(claim.message)}"
         case EndedBy.EXCEPTION:
-            return f"The program failed: {_sentence(_reason(claim))}"
+            return f"The {what} failed: {_sentence(_reason(claim))}"
         case EndedBy.EXIT:
             return (
-                f"The program ended with exit status {ending.exit_code}. What it printed is in "
-                "details.stdout and details.stderr."
+                f"The {what} ended with exit status {ending.exit_code}. What it printed is in "
+                "details.stdout and details.stderr." + _about_terminals(ending, subject)
             )
         case EndedBy.SIGNAL:
-            return f"The program was ended by {_signal_name(ending.signal)}."
+            return f"The {what} was ended by {_signal_name(ending.signal)}."
         case EndedBy.POLICY:
             reason = claim.message if claim is not None else "it tried what is not allowed here"
-            return f"The sandbox stopped the program: {_sentence(reason)} Do not retry it as it is."
+            return f"The sandbox stopped the {what}: {_sentence(reason)} Do not retry it as it is."
         case EndedBy.CANCELLED:
             return "The call was cancelled."
         case _:
-            return "The program ended before it answered."
+            return f"The {what} ended before it answered."
+
+
+def _about_terminals(ending: RunEnding, subject: Subject) -> str:
+    """A sentence where what was written to stderr says that a terminal was looked for."""
+    said = ending.stderr[-LOOKED_AT_CHARACTERS:]
+    if subject.language != "shell" or _TERMINAL_WORDS.search(said) is None:
+        return ""
+    return f" It seems to have looked for a terminal: {NO_TERMINAL}."
+
+
+_STATES = {
+    "rolled_back": "session: the variables are those from before this call, which was ended; "
+    "files are not rolled back",
+    "reset": "session: the variables are gone; files are not rolled back",
+}
+
+
+def state_words(state: str | None) -> tuple[str, ...]:
+    """A sentence where variables of a session are not as the call left them."""
+    return (_STATES[state],) if state in _STATES else ()
 
 
 def _reason(claim: FailureClaim | None) -> str:

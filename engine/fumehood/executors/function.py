@@ -12,7 +12,9 @@ import asyncio
 import anyio
 
 from fumehood.executors.claims import Unreadable, read_error, read_raised, read_result
+from fumehood.executors.live import Live
 from fumehood.executors.outcome import Outcome
+from fumehood.executors.progress import reports_to
 from fumehood.model.call import FunctionAddress, HostFunction, ToolResult
 from fumehood.model.errors import (
     ArgumentsRefused,
@@ -39,11 +41,13 @@ class HostFunctionFailed(ExecutionError):
         self.cause = cause
 
 
-async def run_function(function: HostFunction, arguments: JsonObject, limits: Limits) -> Outcome:
-    """Await the function, at most as long as its limit."""
+async def run_function(
+    function: HostFunction, arguments: JsonObject, limits: Limits, live: Live
+) -> Outcome:
+    """Await the function, at most as long as its limit, telling `live` how far it is."""
     returned = None
     try:
-        with anyio.move_on_after(limits.wall_s) as deadline:
+        with anyio.move_on_after(limits.wall_s) as deadline, reports_to(live.report):
             returned = await function(arguments)
     except (ToolError, ArgumentsRefused) as error:
         return _failed(EndedBy.EXCEPTION, error)
@@ -75,10 +79,11 @@ async def run_in_worker(
     arguments: JsonObject,
     limits: Limits,
     lease: Lease,
+    live: Live,
 ) -> Outcome:
     """Have a worker call the function, and kill it at its limit."""
     call = {"module": address.module, "name": address.name, "arguments": arguments}
-    ending = await lease.run("function", call, limits)
+    ending = await lease.run("function", call, limits, live.sinks())
     match ending.ended_by:
         case EndedBy.OK:
             try:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fumehood.executors.claims import Unreadable, read_error, read_raised, read_result
+from fumehood.executors.live import Live
 from fumehood.executors.outcome import Outcome
 from fumehood.model.call import FunctionAddress, ToolResult
 from fumehood.model.errors import (
@@ -35,15 +36,16 @@ async def run_jailed(
     arguments: JsonObject,
     limits: Limits,
     lease: Lease,
+    live: Live,
 ) -> Outcome:
-    """Call one function in the jail."""
+    """Call one function in the jail, telling `live` how far it is."""
     call = {
         "module": address.module,
         "name": address.name,
         "import_path": address.import_path,
         "arguments": arguments,
     }
-    ending = await lease.run("function", call, limits)
+    ending = await lease.run("function", call, limits, live.sinks())
     result: ToolResult | None = None
     if ending.ended_by is EndedBy.OK:
         try:

@@ -6,7 +6,22 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
-from fumehood.model.errors import EndedBy, EngineError
+from fumehood.model.errors import Cancelled, EndedBy, EngineError
+from fumehood.model.json_types import JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class CutText:
+    """A text that was too long for memory: both ends, and where the whole of it is kept."""
+
+    field: str
+    """Its place in `data`, or in the error's `details`; an empty text stands there."""
+    head: str
+    tail: str
+    length: int
+    """Characters in all."""
+    link: JsonObject
+    """`resource_url` and `expires_at`, or `not_kept` with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +43,25 @@ class Outcome:
     max_data_bytes: int | None = None
     """How large `data` may be, where its parts are bounded by themselves; else the wall's
     output limit."""
+    cuts: tuple[CutText, ...] = ()
+    """Texts that are not in `data` or `details` as a whole."""
+
+    @classmethod
+    def cancelled(cls, isolation: str) -> Outcome:
+        """The outcome of a run that its caller has ended."""
+        return cls(EndedBy.CANCELLED, isolation, error=cancelled())
+
+    whole_fields: frozenset[str] = frozenset()
+    """Fields of `data` that hold a file's content: they are never shortened."""
 
     @classmethod
     def rehearsed(cls, data: Any) -> Outcome:
         """The outcome of a dry run: nothing ran."""
         return cls(EndedBy.OK, "none", data=data, is_rehearsal=True)
+
+
+def cancelled() -> Cancelled:
+    """What the caller hears of a call that it has ended itself."""
+    return Cancelled(
+        "The call was cancelled by its caller.", details={"ended_by": EndedBy.CANCELLED.value}
+    )

@@ -1,8 +1,8 @@
 """`progress`: how a function says how far it is, wherever it runs.
 
 One public name for tool authors. Who listens is decided by the process that the function
-runs in: in the jail a report travels to the host, elsewhere nobody listens in this version,
-and saying it costs nothing and fails nowhere.
+runs in: from the jail and from a worker a report travels to the engine; where nobody listens,
+saying it costs nothing and fails nowhere.
 """
 
 from __future__ import annotations

@@ -4,21 +4,27 @@ Started by `sandbox/process/worker.py`, which finds it by path, as `python …/w
 FD`. It is no wall: the functions are the operator's own trusted code, run with the
 environment, the import path and the rights of the engine. It exists so that they can be
 killed. The first frame on FD is `{"path": […]}`, each further one a call, each answered by
-one reply of `inside`.
+what it reports of its progress and then one reply of `inside`.
 """
 
 import ctypes
 import importlib
+import itertools
 import os
 import signal
 import socket
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 MAX_FRAME_BYTES = 16 << 20
 MAX_RESULT_DEPTH = 58
 """A little under what the host reads: a result stands inside a reply."""
+
+MAX_REPORTS = 1000
+"""Of progress, in one call; what comes after them is dropped."""
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -42,6 +48,12 @@ def main() -> None:
 def _serve(channel: socket.socket) -> None:
     from fumehood.wire import framing
 
+    lock = threading.Lock()  # a function's own threads may report, too
+
+    def send(frame: dict[str, Any]) -> None:
+        with lock:
+            channel.sendall(framing.encode(frame))
+
     decoder = framing.Decoder(MAX_FRAME_BYTES)
     first = True
     while chunk := channel.recv(1 << 16):
@@ -49,9 +61,9 @@ def _serve(channel: socket.socket) -> None:
             if first:
                 sys.path[:] = message["path"]
                 _load()
-            reply = {"ready": True} if first else _answer(message)
+            reply = {"ready": True} if first else _answer(message, send)
             first = False
-            channel.sendall(framing.encode(reply))
+            send(reply)
 
 
 def _load() -> None:
@@ -60,17 +72,30 @@ def _load() -> None:
     importlib.import_module("fumehood.executors.inside")
 
 
-def _answer(message: dict[str, Any]) -> dict[str, Any]:
+def _answer(message: dict[str, Any], send: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     from fumehood.executors.inside import answer
+
+    left = itertools.count(MAX_REPORTS, -1)
+    is_over = False
+
+    def report(percent: float, words: str) -> None:
+        if not is_over and next(left) > 0:  # a thread that is left over reports to nobody
+            send({"percent": percent, "message": words})
 
     try:
         return answer(
-            message["module"], message["name"], message["arguments"], max_depth=MAX_RESULT_DEPTH
+            message["module"],
+            message["name"],
+            message["arguments"],
+            max_depth=MAX_RESULT_DEPTH,
+            report=report,
         )
     except MemoryError:
         return {
             "error": {"kind": "exception", "type": "MemoryError", "message": "", "traceback": []}
         }
+    finally:
+        is_over = True
 
 
 if __name__ == "__main__":

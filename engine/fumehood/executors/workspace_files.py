@@ -30,6 +30,10 @@ MAX_INLINE_TOTAL_BYTES = 4_000_000
 
 UNKNOWN_TYPE = "application/octet-stream"
 
+PNG = "image/png"
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+"""*Source*: PNG specification, 5.2."""
+
 _TYPES = mimetypes.MimeTypes(filenames=())
 """Python's own table alone: what a name means must not depend on the host's files."""
 
@@ -40,6 +44,7 @@ class _Coming:
 
     path: str
     announced: int
+    kind: FileKind = "file"
     received: int = 0
     start: bytearray = field(default_factory=bytearray)
     """Its bytes, while they may stand in the answer."""
@@ -57,20 +62,22 @@ class WorkspaceFiles:
         self._sent = {file.path: file.content for file in sent}
         self._coming: _Coming | None = None
         self._done: list[_Coming] = []
-        self._names: set[str] = set()
+        self._names: set[tuple[FileKind, str]] = set()
         self._inline_total = 0
+        self.pictures: list[JsonObject] = []
+        """What the answer says of each picture, once `entries` came back."""
         self.left_out = 0
         """Files that were not taken: too many, cut short, or with names that are none."""
 
     def start(self, path: str, size: int, kind: FileKind = "file") -> None:
         """A file begins."""
         self._end_file()
-        if path_fault(path) is not None or path in self._names:
+        if path_fault(path) is not None or (kind, path) in self._names:
             self.left_out += 1
             return
-        self._names.add(path)
-        self._coming = _Coming(path, size)
-        sent = self._sent.get(path)
+        self._names.add((kind, path))
+        self._coming = _Coming(path, size, kind)
+        sent = self._sent.get(path) if kind == "file" else None
         if sent is not None and len(sent) == size:
             self._coming.digest = hashlib.sha256()
 
@@ -78,6 +85,10 @@ class WorkspaceFiles:
         """The next bytes of the file that began last."""
         coming = self._coming
         if coming is None:
+            return
+        if coming.kind == "image" and not coming.received and not data.startswith(PNG_SIGNATURE):
+            self.left_out += 1  # the program put it there
+            self._coming = None
             return
         coming.received += len(data)
         if coming.digest is not None:
@@ -93,7 +104,11 @@ class WorkspaceFiles:
         """What the answer says of each file. Cancelling this may leave blobs nobody knows."""
         self._end_file()
         done, self._done = self._done, []
-        return list(await asyncio.gather(*map(self._entry, done)))
+        entries = list(zip(done, await asyncio.gather(*map(self._entry, done)), strict=True))
+        pictures = [entry for coming, entry in entries if coming.kind == "image"]
+        # As they were drawn: the tenth after the second.
+        self.pictures = sorted(pictures, key=lambda one: (len(one["filename"]), one["filename"]))
+        return [entry for coming, entry in entries if coming.kind == "file"]
 
     def discard(self) -> None:
         """Forget everything, for a run whose answer nobody gets."""
@@ -120,12 +135,15 @@ class WorkspaceFiles:
             return
         if self._is_as_sent(coming):
             self._give_up(coming)
-        elif coming.received != coming.announced or len(self._done) >= MAX_LISTED:
+        elif coming.received != coming.announced or self._is_one_too_many(coming):
             self.left_out += 1
             self._give_up(coming)
         else:
             self._inline_total += len(coming.start)
             self._done.append(coming)
+
+    def _is_one_too_many(self, coming: _Coming) -> bool:
+        return len(self._done) >= MAX_LISTED or (coming.kind == "image" and not coming.received)
 
     def _is_as_sent(self, coming: _Coming) -> bool:
         if coming.digest is None or coming.received != coming.announced:
@@ -140,7 +158,7 @@ class WorkspaceFiles:
             coming.draft.discard()
 
     async def _entry(self, coming: _Coming) -> JsonObject:
-        content_type = content_type_of(coming.path)
+        content_type = PNG if coming.kind == "image" else content_type_of(coming.path)
         entry: JsonObject = {
             "filename": coming.path,
             "content_type": content_type,

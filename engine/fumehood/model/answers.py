@@ -11,7 +11,9 @@ from pydantic import BaseModel, ConfigDict, RootModel
 from fumehood.model.agent import Agent, Binding
 from fumehood.model.authority import ApproverInfo, Change, TokenInfo
 from fumehood.model.call_log import CallPage, CallRecord
+from fumehood.model.session import SessionRecord
 from fumehood.model.tool import ToolDefinition
+from fumehood.model.workspace import WorkspaceEntry
 
 
 class _Data(BaseModel):
@@ -92,6 +94,39 @@ class CallAnswer(_Data):
     """One call."""
 
     call: CallRecord
+
+
+class SessionList(_Data):
+    """The caller's own sessions, newest first."""
+
+    items: tuple[SessionRecord, ...]
+
+
+class SessionAnswer(_Data):
+    """A session as it is now."""
+
+    session: SessionRecord
+
+
+class SessionFileList(_Data):
+    """A page of what is in a session's workspace, by path."""
+
+    items: tuple[WorkspaceEntry, ...]
+    pagination: Pagination
+
+
+class WrittenFile(_Data):
+    """A file as it is now in the workspace."""
+
+    path: str
+    size: int
+
+
+class CancelledCall(_Data):
+    """A call that was ended by its caller; nothing of it runs any more."""
+
+    call_id: str
+    cancelled: bool
 
 
 class AgentList(_Data):

@@ -39,6 +39,7 @@ class CallOptions(BaseModel):
     agent_id: Id | None = None
     idempotency_key: str | None = Field(default=None, min_length=1, max_length=255)
     trace_id: Id | None = None
+    cancel_on_disconnect: bool = False
     isolation: Literal["call", "session", "container_per_call"] | None = None
 
 

@@ -198,7 +198,7 @@ class ToolDeprecated(CallerError):
 
 
 class RequestTooLarge(CallerError):
-    """The request is over 8 MB."""
+    """The request is over 8 MB, or a file over what its session holds."""
 
     code = "REQUEST_TOO_LARGE"
     http_status = 413

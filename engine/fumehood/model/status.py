@@ -20,10 +20,14 @@ class Health(_Value):
 
 
 class WallReadiness(_Value):
-    """One wall: whether it may be used, and the limits that were seen to hold on this host."""
+    """One wall: whether it may be used, and the limits that were seen to hold on this host.
+
+    `missing` has a sentence for each image that is not there; what needs none of them is served.
+    """
 
     ready: bool
     enforced: tuple[Limit, ...]
+    missing: tuple[str, ...] = ()
 
 
 class StateReadiness(_Value):

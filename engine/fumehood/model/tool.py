@@ -26,7 +26,8 @@ SEMVER_PATTERN = (
     r"(?:\+([0-9a-zA-Z-]+(?:\.[0-9a-zA-Z-]+)*))?$"
 )
 EXECUTOR_PATTERN = (
-    r"^(expression|restricted_python|code:[a-z][a-z0-9_+-]*|function|workspace|http|mcp)$"
+    r"^(expression|restricted_python|code:[a-z][a-z0-9_+-]*|function"
+    r"|workspace(:(read|write|list|delete))?|http|mcp)$"
 )
 
 
@@ -61,15 +62,53 @@ PROGRAM_OUTPUT: JsonObject = {
 """What every tool with the executor `restricted_python` answers; the executor checks it."""
 
 
+_STREAMS: JsonObject = {
+    "stdout": {"type": "string", "description": "What the program printed."},
+    "stderr": {"type": "string", "description": "What it wrote to standard error."},
+    "exit_code": {"type": ["integer", "null"], "description": "Its exit status."},
+}
+
+_FILES: JsonObject = {
+    "type": "array",
+    "description": "Files of the working directory that the program wrote or changed.",
+    "items": {
+        "type": "object",
+        "required": ["filename", "content_type", "size"],
+        "properties": {
+            "filename": {"type": "string", "description": "Path in the workspace."},
+            "content_type": {"type": "string", "description": "Guessed from the name."},
+            "size": {"type": "integer", "description": "Bytes."},
+            "content_base64": {"type": "string", "description": "The content."},
+            "url": {"type": "string", "description": "Where the content is instead."},
+            "expires_at": {"type": "string", "description": "Until when it is there."},
+            "not_kept": {"type": "string", "description": "Why it is nowhere."},
+        },
+    },
+}
+
+SESSION_OUTPUT: JsonObject = {
+    "type": "object",
+    "description": "Of a call in a session: what became of the variables.",
+    "required": ["id", "state", "variables_bytes"],
+    "properties": {
+        "id": {"type": "string", "description": "The session."},
+        "state": {
+            "enum": ["kept", "rolled_back", "reset", None],
+            "description": "Of the variables; null where files alone are kept.",
+        },
+        "variables_bytes": {"type": ["integer", "null"], "description": "Their memory."},
+    },
+}
+
+_ENDED_BY: JsonObject = {"type": "string", "description": "What ended the program."}
+
 CODE_OUTPUT: JsonObject = {
     "type": "object",
     "required": [
         "stdout", "stderr", "exit_code", "value", "value_repr", "files", "images", "ended_by",
     ],
     "properties": {
-        "stdout": {"type": "string", "description": "What the program printed."},
-        "stderr": {"type": "string", "description": "What it wrote to standard error."},
-        "exit_code": {"type": ["integer", "null"], "description": "Its exit status."},
+        **_STREAMS,
         "value": {
             "description": "The value of the last expression; null where JSON cannot hold it.",
         },
@@ -77,28 +116,27 @@ CODE_OUTPUT: JsonObject = {
             "type": ["string", "null"],
             "description": "The same as the language shows it.",
         },
-        "files": {
-            "type": "array",
-            "description": "Files of the working directory that the program wrote or changed.",
-            "items": {
-                "type": "object",
-                "required": ["filename", "content_type", "size"],
-                "properties": {
-                    "filename": {"type": "string", "description": "Path in the workspace."},
-                    "content_type": {"type": "string", "description": "Guessed from the name."},
-                    "size": {"type": "integer", "description": "Bytes."},
-                    "content_base64": {"type": "string", "description": "The content."},
-                    "url": {"type": "string", "description": "Where the content is instead."},
-                    "expires_at": {"type": "string", "description": "Until when it is there."},
-                    "not_kept": {"type": "string", "description": "Why it is nowhere."},
-                },
-            },
-        },
+        "files": _FILES,
         "images": {"type": "array", "description": "Figures that the program made."},
-        "ended_by": {"type": "string", "description": "What ended the program."},
+        "ended_by": _ENDED_BY,
+        "session": SESSION_OUTPUT,
     },
 }  # fmt: skip
-"""What every tool with an executor `code:…` answers; the executor itself makes it so."""
+"""What every tool with an executor `code:…` answers, but for the shell's; the executor itself
+makes it so."""
+
+
+SHELL_OUTPUT: JsonObject = {
+    "type": "object",
+    "required": ["stdout", "stderr", "exit_code", "files", "ended_by"],
+    "properties": {
+        **_STREAMS,
+        "files": _FILES,
+        "ended_by": _ENDED_BY,
+        "session": SESSION_OUTPUT,
+    },
+}
+"""What every tool with the executor `code:shell` answers: a command has no value."""
 
 
 class ToolType(StrEnum):

@@ -1,8 +1,10 @@
-"""A workspace of a session: what its files are called, and what became of its variables."""
+"""A workspace of a session: what is in it, and what became of its variables."""
 
 from __future__ import annotations
 
 from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
 
 FileKind = Literal["file", "image"]
 """A file that a program wrote, or a picture that was taken of one of its figures."""
@@ -11,3 +13,20 @@ SessionState = Literal["kept", "rolled_back", "reset"]
 """Of a session's variables after a run: they are as the run left them; they are those from before
 it; they are gone. Files are none of this: they stay as they are in all three cases.
 """
+
+EntryKind = Literal["file", "directory", "link", "other"]
+"""`other` is a pipe, a socket or a device, which nobody reads or writes from outside."""
+
+UPLOAD_PIECE_BYTES = 1 << 20
+"""Of a file on its way into a session."""
+
+
+class WorkspaceEntry(BaseModel):
+    """One file, directory, link or other thing in a workspace."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: str = Field(description="Relative to the workspace.")
+    kind: EntryKind
+    size: int = Field(description="Bytes.")
+    modified_at: str = Field(description="As the session's programs left it.")

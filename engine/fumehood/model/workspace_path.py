@@ -14,6 +14,10 @@ MAX_NAME_BYTES = 255
 """*Source*: NAME_MAX of limits.h."""
 
 
+RESERVED_PREFIX = ".fumehood-upload-"
+"""Of the name of a file that is still coming in."""
+
+
 def path_fault(path: str) -> str | None:
     """What is wrong with a path as a clause ("is absolute"), or None."""
     if not path:
@@ -31,6 +35,8 @@ def path_fault(path: str) -> str | None:
     parts = path.split("/")
     if any(part in ("", ".", "..") for part in parts):
         return "has a part that is empty, '.' or '..'"
+    if any(part.startswith(RESERVED_PREFIX) for part in parts):
+        return f"has a part that begins with {RESERVED_PREFIX}, which is reserved"
     if any(len(part.encode()) > MAX_NAME_BYTES for part in parts):
         return f"has a part of more than {MAX_NAME_BYTES} bytes"
     return None

@@ -24,12 +24,19 @@ from fumehood.registry.rest_fields import refers_to_secret, rest_faults
 from fumehood.registry.schema_faults import schema_faults
 
 CODE_ARGUMENTS = ("code", "stdin", "files")
+SHELL_ARGUMENTS = ("command", "stdin", "files")
 
 PROGRAM_ARGUMENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "expression": ("expression", "precision"),
         "restricted_python": ("code",),
         "code:python": CODE_ARGUMENTS,
+        "code:javascript": CODE_ARGUMENTS,
+        "code:shell": SHELL_ARGUMENTS,
+        "workspace:read": ("path", "offset", "limit", "encoding"),
+        "workspace:write": ("path", "content", "content_base64", "mode"),
+        "workspace:list": ("path", "recursive", "limit", "cursor"),
+        "workspace:delete": ("paths", "recursive"),
     }
 )
 """What each executor that runs a program takes, the needed one first; a tool's schema may
@@ -60,7 +67,7 @@ NOT_ENFORCED: Mapping[str, Mapping[str, NotEnforced]] = MappingProxyType(
             "cacheable": NotEnforced(_given, "the result cache"),
             "cache_ttl": NotEnforced(_given, "the result cache"),
             "cache_key_params": NotEnforced(_given, "the result cache"),
-            "streaming": NotEnforced(_given, "streaming"),
+            "streaming": NotEnforced(_given, "results that a tool gives in parts"),
             "retry_count": NotEnforced(_over_zero, "retries"),
             "fallback": NotEnforced(_given, "fallback tools"),
             "endpoint": NotEnforced(refers_to_secret, "secrets"),
@@ -69,14 +76,12 @@ NOT_ENFORCED: Mapping[str, Mapping[str, NotEnforced]] = MappingProxyType(
         "options": {
             "max_length": NotEnforced(_given, "shortened results"),
             "wait_for_approval": NotEnforced(_given, "approvals"),
-            "session_id": NotEnforced(_given, "sessions"),
             "idempotency_key": NotEnforced(_given, "idempotency keys"),
-            "isolation": NotEnforced(lambda value: value == "session", "sessions"),
         },
     }
 )
 
-EXECUTORS_HERE = ("code:python", "expression", "function", "restricted_python")
+EXECUTORS_HERE = (*PROGRAM_ARGUMENTS, "function")
 EXECUTORS_TO_COME = ("http", "mcp")
 """Tools that can be registered and listed; a call is answered with `SANDBOX_UNAVAILABLE`."""
 
@@ -189,7 +194,7 @@ def _program_faults(document: JsonObject, executor: str, sandboxed: Any) -> list
     faults = []
     needed, *_ = known = PROGRAM_ARGUMENTS[executor]
     where, least_mb = "the interpreter", MIN_INTERPRETER_MB
-    if executor.startswith("code:"):
+    if executor.startswith(("code:", "workspace:")):
         where, least_mb = "a container", MIN_CONTAINER_MB
     memory_mb = document.get("memory_limit_mb")
     if isinstance(memory_mb, int) and memory_mb < least_mb:
@@ -199,7 +204,7 @@ def _program_faults(document: JsonObject, executor: str, sandboxed: Any) -> list
     parameters = document.get("parameters")
     properties = parameters.get("properties", {}) if isinstance(parameters, dict) else {}
     if isinstance(properties, dict):
-        if needed not in properties:
+        if needed not in properties and executor != "workspace:list":  # which needs none
             faults.append(f"parameters: the executor {executor!r} needs a parameter {needed!r}")
         faults += [
             f"parameters: the executor {executor!r} knows no parameter {name!r}"

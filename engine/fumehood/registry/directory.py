@@ -29,7 +29,7 @@ from fumehood.registry.definition_file import (
 )
 from fumehood.registry.definitions import InvalidDefinition
 from fumehood.registry.index import RegisteredTool, Source, tool_of_document
-from fumehood.registry.trusted_files import (
+from fumehood.sandbox.trusted_files import (
     MAX_FILE_BYTES,
     Signature,
     Untrusted,

@@ -51,7 +51,7 @@ class HostLease:
         """Call a synchronous function in a worker. The others `executors/function` awaits."""
         if program != "function":
             raise InternalError("The host runs functions, not programs.")
-        return await self.workers.run(arguments, limits, self.principal_id)
+        return await self.workers.run(arguments, limits, self.principal_id, sinks.progress)
 
 
 class Host:
@@ -73,7 +73,12 @@ class Host:
 
     @asynccontextmanager
     async def lease(
-        self, domain: TrustDomain, *, fresh: bool, memory_mb: int | None = None
+        self,
+        domain: TrustDomain,
+        *,
+        fresh: bool,
+        memory_mb: int | None = None,
+        language: str | None = None,
     ) -> AsyncIterator[HostLease]:
         """Wait, at most 30 s, for one of 64 places."""
         asked = time.monotonic()

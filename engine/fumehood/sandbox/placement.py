@@ -1,4 +1,5 @@
-"""Placement: where a tool runs follows from its executor and `sandboxed`, from nothing else.
+"""Placement: where a tool runs follows from its executor and `sandboxed`, and from whether the
+call names a session; from nothing else.
 
 Host side, a pure function. Invariant: no case leads to a weaker wall than the definition
 asks for; what has no wall in this version has no case.
@@ -27,12 +28,16 @@ class Placement:
     """What a call may ask for as its `isolation` here, and whether that needs a place in which
     nothing has run before. What is not among them could not be enforced."""
 
+    is_of_session: bool = False
+    """Whether it is the place of the call's session, which a call must name then."""
+
     def needs_fresh_place(self, isolation: str | None) -> bool:
         """Whether the place must be new for a call with this option."""
         return self.fresh or (isolation is not None and self.isolations[isolation])
 
 
 _A_PROCESS_A_CALL = MappingProxyType({"call": True})
+_A_SESSION = MappingProxyType({"session": False})
 _A_RESET_OR_A_CONTAINER_A_CALL = MappingProxyType({"call": False, "container_per_call": True})
 
 _EXPRESSION = Placement(
@@ -71,10 +76,27 @@ _CODE = Placement(
     "after each of them, or with isolation=container_per_call one made for this call",
     isolations=_A_RESET_OR_A_CONTAINER_A_CALL,
 )
+_CODE_IN_A_SESSION = Placement(
+    "container",
+    "container",
+    "executors 'code:…' always run in a container without network, with a read-only root and an "
+    "unprivileged user: with a session_id in the session's own, which no other call ever used and "
+    "which keeps the files of its workspace from call to call",
+    isolations=_A_SESSION,
+    is_of_session=True,
+)
+_WORKSPACE = Placement(
+    "container",
+    "container",
+    "executors 'workspace:…' are always carried out by the guest in the container of the call's "
+    "session, as its unprivileged user",
+    isolations=_A_SESSION,
+    is_of_session=True,
+)
 
 
-def place(tool: ToolDefinition) -> Placement:
-    """The placement of a tool.
+def place(tool: ToolDefinition, *, in_session: bool = False) -> Placement:
+    """The placement of a tool, for a call that names a session or none.
 
     Raises:
         SandboxUnavailable: this version has no wall for its executor.
@@ -86,7 +108,9 @@ def place(tool: ToolDefinition) -> Placement:
     if tool.executor == "function":
         return _SANDBOXED_FUNCTION if tool.sandboxed else _HOST_FUNCTION
     if tool.executor.startswith("code:"):
-        return _CODE
+        return _CODE_IN_A_SESSION if in_session else _CODE
+    if tool.executor.startswith("workspace:"):
+        return _WORKSPACE
     if tool.executor in ("http", "mcp"):
         raise SandboxUnavailable(
             f"This version has no executor {tool.executor!r}: the tool {tool.name} is registered, "
@@ -98,3 +122,9 @@ def place(tool: ToolDefinition) -> Placement:
         "instead.",
         retryable=False,
     )
+
+
+def language_of(tool: ToolDefinition) -> str | None:
+    """The language that the place of a tool must have; None where it needs none."""
+    kind, _, language = tool.executor.partition(":")
+    return language if kind == "code" else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from fumehood.model.errors import EndedBy, SandboxUnavailable
 from fumehood.model.identity import TrustDomain
@@ -38,6 +38,10 @@ OnOutput = Callable[[str, str], None]
 """Takes the name of a stream (`stdout`, `stderr`) and what was printed there since."""
 
 
+OnEnding = Callable[["RunEnding"], None]
+"""Takes how a run ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunSinks:
     """Who hears of a run while it lasts; what nobody wants is dropped.
@@ -50,6 +54,11 @@ class RunSinks:
     files: FileSink | None = None
     output: OnOutput | None = None
     """Where it hears all of the output, the ending still carries its beginning."""
+    ending: OnEnding | None = None
+    """Hears how a run ended that was cancelled, before the cancellation goes on; where its wall
+    can tell."""
+    is_live: bool = False
+    """Somebody follows it: what it prints is told at once, instead of in few long pieces."""
 
 
 NO_SINKS = RunSinks()
@@ -142,13 +151,32 @@ class Wall(Protocol):
         ...
 
     def lease(
-        self, domain: TrustDomain, *, fresh: bool, memory_mb: int | None = None
+        self,
+        domain: TrustDomain,
+        *,
+        fresh: bool,
+        memory_mb: int | None = None,
+        language: str | None = None,
     ) -> AbstractAsyncContextManager[Lease]:
         """Wait, bounded, for a place. `fresh` refuses one that has run anything before;
-        `memory_mb` is the size of the place where the wall has several.
+        `memory_mb` is the size of the place and `language` what it must be able to run, where
+        the wall has several.
 
         Raises:
             SandboxUnavailable: no place in time.
+        """
+        ...
+
+
+@runtime_checkable
+class HasImages(Protocol):
+    """A wall whose places are made of images."""
+
+    def image_for(self, language: str) -> str:
+        """The image that a program in a language gets.
+
+        Raises:
+            SandboxUnavailable: none was chosen for it, or it is not there.
         """
         ...
 

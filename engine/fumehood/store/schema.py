@@ -145,3 +145,22 @@ BLOBS = Table(
     Index("blobs_by_end", "expires_at"),
 )
 """One row a blob, whose file has its id as its name; `expires_at` in whole Unix seconds."""
+
+SESSIONS = Table(
+    "sessions",
+    METADATA,
+    Column("id", String, primary_key=True),
+    Column("principal_id", String, nullable=False),
+    Column("agent_id", String),
+    Column("state", String, nullable=False),
+    Column("why", String),
+    Column("image", String, nullable=False),
+    Column("languages", JSON, nullable=False),
+    Column("memory_mb", Integer, nullable=False),
+    Column("created_at", String, nullable=False),
+    Column("last_used_at", String, nullable=False),
+    Column("expires_at", String, nullable=False),
+    Column("finished_at", String),
+    Column("calls", Integer, nullable=False),
+)
+"""One row a session; what it has used since it was made is as of a few seconds ago."""

@@ -15,7 +15,8 @@ import hmac
 from fumehood.model.errors import InvalidParams
 
 MAC_BYTES = 16
-MAX_CURSOR = 1024
+MAX_CURSOR = 6000
+"""The longest path of a workspace fits in one."""
 
 
 class Cursors:

@@ -51,8 +51,16 @@ class Decoder:
             FrameTooLarge: a length over `max_bytes`.
             FrameError: a body that is not a strict JSON object.
         """
+        return [parse_body(body, self._max_depth) for body in self.bodies(chunk)]
+
+    def bodies(self, chunk: bytes) -> list[bytes]:
+        """The same, but the bodies as they came, for who parses them another way.
+
+        Raises:
+            FrameTooLarge: a length over `max_bytes`.
+        """
         self._buffer += chunk
-        messages: list[dict[str, Any]] = []
+        bodies: list[bytes] = []
         while len(self._buffer) >= HEADER.size:
             (length,) = HEADER.unpack_from(self._buffer)
             if length > self.max_bytes:
@@ -60,10 +68,10 @@ class Decoder:
             end = HEADER.size + length
             if len(self._buffer) < end:
                 break
-            messages.append(parse_body(bytes(self._buffer[HEADER.size : end]), self._max_depth))
+            bodies.append(bytes(self._buffer[HEADER.size : end]))
             self.last_size = length
             del self._buffer[:end]
-        return messages
+        return bodies
 
 
 def parse_body(body: bytes, max_depth: int = strict_json.MAX_DEPTH) -> dict[str, Any]:

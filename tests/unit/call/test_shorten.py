@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fumehood import Config, Engine, tool
 from fumehood.call.shape import ShapedOutcome
 from fumehood.call.shorten import INLINE_BYTES, head_and_tail, shorten, shortened
-from fumehood.executors.outcome import Outcome
+from fumehood.executors.outcome import CutText, Outcome
 from fumehood.model.errors import EndedBy, EngineError, ExecutionError
 from fumehood.store.blobs import BlobStore
 from fumehood.store.database import open_database
@@ -177,3 +177,24 @@ async def test_any_tool_of_an_embedded_engine_is_shortened_and_the_whole_is_ther
         assert quiet.data["truncation_info"]["summary"] is None
         short = await engine.call("talk", {"n": 10})
         assert short.data == {"text": "w" * 10}
+
+
+@pytest.mark.row("S8")
+@pytest.mark.parametrize("link", [{"resource_url": "/v1/blobs/x"}, {"not_kept": "no room"}])
+async def test_text_that_was_cut_before_is_shown_like_any_other(
+    store: BlobStore, link: dict[str, Any]
+) -> None:
+    """Twin of a long text: the same note, but nothing is kept a second time."""
+    data = {"stdout": "", "other": "x" * 20_000}
+    cut = CutText("stdout", "h" * 9000, "t" * 9000, 10**9, link)
+    shaped = ShapedOutcome(Outcome(EndedBy.OK, "call", data=data, cuts=(cut,)), data, "")
+    short = (await shorten(shaped, blobs=store, principal_id=OWNER)).data
+    missing = 10**9 - 2 * 5000
+    assert short["stdout"] == f"{'h' * 5000}\n… {missing} characters left out …\n{'t' * 5000}"
+    first, second = short["truncation_info"]["fields"]
+    assert (first["field"], first["original_length"]) == ("stdout", 10**9)
+    assert first.items() >= link.items()
+    assert second["field"] == "other"
+    assert short["truncation_info"]["original_length"] == 10**9 + 20_000
+    assert short["resource_url"] == link.get("resource_url", second["resource_url"])
+    assert store.room.taken == 20_000

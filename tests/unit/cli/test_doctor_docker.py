@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,11 +14,11 @@ from docker.errors import APIError
 from fumehood.cli import doctor_docker
 from fumehood.cli.doctor_docker import docker_findings, image_finding
 from fumehood.cli.finding import Finding
-from fumehood.config import ContainerConfig
+from fumehood.config import ContainerConfig, ImagesConfig, SessionsConfig
 from fumehood.sandbox.container.images import guest_digest, list_images
 from fumehood.sandbox.container.reach import DockerUnreachable, Why
 from fumehood.sandbox.container.recipe import read_recipe
-from support.docker_images import ListedImages, image_row
+from support.docker_images import ListedImages, image_row, write_image_folder
 
 GOOD: dict[str, Any] = {
     "OSType": "linux", "MemoryLimit": True, "PidsLimit": True, "CpuCfsQuota": True,
@@ -60,7 +61,13 @@ def findings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Finding
 
     def look(engine: Engine, **settings: Any) -> dict[str, Finding]:
         monkeypatch.setattr(doctor_docker, "open_docker", lambda: engine)
-        return {finding.check: finding for finding in docker_findings(ContainerConfig(**settings))}
+        settings.setdefault("images", dict.fromkeys(("python", "shell", "javascript"), "python"))
+        return {
+            finding.check: finding
+            for finding in docker_findings(
+                ContainerConfig(**settings), SessionsConfig(image="python")
+            )
+        }
 
     return look
 
@@ -159,7 +166,7 @@ def test_each_reason_without_docker_has_a_message_and_cure_of_its_own(
         raise DockerUnreachable(why, f"because {why}.")
 
     monkeypatch.setattr(doctor_docker, "open_docker", refuse)
-    (finding,) = docker_findings(ContainerConfig())
+    (finding,) = docker_findings(ContainerConfig(), SessionsConfig())
     assert (finding.check, finding.verdict) == ("docker", "warning")
     assert f"because {why}." in finding.found
     assert finding.cure == DockerUnreachable(why, "").cure
@@ -177,9 +184,9 @@ def test_runtime_of_the_configuration_that_docker_lacks_is_a_warning(findings: A
 
 @pytest.mark.row("D7", "S10")
 def test_image_of_the_configuration_that_nothing_builds_is_a_warning(findings: Any) -> None:
-    found = findings(Engine(fresh_row()), image="pyhton")["image: pyhton"]
+    found = findings(Engine(fresh_row()), images={"python": "pyhton"})["image: pyhton"]
     assert (found.verdict, found.cure) == (
-        "warning", "Set container.image to one that there is: python.",
+        "warning", "Set container.images.python to one that there is: node, python, python-data, shell.",
     )  # fmt: skip
 
 
@@ -209,6 +216,32 @@ def test_image_that_should_be_built_says_with_what(
     assert finding.verdict == "warning"
     assert found in finding.found
     assert finding.cure.endswith(cure)
+
+
+@pytest.mark.row("D7", "S10")
+def test_image_that_nothing_of_the_configuration_names_may_be_missing(findings: Any) -> None:
+    found = findings(Engine(fresh_row()))
+    for name in ("python-data", "shell", "node"):
+        assert (found[f"image: {name}"].verdict, "not built" in found[f"image: {name}"].found) == (
+            "ok", True,
+        )  # fmt: skip
+        assert found[f"image: {name}"].cure.endswith(f"fumehood images build {name}")
+    used = findings(Engine(fresh_row()), images=ImagesConfig(python="shell"))["image: shell"]
+    assert used.verdict == "warning"
+
+
+def test_image_of_the_operators_own_is_looked_at_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = write_image_folder(tmp_path, "mine") / "mine"
+    (folder / "requirements.in").write_text("", encoding="utf-8")
+    monkeypatch.setattr(doctor_docker, "open_docker", lambda: Engine(fresh_row()))
+    found = docker_findings(
+        ContainerConfig(images=ImagesConfig(python="mine")),
+        SessionsConfig(image="mine"),
+        folder.parent,
+    )
+    assert {f.check: f.verdict for f in found}["image: mine"] == "warning"
 
 
 def test_image_of_thirty_days_is_still_good() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fumehood import DaemonUnavailable
-from fumehood.client import authority, callers
+from fumehood.client import authority, callers, sessions
 from fumehood.client.ask import Ask
 from fumehood.daemon.app import CONTROL_OPERATIONS, OPERATIONS
 from fumehood.model.agent import Agent, Binding
@@ -33,6 +33,9 @@ BLOB = f"/v1/blobs/blob_{'0' * 32}?expires=1&signature={'f' * 64}"
 CALLERS: list[tuple[Ask[Any], str, Any]] = [
     (callers.call("t@1.0.0", None, {"debug": True}), "POST /v1/tools/t@1.0.0/call",
      {"arguments": {}, "options": {"debug": True}}),
+    (callers.stream("t", {"a": 1}, {}), "POST /v1/tools/t/sse",
+     {"arguments": {"a": 1}, "options": {}}),
+    (callers.cancel("call_1"), "POST /v1/calls/call_1/cancel", None),
     (callers.tools_page(), "GET /v1/tools", None),
     (callers.tools_page(limit=2, cursor="x=y", category="a b", tag=None),
      "GET /v1/tools?limit=2&cursor=x%3Dy&category=a+b", None),
@@ -47,6 +50,20 @@ CALLERS: list[tuple[Ask[Any], str, Any]] = [
     (callers.ready(), "GET /v1/ready", None),
     (callers.openapi(), "GET /v1/openapi.json", None),
     (callers.blob(BLOB), f"GET {BLOB}", None),
+    (sessions.sessions(), "GET /v1/sessions", None),
+    (sessions.create_session(image="node", memory_mb=None, idle_seconds=60), "POST /v1/sessions",
+     {"image": "node", "idle_seconds": 60}),
+    (sessions.session("sess_1"), "GET /v1/sessions/sess_1", None),
+    (sessions.end_session("sess_1"), "DELETE /v1/sessions/sess_1", None),
+    (sessions.session_files("sess_1"), "GET /v1/sessions/sess_1/files", None),
+    (sessions.session_files("sess_1", "a b", recursive=True, limit=5, cursor="x="),
+     "GET /v1/sessions/sess_1/files?path=a+b&recursive=true&limit=5&cursor=x%3D", None),
+    (sessions.put_file("sess_1", "d/a b.csv"), "PUT /v1/sessions/sess_1/files/d/a%20b.csv", None),
+    (sessions.put_file("sess_1", "a%2fb?", mode="create"),
+     "PUT /v1/sessions/sess_1/files/a%252fb%3F?mode=create", None),
+    (sessions.get_file("sess_1", "ü\n#"), "GET /v1/sessions/sess_1/files/%C3%BC%0A%23", None),
+    (sessions.delete_file("sess_1", "d", recursive=True),
+     "DELETE /v1/sessions/sess_1/files/d?recursive=true", None),
 ]  # fmt: skip
 CONTROL: list[tuple[Ask[Any], str, Any]] = [
     (authority.create_agent("a", **CREATED), "POST /v1/agents",
@@ -151,6 +168,14 @@ def test_one_string_is_not_a_list_of_names() -> None:
 def test_end_of_a_token_needs_its_time_zone() -> None:
     with pytest.raises(ValueError, match="time zone"):
         authority.new_token("n", **{**TOKEN, "expires_at": datetime(2030, 1, 1)})  # noqa: DTZ001
+
+
+@pytest.mark.row("S6")
+@pytest.mark.parametrize("path", ["", "/a", "a/", "../a", "a/../b", ".", "a//b"])
+def test_path_that_would_address_something_else_is_not_sent(path: str) -> None:
+    for make in (sessions.put_file, sessions.get_file, sessions.delete_file):
+        with pytest.raises(ValueError, match="can be no name"):
+            make("sess_1", path)
 
 
 def page_of(name: str, cursor: str | None) -> ToolList:

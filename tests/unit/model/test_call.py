@@ -25,6 +25,7 @@ MISSION_DEFAULTS: dict[str, Any] = {
     "agent_id": None,
     "idempotency_key": None,
     "trace_id": None,
+    "cancel_on_disconnect": False,
     "isolation": None,
 }
 

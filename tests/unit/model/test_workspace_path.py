@@ -42,6 +42,7 @@ def test_plain_relative_path_has_no_fault(path: str) -> None:
         ("a//b", "empty"),
         ("a/", "empty"),
         ("a\0b", "NUL"),
+        ("a/.fumehood-upload-0", "reserved"),
         ("\ud800", "surrogate"),
         ("n" * (MAX_NAME_BYTES + 1), "255"),
         ("ä" * 128, "255"),

@@ -32,9 +32,7 @@ PROMISES: dict[str, tuple[Any, Any]] = {
 OPTIONS: dict[str, tuple[Any, Any]] = {
     "max_length": (10, None),
     "wait_for_approval": (True, False),
-    "session_id": ("s", None),
     "idempotency_key": ("k", None),
-    "isolation": ("session", "call"),
 }
 
 
@@ -87,8 +85,8 @@ def test_container_for_one_call_is_for_the_wall_to_refuse() -> None:
 
 @pytest.mark.row("P11")
 def test_all_unenforced_options_are_found_at_once() -> None:
-    found = unenforced_options(CallOptions(session_id="s", max_length=5))
-    assert [name for name, _ in found] == ["max_length", "session_id"]
+    found = unenforced_options(CallOptions(idempotency_key="k", max_length=5))
+    assert [name for name, _ in found] == ["idempotency_key", "max_length"]
 
 
 @pytest.mark.row("T1")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fumehood.registry.trusted_files import (
+from fumehood.sandbox.trusted_files import (
     MAX_FILE_BYTES,
     MAX_FILES,
     Untrusted,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from typing import BinaryIO
-from urllib.parse import quote
 
 import anyio.to_thread
 from pydantic import BaseModel, ConfigDict, Field
@@ -14,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from fumehood.daemon.answers import engine_of
 from fumehood.daemon.caller import require_principal
+from fumehood.daemon.downloads import attachment_headers
 from fumehood.daemon.operation import Needs, Operation
 from fumehood.model.errors import InvalidParams, ResourceNotFound
 from fumehood.store.blobs import Blob
@@ -58,14 +58,7 @@ async def get_blob(request: Request) -> Response:
 
 
 def _headers(blob: Blob) -> dict[str, str]:
-    name = quote(blob.filename.rpartition("/")[2], safe="")
-    return {
-        "content-type": blob.content_type,
-        "content-length": str(blob.size),
-        "content-disposition": f"attachment; filename*=UTF-8''{name}",
-        "x-content-type-options": "nosniff",
-        "cache-control": "private, no-store",
-    }
+    return attachment_headers(blob.filename, blob.content_type, blob.size)
 
 
 class _Bytes(StreamingResponse):

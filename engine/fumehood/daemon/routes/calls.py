@@ -7,8 +7,9 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fumehood.daemon.answers import answer, engine_of, envelope_response, read_json
+from fumehood.daemon.answers import answer, engine_of, envelope_response, read_json, stopped
 from fumehood.daemon.caller import principal_of, require_principal
+from fumehood.daemon.leaving import cancelled_with
 from fumehood.daemon.operation import Needs, Operation
 from fumehood.daemon.routes.tools import TOOL
 from fumehood.engine import Engine, parse_call_body, parse_call_query
@@ -21,7 +22,6 @@ from fumehood.model.errors import (
     InvalidParams,
     MethodNotAllowed,
     ResourceNotFound,
-    ShuttingDown,
     Unauthorized,
 )
 
@@ -32,7 +32,8 @@ CALL_ERRORS = frozenset(ERROR_CODES.values()) - {MethodNotAllowed}
 async def call_tool(request: Request) -> Response:
     """Call a tool.
 
-    A client that leaves does not stop the call: its limits do.
+    A client that leaves does not stop the call, unless `cancel_on_disconnect` says so: its limits
+    do.
     """
     engine: Engine = request.app.state.engine
     name: str = request.path_params["name"]
@@ -41,15 +42,19 @@ async def call_tool(request: Request) -> Response:
     except EngineError as error:
         return envelope_response(engine.refusal(error, tool=name))
     try:
-        envelope = await engine.run(name, body, principal_of(request))
+        principal = principal_of(request)
+        if body.options.cancel_on_disconnect:
+            async with cancelled_with(request) as live:
+                envelope = await engine.run(name, body, principal, live)
+        else:
+            envelope = await engine.run(name, body, principal)
     except Unauthorized as error:
         return envelope_response(engine.refusal(error, tool=name))
     except asyncio.CancelledError:
         if not engine.is_draining:
             raise
         # The time for running calls is over; the client is still owed an answer.
-        ended = ShuttingDown("The engine stopped before the call ended.", retryable=False)
-        envelope = engine.refusal(ended, tool=name)
+        envelope = stopped(engine, name)
     return envelope_response(envelope)
 
 

@@ -8,7 +8,6 @@ the supervisor learns from the kernel.
 
 from __future__ import annotations
 
-import base64
 import fcntl
 import gc
 import os
@@ -19,19 +18,25 @@ from collections.abc import Callable
 from typing import Any
 
 from fumehood.guest import kernel, seccomp
-from fumehood.guest.container import probe
+from fumehood.guest.container import files, link, probe
 from fumehood.guest.container.filter import build_container_filter
+from fumehood.guest.container.image import read_image
+from fumehood.guest.container.request import (
+    REPLY_FD,
+    REQUEST_FD,
+    WORKSPACE,
+    SetUpFailed,
+    read_request,
+    set_up,
+    tell,
+    write_all,
+)
 from fumehood.guest.container.user import REQUEST_FAILED, SEAL_FAILED, become_user
-from fumehood.guest.languages import python
+from fumehood.guest.languages import javascript, python, shell
 from fumehood.wire import framing
 
-WORKSPACE = "/workspace"
-
-REQUEST_FD = 3
-REPLY_FD = 4
 GO = b"G"
 
-CHUNK_BYTES = 1 << 16
 NICENESS = 10
 """A program that fills every processor must leave the supervisor enough to end it."""
 
@@ -53,25 +58,29 @@ Program = Callable[[dict[str, Any]], tuple[int, dict[str, Any]]]
 """Takes a call's arguments, gives the exit code and the claim."""
 
 
-class SetUpFailed(Exception):
-    """The request cannot be carried out here; said before any of the program ran."""
-
-
 def preload(config: dict[str, Any]) -> Callable[[list[int]], None]:
     """Load what every program needs; what prepares a forked child comes back."""
+    image = read_image()
     os.environ.clear()
-    os.environ.update(ENVIRONMENT)
+    os.environ.update(ENVIRONMENT | image.environment)
     sys.argv[:] = ["main.py"]
     sys.path[:] = [WORKSPACE, *(path for path in sys.path if path not in config["import_paths"])]
-    sys.path += config.get("site_paths", [])
+    sys.path += image.site_paths
     filter_program = build_container_filter()
     limits = (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_NOFILE, int(config["nofile"])),
         (resource.RLIMIT_FSIZE, int(config["fsize_bytes"])),
     )
-    python.preload()
-    programs: dict[str, Program] = {"python": _run_python, "probe": probe.run}
+    memory_bytes = int(config["memory_bytes"])
+    python.preload(image.preload)
+    programs: dict[str, Program] = {
+        "python": lambda arguments: _run_python(arguments, memory_bytes),
+        "shell": _run_shell,
+        "javascript": lambda arguments: _run_javascript(arguments, memory_bytes),
+        "files": files.run,
+        "probe": probe.run,
+    }
     _forget_the_guest(config["import_paths"])
 
     def prepare(descriptors: list[int]) -> None:
@@ -79,17 +88,17 @@ def preload(config: dict[str, Any]) -> Callable[[list[int]], None]:
             _keep_only(descriptors)
             _get_ready(limits, filter_program)
         except BaseException as fault:
-            _write(framing.encode({"ready": False, "fault": f"{type(fault).__name__}: {fault}"}))
+            tell({"ready": False, "fault": f"{type(fault).__name__}: {fault}"})
             os._exit(SEAL_FAILED)
-        _write(framing.encode({"ready": True}))
+        tell({"ready": True})
         if os.read(REQUEST_FD, 1) != GO:
             os._exit(0)
         try:
             _seal()
         except BaseException as fault:  # sealed or dead: nothing may run in between
-            _write(framing.encode({"ready": False, "fault": f"{type(fault).__name__}: {fault}"}))
+            tell({"ready": False, "fault": f"{type(fault).__name__}: {fault}"})
             os._exit(SEAL_FAILED)
-        _serve(programs)
+        _serve(programs, memory_bytes)
 
     return prepare
 
@@ -102,15 +111,17 @@ def _forget_the_guest(import_paths: list[str]) -> None:
 
 
 def _keep_only(descriptors: list[int]) -> None:
-    """Leave this process /dev/null on 0, its two streams on 1 and 2, its two pipes, no more."""
+    """Leave this process /dev/null on 0, its two streams on 1 and 2, its own four, no more."""
     # Moved out of the way first: each may stand on another's final number.
-    request_fd, reply_fd, out_fd, err_fd = (_above_standard(fd) for fd in descriptors)
+    moved = [_above_standard(descriptor) for descriptor in descriptors]
+    request_fd, reply_fd, out_fd, err_fd, orders_fd, wake_fd = moved
     null = _above_standard(os.open("/dev/null", os.O_RDWR))
     for source, target in (
         (null, 0), (out_fd, 1), (err_fd, 2), (request_fd, REQUEST_FD), (reply_fd, REPLY_FD),
+        (orders_fd, link.ORDERS_FD), (wake_fd, link.WAKE_FD),
     ):  # fmt: skip
-        os.dup2(source, target)
-    os.closerange(REPLY_FD + 1, 1024)
+        os.dup2(source, target, inheritable=target <= 2)
+    os.closerange(link.WAKE_FD + 1, 1024)
 
 
 def _above_standard(descriptor: int) -> int:
@@ -165,13 +176,17 @@ def _seal() -> None:
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
 
 
-def _serve(programs: dict[str, Program]) -> None:
+def _serve(programs: dict[str, Program], memory_bytes: int) -> None:
     """Run the one program that the request names, tell the claim, end with its exit code."""
     own_pid, reply = os.getpid(), os.fstat(REPLY_FD)
     exit_code = REQUEST_FAILED
     frame = b""
     try:
-        request = _read_frame()
+        request = read_request()
+        if request.get("keep") and request["program"] == "python":
+            _serve_session(request, memory_bytes)
+        os.close(link.ORDERS_FD)
+        os.close(link.WAKE_FD)
         exit_code, claim = programs[request["program"]](request["arguments"])
         frame = framing.encode(claim)
     except SetUpFailed as fault:
@@ -187,65 +202,55 @@ def _serve(programs: dict[str, Program]) -> None:
         # A program may have forked, and put something else in this descriptor's place.
         try:
             if os.getpid() == own_pid and os.fstat(REPLY_FD).st_ino == reply.st_ino:
-                _write(frame)
+                write_all(REPLY_FD, frame)
         except BaseException:
             pass
         os._exit(exit_code)
 
 
-def _run_python(arguments: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    for file in arguments.get("files") or []:
-        _put(file)
-    if arguments.get("stdin"):  # without any it is the null device, which ends at once
-        stdin = os.memfd_create("stdin", 0)
-        _write_all(stdin, arguments["stdin"].encode("utf-8"))
-        os.lseek(stdin, 0, os.SEEK_SET)
-        os.dup2(stdin, 0)
-        os.close(stdin)
-    return python.run(arguments["code"])
+def _serve_session(request: dict[str, Any], memory_bytes: int) -> None:
+    """One call after the other on the same variables, each in a process of its own (see `link`).
 
-
-def _put(file: dict[str, Any]) -> None:
-    """Write one of the caller's files into the workspace, whose paths the host has checked."""
-    path = os.path.join(WORKSPACE, file["path"])
-    try:
-        if "content_base64" in file:
-            content = base64.b64decode(file["content_base64"])
-        else:
-            content = file["content"].encode("utf-8")
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+    Raises what `_serve` understands; no other link follows then.
+    """
+    program = python.Program(memory_bytes, _report)
+    while True:
+        pid = os.getpid()
         try:
-            _write_all(target, content)
-        finally:
-            os.close(target)
-    except (OSError, ValueError) as fault:
-        reason = fault.strerror if isinstance(fault, OSError) else str(fault)
-        raise SetUpFailed(f"the file {file['path']} could not be written: {reason}") from None
+            set_up(request["arguments"])
+            exit_code, claim = program.run(request["arguments"]["code"])
+        except SetUpFailed as fault:
+            exit_code = REQUEST_FAILED
+            claim = {"error": {"kind": "invalid", "message": str(fault)}}
+        if os.getpid() != pid:
+            os._exit(exit_code)  # the program forked, and this is its child
+        program.pause()
+        link.hand_on(exit_code, claim)
+        python.open_standard_streams()
+        request = read_request()
 
 
-def _read_frame() -> dict[str, Any]:
-    header = _read_exactly(framing.HEADER.size)
-    (length,) = framing.HEADER.unpack(header)
-    return framing.parse_body(_read_exactly(length))
+def _run_python(arguments: dict[str, Any], memory_bytes: int) -> tuple[int, dict[str, Any]]:
+    set_up(arguments)
+    program = python.Program(memory_bytes, _report)
+    ending = program.run(arguments["code"])
+    program.finish()
+    return ending
 
 
-def _read_exactly(count: int) -> bytes:
-    chunks = []
-    while count:
-        chunk = os.read(REQUEST_FD, min(count, CHUNK_BYTES))
-        if not chunk:
-            os._exit(0)
-        chunks.append(chunk)
-        count -= len(chunk)
-    return b"".join(chunks)
+def _run_shell(arguments: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    set_up(arguments)
+    shell.become_bash(arguments["command"])
 
 
-def _write(data: bytes) -> None:
-    _write_all(REPLY_FD, data)
+def _run_javascript(arguments: dict[str, Any], memory_bytes: int) -> tuple[int, dict[str, Any]]:
+    set_up(arguments)
+    javascript.become_node(arguments["code"], memory_bytes)
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
+def _report(percent: float, message: str) -> None:
+    """Of one write, so that reports of several threads do not mix."""
+    try:
+        tell({"progress": {"percent": percent, "message": message[:200]}})
+    except (OSError, ValueError):
+        pass  # nobody listens, or it is no number

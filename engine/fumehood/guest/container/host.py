@@ -97,15 +97,23 @@ class Host:
             raise ValueError("no probe is asked for from outside")
         if message["arguments"] is None:
             arguments = "".join(self._parts).encode("ascii")
-            body = b'{"program":"%s","arguments":%s}' % (message["program"].encode(), arguments)
+            start = framing.encode({"program": message["program"], "keep": message["keep"]})
+            body = start[framing.HEADER.size : -1] + b',"arguments":%s}' % arguments
             request = framing.HEADER.pack(len(body)) + body
         else:
             request = framing.encode(
-                {"program": message["program"], "arguments": message["arguments"]}
+                {key: message[key] for key in ("program", "keep", "arguments")}
             )
         self._parts, self._parts_bytes = [], 0
         limits = Limits(**message["limits"])
-        return Run(int(message["id"]), message["program"], limits, request)
+        return Run(
+            int(message["id"]),
+            message["program"],
+            limits,
+            request,
+            keep=message["keep"] is True,
+            live=message["live"] is True,
+        )
 
 
 def end() -> NoReturn:

@@ -32,8 +32,13 @@ class Housekeeper:
 NOTHING_DONE = Housekeeper()
 
 
-def keep_house(run_id: int, mounts: workspace.Mounts) -> Housekeeper:
-    """Have files handed over and the mounts emptied, if there is anything in them."""
+def keep_house(
+    run_id: int, mounts: workspace.Mounts, *, since_ns: int | None = None
+) -> Housekeeper:
+    """Have files handed over and the mounts emptied, if there is anything in them.
+
+    With `since_ns` only what has changed since then is handed over, and everything stays.
+    """
     if mounts.are_clean() or (mounts.are_clean() is None and mounts.are_empty()):
         return NOTHING_DONE
     readable, writable = os.pipe()
@@ -44,7 +49,7 @@ def keep_house(run_id: int, mounts: workspace.Mounts) -> Housekeeper:
         os.close(writable)
         return Housekeeper(1, f"no housekeeper could be made: {error.strerror}")
     if pid == 0:
-        _work(run_id, mounts, writable)
+        _work(run_id, mounts, writable, since_ns)
     os.close(writable)
     try:
         return _await(pid, readable)
@@ -52,14 +57,14 @@ def keep_house(run_id: int, mounts: workspace.Mounts) -> Housekeeper:
         os.close(readable)
 
 
-def _work(run_id: int, mounts: workspace.Mounts, report_fd: int) -> None:
+def _work(run_id: int, mounts: workspace.Mounts, report_fd: int, since_ns: int | None) -> None:
     status = 1
     try:
         signal.set_wakeup_fd(-1)
         os.closerange(3, report_fd)
         os.closerange(report_fd + 1, 1024)
         become_user()
-        left_out = workspace.keep_house(run_id, _tell, mounts.paths)
+        left_out = workspace.keep_house(run_id, _tell, mounts.paths, since_ns)
         os.write(report_fd, left_out.to_bytes(LEFT_OUT_BYTES, "big"))
         status = 0
     except BaseException as fault:

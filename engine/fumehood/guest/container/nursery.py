@@ -25,6 +25,9 @@ READY_BYTES = 4096
 MAX_REPLY_DEPTH = 60
 """A little under what a reader of frames accepts."""
 READY_DEADLINE_S = 10.0
+FIRST_DEADLINE_S = 60.0
+"""Of the first: what the image loads ahead comes before it."""
+
 MAX_FAILURES = 3
 
 
@@ -42,7 +45,6 @@ class Child:
     stderr: Stream
     ordered_at: float
     pid: int = 0
-    is_ready: bool = False
     decoder: framing.Decoder = field(
         default_factory=lambda: framing.Decoder(READY_BYTES, MAX_REPLY_DEPTH)
     )
@@ -61,6 +63,25 @@ class Child:
         resource.prlimit(self.pid, which, (value, value))
 
 
+def make_child() -> tuple[Child, list[int]]:
+    """A child's pipes, before it is there, and its ends of them: request, reply, two streams."""
+    request_read, request_write = os.pipe()
+    # The program's own streams are made as its user's, so that it can open /dev/stdout.
+    with kernel.files_made_as(USER_ID):
+        others = [os.pipe() for _ in range(3)]
+    ours = [request_write, *(read for read, _ in others)]
+    for descriptor in ours:
+        os.set_blocking(descriptor, False)
+    child = Child(
+        request_fd=ours[0],
+        reply_fd=ours[1],
+        stdout=Stream("stdout", ours[2]),
+        stderr=Stream("stderr", ours[3]),
+        ordered_at=time.monotonic(),
+    )
+    return child, [request_read, *(write for _, write in others)]
+
+
 class Nursery:
     """Orders children from the zygote and keeps them until they are wanted."""
 
@@ -69,10 +90,13 @@ class Nursery:
         orders: socket.socket,
         selector: selectors.BaseSelector,
         zygote_pid: int,
+        chain_ends: tuple[int, int],
         on_ready: Callable[[], None],
         on_end: Callable[[Word], None],
     ) -> None:
         self.zygote_pid = zygote_pid
+        self._chain_ends = chain_ends
+        self._patience_s = FIRST_DEADLINE_S
         self._orders = orders
         self._selector = selector
         self._on_ready = on_ready
@@ -106,35 +130,21 @@ class Nursery:
     def until_late(self) -> float | None:
         """The moment at which the oldest order is late."""
         children = [*self._ordered, *self._coming.values()]
-        return min((child.ordered_at for child in children), default=None)
+        oldest = min((child.ordered_at for child in children), default=None)
+        return None if oldest is None else oldest + self._patience_s
 
     def check_time(self, now: float) -> None:
         """Raises NurseryFailed where a child is overdue."""
-        oldest = self.until_late()
-        if oldest is not None and now >= oldest + READY_DEADLINE_S:
+        late = self.until_late()
+        if late is not None and now >= late:
             raise NurseryFailed("a child was not ready in time")
 
     def _order(self) -> None:
-        request_read, request_write = os.pipe()
-        # The program's own streams are made as its user's, so that it can open /dev/stdout.
-        with kernel.files_made_as(USER_ID):
-            others = [os.pipe() for _ in range(3)]
-        ours = [request_write, *(read for read, _ in others)]
-        theirs = [request_read, *(write for _, write in others)]
-        for descriptor in ours:
-            os.set_blocking(descriptor, False)
-        order_child(self._orders, *theirs)
+        child, theirs = make_child()
+        order_child(self._orders, *theirs, *self._chain_ends)
         for descriptor in theirs:
             os.close(descriptor)
-        self._ordered.append(
-            Child(
-                request_fd=ours[0],
-                reply_fd=ours[1],
-                stdout=Stream("stdout", ours[2]),
-                stderr=Stream("stderr", ours[3]),
-                ordered_at=time.monotonic(),
-            )
-        )
+        self._ordered.append(child)
 
     def _on_zygote(self) -> None:
         while True:
@@ -181,9 +191,9 @@ class Nursery:
                 self._fail(str(word.get("fault", "a child was not ready"))[:200])
                 return
             self._failures = 0
+            self._patience_s = READY_DEADLINE_S
             self._unwatch(child)
             del self._coming[child.pid]
-            child.is_ready = True
             self._ready.append(child)
             self._on_ready()
 

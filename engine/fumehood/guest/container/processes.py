@@ -10,21 +10,34 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Collection
+
+SIGKILL_PENDING = 1 << (signal.SIGKILL - 1)
+"""*Source*: proc_pid_status(5), SigPnd."""
 
 
-def strangers() -> list[int]:
-    """Process ids of all that are not root's, or went while they were looked at.
+def strangers(spared: Collection[int] = ()) -> list[int]:
+    """Process ids of all that are not root's, or went while they were looked at, but the spared
+    and those of their children that have ended, which nobody else can bury.
 
     The dead count until they are reaped: where only the first thread of a process has ended, the
     others run on; and one that forks and ends at once, again and again, is always dead or gone when
     it is looked at, while its child was not there yet when the list was made.
     """
-    return [int(name) for name in os.listdir("/proc") if name.isdigit() and _is_stranger(name)]
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    found = [pid for pid in pids if pid not in spared and is_stranger(pid)]
+    return [pid for pid in found if not _is_dead_child(pid, spared)] if spared else found
 
 
-def kill_all() -> int:
+def dead_children(parents: Collection[int]) -> int:
+    """How many there are that have ended and wait for one of these to hear of it."""
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return sum(_is_dead_child(pid, parents) for pid in pids)
+
+
+def kill_all(spared: Collection[int] = ()) -> int:
     """Send SIGKILL to each of them once; how many there were."""
-    found = strangers()
+    found = strangers(spared)
     for pid in found:
         try:
             os.kill(pid, signal.SIGKILL)
@@ -33,17 +46,67 @@ def kill_all() -> int:
     return len(found)
 
 
-def _is_stranger(name: str) -> bool:
-    """*Source*: proc_pid_status(5); the owner of the directory says nothing where a process is
-    not dumpable.
+def is_alive(pid: int) -> bool:
+    """Whether a process is there and goes on. A stopped one does; one that is killed and has not
+    come to die yet does not.
     """
-    uids = ""
+    return not has_ended(pid) and not int(_status(pid, "SigPnd") or "0", 16) & SIGKILL_PENDING
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or waits for its parent to hear of its end."""
+    return (_status(pid, "State") or "X").split()[0] in "ZX"
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal, and not continued."""
+    return (_status(pid, "State") or "X").startswith("T")
+
+
+def threads_of(pid: int) -> int:
+    """How many a process has; none where it is gone."""
+    return int(_status(pid, "Threads") or 0)
+
+
+def memory_bytes(pid: int) -> int | None:
+    """What a process has in memory, without files where the kernel tells them apart; None where it
+    tells nothing.
+    """
+    shown = _status(pid, "RssAnon") or _status(pid, "VmRSS")
+    return int(shown.split()[0]) * 1024 if shown else None
+
+
+def peak_bytes(pid: int) -> int | None:
+    """The most that a process ever had in memory; None where that cannot be read."""
+    shown = _status(pid, "VmHWM")
+    return int(shown.split()[0]) * 1024 if shown else None
+
+
+def is_stranger(pid: int) -> bool:
+    """Whether it is not root's, or gone.
+
+    *Source*: proc_pid_status(5); the owner of the directory says nothing where a process is not
+    dumpable.
+    """
+    uids = _status(pid, "Uid")
+    return uids is None or set(uids.split()) != {"0"}
+
+
+def _is_dead_child(pid: int, parents: Collection[int]) -> bool:
+    """Of a process whose first thread alone has ended, the others are counted."""
+    parent = _status(pid, "PPid")
+    is_theirs = parent is not None and int(parent) in parents
+    return is_theirs and has_ended(pid) and threads_of(pid) <= 1
+
+
+def _status(pid: int, key: str) -> str | None:
+    """One line of what the kernel tells of a process; None where it is gone or has no such line."""
     try:
-        with open(f"/proc/{name}/status", encoding="ascii", errors="replace") as status:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
             for line in status:
-                if line.startswith("Uid:"):
-                    uids = line.split(":", 1)[1]
-                    break
+                name, _, value = line.partition(":")
+                if name == key:
+                    return value.strip()
     except OSError:
-        return True
-    return set(uids.split()) != {"0"}
+        pass
+    return None

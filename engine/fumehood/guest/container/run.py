@@ -43,10 +43,24 @@ class Run:
     program: str
     limits: Limits
     request: bytes
+    keep: bool = False
+    """Files, and a Python program's variables, are there for the next run."""
+    live: bool = False
+    """Somebody listens while it runs: what it prints goes out at once."""
     child: Child | None = None
     before: Measures | None = None
     deadline: float = 0.0
     killed_for: str | None = None
+    killed_at: float = 0.0
+    since_ns: int = 0
+    """When it began, by the clock by which files are stamped."""
+    stayed: bool = False
+    """It said that it is done, and lives on with its variables."""
+    is_over: bool = False
+    """It is being concluded."""
+    lost_variables: bool = False
+    """There were some before it, and they are gone."""
+    reports: int = 0
     claim: dict[str, Any] | None = None
     sent_bytes: int = 0
     has_begun: bool = False
@@ -86,6 +100,18 @@ def ending_of(
     if exit_code == SEAL_FAILED and not run.has_begun and run.claim is not None:
         return "sandbox_lost", None
     return "exit", None
+
+
+def stays(run: Run) -> bool:
+    """Whether a session's program says that it is done and lives on."""
+    claim = run.claim
+    return run.keep and claim is not None and claim.get("stays") is True
+
+
+def claimed_exit(run: Run) -> int:
+    """The exit code in the words of a process that lives on; a wrong one is a failure."""
+    code = run.claim.get("exit_code") if run.claim is not None else None
+    return code if isinstance(code, int) and not isinstance(code, bool) and 0 <= code < 256 else 1
 
 
 def claimed_limits(claim: dict[str, Any] | None) -> set[str]:

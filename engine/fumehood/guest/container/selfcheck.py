@@ -19,7 +19,6 @@ from fumehood.guest.run import Limits
 from fumehood.wire import framing
 
 MB = 1 << 20
-GUEST_ALLOWANCE_BYTES = 32 * MB
 MAX_PROCESSES = 128
 PROBE_PATIENCE_S = 5.0
 PROBE_WALL_S = 0.03
@@ -71,7 +70,7 @@ class SelfCheck:
             "wall_time": was_killed,
             "output": was_killed,  # by the same kill
             "cpu_time": was_killed and (after.cpu_ns is not None or run.reaped_cpu_ns > 0),
-            "memory": seen is None or seen <= memory_bytes + GUEST_ALLOWANCE_BYTES,
+            "memory": seen is None or seen <= memory_bytes + int(self._config["guest_bytes"]),
             "processes": self._limits_processes(),
             "files": _root_is_read_only(),
             "network": _has_only_loopback(),

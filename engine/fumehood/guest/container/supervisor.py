@@ -25,20 +25,28 @@ from typing import Any
 
 from fumehood.guest import kernel
 from fumehood.guest.container import housekeeping, processes, selfcheck
+from fumehood.guest.container.chain import WATCH_S, Chain
+from fumehood.guest.container.cleaning import KILL_DEADLINE_S, Cleaner
 from fumehood.guest.container.counters import Counters
 from fumehood.guest.container.host import Host, end
 from fumehood.guest.container.meter import Meter
-from fumehood.guest.container.nursery import READY_DEADLINE_S, Nursery, NurseryFailed
-from fumehood.guest.container.run import Run, claimed_limits, ending_of
+from fumehood.guest.container.nursery import Nursery, NurseryFailed, make_child
+from fumehood.guest.container.report import Reporter
+from fumehood.guest.container.run import Run, stays
 from fumehood.guest.container.stream import Stream
-from fumehood.guest.container.workspace import Mounts, message_queues
+from fumehood.guest.container.workspace import Mounts
 from fumehood.guest.container.zygote import Word, run_zygote
-from fumehood.guest.endings import decode_status
 from fumehood.guest.limits import address_space_bytes
 from fumehood.wire import framing
 
 MAX_CLAIM_BYTES = 512 * 1024
-"""All that a program may write into its reply's pipe; what follows is not read."""
+"""Of one frame in a reply's pipe: the claim, in the end."""
+
+MAX_REPLY_BYTES = 3 << 20
+"""All that a program may write into that pipe, its reports included; what follows is not read."""
+
+FILE_CLOCK = getattr(time, "CLOCK_REALTIME_COARSE", 5)
+"""By which the kernel stamps files. *Source*: clock_gettime(2), <linux/time.h>."""
 
 CHUNK_BYTES = 1 << 16
 OUTPUT_PAUSE_S = 0.02
@@ -47,7 +55,6 @@ CPU_BACKSTOP_S = 1
 MEMORY_LOOK_S = 0.1
 """How often the kernel is asked whether it killed one of the program's processes for memory; of
 one that is not the first, nobody else is told."""
-KILL_DEADLINE_S = 2.0
 MAX_PROCESSES = 64
 
 
@@ -73,20 +80,33 @@ class Supervisor:
     """The event loop and everything it knows."""
 
     def __init__(self, orders: socket.socket, zygote_pid: int, config: dict[str, Any]) -> None:
-        self._config = config
         self._spares: int = config["spares"]
         self._ends_at = time.monotonic() + float(config["lifetime_s"])
         self._host = Host()
         self._run: Run | None = None
         self._output_due: float | None = None
+        self._output_told = 0.0
+        self._watch_at = 0.0
+        self._orphaned: Run | None = None
+        """A session's run whose process has ended, and which is still to be concluded."""
         self._mounts = Mounts()
         self._counters = Counters()
         self._selector = selectors.DefaultSelector()
         self._wakeup = self._watch_children()
+        self._chain = Chain(self._reap)
         self._nursery = Nursery(
-            orders, self._selector, zygote_pid, on_ready=self._begin, on_end=self._on_end
+            orders,
+            self._selector,
+            zygote_pid,
+            (self._chain.orders_end.fileno(), self._chain.wake_end.fileno()),
+            on_ready=self._begin,
+            on_end=self._on_end,
         )
         self._meter = Meter(self._counters, lambda: (zygote_pid, *self._nursery.pids))
+        self._cleaner = Cleaner(
+            self._nursery, self._chain, self._counters, self._mounts, self._reap
+        )
+        self._reporter = Reporter(self._host, self._meter, self._chain, zygote_pid)
         self._check: selfcheck.SelfCheck | None = selfcheck.SelfCheck(
             config, self._counters, self._mounts
         )
@@ -136,28 +156,16 @@ class Supervisor:
         run = self._run
         if run is None or run.child is not None or run.status is not None:
             return
-        child = self._nursery.take()
-        if child is None:
-            self._nursery.stock(1)
+        is_next = run.keep and run.program == "python" and self._begin_next_link(run)
+        if not is_next and not self._begin_new_child(run):
             return
-        run.child = child
+        child = run.child
+        assert child is not None
         child.decoder.max_bytes = MAX_CLAIM_BYTES
-        cpu_s = int(run.limits.cpu_s) + 1 + CPU_BACKSTOP_S
-        try:
-            child.limit(resource.RLIMIT_CPU, cpu_s)
-            if self._counters.memory_limit is None:  # then the limit is one process's
-                child.limit(
-                    resource.RLIMIT_AS, address_space_bytes(child.pid) + run.limits.memory_bytes
-                )
-            if self._counters.process_limit is None:  # where there is one, this would count
-                child.limit(resource.RLIMIT_NPROC, MAX_PROCESSES)  # all containers together
-        except OSError:
-            self._stop(run, "sandbox_lost")
-            return
         run.child_cpu_ns = kernel.process_cpu_ns(child.pid) or 0
         run.before = self._meter.read()
         run.deadline = time.monotonic() + run.limits.wall_s
-        run.request = b"G" + run.request
+        run.since_ns = time.clock_gettime_ns(FILE_CLOCK)
         for descriptor, handler in (
             (child.reply_fd, self._on_reply),
             (child.stdout.descriptor, lambda: self._on_output(child.stdout)),
@@ -167,6 +175,45 @@ class Supervisor:
         self._flush_request()
         # Made while the program runs, the next child costs no call any time.
         self._nursery.stock(self._spares)
+
+    def _begin_new_child(self, run: Run) -> bool:
+        child = self._nursery.take()
+        if child is None:
+            self._nursery.stock(1)
+            return False
+        run.child = child
+        cpu_s = int(run.limits.cpu_s) + 1 + CPU_BACKSTOP_S
+        try:
+            if not (run.keep and run.program == "python"):  # whose later calls may have more
+                child.limit(resource.RLIMIT_CPU, cpu_s)
+            # Where the kernel counts no memory, the limit is one process's. Node reserves far
+            # more than it uses: there the container's own limit is the only one.
+            if self._counters.memory_limit is None and run.program != "javascript":
+                child.limit(
+                    resource.RLIMIT_AS, address_space_bytes(child.pid) + run.limits.memory_bytes
+                )
+            if self._counters.process_limit is None:  # where there is one, this would count
+                child.limit(resource.RLIMIT_NPROC, MAX_PROCESSES)  # all containers together
+        except OSError:
+            self._stop(run, "sandbox_lost")
+            return False
+        run.request = b"G" + run.request
+        return True
+
+    def _begin_next_link(self, run: Run) -> bool:
+        """Give the run to the process that has the session's variables, if there is one."""
+        had_any = bool(self._chain.pids) or self._chain.tell_end()
+        child, theirs = make_child()
+        pid = self._chain.begin(*theirs)
+        for descriptor in theirs:
+            os.close(descriptor)
+        if pid is None:
+            child.close()
+            run.lost_variables = run.lost_variables or had_any
+            return False
+        child.pid = pid
+        run.child = child
+        return True
 
     def _flush_request(self) -> None:
         """Write what fits; a request larger than the pipe goes on when there is room."""
@@ -199,7 +246,10 @@ class Supervisor:
             self._unwatch(stream.descriptor)
             self._stop(run, "output")
         elif self._output_due is None:
-            self._output_due = time.monotonic() + OUTPUT_PAUSE_S
+            now = time.monotonic()
+            # Who listens gets the first words at once; who does not gets fewer, longer pieces.
+            wait_from = self._output_told if run.live else now
+            self._output_due = max(now, wait_from + OUTPUT_PAUSE_S)
 
     def _on_reply(self) -> None:
         """What a program claims: the last well-formed words count, and only after its end."""
@@ -211,23 +261,31 @@ class Supervisor:
         except BlockingIOError:
             return
         run.received_bytes += len(chunk)
-        if not chunk or run.received_bytes > MAX_CLAIM_BYTES:
+        if not chunk or run.received_bytes > MAX_REPLY_BYTES:
             self._unwatch(run.child.reply_fd)
             return
         try:
             for message in run.child.decoder.feed(chunk):
-                run.claim = message
+                if "progress" in message:
+                    self._reporter.progress(run, message["progress"])
+                else:
+                    run.claim = message
         except framing.FrameError:
             run.claim = None
             self._unwatch(run.child.reply_fd)
         if self._check is not None and run.claim is not None:
             self._check.look_at(run.child.pid, run.claim)
             run.deadline = time.monotonic() + selfcheck.PROBE_WALL_S
+        if stays(run) and not run.is_over and run.status is None and run.killed_for is None:
+            run.stayed = True
+            run.largest_bytes = processes.peak_bytes(run.child.pid) or 0
+            self._conclude(run)
 
     def _stop(self, run: Run, reason: str) -> None:
         """Kill the program; its ending is told when the kernel confirms the death."""
         if run.killed_for is None:
             run.killed_for = reason
+            run.killed_at = time.monotonic()
         if run.child is None:
             self._conclude(run)
             return
@@ -259,6 +317,9 @@ class Supervisor:
         except BlockingIOError:
             pass
         self._reap()
+        ended, self._orphaned = self._orphaned, None
+        if ended is not None and ended is self._run:
+            self._conclude(ended)
         if self._run is None:
             self._nursery.stock(self._spares)
 
@@ -270,43 +331,55 @@ class Supervisor:
         """
         while True:
             try:
-                pid, _, usage = os.wait4(-1, os.WNOHANG)
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
                 return
             if pid == 0:
                 return
             if pid == self._nursery.zygote_pid:
                 raise NurseryFailed("the zygote is gone")
-            if self._run is not None:
-                self._run.reaped_cpu_ns += int((usage.ru_utime + usage.ru_stime) * 1e9)
-                largest_bytes = usage.ru_maxrss * 1024
-                self._run.largest_bytes = max(self._run.largest_bytes, largest_bytes)
+            self._on_orphan(pid, status, usage)
+
+    def _on_orphan(self, pid: int, status: int, usage: resource.struct_rusage) -> None:
+        """One that was nobody else's child has ended; of a session's run it may be the first."""
+        run = self._run
+        if run is None:
+            return
+        cpu_ns = int((usage.ru_utime + usage.ru_stime) * 1e9)
+        largest_bytes = usage.ru_maxrss * 1024
+        run.largest_bytes = max(run.largest_bytes, largest_bytes)
+        run.reaped_cpu_ns += cpu_ns
+        if run.child is not None and run.child.pid == pid and run.status is None:
+            run.status = status
+            run.has_begun = True
+            if not run.stayed:
+                self._orphaned = run
 
     def _conclude(self, run: Run) -> None:
-        """Nothing of the program may be alive when its ending is told."""
-        is_over = self._end_the_rest()
+        """Nothing of the program may be alive when its ending is told, but what a session keeps."""
+        run.is_over = True
+        state = self._settle(run)
+        is_over = self._cleaner.end_the_rest()
+        self._chain.stop()
+        self._watch_at = time.monotonic() + WATCH_S
         if run.child is not None:
             self._read_last_words(run)
             if self._mounts.are_full():
                 run.limits_hit.add("disk")
         housekeeper = housekeeping.NOTHING_DONE
-        is_quick = self._is_alone()
-        if not is_over:
-            left_out = int(not self._mounts.are_clean())  # at least
-            fault = "a process of the program could not be ended"
-            housekeeper = housekeeping.Housekeeper(left_out, fault)
-        elif self._check is None and run.child is not None:
-            housekeeper = housekeeping.keep_house(run.id, self._mounts)
+        is_quick = self._cleaner.is_alone()
+        if self._check is None or not is_over:
+            housekeeper = self._cleaner.keep_house(run, is_over=is_over)
         self._output_due = None
         if self._check is None:
-            self._report(run, housekeeper.left_out)
+            self._reporter.ended(run, housekeeper.left_out, state)
         if not is_quick:
             self._host.flush()
         if run.child is not None:
             run.child.close()
         self._run = None
         self._nursery.stock(self._spares)
-        why = self._why_not_clean(housekeeper)
+        why = self._cleaner.why_not_clean(run, housekeeper)
         if self._check is not None:
             self._finish_check(self._check, run, why)
             return
@@ -314,28 +387,17 @@ class Supervisor:
         if why is not None:
             end()
 
-    def _end_the_rest(self) -> bool:
-        """Kill what the program started until none of it is left; False where that fails."""
-        if self._is_alone():
-            return True
-        give_up = time.monotonic() + KILL_DEADLINE_S
-        while processes.kill_all() or self._is_one_unseen():
-            self._reap()
-            if time.monotonic() > give_up:
-                return False
-            time.sleep(0.0005)  # killed is not yet dead, and dead not yet gone
-        self._reap()
-        return True
-
-    def _is_alone(self) -> bool:
-        """Whether the kernel counts as many processes as this guest has of its own."""
-        is_still = self._nursery.is_settled
-        return is_still and self._counters.processes() == 2 + len(self._nursery.pids)
-
-    def _is_one_unseen(self) -> bool:
-        """Whether the kernel counts more than there are to be seen; a list of them takes time."""
-        is_counted = self._nursery.is_settled and self._counters.processes() is not None
-        return is_counted and not self._is_alone()
+    def _settle(self, run: Run) -> str | None:
+        """What became of a session's variables, where this run had to do with any."""
+        if not run.keep:
+            return None
+        if run.program == "python":
+            stayed = run.stayed and run.killed_for is None and run.child is not None
+            state = self._chain.settle(run.child.pid if stayed and run.child else None)
+            return "reset" if run.lost_variables else state
+        if run.program == "files":  # whoever asks for files is not told of variables
+            return None
+        return None if self._chain.look() else "reset"
 
     def _read_last_words(self, run: Run) -> None:
         child = run.child
@@ -352,68 +414,6 @@ class Supervisor:
             if run.received_bytes == before:
                 self._unwatch(child.reply_fd)
 
-    def _report(self, run: Run, files_left_out: int) -> None:
-        out_of_memory = self._meter.is_out_of_memory(run)
-        exit_code, signal_number = (
-            decode_status(run.status) if run.status is not None else (None, None)
-        )
-        cpu_ms = self._meter.cpu_ms(run)
-        ended_by, claim = ending_of(
-            run, exit_code, signal_number, out_of_memory=out_of_memory, cpu_ms=cpu_ms
-        )
-        hit = run.limits_hit | claimed_limits(run.claim)
-        if out_of_memory and ended_by != "memory":
-            hit.add("memory")
-        if self._meter.has_refused_processes(run):
-            hit.add("processes")
-        if signal_number == signal.SIGXFSZ:
-            hit.add("file_size")
-        stdout_bytes = stderr_bytes = 0
-        if run.child is not None:
-            for stream in (run.child.stdout, run.child.stderr):
-                self._pass_on(run, stream, last=True)
-            stdout_bytes = run.child.stdout.received_bytes
-            stderr_bytes = run.child.stderr.received_bytes
-        self._host.tell(
-            {
-                "op": "ended",
-                "id": run.id,
-                "ended_by": ended_by,
-                "cpu_ms": cpu_ms,
-                "peak_memory_bytes": self._meter.peak_bytes(run, ended_by=ended_by),
-                "stdout_bytes": stdout_bytes,
-                "stderr_bytes": stderr_bytes,
-                "exit_code": exit_code,
-                "signal": signal_number,
-                "limits_hit": sorted(hit),
-                "files_left_out": files_left_out,
-                "claim": claim,
-            },
-            # Where cleaning takes no time, its outcome goes with the answer: one message to carry.
-            more=True,
-        )
-
-    def _pass_on(self, run: Run, stream: Stream, *, last: bool = False) -> None:
-        for text in stream.take(last=last):
-            self._host.tell(
-                {"op": "output", "id": run.id, "stream": stream.name, "text": text}, more=last
-            )
-
-    def _why_not_clean(self, housekeeper: housekeeping.Housekeeper) -> str | None:
-        """What a program left that could not be taken away; None where there is nothing."""
-        if housekeeper.fault is not None:
-            return housekeeper.fault
-        if not self._is_alone() and processes.strangers():
-            return "a process of the program is left"
-        are_clean = self._mounts.are_clean()
-        if are_clean is False or (are_clean is None and not self._mounts.are_empty()):
-            return "a file of the program is left"
-        if not self._mounts.are_the_same():
-            return "a mount has changed"
-        if message_queues():
-            return "a message queue of the program is left"
-        return None
-
     def _finish_check(self, check: selfcheck.SelfCheck, run: Run, why: str | None) -> None:
         enforces, faults = check.result(run, self._meter.read())
         self._check = None
@@ -425,17 +425,39 @@ class Supervisor:
         if descriptor >= 0 and descriptor in self._selector.get_map():
             self._selector.unregister(descriptor)
 
+    # -- a session's processes that wait ---------------------------------------------
+
+    @staticmethod
+    def _is_chained(run: Run | None) -> bool:
+        """Whether it is the chain's own; then they do not wait."""
+        return run is not None and run.keep and run.program == "python"
+
+    def _watch_chain(self, run: Run | None, now: float) -> None:
+        """Of a session nothing runs that no call pays for: who was woken is ended."""
+        if now < self._watch_at or not self._chain.pids or self._is_chained(run):
+            return
+        self._watch_at = now + WATCH_S
+        if self._chain.are_asleep() and (run is not None or self._cleaner.is_left_alone()):
+            return
+        self._chain.end()
+        if run is None:  # else the rest goes with the run
+            self._cleaner.end_the_rest()
+
     # -- time ----------------------------------------------------------------------
 
     def _until_next_timer(self) -> float:
         now = time.monotonic()
         times = [self._ends_at]
+        if self._chain.pids and not self._is_chained(self._run):
+            times.append(self._watch_at)
         late = self._nursery.until_late()
         if late is not None:
-            times.append(late + READY_DEADLINE_S)
+            times.append(late)
         if self._output_due is not None:
             times.append(self._output_due)
         run = self._run
+        if run is not None and run.child is not None and run.killed_for is not None:
+            times.append(run.killed_at + KILL_DEADLINE_S)
         if run is not None and run.child is not None and run.killed_for is None:
             times += [run.deadline, now + MEMORY_LOOK_S]
             if run.limits.cpu_s < run.limits.wall_s:
@@ -448,13 +470,17 @@ class Supervisor:
         run = self._run
         if now >= self._ends_at and run is None:
             end()
+        self._watch_chain(run, now)
         if run is None or run.child is None:
             return
         if self._output_due is not None and now >= self._output_due:
             self._output_due = None
+            self._output_told = now
             for stream in (run.child.stdout, run.child.stderr):
-                self._pass_on(run, stream)
+                self._reporter.output(run, stream)
         if run.killed_for is not None:
+            if now >= run.killed_at + KILL_DEADLINE_S:  # its end is hidden by one of its own
+                self._conclude(run)
             return
         if self._meter.is_out_of_memory(run):
             self._stop(run, "memory")

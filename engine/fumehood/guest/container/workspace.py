@@ -16,8 +16,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fumehood.guest.container.files import UPLOAD_PREFIX
+from fumehood.guest.languages.figures import DIRECTORY
+
 WORKSPACE = "/workspace"
 MOUNTS = (WORKSPACE, "/tmp", "/dev/shm")  # noqa: S108  # the container's own
+
+PICTURES = DIRECTORY
+"""Where a program's figures lie; they are handed over as pictures, by their names alone."""
 
 MAX_FILES = 100
 MAX_TOTAL_BYTES = 64 << 20
@@ -25,6 +31,9 @@ MAX_TOTAL_BYTES = 64 << 20
 
 MAX_ENTRIES = 100_000
 """Names that the housekeeper looks at; a mount that counts inodes holds far fewer."""
+
+QUICK_LOOKS = 200
+"""Of the supervisor's own; where there is more, a housekeeper finds out."""
 
 MAX_DEPTH = 64
 MAX_PATH_CHARACTERS = 4096
@@ -99,58 +108,93 @@ def _mount_table() -> bytes:
         return b""
 
 
-def keep_house(run_id: int, tell: Tell, mounts: Sequence[str]) -> int:
+def keep_house(run_id: int, tell: Tell, mounts: Sequence[str], since_ns: int | None = None) -> int:
     """Hand over the workspace's files, then empty every mount; how many files were left out.
 
+    With `since_ns` only files that have changed since are handed over, and only pictures go away.
     For the housekeeper only: the process is the program's user by now.
     """
-    left_out = _hand_over(run_id, tell) if WORKSPACE in mounts else 0
-    for mount in mounts:
+    handing = _Handing(run_id, tell)
+    if WORKSPACE in mounts:
+        handing.all_below(WORKSPACE, "file", since_ns or 0)
+    if os.path.isdir(PICTURES) and not os.path.islink(PICTURES):
+        handing.all_below(PICTURES, "image", 0)
+        if since_ns is not None:
+            _empty(PICTURES)
+    for mount in mounts if since_ns is None else ():
         _empty(mount)
-    return left_out
+    return handing.left_out
 
 
-def clear(mounts: Sequence[str]) -> None:
-    """Only empty them."""
-    for mount in mounts:
-        _empty(mount)
+def has_changed(since_ns: int) -> bool:
+    """Whether there is anything to hand over of what has changed since; also where that cannot be
+    told. Looks at names and times alone, so the supervisor itself may.
+    """
+    left = QUICK_LOOKS
+    waiting = [WORKSPACE]
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    left -= 1
+                    found = entry.stat(follow_symlinks=False)
+                    is_directory = stat.S_ISDIR(found.st_mode)
+                    if left < 0 or (not is_directory and found.st_ctime_ns >= since_ns):
+                        return True
+                    if is_directory:
+                        waiting.append(entry.path)
+        except OSError:
+            return True
+    return os.path.lexists(PICTURES)
 
 
-def _hand_over(run_id: int, tell: Tell) -> int:
-    """Tell of each plain file in order of its path, with its content; how many were left out."""
-    left_out = handed = total = 0
-    for path, directory, name, found in _walk(WORKSPACE):
-        wanted = (
-            stat.S_ISREG(found.st_mode)
-            and handed < MAX_FILES
-            and total + found.st_size <= MAX_TOTAL_BYTES
-            and len(path) <= MAX_PATH_CHARACTERS
-            and _is_text(path)
-        )
-        if wanted and _hand_over_one(run_id, tell, path, directory, name, found.st_size):
-            handed += 1
-            total += found.st_size
-        else:
-            left_out += 1
-    return left_out
+class _Handing:
+    """Tells of files, with their content, as many and as much as one run may hand over."""
+
+    def __init__(self, run_id: int, tell: Tell) -> None:
+        self.left_out = 0
+        self._run_id = run_id
+        self._tell = tell
+        self._files = 0
+        self._bytes = 0
+
+    def all_below(self, root: str, kind: str, since_ns: int) -> None:
+        """Each plain file in order of its path, of those that have changed since."""
+        for path, directory, name, found in _walk(root):
+            is_old = found.st_ctime_ns < since_ns  # nobody but the kernel sets this time
+            if is_old or (since_ns and name.startswith(UPLOAD_PREFIX)):
+                continue
+            wanted = (
+                stat.S_ISREG(found.st_mode)
+                and self._files < MAX_FILES
+                and self._bytes + found.st_size <= MAX_TOTAL_BYTES
+                and len(path) <= MAX_PATH_CHARACTERS
+                and _is_text(path)
+            )
+            if wanted and self._one(path, directory, name, found.st_size, kind):
+                self._files += 1
+                self._bytes += found.st_size
+            else:
+                self.left_out += 1
+
+    def _one(self, path: str, directory: int, name: str, size: int, kind: str) -> bool:
+        try:
+            descriptor = _open(name, directory, os.O_RDONLY | os.O_NONBLOCK)
+        except OSError:
+            return False
+        try:
+            _hand_over(self._run_id, self._tell, path, descriptor, size, kind)
+        finally:
+            os.close(descriptor)
+        return True
 
 
-def _hand_over_one(
-    run_id: int, tell: Tell, path: str, directory: int, name: str, size: int
-) -> bool:
-    try:
-        descriptor = _open(name, directory, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return False
-    try:
-        tell({"op": "file", "id": run_id, "path": path, "size": size})
-        left = size
-        while left and (data := os.read(descriptor, min(left, DATA_BYTES))):
-            left -= len(data)
-            tell({"op": "data", "id": run_id, "data": base64.b64encode(data).decode("ascii")})
-    finally:
-        os.close(descriptor)
-    return True
+def _hand_over(run_id: int, tell: Tell, path: str, descriptor: int, size: int, kind: str) -> None:
+    tell({"op": "file", "id": run_id, "kind": kind, "path": path, "size": size})
+    left = size
+    while left and (data := os.read(descriptor, min(left, DATA_BYTES))):
+        left -= len(data)
+        tell({"op": "data", "id": run_id, "data": base64.b64encode(data).decode("ascii")})
 
 
 def _walk(root: str) -> Iterator[tuple[str, int, str, os.stat_result]]:

@@ -24,8 +24,8 @@ from fumehood.guest import kernel
 from fumehood.guest.container import child
 
 FORK = b"F"
-DESCRIPTORS = 4
-"""A child's ends: request, reply, standard output, standard error."""
+DESCRIPTORS = 6
+"""A child's ends: request, reply, standard output and error, and two of a session's chain."""
 
 AGAIN_S = 0.01
 """How soon a fork is tried again that was refused."""

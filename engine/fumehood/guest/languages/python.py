@@ -1,7 +1,9 @@
 """Python: run a program as `python main.py` would, and tell the value of its last expression.
 
 Guest side, in the child. What is told is a claim: printed text goes through the standard
-streams, where the supervisor counts it, and how the run ended is told by the exit status.
+streams, where the supervisor counts it, and how the run ended is told by the exit status. In a
+session the names of one program are there for the next, which another process runs (see
+`container.link`).
 """
 
 from __future__ import annotations
@@ -20,22 +22,21 @@ import sys
 import threading
 import traceback
 import types
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
-from fumehood.wire import strict_json
+from fumehood.guest.languages import figures
+from fumehood.guest.languages.figures import MAX_NOTES, Figures, catch_show
+from fumehood.guest.languages.values import Claim, NoValue, represent, shortened, success
+from fumehood.guest.progress import MAX_REPORTS
 
 FILENAME = "<code>"
+"""Of the first program; those after it in a session are `<code 2>` and so on."""
 WORKSPACE = "/workspace"
 
-MAX_VALUE_BYTES = 64 * 1024
-MAX_VALUE_DEPTH = 50
-"""A little under what the host reads: a value stands inside a claim inside a frame."""
-MAX_REPR_CHARACTERS = 10_000
 MAX_MESSAGE_CHARACTERS = 2000
 MAX_TRACEBACK_CHARACTERS = 16_000
-MAX_SAFE_INTEGER = 2**53 - 1
-"""Readers whose numbers are doubles would read a larger one as another."""
 
 OK = 0
 FAILED = 1
@@ -50,14 +51,22 @@ each program when it is forked and when it ends, so what is large and rarer (has
 subprocess, tempfile, uuid) is not here.
 """
 
-Claim = dict[str, Any]
+Report = Callable[[float, str], None]
+"""Says how far a program is: a percentage and a few words."""
 
 
-def preload() -> None:
-    """Load what programs ask for most, so that each of them finds it there."""
-    for name in PRELOADED:
+def preload(modules: Sequence[str] = ()) -> None:
+    """Load what programs ask for most, so that each of them finds it there: the same everywhere,
+    and what the image names.
+    """
+    if any(name.partition(".")[0] == "matplotlib" for name in modules):
+        figures.preload()
+    for name in (*PRELOADED, *modules):
         __import__(name)
     _add_site_names()
+    pandas = sys.modules.get("pandas")
+    if pandas is not None:  # a terminal's width says nothing here
+        pandas.set_option("display.width", 120, "display.max_columns", 20)
 
 
 def _add_site_names() -> None:
@@ -71,8 +80,11 @@ def _add_site_names() -> None:
 
 def warm_up() -> None:
     """Run a small program on a null device, to touch the pages that every program needs."""
-    _open_standard_streams()
-    _run_main(_DUMMY, _new_main())
+    open_standard_streams()
+    dummy = Program(memory_bytes=0)
+    dummy.run(_DUMMY)
+    if "pandas" in sys.modules:
+        dummy.run(_DATA_DUMMY)
     sys.stdout.flush()
     linecache.clearcache()
 
@@ -87,24 +99,93 @@ except ZeroDivisionError:
 squares
 """
 
+_DATA_DUMMY = """\
+import numpy as np
+import pandas as pd
+table = pd.DataFrame({"key": np.arange(200) % 7, "value": np.arange(200) * 1.5})
+table.groupby("key")["value"].agg(["mean", "sum"])
+"""
+
 
 def get_ready() -> None:
     """Open the streams on what stands on 0, 1 and 2 now, and draw numbers of this process's own:
     forks of one zygote would otherwise all draw the same.
     """
-    _open_standard_streams()
+    open_standard_streams()
     random.seed()
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
 
 
-def run(code: str) -> tuple[int, Claim]:
-    """Run one program to its end, flushed and with its threads joined: (exit code, claim).
+class Program:
+    """A main module and the programs that run in it, one after the other.
 
-    `get_ready` comes first.
+    `get_ready` comes first. `memory_bytes` bounds the figures that are made into files; `report`
+    is what `progress()` in a program calls.
     """
-    names = _new_main()
-    exit_code, claim = _run_main(code, names)
-    _finish(names)
-    return exit_code, claim
+
+    def __init__(self, memory_bytes: int, report: Report = lambda percent, message: None) -> None:
+        self._names = _new_main()
+        self._memory_bytes = memory_bytes
+        self._report = report
+        self._programs = 0
+        self._reports = 0
+        self._figures = Figures(memory_bytes)
+        catch_show(lambda: self._figures)
+
+    def run(self, code: str) -> tuple[int, Claim]:
+        """Run one program: (exit code, claim). Its threads may still run."""
+        self._programs += 1
+        self._reports = 0
+        self._figures = Figures(self._memory_bytes)
+        builtins.progress = self._progress  # type: ignore[attr-defined]
+        exit_code, claim = _run_main(code, self._names, _filename(self._programs))
+        try:
+            if self._memory_bytes:
+                self._figures.take()
+        except MemoryError:
+            return FAILED, {"error": {"kind": "memory", "message": "MemoryError in a figure"}}
+        if self._figures.notes and isinstance(claim.get("result"), dict):
+            notes = claim["result"].get("notes", [])
+            claim["result"]["notes"] = [*notes, *self._figures.notes][:MAX_NOTES]
+        return exit_code, claim
+
+    def finish(self) -> None:
+        """What the interpreter does at its end; no program follows."""
+        _finish(self._names)
+
+    def pause(self) -> None:
+        """What is to be done so that another process can go on from here: let threads end that
+        a program would wait for, and write what waits in its files.
+        """
+        for step in (_join_threads, _flush_files):
+            try:
+                step()
+            except BaseException as error:
+                _print_briefly(f"{type(error).__name__} while the program ended\n")
+        _flush_streams()
+
+    def _progress(self, percent: float, message: str = "") -> None:
+        """Report how far this program is: from 0 to 100, and a few words."""
+        self._reports += 1
+        # Nobody is told of more, and at some point nobody reads them: who writes would wait then.
+        if self._reports <= MAX_REPORTS:
+            self._report(float(percent), str(message))
+
+
+def _filename(number: int) -> str:
+    return FILENAME if number == 1 else f"<code {number}>"
+
+
+def _is_program(filename: str | None) -> bool:
+    return filename is not None and filename.startswith("<code") and filename.endswith(">")
+
+
+def _join_threads() -> None:
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and not thread.daemon:
+            thread.join()
 
 
 def _new_main() -> dict[str, Any]:
@@ -115,12 +196,12 @@ def _new_main() -> dict[str, Any]:
     return main.__dict__
 
 
-def _run_main(code: str, names: dict[str, Any]) -> tuple[int, Claim]:
+def _run_main(code: str, names: dict[str, Any], filename: str) -> tuple[int, Claim]:
     lines = code.splitlines(keepends=True)
-    linecache.cache[FILENAME] = (len(code), None, lines, FILENAME)
+    linecache.cache[filename] = (len(code), None, lines, filename)
     try:
-        value = _execute(code, names)
-        return OK, _success(value)
+        value = _execute(code, names, filename)
+        return OK, success(value)
     except SystemExit as request:
         return _exit_code(request), {}
     except MemoryError:
@@ -130,69 +211,16 @@ def _run_main(code: str, names: dict[str, Any]) -> tuple[int, Claim]:
         return FAILED, _failure(error)
 
 
-class _NoValue:
-    """The program does not end with an expression."""
-
-
-def _execute(code: str, names: dict[str, Any]) -> Any:
-    tree = ast.parse(code, FILENAME)
+def _execute(code: str, names: dict[str, Any], filename: str) -> Any:
+    tree = ast.parse(code, filename)
     last = tree.body[-1] if tree.body else None
     if isinstance(last, ast.Expr):
         tree.body.pop()
-    exec(compile(tree, FILENAME, "exec", dont_inherit=True), names)  # noqa: S102  # what it is for
+    exec(compile(tree, filename, "exec", dont_inherit=True), names)  # noqa: S102  # what it is for
     if not isinstance(last, ast.Expr):
-        return _NoValue
+        return NoValue
     expression = ast.Expression(last.value)
-    return eval(compile(expression, FILENAME, "eval", dont_inherit=True), names)  # noqa: S307
-
-
-def _success(value: Any) -> Claim:
-    if value is _NoValue or value is None:
-        return {"result": {"value": None, "has_value": False, "value_repr": None}}
-    return {"result": {"value": _plain(value), "has_value": True, "value_repr": _repr(value)}}
-
-
-def _plain(value: Any) -> Any:
-    """The value where JSON can hold it as it is; None elsewhere."""
-    try:
-        if _is_plain(value, MAX_VALUE_DEPTH, [MAX_VALUE_BYTES]):
-            encoded = strict_json.dumps(value)
-            if len(encoded) <= MAX_VALUE_BYTES:
-                return strict_json.loads(encoded, max_depth=MAX_VALUE_DEPTH)
-    except (ValueError, TypeError, RecursionError, UnicodeError):
-        pass
-    return None
-
-
-def _is_plain(value: Any, depth: int, room: list[int]) -> bool:
-    """Whether it is made of exactly JSON's own types, not too deep, nor too many of them."""
-    room[0] -= 1
-    kind = type(value)
-    if depth < 0 or room[0] < 0:
-        return False
-    if value is None or kind in (bool, float, str):
-        return kind is not str or len(value) <= MAX_VALUE_BYTES
-    if kind is int:
-        return bool(-MAX_SAFE_INTEGER <= value <= MAX_SAFE_INTEGER)
-    if kind in (list, tuple):
-        return all(_is_plain(item, depth - 1, room) for item in value)
-    if kind is dict:
-        return all(type(key) is str for key in value) and all(
-            _is_plain(item, depth - 1, room) for item in value.values()
-        )
-    return False
-
-
-def _repr(value: Any) -> str:
-    try:
-        text = repr(value)
-        if type(text) is not str:  # a subclass of it is the program's own
-            text = str.__str__(text)
-    except MemoryError:
-        raise
-    except BaseException as error:
-        return f"<repr() failed: {type(error).__name__}>"
-    return _text(text, MAX_REPR_CHARACTERS)
+    return eval(compile(expression, filename, "eval", dont_inherit=True), names)  # noqa: S307
 
 
 def _failure(error: BaseException) -> Claim:
@@ -216,13 +244,13 @@ def _failure(error: BaseException) -> Claim:
     return {
         "error": {
             "kind": "exception",
-            "message": _text(message, MAX_MESSAGE_CHARACTERS),
+            "message": shortened(message, MAX_MESSAGE_CHARACTERS),
             "errno": error.errno if isinstance(error, OSError) and _is_small(error.errno) else None,
             "exception": {
-                "type": _text(type(error).__name__, 100),
-                "message": _text(words, MAX_MESSAGE_CHARACTERS),
+                "type": shortened(type(error).__name__, 100),
+                "message": shortened(words, MAX_MESSAGE_CHARACTERS),
                 "line": line,
-                "traceback": _text(shown, MAX_TRACEBACK_CHARACTERS),
+                "traceback": shortened(shown, MAX_TRACEBACK_CHARACTERS),
             },
         }
     }
@@ -230,19 +258,19 @@ def _failure(error: BaseException) -> Claim:
 
 def _in_program(entry: TracebackType | None) -> TracebackType | None:
     """The traceback from the program's first own frame on: what is above it is this file's."""
-    while entry is not None and entry.tb_frame.f_code.co_filename != FILENAME:
+    while entry is not None and not _is_program(entry.tb_frame.f_code.co_filename):
         entry = entry.tb_next
     return entry
 
 
 def _last_line(error: BaseException) -> int | None:
     """The line of the program in which it happened."""
-    if isinstance(error, SyntaxError) and error.filename == FILENAME:
+    if isinstance(error, SyntaxError) and _is_program(error.filename):
         return error.lineno if _is_small(error.lineno) else None
     line = None
     entry = error.__traceback__
     while entry is not None:
-        if entry.tb_frame.f_code.co_filename == FILENAME:
+        if _is_program(entry.tb_frame.f_code.co_filename):
             line = entry.tb_lineno
         entry = entry.tb_next
     return line
@@ -259,7 +287,7 @@ def _exit_code(request: SystemExit) -> int:
         return OK
     if isinstance(code, int):
         return int(code) & 0xFF
-    _print_briefly(f"{_repr(code) if not isinstance(code, str) else code}\n")
+    _print_briefly(f"{represent(code) if not isinstance(code, str) else code}\n")
     return FAILED
 
 
@@ -277,6 +305,10 @@ def _finish(names: dict[str, Any]) -> None:
             step()
         except BaseException as error:
             _print_briefly(f"{type(error).__name__} while the program ended\n")
+    _flush_streams()
+
+
+def _flush_streams() -> None:
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         try:
             if stream is not None:
@@ -314,9 +346,9 @@ def _print_briefly(text: str) -> None:
         pass
 
 
-def _open_standard_streams() -> None:
-    """Anew on descriptors 0, 1 and 2. Each line goes out at once, or a killed program's last
-    words would be lost in a buffer.
+def open_standard_streams() -> None:
+    """Open them anew on descriptors 0, 1 and 2. Each line goes out at once, or a killed program's
+    last words would be lost in a buffer.
     """
     sys.stdin = sys.__stdin__ = io.TextIOWrapper(  # type: ignore[misc]
         io.BufferedReader(io.FileIO(0, "r", closefd=False)), encoding="utf-8", errors="strict"
@@ -328,11 +360,3 @@ def _open_standard_streams() -> None:
         )
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
-
-
-def _text(text: str, most: int) -> str:
-    """Short enough, and such that every reader can read it; the end says more than the middle."""
-    if len(text) > most:
-        kept = most // 2 - 20
-        text = f"{text[:kept]}\n… {len(text) - 2 * kept} characters …\n{text[-kept:]}"
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -32,7 +32,7 @@ from fumehood.wire.container_frames import (
     ContainerOutput,
     ContainerProgress,
     ContainerReset,
-    parse_container_frame,
+    parse_container_body,
     run_frames,
 )
 from fumehood.wire.framing import FrameError
@@ -54,6 +54,12 @@ MAX_FRAME_BYTES = 4 << 20
 
 STREAM_ENDED = "its stream ended"
 """Why a channel ended that neither side had ended on purpose."""
+
+DIRTY = "it is not clean: "
+"""What a guest says of it follows."""
+
+NOT_CLEAN_IN_TIME = "it was not clean in time"
+NOT_ENDED_IN_TIME = "it did not end a run in time"
 
 MAX_COMPLAINT_BYTES = 4096
 """Of stderr, for the log. What is beyond is dropped."""
@@ -154,7 +160,9 @@ class Channel(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[RunEnding] = loop.create_future()
         self._answer = answer
-        for frame in run_frames(received.id, program, arguments, limits, keep=keep):
+        for frame in run_frames(
+            received.id, program, arguments, limits, keep=keep, live=sinks.is_live
+        ):
             self._transport.write(framing.encode(frame))
         self._expect_by(limits.wall_s + self._clocks.answer_grace_s, self._give_up)
         try:
@@ -164,9 +172,12 @@ class Channel(asyncio.Protocol):
             if not answer.done() or answer.cancelled():
                 received.mute()
                 with anyio.CancelScope(shield=True):
-                    await self._cancel(received.id)
-            else:
-                answer.exception()  # looked at, so that nobody reports it as forgotten
+                    ending = await self._cancel(received.id)
+                if sinks.ending is not None:
+                    sinks.ending(ending or received.cut_off(EndedBy.CANCELLED))
+            # The exception is looked at, so that nobody reports it as forgotten.
+            elif answer.exception() is None and sinks.ending is not None:
+                sinks.ending(answer.result())
             raise
 
     def end(self, why: str) -> None:
@@ -197,8 +208,8 @@ class Channel(asyncio.Protocol):
                 if stream == STDERR:
                     self._on_complaint(piece)
                     continue
-                for message in self._decoder.feed(piece):
-                    self._on_frame(parse_container_frame(message))
+                for body in self._decoder.bodies(piece):
+                    self._on_frame(parse_container_body(body))
                     if self.dead.is_set():
                         return
         except (FrameError, NotMultiplexed) as error:
@@ -252,7 +263,7 @@ class Channel(asyncio.Protocol):
             raise FrameError("a reset of another run")
         if not frame.clean:
             self.is_dirty = True
-            self.end(f"it is not clean: {frame.why}")
+            self.end(f"{DIRTY}{frame.why}")
             return
         self._expect_nothing()
         self._resetting = None
@@ -261,19 +272,20 @@ class Channel(asyncio.Protocol):
     def _on_complaint(self, piece: bytes) -> None:
         self.complaint += piece[: MAX_COMPLAINT_BYTES - len(self.complaint)]
 
-    async def _cancel(self, run_id: int) -> None:
+    async def _cancel(self, run_id: int) -> RunEnding | None:
         """Ask for the end of a run and wait for it; a guest that does not answer is ended."""
         if self._run is None or self._transport is None:
-            return
+            return None
         ended: asyncio.Future[RunEnding] = asyncio.get_running_loop().create_future()
         self._answer = ended
         self._transport.write(framing.encode({"op": "cancel", "id": run_id}))
         with anyio.move_on_after(self._clocks.cancel_s):
             with contextlib.suppress(Lost):
-                await ended
-            return
+                return await ended
+            return None
         self._answer = None
         self.end("it did not end a cancelled run")
+        return None
 
     def _give_up(self) -> None:
         """The guest kept a run past its deadline."""
@@ -281,11 +293,11 @@ class Channel(asyncio.Protocol):
         if run is not None and answer is not None and not answer.done():
             late = EndedBy.SANDBOX_LOST if run.is_collecting else EndedBy.WALL_TIME
             answer.set_result(run.cut_off(late))
-        self.end("it did not end a run in time")
+        self.end(NOT_ENDED_IN_TIME)
 
     def _give_up_reset(self) -> None:
         self.is_dirty = True
-        self.end("it was not clean in time")
+        self.end(NOT_CLEAN_IN_TIME)
 
     def _expect_by(self, seconds: float, late: Callable[[], None]) -> None:
         self._expect_nothing()

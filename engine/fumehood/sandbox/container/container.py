@@ -194,17 +194,23 @@ class Container:
 
         `keep` leaves its files, and a Python program's variables, for the next run.
         """
+        if self.is_dead:  # since it was given to whoever asks for this run
+            return RunEnding(EndedBy.SANDBOX_LOST, isolation)
         self._examined.clear()
         try:
             ending = await self._channel.run(
                 program, arguments, limits, sinks, isolation, keep=keep
             )
         except Lost as lost:
-            by_memory = self._channel.why == STREAM_ENDED and await self._was_killed_for_memory()
+            by_memory = (
+                self._channel.why == STREAM_ENDED
+                and not self.ran_out_of_memory  # Docker's mark would be of that run
+                and await self._was_killed_for_memory()
+            )
             ending = lost.run.cut_off(EndedBy.MEMORY if by_memory else EndedBy.SANDBOX_LOST)
         finally:
             self._examined.set()
-        self.ran_out_of_memory = (
+        self.ran_out_of_memory = self.ran_out_of_memory or (
             ending.ended_by is EndedBy.MEMORY or Limit.MEMORY.value in ending.limits_hit
         )
         return ending

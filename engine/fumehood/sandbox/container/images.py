@@ -8,8 +8,9 @@ it: images that somebody derives from ours inherit the labels, and not the tag.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Protocol
 
 import anyio
@@ -17,6 +18,7 @@ from docker.errors import DockerException
 from requests.exceptions import RequestException
 
 from fumehood.model.errors import SandboxUnavailable
+from fumehood.sandbox.container import image_settings
 from fumehood.sandbox.container.recipe import (
     UnknownImage,
     WrongRecipe,
@@ -30,7 +32,12 @@ IMAGE = "fumehood.image"
 RECIPE = "fumehood.recipe"
 GUEST = "fumehood.guest"
 BASE = "fumehood.base"
+ROOT = "fumehood.root"
+"""Which root file system it is; empty on what stands on one."""
+
 PACKAGES = "fumehood.packages"
+LANGUAGES = "fumehood.languages"
+GUEST_MB = "fumehood.guest-mb"
 PACKAGES_FROM = "fumehood.packages-from"
 """When the packages were installed, in seconds since 1970: what an image's age means."""
 
@@ -60,19 +67,25 @@ class Image:
     packages: int
     packages_from: datetime
     base: str = ""
+    languages: tuple[str, ...] = ("python", "shell")
+    guest_mb: int = image_settings.GUEST_MB
+    """What the guest needs in it, on top of a container's memory class."""
+    images_directory: Path | None = field(default=None, compare=False, repr=False)
+    """Where an operator's own recipes are."""
 
     @property
     def is_own(self) -> bool:
         """Whether it is what this engine would build now, from the same base."""
         try:
-            recipe = read_recipe(self.name, base=self.base)
+            recipe = read_recipe(self.name, base=self.base, own=self.images_directory)
         except (UnknownImage, WrongRecipe):
             return False
         return self.guest == guest_digest() and self.recipe == recipe.digest
 
 
-async def find_image(docker: DockerImages, name: str) -> Image:
-    """The newest image of this name that is this engine's.
+async def find_image(docker: DockerImages, name: str, *, own: Path | None = None) -> Image:
+    """The newest image of this name that is this engine's; `own` is where an operator's own
+    recipes are.
 
     Raises:
         SandboxUnavailable: there is none, or Docker does not answer; it says what to do.
@@ -80,7 +93,8 @@ async def find_image(docker: DockerImages, name: str) -> Image:
     with anyio.move_on_after(DEADLINE_S):
         try:
             return await anyio.to_thread.run_sync(
-                lambda: own_image(list_images(docker, name), name), abandon_on_cancel=True
+                lambda: own_image(list_images(docker, name, own=own), name, own=own),
+                abandon_on_cancel=True,
             )
         except (DockerException, RequestException):
             raise SandboxUnavailable(
@@ -89,20 +103,20 @@ async def find_image(docker: DockerImages, name: str) -> Image:
     raise SandboxUnavailable("Docker does not answer in time. See: fumehood doctor")
 
 
-def own_image(found: Sequence[Image], name: str) -> Image:
+def own_image(found: Sequence[Image], name: str, *, own: Path | None = None) -> Image:
     """The newest that is this engine's.
 
     Raises:
         SandboxUnavailable: with the command that builds it, or where nothing could, with the
             names that there are.
     """
-    own = newest_own(found)
-    if own is not None:
-        return own
-    if name not in image_names():
-        known = ", ".join(image_names())
+    newest = newest_own(found)
+    if newest is not None:
+        return newest
+    if name not in image_names(own=own):
+        known = ", ".join(image_names(own=own))
         raise SandboxUnavailable(
-            f"There is no image {name!r}. Set container.image to one that there is: {known}.",
+            f"There is no image {name!r}. Name one that there is: {known}.",
             retryable=False,
         )
     what = "is of another version of the engine" if found else "is missing"
@@ -116,11 +130,13 @@ def newest_own(found: Sequence[Image]) -> Image | None:
     return next((image for image in found if image.is_own), None)
 
 
-def list_images(docker: DockerImages, name: str | None = None) -> list[Image]:
+def list_images(
+    docker: DockerImages, name: str | None = None, *, own: Path | None = None
+) -> list[Image]:
     """All images that carry our labels, newest first; other engines' too."""
     label = f"{IMAGE}={name}" if name is not None else IMAGE
     rows = docker.images(filters={"label": [label, GUEST]})
-    parsed = (_parsed(row) for row in rows if _has_our_tag(row))
+    parsed = (_parsed(row, own) for row in rows if _has_our_tag(row))
     images = [image for image in parsed if image is not None]
     return sorted(images, key=lambda image: (image.created, image.id), reverse=True)
 
@@ -130,7 +146,7 @@ def _has_our_tag(row: dict[str, Any]) -> bool:
     return any(str(tag).startswith(repository) for tag in row.get("RepoTags") or ())
 
 
-def _parsed(row: dict[str, Any]) -> Image | None:
+def _parsed(row: dict[str, Any], own: Path | None) -> Image | None:
     """Labels are anybody's words: what cannot be read is no image of ours."""
     labels = row.get("Labels") or {}
     try:
@@ -144,6 +160,9 @@ def _parsed(row: dict[str, Any]) -> Image | None:
             packages=int(labels[PACKAGES]),
             packages_from=datetime.fromtimestamp(int(labels[PACKAGES_FROM]), UTC),
             base=labels.get(BASE, ""),
+            languages=tuple(labels.get(LANGUAGES, "python,shell").split(",")),
+            guest_mb=int(labels.get(GUEST_MB, image_settings.GUEST_MB)),
+            images_directory=own,
         )
     except (KeyError, ValueError, OverflowError, OSError):
         return None

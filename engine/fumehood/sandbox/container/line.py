@@ -15,6 +15,7 @@ from itertools import zip_longest
 from typing import Generic, TypeVar
 
 from fumehood.model.identity import TrustDomain
+from fumehood.sandbox.container.place import Kind
 
 Granted = TypeVar("Granted")
 
@@ -32,7 +33,7 @@ class Waiter(Generic[Granted]):
     """One call that wants a container."""
 
     domain: TrustDomain
-    memory_mb: int
+    kind: Kind
     fresh: bool
     granted: asyncio.Future[Granted] = field(repr=False)
     is_being_made: bool = False

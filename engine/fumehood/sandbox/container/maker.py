@@ -1,4 +1,4 @@
-"""The maker: from a memory class to a container that serves, and what is known of the last ones.
+"""The maker: from a kind to a container that serves, and what is known of the last ones.
 
 Host side, between the wall and `container`. Invariant: a container has a name, and is known as
 wanted, before Docker is asked for it; one that does not come to serve is removed.
@@ -6,6 +6,7 @@ wanted, before Docker is asked for it; one that does not come to serve is remove
 
 from __future__ import annotations
 
+import copy
 import os
 import platform
 import time
@@ -22,9 +23,10 @@ from fumehood.sandbox.container.container import (
 )
 from fumehood.sandbox.container.docker_api import DockerError
 from fumehood.sandbox.container.host_check import Unfit
-from fumehood.sandbox.container.pool import Listener
+from fumehood.sandbox.container.place import Kind, Listener
 from fumehood.sandbox.container.reap import Reaper
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
+from fumehood.sandbox.container.shelf import ImageFound, ImageShelf
 from fumehood.sandbox.container.spec import ContainerSpec
 
 GUEST_GRACE_S = 60.0
@@ -47,7 +49,7 @@ class _Failed(Exception):
 
 
 class ContainerMaker:
-    """Makes and removes the containers of one engine. `image_id` is set before the first."""
+    """Makes and removes the containers of one engine, of the images that are on the shelf."""
 
     def __init__(
         self,
@@ -55,6 +57,7 @@ class ContainerMaker:
         settings: ContainerSettings,
         identity: EngineIdentity,
         reaper: Reaper,
+        shelf: ImageShelf,
         required: frozenset[Limit],
         *,
         start_soon: Callable[..., object],
@@ -64,8 +67,10 @@ class ContainerMaker:
     ) -> None:
         self._docker = docker
         self._settings = settings
+        self._first_image = next(iter(settings.images.values()))
         self._identity = identity
         self._reaper = reaper
+        self._shelf = shelf
         self._required = required
         self._start_soon = start_soon
         self._on_event = on_event
@@ -74,11 +79,11 @@ class ContainerMaker:
         self._numbers = 0
         self._lacking: frozenset[Limit] | None = None
         """What the last container enforced that was not good enough."""
-        self.image_id = ""
         self.unsettled: set[str] = set()
         """Containers that are being made, or could not be and are being removed."""
         self.failed_starts = 0
-        """In a row."""
+        """In a row; where only the guest of an image other than the first did not start, that
+        image's fault is not the wall's."""
         self.failure: Unfit | None = None
         """Why the last of them failed."""
         self.seen: frozenset[Limit] | None = None
@@ -94,20 +99,21 @@ class ContainerMaker:
         """Whether so many could not be started that the next would not either."""
         return self.failed_starts >= TOO_MANY_FAILED_STARTS
 
-    async def make(self, memory_mb: int, listener: Listener) -> Container:
+    async def make(self, kind: Kind, listener: Listener) -> Container:
         """Make and start a container; once more where its guest does not come to serve.
 
         Raises:
-            SandboxUnavailable: it could not be made, or does not enforce what it must.
+            SandboxUnavailable: its image is missing, it could not be made, or it does not
+                enforce what it must.
         """
         began = time.monotonic()
         try:
-            container = await self._try(memory_mb, listener)
+            container = await self._try(kind, listener)
         except _Failed as first:
             if first.is_docker_s or self.is_failing:
                 raise first.refusal from None
             try:
-                container = await self._try(memory_mb, listener)
+                container = await self._try(kind, listener)
             except _Failed as second:
                 raise second.refusal from None
         self.failed_starts = 0
@@ -115,14 +121,15 @@ class ContainerMaker:
         self.seen = container.enforced
         self._on_start()
         took_ms = round((time.monotonic() - began) * 1e3)
-        started = {"name": container.name, "memory_mb": memory_mb, "ms": took_ms}
-        self._on_event("container.started", started)
+        started = {"name": container.name, "image": kind.image, "memory_mb": kind.memory_mb}
+        self._on_event("container.started", {**started, "ms": took_ms})
         return container
 
-    async def _try(self, memory_mb: int, listener: Listener) -> Container:
+    async def _try(self, kind: Kind, listener: Listener) -> Container:
         """One container. One that fails is removed. Raises _Failed."""
+        image = self._image(kind.image)
         self._numbers += 1
-        spec = self._spec(memory_mb, self._numbers)
+        spec = self._spec(kind, image, self._numbers)
         self.unsettled.add(spec.name)
         try:
             container = await Container.start(
@@ -137,7 +144,7 @@ class ContainerMaker:
             self._start_soon(self._remove_failed, spec.name)
             if not isinstance(error, Exception):
                 raise
-            raise self._failed(spec.name, error) from None
+            raise self._failed(spec, error) from None
         self.unsettled.discard(spec.name)
         return container
 
@@ -145,16 +152,28 @@ class ContainerMaker:
         """Returns when it is gone."""
         await self._reaper.remove(name)
 
-    def _spec(self, memory_mb: int, number: int) -> ContainerSpec:
+    def _image(self, name: str) -> ImageFound:
+        """Raises SandboxUnavailable."""
+        found = self._shelf.found.get(name)
+        if found is not None:
+            return found
+        missing = self._shelf.missing.get(name)
+        if missing is not None:
+            raise copy.copy(missing)
+        raise SandboxUnavailable(f"There is no image {name!r} any more.", retryable=False)
+
+    def _spec(self, kind: Kind, image: ImageFound, number: int) -> ContainerSpec:
         settings = self._settings
-        lifetime_s = settings.rules.lifetime_s + settings.limits.max_wall_s + GUEST_GRACE_S
+        used_s = settings.rules.lifetime_s + settings.held_s  # one that was warm for long is held
+        lifetime_s = used_s + settings.limits.max_wall_s + GUEST_GRACE_S
         return ContainerSpec(
             name=f"fumehood-{self._identity.engine_id[:8]}-{number}",
-            image_id=self.image_id,
-            image_name=settings.image,
+            image_id=image.id,
+            image_name=kind.image,
             engine_id=self._identity.engine_id,
             owner_id=self._identity.owner_id,
-            memory_mb=memory_mb,
+            memory_mb=kind.memory_mb,
+            guest_mb=image.guest_mb,
             cpus=settings.cpus,
             lifetime_s=lifetime_s,
             deadline=int(time.time() + lifetime_s),
@@ -163,19 +182,24 @@ class ContainerMaker:
             engine_host=platform.node(),
         )
 
-    def _failed(self, name: str, error: Exception) -> _Failed:
+    def _failed(self, spec: ContainerSpec, error: Exception) -> _Failed:
         """Note a failed start; what the caller is told of it."""
-        self.failed_starts += 1
+        words = _in_words(error)
+        if spec.image_name == self._first_image or type(error) is not ContainerFailed:
+            self.failed_starts += 1
+            self.failure = words
         if isinstance(error, LimitsNotEnforced):
             self._lacking = error.enforced
         if self.is_failing and self._lacking is not None:
             self.seen = self._lacking
-        self.failure = _in_words(error)
         why = str(error) if isinstance(error, DockerError | ContainerFailed) else repr(error)
-        self._on_event("container.failed", {"name": name, "why": why[:MAX_WHY_CHARACTERS]})
+        self._on_event(
+            "container.failed",
+            {"name": spec.name, "image": spec.image_name, "why": why[:MAX_WHY_CHARACTERS]},
+        )
         self._on_failure()
         refusal = SandboxUnavailable(
-            f"No container could be started. {self.failure.fault} {self.failure.cure}",
+            f"No container could be started. {words.fault} {words.cure}",
             retry_after_ms=RETRY_AFTER_MS,
         )
         return _Failed(refusal, is_docker_s=isinstance(error, DockerError))

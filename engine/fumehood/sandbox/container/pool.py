@@ -1,10 +1,10 @@
 """The pool: warm containers, whose they are, and who gets one next.
 
-Host side, between the wall and `container`. Runs in the event loop alone, so its books change in
-one step. Invariant: a container serves one trust domain in its whole life. It is reset between
-that domain's calls, and destroyed where it would change hands, was left in the middle of a run,
-is not clean, or has done enough. There are never more than `most`, those included that are being
-made or removed.
+Host side, between the wall and `container`; its books are in `books`. Runs in the event loop
+alone, so they change in one step. Invariant: a container serves one trust domain in its whole
+life. It is reset between that domain's calls, and destroyed where it would change hands, was left
+in the middle of a run, is not clean, or has done enough. There are never more than `most`, those
+included that are being made or removed. One that is let go of for a session is the session's.
 """
 
 from __future__ import annotations
@@ -12,130 +12,38 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum, auto
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import anyio
 
 from fumehood.model.errors import EngineError, SandboxUnavailable
 from fumehood.model.identity import TrustDomain
 from fumehood.model.json_types import JsonObject
+from fumehood.sandbox.container.books import Books
 from fumehood.sandbox.container.line import Line, LineFull, Waiter
+from fumehood.sandbox.container.place import (
+    UNUSED,
+    Ear,
+    Kind,
+    Listener,
+    Maker,
+    Place,
+    Pooled,
+    PoolRules,
+    State,
+)
 
 RETRY_AFTER_MS = 1000
-TURN_S = 1.0
-"""How long a trust domain keeps a container that others wait for. Making one takes half of it."""
-
 MAX_COMPLAINT_CHARACTERS = 500
-
-
-@dataclass(frozen=True, slots=True)
-class PoolRules:
-    """How many containers there are, and for how long each is used."""
-
-    least_warm: int = 1
-    """That stand ready for whoever comes, of the default memory class."""
-    most: int = 8
-    warm_memory_mb: int = 512
-    idle_s: float = 300
-    """After which one that serves a trust domain is not kept for it any longer."""
-    lifetime_s: float = 3600
-    max_uses: int = 1000
-    patience_s: float = 30
-    """How long a call waits for a container."""
-
-
-class Pooled(Protocol):
-    """What the pool needs to know of a container."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def image_id(self) -> str: ...
-    @property
-    def is_dead(self) -> bool: ...
-    @property
-    def is_free(self) -> bool: ...
-    @property
-    def is_resetting(self) -> bool: ...
-    @property
-    def is_dirty(self) -> bool: ...
-    @property
-    def ran_out_of_memory(self) -> bool: ...
-    @property
-    def complaint(self) -> str: ...
-    def end(self, why: str) -> None: ...
-    async def until_examined(self) -> None: ...
-
-
-class Listener(Protocol):
-    """How a container tells the pool of itself."""
-
-    def on_clean(self) -> None: ...
-    def on_end(self, why: str) -> None: ...
-
-
-class Maker(Protocol):
-    """Makes and removes containers."""
-
-    async def make(self, memory_mb: int, listener: Listener) -> Pooled:
-        """Raises EngineError where no container can be made; then none is left behind."""
-        ...
-
-    async def remove(self, name: str) -> None:
-        """Returns when it is gone, however often that has to be tried."""
-        ...
-
-
-class _State(Enum):
-    WARM = auto()
-    """It has run nothing, and belongs to nobody."""
-    BUSY = auto()
-    """A lease holds it."""
-    RESETTING = auto()
-    IDLE = auto()
-    """It is clean, and waits for the next call of its domain."""
-
-
-_UNUSED = (_State.WARM, _State.IDLE)
-
-
-@dataclass(eq=False, slots=True)
-class Place:
-    """One container in the pool's books."""
-
-    container: Pooled
-    memory_mb: int
-    made_at: float
-    state: _State = _State.WARM
-    domain: TrustDomain | None = None
-    uses: int = 0
-    last_used: float = 0.0
-    given_at: float = 0.0
-    """When it became its domain's."""
-
-
-class _Ear:
-    """Hears of one container for the pool; made before it."""
-
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
-        self.place: Place | None = None
-
-    def on_clean(self) -> None:
-        if self.place is not None:
-            self._pool.on_clean(self.place)
-
-    def on_end(self, why: str) -> None:
-        if self.place is not None:
-            self._pool.on_end(self.place, why)
+NOTHING_MISSING: Mapping[str, EngineError] = MappingProxyType({})
 
 
 class Pool:
-    """Containers to lease. Closed when made: `open` says that containers can be made."""
+    """Containers to lease. Closed when made: `open` says that containers can be made.
+
+    `warm_image` is what those are made of that stand ready for whoever comes.
+    """
 
     def __init__(
         self,
@@ -143,42 +51,43 @@ class Pool:
         rules: PoolRules,
         start_soon: Callable[..., object],
         *,
+        warm_image: str = "python",
         on_event: Callable[[str, JsonObject], None] = lambda event, values: None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._maker = maker
         self._rules = rules
+        self._warm_kind = Kind(warm_image, rules.warm_memory_mb)
         self._most_of_one = rules.most - rules.most // 4
         """Of one principal at a time: its calls, however long, do not keep out all others'."""
         self._start_soon = start_soon
         self._on_event = on_event
         self._monotonic = monotonic
-        self._places: dict[str, Place] = {}
-        self._leaving: dict[str, asyncio.Event] = {}
-        self._making = 0
-        self._warming = 0
-        """How many of `_making` are for nobody in particular."""
+        self._books = Books()
         self._line: Line[Place] = Line()
         self._is_dispatching = False
         self._has_changed = False
         self._refusal: EngineError | None = SandboxUnavailable(
             "The container wall is being started. Repeat the call.", retry_after_ms=RETRY_AFTER_MS
         )
+        self._missing = NOTHING_MISSING
+        """Images that are not there, each with what is said of it."""
         self.dirty = 0
         """Containers that could not be cleaned."""
 
     # -- what the wall asks ---------------------------------------------------------
 
-    async def take(self, domain: TrustDomain, memory_mb: int, *, fresh: bool) -> Place:
+    async def take(self, domain: TrustDomain, kind: Kind, *, fresh: bool) -> Place:
         """Wait, bounded, for a container of this domain or of nobody yet.
 
         Raises:
             SandboxUnavailable: none in time, too many wait, or none can be made.
         """
-        if self._refusal is not None:
-            raise _another(self._refusal)
+        refusal = self._refusal or self._missing.get(kind.image)
+        if refusal is not None:
+            raise _another(refusal)
         loop = asyncio.get_running_loop()
-        waiter: Waiter[Place] = Waiter(domain, memory_mb, fresh, loop.create_future())
+        waiter: Waiter[Place] = Waiter(domain, kind, fresh, loop.create_future())
         try:
             self._line.join(waiter)
         except LineFull:
@@ -196,23 +105,37 @@ class Pool:
 
     def give_back(self, place: Place, *, ran: bool, fresh: bool) -> None:
         """A lease is left. What was left in the middle of a run is destroyed."""
-        if place.container.name not in self._places:
+        if place.container.name not in self._books.places:
             return
         place.last_used = self._monotonic()
         if not ran:
-            place.state = _State.IDLE if place.uses else _State.WARM
+            place.state = State.IDLE if place.uses else State.WARM
             place.domain = place.domain if place.uses else None
         else:
             place.uses += 1
-            place.state = _State.RESETTING if place.container.is_resetting else _State.IDLE
+            place.state = State.RESETTING if place.container.is_resetting else State.IDLE
         why = self._why_not_again(place, once=ran and fresh)
         if why is not None:
             self._destroy(place, why)
         self._dispatch()
 
-    def open(self) -> None:
-        """Containers can be made."""
-        self._refusal = None
+    def let_go(self, place: Place, listener: Listener) -> bool:
+        """A leased container in which nothing has run leaves the pool, and belongs to `listener`,
+        who ends it and has it removed. False where it has ended meanwhile.
+        """
+        assert place.uses == 0
+        if self._books.places.pop(place.container.name, None) is None:
+            return False
+        place.ear.listener = listener
+        self._dispatch()
+        return True
+
+    def open(self, missing: Mapping[str, EngineError] = NOTHING_MISSING) -> None:
+        """Containers can be made, but of the images that are missing, by their names."""
+        self._refusal, self._missing = None, MappingProxyType(dict(missing))
+        for waiter in self._line:
+            if waiter.kind.image in missing and not waiter.is_being_made:
+                self._refuse(waiter, missing[waiter.kind.image])
         self._dispatch()
 
     def close(self, refusal: EngineError, *, destroy: str | None = None) -> None:
@@ -221,14 +144,14 @@ class Pool:
         for waiter in self._line:
             self._refuse(waiter, refusal)
         if destroy is not None:
-            for place in list(self._places.values()):
+            for place in list(self._books.places.values()):
                 self._destroy(place, destroy)
 
     def tidy(self) -> None:
         """Destroy what has been there for too long. To be called now and then."""
         spared = self._rules.least_warm
-        for place in list(self._places.values()):
-            if place.state not in _UNUSED:
+        for place in list(self._books.places.values()):
+            if place.state not in UNUSED:
                 continue
             is_spared = self._is_ready_for_all(place) and spared > 0
             spared -= is_spared
@@ -239,44 +162,37 @@ class Pool:
 
     def retire(self, is_outdated: Callable[[Pooled], bool]) -> None:
         """Destroy those that stand idle and are of an older kind; the others later."""
-        for place in list(self._places.values()):
-            if place.state in _UNUSED and is_outdated(place.container):
+        for place in list(self._books.places.values()):
+            if place.state in UNUSED and is_outdated(place.container):
                 self._destroy(place, "its image is not the newest")
         self._dispatch()
 
     @property
     def names(self) -> list[str]:
         """The containers that are there, those included that are being removed."""
-        return [*self._places, *self._leaving]
+        return [*self._books.places, *self._books.leaving]
 
     def counts(self) -> JsonObject:
         """How many there are, by state. For the operator."""
-        states = Counter(place.state.name.lower() for place in self._places.values())
-        return {
-            **{state.name.lower(): states[state.name.lower()] for state in _State},
-            "making": self._making,
-            "leaving": len(self._leaving),
-            "waiting": len(self._line),
-            "dirty": self.dirty,
-        }
+        return {**self._books.counts(), "waiting": len(self._line), "dirty": self.dirty}
 
     # -- what containers say of themselves ------------------------------------------
 
     def on_clean(self, place: Place) -> None:
         """A container has been reset."""
-        if place.state is _State.RESETTING:
-            place.state = _State.IDLE
+        if place.state is State.RESETTING:
+            place.state = State.IDLE
             self._dispatch()
 
     def on_end(self, place: Place, why: str) -> None:
         """A container has ended: by itself, by its channel, or by `_destroy`."""
-        if self._places.pop(place.container.name, None) is None:
+        if self._books.places.pop(place.container.name, None) is None:
             return
         if place.container.is_dirty:
             self.dirty += 1
             self._tell("container.dirty", place, why)
         self._tell("container.destroyed", place, why)
-        self._leaving[place.container.name] = asyncio.Event()
+        self._books.leaving[place.container.name] = asyncio.Event()
         self._start_soon(self._remove, place.container)
         self._dispatch()
 
@@ -302,25 +218,21 @@ class Pool:
 
     def _go_round(self) -> None:
         """One turn for each trust domain that waits."""
-        coming = Counter(
-            (place.domain, place.memory_mb)
-            for place in self._places.values()
-            if place.state is _State.RESETTING
-        )
-        shares = self._shares()
+        coming = self._books.coming()
+        shares = self._books.shares(self._line)
         can_make = True
         for waiters in self._line.in_turn():
             for waiter in waiters:
-                key = (waiter.domain, waiter.memory_mb)
+                key = (waiter.domain, waiter.kind)
                 if waiter.granted.done():  # cancelled, and not yet out of the line
                     continue
                 if shares[waiter.domain.principal_id] >= self._most_of_one:
                     break  # all of this principal's wait for one of its own to end
-                place = self._find(waiter, _State.IDLE)
+                place = self._books.find(waiter, State.IDLE)
                 if place is None and not waiter.fresh and coming[key]:
                     coming[key] -= 1  # its own will be clean in a moment
                     continue
-                place = place or self._find(waiter, _State.WARM)
+                place = place or self._books.find(waiter, State.WARM)
                 if place is not None:
                     self._grant(waiter, place)
                     shares[waiter.domain.principal_id] += 1
@@ -333,37 +245,17 @@ class Pool:
                     shares[waiter.domain.principal_id] += 1
                     self._has_changed = True
                     break
-                if not any(place.state in _UNUSED for place in self._places.values()):
+                if not self._books.has_unused:
                     return  # nothing is left to be given to anybody
-
-    def _shares(self) -> Counter[str]:
-        """How many containers each principal has calls in, or has being made."""
-        busy = [place.domain for place in self._places.values() if place.state is _State.BUSY]
-        shares = Counter(domain.principal_id for domain in busy if domain is not None)
-        shares.update(one.domain.principal_id for one in self._line if one.is_being_made)
-        return shares
-
-    def _find(self, waiter: Waiter[Place], state: _State) -> Place | None:
-        """One in this state that may serve the waiter: the last used, so that others grow old."""
-        domain = None if state is _State.WARM else waiter.domain
-        if waiter.fresh and state is not _State.WARM:
-            return None
-        fitting = (
-            place
-            for place in self._places.values()
-            if place.state is state
-            and place.domain == domain
-            and place.memory_mb == waiter.memory_mb
-        )
-        return max(fitting, key=lambda place: place.last_used, default=None)
 
     def _grant(self, waiter: Waiter[Place], place: Place) -> None:
         assert place.domain in (None, waiter.domain)
+        assert place.kind == waiter.kind
         assert place.uses == 0 or not waiter.fresh
         if place.domain is None:
             place.given_at = self._monotonic()
         place.domain = waiter.domain
-        place.state = _State.BUSY
+        place.state = State.BUSY
         self._line.pass_on(waiter)
         self._line.leave(waiter)
         waiter.granted.set_result(place)
@@ -371,66 +263,43 @@ class Pool:
     def _have_made(self, waiter: Waiter[Place]) -> bool:
         """Begin to make one for it, in the place of an idle one where the pool is full."""
         instead_of = None
-        if self._total() >= self._rules.most:
-            victim = self._dispensable()
+        if self._books.total >= self._rules.most:
+            victim = self._books.dispensable(self._line, self._monotonic())
             if victim is None:
                 return False
             instead_of = victim.container.name
             self._destroy(victim, "room for another")
         waiter.is_being_made = True
         self._line.pass_on(waiter)
-        self._making += 1
-        self._start_soon(self._make, waiter.memory_mb, waiter, instead_of)
+        self._books.making += 1
+        self._start_soon(self._make, waiter.kind, waiter, instead_of)
         return True
-
-    def _dispensable(self) -> Place | None:
-        """The least recently used of those that nobody uses; what serves whoever comes goes last.
-
-        One that its own domain waits for stays for the length of a turn: a container for every
-        call of every domain would cost all of them more than waiting.
-        """
-        now = self._monotonic()
-        wanted = {(waiter.domain, waiter.memory_mb) for waiter in self._line if not waiter.fresh}
-        idle = (
-            place
-            for place in self._places.values()
-            if place.state in _UNUSED
-            and ((place.domain, place.memory_mb) not in wanted or now - place.given_at >= TURN_S)
-        )
-        return min(
-            idle, key=lambda place: (place.state is _State.WARM, place.last_used), default=None
-        )
 
     def _keep_warm(self) -> None:
         """One more, where too few stand ready, nobody waits, and there is room."""
-        if len(self._line) or self._warming:
+        if len(self._line) or self._books.warming or self._warm_kind.image in self._missing:
             return
-        warm = sum(self._is_ready_for_all(place) for place in self._places.values())
-        if warm < self._rules.least_warm and self._total() < self._rules.most:
-            self._making += 1
-            self._warming += 1
-            self._start_soon(self._make, self._rules.warm_memory_mb, None, None)
+        warm = sum(self._is_ready_for_all(place) for place in self._books.places.values())
+        if warm < self._rules.least_warm and self._books.total < self._rules.most:
+            self._books.making += 1
+            self._books.warming += 1
+            self._start_soon(self._make, self._warm_kind, None, None)
 
     def _is_ready_for_all(self, place: Place) -> bool:
-        return place.state is _State.WARM and place.memory_mb == self._rules.warm_memory_mb
+        return place.state is State.WARM and place.kind == self._warm_kind
 
-    def _total(self) -> int:
-        return len(self._places) + len(self._leaving) + self._making
-
-    async def _make(
-        self, memory_mb: int, waiter: Waiter[Place] | None, instead_of: str | None
-    ) -> None:
-        ear = _Ear(self)
+    async def _make(self, kind: Kind, waiter: Waiter[Place] | None, instead_of: str | None) -> None:
+        ear = Ear(self)
         failure: EngineError | None = None
         try:
-            if instead_of in self._leaving:
-                await self._leaving[instead_of].wait()
-            container = await self._maker.make(memory_mb, ear)
+            if instead_of in self._books.leaving:
+                await self._books.leaving[instead_of].wait()
+            container = await self._maker.make(kind, ear)
         except EngineError as error:
             failure = error
         finally:
-            self._making -= 1
-            self._warming -= waiter is None
+            self._books.making -= 1
+            self._books.warming -= waiter is None
             if waiter is not None:
                 waiter.is_being_made = False
         if failure is not None:
@@ -438,9 +307,10 @@ class Pool:
                 self._refuse(waiter, failure)
                 self._dispatch()
             return
-        ear.place = place = Place(container, memory_mb, self._monotonic())
+        place = Place(container, kind, self._monotonic(), ear)
+        ear.belongs_to(place)
         place.last_used = place.made_at
-        self._places[container.name] = place
+        self._books.places[container.name] = place
         if container.is_dead:  # since it was ready
             self.on_end(place, "it ended")
         elif self._refusal is not None:
@@ -454,26 +324,16 @@ class Pool:
             await container.until_examined()
             await self._maker.remove(container.name)
         finally:
-            self._leaving.pop(container.name).set()
+            self._books.leaving.pop(container.name).set()
         self._dispatch()
 
     def _destroy(self, place: Place, why: str) -> None:
         place.container.end(why)  # comes back as `on_end`
-        if place.container.name in self._places:
+        if place.container.name in self._books.places:
             self.on_end(place, why)
 
     def _why_not_again(self, place: Place, *, once: bool, is_spared: bool = False) -> str | None:
-        now = self._monotonic()
-        container, rules = place.container, self._rules
-        reasons = {
-            "it was for one call": once,
-            "a run was left in the middle": not (container.is_free or container.is_resetting),
-            "memory ran out in it": container.ran_out_of_memory,
-            "it has served enough": place.uses >= rules.max_uses,
-            "it is old": now - place.made_at >= rules.lifetime_s,
-            "it was idle": not is_spared and now - place.last_used >= rules.idle_s,
-        }
-        return next((why for why, is_so in reasons.items() if is_so), None)
+        return place.why_not_again(self._rules, self._monotonic(), once=once, is_spared=is_spared)
 
     def _forget(self, waiter: Waiter[Place]) -> None:
         """Whoever waited does not any more; what was granted in the same moment goes back."""
@@ -505,3 +365,6 @@ def _another(error: EngineError) -> EngineError:
 
 def _busy(why: str) -> SandboxUnavailable:
     return SandboxUnavailable(f"{why} Repeat the call later.", retry_after_ms=RETRY_AFTER_MS)
+
+
+__all__ = ["Kind", "Listener", "Maker", "Place", "Pool", "PoolRules", "Pooled"]

@@ -30,6 +30,9 @@ MAX_FILES = 4096
 
 MAX_CLAIM_CHARACTERS = 2000
 
+BEGINNING_CHARACTERS = 64 * 1024
+"""What is kept of a stream here, where somebody else hears all of it."""
+
 MAX_REPORTS = 1000
 """Of progress, in one run; what comes after them is dropped."""
 
@@ -66,10 +69,10 @@ class ReceivedRun:
         self.is_collecting = False
         """Whether the program is over and its files come."""
         self._isolation = isolation
-        self._texts = {
-            "stdout": _KeptText(limits.output_bytes),
-            "stderr": _KeptText(limits.output_bytes),
-        }
+        most = limits.output_bytes
+        if sinks.output is not None:
+            most = min(most, BEGINNING_CHARACTERS)
+        self._texts = {"stdout": _KeptText(most), "stderr": _KeptText(most)}
         self._sink: FileSink | None = sinks.files
         self._on_output = sinks.output
         self._on_progress = sinks.progress
@@ -79,8 +82,8 @@ class ReceivedRun:
         self._disk_left = (limits.memory_mb or 0) * MB
 
     def mute(self) -> None:
-        """Nobody wants to hear of it any more."""
-        self._sink = self._on_output = self._on_progress = None
+        """Nobody wants its files any more, nor how far it is. What it still prints is told."""
+        self._sink = self._on_progress = None
 
     def on_output(self, frame: ContainerOutput) -> None:
         """Keep the next characters of a stream. Raises FrameError."""

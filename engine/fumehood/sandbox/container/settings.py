@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from fumehood.model.limits import CONTAINER_MEMORY_CLASSES, MB, WallLimits
 from fumehood.sandbox.container.container import START_DEADLINE_S
-from fumehood.sandbox.container.pool import PoolRules
+from fumehood.sandbox.container.place import PoolRules
 from fumehood.sandbox.container.spec import GUEST_COMMAND
 
 CONTAINER_LIMITS = WallLimits(
@@ -20,13 +22,21 @@ CONTAINER_LIMITS = WallLimits(
 )
 
 
+IMAGES: Mapping[str, str] = MappingProxyType(
+    {"python": "python-data", "shell": "shell", "javascript": "node"}
+)
+
+
 @dataclass(frozen=True, slots=True)
 class ContainerSettings:
     """What the operator chose."""
 
     limits: WallLimits = CONTAINER_LIMITS
     rules: PoolRules = field(default_factory=PoolRules)
-    image: str = "python"
+    images: Mapping[str, str] = field(default_factory=lambda: IMAGES)
+    """By language. The first one stands ready for whoever comes."""
+    held_s: float = 0.0
+    """How long a session has a container at most."""
     runtime: str | None = None
     cpus: float = 1.0
     command: tuple[str, ...] = GUEST_COMMAND

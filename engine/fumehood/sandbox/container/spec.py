@@ -21,14 +21,17 @@ from fumehood.model.limits import (
     MB,
     container_writable_mb,
 )
+from fumehood.sandbox.container.image_settings import GUEST_MB
 
 GUEST_COMMAND = ("/usr/bin/python3", "-I", "-S", "-B", "-X", "utf8", "/opt/fumehood/fumehood/guest")
 GUEST_IMPORT_PATHS = ("/opt/fumehood",)
 CAPABILITIES = ("KILL", "SETGID", "SETUID")
 """The guest's own, to make a child somebody else and to end it. The child keeps none."""
 
-GUEST_MEMORY_MB = 32
-"""What the guest itself needs beside a program, on top of the memory class."""
+GUEST_MEMORY_MB = GUEST_MB
+"""What the guest itself needs beside a program, on top of the memory class, where the image
+preloads nothing.
+"""
 
 GUEST_PROCESSES = 12
 """The guest's own: itself, what forks, and what stands ready."""
@@ -69,6 +72,8 @@ class ContainerSpec:
     """After which the guest ends itself, whatever became of the engine."""
     deadline: int
     """The same as a moment, in seconds since 1970: for whoever finds the container."""
+    guest_mb: int = GUEST_MEMORY_MB
+    """What the guest of this image needs, with the modules that it preloads."""
     runtime: str | None = None
     """None is the Docker daemon's default."""
     engine_pid: int | None = None
@@ -78,7 +83,7 @@ class ContainerSpec:
     @property
     def memory_bytes(self) -> int:
         """The limit of the container as a whole."""
-        return (self.memory_mb + GUEST_MEMORY_MB + GVISOR_MEMORY_MB * self.is_gvisor) * MB
+        return (self.memory_mb + self.guest_mb + GVISOR_MEMORY_MB * self.is_gvisor) * MB
 
     @property
     def processes(self) -> int:
@@ -133,6 +138,7 @@ def guest_config(spec: ContainerSpec) -> JsonObject:
         "spares": 1,
         "lifetime_s": spec.lifetime_s,
         "memory_bytes": spec.memory_mb * MB,
+        "guest_bytes": spec.guest_mb * MB,
         "nofile": CONTAINER_OPEN_FILES,
         "fsize_bytes": spec.writable_mb[WORKSPACE] * MB,
     }

@@ -15,14 +15,21 @@ _SIGNS = (
             "Temporary failure resolving", "Could not resolve", "Failed to fetch",
             "Unable to connect", "Could not connect", "Network is unreachable",
             "no such host", "connection refused", "i/o timeout", "TLS handshake",
+            "NewConnectionError", "Max retries exceeded", "ConnectTimeoutError", "ProxyError",
+            "Read timed out", "Connection broken", "SSLError",
         ),
-        "The package mirror or the registry cannot be reached.",
+        "The package mirror, index or registry cannot be reached.",
         "Check the network and the proxy variables (http_proxy, https_proxy).",
     ),
     (
         ("Unable to locate package", "has no installation candidate"),
         "A package of the list does not exist in this release.",
         "Check packages.txt and the release; a base must be Debian of the same release.",
+    ),
+    (
+        ("DO NOT MATCH THE HASHES",),
+        "A file is not the one that was locked.",
+        "Whoever runs the index may have changed it. Lock anew only if you know why.",
     ),
     (
         ("manifest unknown", "not found", "repository does not exist"),
@@ -45,6 +52,11 @@ class ImageTrouble(Exception):
         super().__init__(f"{found} {cure}")
         self.found = found
         self.cure = cure
+
+
+def has_sign(heard: str) -> bool:
+    """Whether `trouble_in` knows what this speaks of."""
+    return any(sign in heard for signs, _, _ in _SIGNS for sign in signs)
 
 
 def trouble_in(what: str, heard: Iterable[str]) -> ImageTrouble:

@@ -8,25 +8,29 @@ fast as one with it, and only tools that need a container are refused.
 
 from __future__ import annotations
 
+import copy
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import anyio
 
-from fumehood.model.errors import InternalError, SandboxUnavailable
+from fumehood.model.errors import SandboxUnavailable
 from fumehood.model.identity import TrustDomain
 from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import CONTAINER_MEMORY_CLASSES, Limit, Limits
+from fumehood.model.limits import CONTAINER_MEMORY_CLASSES, Limit
 from fumehood.sandbox.container.container import Container
 from fumehood.sandbox.container.docker_api import Docker, DockerError
+from fumehood.sandbox.container.held import HeldContainer
 from fumehood.sandbox.container.host_check import Unfit, why_unfit
+from fumehood.sandbox.container.lease import ContainerLease
 from fumehood.sandbox.container.maker import ContainerMaker, OnEvent
-from fumehood.sandbox.container.pool import Place, Pool
+from fumehood.sandbox.container.place import Kind, Place
+from fumehood.sandbox.container.pool import MAX_COMPLAINT_CHARACTERS, Pool
 from fumehood.sandbox.container.reap import Reaper
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
-from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
+from fumehood.sandbox.container.shelf import FindImage, ImageShelf
 
 LOOK_AGAIN_S = 30.0
 """How often Docker is looked at, and the pool tidied, while all is well."""
@@ -43,8 +47,10 @@ FIRST_LOOK_PATIENCE_S = 10.0
 
 RETRY_AFTER_MS = 1000
 
-FindImage = Callable[[Docker, str], Awaitable[str]]
-"""From an image's name to its id. Raises DockerError or SandboxUnavailable."""
+LOOK_FOR_IMAGE_S = 1.0
+"""How soon a call has an image looked for again that is missing."""
+
+MAIN_LANGUAGE = "python"
 
 
 class ContainerWall:
@@ -69,7 +75,10 @@ class ContainerWall:
         self.limits = settings.limits
         self._settings = settings
         self._docker = docker
-        self._find_image = find_image
+        self._shelf = ImageShelf(docker, find_image, settings.images)
+        self._image_looked_for: dict[str, float] = {}
+        self._held: dict[str, HeldContainer] = {}
+        """Of sessions, by name; those included that are being removed."""
         self._identity = identity
         self._eager = eager
         self._on_event = on_event
@@ -84,6 +93,7 @@ class ContainerWall:
         self._is_up = False
         self._told: Unfit | None = None
         """What the log says of it, which is not told twice."""
+        self._told_missing: tuple[str, ...] = ()
         self._has_been_up = False
         self._reaper = Reaper(
             docker,
@@ -103,6 +113,7 @@ class ContainerWall:
             self._settings,
             self._identity,
             self._reaper,
+            self._shelf,
             self.required,
             start_soon=self._group.start_soon,
             on_event=self._on_event,
@@ -110,7 +121,11 @@ class ContainerWall:
             on_failure=lambda: self._trouble.set(),
         )
         self._pool = Pool(
-            self._maker, self._settings.rules, self._group.start_soon, on_event=self._on_event
+            self._maker,
+            self._settings.rules,
+            self._group.start_soon,
+            warm_image=next(iter(self._settings.images.values())),
+            on_event=self._on_event,
         )
         if self._eager:
             self._begin_to_look()
@@ -121,6 +136,8 @@ class ContainerWall:
         if pool is not None:
             stopping = SandboxUnavailable("The engine is stopping.", retry_after_ms=RETRY_AFTER_MS)
             pool.close(stopping, destroy="the engine stops")
+            for held in list(self._held.values()):
+                held.end("the engine stops")
         try:
             await self._stack.aclose()
         finally:
@@ -164,6 +181,11 @@ class ContainerWall:
         return () if self._down is None else (self._down.fault,)
 
     @property
+    def missing(self) -> tuple[str, ...]:
+        """A sentence for each image that is not there, with what to do."""
+        return self._shelf.faults
+
+    @property
     def cure(self) -> str:
         """Why not, and what to do."""
         return "" if self._down is None else f"{self._down.fault} {self._down.cure}".rstrip()
@@ -171,19 +193,75 @@ class ContainerWall:
     @property
     def counts(self) -> JsonObject:
         """How many containers there are, by what they do."""
-        return self._pool.counts() if self._pool is not None else {}
+        return {**self._pool.counts(), "held": len(self._held)} if self._pool is not None else {}
 
-    def lease(self, domain: TrustDomain, *, fresh: bool, memory_mb: int | None = None) -> _Lease:
-        """A container of this domain; `fresh` gets one of its own, which is destroyed after."""
+    def image_for(self, language: str) -> str:
+        """The image that a program in a language gets.
+
+        Raises:
+            SandboxUnavailable: none was chosen for it, or it is not there.
+        """
+        name = self._shelf.name_for(language)
+        if name in self._shelf.missing:
+            raise copy.copy(self._shelf.missing[name])
+        self._shelf.must_run(name, language)
+        return name
+
+    def lease(
+        self,
+        domain: TrustDomain,
+        *,
+        fresh: bool,
+        memory_mb: int | None = None,
+        language: str | None = None,
+    ) -> ContainerLease:
+        """A container of this domain, of the language's image; `fresh` gets one of its own,
+        which is destroyed after.
+        """
         chosen = memory_mb or self.limits.default_memory_mb or CONTAINER_MEMORY_CLASSES[0]
-        return _Lease(self, domain, fresh, chosen)
+        return ContainerLease(
+            lambda: self._place(domain, language or MAIN_LANGUAGE, chosen, fresh=fresh),
+            self._give_back,
+            fresh=fresh,
+            memory_mb=chosen,
+        )
+
+    async def hold(
+        self,
+        domain: TrustDomain,
+        *,
+        image: str,
+        memory_mb: int,
+        on_lost: Callable[[], None],
+    ) -> HeldContainer:
+        """A container for a session, warm where there is one; the pool lets go of it.
+
+        Raises:
+            SandboxUnavailable: none in time, or no such image.
+        """
+        await self._until_looked()
+        place = await self._take(domain, Kind(image, memory_mb), fresh=True)
+        assert isinstance(place.container, Container)
+        assert self._pool is not None
+        assert self._group is not None
+        languages = self._shelf.found[image].languages if image in self._shelf.found else ()
+        held = HeldContainer(
+            place.container, languages, self._forget, self._group.start_soon, on_lost
+        )
+        if not self._pool.let_go(place, held):
+            raise SandboxUnavailable(
+                "The container was lost as it was taken. Repeat the call.",
+                retry_after_ms=RETRY_AFTER_MS,
+            )
+        self._held[held.name] = held
+        return held
 
     # -- inside -----------------------------------------------------------------
 
     def _names_in_use(self) -> list[str]:
         if self._maker is None or self._pool is None:
             return []
-        return [*self._maker.unsettled, *self._pool.names]
+        return [*self._maker.unsettled, *self._pool.names, *self._held]
 
     def _begin_to_look(self) -> None:
         if not self._looking and self._group is not None and self._maker is not None:
@@ -219,14 +297,15 @@ class ContainerWall:
             if unfit is not None:
                 return unfit
             await self._reaper.sweep()
-            maker.image_id = await self._find_image(self._docker, self._settings.image)
+            await self._shelf.look()
         except DockerError as error:
             return Unfit(error.public, error.cure, error.heals)
-        except SandboxUnavailable as error:
-            return Unfit(error.message, "", error.may_retry)
         except Exception as error:  # a bug must not end the task that would find out it is over
             self._on_event("container.look_failed", {"why": repr(error)[:500]})
             return Unfit("Docker could not be looked at.", "The engine's log says why.", heals=True)
+        if not self._shelf.has_any:
+            heals = any(error.may_retry for error in self._shelf.missing.values())
+            return Unfit(" ".join(self._shelf.faults), "", heals)
         return None
 
     def _go_down(self, unfit: Unfit) -> None:
@@ -246,72 +325,79 @@ class ContainerWall:
         if not maker.failed_starts:  # else the next container has to show it first
             self._tell_available()
         if self._pool is not None:
-            self._pool.retire(lambda container: container.image_id != maker.image_id)
+            self._pool.retire(lambda container: container.image_id not in self._shelf.ids)
             self._pool.tidy()
-            self._pool.open()
+            self._pool.open(self._shelf.missing)
 
     def _tell_available(self) -> None:
         if self._told is not None or not self._has_been_up:
-            image_id = self._maker.image_id if self._maker is not None else ""
-            self._on_event("container.available", {"image": image_id})
+            images = {name: found.id for name, found in self._shelf.found.items()}
+            self._on_event("container.available", {"images": images})
         self._told, self._has_been_up = None, True
+        if self._told_missing != self.missing:
+            self._told_missing = self.missing
+            self._on_event("container.images_missing", {"missing": list(self.missing)})
 
-    async def _place(self, domain: TrustDomain, memory_mb: int, *, fresh: bool) -> Place:
+    async def _place(
+        self, domain: TrustDomain, language: str, memory_mb: int, *, fresh: bool
+    ) -> Place:
         """Raises SandboxUnavailable."""
-        if self._pool is None:
-            raise SandboxUnavailable("The container wall is not entered.", retryable=False)
+        await self._until_looked()
+        name = self._shelf.name_for(language)
+        return await self._take(domain, Kind(name, memory_mb), fresh=fresh, must_run=language)
+
+    def _give_back(self, place: Place, *, ran: bool, fresh: bool) -> None:
+        if self._pool is not None:
+            self._pool.give_back(place, ran=ran, fresh=fresh)
+
+    async def _until_looked(self) -> None:
+        """The first look, where a call comes before its end. Raises SandboxUnavailable."""
         self._wanted.set()
         self._begin_to_look()
         if not self._looked.is_set():
             with anyio.move_on_after(FIRST_LOOK_PATIENCE_S):
                 await self._looked.wait()
-        return await self._pool.take(domain, memory_mb, fresh=fresh)
 
+    async def _take(
+        self, domain: TrustDomain, kind: Kind, *, fresh: bool, must_run: str | None = None
+    ) -> Place:
+        """Raises SandboxUnavailable."""
+        if self._pool is None:
+            raise SandboxUnavailable("The container wall is not entered.", retryable=False)
+        if self._is_up and kind.image not in self._shelf.found:
+            await self._look_for(kind.image)
+            if kind.image not in self._shelf.found and kind.image not in self._shelf.missing:
+                raise SandboxUnavailable(f"There is no image {kind.image!r}.", retryable=False)
+        if must_run is not None:
+            self._shelf.must_run(kind.image, must_run)
+        return await self._pool.take(domain, kind, fresh=fresh)
 
-class _Lease:
-    """One container, for one run."""
+    async def _look_for(self, image: str) -> None:
+        """It may have been built since the last look. Raises SandboxUnavailable."""
+        now = time.monotonic()
+        if now - self._image_looked_for.get(image, -LOOK_FOR_IMAGE_S) < LOOK_FOR_IMAGE_S:
+            return
+        self._image_looked_for = {
+            name: moment
+            for name, moment in self._image_looked_for.items()
+            if now - moment < LOOK_FOR_IMAGE_S
+        } | {image: now}
+        try:
+            await self._shelf.look_for(image)
+        except DockerError:
+            self._trouble.set()  # the next look says what it is
+            return
+        if self._is_up and self._pool is not None:
+            self._pool.open(self._shelf.missing)
 
-    __slots__ = ("_domain", "_fresh", "_memory_mb", "_place", "_ran", "_wall", "queue_ms")
-
-    def __init__(
-        self, wall: ContainerWall, domain: TrustDomain, fresh: bool, memory_mb: int
-    ) -> None:
-        self._wall = wall
-        self._domain = domain
-        self._fresh = fresh
-        self._memory_mb = memory_mb
-        self._place: Place | None = None
-        self._ran = False
-        self.queue_ms = 0.0
-
-    async def __aenter__(self) -> _Lease:
-        asked = time.monotonic()
-        self._place = await self._wall._place(self._domain, self._memory_mb, fresh=self._fresh)
-        self.queue_ms = (time.monotonic() - asked) * 1e3
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        if self._place is not None and self._wall._pool is not None:
-            self._wall._pool.give_back(self._place, ran=self._ran, fresh=self._fresh)
-            self._place = None
-
-    async def run(
-        self,
-        program: str,
-        arguments: JsonObject,
-        limits: Limits,
-        sinks: RunSinks = NO_SINKS,
-    ) -> RunEnding:
-        """Run one program in the container, in a process of its own. Progress is not carried."""
-        if self._place is None or self._ran:
-            raise InternalError("A lease on a container is for one run.")
-        if limits.memory_mb != self._memory_mb:
-            raise InternalError("A run has the memory limit of its container.")
-        self._ran = True
-        container = self._place.container
-        assert isinstance(container, Container)
-        isolation = "container_per_call" if self._fresh else "call"
-        return await container.run(program, arguments, limits, sinks, isolation)
+    async def _forget(self, held: HeldContainer) -> None:
+        """Have a session's container removed."""
+        values: JsonObject = {"name": held.name, "why": held.why, "held": True}
+        if held.container.complaint:
+            values["guest_said"] = held.container.complaint[-MAX_COMPLAINT_CHARACTERS:]
+        self._on_event("container.destroyed", values)
+        await self._reaper.remove(held.name)
+        self._held.pop(held.name, None)
 
 
 def _pause(failed: int) -> float:

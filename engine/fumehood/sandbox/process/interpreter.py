@@ -99,7 +99,14 @@ class InterpreterWall:
         """Process id of the running guest's supervisor."""
         return self._keeper.guest_pid
 
-    def lease(self, domain: TrustDomain, *, fresh: bool, memory_mb: int | None = None) -> _Lease:
+    def lease(
+        self,
+        domain: TrustDomain,
+        *,
+        fresh: bool,
+        memory_mb: int | None = None,
+        language: str | None = None,
+    ) -> _Lease:
         """One of 16 places, and the domain's resident if it is free soon."""
         return _Lease(self, domain.principal_id, None if fresh else domain.key)
 

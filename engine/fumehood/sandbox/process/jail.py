@@ -94,7 +94,14 @@ class JailWall:
         """Process id of the running guest's supervisor."""
         return self._keeper.guest_pid
 
-    def lease(self, domain: TrustDomain, *, fresh: bool, memory_mb: int | None = None) -> _Lease:
+    def lease(
+        self,
+        domain: TrustDomain,
+        *,
+        fresh: bool,
+        memory_mb: int | None = None,
+        language: str | None = None,
+    ) -> _Lease:
         """One of 8 places; every run in it is in a process that has run nothing before."""
         return _Lease(self, domain.principal_id)
 

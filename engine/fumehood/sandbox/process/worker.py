@@ -25,7 +25,7 @@ from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import Limits
 from fumehood.sandbox.process.endings import ending_of_reply
 from fumehood.sandbox.process.places import Places
-from fumehood.sandbox.wall import RunEnding
+from fumehood.sandbox.wall import OnProgress, RunEnding
 from fumehood.wire import framing
 
 WORKER_PROGRAM = Path(__file__).parents[2] / "executors" / "worker_main.py"
@@ -47,7 +47,13 @@ class Workers:
         self._idle: list[_Worker] = []
         self._all: set[_Worker] = set()
 
-    async def run(self, call: JsonObject, limits: Limits, principal_id: str) -> RunEnding:
+    async def run(
+        self,
+        call: JsonObject,
+        limits: Limits,
+        principal_id: str,
+        on_progress: OnProgress | None = None,
+    ) -> RunEnding:
         """Carry out `{module, name, arguments}` for a principal.
 
         Cancelling it ends the work, then raises.
@@ -61,7 +67,7 @@ class Workers:
             worker = await self._worker()
             ending: RunEnding | None = None
             try:
-                ending = await worker.run(call, limits)
+                ending = await worker.run(call, limits, on_progress)
             finally:
                 await self._give_back(worker, is_fit=ending is not None and worker.is_fit)
             return ending
@@ -146,12 +152,16 @@ class _Worker:
     def is_alive(self) -> bool:
         return self._process.returncode is None
 
-    async def run(self, call: JsonObject, limits: Limits) -> RunEnding:
+    async def run(
+        self, call: JsonObject, limits: Limits, on_progress: OnProgress | None = None
+    ) -> RunEnding:
         """One call. The worker is fit for another one where `is_fit` says so afterwards."""
         self.is_fit = False
         try:
             with anyio.fail_after(limits.wall_s):
-                reply = await self._ask(call, limits.output_bytes + REPLY_OVERHEAD_BYTES)
+                reply = await self._ask(
+                    call, limits.output_bytes + REPLY_OVERHEAD_BYTES, on_progress
+                )
         except TimeoutError:
             return RunEnding(EndedBy.WALL_TIME, "none")
         except framing.FrameTooLarge:
@@ -171,14 +181,16 @@ class _Worker:
         with anyio.CancelScope(shield=True):
             await self._process.wait()
 
-    async def _ask(self, message: JsonObject, max_bytes: int) -> JsonObject | None:
+    async def _ask(
+        self, message: JsonObject, max_bytes: int, on_progress: OnProgress | None = None
+    ) -> JsonObject | None:
         """One message and its reply; None where the worker died."""
         decoder = framing.Decoder(max_bytes)
         try:
             self._writer.write(framing.encode(message))
             await self._writer.drain()
             while chunk := await self._reader.read(CHUNK_BYTES):
-                replies = decoder.feed(chunk)
+                replies = _without_reports(decoder.feed(chunk), on_progress)
                 if len(replies) > 1:
                     raise framing.FrameError("more than one reply")
                 if replies:
@@ -195,6 +207,17 @@ class _Worker:
         if code < 0:
             return RunEnding(EndedBy.SIGNAL, "none", signal=-code)
         return RunEnding(EndedBy.EXIT, "none", exit_code=code)
+
+
+def _without_reports(frames: list[JsonObject], on_progress: OnProgress | None) -> list[JsonObject]:
+    """The replies among what a worker said; reports of progress are passed on."""
+    replies = []
+    for frame in frames:
+        if frame.keys() != {"percent", "message"}:
+            replies.append(frame)
+        elif on_progress is not None:
+            on_progress(frame["percent"], frame["message"])
+    return replies
 
 
 def _import_path() -> list[str]:

@@ -10,10 +10,11 @@ from collections.abc import Callable
 
 from sqlalchemy import Connection
 
-from fumehood.store.migrations import m0001_foundations, m0002_blobs
+from fumehood.store.migrations import m0001_foundations, m0002_blobs, m0003_sessions
 
 STEPS: tuple[Callable[[Connection], None], ...] = (
     m0001_foundations.upgrade,
     m0002_blobs.upgrade,
+    m0003_sessions.upgrade,
 )
 """In order; the schema's version is how many of them a database has passed."""

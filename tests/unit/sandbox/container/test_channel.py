@@ -12,7 +12,7 @@ import pytest
 from fumehood.model.errors import EndedBy, InternalError
 from fumehood.model.limits import Limit, Limits
 from fumehood.sandbox.container.channel import MAX_COMPLAINT_BYTES, Lost
-from fumehood.sandbox.wall import NO_SINKS, RunEnding
+from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 from fumehood.wire import framing
 from support.scripted_guest import LIMITS, READY, ScriptedGuest, ShortClocks, ended, record, reset
 
@@ -33,11 +33,11 @@ def data(content: bytes = b"x") -> dict[str, Any]:
     return {"op": "data", "id": 1, "data": base64.b64encode(content).decode()}
 
 
-async def begun(guest: ScriptedGuest, limits: Limits = LIMITS) -> asyncio.Task[RunEnding]:
+async def begun(
+    guest: ScriptedGuest, limits: Limits = LIMITS, sinks: RunSinks = NO_SINKS
+) -> asyncio.Task[RunEnding]:
     """A run that has been sent."""
-    task = asyncio.ensure_future(
-        guest.channel.run("python", {"code": "1"}, limits, NO_SINKS, "call")
-    )
+    task = asyncio.ensure_future(guest.channel.run("python", {"code": "1"}, limits, sinks, "call"))
     await asyncio.sleep(0)
     assert [message["op"] for message in guest.wire.messages][-1:] == ["run"]
     return task
@@ -230,6 +230,33 @@ async def test_cancelled_run_is_ended_inside_before_it_raises() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert guest.channel.is_free
+
+
+@pytest.mark.row("S8", "P8")
+@pytest.mark.parametrize("how", ["ended", "at_once", "silent", "dead"])
+async def test_ending_of_a_cancelled_run_is_told_before_it_raises(how: str) -> None:
+    """Also where the guest had ended it in the same moment, or says nothing any more."""
+    guest = ScriptedGuest(ShortClocks())
+    told: list[RunEnding] = []
+    printed: list[str] = []
+    sinks = RunSinks(ending=told.append, output=lambda stream, text: printed.append(text))
+    task = await begun(guest, sinks=sinks)
+    guest.says(output("so far"))
+    if how == "at_once":
+        guest.says(ended())
+    task.cancel()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    if how == "ended":
+        guest.says(output(", and more"), ended(ended_by="cancelled"), reset())
+    if how == "dead":
+        guest.channel.connection_lost(None)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    (ending,) = told
+    assert ending.ended_by is (EndedBy.OK if how == "at_once" else EndedBy.CANCELLED)
+    assert "".join(printed).startswith("so far")
+    assert ("".join(printed) == "so far, and more") is (how == "ended")
 
 
 async def test_guest_that_goes_on_with_a_cancelled_run_is_ended() -> None:

@@ -30,6 +30,14 @@ async def test_newest_of_this_engine_is_found_by_its_id() -> None:
     assert (image.id, image.packages, image.size_bytes) == ("sha256:new", 114, 117_000_000)
 
 
+def test_languages_and_memory_of_the_guest_are_read_from_the_labels() -> None:
+    row = image_row(
+        "sha256:x", recipe=RECIPE, guest=GUEST, languages="python,javascript", guest_mb="96"
+    )
+    (image,) = list_images(ListedImages(row))
+    assert (image.languages, image.guest_mb) == (("python", "javascript"), 96)
+
+
 @pytest.mark.row("S10")
 @pytest.mark.parametrize(
     ("rows", "words"),
@@ -57,7 +65,7 @@ async def test_image_that_no_command_builds_is_refused_with_the_names_that_there
     with pytest.raises(SandboxUnavailable) as refusal:
         await find_image(ListedImages(), "pyhton")
     assert "no image 'pyhton'" in refusal.value.message
-    assert refusal.value.message.endswith("one that there is: python.")
+    assert refusal.value.message.endswith("one that there is: node, python, python-data, shell.")
 
 
 @pytest.mark.parametrize(
@@ -80,7 +88,12 @@ async def test_image_from_a_named_base_is_ours_where_its_recipe_says_so() -> Non
 
 @pytest.mark.parametrize(
     "label",
-    [{"packages": "many"}, {"packages_from": "soon"}, {"packages_from": "9" * 30}],
+    [
+        {"packages": "many"},
+        {"guest_mb": "much"},
+        {"packages_from": "soon"},
+        {"packages_from": "9" * 30},
+    ],
 )
 async def test_labels_that_cannot_be_read_are_no_image_of_ours(label: dict[str, str]) -> None:
     broken = image_row("sha256:x", recipe=RECIPE, guest=GUEST, **label)

@@ -13,7 +13,7 @@ import pytest
 from fumehood.model.errors import SandboxUnavailable
 from fumehood.model.identity import TrustDomain
 from fumehood.model.json_types import JsonObject
-from fumehood.sandbox.container.pool import Place, Pool, PoolRules
+from fumehood.sandbox.container.pool import Kind, Place, Pool, PoolRules
 from support.fake_containers import FakeContainer, FakeMaker
 from support.wait import DEADLINE_S
 
@@ -42,14 +42,16 @@ class Bench:
             monotonic=lambda: self.seconds,
         )
 
-    async def take(self, domain: str = "a", memory_mb: int = 512, *, fresh: bool = False) -> Place:
+    async def take(
+        self, domain: str = "a", memory_mb: int = 512, *, fresh: bool = False, image: str = "python"
+    ) -> Place:
         with anyio.fail_after(DEADLINE_S):
-            return await self.pool.take(_domain(domain), memory_mb, fresh=fresh)
+            return await self.pool.take(_domain(domain), Kind(image, memory_mb), fresh=fresh)
 
     def waits(
-        self, domain: str = "a", memory_mb: int = 512, *, fresh: bool = False
+        self, domain: str = "a", memory_mb: int = 512, *, fresh: bool = False, image: str = "python"
     ) -> asyncio.Task[Place]:
-        return asyncio.ensure_future(self.take(domain, memory_mb, fresh=fresh))
+        return asyncio.ensure_future(self.take(domain, memory_mb, fresh=fresh, image=image))
 
     def run(self, place: Place, *, fresh: bool = False, clean: bool = True) -> FakeContainer:
         """One run in a place, given back and (unless not `clean`) reset."""
@@ -267,15 +269,15 @@ async def test_line_is_bounded_for_one_domain_one_principal_and_for_all() -> Non
         waiting = [made.waits("a") for _ in range(500)]
         await settle()
         with pytest.raises(SandboxUnavailable, match="Too many calls wait"):
-            await made.pool.take(_domain("a"), 512, fresh=False)
+            await made.pool.take(_domain("a"), Kind("python", 512), fresh=False)
         waiting += [made.waits("a/1") for _ in range(500)]
         await settle()
         with pytest.raises(SandboxUnavailable, match="Too many calls wait"):
-            await made.pool.take(_domain("a/2"), 512, fresh=False)
+            await made.pool.take(_domain("a/2"), Kind("python", 512), fresh=False)
         waiting += [made.waits(f"d{number}") for number in range(1000)]
         await settle()
         with pytest.raises(SandboxUnavailable, match="Too many calls wait"):
-            await made.pool.take(_domain("late"), 512, fresh=False)
+            await made.pool.take(_domain("late"), Kind("python", 512), fresh=False)
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
@@ -479,3 +481,111 @@ async def test_container_that_was_made_for_who_left_serves_the_next() -> None:
         made.maker.may_make.set()
         await settle()
         assert (await made.take("b")).container is made.maker.made[0]
+
+
+async def test_another_image_is_another_container() -> None:
+    async with bench(most=3) as made:
+        python = made.run(await made.take("a"))
+        shell = made.run(await made.take("a", image="shell"))
+        assert shell is not python
+        assert [one.kind.image for one in made.maker.made] == ["python", "shell"]
+        assert (await made.take("a", image="shell")).container is shell
+        assert (await made.take("a")).container is python
+
+
+async def test_ready_container_of_another_image_is_destroyed_to_make_room() -> None:
+    async with bench(most=1) as made:
+        python = made.run(await made.take("a"))
+        place = await made.take("a", image="shell")
+        assert made.why(python) == ["room for another"]
+        assert place.kind == Kind("shell", 512)
+
+
+async def test_those_that_stand_ready_are_of_the_first_image_only() -> None:
+    async with bench(least_warm=1, most=4) as made:
+        await settle()
+        made.run(await made.take("a", image="shell"))
+        await settle()
+        assert [one.kind.image for one in made.maker.made] == ["python", "shell"]
+
+
+async def test_missing_image_refuses_its_own_calls_and_no_others() -> None:
+    async with bench() as made:
+        made.pool.open({"shell": SandboxUnavailable("build shell")})
+        with pytest.raises(SandboxUnavailable, match="build shell"):
+            await made.take("a", image="shell")
+        assert (await made.take("a")).kind.image == "python"
+        made.pool.open()
+        assert (await made.take("a", image="shell")).kind.image == "shell"
+
+
+async def test_who_waits_for_an_image_that_goes_missing_is_told_at_once() -> None:
+    async with bench(most=1) as made:
+        place = await made.take("a")
+        waiting, other = made.waits("b", image="shell"), made.waits("c")
+        await settle()
+        made.pool.open({"shell": SandboxUnavailable("build shell")})
+        with pytest.raises(SandboxUnavailable, match="build shell"):
+            await waiting
+        made.run(place)
+        assert (await other).kind.image == "python"
+
+
+async def test_nothing_is_made_ahead_of_an_image_that_is_missing() -> None:
+    async with bench(least_warm=1) as made:
+        await settle()
+        made.pool.open({"python": SandboxUnavailable("build python")})
+        made.maker.made[0].end("it ended")
+        await settle()
+        assert len(made.maker.made) == 1
+
+
+class Holder:
+    """A session, as far as the pool can tell."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def on_clean(self) -> None:
+        self.heard.append("clean")
+
+    def on_end(self, why: str) -> None:
+        self.heard.append(why)
+
+
+async def test_container_that_is_let_go_is_its_holder_s_and_counts_no_more() -> None:
+    async with bench(most=1) as made:
+        place = await made.take("a", fresh=True)
+        container = place.container
+        assert isinstance(container, FakeContainer)
+        holder = Holder()
+        assert made.pool.let_go(place, holder)
+        assert made.pool.names == []
+        made.maker.held += 1
+        assert (await made.take("b")).container is not container
+        container.begins("a")
+        container.ends_its_run()
+        container.is_reset()
+        container.end("it ended")
+        assert holder.heard == ["clean", "it ended"]
+        assert made.events == []
+        assert made.maker.removed == []
+
+
+async def test_warm_container_that_is_let_go_is_replaced() -> None:
+    async with bench(least_warm=1) as made:
+        await settle()
+        assert made.pool.let_go(await made.take("a", fresh=True), Holder())
+        await settle()
+        assert made.pool.counts()["warm"] == 1
+
+
+async def test_container_that_ended_as_it_was_taken_cannot_be_let_go() -> None:
+    async with bench() as made:
+        place = await made.take("a", fresh=True)
+        place.container.end("it ended")
+        holder = Holder()
+        assert not made.pool.let_go(place, holder)
+        await settle()
+        assert holder.heard == []
+        assert made.maker.removed == [place.container.name]

@@ -11,28 +11,53 @@ from hypothesis import strategies as st
 
 from fumehood.model.errors import SandboxUnavailable
 from fumehood.model.identity import TrustDomain
-from fumehood.sandbox.container.pool import Place, Pool, PoolRules
+from fumehood.sandbox.container.pool import Kind, Place, Pool, PoolRules
 from support.fake_containers import FakeContainer, FakeMaker
 
 MOST = 3
 RULES = PoolRules(least_warm=1, most=MOST, idle_s=50, lifetime_s=300, max_uses=4, patience_s=1000)
 
+KINDS = [Kind("python", 128), Kind("python", 512), Kind("shell", 512)]
+
 STEPS = st.lists(
     st.one_of(
-        st.tuples(
-            st.just("ask"), st.sampled_from("abcd"), st.sampled_from([128, 512]), st.booleans()
-        ),
+        st.tuples(st.just("ask"), st.sampled_from("abcd"), st.sampled_from(KINDS), st.booleans()),
         st.tuples(
             st.sampled_from(
-                ["begin", "finish", "leave", "reset", "dirty", "die", "cancel", "memory"]
+                [
+                    "begin",
+                    "finish",
+                    "leave",
+                    "reset",
+                    "dirty",
+                    "die",
+                    "cancel",
+                    "memory",
+                    "keep",
+                ]
             ),
             st.integers(0, 10),
         ),
         st.tuples(st.just("wait"), st.integers(0, 120)),
-        st.tuples(st.sampled_from(["tidy", "hold", "let go", "close", "open", "fail", "mend"])),
+        st.tuples(
+            st.sampled_from(["tidy", "hold", "let go", "close", "open", "miss", "fail", "mend"])
+        ),
     ),
     max_size=60,
 )
+
+
+class Holder:
+    """A session, as far as the pool can tell."""
+
+    def __init__(self) -> None:
+        self.ended = 0
+
+    def on_clean(self) -> None:
+        pass
+
+    def on_end(self, why: str) -> None:
+        self.ended += 1
 
 
 class World:
@@ -45,15 +70,16 @@ class World:
         self.pool.open()
         self.calls: list[tuple[asyncio.Task[Place], bool]] = []
         self.held: list[tuple[Place, bool]] = []
+        self.kept: list[tuple[Place, Holder]] = []
         self.refused = 0
 
     async def step(self, what: str, *values: Any) -> None:
         match what:
             case "ask":
-                domain, memory_mb, fresh = values
-                call = self.pool.take(TrustDomain(domain), memory_mb, fresh=fresh)
+                domain, kind, fresh = values
+                call = self.pool.take(TrustDomain(domain), kind, fresh=fresh)
                 self.calls.append((asyncio.ensure_future(call), fresh))
-            case "begin" | "finish" | "leave" | "memory":
+            case "begin" | "finish" | "leave" | "memory" | "keep":
                 self._with_held(what, values[0])
             case "reset" | "dirty" | "die":
                 self._with_container(what, values[0])
@@ -74,6 +100,8 @@ class World:
                 self.pool.close(SandboxUnavailable("closed"))
             case "open":
                 self.pool.open()
+            case "miss":
+                self.pool.open({"shell": SandboxUnavailable("missing")})
             case "fail":
                 self.maker.failure = SandboxUnavailable("failed")
             case "mend":
@@ -105,6 +133,11 @@ class World:
             assert container.domains <= {place.domain.key}
             if fresh:
                 assert place.uses == 0
+        kept = {place.container.name for place, _ in self.kept}
+        assert kept.isdisjoint(self.pool.names)
+        for place, holder in self.kept:
+            assert place.container not in in_use
+            assert holder.ended == place.container.is_dead
 
     def _with_held(self, what: str, number: int) -> None:
         if not self.held:
@@ -115,6 +148,12 @@ class World:
         if what == "begin" and container.is_free:
             assert place.domain is not None
             container.begins(place.domain.key)
+        elif what == "keep" and fresh and container.is_free and not container.domains:
+            holder = Holder()
+            self.held.remove((place, fresh))
+            if self.pool.let_go(place, holder):
+                self.maker.held += 1
+                self.kept.append((place, holder))
         elif what == "memory":
             container.ran_out_of_memory = True
         elif what in ("finish", "leave"):

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import io
+import json
+import re
 import tarfile
 from pathlib import Path
 
 import pytest
 
 from fumehood.sandbox.container import recipe as recipes
+from fumehood.sandbox.container.lock import parse_requirements
 from fumehood.sandbox.container.recipe import (
+    ABOUT,
     GUEST_HOME,
     UnknownImage,
     WrongRecipe,
     guest_archive,
     guest_digest,
     guest_files,
+    image_names,
+    is_own_name,
     read_recipe,
 )
 from support.docker_images import write_image_folder
@@ -29,6 +35,70 @@ def test_recipe_of_this_package_is_read_as_it_stands() -> None:
     assert {"python3", "tzdata"} <= set(recipe.packages)
     assert not any(package.startswith(("#", "python3-pip", "gcc")) for package in recipe.packages)
     assert recipe.file("finish").startswith(b"#!/bin/sh")
+
+
+def test_images_of_this_package_are_all_read_and_each_has_what_its_guest_needs() -> None:
+    recipes = {name: read_recipe(name) for name in image_names()}
+    assert recipes.keys() == {"python", "python-data", "shell", "node"}
+    assert all("python3" in recipe.packages for recipe in recipes.values())
+    assert all({"python", "shell"} <= set(r.settings.languages) for r in recipes.values())
+    assert "javascript" in recipes["node"].settings.languages
+    assert set(recipes["python-data"].packages) == set(recipes["shell"].packages)
+
+
+def test_image_tells_its_guest_what_it_is() -> None:
+    about = json.loads(read_recipe("node").about)
+    assert about == {
+        "name": "node", "languages": ["python", "shell", "javascript"], "preload": [],
+        "site_paths": [], "environment": {},
+    }  # fmt: skip
+    with tarfile.open(fileobj=io.BytesIO(guest_archive(read_recipe("node").about))) as archive:
+        file = archive.extractfile(ABOUT)
+        assert file is not None
+        assert json.loads(file.read()) == about
+        assert (archive.getmember(ABOUT).uid, archive.getmember(ABOUT).mode) == (0, 0o644)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('langauges = ["python"]', "'langauges' is not known"),
+        ("languages = 3", "languages is not a list"),
+        ('languages = ["python", 3]', "languages is not a list"),
+        ('languages = ["shell"]', 'lacks "python"'),
+        ('languages = ["python", "perl"]', "'perl' is not a language"),
+        ('languages = ["python", "python"]', "twice"),
+        ("guest_mb = true", "guest_mb is not a whole number"),
+        ('guest_mb = "64"', "guest_mb is not a whole number"),
+        ("guest_mb = 31", "not between 32 and 512"),
+        ("guest_mb = 513", "not between 32 and 512"),
+        ('preload = "numpy"', "preload is not a list"),
+        ('preload = ["a;b"]', "no module"),
+        ('preload = ["../a"]', "no module"),
+        ('preload = ["__main__"]', "no module"),
+        ('preload = ["fumehood.guest"]', "no module"),
+        ('preload = ["numpy\\n"]', "no module"),
+        ("preload = [", "not TOML"),
+        ('release = "x y"', "not TOML"),
+    ],
+)
+def test_settings_that_are_not_understood_are_refused(
+    tmp_path: Path, line: str, words: str
+) -> None:
+    folder = write_image_folder(
+        tmp_path, image=f'release = "bookworm"\ndescription = "x"\n{line}\n'
+    )
+    with pytest.raises(WrongRecipe, match=re.escape(words)):
+        read_recipe("python", folder=folder)
+
+
+@pytest.mark.parametrize(
+    "text", ['release = "bookworm"\n', 'description = "x"\n', 'release = 3\ndescription = "x"\n',
+             'release = "--x"\ndescription = "x"\n', 'release = "bookworm"\ndescription = "a\\nb"\n']
+)  # fmt: skip
+def test_release_and_description_are_needed_and_checked(tmp_path: Path, text: str) -> None:
+    with pytest.raises(WrongRecipe, match=r"image\.toml of the image python"):
+        read_recipe("python", folder=write_image_folder(tmp_path, image=text))
 
 
 @pytest.mark.parametrize(
@@ -67,14 +137,113 @@ def test_a_base_without_a_digest_is_refused(base: str) -> None:
 
 @pytest.mark.parametrize("name", ["nosuch", "", "..", "../python", "python/", "Python", "."])
 def test_an_unknown_name_is_refused_with_the_known_ones(name: str) -> None:
-    with pytest.raises(UnknownImage, match="Known: python"):
+    with pytest.raises(UnknownImage, match="Known: node, python, "):
         read_recipe(name)
 
 
-def test_index_packages_are_refused_and_not_left_out(tmp_path: Path) -> None:
-    folder = write_image_folder(tmp_path, requirements="numpy==2.0 --hash=sha256:00\n")
-    with pytest.raises(WrongRecipe, match="not enforced"):
+@pytest.mark.parametrize(
+    "line", ["numpy==2.0", "numpy==2.0 --hash=sha256:00", "numpy", "-r other.txt"]
+)
+def test_index_packages_without_a_hash_are_refused_and_not_left_out(
+    tmp_path: Path, line: str
+) -> None:
+    folder = write_image_folder(tmp_path, requirements=f"{line}\n")
+    with pytest.raises(WrongRecipe, match=r"requirements\.lock of the image python"):
         read_recipe("python", folder=folder)
+
+
+def test_packages_of_python_data_are_locked_and_its_guest_is_told_of_them() -> None:
+    recipe = read_recipe("python-data")
+    names = {package.name for package in recipe.lock.packages}
+    asked = parse_requirements(recipe.file("requirements.in").decode())
+    assert names >= asked.keys() >= {"matplotlib", "numpy", "pandas"}
+    about = json.loads(recipe.about)
+    assert about["site_paths"] == ["/opt/fumehood/site"]
+    assert about["preload"] == ["numpy", "pandas", "matplotlib.pyplot"]
+    assert about["environment"]["MPLBACKEND"] == "Agg"
+    text = recipe.file("requirements.lock").decode()
+    assert [word for word in ("://", "--index-url", "--find-links") if word in text] == []
+
+
+def test_images_with_the_same_debian_packages_share_their_root_and_others_do_not() -> None:
+    digests = {name: read_recipe(name).root_digest for name in image_names()}
+    assert digests["shell"] == digests["python-data"]
+    assert len(set(digests.values())) == 3
+    assert read_recipe("python", base=f"debian@{DIGEST}").root_digest != digests["python"]
+
+
+@pytest.mark.parametrize(
+    ("stem", "text"),
+    [("packages", "python3\ntzdata\n"), ("image", 'release = "trixie"\ndescription = "x"\n'),
+     ("finish", "false\n")],
+)  # fmt: skip
+def test_what_decides_the_root_decides_its_digest(tmp_path: Path, stem: str, text: str) -> None:
+    before = read_recipe("python", folder=write_image_folder(tmp_path / "a"))
+    other = read_recipe("python", folder=write_image_folder(tmp_path / "b", **{stem: text}))
+    assert before.root_digest != other.root_digest
+
+
+def own_folder(home: Path, name: str = "mine") -> Path:
+    folder = home / name
+    folder.mkdir(parents=True)
+    for file, text in {
+        "image.toml": 'release = "bookworm"\ndescription = "x"\n', "packages.txt": "python3\n",
+        "requirements.in": "", "requirements.lock": "",
+    }.items():  # fmt: skip
+        (folder / file).write_text(text, encoding="utf-8")
+        (folder / file).chmod(0o644)
+    folder.chmod(0o755)
+    return folder
+
+
+def test_image_of_the_operators_own_is_read_with_what_all_images_share(tmp_path: Path) -> None:
+    own_folder(tmp_path)
+    assert image_names(own=tmp_path) == ["mine", "node", "python", "python-data", "shell"]
+    recipe = read_recipe("mine", own=tmp_path)
+    assert recipe.packages == ("python3",)
+    assert recipe.file("finish") == read_recipe("python").file("finish")
+    with pytest.raises(UnknownImage):
+        read_recipe("mine")
+
+
+def test_folder_of_the_operator_runs_nothing_during_the_build(tmp_path: Path) -> None:
+    """What `finish` says is run by root."""
+    (own_folder(tmp_path) / "finish").write_text("echo here", encoding="utf-8")
+    assert read_recipe("mine", own=tmp_path).file("finish") == read_recipe("python").file("finish")
+
+
+def test_folder_of_the_operator_does_not_hide_one_of_ours(tmp_path: Path) -> None:
+    own_folder(tmp_path, "python")
+    assert read_recipe("python", own=tmp_path) == read_recipe("python")
+
+
+@pytest.mark.parametrize("what", ["folder", "image.toml", "requirements.lock"])
+def test_own_image_that_others_may_write_is_refused(tmp_path: Path, what: str) -> None:
+    folder = own_folder(tmp_path)
+    assert read_recipe("mine", own=tmp_path)
+    target = folder if what == "folder" else folder / what
+    target.chmod(0o775 if what == "folder" else 0o664)
+    with pytest.raises(WrongRecipe, match="can be written by others"):
+        read_recipe("mine", own=tmp_path)
+
+
+def test_own_image_with_a_link_or_without_a_file_is_refused(tmp_path: Path) -> None:
+    folder = own_folder(tmp_path)
+    (folder / "packages.txt").rename(tmp_path / "elsewhere")
+    with pytest.raises(WrongRecipe, match=r"packages\.txt cannot be read"):
+        read_recipe("mine", own=tmp_path)
+    (folder / "packages.txt").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(WrongRecipe, match="symbolic link"):
+        read_recipe("mine", own=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["python", "node", "common", "root", "base-x", "building-x", "", "A", "a_b", "../a", "a" * 32],
+)
+def test_name_that_is_ours_or_none_cannot_be_an_own_images(name: str) -> None:
+    assert not is_own_name(name)
+    assert is_own_name("a" * 31)
 
 
 @pytest.mark.parametrize("package", ["--allow-x", "a,b", "a b", "A", "x;rm", "$(x)"])

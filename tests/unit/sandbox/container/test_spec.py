@@ -31,7 +31,7 @@ WHOLE: dict[str, Any] = {
         "/usr/bin/python3", "-I", "-S", "-B", "-X", "utf8", "/opt/fumehood/fumehood/guest",
     ],
     "Cmd": [
-        ('{"fsize_bytes": 134217728, "import_paths": ["/opt/fumehood"], "lifetime_s": 4260.0, '
+        ('{"fsize_bytes": 134217728, "guest_bytes": 33554432, "import_paths": ["/opt/fumehood"], "lifetime_s": 4260.0, '
         '"memory_bytes": 536870912, "nofile": 256, "spares": 1, "wall": "container"}')
     ],
     "Hostname": "sandbox",
@@ -130,3 +130,9 @@ def test_gvisors_own_kernel_gets_room_within_the_containers_limits(
     host = create_body(replace(SPEC, runtime=runtime))["HostConfig"]
     assert host["Memory"] == host["MemorySwap"] == memory_mb << 20
     assert host["PidsLimit"] == processes
+
+
+def test_an_image_whose_guest_holds_more_adds_to_the_container_and_not_to_the_program() -> None:
+    body = create_body(replace(SPEC, guest_mb=150))
+    assert body["HostConfig"]["Memory"] == body["HostConfig"]["MemorySwap"] == (512 + 150) * MB
+    assert json.loads(body["Cmd"][0])["memory_bytes"] == 512 * MB

@@ -1,0 +1,238 @@
+"""The bait: what of this host an attack is let try to reach, laid out for one run and taken away.
+
+Host side. A file, an environment variable and a process carry a word that no program is told;
+sockets wait for another word, the knock, which every program is told and none may deliver.
+Invariants: nobody else's things are ever touched by an attack, because only these are named to
+it; and what is not seen to work from the host itself is no bait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+
+VARIABLE = "FUMEHOOD_ATTACK_CANARY"
+KNOCK_BYTES = 32
+KNOCK_PATIENCE_S = 1.0
+READY_PATIENCE_S = 5.0
+LOOPBACK = "127.0.0.1"
+MAX_ADDRESSES = 4
+MAX_MARK = 12
+"""The kernel keeps 15 characters of a process's name."""
+
+STAND_STILL = "import sys; sys.stdin.read()"
+"""The bait's process: it ends with the one that started it, however that ends."""
+
+
+class BaitFailed(Exception):
+    """The bait could not be laid out; nothing was attacked."""
+
+
+class Bait:
+    """A context manager. Entered before the walls are started: they inherit the variable."""
+
+    def __init__(self) -> None:
+        self.word = f"word-{secrets.token_hex(12)}"
+        self.knock = secrets.token_hex(KNOCK_BYTES // 2)
+        self.mark = f"fh{secrets.token_hex((MAX_MARK - 2) // 2)}"
+        """How programs name their processes, for whoever looks at the host's."""
+        self.abstract = f"fumehood-attack-{secrets.token_hex(8)}"
+        self._stack = contextlib.ExitStack()
+        self._heard: list[str] = []
+
+    def __enter__(self) -> Bait:
+        try:
+            self._lay_out()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    # -- what programs are told -----------------------------------------------------------
+
+    def fill(self, code: str) -> str:
+        """A program of the corpus with this run's bait in it. Never with the word."""
+        facts = {
+            "@FILE@": str(self.file),
+            "@DIRECTORY@": str(self.directory),
+            "@PORT@": str(self.port),
+            "@ADDRESSES@": repr(self.addresses),
+            "@ABSTRACT@": self.abstract,
+            "@KNOCK@": self.knock,
+            "@PID@": str(self.process.pid),
+            "@MARK@": self.mark,
+        }
+        for name, fact in facts.items():
+            code = code.replace(name, fact)
+        return code
+
+    # -- what is looked at afterwards ---------------------------------------------------------
+
+    def losses(self, answer: str) -> list[str]:
+        """What became of the bait, in words; `answer` is all that a program said. Takes the
+        knocks that were heard.
+        """
+        lost = []
+        self._settle()
+        heard, self._heard[:] = list(self._heard), []
+        lost += [f"it reached the host's listener on {where}" for where in dict.fromkeys(heard)]
+        if self.word in answer:
+            lost.append("its answer holds the word that only the host knows")
+        if self.process.poll() is not None:
+            lost.append("the bait's process was ended")
+            self._end_process()
+            self._start_process()
+        if self._listing() != self._laid:
+            lost.append("the bait's directory was changed")
+            self._fill_directory()
+        return lost
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _lay_out(self) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="fumehood-attack-"))
+        self._stack.callback(shutil.rmtree, self.directory, ignore_errors=True)
+        # Open to every user: not its mode shall hold, but the wall.
+        self.directory.chmod(0o755)
+        self.file = self.directory / "canary"
+        self._fill_directory()
+        before = os.environ.get(VARIABLE)
+        os.environ[VARIABLE] = self.word
+        self._stack.callback(_restore, before)
+        self._start_process()
+        self._stack.callback(self._end_process)
+        self._listen()
+
+    def _fill_directory(self) -> None:
+        for path in self.directory.iterdir():
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        self.file.write_text(self.word)
+        self.file.chmod(0o644)
+        (self.directory / "canary.py").write_text(f"WORD = {self.word!r}\n")
+        self._laid = self._listing()
+
+    def _listing(self) -> dict[str, bytes | None]:
+        return {
+            str(path): path.read_bytes() if path.is_file() else None
+            for path in sorted(self.directory.rglob("*"))
+        }
+
+    def _start_process(self) -> None:
+        self.process = subprocess.Popen(  # noqa: S603  # our own interpreter and text
+            [sys.executable, "-I", "-S", "-c", STAND_STILL, self.word],
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            env={VARIABLE: self.word},
+        )  # fmt: skip
+
+    def _end_process(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+
+    def _listen(self) -> None:
+        """On loopback, on an abstract name, and on the host's other addresses at the same port."""
+        first = socket.create_server((LOOPBACK, 0))
+        self.port: int = first.getsockname()[1]
+        listeners = {f"{LOOPBACK}:{self.port}": first}
+        self.addresses: list[str] = []
+        for address in _other_addresses():
+            with contextlib.suppress(OSError):
+                listeners[f"{address}:{self.port}"] = socket.create_server((address, self.port))
+                self.addresses.append(address)
+        abstract = socket.socket(socket.AF_UNIX)
+        abstract.bind(f"\0{self.abstract}")
+        abstract.listen()
+        listeners["an abstract socket"] = abstract  # the last: see `_settle`
+        ours, theirs = socket.socketpair()
+        ear = threading.Thread(target=_hear, args=(listeners, theirs, self._hear), daemon=True)
+        ear.start()
+
+        def stop() -> None:
+            ours.close()
+            ear.join(READY_PATIENCE_S)
+            for listener in listeners.values():
+                listener.close()
+            theirs.close()
+
+        self._stack.callback(stop)
+        self._try_out(listeners)
+
+    def _try_out(self, listeners: dict[str, socket.socket]) -> None:
+        """Knock at each ourselves: a listener that hears nothing would prove nothing."""
+        for listener in listeners.values():
+            with socket.socket(listener.family) as trial:
+                trial.settimeout(KNOCK_PATIENCE_S)
+                trial.connect(listener.getsockname())
+                trial.sendall(self.knock.encode())
+                trial.shutdown(socket.SHUT_WR)
+                trial.recv(1)  # the end: it was read
+        deaf = set(listeners) - set(self._heard)
+        self._heard.clear()
+        if deaf:
+            raise BaitFailed(f"nothing is heard on {', '.join(sorted(deaf))}")
+
+    def _settle(self) -> None:
+        """Wait until what has arrived is heard: one more connection, taken after all others."""
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as last:
+            last.settimeout(2 * KNOCK_PATIENCE_S)
+            last.connect(f"\0{self.abstract}")
+            last.shutdown(socket.SHUT_WR)
+            last.recv(1)
+
+    def _hear(self, where: str, said: bytes) -> None:
+        # Others may connect, too: only who was told the word counts.
+        if said == self.knock.encode():
+            self._heard.append(where)
+
+
+def _hear(
+    listeners: dict[str, socket.socket], stop: socket.socket, tell: Callable[[str, bytes], None]
+) -> None:
+    """Take connections until the other end of `stop` is closed. In a thread of its own."""
+    names = {listener: where for where, listener in listeners.items()}
+    while True:
+        ready, _, _ = select.select([*names, stop], [], [])
+        if stop in ready:
+            return
+        for listener in ready:
+            with contextlib.suppress(OSError):
+                connection, _ = listener.accept()
+                with connection:
+                    connection.settimeout(KNOCK_PATIENCE_S)
+                    tell(names[listener], connection.recv(KNOCK_BYTES))
+
+
+def _other_addresses() -> Iterator[str]:
+    """This host's own, of IPv4, without loopback: a few, one of each interface."""
+    found = 0
+    for addresses in psutil.net_if_addrs().values():
+        for one in addresses:
+            if one.family == socket.AF_INET and not one.address.startswith("127."):
+                yield one.address
+                found += 1
+                break
+        if found == MAX_ADDRESSES:
+            return
+
+
+def _restore(before: str | None) -> None:
+    if before is None:
+        os.environ.pop(VARIABLE, None)
+    else:
+        os.environ[VARIABLE] = before

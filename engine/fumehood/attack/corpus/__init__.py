@@ -1,0 +1,29 @@
+"""The corpus: every attack as a row of a table, one module a wall and subject."""
+
+from __future__ import annotations
+
+from fumehood.attack.attack import Attack
+from fumehood.attack.corpus import (
+    container_floods,
+    container_guest,
+    container_host,
+    container_kernel,
+    interpreter,
+    jail,
+)
+
+_BY_WALL: dict[str, tuple[Attack, ...]] = {
+    "interpreter": interpreter.ATTACKS,
+    "jail": jail.ATTACKS,
+    "container": (
+        *container_floods.ATTACKS,
+        *container_host.ATTACKS,
+        *container_kernel.ATTACKS,
+        *container_guest.ATTACKS,
+    ),
+}
+
+
+def attacks_on(wall: str) -> tuple[Attack, ...]:
+    """The rows of one wall, in the order in which they are tried."""
+    return _BY_WALL[wall]

@@ -1,0 +1,177 @@
+"""What is looked at from outside after an attack: the host's own view, Docker's, the kernel's.
+
+Host side. What is found wrong comes back in words, and so does what was seen to be right: a look
+that saw nothing is no evidence, and is told as a fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+
+from fumehood.attack.attack import Attack, Look
+from fumehood.attack.bait import Bait
+from fumehood.attack.outside import Watch, below, is_sealed, named
+from fumehood.attack.standing import MOST_PROCESSES, Containers, Standing
+from fumehood.model.limits import MB
+
+MOST_FOR_GUEST_MB = 256
+"""What a container may have beyond its class: for the guest, and for gVisor's own kernel."""
+
+
+@dataclass
+class Looked:
+    """What was found."""
+
+    faults: list[str] = field(default_factory=list)
+    seen: list[str] = field(default_factory=list)
+
+    def say(self, words: str, *, holds: bool) -> None:
+        """Note one finding."""
+        (self.seen if holds else self.faults).append(words)
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """How it was before the attack."""
+
+    guest_pid: int | None = None
+    names: frozenset[str] = frozenset()
+    changes: dict[str, frozenset[str]] = field(default_factory=dict)
+    configs: tuple[dict[str, Any], ...] = ()
+
+
+_OF_PROCESSES = {Look.PROCESSES, Look.SEALED}
+_OF_LIMITS = {Look.MEMORY_LIMIT, Look.NO_NETWORK}
+_OF_NAMES = {Look.UNBROKEN, Look.OTHER_CONTAINER, Look.NO_OTHER_CONTAINER}
+
+
+@asynccontextmanager
+async def looking(
+    attack: Attack, wanted: tuple[Look, ...], standing: Standing, bait: Bait
+) -> AsyncIterator[Looked]:
+    """Look before, while and after the block runs the attack. Raises DockerError."""
+    looked = Looked()
+    wanted_set = set(wanted)
+    before = await _before(wanted_set, standing)
+    if not _OF_PROCESSES & wanted_set:
+        yield looked
+    elif not standing.sees_processes:
+        yield looked
+        looked.seen.append("its processes are not to be seen from here")
+    else:
+        watch = _watch(standing, bait)
+        with watch:
+            yield looked
+        most_after = 0 if standing.containers is not None else standing.standing_processes
+        await _look_at_processes(wanted_set, watch, most_after, looked)
+    if Look.UNBROKEN in wanted_set and standing.containers is None:
+        is_same = standing.guest_pid() == before.guest_pid is not None
+        looked.say("the guest is the same process" if is_same else "the guest was ended",
+                   holds=is_same)  # fmt: skip
+    if standing.containers is not None:
+        await _look_at_containers(wanted_set, standing.containers, before, standing, looked)
+
+
+async def _before(wanted: set[Look], standing: Standing) -> _Before:
+    containers = standing.containers
+    if containers is None:
+        return _Before(standing.guest_pid())
+    return _Before(
+        None,
+        await containers.names() if _OF_NAMES & wanted else frozenset(),
+        await containers.changes() if Look.LAYER in wanted else {},
+        await containers.configs() if _OF_LIMITS & wanted else (),
+    )
+
+
+def _watch(standing: Standing, bait: Bait) -> Watch:
+    if standing.containers is not None:
+        return Watch(lambda: named(bait.mark))
+    return Watch(lambda: below(standing.guest_pid()))
+
+
+async def _look_at_processes(
+    wanted: set[Look], watch: Watch, most_after: int, looked: Looked
+) -> None:
+    if Look.SEALED in wanted:
+        sealed = [seal for seal in watch.seals if is_sealed(seal)]
+        if most_after:  # the zygote is among them, which runs nobody's program
+            looked.say(
+                f"of {len(watch.seals)} processes below the guest, {len(sealed)} were seen sealed",
+                holds=bool(sealed) and len(watch.seals) - len(sealed) <= 1,
+            )
+        else:
+            holds = bool(watch.seals) and sealed == watch.seals
+            looked.say(
+                f"{len(sealed)} of {len(watch.seals)} processes were seen without rights, behind "
+                "a filter",
+                holds=holds,
+            )
+            roots = [seal for seal in watch.seals if "0" in seal["Uid"].split()]
+            if roots:
+                looked.faults.append("a program was seen to be root")
+    if Look.PROCESSES in wanted:
+        left = await anyio.to_thread.run_sync(watch.settled, most_after)
+        within = 0 < watch.most <= MOST_PROCESSES
+        looked.say(f"at most {watch.most} of its processes were seen at once", holds=within)
+        looked.say(
+            "none was left" if left <= most_after else f"{left - most_after} were left after it",
+            holds=left <= most_after,
+        )
+
+
+async def _look_at_containers(
+    wanted: set[Look],
+    containers: Containers,
+    before: _Before,
+    standing: Standing,
+    looked: Looked,
+) -> None:
+    if _OF_NAMES & wanted:
+        _compare_names(wanted, before.names, await containers.names(), looked)
+    if Look.LAYER in wanted:
+        new = {
+            path
+            for name, paths in (await containers.changes()).items()
+            for path in paths - before.changes.get(name, paths)
+        }
+        words = f"the container's layer was changed: {', '.join(sorted(new)[:5])}"
+        looked.say(words if new else "the container's layer is unchanged", holds=not new)
+    if _OF_LIMITS & wanted and not before.configs:
+        looked.faults.append("Docker knew of no container")
+    for config in before.configs:
+        _look_at_limits(wanted, config, standing.memory_mb, looked)
+
+
+def _compare_names(
+    wanted: set[Look], before: frozenset[str], after: frozenset[str], looked: Looked
+) -> None:
+    if Look.UNBROKEN in wanted:
+        kept = bool(before) and before <= after
+        looked.say("its container goes on" if kept else "its container was ended", holds=kept)
+    if Look.OTHER_CONTAINER in wanted:
+        other = bool(after - before)
+        words = "another container served it" if other else "the same container served it"
+        looked.say(words, holds=other)
+    if Look.NO_OTHER_CONTAINER in wanted:
+        # Either is right: a container that could not be cleaned must be replaced.
+        looked.seen.append(
+            "in a new container" if after - before else "in the container that ran the first"
+        )
+
+
+def _look_at_limits(
+    wanted: set[Look], config: dict[str, Any], memory_mb: int, looked: Looked
+) -> None:
+    if Look.MEMORY_LIMIT in wanted:
+        memory, swap = int(config.get("Memory") or 0), int(config.get("MemorySwap") or 0)
+        holds = 0 < memory <= (memory_mb + MOST_FOR_GUEST_MB) * MB and swap == memory
+        looked.say(f"Docker holds it to {memory // MB} MB", holds=holds)
+    if Look.NO_NETWORK in wanted:
+        mode = str(config.get("NetworkMode"))
+        looked.say(f"Docker gives it the network {mode!r}", holds=mode == "none")

@@ -1,0 +1,171 @@
+"""A call as it runs, on the terminal: its output as it comes, a bar, and Ctrl-C that ends it.
+
+What a program writes is a stranger's: on a terminal it is made visible, elsewhere it goes out as
+it is. The bar is drawn on stderr, only where that is a terminal and the line is empty.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+from fumehood.cli.tables import printable
+from fumehood.model.envelope import Envelope
+from fumehood.model.events import (
+    ErrorEvent,
+    Event,
+    NoticeEvent,
+    OutputEvent,
+    ProgressEvent,
+    ResultEvent,
+)
+from fumehood.model.json_types import JsonObject
+
+if TYPE_CHECKING:
+    from fumehood.client import Client
+
+
+def follow(events: Iterable[Event], socket: Path, *, stdout: TextIO) -> Envelope:
+    """Show a call's events until its answer, which is returned.
+
+    What the program prints to its stdout goes to `stdout`, the rest to stderr. The first Ctrl-C
+    cancels the call, whose answer still comes; a second one leaves.
+    """
+    screen = _Screen(stdout)
+    with ExitStack() as stack:
+        stack.callback(screen.clear)
+        interrupt = stack.enter_context(_cancelling(socket))
+        for event in events:
+            match event:
+                case ProgressEvent():
+                    interrupt.call_id = event.metadata.call_id
+                    screen.progress(event)
+                case OutputEvent():
+                    screen.output(event)
+                case NoticeEvent():
+                    screen.say(event.message)
+                case ResultEvent() | ErrorEvent():
+                    return event.envelope
+    raise AssertionError("a client ends its events with an answer")
+
+
+def write(stream: TextIO, text: str) -> None:
+    """A stranger's text: visible on a terminal, as it is elsewhere."""
+    if stream.isatty():
+        stream.write(printable(text))
+    else:
+        stream.flush()
+        stream.buffer.write(text.encode("utf-8", "replace"))
+    stream.flush()
+
+
+class _Screen:
+    """Two streams that may be one terminal, and a bar between their lines."""
+
+    def __init__(self, stdout: TextIO) -> None:
+        self._streams = {"stdout": stdout, "stderr": sys.stderr}
+        self._is_at_start = True
+        """Of a line, on a terminal: a bar would wipe out what stands there."""
+        self._bar: Progress | None = None
+        self._last: ProgressEvent | None = None
+
+    def output(self, event: OutputEvent) -> None:
+        stream = self._streams[event.stream]
+        if stream.isatty():
+            self.clear()
+            self._is_at_start = event.text.endswith("\n")
+        write(stream, event.text)
+        if self._last is not None:  # below what was printed, as it stood above it
+            self._draw(self._last)
+
+    def progress(self, event: ProgressEvent) -> None:
+        if not event.id.startswith("0:"):
+            self._last = event
+            self._draw(event)
+
+    def _draw(self, event: ProgressEvent) -> None:
+        if not (self._is_at_start and sys.stderr.isatty()):
+            return
+        if self._bar is None:
+            console = Console(stderr=True, highlight=False)
+            words_as_they_are = TextColumn("{task.fields[words]}", markup=False)
+            columns = (BarColumn(), TaskProgressColumn(), words_as_they_are)
+            self._bar = Progress(
+                *columns, console=console, transient=True, auto_refresh=False,
+                redirect_stdout=False, redirect_stderr=False,
+            )  # fmt: skip
+            self._bar.add_task("", total=100, words=_words(event))
+            self._bar.update(self._bar.task_ids[0], completed=event.progress)
+            self._bar.start()
+        bar, (task,) = self._bar, self._bar.task_ids
+        bar.update(task, completed=event.progress, words=_words(event), refresh=True)
+
+    def say(self, message: str) -> None:
+        self.clear()
+        sys.stderr.write(printable(message) + "\n")
+        sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def _words(event: ProgressEvent) -> str:
+    """On one line: it is a stranger's, too."""
+    return " ".join(printable(event.message).split())
+
+
+class _Interrupt:
+    """What Ctrl-C does to the call that is followed."""
+
+    def __init__(self, socket: Path) -> None:
+        self.call_id = ""
+        self._socket = socket
+        self._is_asked = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self._is_asked or not self.call_id:
+            raise KeyboardInterrupt
+        self._is_asked = True
+        sys.stderr.write("\nCancelling the call. Ctrl-C again leaves without its answer.\n")
+        # Not here: the connection that is read may be in the middle of something.
+        threading.Thread(target=self._cancel, daemon=True).start()
+
+    def _cancel(self) -> None:
+        from fumehood.client import Client, DaemonUnavailable, Refused
+
+        # One that is over meanwhile has its answer on the way.
+        with suppress(DaemonUnavailable, Refused), Client(self._socket) as client:
+            client.cancel(self.call_id)
+
+
+@contextmanager
+def _cancelling(socket: Path) -> Iterator[_Interrupt]:
+    interrupt = _Interrupt(socket)
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield interrupt
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def stream_call(
+    client: Client, tool: str, arguments: JsonObject, options: dict[str, Any],
+    socket: Path | None, *, stdout: TextIO,
+) -> Envelope:  # fmt: skip
+    """Call a tool and show it as it runs; its answer."""
+    from fumehood.cli.settings import read_config, read_socket_path
+
+    path = read_socket_path(read_config(socket=socket))
+    return follow(client.stream(tool, arguments, **options), path, stdout=stdout)

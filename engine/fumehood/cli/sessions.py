@@ -1,0 +1,208 @@
+"""`fumehood sessions …`: places that are kept from one call to the next, and their files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fumehood.cli.exits import ExitCode, fail
+from fumehood.cli.reach import SocketPath, calling
+
+sessions = typer.Typer(
+    help="Sessions: files and variables that calls leave to the next ones.", no_args_is_help=True
+)
+
+MAX_LISTED = 10_000
+
+SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="The session's id, sess_….")]
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
+
+
+@sessions.command("list")
+def list_sessions(as_json: AsJson = False, socket: SocketPath = None) -> None:
+    """List your sessions, newest first, also those that ended in the last day."""
+    from fumehood.cli.show import show_json, wants_json
+    from fumehood.cli.tables import Field, show_table
+
+    with calling(socket, as_json=as_json) as client:
+        records = [record.model_dump(mode="json") for record in client.sessions()]
+    if wants_json(as_json):
+        show_json(records)
+        return
+    fields = (
+        Field("session", whole=True), Field("state"), Field("image"), Field("agent", drop=3),
+        Field("MB", drop=2), Field("calls", drop=1), Field("until", drop=4),
+    )  # fmt: skip
+    show_table(fields, [_columns(record) for record in records])
+
+
+@sessions.command("new")
+def new_session(
+    image: Annotated[str | None, typer.Option(help="Its image; default: by configuration.")] = None,
+    memory: Annotated[int | None, typer.Option(help="MB of memory, files included.")] = None,
+    idle: Annotated[float | None, typer.Option(help="Seconds after its last use that it ends.")] = (
+        None
+    ),
+    lifetime: Annotated[float | None, typer.Option(help="Seconds that it lasts at most.")] = None,
+    agent: Annotated[str | None, typer.Option(help="The agent whose calls are made in it.")] = None,
+    as_json: AsJson = False,
+    socket: SocketPath = None,
+) -> None:
+    """Make a session. Its id goes to standard output, for --session of call and run."""
+    from fumehood.cli.show import show_json
+
+    with calling(socket, as_json=as_json, is_payload=True) as client:
+        record = client.create_session(
+            image=image, agent_id=agent, memory_mb=memory, idle_seconds=idle,
+            lifetime_seconds=lifetime,
+        )  # fmt: skip
+    if as_json:
+        show_json(record.model_dump(mode="json"))
+    else:
+        print(record.id)
+
+
+@sessions.command("show")
+def show_session(session: SessionId, as_json: AsJson = False, socket: SocketPath = None) -> None:
+    """Show one session of yours."""
+    with calling(socket, as_json=as_json) as client:
+        record = client.session(session).model_dump(mode="json")
+    _show_record(record, as_json=as_json)
+
+
+@sessions.command("end")
+def end_session(session: SessionId, as_json: AsJson = False, socket: SocketPath = None) -> None:
+    """End a session with whatever runs in it. Its files and variables are gone."""
+    with calling(socket, as_json=as_json) as client:
+        record = client.end_session(session).model_dump(mode="json")
+    _show_record(record, as_json=as_json)
+
+
+@sessions.command("files")
+def list_files(
+    session: SessionId,
+    path: Annotated[str, typer.Argument(help="A directory in it; default: all of it.")] = "",
+    recursive: Annotated[
+        bool, typer.Option("--recursive", "-r", help="Also what is in its directories.")
+    ] = False,
+    as_json: AsJson = False,
+    socket: SocketPath = None,
+) -> None:
+    """List the files of a session, by path."""
+    from fumehood.cli.show import show_json, wants_json
+    from fumehood.cli.tables import Field, show_table
+
+    items: list[dict[str, Any]] = []
+    cursor = None
+    with calling(socket, as_json=as_json) as client:
+        while True:
+            page = client.session_files(
+                session, path, recursive=recursive, limit=100, cursor=cursor
+            )
+            items += [entry.model_dump() for entry in page.items]
+            cursor = page.pagination.next_cursor
+            if cursor is None or len(items) >= MAX_LISTED:
+                break
+    if wants_json(as_json):
+        show_json(items)
+    else:
+        fields = (
+            Field("path"), Field("kind", drop=2), Field("bytes"), Field("changed", drop=1)
+        )  # fmt: skip
+        show_table(fields, [_file_columns(entry) for entry in items])
+    if cursor is not None:
+        fail(f"There are more than {len(items)} files.", ExitCode.TOOL_FAILED)
+
+
+@sessions.command("get")
+def get_file(
+    session: SessionId,
+    path: Annotated[str, typer.Argument(help="The file in the session.")],
+    target: Annotated[
+        str | None,
+        typer.Argument(help="Where to: a file, a directory, or - for standard output."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    socket: SocketPath = None,
+) -> None:
+    """Copy a file of a session to here. It is there whole, or not at all."""
+    from fumehood.cli.session_files import save_file, show_file
+
+    with calling(socket, is_payload=True) as client:
+        if target == "-":
+            show_file(client, session, path)
+        else:
+            save_file(client, session, path, target, force=force)
+
+
+@sessions.command("put")
+def put_file(
+    session: SessionId,
+    source: Annotated[str, typer.Argument(help="A plain file, or - for standard input.")],
+    path: Annotated[
+        str | None, typer.Argument(help="Its path in the session; default: the file's name.")
+    ] = None,
+    create: Annotated[
+        bool, typer.Option("--create", help="Refuse where there is such a file already.")
+    ] = False,
+    as_json: AsJson = False,
+    socket: SocketPath = None,
+) -> None:
+    """Copy a file into a session. It replaces one that is there, unless --create is given."""
+    from fumehood.cli.session_files import send_file
+    from fumehood.cli.show import show_json, wants_json
+    from fumehood.cli.tables import printable
+
+    if path is None and source == "-":
+        fail("Say what standard input is to be called in the session.", ExitCode.USAGE)
+    name = path if path is not None else Path(source).name
+    with calling(socket, as_json=as_json) as client:
+        written = send_file(client, session, source, name, mode="create" if create else "replace")
+    if wants_json(as_json):
+        show_json(written.model_dump())
+    else:
+        print(f"{printable(written.path)}: {written.size} bytes")
+
+
+@sessions.command("rm")
+def remove_file(
+    session: SessionId,
+    path: Annotated[str, typer.Argument(help="The file or directory in the session.")],
+    recursive: Annotated[
+        bool, typer.Option("--recursive", "-r", help="A directory with all that is in it.")
+    ] = False,
+    socket: SocketPath = None,
+) -> None:
+    """Delete a file of a session, a link itself, or a directory."""
+    with calling(socket, is_payload=True) as client:
+        client.delete_file(session, path, recursive=recursive)
+
+
+def _show_record(record: dict[str, Any], *, as_json: bool) -> None:
+    from fumehood.cli.show import show_fields, show_json, wants_json
+
+    if wants_json(as_json):
+        show_json(record)
+    else:
+        show_fields(record)
+
+
+def _columns(record: dict[str, Any]) -> tuple[str, ...]:
+    state = "busy" if record["is_busy"] else record["state"]
+    return (
+        record["id"],
+        state,
+        record["image"],
+        record["agent_id"] or "",
+        str(record["memory_mb"]),
+        str(record["calls"]),
+        record["expires_at"][:19] + "Z",
+    )
+
+
+def _file_columns(entry: dict[str, Any]) -> tuple[str, ...]:
+    # A name that a program chose may not begin a line of its own.
+    path = entry["path"].replace("\n", "\\x0a").replace("\t", "\\x09")
+    return (path, entry["kind"], str(entry["size"]), entry["modified_at"])

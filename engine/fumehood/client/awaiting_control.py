@@ -1,0 +1,213 @@
+"""`AsyncControlClient`: what changes authority, agents and the registry, to be awaited."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+
+from fumehood.client import authority
+from fumehood.client.awaiting import AnyAsyncClient
+from fumehood.client.transport import (
+    ANSWER_GRACE_S,
+    CONNECT_TIMEOUT_S,
+    AwaitingTransport,
+)
+from fumehood.model.agent import Agent, Binding
+from fumehood.model.answers import AgentDetails, ToolWithSource
+from fumehood.model.authority import ApproverInfo, Change, MadeApprover, MadeToken, TokenInfo
+from fumehood.model.identity import Scope
+from fumehood.model.json_types import JsonObject
+
+
+class AsyncControlClient(AnyAsyncClient):
+    """A client of the control socket: agents, tools, tokens, approvers.
+
+    Raises:
+        DaemonUnavailable: from every method, where nobody answers or not in time.
+        Refused: from every method that the engine refuses, such as for want of `admin`.
+        ValueError: from every method, where a name or id can be none; nothing was sent.
+    """
+
+    def __init__(
+        self,
+        socket_path: Path | str,
+        *,
+        credential: str,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        grace_s: float = ANSWER_GRACE_S,
+    ) -> None:
+        """As `AsyncClient`, but nobody administers without a credential."""
+        super().__init__(
+            socket_path,
+            credential=credential,
+            connect_timeout_s=connect_timeout_s,
+            grace_s=grace_s,
+        )
+        self.agents = AsyncControlledAgents(self._transport)
+        self.tools = AsyncControlledTools(self._transport)
+        self.tokens = AsyncControlledTokens(self._transport)
+        self.approvers = AsyncControlledApprovers(self._transport)
+
+    async def changes(self) -> tuple[Change, ...]:
+        """The newest 100 changes of authority, of agents and of the registry."""
+        return await self._transport.send(authority.changes())
+
+
+class AsyncControlledAgents:
+    """Agents and their tools. A part of `AsyncControlClient`."""
+
+    def __init__(self, transport: AwaitingTransport) -> None:
+        self._transport = transport
+
+    async def create(
+        self,
+        agent_id: str,
+        *,
+        description: str = "",
+        principals: Iterable[str] = (),
+        is_enabled: bool = True,
+    ) -> Agent:
+        """Make an agent. It has no tools yet, and without principals it is nobody's."""
+        ask = authority.create_agent(
+            agent_id, description=description, principals=principals, is_enabled=is_enabled
+        )
+        return await self._transport.send(ask)
+
+    async def list(self) -> tuple[Agent, ...]:
+        """Every agent by id."""
+        return await self._transport.send(authority.list_agents())
+
+    async def show(self, agent_id: str) -> AgentDetails:
+        """One agent with its tools."""
+        return await self._transport.send(authority.show_agent(agent_id))
+
+    async def update(
+        self,
+        agent_id: str,
+        *,
+        description: str | None = None,
+        principals: Iterable[str] | None = None,
+    ) -> Agent:
+        """Change what is given; all else stays."""
+        ask = authority.update_agent(agent_id, description=description, principals=principals)
+        return await self._transport.send(ask)
+
+    async def enable(self, agent_id: str) -> Agent:
+        """Let calls be made for an agent again."""
+        return await self._transport.send(authority.update_agent(agent_id, is_enabled=True))
+
+    async def disable(self, agent_id: str) -> Agent:
+        """Refuse every call that is made for an agent."""
+        return await self._transport.send(authority.update_agent(agent_id, is_enabled=False))
+
+    async def delete(self, agent_id: str) -> None:
+        """Remove an agent with its bindings."""
+        await self._transport.send(authority.delete_agent(agent_id))
+
+    async def bindings(self, agent_id: str) -> tuple[Binding, ...]:
+        """An agent's tools in its order, those that are switched off included."""
+        return await self._transport.send(authority.list_bindings(agent_id))
+
+    async def bind(
+        self,
+        agent_id: str,
+        tool: str,
+        *,
+        sort_order: int = 0,
+        fixed: JsonObject | None = None,
+        defaults: JsonObject | None = None,
+        is_enabled: bool = True,
+    ) -> Binding:
+        """Give an agent a tool (`name` or `name@version`), or change how it has it."""
+        ask = authority.bind(
+            agent_id,
+            tool,
+            sort_order=sort_order,
+            fixed=fixed,
+            defaults=defaults,
+            is_enabled=is_enabled,
+        )
+        return await self._transport.send(ask)
+
+    async def unbind(self, agent_id: str, tool: str) -> None:
+        """Take a tool from an agent."""
+        await self._transport.send(authority.unbind(agent_id, tool))
+
+
+class AsyncControlledTools:
+    """What the engine offers. A part of `AsyncControlClient`."""
+
+    def __init__(self, transport: AwaitingTransport) -> None:
+        self._transport = transport
+
+    async def add(self, document: JsonObject) -> ToolWithSource:
+        """Register one version of a REST or MCP tool, from a document of its definition."""
+        return await self._transport.send(authority.add_tool(document))
+
+    async def replace(self, reference: str, document: JsonObject) -> ToolWithSource:
+        """Put another definition in place of a registered one (`name@version`)."""
+        return await self._transport.send(authority.replace_tool(reference, document))
+
+    async def remove(self, reference: str) -> None:
+        """Forget a registered version (`name@version`)."""
+        await self._transport.send(authority.remove_tool(reference))
+
+    async def enable(self, reference: str) -> tuple[ToolWithSource, ...]:
+        """Switch one version (`name@version`), or every one (`name`), on."""
+        return await self._transport.send(authority.switch_tool(reference, is_active=True))
+
+    async def disable(self, reference: str) -> tuple[ToolWithSource, ...]:
+        """Switch one version, or every one, off: calls are refused."""
+        return await self._transport.send(authority.switch_tool(reference, is_active=False))
+
+
+class AsyncControlledTokens:
+    """Tokens. A part of `AsyncControlClient`."""
+
+    def __init__(self, transport: AwaitingTransport) -> None:
+        self._transport = transport
+
+    async def new(
+        self,
+        name: str,
+        *,
+        principal_id: str | None = None,
+        scopes: Iterable[Scope | str] = (Scope.CALL,),
+        agents: Iterable[str] = (),
+        expires_at: datetime | None = None,
+    ) -> MadeToken:
+        """Make a token; its `secret` is shown only here. Without `expires_at` it has no end."""
+        ask = authority.new_token(
+            name, principal_id=principal_id, scopes=scopes, agents=agents, expires_at=expires_at
+        )
+        return await self._transport.send(ask)
+
+    async def list(self) -> tuple[TokenInfo, ...]:
+        """Every token without its secret, oldest first."""
+        return await self._transport.send(authority.list_tokens())
+
+    async def revoke(self, token_id: str) -> TokenInfo:
+        """End a token at once."""
+        return await self._transport.send(authority.revoke_token(token_id))
+
+
+class AsyncControlledApprovers:
+    """Approvers. A part of `AsyncControlClient`."""
+
+    def __init__(self, transport: AwaitingTransport) -> None:
+        self._transport = transport
+
+    async def add(
+        self, name: str, *, scopes: Iterable[Scope | str] = (Scope.APPROVE,)
+    ) -> MadeApprover:
+        """Make an approver; the credential, its `secret`, is shown only here."""
+        return await self._transport.send(authority.add_approver(name, scopes=scopes))
+
+    async def list(self) -> tuple[ApproverInfo, ...]:
+        """Those who have authority now, oldest first."""
+        return await self._transport.send(authority.list_approvers())
+
+    async def remove(self, name: str) -> ApproverInfo:
+        """Take an approver's authority back at once."""
+        return await self._transport.send(authority.remove_approver(name))

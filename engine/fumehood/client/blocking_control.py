@@ -1,0 +1,211 @@
+"""`ControlClient`: what changes authority, agents and the registry, as methods that wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+
+from fumehood.client import authority
+from fumehood.client.blocking import AnyClient
+from fumehood.client.transport import (
+    ANSWER_GRACE_S,
+    CONNECT_TIMEOUT_S,
+    BlockingTransport,
+)
+from fumehood.model.agent import Agent, Binding
+from fumehood.model.answers import AgentDetails, ToolWithSource
+from fumehood.model.authority import ApproverInfo, Change, MadeApprover, MadeToken, TokenInfo
+from fumehood.model.identity import Scope
+from fumehood.model.json_types import JsonObject
+
+
+class ControlClient(AnyClient):
+    """A client of the control socket: agents, tools, tokens, approvers.
+
+    Raises:
+        DaemonUnavailable: from every method, where nobody answers or not in time.
+        Refused: from every method that the engine refuses, such as for want of `admin`.
+        ValueError: from every method, where a name or id can be none; nothing was sent.
+    """
+
+    def __init__(
+        self,
+        socket_path: Path | str,
+        *,
+        credential: str,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        grace_s: float = ANSWER_GRACE_S,
+    ) -> None:
+        """As `Client`, but nobody administers without a credential."""
+        super().__init__(
+            socket_path,
+            credential=credential,
+            connect_timeout_s=connect_timeout_s,
+            grace_s=grace_s,
+        )
+        self.agents = ControlledAgents(self._transport)
+        self.tools = ControlledTools(self._transport)
+        self.tokens = ControlledTokens(self._transport)
+        self.approvers = ControlledApprovers(self._transport)
+
+    def changes(self) -> tuple[Change, ...]:
+        """The newest 100 changes of authority, of agents and of the registry."""
+        return self._transport.send(authority.changes())
+
+
+class ControlledAgents:
+    """Agents and their tools. A part of `ControlClient`."""
+
+    def __init__(self, transport: BlockingTransport) -> None:
+        self._transport = transport
+
+    def create(
+        self,
+        agent_id: str,
+        *,
+        description: str = "",
+        principals: Iterable[str] = (),
+        is_enabled: bool = True,
+    ) -> Agent:
+        """Make an agent. It has no tools yet, and without principals it is nobody's."""
+        ask = authority.create_agent(
+            agent_id, description=description, principals=principals, is_enabled=is_enabled
+        )
+        return self._transport.send(ask)
+
+    def list(self) -> tuple[Agent, ...]:
+        """Every agent by id."""
+        return self._transport.send(authority.list_agents())
+
+    def show(self, agent_id: str) -> AgentDetails:
+        """One agent with its tools."""
+        return self._transport.send(authority.show_agent(agent_id))
+
+    def update(
+        self,
+        agent_id: str,
+        *,
+        description: str | None = None,
+        principals: Iterable[str] | None = None,
+    ) -> Agent:
+        """Change what is given; all else stays."""
+        ask = authority.update_agent(agent_id, description=description, principals=principals)
+        return self._transport.send(ask)
+
+    def enable(self, agent_id: str) -> Agent:
+        """Let calls be made for an agent again."""
+        return self._transport.send(authority.update_agent(agent_id, is_enabled=True))
+
+    def disable(self, agent_id: str) -> Agent:
+        """Refuse every call that is made for an agent."""
+        return self._transport.send(authority.update_agent(agent_id, is_enabled=False))
+
+    def delete(self, agent_id: str) -> None:
+        """Remove an agent with its bindings."""
+        self._transport.send(authority.delete_agent(agent_id))
+
+    def bindings(self, agent_id: str) -> tuple[Binding, ...]:
+        """An agent's tools in its order, those that are switched off included."""
+        return self._transport.send(authority.list_bindings(agent_id))
+
+    def bind(
+        self,
+        agent_id: str,
+        tool: str,
+        *,
+        sort_order: int = 0,
+        fixed: JsonObject | None = None,
+        defaults: JsonObject | None = None,
+        is_enabled: bool = True,
+    ) -> Binding:
+        """Give an agent a tool (`name` or `name@version`), or change how it has it."""
+        ask = authority.bind(
+            agent_id,
+            tool,
+            sort_order=sort_order,
+            fixed=fixed,
+            defaults=defaults,
+            is_enabled=is_enabled,
+        )
+        return self._transport.send(ask)
+
+    def unbind(self, agent_id: str, tool: str) -> None:
+        """Take a tool from an agent."""
+        self._transport.send(authority.unbind(agent_id, tool))
+
+
+class ControlledTools:
+    """What the engine offers. A part of `ControlClient`."""
+
+    def __init__(self, transport: BlockingTransport) -> None:
+        self._transport = transport
+
+    def add(self, document: JsonObject) -> ToolWithSource:
+        """Register one version of a REST or MCP tool, from a document of its definition."""
+        return self._transport.send(authority.add_tool(document))
+
+    def replace(self, reference: str, document: JsonObject) -> ToolWithSource:
+        """Put another definition in place of a registered one (`name@version`)."""
+        return self._transport.send(authority.replace_tool(reference, document))
+
+    def remove(self, reference: str) -> None:
+        """Forget a registered version (`name@version`)."""
+        self._transport.send(authority.remove_tool(reference))
+
+    def enable(self, reference: str) -> tuple[ToolWithSource, ...]:
+        """Switch one version (`name@version`), or every one (`name`), on."""
+        return self._transport.send(authority.switch_tool(reference, is_active=True))
+
+    def disable(self, reference: str) -> tuple[ToolWithSource, ...]:
+        """Switch one version, or every one, off: calls are refused."""
+        return self._transport.send(authority.switch_tool(reference, is_active=False))
+
+
+class ControlledTokens:
+    """Tokens. A part of `ControlClient`."""
+
+    def __init__(self, transport: BlockingTransport) -> None:
+        self._transport = transport
+
+    def new(
+        self,
+        name: str,
+        *,
+        principal_id: str | None = None,
+        scopes: Iterable[Scope | str] = (Scope.CALL,),
+        agents: Iterable[str] = (),
+        expires_at: datetime | None = None,
+    ) -> MadeToken:
+        """Make a token; its `secret` is shown only here. Without `expires_at` it has no end."""
+        ask = authority.new_token(
+            name, principal_id=principal_id, scopes=scopes, agents=agents, expires_at=expires_at
+        )
+        return self._transport.send(ask)
+
+    def list(self) -> tuple[TokenInfo, ...]:
+        """Every token without its secret, oldest first."""
+        return self._transport.send(authority.list_tokens())
+
+    def revoke(self, token_id: str) -> TokenInfo:
+        """End a token at once."""
+        return self._transport.send(authority.revoke_token(token_id))
+
+
+class ControlledApprovers:
+    """Approvers. A part of `ControlClient`."""
+
+    def __init__(self, transport: BlockingTransport) -> None:
+        self._transport = transport
+
+    def add(self, name: str, *, scopes: Iterable[Scope | str] = (Scope.APPROVE,)) -> MadeApprover:
+        """Make an approver; the credential, its `secret`, is shown only here."""
+        return self._transport.send(authority.add_approver(name, scopes=scopes))
+
+    def list(self) -> tuple[ApproverInfo, ...]:
+        """Those who have authority now, oldest first."""
+        return self._transport.send(authority.list_approvers())
+
+    def remove(self, name: str) -> ApproverInfo:
+        """Take an approver's authority back at once."""
+        return self._transport.send(authority.remove_approver(name))

@@ -1,0 +1,90 @@
+"""A file that is sent to an engine: where its bytes come from, and how many there are.
+
+Client side. Invariant: what is opened by its path is a plain file, so that nothing waits for a
+pipe or reads a device without an end.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+CHUNK_BYTES = 256 * 1024
+
+Source = bytes | Path | BinaryIO
+"""A file's content, its path, or an open binary file, which is sent from where it stands."""
+
+
+@contextmanager
+def opened(source: Source) -> Iterator[bytes | BinaryIO]:
+    """Bytes as they are, or a file to be read. What was opened here is closed again.
+
+    Raises:
+        ValueError: no source, or no plain file.
+        OSError: the file cannot be opened.
+    """
+    if isinstance(source, bytes):
+        yield source
+    elif isinstance(source, Path):
+        with plain_file(source) as file:
+            yield file
+    elif hasattr(source, "read"):
+        yield source
+    else:
+        raise ValueError(  # as everything that keeps a request from being sent
+            "Bytes, a Path or a binary file are needed: a text could be a path or a content."
+        )
+
+
+@contextmanager
+def plain_file(path: Path, *, follow: bool = True) -> Iterator[BinaryIO]:
+    """A plain file to be read. Without `follow` a link is none (OSError, ELOOP).
+
+    Raises:
+        ValueError: a directory, pipe, socket or device.
+        OSError: it cannot be opened.
+    """
+    # Opening a pipe would wait for who writes; this way it does not, and is seen for what it is.
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
+    descriptor = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError(f"{str(path)[:200]!r} is no plain file.")
+    with os.fdopen(descriptor, "rb") as file:
+        yield file
+
+
+def size_of(source: bytes | BinaryIO) -> int | None:
+    """How many bytes there are to be sent, where that can be known."""
+    if isinstance(source, bytes):
+        return len(source)
+    try:
+        found = os.fstat(source.fileno())
+        return found.st_size - source.tell() if stat.S_ISREG(found.st_mode) else None
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def chunks_of(source: bytes | BinaryIO, size: int | None) -> Iterator[bytes]:
+    """The bytes in pieces. Never more than `size`, which has been announced by then.
+
+    Raises:
+        ValueError: the file has become shorter meanwhile.
+    """
+    if isinstance(source, bytes):
+        yield source
+        return
+    left = size
+    while left is None or left > 0:
+        chunk = source.read(CHUNK_BYTES if left is None else min(CHUNK_BYTES, left))
+        if not chunk:
+            break
+        if left is not None:
+            left -= len(chunk)
+        yield chunk
+    if left:
+        raise ValueError("The file became shorter while it was sent.")

@@ -1,0 +1,293 @@
+"""The files of a session, for its owner: list, up, down, delete, outside of calls.
+
+Host side. Above it the daemon and embedding programs, below it the keeper of sessions. A file
+goes in pieces, each in a turn of its own at the session, so that a slow client keeps no call
+waiting. Invariants: no more of a file is held here than one piece; an upload that does not come
+to its end leaves nothing; a download of a file that changes meanwhile ends short, never mixed.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from collections.abc import AsyncIterable, AsyncIterator
+from contextlib import suppress
+from typing import Any, Literal, Self, TypeVar
+
+import anyio
+from pydantic import BaseModel
+
+from fumehood.executors.workspace_claims import (
+    MAX_PUT_BYTES,
+    MAX_READ_BYTES,
+    Deletion,
+    Dropped,
+    NotAsAgreed,
+    Piece,
+    Written,
+    fitting_piece,
+)
+from fumehood.executors.workspace_guest import ask, not_as_agreed
+from fumehood.executors.workspace_listing import (
+    DEFAULT_LIMIT,
+    ListingPage,
+    ListingQuery,
+    list_page,
+)
+from fumehood.model.errors import EngineError, InvalidParams, RequestTooLarge, ResourceNotFound
+from fumehood.model.identity import Principal
+from fumehood.model.json_types import JsonObject
+from fumehood.model.limits import MB, Limits, container_writable_mb
+from fumehood.model.workspace_path import path_fault
+from fumehood.sandbox.sessions import SessionKeeper
+from fumehood.wire.cursors import Cursors
+
+REQUEST_S = 30.0
+"""For one request to the guest. It copies at most a megabyte, or lists a thousand names."""
+
+DROP_S = 40.0
+"""For taking back an upload: a little longer than a call in the session is waited for."""
+
+REQUEST_LIMITS = Limits(wall_s=REQUEST_S, cpu_s=REQUEST_S, memory_mb=None, output_bytes=MB)
+
+TOKEN_BYTES = 16
+SHOWN_CHARACTERS = 200
+
+Mode = Literal["create", "replace"]
+M = TypeVar("M", bound=BaseModel)
+
+
+class FileChanged(Exception):
+    """The file is not any more the one whose beginning was read."""
+
+
+class SessionFiles:
+    """The files of one principal's session. Every method raises as these do, and:
+
+    Raises:
+        ResourceNotFound: no such session of this principal's, it is over, or no such file.
+        InvalidParams: a path that leads anywhere else, over a link, or to no plain file.
+        SandboxUnavailable: the session is too busy, or its container was lost.
+    """
+
+    def __init__(
+        self, sessions: SessionKeeper, cursors: Cursors, principal: Principal, session_id: str
+    ) -> None:
+        self._sessions = sessions
+        self._cursors = cursors
+        self._principal = principal
+        self._session_id = session_id
+
+    @property
+    def most_bytes(self) -> int:
+        """What the workspace holds: no file is larger."""
+        record = self._sessions.find(self._principal, self._session_id)
+        return container_writable_mb(record.memory_mb)["/workspace"] * MB
+
+    async def page(
+        self,
+        path: str = "",
+        *,
+        recursive: bool = False,
+        limit: int = DEFAULT_LIMIT,
+        cursor: str | None = None,
+    ) -> ListingPage:
+        """A page of what is in a directory; an empty path is the workspace itself."""
+        if path:
+            _require_plain(path)
+        query = ListingQuery(self._session_id, self._principal.id, path, recursive, limit, cursor)
+        turn = await self._sessions.files(self._principal, self._session_id)
+        async with turn as lease:
+            end = await list_page(lease, query, REQUEST_LIMITS, self._cursors)
+        if end.page is None:
+            raise end.error or not_as_agreed()
+        return end.page
+
+    async def download(self, path: str) -> Download:
+        """A file, whose first piece has been read."""
+        _require_plain(path)
+        download = Download(self, path)
+        await download.begin()
+        return download
+
+    async def read(self, path: str) -> bytes:
+        """The whole of a file, held in memory.
+
+        Raises:
+            FileChanged: somebody wrote to it meanwhile.
+        """
+        download = await self.download(path)
+        return b"".join([piece async for piece in download.pieces()])
+
+    def upload(self, path: str, mode: Mode = "replace") -> Upload:
+        """A file that is sent in pieces: `async with` it, feed it, finish it.
+
+        `create` refuses where there is a file already, at the end.
+        """
+        _require_plain(path)
+        return Upload(self, path, mode)
+
+    async def write(
+        self, path: str, source: bytes | AsyncIterable[bytes], mode: Mode = "replace"
+    ) -> int:
+        """Write a whole file; its size.
+
+        Raises:
+            RequestTooLarge: over what the workspace holds.
+        """
+        async with self.upload(path, mode) as upload:
+            if isinstance(source, bytes):
+                await upload.feed(source)
+            else:
+                async for piece in source:
+                    await upload.feed(piece)
+            return await upload.finish()
+
+    async def delete(self, path: str, *, recursive: bool = False) -> None:
+        """Delete a file, a link itself, or a directory; one that is not empty with `recursive`."""
+        _require_plain(path)
+        request = {"do": "delete", "paths": [path], "recursive": recursive}
+        said = await self.ask(request, Deletion)
+        if not said.is_of([path]):
+            raise not_as_agreed()
+        if said.missing:
+            raise ResourceNotFound("There is no such file or directory in the workspace.")
+        if said.failed:
+            why = "".join(c for c in said.failed[0].why if c.isprintable())[:SHOWN_CHARACTERS]
+            raise InvalidParams(
+                f"It could not be deleted ({why}). A directory that is not empty goes with "
+                "recursive=true.",
+                fields=["path"],
+            )
+
+    async def ask(self, request: JsonObject, model: type[M]) -> M:
+        """One request in a turn of its own."""
+        turn = await self._sessions.files(self._principal, self._session_id)
+        async with turn as lease:
+            said = await ask(lease, request, REQUEST_LIMITS, model)
+        return said.required
+
+
+class Download:
+    """A file on its way out. `size` is that of its whole, which every piece has to agree to."""
+
+    def __init__(self, files: SessionFiles, path: str) -> None:
+        self.path = path
+        self.size = 0
+        self._files = files
+        self._version = ""
+        self._first = b""
+
+    async def begin(self) -> None:
+        """Read the first piece."""
+        piece, self._first = await self._piece(0)
+        self.size, self._version = piece.size, piece.version
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """All of it, once, in order.
+
+        Raises:
+            FileChanged: it is another file now, or the session or its container is gone.
+        """
+        content, self._first = self._first, b""
+        sent = 0
+        while content:
+            yield content
+            sent += len(content)
+            if sent == self.size:
+                return
+            try:
+                piece, content = await self._piece(sent)
+            except EngineError as error:
+                raise FileChanged(error.message) from None
+            if (piece.size, piece.version) != (self.size, self._version):
+                raise FileChanged("it was changed meanwhile")
+
+    async def _piece(self, offset: int) -> tuple[Piece, bytes]:
+        request = {"do": "read", "path": self.path, "offset": offset, "length": MAX_READ_BYTES}
+        piece = await self._files.ask(request, Piece)
+        try:
+            return piece, fitting_piece(piece, offset, MAX_READ_BYTES)
+        except NotAsAgreed:
+            raise not_as_agreed() from None
+
+
+class Upload:
+    """A file on its way in, under a token until it is whole. Leaving it unfinished drops it."""
+
+    def __init__(self, files: SessionFiles, path: str, mode: Mode) -> None:
+        self._files = files
+        self._path = path
+        self._mode = mode
+        self._token = secrets.token_hex(TOKEN_BYTES)
+        self._most = 0
+        self._sent = 0
+        self._has_begun = False
+        self._is_finished = False
+
+    async def __aenter__(self) -> Self:
+        self._most = self._files.most_bytes
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if not self._has_begun or self._is_finished:
+            return
+        with anyio.move_on_after(DROP_S, shield=True), suppress(EngineError):
+            await self._files.ask({"do": "drop", "token": self._token}, Dropped)
+
+    async def feed(self, data: bytes) -> None:
+        """The next bytes, as many as there are.
+
+        Raises:
+            RequestTooLarge: over what the workspace holds.
+        """
+        if self._sent + len(data) > self._most:
+            raise too_large(self._most)
+        for start in range(0, len(data), MAX_PUT_BYTES):
+            await self._put(data[start : start + MAX_PUT_BYTES])
+
+    async def finish(self) -> int:
+        """Put the file into its place, whole; its size."""
+        if not self._has_begun:
+            await self._put(b"")
+        request: JsonObject = {
+            "do": "finish",
+            "token": self._token,
+            "path": self._path,
+            "size": self._sent,
+            "mode": self._mode,
+        }
+        written = await self._files.ask(request, Written)
+        self._is_finished = True
+        return self._agreed(written)
+
+    async def _put(self, piece: bytes) -> None:
+        self._has_begun = True
+        request: JsonObject = {
+            "do": "put",
+            "token": self._token,
+            "offset": self._sent,
+            "content_base64": base64.b64encode(piece).decode("ascii"),
+        }
+        written = await self._files.ask(request, Written)
+        self._sent += len(piece)
+        self._agreed(written)
+
+    def _agreed(self, written: Written) -> int:
+        if written.size != self._sent:
+            raise not_as_agreed()
+        return written.size
+
+
+def too_large(most: int) -> RequestTooLarge:
+    """A file that no workspace of this size holds."""
+    return RequestTooLarge(
+        f"The file is larger than what this session's workspace holds ({most // MB} MB). Send "
+        "less, or begin a session with more memory."
+    )
+
+
+def _require_plain(path: Any) -> None:
+    fault = path_fault(path)
+    if fault is not None:
+        raise InvalidParams(f"The path {fault}.", fields=["path"])

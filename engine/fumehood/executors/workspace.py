@@ -1,0 +1,201 @@
+"""Tools on the workspace of a session: read, write, list and delete its files.
+
+Host side, between `call/execute` and the lease on a session. No code of the caller's runs:
+each call is one request to the guest's program `files`. Invariant: a path was checked here
+before it was sent, and what comes back is in the agreed form or an error.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+
+from fumehood.executors.code import session_fields
+from fumehood.executors.outcome import Outcome
+from fumehood.executors.workspace_claims import (
+    Deletion,
+    NotAsAgreed,
+    Piece,
+    Written,
+    fitting_piece,
+)
+from fumehood.executors.workspace_guest import ask, not_as_agreed
+from fumehood.executors.workspace_listing import DEFAULT_LIMIT, ListingQuery, list_page
+from fumehood.model.errors import EngineError, ExecutionError, InternalError, InvalidParams
+from fumehood.model.identity import TrustDomain
+from fumehood.model.json_types import JsonObject
+from fumehood.model.limits import Limits
+from fumehood.model.tool import ToolDefinition
+from fumehood.sandbox.wall import Lease, RunEnding
+from fumehood.wire.cursors import Cursors
+
+DEFAULT_READ_BYTES = 10 * 1024
+"""As much as of any other text stands in an answer (mission E6)."""
+
+MAX_DATA_BYTES = 2 << 20
+"""The largest piece of a file in JSON's escapes fits in it."""
+
+FILE_CONTENTS = frozenset({"content", "content_base64"})
+"""Fields that hold a file's content: asked for by size, and never shortened."""
+
+MAX_CHARACTER_BYTES = 4
+"""*Source*: RFC 3629."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """What one action came to: `data`, or `error` in its place."""
+
+    ending: RunEnding
+    data: JsonObject
+    error: EngineError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where, and for whom."""
+
+    lease: Lease
+    limits: Limits
+    domain: TrustDomain
+    cursors: Cursors
+
+
+async def run_workspace(
+    tool: ToolDefinition,
+    arguments: JsonObject,
+    limits: Limits,
+    lease: Lease,
+    domain: TrustDomain,
+    cursors: Cursors,
+) -> Outcome:
+    """Do what the tool's executor names to the workspace of the call's session."""
+    if domain.session_id is None:
+        raise InternalError("A tool on a workspace was let through without a session.")
+    place = _Place(lease, limits, domain, cursors)
+    match tool.executor:
+        case "workspace:read":
+            done = await _read(arguments, place)
+        case "workspace:write":
+            done = await _write(arguments, place)
+        case "workspace:list":
+            done = await _list(arguments, place)
+        case _:
+            done = await _delete(arguments, place)
+    ending, error = done.ending, done.error
+    session = session_fields(domain.session_id, ending)
+    if error is not None:
+        error.details = {**(error.details or {}), "session": session}
+    return Outcome(
+        ended_by=ending.ended_by,
+        isolation=ending.isolation,
+        data={**done.data, "session": session} if error is None else None,
+        error=error,
+        cpu_ms=ending.cpu_ms,
+        peak_memory_bytes=ending.peak_memory_bytes,
+        max_data_bytes=MAX_DATA_BYTES,
+        whole_fields=FILE_CONTENTS,
+    )
+
+
+async def _read(arguments: JsonObject, place: _Place) -> _Done:
+    path, offset = arguments["path"], arguments.get("offset") or 0
+    length = arguments.get("limit") or DEFAULT_READ_BYTES
+    request = {"do": "read", "path": path, "offset": offset, "length": length}
+    said = await ask(place.lease, request, place.limits, Piece)
+    if said.value is None:
+        return _Done(said.ending, {}, said.error)
+    size = said.value.size
+    try:
+        raw = fitting_piece(said.value, offset, length)
+    except NotAsAgreed:
+        return _Done(said.ending, {}, not_as_agreed())
+    encoding = arguments.get("encoding")
+    is_last = offset + len(raw) >= size
+    text = None if encoding == "base64" else _as_text(raw, is_last=is_last)
+    if text is not None:
+        raw = text.encode()
+        content: JsonObject = {"content": text}
+    elif encoding == "text":
+        return _Done(said.ending, {}, _no_text(offset))
+    else:
+        content = {"content_base64": base64.b64encode(raw).decode("ascii")}
+    end = offset + len(raw)
+    has_more = end < size
+    data = {
+        "path": path,
+        **content,
+        "size": size,
+        "has_more": has_more,
+        "next_offset": end if has_more else None,
+    }
+    return _Done(said.ending, data)
+
+
+def _as_text(raw: bytes, *, is_last: bool) -> str | None:
+    """The bytes as text, without a character that the end cuts; None where they are none."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        is_cut = error.reason == "unexpected end of data" and error.start > 0
+        if is_last or not is_cut or len(raw) - error.start >= MAX_CHARACTER_BYTES:
+            return None
+        return raw[: error.start].decode()
+
+
+def _no_text(offset: int) -> InvalidParams:
+    where = "" if not offset else ", or offset is in the middle of a character"
+    return InvalidParams(
+        f"This is no text of UTF-8{where}. Read it with encoding 'base64'.", fields=["encoding"]
+    )
+
+
+async def _write(arguments: JsonObject, place: _Place) -> _Done:
+    text = arguments.get("content")
+    encoded = arguments.get("content_base64")
+    request = {
+        "do": "write",
+        "path": arguments["path"],
+        "content_base64": encoded
+        if text is None
+        else base64.b64encode(text.encode()).decode("ascii"),
+        "mode": arguments.get("mode") or "create",
+    }
+    said = await ask(place.lease, request, place.limits, Written)
+    if said.value is None:
+        return _Done(said.ending, {}, said.error)
+    return _Done(said.ending, {"path": arguments["path"], "size": said.value.size})
+
+
+async def _list(arguments: JsonObject, place: _Place) -> _Done:
+    domain = place.domain
+    query = ListingQuery(
+        session_id=domain.session_id or "",
+        principal_id=domain.principal_id,
+        path=arguments.get("path") or "",
+        recursive=arguments.get("recursive") or False,
+        limit=arguments.get("limit") or DEFAULT_LIMIT,
+        cursor=arguments.get("cursor"),
+    )
+    end = await list_page(place.lease, query, place.limits, place.cursors)
+    if end.page is None:
+        return _Done(end.ending, {}, end.error)
+    items = [entry.model_dump() for entry in end.page.items]
+    return _Done(end.ending, {"items": items, "pagination": end.page.pagination})
+
+
+async def _delete(arguments: JsonObject, place: _Place) -> _Done:
+    paths = list(dict.fromkeys(arguments["paths"]))
+    recursive = arguments.get("recursive") or False
+    request = {"do": "delete", "paths": paths, "recursive": recursive}
+    said = await ask(place.lease, request, place.limits, Deletion)
+    if said.value is None:
+        return _Done(said.ending, {}, said.error)
+    if not said.value.is_of(paths):
+        return _Done(said.ending, {}, not_as_agreed())
+    data = said.value.model_dump()
+    if data["failed"]:
+        words = "; ".join(entry["path"] for entry in data["failed"][:5])
+        error = ExecutionError(f"Not all of it could be deleted: {words[:300]}.", details=data)
+        return _Done(said.ending, {}, error)
+    return _Done(said.ending, data)

@@ -1,0 +1,105 @@
+"""One request to the guest's program `files`, and its answer or the error that it stands for.
+
+Host side, between the tools on workspaces, the addresses of sessions and a session's lease.
+What a refusal says to the caller is in this engine's own words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel
+
+from fumehood.executors.code import session_lost
+from fumehood.executors.code_words import refused_by
+from fumehood.executors.workspace_claims import Fault, NotAsAgreed, read_answer, read_fault
+from fumehood.model.errors import (
+    ENDING_ERRORS,
+    EndedBy,
+    EngineError,
+    ExecutionError,
+    InvalidParams,
+    ResourceNotFound,
+    SandboxUnavailable,
+)
+from fumehood.model.json_types import JsonObject
+from fumehood.model.limits import Limits
+from fumehood.sandbox.wall import Lease, RunEnding
+
+PROGRAM = "files"
+
+M = TypeVar("M", bound=BaseModel)
+
+_WORDS = {
+    "not_found": "There is no such file or directory in the workspace.",
+    "not_a_file": "That is no plain file: a directory, a pipe or a device cannot be read or "
+    "written as one.",
+    "link": "The path leads over a symbolic link, and none is followed. Name what it leads to.",
+    "exists": "There is one already. Replace it with mode 'replace', or choose another path.",
+    "no_room": "The workspace has no room for it. Delete something, or begin a session with more "
+    "memory.",
+    "not_empty": "The directory is not empty. Delete what is in it, too, with recursive.",
+    "changed": "The file was changed meanwhile. Begin again.",
+    "invalid": "That cannot be done in a workspace.",
+}
+
+_FIELD = "path"
+
+
+@dataclass(frozen=True, slots=True)
+class Said(Generic[M]):
+    """How a request ended: with a value, or an error in its place."""
+
+    ending: RunEnding
+    value: M | None = None
+    error: EngineError | None = None
+
+    @property
+    def required(self) -> M:
+        """The value. Raises the error where there is none."""
+        if self.error is not None:
+            raise self.error
+        assert self.value is not None
+        return self.value
+
+
+async def ask(lease: Lease, request: JsonObject, limits: Limits, model: type[M]) -> Said[M]:
+    """Ask the program once. The answer is `model`'s, or there is an error."""
+    ending = await lease.run(PROGRAM, request, limits)
+    if ending.ended_by is not EndedBy.OK:
+        return Said(ending, error=_ended(ending, limits))
+    fault = read_fault(ending.result)
+    if fault is not None:
+        return Said(ending, error=_refused(fault))
+    try:
+        return Said(ending, read_answer(model, ending.result))
+    except NotAsAgreed:
+        return Said(ending, error=not_as_agreed())
+
+
+def not_as_agreed() -> SandboxUnavailable:
+    """The guest cannot be believed any more: a program may have done something to it."""
+    return SandboxUnavailable(
+        "The session's container gave an answer that has not the agreed form, so nothing in it "
+        "can be relied on. End the session and begin another.",
+        retryable=False,
+    )
+
+
+def _refused(fault: Fault) -> EngineError:
+    words = _WORDS[fault.kind]
+    if fault.kind == "not_found":
+        return ResourceNotFound(words, fields=[_FIELD])
+    return InvalidParams(words, fields=[_FIELD], details={"fault": fault.kind})
+
+
+def _ended(ending: RunEnding, limits: Limits) -> EngineError:
+    if ending.ended_by is EndedBy.SANDBOX_LOST:
+        return session_lost({})
+    error_class = ENDING_ERRORS[ending.ended_by] or ExecutionError
+    why: Any = " ".join(refused_by(ending.limits_hit, limits))
+    return error_class(
+        f"The work on the files was ended ({ending.ended_by.value}). Ask for less at a time."
+        + (f" {why}" if why else "")
+    )

@@ -1,0 +1,275 @@
+"""The chain of a session: which process has its variables, and which stands behind it.
+
+Guest side, used by the supervisor. When nothing runs there are two of them, both stopped: the
+first, in which the last call ran and the next one will, and the one behind, its copy from the end
+of that call (see `link`). Where the first is killed, the one behind takes its place, and the
+variables are those from before the call. A first one that still has threads is replaced likewise.
+
+What these processes say is a stranger's word: their programs were the session's. Believed is what
+the kernel adds to it, who sent it. Invariant: whatever they do, nothing here waits for them for
+longer than a few seconds, and the worst that comes of it is that the variables are gone.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import select
+import signal
+import socket
+import struct
+import time
+from collections.abc import Callable
+
+from fumehood.guest import kernel
+from fumehood.guest.container import processes
+from fumehood.guest.container.link import COPY, DESCRIPTORS, DONE, READY, TAKE, WAKE
+
+COPY_PATIENCE_S = 3.0
+"""For a process to make a copy of itself."""
+
+MAX_WORDS = 4096
+"""Read at once, of what the links have said; more do not fit the socket."""
+
+WATCH_S = 0.5
+"""How often it is looked whether the processes that wait are stopped."""
+
+AWAKE_NS = 5_000_000
+"""CPU time that one which waits may have used without having been awake: what it had begun."""
+
+END_PATIENCE_S = 1.0
+"""For what a program started to be ended before its process makes a copy."""
+
+_CREDENTIALS = struct.Struct("3i")
+_CREDENTIALS_ROOM = socket.CMSG_SPACE(_CREDENTIALS.size)
+
+
+class Chain:
+    """The processes that keep a session's variables, if there are any.
+
+    `orders_end` and `wake_end` are those processes' ends of the two ways to them.
+    """
+
+    def __init__(self, reap: Callable[[], None]) -> None:
+        self._reap = reap
+        self._orders, self.orders_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._orders.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._orders.setblocking(False)
+        self._wake, self.wake_end = socket.socketpair()
+        self._wake.setblocking(False)
+        self._first: int | None = None
+        self._behind: int | None = None
+        self._seen_awake: set[int] = set()
+        self._used_ns: dict[int, int] = {}
+        """CPU time of those that wait, when they were first seen waiting."""
+        self._are_ended = False
+        """They were ended between two calls, and nobody was told so yet."""
+
+    @property
+    def first(self) -> int | None:
+        """The process that has the variables; None where there are none."""
+        return self._first
+
+    @property
+    def pids(self) -> set[int]:
+        """Of the processes that are to live on, whatever else is ended."""
+        return {pid for pid in (self._first, self._behind) if pid is not None}
+
+    def threads(self) -> int:
+        """How many threads they have together, as the kernel counts processes."""
+        return sum(processes.threads_of(pid) for pid in self.pids)
+
+    def begin(self, *descriptors: int) -> int | None:
+        """Give a call to the first process: its id; None where there is none."""
+        self._used_ns.clear()
+        if self._first is None:
+            return None
+        try:
+            self._order(TAKE, descriptors)
+            os.kill(self._first, signal.SIGCONT)
+        except OSError:
+            self._first = None
+        return self._first
+
+    def settle(self, stayed: int | None) -> str:
+        """After a call: find who goes on, stop them, end all others; what became of the variables.
+
+        `stayed` is the process of the call, where it said that it is done and lives.
+        """
+        before = self._behind
+        if stayed is not None:
+            self._first, self._behind = stayed, self._heard(stayed)[0]
+            if self._goes_on(spared=before):
+                return "kept"
+        self._first, self._behind = before, None
+        if before is not None and self._is_woken(before):
+            return "rolled_back"
+        self._first = self._behind = None
+        self._end_the_others()
+        return "rolled_back" if before is None and stayed is None else "reset"
+
+    def look(self) -> bool:
+        """After a call that was none of the chain's: stop both again; whether all is well."""
+        if self.tell_end():
+            return False
+        if not self.pids:
+            return True
+        if len(self.pids) == 2 and all(processes.is_alive(pid) for pid in self.pids):
+            self._stop()
+            return True
+        self._first = self._behind = None
+        return False
+
+    def are_asleep(self) -> bool:
+        """Whether those that wait are stopped, and have used no processor since they were first
+        seen. A stopped process can be woken by what it has prepared: a timer whose signal is
+        SIGCONT, a child or a parent at whose end the kernel sends it one. On a busy host one may
+        not have stopped yet: it is told so again, and counts as awake when it is seen so twice.
+        """
+        awake = {pid for pid in self.pids if _is_awake(pid)}
+        was_awake, self._seen_awake = self._seen_awake, awake
+        for pid in self.pids:
+            used_ns = kernel.process_cpu_ns(pid) or 0
+            if used_ns - self._used_ns.setdefault(pid, used_ns) > AWAKE_NS:
+                return False
+        self._stop()
+        return not awake & was_awake
+
+    def end(self) -> None:
+        """End those that wait, with the variables; `tell_end` says so to the next call."""
+        ended, self._first, self._behind = self.pids, None, None
+        self._used_ns.clear()
+        self._are_ended = True
+        for pid in ended:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def tell_end(self) -> bool:
+        """Whether they were ended between two calls; told once."""
+        are_ended, self._are_ended = self._are_ended, False
+        return are_ended
+
+    def stop(self) -> None:
+        """Stop those that wait, once everybody is gone who could have woken them."""
+        self._used_ns.clear()
+        self._seen_awake.clear()
+        self._stop()
+
+    def _goes_on(self, spared: int | None) -> bool:
+        """Whether the process of the call has the next one, too, with its copy behind it, or its
+        copy has. `spared` may still be needed where neither does.
+        """
+        self._stop()
+        self._end_the_others(spared)
+        first = self._first
+        if first is None or not processes.is_alive(first):
+            return False
+        if self._behind is None:
+            self._behind = self._copy_of(first)
+        if self._behind is None or not processes.is_alive(self._behind):
+            return False
+        if processes.threads_of(first) == 1:
+            return True
+        self._first, self._behind = self._behind, None
+        self._end_the_others(spared)
+        return self._is_woken(self._first, spared)
+
+    def _is_woken(self, pid: int, spared: int | None = None) -> bool:
+        """Whether the one behind is the first now, with a copy behind it."""
+        self._first, self._behind = pid, None
+        self._end_the_others(spared)
+        self._take_back()
+        with contextlib.suppress(OSError):  # nothing there; or a program has shut it down
+            while self.wake_end.recv(64, socket.MSG_DONTWAIT):
+                pass
+        with contextlib.suppress(OSError):
+            self._wake.send(WAKE)
+        self._behind = self._await_copy(pid)
+        return self._behind is not None
+
+    def _copy_of(self, pid: int) -> int | None:
+        """Have the first make a copy, which it could not when there was no room."""
+        try:
+            self._order(COPY, ())
+        except OSError:
+            return None
+        return self._await_copy(pid)
+
+    def _await_copy(self, pid: int) -> int | None:
+        """Let a process go on until it says that it has a copy; both are stopped then."""
+        self._heard(pid)  # what was said before is over
+        give_up = time.monotonic() + COPY_PATIENCE_S
+        found, is_done = None, False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+        # Both must have said their word: whoever is stopped in the middle keeps the other waiting.
+        while not is_done and (left_s := give_up - time.monotonic()) > 0:
+            if not processes.is_alive(pid):
+                return None
+            select.select([self._orders], [], [], min(left_s, 0.1))
+            newer, is_done = self._heard(pid)
+            found = newer or found
+        self._behind = found if is_done else None
+        self._stop()
+        return self._behind
+
+    def _heard(self, pid: int) -> tuple[int | None, bool]:
+        """The last process, but this one, that said it is ready, and whether this one said that it
+        is done: by the kernel's word who it was.
+        """
+        found, is_done = None, False
+        for _ in range(MAX_WORDS):
+            try:
+                word, ancillary, _, _ = self._orders.recvmsg(1, _CREDENTIALS_ROOM)
+            except OSError:
+                break
+            if not word:
+                break
+            for level, kind, data in ancillary:
+                if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
+                    sender, _, _ = _CREDENTIALS.unpack(data[: _CREDENTIALS.size])
+                    if word == READY and sender != pid:
+                        found = sender
+                    is_done = is_done or (word == DONE and sender == pid)
+        is_there = found is not None and processes.is_alive(found)
+        return found if is_there and processes.is_stranger(found or 0) else None, is_done
+
+    def _order(self, order: bytes, descriptors: tuple[int, ...]) -> None:
+        """Raises OSError."""
+        self._take_back()
+        rights = array.array("i", descriptors)
+        assert len(descriptors) in (0, DESCRIPTORS)
+        attached = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if descriptors else []
+        self._orders.sendmsg([order], attached)
+
+    def _take_back(self) -> None:
+        """One that was killed at once has left its order, which the one after it must not take."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                order, ancillary, _, _ = self.orders_end.recvmsg(
+                    1, socket.CMSG_SPACE(DESCRIPTORS * 4), socket.MSG_DONTWAIT
+                )
+                if not order:  # a program has shut down its end: that is so for ever
+                    break
+                for level, kind, data in ancillary:
+                    if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                        for descriptor in array.array("i", data):
+                            os.close(descriptor)
+
+    def _stop(self) -> None:
+        for pid in self.pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+
+    def _end_the_others(self, spared: int | None = None) -> None:
+        """As far as it takes a moment; the supervisor goes on until none is left."""
+        give_up = time.monotonic() + END_PATIENCE_S
+        kept = self.pids | ({spared} if spared is not None else set())
+        while processes.kill_all(kept) and time.monotonic() < give_up:
+            self._reap()
+            time.sleep(0.0005)  # killed is not yet dead, and dead not yet gone
+
+
+def _is_awake(pid: int) -> bool:
+    return not processes.is_stopped(pid) and processes.is_alive(pid)

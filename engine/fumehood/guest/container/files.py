@@ -1,0 +1,331 @@
+"""Files of a session's workspace: list, read, write, delete, for the session's owner.
+
+Guest side, a program of its own in a child: nothing of the session's programs runs in it, and it
+is the same unprivileged user. Every path is walked by descriptors, one name at a time, without
+following links; only plain files are read and written. A refusal is an answer, not a failure: the
+session's programs may have left anything there.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from fumehood.guest.container.walk import (
+    DIRECTORY_FLAGS,
+    NEW_FLAGS,
+    Refused,
+    directory_at,
+    open_plain,
+    parent_of,
+    status_of,
+)
+
+UPLOAD_PREFIX = ".fumehood-upload-"
+"""Of a file that is still coming; no list shows it."""
+
+MAX_LISTED = 1000
+MAX_LIST_BYTES = 256 * 1024
+MAX_LOOKED_AT = 100_000
+MAX_DEPTH = 64
+MAX_READ_BYTES = 256 * 1024
+MAX_PATHS = 1000
+
+_TOKEN = re.compile(r"[0-9a-f]{32}")
+
+Result = dict[str, Any]
+
+
+def run(arguments: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Do one thing: (exit code, claim)."""
+    try:
+        result = _VERBS[arguments["do"]](arguments)
+    except Refused as refusal:
+        result = {"fault": {"kind": refusal.kind, "message": str(refusal)}}
+    except OSError as error:
+        kind = "no_room" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "invalid"
+        message = f"The workspace refused it: {error.strerror}."
+        if kind == "no_room":
+            message = "The workspace is full."
+        result = {"fault": {"kind": kind, "message": message}}
+    return 0, {"result": result}
+
+
+def _list(arguments: Result) -> Result:
+    path, most = arguments["path"], min(int(arguments["most"]), MAX_LISTED)
+    after = str(arguments.get("after") or "")
+    entries: list[Result] = []
+    room = MAX_LIST_BYTES
+    for entry in _found(path, bool(arguments["recursive"])):
+        if entry["path"] <= after:
+            continue
+        room -= 2 * len(entry["path"]) + 120
+        if len(entries) >= most or room < 0:
+            return {"entries": entries, "has_more": True}
+        entries.append(entry)
+    return {"entries": entries, "has_more": False}
+
+
+def _found(path: str, recursive: bool) -> list[Result]:
+    """What lies there, by path; a path of a file stands for itself."""
+    if path:
+        with parent_of(path) as (directory, name):
+            status = status_of(name, directory, path)
+            if not stat.S_ISDIR(status.st_mode):
+                return [_entry(path, status)]
+    with directory_at(path) as directory:
+        prefix = f"{path}/" if path else ""
+        entries = list(_below(directory, prefix, recursive, MAX_DEPTH, [MAX_LOOKED_AT]))
+    return sorted(entries, key=lambda entry: entry["path"])
+
+
+def _below(
+    directory: int, prefix: str, recursive: bool, depth: int, left: list[int]
+) -> Iterator[Result]:
+    for name in os.listdir(directory):
+        left[0] -= 1
+        if left[0] < 0:
+            raise Refused("invalid", "There are too many files to list. List one directory.")
+        if name.startswith(UPLOAD_PREFIX) or not _is_text(name):
+            continue
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        yield _entry(prefix + name, status)
+        if recursive and stat.S_ISDIR(status.st_mode) and depth:
+            try:
+                inner = os.open(name, DIRECTORY_FLAGS, dir_fd=directory)
+            except OSError:
+                continue
+            try:
+                yield from _below(inner, f"{prefix}{name}/", recursive, depth - 1, left)
+            finally:
+                os.close(inner)
+
+
+def _entry(path: str, status: os.stat_result) -> Result:
+    kind = "other"
+    for is_kind, name in (
+        (stat.S_ISREG, "file"), (stat.S_ISDIR, "directory"), (stat.S_ISLNK, "link"),
+    ):  # fmt: skip
+        if is_kind(status.st_mode):
+            kind = name
+    return {
+        "path": path,
+        "kind": kind,
+        "size": status.st_size if kind == "file" else 0,
+        "modified_ns": status.st_mtime_ns,
+    }
+
+
+def _read(arguments: Result) -> Result:
+    path, offset = arguments["path"], int(arguments["offset"])
+    with parent_of(path) as (directory, name):
+        descriptor = open_plain(name, directory, path)
+    try:
+        status = os.fstat(descriptor)
+        length = min(int(arguments["length"]), MAX_READ_BYTES)
+        content = bytearray()
+        while len(content) < length and (
+            chunk := os.pread(descriptor, length - len(content), offset + len(content))
+        ):
+            content += chunk
+    finally:
+        os.close(descriptor)
+    return {
+        "content_base64": base64.b64encode(content).decode("ascii"),
+        "size": status.st_size,
+        "version": f"{status.st_ino}:{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}",
+    }
+
+
+def _write(arguments: Result) -> Result:
+    path, mode = arguments["path"], arguments["mode"]
+    content = base64.b64decode(arguments["content_base64"])
+    with parent_of(path, make=True) as (directory, name):
+        if mode == "append":
+            return _append(directory, name, path, content)
+        temporary = f"{UPLOAD_PREFIX}{os.urandom(16).hex()}"
+        descriptor = os.open(temporary, NEW_FLAGS, 0o644, dir_fd=directory)
+        try:
+            _write_all(descriptor, content)
+            _put_in_place(temporary, directory, name, directory, path, mode)
+        except BaseException:
+            os.unlink(temporary, dir_fd=directory)
+            raise
+        finally:
+            os.close(descriptor)
+    return {"size": len(content)}
+
+
+def _append(directory: int, name: str, path: str, content: bytes) -> Result:
+    try:
+        descriptor = open_plain(name, directory, path, os.O_WRONLY | os.O_APPEND)
+    except Refused as refusal:
+        if refusal.kind != "not_found":
+            raise
+        descriptor = os.open(name, NEW_FLAGS, 0o644, dir_fd=directory)
+    before = os.fstat(descriptor).st_size
+    try:
+        _write_all(descriptor, content)
+    except OSError:
+        os.ftruncate(descriptor, before)
+        raise
+    finally:
+        os.close(descriptor)
+    return {"size": before + len(content)}
+
+
+def _put(arguments: Result) -> Result:
+    """The next piece of an upload, which lies at the top until it is whole."""
+    name, offset = _upload(arguments), int(arguments["offset"])
+    content = base64.b64decode(arguments["content_base64"])
+    with directory_at("") as top:
+        if offset == 0:
+            descriptor = os.open(name, NEW_FLAGS, 0o644, dir_fd=top)
+        else:
+            descriptor = open_plain(name, top, "upload", os.O_WRONLY | os.O_APPEND)
+        try:
+            if os.fstat(descriptor).st_size != offset:
+                raise Refused("changed", "The upload was changed by a program of the session.")
+            _write_all(descriptor, content)
+        finally:
+            os.close(descriptor)
+    return {"size": offset + len(content)}
+
+
+def _finish(arguments: Result) -> Result:
+    name, path, size = _upload(arguments), arguments["path"], int(arguments["size"])
+    with directory_at("") as top:
+        try:
+            status = status_of(name, top, "upload")
+            if not stat.S_ISREG(status.st_mode) or status.st_size != size:
+                raise Refused("changed", "The upload was changed by a program of the session.")
+            with parent_of(path, make=True) as (directory, target):
+                _put_in_place(name, top, target, directory, path, arguments["mode"])
+        except BaseException:
+            _drop_quietly(name, top)
+            raise
+    return {"size": size}
+
+
+def _drop(arguments: Result) -> Result:
+    with directory_at("") as top:
+        _drop_quietly(_upload(arguments), top)
+    return {}
+
+
+def _drop_quietly(name: str, top: int) -> None:
+    try:
+        os.unlink(name, dir_fd=top)
+    except FileNotFoundError:
+        pass
+
+
+def _delete(arguments: Result) -> Result:
+    deleted: list[str] = []
+    missing: list[str] = []
+    failed: list[Result] = []
+    for path in arguments["paths"][:MAX_PATHS]:
+        try:
+            with parent_of(path) as (directory, name):
+                _remove(name, directory, path, bool(arguments["recursive"]))
+            deleted.append(path)
+        except Refused as refusal:
+            if refusal.kind == "not_found":
+                missing.append(path)
+            else:
+                failed.append({"path": path, "why": str(refusal)})
+        except OSError as error:
+            failed.append({"path": path, "why": error.strerror or "it was refused"})
+    return {"deleted": deleted, "missing": missing, "failed": failed}
+
+
+def _remove(name: str, directory: int, path: str, recursive: bool) -> None:
+    """A link is removed itself, never what it points at."""
+    status = status_of(name, directory, path)
+    if not stat.S_ISDIR(status.st_mode):
+        os.unlink(name, dir_fd=directory)
+        return
+    if recursive:
+        _empty(name, directory, MAX_DEPTH)
+    try:
+        os.rmdir(name, dir_fd=directory)
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:
+            raise
+        raise Refused("not_empty", "The directory is not empty.") from None
+
+
+def _empty(name: str, directory: int, depth: int) -> None:
+    if not depth:
+        raise Refused("invalid", "The directory is nested too deeply.")
+    os.chmod(name, 0o700, dir_fd=directory)
+    inner = os.open(name, DIRECTORY_FLAGS, dir_fd=directory)
+    try:
+        for below in os.listdir(inner):
+            if stat.S_ISDIR(os.stat(below, dir_fd=inner, follow_symlinks=False).st_mode):
+                _empty(below, inner, depth - 1)
+                os.rmdir(below, dir_fd=inner)
+            else:
+                os.unlink(below, dir_fd=inner)
+    finally:
+        os.close(inner)
+
+
+def _put_in_place(
+    name: str, directory: int, target: str, target_directory: int, path: str, mode: str
+) -> None:
+    if mode == "create":
+        try:
+            os.link(
+                name, target, src_dir_fd=directory, dst_dir_fd=target_directory,
+                follow_symlinks=False,
+            )  # fmt: skip
+        except FileExistsError:
+            raise Refused("exists", f"There is already a {path}.") from None
+        os.unlink(name, dir_fd=directory)
+        return
+    try:
+        found = os.stat(target, dir_fd=target_directory, follow_symlinks=False)
+        if not stat.S_ISREG(found.st_mode):
+            kind = "link" if stat.S_ISLNK(found.st_mode) else "not_a_file"
+            raise Refused(kind, f"{path} is there and is not a plain file.")
+    except FileNotFoundError:
+        pass
+    os.rename(name, target, src_dir_fd=directory, dst_dir_fd=target_directory)
+
+
+def _upload(arguments: Result) -> str:
+    token = str(arguments["token"])
+    if not _TOKEN.fullmatch(token):
+        raise Refused("invalid", "An upload is named by 32 hexadecimal digits.")
+    return f"{UPLOAD_PREFIX}{token}"
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+_VERBS: dict[str, Callable[[Result], Result]] = {
+    "list": _list,
+    "read": _read,
+    "write": _write,
+    "put": _put,
+    "finish": _finish,
+    "drop": _drop,
+    "delete": _delete,
+}

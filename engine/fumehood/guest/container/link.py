@@ -1,0 +1,150 @@
+"""A link of a session's chain: a process that keeps its variables from call to call.
+
+Guest side, in the child. When the program of a call is over, its process makes a copy of itself,
+without its threads, and waits for the next call. The copy waits behind, in case that one is killed:
+then it makes a copy of its own and takes the other's place. Everything here runs after a program of
+the session, in its process: the supervisor believes none of it (see `chain`).
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import random
+import signal
+import socket
+from typing import Any
+
+from fumehood.guest.container.request import REPLY_FD, REQUEST_FD, tell
+
+ORDERS_FD = 5
+"""On which the process that has the next call hears of it."""
+
+WAKE_FD = 6
+"""On which the one behind it hears that it is wanted."""
+
+DESCRIPTORS = 4
+TAKE = b"T"
+COPY = b"C"
+READY = b"R"
+DONE = b"D"
+WAKE = b"W"
+
+_IGNORED = (signal.SIGCHLD, signal.SIGHUP)
+"""While nothing runs: what a program has started is ended meanwhile. The kernel buries it then, and
+some kernels hang up on a group in which somebody is stopped when another ends.
+"""
+
+RUNNING_SCORE = b"1000"
+BEHIND_SCORE = b"500"
+"""Of one that only waits: where memory runs out, the kernel takes the running one first."""
+
+
+def hand_on(exit_code: int, claim: dict[str, Any]) -> None:
+    """Tell what became of this call, and come back with the next: here, or in the copy."""
+    handlers = {number: signal.getsignal(number) for number in _IGNORED}
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    _bury()
+    if not _make_copy():
+        tell({**claim, "stays": True, "exit_code": exit_code})
+    _await_call()
+    for number, handler in handlers.items():
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _make_copy() -> bool:
+    """False in this process, once the copy is ready or could not be made. True in the copy, once
+    it was woken: it has a copy of its own then.
+    """
+    readable, writable = os.pipe()
+    numbers = random.getstate()  # which Python itself would draw anew in a copy
+    try:
+        pid = os.fork()
+    except OSError:
+        pid = -1
+    if pid == 0:
+        os.close(readable)
+        random.setstate(numbers)
+        _wait_behind(writable)
+        if not _make_copy():
+            _say(DONE)
+        return True
+    os.close(writable)
+    if pid > 0:
+        os.read(readable, 1)  # or its end, where the copy has ended
+    os.close(readable)
+    return False
+
+
+def _wait_behind(writable: int) -> None:
+    """In the copy: say that it is ready, and wait until it is wanted."""
+    # Of a session of its own: who stops in one whose others end, is sent a hang-up.
+    os.setsid()
+    _volunteer(BEHIND_SCORE)
+    for descriptor in (ORDERS_FD, WAKE_FD):
+        os.set_blocking(descriptor, True)  # which a program may have changed, for all of them
+    _say(READY)
+    os.write(writable, READY)
+    os.close(writable)
+    if os.read(WAKE_FD, 1) != WAKE:
+        os._exit(0)
+    _volunteer(RUNNING_SCORE)
+
+
+def _await_call() -> None:
+    """Wait for a call, and put its descriptors in the places of the last one's."""
+    orders = socket.socket(fileno=ORDERS_FD)
+    orders.setblocking(True)
+    while True:
+        received = array.array("i")
+        order, ancillary, _, _ = orders.recvmsg(
+            1, socket.CMSG_SPACE(DESCRIPTORS * received.itemsize)
+        )
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                received.frombytes(data[: len(data) - len(data) % received.itemsize])
+        if order == COPY:
+            if not _make_copy():
+                _say(DONE)
+            continue
+        if order != TAKE or len(received) != DESCRIPTORS:
+            os._exit(0)
+        break
+    orders.detach()
+    for source, target in zip(received, (REQUEST_FD, REPLY_FD, 1, 2), strict=True):
+        os.dup2(source, target, inheritable=target < REQUEST_FD)
+        os.close(source)
+    _forget_the_peak()
+
+
+def _say(word: bytes) -> None:
+    orders = socket.socket(fileno=ORDERS_FD)
+    orders.sendall(word)
+    orders.detach()  # the descriptor is this process's as long as it lives
+
+
+def _bury() -> None:
+    """What has ended before the kernel did this by itself counts as long as it is not."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def _forget_the_peak() -> None:
+    """Of memory: what earlier calls needed is not this one's. *Source*: proc_pid_clear_refs(5)."""
+    _write("clear_refs", b"5")
+
+
+def _volunteer(score: bytes) -> None:
+    _write("oom_score_adj", score)
+
+
+def _write(name: str, value: bytes) -> None:
+    try:
+        with open(f"/proc/self/{name}", "wb", buffering=0) as own:
+            own.write(value)
+    except OSError:
+        pass  # a wish, not a wall

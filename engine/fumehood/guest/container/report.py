@@ -1,0 +1,103 @@
+"""What the host is told of a run: its output and progress meanwhile, its ending, its figures.
+
+Guest side, used by the supervisor. Everything told here was measured or decided outside the
+program, but its claim.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+from fumehood.guest import progress
+from fumehood.guest.container import processes
+from fumehood.guest.container.chain import Chain
+from fumehood.guest.container.host import Host
+from fumehood.guest.container.meter import Meter
+from fumehood.guest.container.run import Run, claimed_exit, claimed_limits, ending_of
+from fumehood.guest.container.stream import Stream
+from fumehood.guest.endings import decode_status
+
+
+class Reporter:
+    """Turns a run into frames."""
+
+    def __init__(self, host: Host, meter: Meter, chain: Chain, zygote_pid: int) -> None:
+        self._zygote_pid = zygote_pid
+        self._host = host
+        self._meter = meter
+        self._chain = chain
+
+    def output(self, run: Run, stream: Stream, *, last: bool = False) -> None:
+        """Pass on what has come of a stream since."""
+        for text in stream.take(last=last):
+            frame = {"op": "output", "id": run.id, "stream": stream.name, "text": text}
+            self._host.tell(frame, more=True)
+        if not last:
+            self._host.flush()
+
+    def progress(self, run: Run, claim: Any) -> None:
+        """Pass on a report of the program's, as long as there are not too many."""
+        report = progress.read(claim)
+        run.reports += 1
+        if run.live and run.child is not None:
+            for stream in (run.child.stdout, run.child.stderr):  # what was printed before it
+                stream.read(run.limits.output_bytes)
+                self.output(run, stream)
+        if report is not None and run.live and run.reports <= progress.MAX_REPORTS:
+            self._host.tell({"op": "progress", "id": run.id, **report})
+
+    def ended(self, run: Run, files_left_out: int, state: str | None) -> None:
+        """Tell how it ended, once nothing of it is alive."""
+        out_of_memory = self._meter.is_out_of_memory(run)
+        exit_code, signal_number = self._status(run)
+        cpu_ms = self._meter.cpu_ms(run)
+        ended_by, claim = ending_of(
+            run, exit_code, signal_number, out_of_memory=out_of_memory, cpu_ms=cpu_ms
+        )
+        hit = run.limits_hit | claimed_limits(run.claim)
+        if out_of_memory and ended_by != "memory":
+            hit.add("memory")
+        if self._meter.has_refused_processes(run):
+            hit.add("processes")
+        if signal_number == signal.SIGXFSZ:
+            hit.add("file_size")
+        stdout_bytes = stderr_bytes = 0
+        if run.child is not None:
+            for stream in (run.child.stdout, run.child.stderr):
+                self.output(run, stream, last=True)
+            stdout_bytes = run.child.stdout.received_bytes
+            stderr_bytes = run.child.stderr.received_bytes
+        self._host.tell(
+            {
+                "op": "ended",
+                "id": run.id,
+                "ended_by": ended_by,
+                "cpu_ms": cpu_ms,
+                "peak_memory_bytes": self._meter.peak_bytes(run, ended_by=ended_by),
+                "stdout_bytes": stdout_bytes,
+                "stderr_bytes": stderr_bytes,
+                "exit_code": exit_code,
+                "signal": signal_number,
+                "limits_hit": sorted(hit),
+                "files_left_out": files_left_out,
+                "state": state,
+                "variables_bytes": self._variables_bytes(state),
+                "claim": claim,
+            },
+            # Where cleaning takes no time, its outcome goes with the answer: one message to carry.
+            more=True,
+        )
+
+    def _status(self, run: Run) -> tuple[int | None, int | None]:
+        if run.stayed and run.killed_for is None:
+            return claimed_exit(run), None
+        return decode_status(run.status) if run.status is not None else (None, None)
+
+    def _variables_bytes(self, state: str | None) -> int | None:
+        """What the first process has beyond what every child begins with."""
+        first = self._chain.first
+        if state is None or first is None:
+            return None
+        held, begun_with = processes.memory_bytes(first), processes.memory_bytes(self._zygote_pid)
+        return None if held is None or begun_with is None else max(0, held - begun_with)

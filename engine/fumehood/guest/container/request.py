@@ -1,0 +1,112 @@
+"""A request as its child reads it, and what stands ready before its program begins.
+
+Guest side, in the child, which is the programs' user by now: files are written and read with that
+user's rights alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from typing import Any
+
+from fumehood.wire import framing
+
+WORKSPACE = "/workspace"
+REQUEST_FD = 3
+REPLY_FD = 4
+CHUNK_BYTES = 1 << 16
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+
+
+class SetUpFailed(Exception):
+    """The request cannot be carried out here; said before any of the program ran."""
+
+
+def read_request() -> dict[str, Any]:
+    """The one request of this child. A supervisor that is gone ends the process."""
+    header = _read_exactly(framing.HEADER.size)
+    (length,) = framing.HEADER.unpack(header)
+    return framing.parse_body(_read_exactly(length))
+
+
+def tell(message: dict[str, Any]) -> None:
+    """Write one frame into the reply's pipe."""
+    write_all(REPLY_FD, framing.encode(message))
+
+
+def set_up(arguments: dict[str, Any]) -> None:
+    """Put the caller's files into the workspace, and its text on standard input.
+
+    Raises:
+        SetUpFailed: a file cannot be written.
+    """
+    for file in arguments.get("files") or []:
+        _put(file)
+    if arguments.get("stdin"):  # without any it is the null device, which ends at once
+        stdin = memory_file("stdin", arguments["stdin"])
+    else:
+        stdin = os.open("/dev/null", os.O_RDONLY)
+    os.dup2(stdin, 0)
+    os.close(stdin)
+
+
+def memory_file(name: str, text: str) -> int:
+    """A text as a file that has no name, to be read from its beginning."""
+    descriptor = os.memfd_create(name, 0)
+    write_all(descriptor, text.encode("utf-8"))
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write it to the end. Raises OSError."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _put(file: dict[str, Any]) -> None:
+    """Write one of the caller's files, whose path the host has checked."""
+    path = os.path.join(WORKSPACE, file["path"])
+    try:
+        if "content_base64" in file:
+            content = base64.b64decode(file["content_base64"])
+        else:
+            content = file["content"].encode("utf-8")
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        _write_new(path, content)
+    except (OSError, ValueError) as fault:
+        reason = fault.strerror if isinstance(fault, OSError) else str(fault)
+        raise SetUpFailed(f"the file {file['path']} could not be written: {reason}") from None
+
+
+def _write_new(path: str, content: bytes) -> None:
+    """Beside it first, then in its place: what an earlier run left there under this name, were it
+    a link or a pipe, is replaced and never written through.
+    """
+    directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
+    beside = f".{os.urandom(12).hex()}"  # from the directory on: the whole path may be too long
+    try:
+        target = os.open(beside, _NEW_FILE, 0o644, dir_fd=directory)
+        try:
+            write_all(target, content)
+            os.rename(beside, os.path.basename(path), src_dir_fd=directory, dst_dir_fd=directory)
+        except OSError:
+            os.unlink(beside, dir_fd=directory)
+            raise
+        finally:
+            os.close(target)
+    finally:
+        os.close(directory)
+
+
+def _read_exactly(count: int) -> bytes:
+    chunks = []
+    while count:
+        chunk = os.read(REQUEST_FD, min(count, CHUNK_BYTES))
+        if not chunk:
+            os._exit(0)
+        chunks.append(chunk)
+        count -= len(chunk)
+    return b"".join(chunks)

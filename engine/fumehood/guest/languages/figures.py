@@ -1,0 +1,108 @@
+"""Figures: what a program drew with pyplot becomes PNG files, without it asking for that.
+
+Guest side, in the child; nothing here is loaded or done where Matplotlib was not. The files lie in
+a directory of their own, from which the housekeeper hands them over. What a figure would take is
+known before it is drawn: one that is too large is left out with a reason and costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+DIRECTORY = "/tmp/.fumehood-figures"  # noqa: S108  # the container's own
+CONFIGURATION = "MPLCONFIGDIR"
+FONTS = "/opt/fumehood/matplotlib"
+MAX_FIGURES = 20
+"""Of one run."""
+
+MAX_PIXELS = 16_000_000
+BYTES_PER_PIXEL = 24
+"""Of memory while one is drawn and packed, images in it included, rather more than less."""
+
+MAX_NOTES = 5
+MAX_NOTE_CHARACTERS = 200
+
+
+class Figures:
+    """The figures of one run, in the order in which they were taken."""
+
+    def __init__(self, memory_bytes: int) -> None:
+        self.notes: list[str] = []
+        """Why some were left out."""
+        self._taken = 0
+        self._max_pixels = min(MAX_PIXELS, memory_bytes // 3 // BYTES_PER_PIXEL)
+
+    def take(self) -> None:
+        """Make files of all that are open, and close them. Raises MemoryError at most."""
+        helpers = sys.modules.get("matplotlib._pylab_helpers")
+        if helpers is None or not helpers.Gcf.figs:
+            return
+        for manager in list(helpers.Gcf.get_all_fig_managers()):
+            try:
+                self._take_one(manager.canvas.figure, manager.num)
+            except MemoryError:
+                raise
+            except BaseException as fault:  # what a figure does when drawn is the program's
+                self._leave_out(manager.num, f"could not be drawn: {type(fault).__name__}: {fault}")
+        try:
+            helpers.Gcf.destroy_all()
+        except Exception as fault:
+            self._leave_out(None, f"could not be closed: {type(fault).__name__}")
+
+    def _take_one(self, figure: Any, number: object) -> None:
+        if self._taken >= MAX_FIGURES:
+            self._leave_out(number, f"is one more than the {MAX_FIGURES} that are returned")
+            return
+        width, height = (round(inches * figure.dpi) for inches in figure.get_size_inches())
+        if width * height > self._max_pixels:
+            self._leave_out(
+                number,
+                f"has {width} x {height} pixels, more than the {self._max_pixels / 1e6:.0f} "
+                "million that a picture may have: make it smaller (figsize, dpi)",
+            )
+            return
+        os.makedirs(DIRECTORY, mode=0o700, exist_ok=True)
+        path = f"{DIRECTORY}/figure-{self._taken + 1}.png"
+        figure.savefig(path, format="png", dpi=figure.dpi)
+        self._taken += 1
+
+    def _leave_out(self, number: object, why: str) -> None:
+        if len(self.notes) < MAX_NOTES:
+            self.notes.append(f"images: pyplot's figure {number} {why}"[:MAX_NOTE_CHARACTERS])
+
+
+def preload() -> None:
+    """Load pyplot in the zygote, with the list of fonts that the image holds.
+
+    Matplotlib wants to write where that list lies, and makes a directory where programs write if
+    it may not; here it is told that it may, and has no reason to.
+    """
+    access, chosen = os.access, os.environ.get(CONFIGURATION)
+    if not os.path.isdir(FONTS):
+        return
+    os.access = lambda path, *rest, **more: str(path) == FONTS or access(path, *rest, **more)
+    os.environ[CONFIGURATION] = FONTS
+    try:
+        importlib.import_module("matplotlib.pyplot")
+    finally:
+        os.access = access
+        os.environ.pop(CONFIGURATION)
+        if chosen is not None:
+            os.environ[CONFIGURATION] = chosen
+
+
+def catch_show(figures: Callable[[], Figures]) -> None:
+    """Have `pyplot.show()` take what is open, as it would show it in a notebook."""
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    if pyplot is None:
+        return
+
+    def show(*args: object, **kwargs: object) -> None:
+        """Take all open figures into the answer of this call."""
+        figures().take()
+
+    pyplot.show = show  # type: ignore[attr-defined]

@@ -1,0 +1,211 @@
+// Runs one JavaScript program and tells what became of it. Guest side, in the child.
+//
+// Called as `node javascript.js PROGRAM_FD REPLY_FD`. The claim has the form of languages/python:
+// one frame (four bytes of length, big-endian, then JSON) at the very end, after the event loop is
+// empty. How the run ended is told by the exit status, which this file sets and nobody believes
+// more than the kernel.
+"use strict";
+
+const fs = require("fs");
+const path = require("path");
+const util = require("util");
+const vm = require("vm");
+const { createRequire } = require("module");
+
+const FILENAME = "main.js";
+const MAX_VALUE_BYTES = 64 * 1024;
+const MAX_VALUE_DEPTH = 50;
+const MAX_REPR_CHARACTERS = 10000;
+const MAX_MESSAGE_CHARACTERS = 2000;
+const MAX_TRACEBACK_CHARACTERS = 16000;
+const MAX_REPORTS = 1000;
+const FAILED = 1;
+
+const [programFd, replyFd] = process.argv.slice(2, 4).map(Number);
+const code = fs.readFileSync(programFd, "utf8");
+fs.closeSync(programFd);
+const workspace = process.cwd();
+process.argv = [process.argv[0], path.join(workspace, FILENAME)];
+
+let claim = null;
+
+function text(value, most) {
+  let shown = String(value);
+  if (shown.length > most) {
+    const kept = Math.floor(most / 2) - 20;
+    shown = `${shown.slice(0, kept)}\n… ${shown.length - 2 * kept} characters …\n${shown.slice(-kept)}`;
+  }
+  // Lone surrogates, which UTF-8 cannot hold.
+  return Buffer.from(shown, "utf8").toString("utf8");
+}
+
+function tell(message) {
+  const body = Buffer.from(JSON.stringify(message), "utf8");
+  const header = Buffer.alloc(4);
+  header.writeUInt32BE(body.length);
+  const frame = Buffer.concat([header, body]);
+  for (let sent = 0; sent < frame.length; ) sent += fs.writeSync(replyFd, frame, sent);
+}
+
+// Whether it is made of exactly JSON's own types, not too deep, nor too many of them.
+function isPlain(value, depth, room) {
+  room.left -= 1;
+  if (depth < 0 || room.left < 0) return false;
+  if (value === null || typeof value === "boolean") return true;
+  if (typeof value === "string") return value.length <= MAX_VALUE_BYTES;
+  if (typeof value === "number") {
+    return Number.isFinite(value) && (!Number.isInteger(value) || Number.isSafeInteger(value));
+  }
+  if (Array.isArray(value)) {
+    return Array.from(value).every((item) => isPlain(item, depth - 1, room));
+  }
+  if (typeof value !== "object") return false;
+  const parent = Object.getPrototypeOf(value);
+  if (parent !== Object.prototype && parent !== null) return false;
+  return Reflect.ownKeys(value).every((key) => {
+    const own = Object.getOwnPropertyDescriptor(value, key);
+    return typeof key === "string" && "value" in own && isPlain(own.value, depth - 1, room);
+  });
+}
+
+function plain(value) {
+  try {
+    if (!isPlain(value, MAX_VALUE_DEPTH, { left: MAX_VALUE_BYTES })) return null;
+    const encoded = JSON.stringify(value);
+    if (Buffer.byteLength(encoded) > MAX_VALUE_BYTES) return null;
+    return JSON.parse(Buffer.from(encoded, "utf8").toString("utf8"));
+  } catch {
+    return null;
+  }
+}
+
+function represent(value) {
+  try {
+    return text(
+      util.inspect(value, { depth: 6, maxArrayLength: 200, maxStringLength: MAX_REPR_CHARACTERS }),
+      MAX_REPR_CHARACTERS,
+    );
+  } catch (fault) {
+    return `<inspect failed: ${fault && fault.name}>`;
+  }
+}
+
+function succeed(value) {
+  const has = value !== undefined;
+  claim = {
+    result: {
+      value: has ? plain(value) : null,
+      has_value: has,
+      value_repr: has ? represent(value) : null,
+    },
+  };
+}
+
+function fail(error) {
+  let name = "Error";
+  let message = "";
+  let stack = "";
+  let line = null;
+  try {
+    if (error instanceof Error || util.types.isNativeError(error)) {
+      name = String(error.name);
+      message = String(error.message);
+      stack = String(error.stack || "");
+    } else {
+      name = typeof error;
+      message = represent(error);
+      stack = `Uncaught ${message}`;
+    }
+    // What lies below the program's own frames is this file's and Node's.
+    const lines = stack.split("\n");
+    const kept = lines.filter(
+      (each) => !/^\s+at /.test(each) || (each.includes(FILENAME) && !each.includes(__filename)),
+    );
+    stack = kept.join("\n");
+    const found = new RegExp(`${FILENAME.replace(".", "\\.")}:(\\d+)`).exec(stack);
+    line = found ? Number(found[1]) : null;
+  } catch {
+    message = "an error that fails to say more";
+    stack = message;
+  }
+  const shown = text(stack || `${name}: ${message}`, MAX_TRACEBACK_CHARACTERS);
+  claim = {
+    error: {
+      kind: "exception",
+      message: text(`${name}: ${message}`, MAX_MESSAGE_CHARACTERS),
+      errno: error && error.code === "ENOSPC" ? 28 : error && error.code === "EMFILE" ? 24 : null,
+      exception: {
+        type: text(name, 100),
+        message: text(message, MAX_MESSAGE_CHARACTERS),
+        line,
+        traceback: shown,
+      },
+    },
+  };
+  try {
+    fs.writeSync(2, shown.endsWith("\n") ? shown : `${shown}\n`);
+  } catch {
+    // Its stream is closed.
+  }
+  process.exitCode = FAILED;
+}
+
+let reports = 0;
+globalThis.progress = function progress(percent, message = "") {
+  reports += 1;
+  if (reports > MAX_REPORTS || !Number.isFinite(Number(percent))) return;
+  try {
+    const words = text(message, MAX_MESSAGE_CHARACTERS).slice(0, 200);
+    tell({ progress: { percent: Number(percent), message: words } });
+  } catch {
+    // Nobody listens.
+  }
+};
+
+// As in a module of CommonJS.
+const place = path.join(workspace, FILENAME);
+globalThis.require = createRequire(place);
+globalThis.module = { exports: {}, filename: place, id: "." };
+globalThis.exports = globalThis.module.exports;
+globalThis.__filename = place;
+globalThis.__dirname = workspace;
+
+process.on("uncaughtException", (error) => {
+  fail(error);
+  process.exit(FAILED);
+});
+process.on("exit", (status) => {
+  if (status === 0 && claim === null) claim = { result: null };
+  if (claim === null || (status !== 0 && claim.result !== undefined)) return;
+  try {
+    tell(claim);
+  } catch {
+    // The program closed it: it tells nothing then.
+  }
+});
+
+function run() {
+  const options = { filename: FILENAME, importModuleDynamically: (name) => import(name) };
+  try {
+    return new vm.Script(code, options).runInThisContext();
+  } catch (error) {
+    const isAwait =
+      error instanceof SyntaxError && /await is only valid|Unexpected reserved word/.test(error.message);
+    if (!isAwait) throw error;
+    // `await` at the top: the program as the body of one asynchronous function, on the same lines.
+    return new vm.Script(`(async () => {${code}\n})()`, options).runInThisContext();
+  }
+}
+
+try {
+  const value = run();
+  if (util.types.isPromise(value)) {
+    value.then(succeed, (error) => {
+      fail(error);
+    });
+  } else {
+    succeed(value);
+  }
+} catch (error) {
+  fail(error);
+}

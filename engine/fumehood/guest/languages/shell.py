@@ -1,0 +1,49 @@
+"""Shell: become bash with one command, as `bash -c` would be called.
+
+Guest side, in the child. From here on the process is bash: nothing of the guest is left in it, and
+it makes no claims; its exit status says how it ended.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import NoReturn
+
+from fumehood.guest.container.request import memory_file
+
+BASH = "/bin/bash"
+MAX_ARGUMENT_BYTES = 100 * 1024
+"""Of one argument of a program. *Source*: execve(2), MAX_ARG_STRLEN is 128 KB."""
+
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+"""Which a program would inherit: `yes | head` would never end as it should."""
+
+
+def become_bash(command: str) -> NoReturn:
+    """Raises OSError where there is no bash here."""
+    if len(command.encode("utf-8")) <= MAX_ARGUMENT_BYTES:
+        become(BASH, ["bash", "-c", "--", command])
+    script = memory_file("command", command)
+    become(BASH, ["bash", f"/dev/fd/{script}"], keep=(script,))
+
+
+def become(program: str, arguments: list[str], keep: tuple[int, ...] = ()) -> NoReturn:
+    """Become another program with the standard streams and no other descriptor but `keep`.
+
+    Raises:
+        OSError: it is not there.
+    """
+    for number in _IGNORED_BY_PYTHON:
+        signal.signal(number, signal.SIG_DFL)
+    for descriptor in keep:
+        os.set_inheritable(descriptor, True)
+    for name in os.listdir("/proc/self/fd"):
+        descriptor = int(name)
+        if descriptor > 2 and descriptor not in keep:
+            try:
+                os.set_inheritable(descriptor, False)
+            except OSError:  # the one with which the list was read
+                pass
+    os.execv(program, arguments)  # noqa: S606  # the one purpose of this process
+    raise AssertionError("unreachable")

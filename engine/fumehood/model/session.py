@@ -1,0 +1,73 @@
+"""Sessions as their owner sees them: a place whose files and variables live on between calls.
+
+Values only. Which there are is kept in `sandbox/sessions`, their rows in `store/sessions`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict
+
+
+class SessionStatus(StrEnum):
+    """What became of a session."""
+
+    ACTIVE = "active"
+    ENDED = "ended"
+    """By its owner, by its time, or with the engine."""
+    LOST = "lost"
+    """Its container went without anybody's asking, and its files and variables with it."""
+
+
+class SessionRecord(BaseModel):
+    """One session. `why` is one sentence, and null while it is active."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    id: str
+    state: SessionStatus
+    why: str | None
+    image: str
+    languages: tuple[str, ...]
+    agent_id: str | None
+    memory_mb: int
+    created_at: AwareDatetime
+    last_used_at: AwareDatetime
+    expires_at: AwareDatetime
+    """When it ends if nobody uses it before, and never after its absolute end."""
+    calls: int
+    is_busy: bool
+    """Whether a call is in it now, or waits for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptSession:
+    """One session with what its owner knows already."""
+
+    principal_id: str
+    record: SessionRecord
+    finished_at: datetime | None = None
+    """When it ended or was lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRules:
+    """What the operator chose for sessions."""
+
+    image: str = "python-data"
+    most: int = 4
+    most_of_one: int = 3
+    """Of one principal."""
+    idle_s: float = 1800
+    lifetime_s: float = 14_400
+    """The two are defaults and ceilings."""
+    queue_s: float = 30
+    """How long a call waits for the calls before it in the same session."""
+    waiting: int = 20
+    """How many calls of one session may wait."""
+
+
+__all__ = ["KeptSession", "SessionRecord", "SessionRules", "SessionStatus"]

@@ -1,0 +1,480 @@
+"""Sessions: places that a principal keeps from one call to the next.
+
+Host side. Above it `call/admit` and the faces; below it a wall that holds places, and rows that
+outlive the engine. Invariants: a session belongs to one principal and one agent, and to anybody
+else it does not exist; it serves one call at a time; its place ends when it does; no principal
+has more than its share of them. What is said of a session was written down before.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+
+import anyio
+import anyio.abc
+
+from fumehood.model.errors import (
+    EngineError,
+    InvalidParams,
+    QuotaExceeded,
+    ResourceNotFound,
+    SandboxUnavailable,
+)
+from fumehood.model.identity import Principal, TrustDomain
+from fumehood.model.json_types import JsonObject
+from fumehood.model.session import KeptSession, SessionRecord, SessionRules, SessionStatus
+from fumehood.sandbox.held import HeldPlace, HoldingWall
+from fumehood.sandbox.session import RETRY_AFTER_MS, Session
+from fumehood.sandbox.session_history import SessionHistory, SessionRows
+from fumehood.sandbox.session_lease import SessionLease
+from fumehood.sandbox.session_wishes import Wishes, make_wishes
+from fumehood.sandbox.wall import Lease
+
+ID_BYTES = 16
+TIDY_S = 15.0
+"""How often it is looked whose time is over, and what calls have used is written down."""
+
+STOP_DEADLINE_S = 5.0
+"""For the places to be gone when the engine stops. What is left then, the wall removes."""
+
+STOPPED = "the engine was stopped"
+RESTARTED = "the engine was started anew"
+
+Records = list[SessionRecord]
+
+Check = Callable[[Principal, str | None], None]
+"""Raises where a principal may not call tools, or not speak for an agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionClock:
+    """Of the host: `monotonic` decides, `now` is what people are told."""
+
+    now: Callable[[], datetime]
+    monotonic: Callable[[], float]
+
+
+class SessionKeeper:
+    """The sessions of one engine. An asynchronous context manager; leaving it ends all of them."""
+
+    def __init__(
+        self,
+        wall: object,
+        rows: SessionRows,
+        rules: SessionRules,
+        clock: SessionClock,
+        check: Check,
+        *,
+        kept: Iterable[KeptSession] = (),
+        on_event: Callable[[str, JsonObject], None] = lambda event, values: None,
+    ) -> None:
+        """`kept` are the rows that an engine before this one has left."""
+        self._wall = wall if isinstance(wall, HoldingWall) else None
+        self._rules = rules
+        self._clock = clock
+        self._check = check
+        self._on_event = on_event
+        self._live: dict[str, Session] = {}
+        self._creating: Counter[str] = Counter()
+        """How many each principal has being made."""
+        self._leaving = 0
+        """Places that are ended, and not yet gone."""
+        self._left = anyio.Event()
+        self._wake = anyio.Event()
+        self._group: anyio.abc.TaskGroup | None = None
+        self._stack = AsyncExitStack()
+        self._history = SessionHistory(rows)
+        for one in sorted(kept, key=lambda one: one.finished_at or one.record.created_at):
+            self._inherit(one)
+
+    async def __aenter__(self) -> SessionKeeper:
+        self._group = await self._stack.enter_async_context(anyio.create_task_group())
+        self._stack.callback(self._group.cancel_scope.cancel)
+        await self._write_what_can_be()
+        self._group.start_soon(self._keep_tidy)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        ending = list(self._live.values())
+        for session in ending:
+            self._finish(session, SessionStatus.ENDED, STOPPED)
+        self._group, group = None, self._group
+        try:
+            if group is not None:
+                with anyio.CancelScope(shield=True):
+                    await self._write_what_can_be()
+                with anyio.move_on_after(STOP_DEADLINE_S, shield=True):
+                    for session in ending:
+                        await session.place.until_gone()
+        finally:
+            await self._stack.aclose()
+
+    # -- what their owners ask ----------------------------------------------------------
+
+    async def create(
+        self,
+        principal: Principal,
+        *,
+        image: str | None = None,
+        agent_id: str | None = None,
+        memory_mb: int | None = None,
+        idle_seconds: float | None = None,
+        lifetime_seconds: float | None = None,
+    ) -> SessionRecord:
+        """Make a session. What is absent is as it was configured.
+
+        Raises:
+            InvalidParams: a wish that cannot be granted.
+            QuotaExceeded: this principal, or all together, have as many as there may be.
+            ResourceNotFound: not an agent that this principal may speak for.
+            SandboxUnavailable: no place for it.
+            StoreError: it could not be written down; then there is none.
+        """
+        self._check(principal, agent_id)
+        wall, group = self._wall, self._group
+        if wall is None:
+            raise SandboxUnavailable("This engine has no wall for sessions.", retryable=False)
+        if group is None:
+            raise _stopped()
+        wishes = make_wishes(
+            self._rules,
+            wall.limits,
+            image=image,
+            memory_mb=memory_mb,
+            idle_s=idle_seconds,
+            lifetime_s=lifetime_seconds,
+        )
+        with self._room_for_one(principal.id):
+            await self._until_there_is_room()
+            session = await self._make(wall, principal.id, agent_id, wishes)
+            if self._group is None:  # stopped meanwhile
+                session.place.end(STOPPED)
+                raise _stopped()
+            self._live[session.id] = session
+        if session.place.lost is not None:
+            self._on_lost(session)
+            raise SandboxUnavailable(
+                "The session was lost while it was made. Repeat the call.",
+                retry_after_ms=RETRY_AFTER_MS,
+            )
+        self._tell("session.created", session)
+        self._wake.set()
+        return self._record(session)
+
+    def list(self, principal: Principal) -> Records:
+        """A principal's own sessions, the newest first: the active ones, then those of a day."""
+        live = [one for one in self._live.values() if one.principal_id == principal.id]
+        newest = sorted(live, key=lambda one: one.created_at, reverse=True)
+        return [*map(self._record, newest), *(o.record for o in self._history.of(principal.id))]
+
+    def find(self, principal: Principal, session_id: str) -> SessionRecord:
+        """One of a principal's own, also one that is over. Raises ResourceNotFound."""
+        session = self._live.get(session_id)
+        if session is not None and session.principal_id == principal.id:
+            return self._record(session)
+        over = self._history.find(principal.id, session_id)
+        if over is None:
+            raise _unknown()
+        return over.record
+
+    async def end(self, principal: Principal, session_id: str) -> SessionRecord:
+        """End one's own session with whatever runs in it. One that is over stays as it is.
+
+        Raises:
+            ResourceNotFound: no such session of this principal's.
+            StoreError: it has ended, and that could not be written down yet.
+        """
+        session = self._live.get(session_id)
+        if session is not None and session.principal_id == principal.id:
+            self._finish(session, SessionStatus.ENDED, "its owner ended it")
+            await self._history.write()
+        return self.find(principal, session_id)
+
+    # -- what calls ask -----------------------------------------------------------------
+
+    def examine(
+        self,
+        principal: Principal,
+        agent_id: str | None,
+        session_id: str,
+        *,
+        language: str | None = None,
+        memory_mb: int | None = None,
+    ) -> SessionRecord:
+        """The session that a call names, if it may be used for that. Takes nothing.
+
+        `language` None is for what needs none; `memory_mb` None for who takes what there is.
+
+        Raises:
+            ResourceNotFound: no such session of this principal and agent, or it is over.
+            InvalidParams: it does not have the language, or has another size.
+        """
+        session = self._usable(principal.id, session_id)
+        if session.agent_id != agent_id:
+            raise _unknown()
+        if language is not None and language not in session.place.languages:
+            known = ", ".join(session.place.languages)
+            raise InvalidParams(
+                f"This session's image {session.image} has no {language}, only {known}. Use "
+                "another session.",
+                fields=["options.session_id"],
+            )
+        if memory_mb is not None and memory_mb != session.memory_mb:
+            raise InvalidParams(
+                f"This session has a memory limit of {session.memory_mb} MB, and no call in it "
+                "has another.",
+                fields=["options.memory_limit_mb"],
+            )
+        return self._record(session)
+
+    def lease(
+        self,
+        principal: Principal,
+        agent_id: str | None,
+        session_id: str,
+        *,
+        language: str | None,
+        memory_mb: int | None,
+    ) -> AbstractAsyncContextManager[Lease]:
+        """The place of a session, for one call: entered when those before it have left.
+
+        Raises, when it is made and when it is entered, as `examine` does, and:
+            SandboxUnavailable: the session is too busy.
+        """
+        self.examine(principal, agent_id, session_id, language=language, memory_mb=memory_mb)
+        return self._lease(principal.id, session_id, is_call=True)
+
+    async def files(
+        self, principal: Principal, session_id: str
+    ) -> AbstractAsyncContextManager[Lease]:
+        """The same for what is done to the files outside of calls. Raises as `lease` does."""
+        self._usable(principal.id, session_id)
+        return self._lease(principal.id, session_id, is_call=False)
+
+    # -- what the engine asks -----------------------------------------------------------
+
+    def tidy(self) -> None:
+        """End what was there for too long. To be called now and then."""
+        for session in list(self._live.values()):
+            self._end_if_over(session)
+        self._history.prune(self._clock.now())
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """How many there are. For the operator."""
+        return {
+            "active": len(self._live),
+            "busy": sum(session.users > 0 for session in self._live.values()),
+            "creating": self._creating.total(),
+            "leaving": self._leaving,
+        }
+
+    # -- inside ---------------------------------------------------------------------------
+
+    def _inherit(self, one: KeptSession) -> None:
+        """What an engine before this one left active is lost with it."""
+        if one.record.state is not SessionStatus.ACTIVE:
+            self._history.inherit(one)
+            return
+        now = self._clock.now()
+        lost = {"state": SessionStatus.LOST, "why": _sentence(RESTARTED), "expires_at": now}
+        record = one.record.model_copy(update={**lost, "is_busy": False})
+        self._history.add(KeptSession(one.principal_id, record, now))
+
+    async def _make(
+        self, wall: HoldingWall, principal_id: str, agent_id: str | None, wishes: Wishes
+    ) -> Session:
+        """A place and its row. Where either fails, neither is left."""
+        session_id = f"sess_{secrets.token_hex(ID_BYTES)}"
+        place = await wall.hold(
+            TrustDomain(principal_id, agent_id, session_id),
+            image=wishes.image,
+            memory_mb=wishes.memory_mb,
+            on_lost=lambda: self._on_lost(self._live.get(session_id)),
+        )
+        now, now_at = self._clock.monotonic(), self._clock.now()
+        session = Session(
+            id=session_id,
+            principal_id=principal_id,
+            agent_id=agent_id,
+            image=wishes.image,
+            memory_mb=wishes.memory_mb,
+            place=place,
+            idle_s=wishes.idle_s,
+            created_at=now_at,
+            last_used_at=now_at,
+            last_used=now,
+            created=now,
+            lifetime_s=wishes.lifetime_s,
+        )
+        self._history.note(session.kept())
+        try:
+            await self._history.write()
+        except BaseException:
+            place.end("the session could not be written down")
+            self._see_off(place)
+            self._history.drop(session_id)  # a write that nobody waited for may have been done
+            raise
+        return session
+
+    @contextmanager
+    def _room_for_one(self, principal_id: str) -> Iterator[None]:
+        """A place among those that there may be, kept until it is made. Raises QuotaExceeded."""
+        mine = sum(session.principal_id == principal_id for session in self._live.values())
+        if mine + self._creating[principal_id] >= self._rules.most_of_one:
+            raise QuotaExceeded(
+                f"You have {self._rules.most_of_one} sessions, the most that one caller may have "
+                "here. End one of them first."
+            )
+        if len(self._live) + self._creating.total() >= self._rules.most:
+            raise QuotaExceeded(
+                f"This engine has {self._rules.most} sessions, the most that there may be. "
+                "Repeat the call when one has ended.",
+            )
+        self._creating[principal_id] += 1
+        try:
+            yield
+        finally:
+            self._creating[principal_id] -= 1
+            if not self._creating[principal_id]:
+                del self._creating[principal_id]
+
+    async def _until_there_is_room(self) -> None:
+        """Wait, bounded, for what has ended to be gone. Raises SandboxUnavailable."""
+        with anyio.move_on_after(self._rules.queue_s):
+            while len(self._live) + self._creating.total() + self._leaving > self._rules.most:
+                await self._left.wait()
+            return
+        raise SandboxUnavailable(
+            "The containers of sessions that have ended are still being removed. Repeat the call "
+            "later.",
+            retry_after_ms=RETRY_AFTER_MS,
+        )
+
+    def _usable(self, principal_id: str, session_id: str) -> Session:
+        """Raises ResourceNotFound."""
+        session = self._live.get(session_id)
+        if session is not None and session.principal_id == principal_id:
+            why = session.why_over(self._clock.monotonic())
+            if why is None:
+                return session
+            if not session.users:
+                self._finish(session, SessionStatus.ENDED, why)
+            else:
+                raise _over(session.id, SessionStatus.ENDED, why)
+        over = self._history.find(principal_id, session_id)
+        if over is None:
+            raise _unknown()
+        raise _over(session_id, over.record.state, over.record.why or "")
+
+    def _lease(self, principal_id: str, session_id: str, *, is_call: bool) -> SessionLease:
+        return SessionLease(
+            lambda: self._usable(principal_id, session_id),
+            self._rules,
+            self._clock.monotonic,
+            self._clock.now,
+            self._end_if_over,
+            is_call=is_call,
+        )
+
+    def _record(self, session: Session) -> SessionRecord:
+        return session.kept().record
+
+    def _end_if_over(self, session: Session) -> None:
+        why = session.why_over(self._clock.monotonic())
+        if why is not None and not session.users and session.finished is None:
+            self._finish(session, SessionStatus.ENDED, why)
+
+    def _on_lost(self, session: Session | None) -> None:
+        """A place is not there any more, and nobody here has asked for that."""
+        if session is not None and session.finished is None:
+            why = session.place.lost or "its container is gone"
+            self._finish(session, SessionStatus.LOST, why)
+
+    def _finish(self, session: Session, status: SessionStatus, why: str) -> None:
+        del self._live[session.id]
+        kept = session.finish(status, why, self._clock.now())
+        session.place.end(why)
+        self._history.add(kept)
+        self._see_off(session.place)
+        self._tell(f"session.{status.value}", session, why=why)
+        self._wake.set()
+
+    def _see_off(self, place: HeldPlace) -> None:
+        if self._group is None:
+            return
+        self._leaving += 1
+        self._group.start_soon(self._until_gone, place)
+
+    async def _until_gone(self, place: HeldPlace) -> None:
+        try:
+            await place.until_gone()
+        finally:
+            self._leaving -= 1
+            self._left.set()
+            self._left = anyio.Event()
+
+    async def _keep_tidy(self) -> None:
+        while True:
+            self.tidy()
+            for session in self._live.values():
+                if session.is_outdated:
+                    session.is_outdated = False
+                    self._history.note(session.kept())
+            await self._write_what_can_be()
+            with anyio.move_on_after(self._until_next_end()):
+                await self._wake.wait()
+            self._wake = anyio.Event()
+
+    def _until_next_end(self) -> float:
+        idle = [session.next_end() for session in self._live.values() if not session.users]
+        left = min(idle, default=TIDY_S + self._clock.monotonic()) - self._clock.monotonic()
+        return max(0.01, min(left, TIDY_S))
+
+    async def _write_what_can_be(self) -> None:
+        """What fails is tried again the next time; the database has said so itself."""
+        try:
+            await self._history.write()
+        except EngineError as error:
+            self._on_event("session.not_written", {"why": error.message})
+
+    def _tell(self, event: str, session: Session, **values: str) -> None:
+        self._on_event(
+            event,
+            {
+                "session": session.id,
+                "principal": session.principal_id,
+                "image": session.image,
+                "calls": session.calls,
+                **values,
+            },
+        )
+
+
+def _unknown() -> ResourceNotFound:
+    return ResourceNotFound("There is no such session of yours. Do not retry.")
+
+
+def _over(session_id: str, status: SessionStatus, why: str) -> ResourceNotFound:
+    said = f"{why[:1].lower()}{why[1:]}".rstrip(".")
+    if status is SessionStatus.LOST:
+        words = f"The session is lost: {said}. Its files and variables are gone."
+    else:
+        words = f"The session has ended: {said}. Its files and variables are gone."
+    return ResourceNotFound(f"{words} Make a new one.", details={"state": status.value})
+
+
+def _sentence(clause: str) -> str:
+    return f"{clause[0].upper()}{clause[1:]}."
+
+
+def _stopped() -> SandboxUnavailable:
+    return SandboxUnavailable(
+        "The engine is stopping or not started. Repeat the call when it is back.",
+        retry_after_ms=RETRY_AFTER_MS,
+    )

@@ -1,0 +1,77 @@
+"""Server-sent events: events ↔ bytes, for the daemon that writes them and the client that reads.
+
+Pure. *Source*: the HTML standard, "Server-sent events". Invariant: a reader holds no more than
+one event of the largest size; whatever way the bytes are cut, the same events come out.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+MEDIA_TYPE = "text/event-stream"
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment: no event, but bytes that show both ends that the other one is there."""
+
+MAX_EVENT_BYTES = 64 << 20
+"""The largest is an answer with files in it."""
+
+
+class SseError(ValueError):
+    """The peer does not send server-sent events."""
+
+
+class Frame(NamedTuple):
+    """One event as it stands on the wire."""
+
+    kind: str
+    id: str
+    data: bytes
+
+
+def encode(kind: str, event_id: str, data: bytes) -> bytes:
+    """One event. `data` is one line, which JSON always can be."""
+    return b"id: %b\nevent: %b\ndata: %b\n\n" % (event_id.encode(), kind.encode(), data)
+
+
+class Decoder:
+    """Takes chunks of a stream; gives the events that they completed, comments left out."""
+
+    def __init__(self, max_bytes: int = MAX_EVENT_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._buffer = bytearray()
+        self._looked = 0
+        """How much of the buffer holds no end of an event."""
+
+    def feed(self, chunk: bytes) -> list[Frame]:
+        """Raises SseError."""
+        self._buffer += chunk
+        frames: list[Frame] = []
+        start = 0
+        while (end := self._buffer.find(b"\n\n", max(start, self._looked))) >= 0:
+            frame = _frame(bytes(self._buffer[start:end]))
+            if frame is not None:
+                frames.append(frame)
+            start = end + 2
+        del self._buffer[:start]
+        if len(self._buffer) > self._max_bytes:
+            raise SseError(f"an event of over {self._max_bytes} bytes")
+        self._looked = max(0, len(self._buffer) - 1)
+        return frames
+
+
+def _frame(block: bytes) -> Frame | None:
+    """One event; None for a block of comments. Only the forms of `encode` are known."""
+    fields: dict[bytes, bytes] = {}
+    for line in block.split(b"\n"):
+        name, colon, value = line.partition(b":")
+        if not colon or name in fields:
+            raise SseError("a line that is no field, or one twice")
+        if name:
+            fields[name] = value.removeprefix(b" ")
+    if not fields:
+        return None
+    try:
+        kind, event_id = fields[b"event"].decode("ascii"), fields[b"id"].decode("ascii")
+        return Frame(kind, event_id, fields[b"data"])
+    except (KeyError, UnicodeDecodeError):
+        raise SseError("an event without its fields") from None

@@ -1,0 +1,209 @@
+"""S8: what a program prints is seen while it runs, however it prints, and it can be ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from conftest import FUMEHOOD, Daemon, launch, wait_until_ready
+from fumehood import Client
+from fumehood.model.events import OutputEvent, ProgressEvent, ResultEvent
+from fumehood.sandbox.container.images import Image
+from fumehood.sandbox.container.reach import open_docker
+from support.containers import containers_of
+from support.streaming import call_id_of, streaming
+from support.wait import wait_until
+
+pytestmark = [pytest.mark.needs("docker"), pytest.mark.row("S8", "P8", "D2")]
+
+OUTPUT_KB = 64 * 1024
+
+
+@pytest.fixture(scope="module")
+def daemon(python_image: Image) -> Iterator[Daemon]:
+    """A daemon of its own, whose programs may print more than usual."""
+    directory = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
+    running = wait_until_ready(launch(directory, container__output_kb=str(OUTPUT_KB)))
+    yield running
+    assert running.stop() == 0, running.log
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def follow(daemon: Daemon, code: str, **options: Any) -> Any:
+    return streaming(daemon.socket, "run_python", {"code": code}, **options)
+
+
+def processes_inside(daemon: Daemon) -> int:
+    """Processes of this daemon's containers, as Docker counts them."""
+    count = 0
+    with contextlib.closing(open_docker(timeout_s=30)) as docker:
+        for one in containers_of(f"fumehood.pid={daemon.process.pid}"):
+            count += len(docker.top(one["Id"])["Processes"])
+    return count
+
+
+def test_output_is_seen_while_the_program_runs_and_the_program_can_be_ended(daemon: Daemon) -> None:
+    """The program would go on for a minute: whatever is seen of it, is seen before its end."""
+    with follow(daemon, "print('warm')") as stream:
+        assert stream.data()[-1][0] == "tool_result"
+    wait_until(lambda: processes_inside(daemon) > 0)
+    before = processes_inside(daemon)
+    code = (
+        "import subprocess, sys, time\n"
+        "print('one', flush=True)\nprint('two', file=sys.stderr, flush=True)\n"
+        "subprocess.Popen(['sleep', '60'])\ntime.sleep(60)"
+    )
+    with follow(daemon, code) as stream:
+        events = stream.events()
+        call_id = call_id_of(next(events))
+        seen = {json.loads(next(events).data)["text"] for _ in range(2)}
+        assert seen == {"one\n", "two\n"}
+        wait_until(lambda: processes_inside(daemon) >= before + 2)
+        with Client(daemon.socket) as client:
+            client.cancel(call_id)
+        last = next(events)
+    envelope = json.loads(last.data)
+    assert (last.kind, envelope["error"]["code"]) == ("tool_error", "CANCELLED")
+    assert envelope["error"]["details"]["stdout"] == "one\n"
+    assert envelope["error"]["details"]["stderr"] == "two\n"
+    assert envelope["metadata"]["sandbox"]["ended_by"] == "cancelled"
+    wait_until(lambda: processes_inside(daemon) <= before)
+    with follow(daemon, "print('after')") as stream:  # and the wall is as good as before
+        assert stream.data()[-1][1]["data"]["stdout"] == "after\n"
+
+
+def test_character_is_never_cut_however_it_is_printed(daemon: Daemon) -> None:
+    text = "ä€🙂\n" * 30
+    code = (
+        f"import os, time\nfor byte in {text!r}.encode():\n    os.write(1, bytes([byte]))\n"
+        "    time.sleep(0.002)"
+    )
+    with follow(daemon, code) as stream:
+        data = stream.data()
+    told = [fields for kind, fields in data if kind == "tool_output"]
+    assert "".join(fields["text"] for fields in told) == text
+    assert len(told) > 1
+    expected = 0
+    for fields in told:
+        assert fields["offset"] == expected
+        expected += len(fields["text"].encode())
+    assert data[-1][1]["data"]["stdout"] == text
+
+
+@pytest.mark.row("D1")
+def test_how_to_follow_a_call_runs_as_it_stands(daemon: Daemon, tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "howto" / "stream-output.md"
+    fence = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    ran = []
+    for language, text in fence.findall(page.read_text(encoding="utf-8")):
+        command = ["bash", "-euo", "pipefail", "-c"] if language == "sh" else [sys.executable, "-c"]
+        done = subprocess.run(
+            [*command, text], cwd=tmp_path, capture_output=True, timeout=60,
+            env={**daemon.environment, "PATH": f"{FUMEHOOD.parent}:{os.environ['PATH']}"},
+        )  # fmt: skip
+        assert done.returncode == 0, (text, done.stderr.decode())
+        ran.append(done.stdout.decode())
+    followed, python, curl, cancelled = ran
+    assert followed == "line 0\nline 1\nline 2\n"
+    assert python.startswith("stdout 0 '0\\n'")
+    assert python.endswith("CANCELLED '0\\n1\\n'\n")
+    assert 'event: tool_output\ndata: {"stream":"stdout","offset":0,"text":"42\\n"' in curl
+    assert "event: tool_result" in curl
+    assert cancelled.endswith("that one does not run\n")
+
+
+def test_two_followed_programs_at_once_are_kept_apart(daemon: Daemon) -> None:
+    with (
+        follow(daemon, "print('a' * 200_000)") as one,
+        follow(daemon, "print('b' * 200_000)") as other,
+    ):
+        answers = one.data(), other.data()
+    for letter, events in zip("ab", answers, strict=True):
+        text = "".join(fields.get("text", "") for _, fields in events)
+        assert text == letter * 200_000 + "\n"
+
+
+@pytest.mark.row("E6")
+def test_long_output_costs_the_daemon_no_memory_and_is_whole_at_its_address(daemon: Daemon) -> None:
+    size = 40 << 20
+    code = f"line = 'ä' * 511 + '\\n'\nfor _ in range({size} // 1023):\n    print(line, end='')"
+    process = psutil.Process(daemon.process.pid)
+    with follow(daemon, "print(1)") as stream:
+        stream.data()
+    before = process.memory_info().rss
+    largest = length = 0
+    with Client(daemon.socket) as client:
+        for number, event in enumerate(client.stream("run_python", {"code": code})):
+            if isinstance(event, OutputEvent):
+                assert event.offset == length
+                length += len(event.text.encode())
+            if number % 50 == 0:
+                largest = max(largest, process.memory_info().rss)
+            last = event
+        assert isinstance(last, ResultEvent), last
+        data = last.envelope.data
+        whole = client.blob(data["resource_url"])
+    line = ("ä" * 511 + "\n").encode()
+    assert whole == line * (size // 1023)
+    assert length == len(whole)
+    assert len(data["stdout"]) < 11_000
+    (field,) = data["truncation_info"]["fields"]
+    assert (field["field"], field["original_length"]) == ("stdout", 512 * (size // 1023))
+    assert last.envelope.metadata.resources.output_bytes == len(whole)
+    # A run whose output were held would need it several times over.
+    assert largest - before < size / 2
+
+
+@pytest.mark.needs("landlock")
+def test_progress_of_a_function_in_the_jail_is_told_while_it_runs(
+    start_daemon: Any, tmp_path: Path
+) -> None:
+    package = tmp_path / "packages"
+    metadata = package / "work-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (package / "work.py").write_text(WORK)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: work\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[fumehood.tools]\nwork = work:tools\n")
+    own = start_daemon(variables={"PYTHONPATH": str(package)}, host_tools="on_the_host")
+    with Client(own.socket) as client:
+        for tool in ("in_the_jail", "on_the_host"):
+            *events, last = client.stream(tool)
+            assert isinstance(last, ResultEvent), last
+            told = [(e.progress, e.message) for e in events if isinstance(e, ProgressEvent)]
+            assert told == [(0, "started"), *((n * 25, f"step {n}") for n in range(4))]
+            assert isinstance(last, ResultEvent)
+            assert last.envelope.data == {"value": 4}
+
+
+WORK = '''
+from fumehood import progress, tool
+
+def work() -> int:
+    for number in range(4):
+        progress(number * 25, f"step {number}")
+    return 4
+
+@tool
+def in_the_jail() -> int:
+    """Work and say how far it is."""
+    return work()
+
+@tool(sandboxed=False)
+def on_the_host() -> int:
+    """Work and say how far it is, in a worker process."""
+    return work()
+
+tools = [in_the_jail, on_the_host]
+'''

@@ -1,0 +1,240 @@
+"""Languages and sessions in real containers, through the daemon's socket."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import FUMEHOOD, Daemon
+from support.http import SocketClient
+from support.workshop import Session, workshop
+
+pytestmark = [pytest.mark.needs("docker")]
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with workshop("python", "shell", "node") as running:
+        yield running
+
+
+@pytest.fixture
+def http(daemon: Daemon) -> Iterator[SocketClient]:
+    client = daemon.client()
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def session(daemon: Daemon) -> Iterator[Session]:
+    made = Session(daemon, image="python", memory_mb=128)
+    yield made
+    made.end()
+
+
+def call(
+    http: SocketClient, tool: str, options: dict[str, Any] | None = None, **arguments: Any
+) -> Any:
+    answer = http.call(tool, arguments, **(options or {}))
+    return answer.body["error"] or answer.body["data"]
+
+
+@pytest.mark.row("S7", "E7")
+def test_command_answers_with_streams_status_and_files(http: SocketClient) -> None:
+    data = call(
+        http, "run_shell",
+        command="sort -u - | tee out.txt; echo warn >&2; jq -r .a in.json", stdin="b\na\nb\n",
+        files=[{"path": "in.json", "content": '{"a": "found"}'}],
+    )  # fmt: skip
+    assert data == {
+        "stdout": "a\nb\nfound\n", "stderr": "warn\n", "exit_code": 0, "ended_by": "ok",
+        "files": [{"filename": "out.txt", "content_type": "text/plain", "size": 4,
+                   "content_base64": base64.b64encode(b"a\nb\n").decode()}],
+    }  # fmt: skip
+
+
+@pytest.mark.row("S7")
+def test_failed_command_shows_its_status_and_what_it_said(http: SocketClient) -> None:
+    error = call(http, "run_shell", command="echo out; ls nothing; exit 7")
+    assert error["code"] == "EXECUTION_ERROR"
+    assert (error["details"]["exit_code"], error["details"]["stdout"]) == (7, "out\n")
+    assert "nothing" in error["details"]["stderr"]
+
+
+@pytest.mark.row("S7")
+@pytest.mark.parametrize("command", ["read x < /dev/tty", "stty raw", "vi a 2>&1 >&2 || stty -a"])
+def test_command_that_wants_a_terminal_ends_and_hears_why(http: SocketClient, command: str) -> None:
+    error = call(http, "run_shell", command=command)
+    assert error["code"] == "EXECUTION_ERROR"
+    assert "there is no terminal here" in error["message"]
+
+
+@pytest.mark.row("S7")
+def test_command_that_asks_reads_the_end_of_its_input(http: SocketClient) -> None:
+    """Nobody answers, and nothing waits for an answer."""
+    data = call(http, "run_shell", command='read -p "Sure? " x || echo "nobody: [$x]"')
+    assert data["stdout"] == "nobody: []\n"
+
+
+@pytest.mark.row("S7", "S2")
+def test_command_that_waits_for_ever_is_told_what_it_was_doing(http: SocketClient) -> None:
+    error = call(http, "run_shell", {"timeout_seconds": 1.5}, command="mkfifo p; cat p")
+    assert (error["code"], error["details"]["ended_by"]) == ("TIMEOUT", "wall_time")
+    assert "waiting, not computing" in error["message"]
+
+
+@pytest.mark.row("S7")
+def test_javascript_answers_with_its_value_and_files(http: SocketClient) -> None:
+    data = call(
+        http, "run_javascript",
+        code="require('fs').writeFileSync('a.txt', 'x');\nconsole.log('out');\n({a: [1, null]})",
+    )  # fmt: skip
+    assert (data["value"], data["stdout"], data["exit_code"]) == ({"a": [1, None]}, "out\n", 0)
+    assert [file["filename"] for file in data["files"]] == ["a.txt"]
+
+
+@pytest.mark.row("S7", "E1")
+def test_what_javascript_throws_is_told_like_an_exception_of_python(http: SocketClient) -> None:
+    error = call(http, "run_javascript", code="const a = 1;\nnull.x;")
+    assert error["code"] == "EXECUTION_ERROR"
+    exception = error["details"]["exception"]
+    assert exception.keys() == {"type", "message", "line", "traceback"}
+    assert (exception["type"], exception["line"]) == ("TypeError", 2)
+    assert "TypeError" in error["message"]
+
+
+@pytest.mark.row("S7", "S2")
+def test_javascript_that_never_yields_is_a_plain_time_out(http: SocketClient) -> None:
+    error = call(http, "run_javascript", {"timeout_seconds": 1.5}, code="for (;;);")
+    assert error["code"] == "TIMEOUT"
+    assert "endless loop" in error["message"]
+
+
+@pytest.mark.row("S6")
+def test_variables_and_files_live_on_from_call_to_call(session: Session) -> None:
+    first = session.python("x = 41\nopen('a.txt', 'w').write('written')")
+    assert first["session"]["state"] == "kept"
+    assert first["session"]["variables_bytes"] >= 0
+    assert session.python("x + 1")["value"] == 42
+    shell = session.shell("cat a.txt; echo more >> a.txt")
+    assert shell["stdout"] == "written"
+    assert shell["session"] == {"id": session.id, "state": None, "variables_bytes": None}
+    assert session.python("open('a.txt').read()")["value"] == "writtenmore\n"
+    shown = session.http.get(f"/v1/sessions/{session.id}").body["data"]["session"]
+    assert (shown["calls"], shown["state"]) == (4, "active")
+
+
+@pytest.mark.row("S6")
+def test_killed_call_takes_back_its_variables_and_says_so(session: Session) -> None:
+    session.python("x = 'before'")
+    answer = session.http.call(
+        "run_python", {"code": "x = 'after'\nopen('left', 'w').write('1')\nwhile True: pass"},
+        session_id=session.id, timeout_seconds=1.5,
+    )  # fmt: skip
+    assert answer.code == "TIMEOUT"
+    assert answer.body["error"]["details"]["session"]["state"] == "rolled_back"
+    assert any("files are not rolled back" in w for w in answer.body["metadata"]["warnings"])
+    assert session.python("import os\n[x, os.path.exists('left')]")["value"] == ["before", True]
+
+
+@pytest.mark.row("S6")
+def test_tools_on_files_see_what_programs_left(session: Session) -> None:
+    session.shell("mkdir d; printf 'eins\\nzwei\\n' > d/a.txt; head -c 300 /dev/urandom > b.bin")
+    read = session.call("read_file", path="d/a.txt", offset=5).body["data"]
+    assert (read["content"], read["size"], read["has_more"]) == ("zwei\n", 10, False)
+    raw = session.call("read_file", path="b.bin").body["data"]
+    assert len(base64.b64decode(raw["content_base64"])) == 300
+    assert session.call("read_file", path="b.bin", encoding="text").code == "INVALID_PARAMS"
+    assert session.call("read_file", path="c").code == "RESOURCE_NOT_FOUND"
+    listed = session.call("list_files", recursive=True).body["data"]
+    assert [entry["path"] for entry in listed["items"]] == ["b.bin", "d", "d/a.txt"]
+    assert listed["pagination"] == {"has_more": False, "next_cursor": None, "total_count": 3}
+    assert session.call("write_file", path="e/f.py", content="print(6 * 7)").status == 200
+    assert session.call("write_file", path="e/f.py", content="").code == "INVALID_PARAMS"
+    assert session.shell("python3 e/f.py")["stdout"] == "42\n"
+
+
+@pytest.mark.row("S6", "T2")
+def test_deleting_as_a_tool_needs_a_human_and_by_its_owner_none(session: Session) -> None:
+    session.shell("touch a b c")
+    refused = session.call("delete_files", paths=["a"])
+    assert refused.code == "REQUIRES_HUMAN_APPROVAL"
+    assert session.files("DELETE", "/b").status == 200
+    session.shell("rm c")
+    assert session.shell("ls")["stdout"] == "a\n"
+
+
+@pytest.mark.row("S6")
+def test_tools_on_files_need_a_session(http: SocketClient) -> None:
+    for tool, arguments in (
+        ("read_file", {"path": "a"}), ("write_file", {"path": "a", "content": ""}),
+        ("list_files", {}),
+    ):  # fmt: skip
+        answer = http.call(tool, arguments)
+        assert answer.code == "INVALID_PARAMS"
+        assert "session_id" in answer.body["error"]["message"]
+
+
+@pytest.mark.row("S6")
+def test_file_that_is_sent_belongs_to_the_sessions_programs(session: Session) -> None:
+    content = os.urandom(2_500_000)
+    assert session.files("PUT", "/d/in.bin", content).status == 200
+    assert session.python(
+        "import os\nopen('d/in.bin', 'ab').write(b'!')\n"
+        "[os.stat('d/in.bin').st_uid == os.getuid(), os.path.getsize('d/in.bin')]"
+    )["value"] == [True, 2_500_001]
+    assert session.files("GET", "/d/in.bin").body == content + b"!"
+    assert session.shell("rm -r d; ls -A | wc -l")["stdout"] == "0\n"
+
+
+@pytest.mark.row("S6")
+def test_session_of_another_language_says_which_it_has(session: Session) -> None:
+    answer = session.call("run_javascript", code="1")
+    assert (answer.code, answer.body["error"]["fields"]) == (
+        "INVALID_PARAMS", ["options.session_id"],
+    )  # fmt: skip
+
+
+@pytest.mark.row("S6")
+def test_ended_session_is_gone_with_its_files(daemon: Daemon) -> None:
+    session = Session(daemon, image="python", memory_mb=128)
+    session.shell("touch a")
+    session.http.request("DELETE", f"/v1/sessions/{session.id}")
+    for answer in (session.call("run_shell", command="ls"), session.files("GET", "/a")):
+        assert answer.code == "RESOURCE_NOT_FOUND"
+        assert "ended" in answer.body["error"]["message"]
+    session.http.close()
+
+
+@pytest.mark.row("S6", "D1")
+@pytest.mark.parametrize("page", ["keep-a-session", "files-in-and-out"])
+def test_how_tos_of_sessions_run_as_they_stand(daemon: Daemon, tmp_path: Path, page: str) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "howto" / f"{page}.md").read_text()
+    snippets = re.findall(r"^```(sh|python)( daemon)?\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    environment = {
+        **daemon.environment, "PATH": f"{FUMEHOOD.parent}:{daemon.environment['PATH']}",
+    }  # fmt: skip
+    said = ""
+    for language, is_daemon, code in snippets:
+        if is_daemon:
+            continue  # the fixture's
+        command = ["bash", "-euo", "pipefail", "-c"] if language == "sh" else [sys.executable, "-c"]
+        done = subprocess.run(
+            [*command, code], cwd=tmp_path, env=environment, capture_output=True, timeout=120
+        )
+        assert done.returncode == 0, (code, done.stdout.decode(), done.stderr.decode())
+        said += done.stdout.decode() + done.stderr.decode()
+    words = {
+        "keep-a-session": ("[1, 2, 3]", "written by the shell", "'state': 'kept'", "b'HELLO'"),
+        "files-in-and-out": ("name\nAnn\nBob\n", "FROM A PIPE", "one\ntwo\n", "name,age\nAnn,31"),
+    }[page]
+    assert [word for word in words if word not in said] == []
+    assert len(snippets) >= 5

@@ -1,0 +1,250 @@
+"""Attacks of a session's programs on the processes that keep its variables.
+
+Everything in a session belongs to one caller, so the harm to prevent is to the guest (a supervisor
+that waits for ever or lies), to whoever pays for the processor between calls, and to what the
+answer says: `kept` means the new variables, `rolled_back` the old, `reset` none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import pytest
+
+from fumehood.sandbox.container.images import Image
+from support.containers import containers_of
+from support.one_container import OneContainer, one_container, value_of
+
+pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.row("S5", "S6")]
+
+PYTHON_FRAME = "import os, struct\ndef frame(b): return struct.pack('>I', len(b)) + b\n"
+KILL_ALL_BUT_ME = (
+    "import os\n"
+    "for name in os.listdir('/proc'):\n"
+    "    if name.isdigit() and int(name) not in (1, os.getpid()):\n"
+    "        try: os.kill(int(name), 9)\n"
+    "        except OSError: pass\n"
+)
+
+
+@dataclass(frozen=True)
+class Attack:
+    """`code` runs in a session in which `x` was 'old', and sets it to 'new' first."""
+
+    name: str
+    code: str
+    states: frozenset[str]
+    wall_s: float = 2
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def attack(name: str, code: str, *states: str, wall_s: float = 2) -> Attack:
+    return Attack(name, code, frozenset(states), wall_s)
+
+
+ATTACKS = [
+    attack("the harmless twin", "pass", "kept"),
+    attack(
+        "says that it is done, and is not",
+        PYTHON_FRAME + "os.write(4, frame(b'{\"stays\": true, \"exit_code\": 0}'))\nwhile True: pass",
+        "rolled_back",
+    ),
+    attack(
+        "says that it is done, and is killed for its time",
+        PYTHON_FRAME + "os.write(4, frame(b'{\"stays\": 1}'))\nwhile True: pass",
+        "rolled_back",
+    ),
+    attack("kills every other process", KILL_ALL_BUT_ME, "kept"),
+    attack("kills every other process, then itself", KILL_ALL_BUT_ME + "os._exit(1)", "reset"),
+    attack(
+        "speaks for its successor",
+        "import socket\nfor _ in range(200):\n"
+        "    try: socket.socket(fileno=os.dup(5)).send(b'R', socket.MSG_DONTWAIT)\n"
+        "    except OSError: break\n",
+        "kept", "rolled_back", "reset",
+    ),
+    attack(
+        "has others speak for its successor",
+        "import os, socket, time\n"
+        "for _ in range(20):\n"
+        "    if os.fork() == 0:\n"
+        "        socket.socket(fileno=5).send(b'R')\n"
+        "        time.sleep(1000)\n",
+        "kept", "rolled_back", "reset",
+    ),
+    attack("floods its own end", "import os\nos.set_blocking(5, False)\n"
+           "try:\n    while True: os.write(5, b'R' * 1000)\nexcept OSError: pass\n",
+           "kept", "rolled_back", "reset"),
+    attack("closes what it is spoken to by", "import os\nfor fd in (3, 5, 6): os.close(fd)",
+           "kept", "rolled_back", "reset"),
+    attack("closes what it speaks by", "import os\nos.close(4)", "rolled_back"),
+    attack(
+        "takes the ends of others for itself",
+        "import ctypes, os\nctypes.CDLL(None).prctl(36, 1, 0, 0, 0)\nwhile True: pass",
+        "rolled_back",
+    ),
+    attack(
+        "has its successor's end hidden",
+        "import ctypes\nctypes.CDLL(None).prctl(36, 1, 0, 0, 0)",
+        "kept",
+    ),
+    attack(
+        "wakes the others again and again",
+        "import os, signal, time\n"
+        "if os.fork() == 0:\n"
+        "    while True:\n"
+        "        try: os.kill(-1, signal.SIGCONT)\n"
+        "        except OSError: pass\n",
+        "kept",
+    ),
+    attack("takes every process that there is",
+           "import os, time\ntry:\n    while True:\n        if os.fork() == 0: time.sleep(1000)\n"
+           "except OSError: pass\n", "kept", wall_s=10),
+    attack("cannot fork any more", "import os\nos.fork = None", "rolled_back", "reset"),
+    attack("sleeps when it should fork",
+           "import os, time\nos.register_at_fork(before=lambda: time.sleep(100))",
+           "rolled_back", wall_s=3),
+    attack("has a stranger at its end of the run",
+           "import os\nos.register_at_fork(after_in_child=lambda: os._exit(0))",
+           "rolled_back", "reset", "kept"),
+]  # fmt: skip
+
+
+@pytest.fixture
+async def box(python_image: Image) -> AsyncIterator[OneContainer]:
+    async with one_container(python_image) as box:
+        yield box
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=str)
+async def test_what_the_answer_says_of_the_variables_is_so(
+    box: OneContainer, attack: Attack
+) -> None:
+    await box.python("x = 'old'")
+    attacked = await box.python(f"import os\nx = 'new'\n{attack.code}", wall_s=attack.wall_s)
+    assert box.ended is None, box.ended
+    assert attacked.state in attack.states
+    seen = {"kept": "new", "rolled_back": "old", "reset": None}[attacked.state or ""]
+    after = await box.python("globals().get('x')")
+    if after.state == "reset" or after.ended_by.value != "ok":  # it fell later, and says so
+        assert attack.states > {"kept"}
+        after = await box.python("globals().get('x')")
+        seen = None
+    assert value_of(after) == seen
+    assert value_of(await box.python("y = 1\ny")) == 1
+    assert box.ended is None
+
+
+async def test_a_command_that_kills_the_session_s_processes_says_that_they_are_gone(
+    box: OneContainer,
+) -> None:
+    await box.python("x = 1")
+    assert (await box.shell("echo harmless")).state is None
+    assert value_of(await box.python("x")) == 1
+    assert (await box.shell("kill -9 -1")).state == "reset"
+    assert value_of(await box.python("'x' in globals()")) is False
+
+
+def cpu_ns(container: str) -> int:
+    """What a container has used, by the host's own counters of either version."""
+    (found,) = containers_of(f"fumehood.engine={container}")
+    identifier = found["Id"]
+    for path in Path("/sys/fs/cgroup").glob(f"**/*{identifier}*/cpuacct.usage"):
+        return int(path.read_text())
+    (path,) = Path("/sys/fs/cgroup").glob(f"**/*{identifier}*/cpu.stat")
+    return 1000 * int(path.read_text().split()[1])
+
+
+@pytest.mark.parametrize("how", ["SHUT_RD", "SHUT_WR", "SHUT_RDWR"])
+async def test_a_supervisor_does_not_wait_for_an_end_that_was_shut_down(
+    box: OneContainer, how: str
+) -> None:
+    """What reads from a socket that was shut down is told of its end, again and again."""
+    await box.python("x = 'old'")
+    code = f"import socket\nx = 'new'\nsocket.socket(fileno=5).shutdown(socket.{how})"
+    ended = await box.python(code, wall_s=5)
+    assert box.ended is None, box.ended
+    assert ended.ended_by.value in ("ok", "exception", "wall_time")
+    assert (await box.shell("echo on")).stdout == "on\n"
+    # Its own chain is broken for good; what is said of it is so all the same.
+    assert (await box.python("y = 1", wall_s=5)).state in ("reset", "rolled_back", "kept")
+    assert box.ended is None
+
+
+WAKE_UP = """\
+import ctypes, os, signal, struct, time
+libc = ctypes.CDLL(None)
+def spin(*_):
+    until = time.monotonic() + 20
+    while time.monotonic() < until: pass
+signal.signal(signal.SIGCONT, spin)
+class Event(ctypes.Structure):
+    _fields_ = [("value", ctypes.c_void_p), ("signal", ctypes.c_int), ("how", ctypes.c_int),
+                ("rest", ctypes.c_char * 48)]
+"""
+WAKERS = {
+    "a timer's signal": (
+        "import platform\n"
+        "create, settime = {'x86_64': (222, 223)}.get(platform.machine(), (107, 110))\n"
+        "timer = ctypes.c_int()\n"
+        "libc.syscall(create, 1, ctypes.byref(Event(None, signal.SIGCONT, 0)), "
+        "ctypes.byref(timer))\n"
+        "libc.syscall(settime, timer, 0, struct.pack('4q', 0, 50_000_000, 0, 800_000_000), None)\n"
+    ),
+    "a child's end": (
+        "import platform\n"
+        "clone = 56 if platform.machine() == 'x86_64' else 220\n"
+        "if libc.syscall(clone, signal.SIGCONT, 0, 0, 0, 0) == 0: time.sleep(1000)\n"
+    ),
+    "a child that wakes it": (
+        "parent = os.getpid()\n"
+        "for _ in range(3):\n"
+        "    if os.fork() == 0:\n"
+        "        while True: os.kill(parent, signal.SIGCONT)\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("waker", WAKERS.values(), ids=WAKERS)
+async def test_a_stopped_process_that_is_woken_does_not_run_between_calls(
+    box: OneContainer, waker: str
+) -> None:
+    kept = await box.python(f"{WAKE_UP}{waker}x = 1")
+    assert kept.state in ("kept", "rolled_back")
+    await anyio.sleep(1.5)
+    before = cpu_ns(box.name)
+    await anyio.sleep(1.0)
+    assert cpu_ns(box.name) - before < 60_000_000
+    assert box.ended is None
+    listed = await box.files(do="list", path="", recursive=False, most=10)  # says nothing of it
+    assert listed["entries"] == []
+    after = await box.python("'x' in globals()")
+    if after.state == "kept":
+        assert value_of(after) is (kept.state == "kept")
+    else:
+        assert after.state == "reset"
+    assert value_of(await box.python("2")) == 2
+
+
+async def test_nothing_of_a_session_runs_between_its_calls(box: OneContainer) -> None:
+    """A thread, a process and a process's handler that would go on for ever."""
+    await box.python(
+        "import os, threading\n"
+        "def spin():\n"
+        "    while True: pass\n"
+        "threading.Thread(target=spin, daemon=True).start()\n"
+        "if os.fork() == 0: spin()\n"
+    )
+    await anyio.sleep(0.3)  # the next child is made meanwhile
+    before = cpu_ns(box.name)
+    await anyio.sleep(1.0)
+    idle = cpu_ns(box.name) - before
+    assert idle < 60_000_000
+    spinning = await box.python("while True: pass", wall_s=3)  # the control: a call's is counted
+    assert spinning.state == "rolled_back"
+    assert cpu_ns(box.name) - before > 3 * idle + 100_000_000

@@ -1,0 +1,329 @@
+"""The boundary `path` of sessions: what a program leaves, and what an address says, to reach more.
+
+The programs of a session may put anything into its workspace before its owner reads, writes or
+lists; whoever asks may write any address. The wall is a real one.
+"""
+
+from __future__ import annotations
+
+import base64
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from conftest import Daemon
+from support.attacks import Harm
+from support.http import Answer, connect, read_to_end, split_answer
+from support.wait import wait_until
+from support.workshop import Session, workshop
+
+pytestmark = [pytest.mark.needs("docker"), pytest.mark.row("S6")]
+
+MB = 1 << 20
+PROMPT_S = 20.0
+"""Within it an answer came without waiting for anybody; the limits of the engine are longer."""
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with workshop("python") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def session(daemon: Daemon) -> Iterator[Session]:
+    made = Session(daemon, image="python", memory_mb=128)
+    yield made
+    made.end()
+
+
+@pytest.fixture(autouse=True)
+def emptied(session: Session) -> Iterator[None]:
+    """An empty workspace, and nothing that an attack made outside of it."""
+    yield
+    session.shell("chmod -R u+rwX .; find . -mindepth 1 -delete")
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a program leaves, and the path that is then asked for."""
+
+    name: str
+    harm: Harm
+    command: str
+    path: str
+    reads: str = "INVALID_PARAMS"
+    writes: str | None = "INVALID_PARAMS"
+    """None where writing is harmless: the file itself is replaced."""
+
+    def __str__(self) -> str:
+        return self.name
+
+
+LEFT = [
+    Left("link-to-a-file", Harm.INTERNAL_READ, "ln -s /etc/passwd a", "a"),
+    Left("link-to-the-guest", Harm.INTERNAL_READ, "ln -s /opt/fumehood/image.json a", "a"),
+    Left("link-to-a-process", Harm.INTERNAL_READ, "ln -s /proc/1/environ a", "a"),
+    Left("link-to-a-new-file", Harm.INTERNAL_ESC, "ln -s /tmp/out a", "a"),
+    Left("link-to-a-directory", Harm.INTERNAL_READ, "ln -s /etc d", "d/passwd"),
+    Left("link-further-up", Harm.INTERNAL_READ, "mkdir d; ln -s /etc d/e", "d/e/passwd"),
+    Left("link-to-the-workspace", Harm.INTERNAL_READ, "touch b; ln -s . d", "d/b"),
+    Left("link-to-itself", Harm.SELF_DOS, "ln -s a a", "a"),
+    Left("fifo", Harm.PEER_DOS, "mkfifo a", "a"),
+    Left(
+        "socket", Harm.PEER_DOS,
+        "python3 -c \"import socket; socket.socket(socket.AF_UNIX).bind('a')\"", "a",
+    ),
+    Left("device-by-a-link", Harm.HOST_DOS, "ln -s /dev/zero a", "a"),
+    Left("terminal-by-a-link", Harm.PEER_DOS, "ln -s /dev/stdin a", "a"),
+    Left("directory-as-a-file", Harm.INTEGRITY, "mkdir a", "a"),
+    Left("file-as-a-directory", Harm.INTEGRITY, "touch d", "d/a", reads="RESOURCE_NOT_FOUND",
+         writes=None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("left", LEFT, ids=str)
+def test_what_a_program_left_leads_nowhere(session: Session, left: Left) -> None:
+    session.shell(left.command)
+    began = time.monotonic()
+    assert session.files("GET", f"/{left.path}").code == left.reads
+    assert session.call("read_file", path=left.path).code == left.reads
+    if left.writes is not None:
+        for answer in (
+            session.files("PUT", f"/{left.path}", b"written"),
+            session.files("PUT", f"/{left.path}?mode=create", b"written"),
+            session.call("write_file", path=left.path, content="written", mode="replace"),
+            session.call("write_file", path=left.path, content="written", mode="append"),
+        ):
+            assert answer.code == left.writes, answer.body
+    assert time.monotonic() - began < PROMPT_S  # nobody waited for a pipe
+    # The guest's programs look: nothing was written through.
+    assert (
+        session.shell("cat /tmp/out 2>/dev/null; grep -rl written . 2>/dev/null; true")["stdout"]
+        == ""
+    )
+
+
+def test_nearest_harmless_things_are_read_and_written(session: Session) -> None:
+    """The twin of the table."""
+    session.shell("mkdir d; echo -n one > a; echo -n two > d/b")
+    assert session.files("GET", "/a").body == b"one"
+    assert session.files("GET", "/d/b").body == b"two"
+    assert session.call("read_file", path="d/b").body["data"]["content"] == "two"
+    assert session.files("PUT", "/a", b"1").status == 200
+    assert session.call("write_file", path="d/b", content="2", mode="append").status == 200
+    assert session.shell("cat a d/b")["stdout"] == "1two2"
+
+
+def test_link_is_deleted_itself_and_nothing_behind_it(session: Session) -> None:
+    session.shell(
+        "mkdir /tmp/out; touch /tmp/out/kept; ln -s /tmp/out d; mkdir e; ln -s /tmp/out e/f"
+    )
+    assert session.files("DELETE", "/d/kept").code == "INVALID_PARAMS"
+    assert session.files("DELETE", "/d?recursive=true").status == 200
+    assert session.files("DELETE", "/e?recursive=true").status == 200
+    # Files outside of the workspace do not outlive a call, so the same call has to look.
+    assert session.shell("ls -A")["stdout"] == ""
+
+
+ADDRESSES = {
+    "parent": "/../../../etc/passwd",
+    "parent-escaped": "/%2e%2e/%2e%2e/etc/passwd",
+    "parent-half-escaped": "/.%2e/a",
+    "parent-in-the-middle": "/d/../a",
+    "slash-escaped": "/d%2fa",
+    "slash-escaped-with-parent": "/..%2f..%2fetc%2fpasswd",
+    "slash-in-capitals": "/d%2Fa",
+    "slash-overlong": "/d%c0%afa",
+    "absolute": "//etc/passwd",
+    "empty-part": "/d//a",
+    "itself": "/./a",
+    "directory-with-a-slash": "/d/",
+    "nothing": "/",
+    "nul": "/a%00.txt",
+    "no-utf-8": "/a%ff",
+    "surrogate": "/a%ed%a0%80",
+    "no-escape": "/a%",
+    "no-escape-either": "/a%zz",
+    "too-long-a-name": "/" + "x" * 256,
+    "too-long-a-path": "/" + "/".join(["x" * 200] * 21),
+}
+
+
+@pytest.mark.parametrize("name", ADDRESSES)
+def test_address_that_could_be_read_in_two_ways_is_refused(session: Session, name: str) -> None:
+    session.shell("mkdir d; echo -n secret > d/a; echo -n secret > a")
+    for method, body in (("GET", b""), ("PUT", b"written"), ("DELETE", b"")):
+        answer = raw(session, method, ADDRESSES[name], body)
+        assert answer.code in ("INVALID_PARAMS", "RESOURCE_NOT_FOUND"), (method, answer.body)
+        assert "root:" not in str(answer.body)
+    assert session.shell("cat d/a a; ls -A")["stdout"] == "secretsecreta\nd\n"
+
+
+def test_odd_but_plain_addresses_are_taken_as_they_are(session: Session) -> None:
+    """The twin: escapes that stand for one character of a name."""
+    for path, name in (
+        ("/a%20b", "a b"), ("/a%25b", "a%b"), ("/%C3%BC", "ü"), ("/..a", "..a"), ("/a%0ab", "a\nb"),
+        ("/%E2%80%AEa", "\u202ea"), ("/a%3Fb%23", "a?b#"), ("/%61", "a"),
+    ):  # fmt: skip
+        answer = raw(session, "PUT", path, b"x")
+        assert answer.status == 200, (path, answer.body)
+        assert answer.body["data"]["path"] == name
+    listed = session.files("GET", "?limit=100").body["data"]["items"]
+    assert {entry["path"] for entry in listed} == {
+        "a b", "a%b", "ü", "..a", "a\nb", "\u202ea", "a?b#", "a",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "/v1/sessions/{id}%2ffiles/a",
+        "/v1/sessions/x/../{id}/files/a",
+        "/v1/sessions/{id}/files%2fa",
+        "/v1/sessions/%73{tail}/files/a",
+    ],
+)
+def test_session_is_named_in_one_way_only(session: Session, address: str) -> None:
+    session.shell("echo -n secret > a")
+    path = address.format(id=session.id, tail=session.id[1:])
+    answer = raw_address(session, "GET", path)
+    assert answer.code in ("INVALID_PARAMS", "RESOURCE_NOT_FOUND")
+
+
+def raw(session: Session, method: str, path: str, body: bytes = b"") -> Answer:
+    return raw_address(session, method, f"/v1/sessions/{session.id}/files{path}", body)
+
+
+def raw_address(session: Session, method: str, address: str, body: bytes = b"") -> Answer:
+    """The bytes of the request as they are: no client has looked at the address."""
+    connection = connect(session.daemon.socket)
+    connection.sendall(
+        f"{method} {address} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
+        "connection: close\r\n\r\n".encode()
+        + body
+    )
+    raw_answer = read_to_end(connection)
+    connection.close()
+    return split_answer(raw_answer)
+
+
+def test_file_of_nothing_but_a_size_is_sent_without_being_held(session: Session) -> None:
+    session.shell("truncate -s 32M a")
+    assert session.files("GET", "/a").body == bytes(32 * MB)
+    read = session.call("read_file", path="a", offset=32 * MB - 3).body["data"]
+    assert (read["content"], read["has_more"]) == ("\0\0\0", False)
+
+
+@pytest.fixture
+def roomy(daemon: Daemon) -> Iterator[Session]:
+    """How many files there can be follows from the memory."""
+    made = Session(daemon, image="python", memory_mb=1024)
+    yield made
+    made.end()
+
+
+def test_thousands_of_files_are_listed_to_the_last(roomy: Session) -> None:
+    made = int(roomy.python(
+        "import os\nmade = 0\ntry:\n    while made < 10_000:\n"
+        "        open(f'{made:05}', 'x').close()\n        made += 1\nexcept OSError:\n    pass\nmade"
+    )["value"])  # fmt: skip
+    assert made >= 1500  # not vacuous: several times what the guest gives at once
+    seen: list[str] = []
+    cursor = ""
+    while True:
+        page = roomy.files("GET", f"?limit=100{cursor}").body["data"]
+        seen += [entry["path"] for entry in page["items"]]
+        if page["pagination"]["next_cursor"] is None:
+            break
+        cursor = f"&cursor={page['pagination']['next_cursor']}"
+    assert seen == [f"{number:05}" for number in range(made)]
+
+
+def test_names_that_are_no_text_break_no_list(session: Session) -> None:
+    session.shell(
+        "touch $'a\\nb' $'\\xff\\xfe' $'\\u202efdp.exe' $'\\e]0;owned\\a' 'c'; mkdir $'d\\xff'; touch $'d\\xff/e'"
+    )
+    listed = session.files("GET", "?recursive=true&limit=100").body["data"]["items"]
+    assert [entry["path"] for entry in listed] == ["\x1b]0;owned\x07", "a\nb", "c", "\u202efdp.exe"]
+    tool = session.call("list_files", recursive=True, limit=100).body["data"]["items"]
+    assert tool == listed
+
+
+def half_an_upload(session: Session) -> socket.socket:
+    """One and a half megabytes of two, of which one has come to the session."""
+    connection = connect(session.daemon.socket)
+    connection.sendall(
+        f"PUT /v1/sessions/{session.id}/files/a HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+        f"content-length: {2 * MB}\r\n\r\n".encode()
+        + b"x" * (3 * MB // 2)
+    )
+    wait_until(
+        lambda: (
+            session.shell("cat .fumehood-upload-* 2>/dev/null | wc -c; true")["stdout"] == f"{MB}\n"
+        )
+    )
+    return connection
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "for f in .fumehood-upload-*; do echo more >> $f; done",
+        "for f in .fumehood-upload-*; do rm $f; ln -s /tmp/out $f; done",
+        "for f in .fumehood-upload-*; do rm $f; mkfifo $f; done",
+        "for f in .fumehood-upload-*; do rm $f; mkdir $f; done",
+        "rm .fumehood-upload-*",
+    ],
+)
+def test_program_that_meddles_with_an_upload_gets_it_refused(
+    session: Session, command: str
+) -> None:
+    connection = half_an_upload(session)
+    session.shell(command)
+    connection.sendall(b"x" * (MB // 2))
+    answer = split_answer(read_to_end(connection))
+    connection.close()
+    assert answer.code in ("INVALID_PARAMS", "RESOURCE_NOT_FOUND"), answer.body
+    assert session.files("GET", "/a").code == "RESOURCE_NOT_FOUND"
+    assert session.shell("cat /tmp/out 2>/dev/null | wc -c")["stdout"] == "0\n"
+
+
+def test_upload_that_nobody_meddles_with_is_whole(session: Session) -> None:
+    """The twin, and the control: a program runs in the middle of it."""
+    connection = half_an_upload(session)
+    session.shell("echo harmless > b")
+    connection.sendall(b"x" * (MB // 2))
+    assert split_answer(read_to_end(connection)).body["data"] == {"path": "a", "size": 2 * MB}
+    connection.close()
+    assert session.files("GET", "/a").body == b"x" * (2 * MB)
+
+
+def test_upload_that_is_cut_leaves_nothing_in_the_container(session: Session) -> None:
+    half_an_upload(session).close()
+    wait_until(lambda: session.shell("ls -A | wc -l")["stdout"] == "0\n")
+
+
+def test_full_workspace_refuses_and_is_usable_afterwards(session: Session) -> None:
+    session.shell("head -c 30000000 /dev/zero > full")
+    answer = session.files("PUT", "/a", b"x" * (16 * MB))
+    assert (answer.code, "no room" in answer.body["error"]["message"]) == ("INVALID_PARAMS", True)
+    assert session.shell("ls -A")["stdout"] == "full\n"
+    assert session.files("DELETE", "/full").status == 200
+    assert session.files("PUT", "/a", b"x" * (16 * MB)).status == 200
+
+
+def test_tools_take_no_path_that_leads_out(session: Session) -> None:
+    for path in ("../a", "/etc/passwd", "a/../../b", "", "a\0"):
+        for answer in (
+            session.call("read_file", path=path),
+            session.call("write_file", path=path, content="x"),
+            session.call("list_files", path=path) if path else session.call("read_file", path=""),
+        ):
+            assert answer.code == "INVALID_PARAMS", path
+    content = base64.b64encode(bytes(range(256))).decode()
+    assert session.call("write_file", path="a", content_base64=content).status == 200  # the twin
+    assert session.call("read_file", path="a").body["data"]["content_base64"] == content

@@ -1,0 +1,121 @@
+"""One attack's verdict: held only where all three parts are as they must be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from fumehood.attack.attack import Attack, Harm, Language, Look, OnGvisor, Topic, ends, raises
+from fumehood.attack.bait import Bait
+from fumehood.attack.scorecard import Line, Verdict
+from fumehood.attack.standing import Standing, Target
+from fumehood.attack.trial import try_one
+from fumehood.model.errors import EndedBy, SandboxUnavailable
+from fumehood.sandbox.wall import RunEnding
+from fumehood.testing import FakeWall, SeenRun
+
+pytestmark = pytest.mark.anyio
+
+OPENS = Attack(
+    "open", Topic.HOST, Harm.HOST_LEAK, "open a file", Language.PYTHON,
+    code="attack", expected=raises("PermissionError"), twin="twin", twin_gives=4,
+)  # fmt: skip
+REFUSED = RunEnding(
+    EndedBy.EXCEPTION, "call", claimed_error={"exception": {"type": "PermissionError"}}
+)
+FOUR = RunEnding(EndedBy.OK, "call", result={"value": 4})
+POLICY = RunEnding(EndedBy.POLICY, "call")
+
+
+@pytest.fixture(scope="module")
+def bait() -> Iterator[Bait]:
+    with Bait() as bait:
+        yield bait
+
+
+async def tried(
+    bait: Bait,
+    *,
+    attack: Attack = OPENS,
+    attacked: RunEnding | Callable[[], RunEnding] = REFUSED,
+    twin: RunEnding | Callable[[], RunEnding] = FOUR,
+    is_gvisor: bool = False,
+    guest_pid: Callable[[], int | None] = lambda: 1,
+) -> Line:
+    def answer(run: SeenRun) -> RunEnding:
+        chosen = attacked if run.arguments["code"] == "attack" else twin
+        return chosen if isinstance(chosen, RunEnding) else chosen()
+
+    standing = Standing(FakeWall(answer=answer), Language.PYTHON, 128, guest_pid)
+    return await try_one(attack, Target("container", "any", is_gvisor), standing, bait)
+
+
+async def test_refused_attack_with_a_twin_that_passes_has_held(bait: Bait) -> None:
+    line = await tried(bait)
+    assert (line.verdict, line.ended, line.twin, line.why) == (
+        Verdict.HELD, "exception:PermissionError", "ok", "",
+    )  # fmt: skip
+    assert line.seen == ("the bait is untouched",)
+
+
+async def test_attack_that_ends_otherwise_has_not_held(bait: Bait) -> None:
+    line = await tried(bait, attacked=POLICY)
+    assert line.verdict is Verdict.FAILED
+    assert line.why == "it ended as policy and not as exception:PermissionError"
+    assert (await tried(bait, attacked=FOUR)).verdict is Verdict.FAILED
+
+
+async def test_wall_that_refuses_the_twin_too_has_not_held(bait: Bait) -> None:
+    for twin in (REFUSED, POLICY, RunEnding(EndedBy.OK, "call", result={"value": 5})):
+        line = await tried(bait, twin=twin)
+        assert line.verdict is Verdict.FAILED
+        assert "it refuses the harmless, too" in line.why
+
+
+async def test_wall_that_serves_nobody_after_the_attack_has_not_held(bait: Bait) -> None:
+    def gone() -> RunEnding:
+        raise SandboxUnavailable("It is gone.")
+
+    line = await tried(bait, twin=gone)
+    assert (line.verdict, line.why) == (Verdict.FAILED, "nothing ran after it: It is gone.")
+    before = await tried(bait, attacked=gone)
+    assert (before.verdict, before.why, before.ended) == (Verdict.UNTRIED, "It is gone.", None)
+
+
+async def test_answer_with_the_word_of_the_bait_is_a_failure(bait: Bait) -> None:
+    leaky = replace(REFUSED, stderr=f"see: {bait.word}")
+    assert "the word that only the host knows" in (await tried(bait, attacked=leaky)).why
+
+
+async def test_limit_that_refused_nothing_is_a_failure_where_it_should_have(bait: Bait) -> None:
+    floods = replace(OPENS, expected=raises("PermissionError", hits="disk"))
+    assert (await tried(bait, attack=floods)).verdict is Verdict.FAILED
+    hit = replace(REFUSED, limits_hit=("disk",))
+    assert (await tried(bait, attack=floods, attacked=hit)).verdict is Verdict.HELD
+
+
+async def test_guest_that_is_another_one_afterwards_is_a_failure(bait: Bait) -> None:
+    attack = replace(OPENS, looks=(Look.UNBROKEN,))
+    pids = iter([7, 8])
+    line = await tried(bait, attack=attack, guest_pid=lambda: next(pids))
+    assert line.why == "the guest was ended"
+    line = await tried(bait, attack=attack, guest_pid=lambda: 7)
+    assert (line.verdict, line.seen[0]) == (Verdict.HELD, "the guest is the same process")
+
+
+async def test_what_had_to_be_there_before_makes_it_untried(bait: Bait) -> None:
+    attack = replace(OPENS, before="before")
+    line = await tried(bait, attack=attack, twin=POLICY)
+    assert (line.verdict, line.ended) == (Verdict.UNTRIED, None)
+
+
+async def test_runtime_with_a_published_limit_is_held_to_that_and_says_so(bait: Bait) -> None:
+    attack = replace(OPENS, on_gvisor=OnGvisor("It differs.", ends("policy")))
+    line = await tried(bait, attack=attack, attacked=POLICY, is_gvisor=True)
+    assert (line.verdict, line.differs, line.expected) == (
+        Verdict.HELD, "It differs.", ("policy",),
+    )  # fmt: skip
+    elsewhere = await tried(bait, attack=attack, attacked=POLICY)
+    assert (elsewhere.verdict, elsewhere.differs) == (Verdict.FAILED, "")

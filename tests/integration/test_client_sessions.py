@@ -1,0 +1,127 @@
+"""Sessions and their files by both clients: what goes in comes out, and what is no file does not."""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import Daemon
+from fumehood import Refused
+from support.clients import KINDS, client_of
+from support.scripted_daemon import running_scripted_daemon
+
+pytestmark = [
+    pytest.mark.row("S6", "D1"),
+    # httpcore2 leaves the socket of a connection that broke off to the collector.
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
+
+MB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """What the collector warns of is collected within the test that it belongs to."""
+    yield
+    gc.collect()
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with running_scripted_daemon() as running:
+        yield running
+
+
+@pytest.fixture(params=KINDS)
+def client(request: pytest.FixtureRequest, daemon: Daemon) -> Iterator[Any]:
+    with client_of(request.param, daemon.socket) as made:
+        yield made
+
+
+@pytest.fixture
+def session(client: Any) -> Iterator[str]:
+    made = client.create_session(memory_mb=128)
+    yield made.id
+    client.end_session(made.id)
+
+
+def test_session_is_made_and_ended(client: Any) -> None:
+    made = client.create_session(image="node", idle_seconds=60)
+    assert (made.state, made.image, made.calls) == ("active", "node", 0)
+    assert client.session(made.id).id == made.id
+    assert made.id in [one.id for one in client.sessions()]
+    assert client.end_session(made.id).state == "ended"
+    with pytest.raises(Refused) as refused:
+        client.put_file(made.id, "a", b"")
+    assert refused.value.code == "RESOURCE_NOT_FOUND"
+
+
+@pytest.mark.parametrize("how", ["bytes", "path", "file", "stream"])
+def test_file_goes_from_wherever_it_is(client: Any, session: str, tmp_path: Path, how: str) -> None:
+    content = os.urandom(2 * MB + 3)
+    here = tmp_path / "here"
+    here.write_bytes(content)
+    with here.open("rb") as file:
+        file.read(1)
+        file.seek(0)
+        source = {
+            "bytes": content, "path": here, "file": file, "stream": io.BytesIO(content),
+        }[how]  # fmt: skip
+        assert client.put_file(session, "d/a b.bin", source).size == len(content)
+    assert client.get_file(session, "d/a b.bin") == content
+    target = tmp_path / "target"
+    client.download_file(session, "d/a b.bin", target)
+    assert target.read_bytes() == content
+    with pytest.raises(FileExistsError):
+        client.download_file(session, "d/a b.bin", target)
+    pieces: list[bytes] = []
+    client.download_file(session, "d/a b.bin", pieces.append)
+    assert b"".join(pieces) == content
+
+
+def test_empty_file_is_one(client: Any, session: str) -> None:
+    client.put_file(session, "a", b"")
+    assert client.get_file(session, "a") == b""
+
+
+def test_file_is_created_only_where_there_is_none(client: Any, session: str) -> None:
+    client.put_file(session, "a", b"1", mode="create")
+    with pytest.raises(Refused, match="already"):
+        client.put_file(session, "a", b"2", mode="create")
+    assert client.get_file(session, "a") == b"1"
+
+
+def test_list_is_paged(client: Any, session: str) -> None:
+    for number in range(3):
+        client.put_file(session, f"d/{number}", b"x")
+    first = client.session_files(session, "d", limit=2)
+    rest = client.session_files(session, "d", limit=2, cursor=first.pagination.next_cursor)
+    assert [entry.path for entry in first.items + rest.items] == ["d/0", "d/1", "d/2"]
+    client.delete_file(session, "d", recursive=True)
+    assert client.session_files(session, recursive=True).items == ()
+
+
+def test_what_is_no_plain_file_is_not_sent(client: Any, session: str, tmp_path: Path) -> None:
+    """A pipe would keep the caller waiting; nothing is there afterwards."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for source in (pipe, tmp_path, Path("/dev/zero")):
+        with pytest.raises(ValueError, match="no plain file"):
+            client.put_file(session, "a", source)
+    with pytest.raises(ValueError, match="a text could be"):
+        client.put_file(session, "a", "content")
+    with pytest.raises(FileNotFoundError):
+        client.put_file(session, "a", tmp_path / "nothing")
+    assert client.session_files(session).items == ()
+
+
+def test_nothing_is_left_where_a_download_fails(client: Any, session: str, tmp_path: Path) -> None:
+    with pytest.raises(Refused):
+        client.download_file(session, "nothing", tmp_path / "target")
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,212 @@
+"""`fumehood sessions`: files between a session and here, over nothing that was there."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import FUMEHOOD, Daemon
+from support.container import told
+from support.scripted_daemon import running_scripted_daemon
+
+pytestmark = [pytest.mark.row("S6", "D1")]
+
+
+@pytest.fixture(scope="module")
+def scripted() -> Iterator[Daemon]:
+    with running_scripted_daemon() as daemon:
+        yield daemon
+
+
+class Shell:
+    """`fumehood` in a directory of its own, and one session."""
+
+    def __init__(self, daemon: Daemon, directory: Path) -> None:
+        self.daemon = daemon
+        self.directory = directory
+        self.session = self("new", "--memory", "128").stdout.decode().strip()
+        self.root = daemon.home / "workspaces" / self.session
+        self.root.mkdir(parents=True)
+
+    def __call__(self, *arguments: str, stdin: bytes = b"", command: str = "sessions") -> Any:
+        return subprocess.run(
+            [str(FUMEHOOD), command, *arguments],
+            env=self.daemon.environment, cwd=self.directory, input=stdin, capture_output=True,
+            timeout=60,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def shell(scripted: Daemon, tmp_path: Path) -> Iterator[Shell]:
+    made = Shell(scripted, tmp_path)
+    yield made
+    made("end", made.session)
+
+
+def test_session_is_listed_shown_and_ended(shell: Shell) -> None:
+    assert shell.session.startswith("sess_")
+    listed = json.loads(shell("list").stdout)
+    assert shell.session in [one["id"] for one in listed]
+    shown = json.loads(shell("show", shell.session).stdout)
+    assert (shown["state"], shown["memory_mb"]) == ("active", 128)
+    ended = shell("end", shell.session)
+    assert (ended.returncode, json.loads(ended.stdout)["state"]) == (0, "ended")
+    after = shell("files", shell.session)
+    assert after.returncode == 1
+    assert b"RESOURCE_NOT_FOUND" in after.stdout
+    assert shell("show", "sess_0").returncode == 1
+    assert shell("new", "--memory", "1").returncode == 1
+
+
+def test_file_goes_in_and_comes_back_as_it_is(shell: Shell) -> None:
+    content = os.urandom(1_500_000)
+    (shell.directory / "in.bin").write_bytes(content)
+    put = shell("put", shell.session, "in.bin", "d/a.bin")
+    assert (put.returncode, put.stdout) == (0, b"d/a.bin: 1500000 bytes\n")
+    assert shell("get", shell.session, "d/a.bin").returncode == 0
+    assert (shell.directory / "a.bin").read_bytes() == content
+    assert shell("get", shell.session, "d/a.bin", "-").stdout == content
+    (shell.directory / "out").mkdir()
+    assert shell("get", shell.session, "d/a.bin", "out").returncode == 0
+    assert (shell.directory / "out/a.bin").read_bytes() == content
+    assert shell("get", shell.session, "d/a.bin", "new/b").returncode == 0
+    assert (shell.directory / "new/b").read_bytes() == content
+
+
+def test_standard_input_is_a_file_that_needs_a_name(shell: Shell) -> None:
+    assert shell("put", shell.session, "-", stdin=b"\0piped").returncode == 2
+    assert shell("put", shell.session, "-", "a", stdin=b"\0piped").returncode == 0
+    assert (shell.root / "a").read_bytes() == b"\0piped"
+
+
+def test_nothing_that_was_there_is_replaced_without_force(shell: Shell) -> None:
+    (shell.root / "a").write_bytes(b"theirs")
+    (shell.directory / "a").write_bytes(b"mine")
+    refused = shell("get", shell.session, "a")
+    assert refused.returncode == 1
+    assert b"--force" in refused.stderr
+    assert (shell.directory / "a").read_bytes() == b"mine"
+    assert shell("get", shell.session, "a", "--force").returncode == 0
+    assert (shell.directory / "a").read_bytes() == b"theirs"
+
+
+def test_link_here_is_not_written_through(shell: Shell) -> None:
+    (shell.root / "a").write_bytes(b"theirs")
+    victim = shell.directory / "victim"
+    victim.write_bytes(b"mine")
+    (shell.directory / "a").symlink_to(victim)
+    assert shell("get", shell.session, "a").returncode == 1
+    assert shell("get", shell.session, "a", "--force").returncode == 0
+    assert victim.read_bytes() == b"mine"
+    assert not (shell.directory / "a").is_symlink()
+
+
+def test_what_is_no_plain_file_is_not_sent(shell: Shell) -> None:
+    os.mkfifo(shell.directory / "pipe")
+    (shell.directory / "real").write_bytes(b"secret")
+    (shell.directory / "link").symlink_to("real")
+    for source, words in (
+        ("pipe", b"no plain file"), (".", b"no plain file"), ("link", b"symbolic link"),
+        ("nothing", b"cannot be read"),
+    ):  # fmt: skip
+        done = shell("put", shell.session, source, "a")
+        assert (done.returncode, words in done.stderr) == (2, True), done
+    assert os.listdir(shell.root) == []
+    assert shell("put", shell.session, "real", "a").returncode == 0  # the twin
+
+
+def test_path_that_leads_anywhere_else_is_wrong_usage(shell: Shell) -> None:
+    (shell.directory / "a").write_bytes(b"")
+    for path in ("../a", "/etc/passwd", "a/../b", "a//b"):
+        assert shell("put", shell.session, "a", path).returncode == 2, path
+        assert shell("get", shell.session, path, "-").returncode == 2, path
+        assert shell("rm", shell.session, path).returncode == 2, path
+
+
+def test_file_goes_only_as_it_is_said(shell: Shell) -> None:
+    (shell.root / "d").mkdir()
+    (shell.root / "d/a").touch()
+    assert shell("rm", shell.session, "d").returncode == 1
+    assert shell("rm", shell.session, "d", "-r").returncode == 0
+    assert os.listdir(shell.root) == []
+    (shell.directory / "x").write_bytes(b"1")
+    assert shell("put", shell.session, "x", "--create").returncode == 0
+    assert shell("put", shell.session, "x", "--create").returncode == 1
+    assert shell("put", shell.session, "x").returncode == 0
+
+
+def test_list_shows_everything_whatever_it_is_called(shell: Shell) -> None:
+    names = ["a\nb", "‮fdp.exe", "\x1b]0;owned\x07"]
+    for name in names:
+        (shell.root / name).touch()
+    for number in range(130):
+        (shell.root / f"{number:03}").touch()
+    listed = json.loads(shell("files", shell.session).stdout)
+    assert {entry["path"] for entry in listed} >= set(names)
+    assert len(listed) == 133
+
+
+def on_a_terminal(shell: Shell, *arguments: str) -> bytes:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [str(FUMEHOOD), "sessions", *arguments],
+        cwd=shell.directory, env={**shell.daemon.environment, "TERM": "dumb", "COLUMNS": "80"},
+        stdout=theirs, stderr=theirs, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert process.wait(timeout=60) == 0
+    os.close(theirs)
+    shown = os.read(ours, 65536)
+    os.close(ours)
+    return shown
+
+
+def test_on_a_terminal_no_name_and_no_file_can_change_anything(shell: Shell) -> None:
+    (shell.root / "\x1b]0;owned\x07\nforged").write_text("\x1b[2J\u202eok\n")
+    (shell.root / "a").write_text("\x1b[2J\u202eok\n")
+    shown = on_a_terminal(shell, "files", shell.session)
+    assert b"\x1b]" not in shown
+    assert not any(line.startswith(b"forged") for line in shown.splitlines())
+    assert b"a " in shown
+    shown = on_a_terminal(shell, "get", shell.session, "a", "-")
+    assert shown.strip() == b"\\x1b[2J\\x202eok"
+
+
+@pytest.mark.row("S7")
+@pytest.mark.parametrize(
+    ("name", "options", "tool"),
+    [
+        ("a.py", (), "run_python"),
+        ("a.sh", (), "run_shell"),
+        ("a.bash", (), "run_shell"),
+        ("a.js", (), "run_javascript"),
+        ("a", ("--language", "shell"), "run_shell"),
+        ("a.py", ("--language", "javascript"), "run_javascript"),
+    ],
+)
+def test_program_runs_in_the_language_of_its_name(
+    shell: Shell, name: str, options: tuple[str, ...], tool: str
+) -> None:
+    (shell.directory / name).write_text(told(stdout="out\n"))
+    done = shell(name, "--json", *options, command="run")
+    assert done.returncode == 0, done.stderr
+    envelope = json.loads(done.stdout)
+    assert envelope["metadata"]["tool_name"] == tool
+    assert envelope["data"]["stdout"] == "out\n"
+
+
+@pytest.mark.row("S7")
+def test_program_in_no_known_language_is_wrong_usage(shell: Shell) -> None:
+    (shell.directory / "a.rb").write_text("1")
+    done = shell("a.rb", command="run")
+    assert done.returncode == 2
+    assert b"python, shell, javascript" in done.stderr
+    assert shell("a.rb", "--language", "ruby", command="run").returncode == 2
+    local = shell("calculator", "{}", "--local", "--session", "sess_1", command="call")
+    assert local.returncode == 2

@@ -1,0 +1,373 @@
+"""`fumehood doctor --attack` on this host: all green as it is, and red where a wall is weakened.
+
+Each weakened wall is missing one defence. What must turn red is written down exactly: a line
+that is missing would be an attack that cannot see, one too many a verdict that means nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from conftest import CLEAN_ENVIRONMENT, FUMEHOOD
+from fumehood.attack.attack import Attack, Topic
+from fumehood.attack.languages import JAILED
+from fumehood.attack.run import run_attacks
+from fumehood.attack.scorecard import Scorecard, Verdict
+from fumehood.attack.standing import (
+    Target,
+    container_target,
+    interpreter_target,
+    jail_target,
+)
+from fumehood.attack.targets import targets_of
+from fumehood.sandbox.container import container as container_module
+from fumehood.sandbox.container.books import Books
+from fumehood.sandbox.container.docker_api import Docker
+from fumehood.sandbox.container.images import Image
+from fumehood.sandbox.container.place import Place
+from support import weakened
+from support.containers import containers_of
+from support.wait import wait_until
+
+pytestmark = [pytest.mark.anyio, pytest.mark.row("D7")]
+
+HELD, FAILED, UNTRIED = Verdict.HELD, Verdict.FAILED, Verdict.UNTRIED
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def everything(attack: Attack) -> bool:
+    return True
+
+
+async def attacked(target: Target, choose: Callable[[Attack], bool] = everything) -> Scorecard:
+    return await run_attacks([target], engine_version="test", choose=choose)
+
+
+def red(card: Scorecard) -> set[str]:
+    """The lines that failed. None may be left untried."""
+    lines = card.walls[0].attacks
+    assert lines, card.walls[0].why
+    assert [line for line in lines if line.verdict is UNTRIED] == []
+    return {line.id for line in lines if line.verdict is FAILED}
+
+
+def containers(
+    image: Image, runtime: str = "runc", command: tuple[str, ...] | None = None
+) -> Target:
+    """Containers of exactly this image: its name may mean another one in a moment."""
+
+    async def find_image(docker: Docker, name: str) -> Image:
+        return image
+
+    return container_target(runtime, Docker(os.environ), find_image, command=command)
+
+
+# -- the healthy host -----------------------------------------------------------------------
+
+
+async def test_healthy_interpreter_is_all_green() -> None:
+    card = await attacked(interpreter_target())
+    assert (card.verdict, red(card)) == (HELD, set()), card
+    assert len(card.walls[0].attacks) >= 25
+
+
+@pytest.mark.needs("landlock")
+async def test_healthy_jail_is_all_green() -> None:
+    card = await attacked(jail_target())
+    assert (card.verdict, red(card)) == (HELD, set()), card
+    assert len(card.walls[0].attacks) >= 40
+
+
+@pytest.mark.needs("docker")
+@pytest.mark.parametrize(
+    "runtime", ["runc", pytest.param("runsc", marks=pytest.mark.needs("runsc"))]
+)
+async def test_healthy_containers_are_all_green(runtime: str, python_image: Image) -> None:
+    card = await attacked(containers(python_image, runtime))
+    assert (card.verdict, red(card)) == (HELD, set()), card
+    assert len(card.walls[0].attacks) >= 60
+    differs = {line.id for line in card.walls[0].attacks if line.differs}
+    # gVisor's published limits, and no others.
+    assert differs == (
+        set() if runtime == "runc" else {
+            "fork-bomb", "sleep-past-deadline", "inode-flood", "make-device", "capabilities",
+            "spare-itself",
+        }
+    )  # fmt: skip
+
+
+# -- one defence less -------------------------------------------------------------------------
+
+
+async def test_interpreter_without_its_language_rules_turns_red() -> None:
+    target = interpreter_target(weakened.weak_interpreter(weakened.WITHOUT_LANGUAGE_RULES))
+    assert red(await attacked(target)) == {
+        "read-host-file", "read-host-file-full-width", "import-system", "get-attribute",
+    }  # fmt: skip
+
+
+@pytest.mark.needs("landlock")
+async def test_jail_without_landlock_turns_its_files_red() -> None:
+    target = jail_target(weakened.weak_jail(JAILED, weakened.WITHOUT_LANDLOCK))
+    card = await attacked(target)
+    assert red(card) == {
+        "read-host-file", "list-host", "reopen-by-descriptor", "run-host-file", "host-processes",
+    }  # fmt: skip
+    why = {line.id: line.why for line in card.walls[0].attacks}
+    assert "holds the word that only the host knows" in why["read-host-file"]
+
+
+FILTERED = {
+    "fork-bomb", "thread-flood", "reach-loopback", "reach-abstract-socket", "raw-socket",
+    "netlink", "docker-socket", "end-host-process", "execute", "trace-supervisor",
+    "read-other-memory", "unshare-user", "mount", "bpf", "keyring", "io-uring", "userfaultfd",
+    "shared-memory-segment", "another-filter", "chroot", "become-root", "end-supervisor",
+}  # fmt: skip
+
+
+@pytest.mark.needs("landlock")
+async def test_jail_with_a_filter_that_lets_all_pass_turns_red() -> None:
+    target = jail_target(weakened.weak_jail(JAILED, weakened.FILTER_THAT_ALLOWS))
+    assert red(await attacked(target)) == FILTERED
+
+
+@pytest.mark.needs("docker")
+async def test_container_without_the_childs_filter_turns_its_calls_red(python_image: Image) -> None:
+    """Docker's own profile holds the others."""
+    command = weakened.weak_container(weakened.WITHOUT_FILTER)
+    card = await attacked(
+        containers(python_image, command=command),
+        lambda attack: attack.topic in (Topic.KERNEL, Topic.NETWORK, Topic.GUEST),
+    )
+    assert red(card) >= {
+        "netlink", "vsock", "shared-memory-segment", "semaphore-set", "message-queue",
+        "watch-files",
+    }  # fmt: skip
+    assert red(card) <= {
+        "netlink", "vsock", "shared-memory-segment", "semaphore-set", "message-queue",
+        "watch-files", "io-uring", "userfaultfd", "perf-event",
+    }  # fmt: skip  # the last three by the version of Docker's profile
+
+
+@pytest.mark.needs("docker")
+async def test_container_in_the_hosts_network_turns_its_reach_red(
+    python_image: Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shared(body: dict[str, Any]) -> None:
+        body["NetworkDisabled"] = False
+        body["HostConfig"]["NetworkMode"] = "host"
+
+    change_body(monkeypatch, shared)
+    card = await attacked(
+        containers(python_image, command=weakened.weak_container()),
+        lambda attack: attack.topic in (Topic.NETWORK, Topic.HOST),
+    )
+    expected = {"reach-loopback", "reach-abstract-socket"}
+    assert red(card) - {"reach-host-addresses", "find-a-route"} == expected
+    assert ("reach-host-addresses" in red(card)) == has_other_addresses()
+    assert ("find-a-route" in red(card)) == has_a_route()
+    why = {line.id: line.why for line in card.walls[0].attacks}
+    assert "it reached the host's listener on 127.0.0.1:" in why["reach-loopback"]
+    assert "Docker gives it the network 'host'" in why["reach-loopback"]
+
+
+@pytest.mark.needs("docker")
+async def test_container_with_more_memory_than_its_class_turns_its_memory_red(
+    python_image: Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def roomy(body: dict[str, Any]) -> None:
+        limits = body["HostConfig"]
+        limits["Memory"] = limits["MemorySwap"] = 4 * limits["Memory"]
+
+    change_body(monkeypatch, roomy)
+    card = await attacked(
+        containers(python_image, command=weakened.weak_container()),
+        lambda attack: attack.topic is Topic.FLOOD,
+    )
+    assert red(card) == {"memory-hog", "memory-hog-in-grandchildren"}
+
+
+@pytest.mark.needs("docker")
+async def test_container_that_is_not_reset_turns_what_is_left_in_it_red(
+    python_image: Image,
+) -> None:
+    command = weakened.weak_container(weakened.WITHOUT_RESET)
+    card = await attacked(
+        containers(python_image, command=command), lambda attack: attack.topic is Topic.RESET
+    )
+    # Its processes are ended by somebody else, and another principal has another container.
+    assert red(card) == {"left-files"}
+
+
+@pytest.mark.needs("docker")
+async def test_pool_that_hands_a_container_on_turns_the_other_principal_red(
+    python_image: Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find(self: Books, waiter: Any, state: Any) -> Place | None:
+        for place in self.places.values():
+            if place.state is state and place.kind == waiter.kind:
+                place.domain = None if place.domain is None else waiter.domain
+                return place
+        return None
+
+    monkeypatch.setattr(Books, "find", find)
+    card = await attacked(containers(python_image), lambda attack: attack.topic is Topic.RESET)
+    assert red(card) == {"another-principal"}
+
+
+def change_body(monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, Any]], None]) -> None:
+    honest = container_module.create_body
+
+    def changed(*arguments: Any, **named: Any) -> dict[str, Any]:
+        body = honest(*arguments, **named)
+        change(body)
+        return body
+
+    monkeypatch.setattr(container_module, "create_body", changed)
+
+
+def has_other_addresses() -> bool:
+    return any(
+        one.family == socket.AF_INET and not one.address.startswith("127.")
+        for addresses in psutil.net_if_addrs().values()
+        for one in addresses
+    )
+
+
+def has_a_route() -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as caller:
+        return caller.connect_ex(("192.0.2.1", 53)) == 0
+
+
+# -- what cannot be tried ------------------------------------------------------------------------
+
+
+@pytest.mark.needs("landlock")
+async def test_jail_on_a_kernel_without_landlock_is_untried_with_the_cure() -> None:
+    card = await attacked(jail_target(weakened.without_landlock(JAILED)))
+    wall = card.walls[0]
+    assert (card.verdict, wall.verdict, wall.attacks) == (UNTRIED, UNTRIED, ())
+    assert "no Landlock" in wall.why
+    assert "CONFIG_SECURITY_LANDLOCK" in wall.cure
+
+
+async def test_interpreter_whose_children_have_no_filter_serves_nobody_and_is_untried() -> None:
+    target = interpreter_target(weakened.weak_interpreter(weakened.WITHOUT_FILTER))
+    card = await attacked(target)
+    assert (card.verdict, card.walls[0].attacks) == (UNTRIED, ())
+    assert "not sealed" in card.walls[0].why
+
+
+async def test_without_docker_the_containers_are_untried_and_the_reason_is_told(
+    tmp_path: Path,
+) -> None:
+    nowhere = {"DOCKER_HOST": f"unix://{tmp_path}/docker.sock"}
+    targets = await targets_of(["container"], None, nowhere)
+    card = await run_attacks(targets, engine_version="test")
+    assert (card.verdict, [wall.verdict for wall in card.walls]) == (UNTRIED, [UNTRIED])
+    assert "Docker is not" in card.walls[0].why
+    assert card.walls[0].cure
+
+
+@pytest.mark.needs("docker")
+async def test_runtime_that_is_asked_for_and_not_registered_is_untried() -> None:
+    targets = await targets_of(["container"], "no-such-runtime", os.environ)
+    card = await run_attacks(targets, engine_version="test")
+    assert card.verdict is UNTRIED
+    assert "no-such-runtime" in card.walls[0].why
+
+
+async def test_attacks_that_the_time_did_not_suffice_for_are_untried() -> None:
+    card = await run_attacks([interpreter_target()], engine_version="test", total_s=0.0)
+    lines = card.walls[0].attacks
+    assert card.verdict is UNTRIED
+    assert {line.verdict for line in lines} == {UNTRIED}
+    assert {line.why for line in lines} == {"The time for all attacks was over."}
+
+
+# -- the command ----------------------------------------------------------------------------
+
+
+def doctor(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [FUMEHOOD, "doctor", *arguments],
+        env={**CLEAN_ENVIRONMENT, **environment}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+def traces() -> set[str]:
+    return {path.name for path in Path(tempfile.gettempdir()).glob("fumehood-attack-*")}
+
+
+def test_command_shows_the_scorecard_as_json_and_ends_with_success() -> None:
+    before = traces()
+    done = doctor("--attack", "--wall", "interpreter", "--quick")
+    card = json.loads(done.stdout)
+    assert (done.returncode, card["verdict"], card["quick"]) == (0, "held", True), done.stdout
+    (wall,) = card["walls"]
+    assert (wall["wall"], wall["runtime"]) == ("interpreter", None)
+    assert wall["counts"]["held"] == len(wall["attacks"]) >= 8
+    assert traces() <= before
+
+
+def test_command_ends_with_4_where_a_wall_that_was_asked_for_is_not_there(tmp_path: Path) -> None:
+    nowhere = f"unix://{tmp_path}/docker.sock"
+    done = doctor("--attack", "--wall", "container", "--json", DOCKER_HOST=nowhere)
+    card = json.loads(done.stdout)
+    assert (done.returncode, card["verdict"]) == (4, "untried")
+    assert card["walls"][0]["cure"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--attack", "--wall", "castle"],
+        ["--attack", "--wall", "jail", "--runtime", "runc"],
+        ["--quick"],
+        ["--wall", "jail"],
+    ],
+)
+def test_command_that_makes_no_sense_is_a_usage_error(arguments: list[str]) -> None:
+    done = doctor(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr
+
+
+@pytest.mark.needs("docker")
+def test_interrupted_command_takes_everything_away(python_image: Image) -> None:
+    before = traces()
+    process = subprocess.Popen(
+        [FUMEHOOD, "doctor", "--attack", "--wall", "container", "--runtime", "runc", "--json"],
+        env=CLEAN_ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        label = f"fumehood.pid={process.pid}"
+        wait_until(lambda: any(one["State"]["Running"] for one in containers_of(label)))
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert traces() > before
+        assert children
+        process.send_signal(signal.SIGTERM)
+        out, error = process.communicate(timeout=60)
+    finally:
+        process.kill()  # where it did not end
+        process.wait()
+    assert (process.returncode, out) == (4, "")
+    assert "Interrupted" in error
+    assert containers_of(label) == []
+    assert traces() <= before
+    assert not [child for child in children if child.is_running()]

@@ -1,0 +1,224 @@
+"""Wheels for an image: found, locked, kept, and refused in words. pip is real and asks a folder."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fumehood.sandbox.container import index
+from fumehood.sandbox.container.index import fetch, resolve
+from fumehood.sandbox.container.lock import Lock, Pinned
+from fumehood.sandbox.container.trouble import ImageTrouble
+from support.wheels import only_from, write_wheel
+
+MACHINE = platform.machine()
+NATIVE = f"cp311-cp311-manylinux_2_28_{MACHINE}"
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only folder in which pip finds anything."""
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    for name, value in only_from(folder).items():
+        monkeypatch.setenv(name, value)
+    return folder
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def silent(_: str) -> None:
+    pass
+
+
+def names(lock: Lock) -> list[str]:
+    return [f"{package.name}=={package.version}" for package in lock.packages]
+
+
+def test_what_a_package_needs_is_locked_with_it(packages: Path, cache: Path) -> None:
+    write_wheel(packages, "tool", needs=["part>=2"])
+    for version in ("1.0", "2.0"):
+        write_wheel(packages, "part", version)
+    lock = resolve("tool\n", "bookworm", cache, silent)
+    assert names(lock) == ["part==2.0", "tool==1.0"]
+    assert all(len(package.hashes) == 1 for package in lock.packages)
+
+
+def test_conditions_are_those_of_the_image_and_not_of_this_python(
+    packages: Path, cache: Path
+) -> None:
+    """Whatever runs the tests is not 3.11.2 on a system that names its release so."""
+    write_wheel(
+        packages, "tool",
+        needs=["yes; python_full_version == '3.11.2'", "no; python_full_version != '3.11.2'",
+               "never; sys_platform == 'win32'", "mine; platform_machine == '" + MACHINE + "'"],
+    )  # fmt: skip
+    for name in ("yes", "no", "never", "mine"):
+        write_wheel(packages, name)
+    assert names(resolve("tool\n", "bookworm", cache, silent)) == [
+        "mine==1.0",
+        "tool==1.0",
+        "yes==1.0",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tag", "fits"),
+    [
+        (NATIVE, True),
+        (f"cp39-abi3-manylinux2014_{MACHINE}", True),
+        ("py2.py3-none-any", True),
+        (f"cp312-cp312-manylinux_2_28_{MACHINE}", False),
+        (f"cp311-cp311-manylinux_2_39_{MACHINE}", False),
+        (f"cp311-cp311-musllinux_1_2_{MACHINE}", False),
+        ("cp311-cp311-manylinux_2_28_riscv64", False),
+        ("cp311-cp311-win_amd64", False),
+    ],
+)
+def test_only_what_runs_in_the_image_is_taken(
+    packages: Path, cache: Path, tag: str, fits: bool
+) -> None:
+    write_wheel(packages, "tool", tag=tag)
+    if fits:
+        assert names(resolve("tool\n", "bookworm", cache, silent)) == ["tool==1.0"]
+    else:
+        with pytest.raises(ImageTrouble):
+            resolve("tool\n", "bookworm", cache, silent)
+
+
+def test_second_time_nothing_is_asked(
+    packages: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_wheel(packages, "tool")
+    lock = resolve("tool\n", "bookworm", cache, silent)
+    monkeypatch.setattr(index, "_run", lambda _: pytest.fail("pip was run"))
+    steps: list[str] = []
+    (wheel,) = fetch(lock, "bookworm", cache, steps.append)
+    assert wheel.name == "tool-1.0-py3-none-any.whl"
+    assert steps == []
+
+
+def test_what_lacks_in_the_cache_is_fetched_by_its_hash(packages: Path, cache: Path) -> None:
+    write_wheel(packages, "tool")
+    lock = resolve("tool\n", "bookworm", cache, silent)
+    shutil.rmtree(cache)
+    (wheel,) = fetch(lock, "bookworm", cache, silent)
+    assert wheel.read_bytes() == (packages / wheel.name).read_bytes()
+    assert not list(cache.glob(".*")), "what it worked in is gone"
+
+
+def test_file_in_the_cache_that_was_changed_is_not_used(packages: Path, cache: Path) -> None:
+    write_wheel(packages, "tool")
+    lock = resolve("tool\n", "bookworm", cache, silent)
+    (kept,) = cache.glob("*/*.whl")
+    kept.write_bytes(b"something else")
+    (wheel,) = fetch(lock, "bookworm", cache, silent)
+    assert wheel.read_bytes() == (packages / wheel.name).read_bytes()
+
+
+def test_file_that_is_not_the_locked_one_is_refused(packages: Path, cache: Path) -> None:
+    write_wheel(packages, "tool")
+    lock = resolve("tool\n", "bookworm", cache, silent)
+    shutil.rmtree(cache)
+    write_wheel(packages, "tool", files={"tool.py": "changed"})
+    with pytest.raises(ImageTrouble, match="not the one that was locked"):
+        fetch(lock, "bookworm", cache, silent)
+
+
+def test_wheel_of_another_machine_in_a_shared_cache_is_passed_over(
+    packages: Path, cache: Path
+) -> None:
+    """A home directory can be mounted on both."""
+    wheel = write_wheel(packages, "tool", tag="cp311-cp311-manylinux_2_28_riscv64")
+    digest = index.hashlib.sha256(wheel.read_bytes()).hexdigest()
+    (cache / digest).mkdir(parents=True)
+    shutil.copy(wheel, cache / digest)
+    with pytest.raises(ImageTrouble):
+        fetch(Lock((Pinned("tool", "1.0", (digest,)),)), "bookworm", cache, silent)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ("nosuch", "has no package 'nosuch'"),
+        ("tool==9", r"No version of tool fits 'tool==9'"),
+        ("source", "source has no wheel for this image"),
+        ("left\nright", "do not fit together: left 1.0 depends on part==1"),
+    ],
+)
+def test_what_cannot_be_had_is_said_in_words(
+    packages: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, asked: str, words: str
+) -> None:
+    write_wheel(packages, "tool")
+    write_wheel(packages, "left", needs=["part==1"])
+    write_wheel(packages, "right", needs=["part==2"])
+    for version in ("1", "2"):
+        write_wheel(packages, "part", version)
+    (packages / "source-1.0.tar.gz").write_bytes(b"")
+    with pytest.raises(ImageTrouble, match=words):
+        resolve(f"{asked}\n", "bookworm", cache, silent)
+
+
+def test_index_that_is_away_is_said_with_its_cure(
+    packages: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setattr(index, "PATIENCE", ("--timeout=1", "--retries=1"))
+    with pytest.raises(ImageTrouble, match="cannot be reached") as trouble:
+        resolve("tool\n", "bookworm", cache, silent)
+    assert "proxy" in trouble.value.cure
+
+
+def test_release_or_machine_that_is_not_known_is_refused(
+    packages: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ImageTrouble, match="Which Python trixie has"):
+        resolve("tool\n", "trixie", cache, silent)
+    monkeypatch.setattr(index.platform, "machine", lambda: "riscv64")
+    with pytest.raises(ImageTrouble, match="x86_64 and aarch64 only"):
+        resolve("tool\n", "bookworm", cache, silent)
+
+
+def test_without_pip_it_says_how_to_get_it(
+    packages: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "_run", lambda _: (1, "No module named pip"))
+    with pytest.raises(ImageTrouble, match="ensurepip"):
+        resolve("tool\n", "bookworm", cache, silent)
+
+
+def test_pip_that_hangs_is_ended(
+    packages: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "DEADLINE_S", 0.2)
+    started: list[subprocess.Popen[str]] = []
+    popen = subprocess.Popen
+
+    def start(*arguments: object, **how: object) -> subprocess.Popen[str]:
+        started.append(popen(*arguments, **how))
+        return started[-1]
+
+    monkeypatch.setattr(index.subprocess, "Popen", start)
+    status, said = index._run(["sleep", "600"])
+    assert (status, "took longer" in said) == (1, True)
+    assert started[0].returncode is not None
+
+
+def test_nothing_of_a_package_runs_on_the_host(packages: Path, cache: Path, tmp_path: Path) -> None:
+    """What is not built yet would be built here, by a program of its own."""
+    ran = tmp_path / "ran"
+    source = tmp_path / "evil-1.0"
+    source.mkdir()
+    (source / "setup.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    shutil.make_archive(str(packages / "evil-1.0"), "gztar", tmp_path, "evil-1.0")
+    with pytest.raises(ImageTrouble):
+        resolve("evil\n", "bookworm", cache, silent)
+    assert not ran.exists()

@@ -1,0 +1,174 @@
+"""A session inside its container: variables go from process to process, files stay."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+
+from fumehood.model.errors import EndedBy
+from fumehood.model.limits import MB
+from fumehood.sandbox.container.images import Image
+from support.one_container import OneContainer, one_container, value_of
+
+pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.row("S6")]
+
+
+@pytest.fixture(params=["runc", pytest.param("runsc", marks=pytest.mark.needs("runsc"))])
+async def box(request: pytest.FixtureRequest, python_image: Image) -> AsyncIterator[OneContainer]:
+    async with one_container(python_image, runtime=request.param) as box:
+        yield box
+
+
+async def test_variables_functions_and_imports_are_there_for_the_next_call(
+    box: OneContainer,
+) -> None:
+    first = await box.python("import math as m\nx = [1]\ndef twice(n): return 2 * n")
+    assert first.state == "kept"
+    assert value_of(await box.python("x.append(2)\ntwice(m.floor(2.5)), x")) == [4, [1, 2]]
+    assert value_of(await box.python("x")) == [1, 2]
+
+
+async def test_an_exception_keeps_what_was_done_before_it(box: OneContainer) -> None:
+    failed = await box.python("x = 1\nx = 2\n1 / 0")
+    assert (failed.ended_by, failed.state, failed.exit_code) == (EndedBy.EXCEPTION, "kept", 1)
+    assert value_of(await box.python("x")) == 2
+
+
+async def test_a_traceback_shows_the_lines_of_the_call_that_wrote_them(box: OneContainer) -> None:
+    await box.python("# one\n# two\ndef broken():\n    return undefined_name")
+    failed = await box.python("broken()")
+    assert 'File "<code 2>", line 1' in failed.stderr
+    assert 'File "<code>", line 4' in failed.stderr
+    assert "return undefined_name" in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "ended_by"),
+    [
+        ("x = 'new'\nwhile True: pass", EndedBy.WALL_TIME),
+        ("x = 'new'\nimport os\nos._exit(3)", EndedBy.EXIT),
+        ("x = 'new'\nimport os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", EndedBy.SIGNAL),
+        ("x = 'new'\nprint('y' * 3_000_000)", EndedBy.OUTPUT),
+    ],
+)
+async def test_a_run_that_was_killed_rolls_variables_back_and_leaves_its_files(
+    box: OneContainer, code: str, ended_by: EndedBy
+) -> None:
+    await box.python("x = 'old'")
+    killed = await box.python(f"open('left.txt', 'w').write('here')\n{code}", wall_s=3)
+    assert (killed.ended_by, killed.state) == (ended_by, "rolled_back")
+    assert box.heard.names == ["left.txt"]
+    assert value_of(await box.python("x, open('left.txt').read()")) == ["old", "here"]
+
+
+async def test_the_first_call_may_be_killed_and_the_session_goes_on(box: OneContainer) -> None:
+    killed = await box.python("x = 1\nwhile True: pass", wall_s=1)
+    assert killed.state == "rolled_back"
+    assert value_of(await box.python("'x' in globals()")) is False
+    assert value_of(await box.python("x = 2\nx")) == 2
+
+
+async def test_exit_with_a_status_keeps_the_variables(box: OneContainer) -> None:
+    ended = await box.python("import sys\nx = 5\nsys.exit(4)")
+    assert (ended.ended_by, ended.exit_code, ended.state) == (EndedBy.EXIT, 4, "kept")
+    assert value_of(await box.python("x")) == 5
+
+
+async def test_threads_and_processes_do_not_live_on(box: OneContainer) -> None:
+    await box.python(
+        "import subprocess, threading\n"
+        "n = 0\n"
+        "def count():\n"
+        "    global n\n"
+        "    while True: n += 1\n"
+        "threading.Thread(target=count, daemon=True).start()\n"
+        "child = subprocess.Popen(['sleep', '1000'])"
+    )
+    listed = (
+        "import os\n"
+        "names = []\n"
+        "for pid in filter(str.isdigit, os.listdir('/proc')):\n"
+        "    try:\n"
+        "        names.append(open(f'/proc/{pid}/cmdline').read().partition(chr(0))[0])\n"
+        "    except OSError:\n"
+        "        pass\n"
+        "threading.active_count(), [name for name in names if 'sleep' in name]"
+    )
+    assert value_of(await box.python(listed)) == [1, []]
+
+
+async def test_a_program_waits_for_the_threads_that_it_would_wait_for(box: OneContainer) -> None:
+    await box.python(
+        "import threading, time\n"
+        "def work():\n"
+        "    global done\n"
+        "    time.sleep(0.2)\n"
+        "    done = 'yes'\n"
+        "threading.Thread(target=work).start()"
+    )
+    assert value_of(await box.python("done")) == "yes"
+
+
+async def test_only_what_a_call_wrote_or_changed_comes_back(box: OneContainer) -> None:
+    await box.python("open('a', 'w').write('1'); open('b', 'w').write('2')")
+    assert box.heard.names == ["a", "b"]
+    await box.python("1 + 1")
+    assert box.heard.names == []
+    await box.python("open('b', 'w').write('3'); import os; os.makedirs('d'); open('d/c', 'w')")
+    assert box.heard.names == ["b", "d/c"]
+
+
+async def test_shell_and_python_share_the_files_and_the_variables_survive_the_shell(
+    box: OneContainer,
+) -> None:
+    await box.python("x = 1\nopen('words', 'w').write('b\\na\\n')")
+    sorted_words = await box.shell("sort words > sorted; cat sorted")
+    assert (sorted_words.stdout, sorted_words.state) == ("a\nb\n", None)
+    assert box.heard.names == ["sorted"]
+    assert value_of(await box.python("x, open('sorted').read()")) == [1, "a\nb\n"]
+
+
+async def test_random_numbers_go_on_where_they_were(box: OneContainer) -> None:
+    await box.python("import random\nrandom.seed(7)")
+    own = random.Random(7)  # the same numbers are the point
+    assert value_of(await box.python("random.random()")) == own.random()
+    assert value_of(await box.python("random.random()")) == own.random()
+
+
+async def test_variables_that_fill_the_memory_are_kept_and_named(box: OneContainer) -> None:
+    filled = await box.python("hoard = bytearray(300 << 20)\nhoard[::4096] = b'x' * 76800")
+    assert filled.state == "kept"
+    assert filled.variables_bytes is None or filled.variables_bytes > 290 * MB
+    over = await box.python("more = bytearray(400 << 20)\nmore[::4096] = b'x' * 102400")
+    assert (over.ended_by, over.state) in (
+        (EndedBy.MEMORY, "rolled_back"),
+        (EndedBy.MEMORY, "kept"),  # where Python itself was refused the memory, nothing was killed
+    )
+    assert value_of(await box.python("len(hoard), 'more' in globals()")) == [300 << 20, False]
+
+
+async def test_a_call_that_keeps_nothing_leaves_nothing_behind(box: OneContainer) -> None:
+    await box.python("x = 1\nopen('f', 'w')", keep=False)
+    assert box.ended is None
+    assert value_of(await box.python("import os\n'x' in globals(), os.listdir('.')")) == [False, []]
+
+
+async def test_input_files_and_progress_belong_to_their_call(box: OneContainer) -> None:
+    await box.python("x = open('in.txt').read()", files=[{"path": "in.txt", "content": "first"}])
+    ran = await box.python(
+        "import sys\nprogress(10, 'half')\nprint(x, open('in.txt').read(), repr(sys.stdin.read()))",
+        files=[{"path": "in.txt", "content": "second"}], live=True,
+    )  # fmt: skip
+    assert ran.stdout == "first second ''\n"
+    assert box.heard.progress == [(10.0, "half")]
+    assert "".join(text for _, text in box.heard.output) == ran.stdout
+
+
+async def test_reports_of_progress_without_end_keep_no_program_waiting(box: OneContainer) -> None:
+    """At some point the supervisor reads no more of them."""
+    many = "for n in range(60_000): progress(n / 600, 'word ' * 10)\n'done'"
+    assert value_of(await box.python(many, wall_s=15)) == "done"
+    await box.python("progress(50, 'of the next call')", live=True)
+    assert box.heard.progress == [(50.0, "of the next call")]

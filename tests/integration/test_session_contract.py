@@ -1,0 +1,169 @@
+"""The contract of every wall that holds places for sessions: one suite, the fake included."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+
+import anyio
+import pytest
+
+from fumehood.model.errors import EndedBy, SandboxUnavailable
+from fumehood.model.identity import TrustDomain
+from fumehood.model.json_types import JsonObject
+from fumehood.model.limits import MB, Limits
+from fumehood.sandbox.container.images import Image
+from fumehood.sandbox.held import HeldPlace, HoldingWall
+from fumehood.sandbox.wall import NO_SINKS, RunEnding
+from fumehood.testing import CONTAINER_LIMITS, FakeWall, SeenRun
+from integration.test_wall_contract import container_wall
+
+pytestmark = [pytest.mark.anyio, pytest.mark.row("S6", "S5")]
+
+SLOW_S = 90.0
+MEMORY_MB = 128
+LIMITS = Limits(wall_s=20, cpu_s=20, memory_mb=MEMORY_MB, output_bytes=MB)
+
+
+@dataclass
+class Case:
+    wall: HoldingWall
+    lost: list[str] = field(default_factory=list)
+
+    async def hold(self, name: str = "one") -> HeldPlace:
+        with anyio.fail_after(SLOW_S):
+            return await self.wall.hold(
+                TrustDomain("uid:1", None, name),
+                image="python-data",
+                memory_mb=MEMORY_MB,
+                on_lost=lambda: self.lost.append(name),
+            )
+
+
+async def run(place: HeldPlace, code: str, limits: Limits = LIMITS) -> RunEnding:
+    arguments: JsonObject = {"code": code, "stdin": None, "files": []}
+    with anyio.fail_after(SLOW_S):
+        await place.until_free()
+        return await place.run("python", arguments, limits, NO_SINKS)
+
+
+class Pretended:
+    """What a container answers, for the few programs of this suite."""
+
+    def __init__(self) -> None:
+        self.files: dict[str | None, set[str]] = {}
+
+    def __call__(self, seen: SeenRun) -> RunEnding:
+        code, files = seen.arguments["code"], self.files.setdefault(seen.domain.session_id, set())
+        if code == LEAVES:
+            files.add("left")
+        if code == FOREVER:
+            return RunEnding(EndedBy.WALL_TIME, "session")
+        result: JsonObject = {"value": len(files), "has_value": True, "value_repr": ""}
+        return RunEnding(EndedBy.OK, "session", result=result)
+
+
+CANCELLED_RUNS = 40
+"""One in twelve went wrong where it did."""
+
+LEAVES = "open('left', 'w').close()\nimport os\nlen(os.listdir('.'))"
+COUNTS = "import os\nlen(os.listdir('.'))"
+FOREVER = "while True: pass"
+
+
+@pytest.fixture(
+    params=[
+        "fake",
+        pytest.param("runc", marks=pytest.mark.needs("docker")),
+        pytest.param("runsc", marks=pytest.mark.needs("docker", "runsc")),
+    ]
+)
+async def case(request: pytest.FixtureRequest) -> AsyncIterator[Case]:
+    if request.param == "fake":
+        yield Case(FakeWall(answer=Pretended(), limits=CONTAINER_LIMITS))
+        return
+    image: Image = request.getfixturevalue("python_image")
+    async with container_wall(image, request.param) as wall:
+        yield Case(wall)
+
+
+def value(ending: RunEnding) -> object:
+    assert ending.ended_by is EndedBy.OK, ending
+    return (ending.result or {})["value"]
+
+
+async def test_what_a_run_leaves_the_next_one_finds(case: Case) -> None:
+    place = await case.hold()
+    assert value(await run(place, COUNTS)) == 0
+    first = await run(place, LEAVES)
+    assert (value(first), first.isolation) == (1, "session")
+    assert value(await run(place, COUNTS)) == 1
+    assert (place.lost, case.lost) == (None, [])
+
+
+async def test_another_place_finds_nothing_of_it(case: Case) -> None:
+    one, other = await case.hold("one"), await case.hold("other")
+    await run(one, LEAVES)
+    assert value(await run(other, COUNTS)) == 0
+
+
+async def test_run_over_its_time_leaves_the_place_to_the_next(case: Case) -> None:
+    place = await case.hold()
+    await run(place, LEAVES)
+    late = await run(place, FOREVER, replace(LIMITS, wall_s=0.3))
+    assert late.ended_by is EndedBy.WALL_TIME
+    assert value(await run(place, COUNTS)) == 1
+
+
+async def test_cancelled_run_leaves_the_place_to_the_next(case: Case) -> None:
+    place = await case.hold()
+    await run(place, LEAVES)
+    running = asyncio.ensure_future(run(place, FOREVER))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.wait([running])
+    assert value(await run(place, COUNTS)) == 1
+
+
+async def test_run_that_is_cancelled_as_it_begins_is_not_run_in_place_of_the_next(
+    case: Case,
+) -> None:
+    """Its order may be on its way to a process that is killed before it takes it."""
+    place = await case.hold()
+    await run(place, LEAVES)
+    for _ in range(CANCELLED_RUNS):
+        running = asyncio.ensure_future(run(place, FOREVER))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.wait([running])
+        assert value(await run(place, COUNTS, replace(LIMITS, wall_s=5))) == 1
+
+
+async def test_ended_place_takes_its_run_with_it_and_says_so_once(case: Case) -> None:
+    place = await case.hold()
+    assert place.languages == ("python", "shell")
+    place.end("its owner ended it")
+    place.end("again")
+    assert place.lost is not None
+    with anyio.fail_after(SLOW_S):
+        await place.until_free()
+        await place.until_gone()
+    assert case.lost == ["one"]
+    assert (await run(place, COUNTS)).ended_by is EndedBy.SANDBOX_LOST
+
+
+async def test_image_that_is_not_there_is_no_place(case: Case) -> None:
+    if not isinstance(case.wall, FakeWall):
+        case.wall._shelf._find = _finds_nothing  # type: ignore[attr-defined]
+    with pytest.raises(SandboxUnavailable), anyio.fail_after(SLOW_S):
+        await case.wall.hold(
+            TrustDomain("uid:1"), image="nothing", memory_mb=MEMORY_MB, on_lost=lambda: None
+        )
+    assert case.lost == []
+
+
+async def _finds_nothing(docker: object, name: str) -> Image:
+    raise SandboxUnavailable(f"There is no image {name!r}.", retryable=False)

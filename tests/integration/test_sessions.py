@@ -1,0 +1,286 @@
+"""Sessions on a real Docker: what stays, what does not, who sees it, and how each one ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from conftest import CLEAN_ENVIRONMENT
+from fumehood import Config, Engine
+from fumehood.model.envelope import Envelope
+from fumehood.model.errors import ResourceNotFound
+from fumehood.model.session import SessionRecord
+from fumehood.sandbox.container.images import Image
+from fumehood.sandbox.container.wall import ContainerWall
+from fumehood.store.database import open_database
+from fumehood.store.owner import owner_id
+from support.containers import containers_of, kill_container
+
+pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.row("S6")]
+
+SLOW_S = 60.0
+"""A busy host, several containers at once."""
+
+
+def config(home: Path, **sessions: Any) -> Config:
+    return Config.model_validate(
+        {
+            "home": home,
+            "container": {"images": {"python": "python"}, "pool_min": 0, "memory_mb": 128},
+            "sessions": {"image": "python", **sessions},
+        }
+    )
+
+
+@pytest.fixture
+async def engine(home: Path, python_image: Image) -> AsyncIterator[Engine]:
+    async with Engine(config=config(home)) as running:
+        yield running
+
+
+async def run(engine: Engine, session: SessionRecord, code: str, **options: Any) -> Envelope:
+    with anyio.fail_after(SLOW_S):
+        return await engine.call("run_python", {"code": code}, session_id=session.id, **options)
+
+
+async def create(engine: Engine, **wishes: Any) -> SessionRecord:
+    with anyio.fail_after(SLOW_S):
+        return await engine.sessions.create(engine.owner, **wishes)
+
+
+async def value(engine: Engine, session: SessionRecord, code: str) -> Any:
+    envelope = await run(engine, session, code)
+    assert envelope.success, envelope.error
+    return envelope.data["value"]
+
+
+def place_of(engine: Engine, session: SessionRecord) -> str:
+    return engine.sessions._live[session.id].place.name  # type: ignore[attr-defined]
+
+
+def running(engine: Engine) -> list[str]:
+    wall = engine._walls.container
+    assert isinstance(wall, ContainerWall)
+    found = containers_of(f"fumehood.engine={wall._identity.engine_id}")
+    return [one["Name"].removeprefix("/") for one in found]
+
+
+async def until(condition: Any) -> None:
+    with anyio.fail_after(SLOW_S):
+        while not condition():
+            await anyio.sleep(0.02)
+
+
+async def test_files_and_variables_are_there_for_the_next_call(engine: Engine) -> None:
+    session = await create(engine)
+    first = await run(engine, session, "x = 40\nopen('notes.txt', 'w').write('kept')")
+    assert first.success, first.error
+    assert first.metadata.sandbox is not None
+    assert first.metadata.sandbox.isolation == "session"
+    assert await value(engine, session, "x + 2, open('notes.txt').read()") == [42, "kept"]
+    assert engine.sessions.find(engine.owner, session.id).calls == 2
+
+
+async def test_two_sessions_at_once_do_not_see_each_other(engine: Engine) -> None:
+    first, second = await create(engine), await create(engine)
+    await run(engine, first, "x = 'mine'\nopen('mine.txt', 'w').write('x')")
+    look = "import os\n'x' in globals(), os.path.exists('mine.txt'), len(os.listdir('.'))"
+    assert await value(engine, second, look) == [False, False, 0]
+    assert await value(engine, first, look) == [True, True, 1]
+    assert len(running(engine)) == 2
+
+
+async def test_call_outside_of_the_session_sees_nothing_of_it(engine: Engine) -> None:
+    session = await create(engine)
+    await run(engine, session, "open('mine.txt', 'w').write('x')")
+    with anyio.fail_after(SLOW_S):
+        outside = await engine.call("run_python", {"code": "import os\nos.listdir('.')"})
+    assert outside.data["value"] == []
+
+
+async def test_calls_at_once_in_one_session_run_one_after_the_other(engine: Engine) -> None:
+    session = await create(engine)
+    await run(engine, session, "log = []")
+    code = "log.append('in')\nimport time\ntime.sleep(0.05)\nlog.append('out')"
+
+    async def call() -> None:
+        assert (await run(engine, session, code)).success
+
+    async with anyio.create_task_group() as group:
+        for _ in range(4):
+            group.start_soon(call)
+    assert await value(engine, session, "log") == ["in", "out"] * 4
+
+
+async def test_cancelled_call_keeps_the_session_with_what_was_before(engine: Engine) -> None:
+    session = await create(engine)
+    await run(engine, session, "x = 1")
+    async with anyio.create_task_group() as group:
+        group.start_soon(run, engine, session, "x = 2\nopen('began', 'w')\nwhile True: pass")
+        await until(lambda: engine.sessions.find(engine.owner, session.id).is_busy)
+        group.cancel_scope.cancel()
+    assert await value(engine, session, "x") == 1
+
+
+async def test_run_over_its_time_keeps_the_session(engine: Engine) -> None:
+    session = await create(engine)
+    await run(engine, session, "x = 1")
+    late = await run(engine, session, "x = 2\nwhile True: pass", timeout_seconds=0.5)
+    assert late.error is not None
+    assert late.error.code == "TIMEOUT"
+    assert await value(engine, session, "x") == 1
+
+
+async def test_run_out_of_memory_keeps_the_session_and_a_later_kill_is_a_loss(
+    engine: Engine,
+) -> None:
+    session = await create(engine)
+    await run(engine, session, "x = 1")
+    full = await run(engine, session, "hoard = [bytearray(1 << 20) for _ in range(1000)]")
+    assert full.error is not None
+    assert full.error.code == "MEMORY_LIMIT_EXCEEDED"
+    assert await value(engine, session, "x") == 1
+    answers: list[Envelope] = []
+
+    async def call() -> None:
+        answers.append(await run(engine, session, "while True: pass"))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(call)
+        await until(lambda: engine.sessions.find(engine.owner, session.id).is_busy)
+        kill_container(place_of(engine, session))
+    (lost,) = answers
+    assert lost.error is not None
+    assert lost.error.code == "SANDBOX_UNAVAILABLE"
+
+
+async def test_session_whose_container_is_killed_is_lost_and_says_so(engine: Engine) -> None:
+    session, other = await create(engine), await create(engine)
+    await run(engine, session, "x = 1")
+    name = place_of(engine, session)
+    kill_container(name)
+    await until(lambda: engine.sessions.find(engine.owner, session.id).state == "lost")
+    after = await run(engine, session, "x")
+    assert after.error is not None
+    assert after.error.code == "RESOURCE_NOT_FOUND"
+    assert after.error.details == {"state": "lost"}
+    assert "files and variables are gone" in after.error.message
+    assert await value(engine, other, "1") == 1
+    await until(lambda: name not in running(engine))
+
+
+async def test_owner_s_end_takes_the_container_and_what_runs_in_it(engine: Engine) -> None:
+    session = await create(engine)
+    answers: list[Envelope] = []
+
+    async def call() -> None:
+        answers.append(await run(engine, session, "while True: pass"))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(call)
+        await until(lambda: engine.sessions.find(engine.owner, session.id).is_busy)
+        over = await engine.sessions.end(engine.owner, session.id)
+    assert (over.state, over.why) == ("ended", "Its owner ended it.")
+    assert answers[0].error is not None
+    assert answers[0].error.code == "CANCELLED"
+    await until(lambda: running(engine) == [])
+
+
+async def test_session_ends_by_itself_when_nobody_uses_it_and_its_container_goes(
+    engine: Engine,
+) -> None:
+    session = await create(engine, idle_seconds=0.3)
+    assert len(running(engine)) == 1
+    await until(lambda: engine.sessions.find(engine.owner, session.id).state == "ended")
+    assert engine.sessions.find(engine.owner, session.id).why == "Nobody used it for 0.3 s."
+    await until(lambda: running(engine) == [])
+
+
+async def test_session_ends_at_its_absolute_end_however_much_it_is_used(engine: Engine) -> None:
+    session = await create(engine, lifetime_seconds=1.0)
+
+    async def over() -> bool:
+        return (await run(engine, session, "1")).error is not None
+
+    with anyio.fail_after(SLOW_S):
+        while not await over():
+            pass
+    assert engine.sessions.find(engine.owner, session.id).why == (
+        "It was there for as long as it may be."
+    )
+
+
+async def test_stopping_engine_leaves_no_container_of_a_session(
+    home: Path, python_image: Image
+) -> None:
+    async with Engine(config=config(home)) as engine:
+        await create(engine)
+        wall = engine._walls.container
+        assert isinstance(wall, ContainerWall)
+    assert containers_of(f"fumehood.engine={wall._identity.engine_id}") == []
+
+
+DIES = """
+import sys
+import anyio
+from pathlib import Path
+from fumehood import Config, Engine
+from fumehood.store.database import open_database
+
+async def main():
+    config = Config.model_validate_json(sys.argv[1])
+    async with Engine(config=config, database=open_database(config.home / "state.db")) as engine:
+        session = await engine.sessions.create(engine.owner)
+        await engine.call("run_python", {"code": "x = 1"}, session_id=session.id)
+        print(session.id, flush=True)
+        await anyio.sleep_forever()
+
+anyio.run(main)
+"""
+
+
+def start_engine(document: str) -> subprocess.Popen[str]:
+    docker = {key: os.environ[key] for key in ("DOCKER_HOST",) if key in os.environ}
+    return subprocess.Popen(
+        [sys.executable, "-c", DIES, document],
+        stdout=subprocess.PIPE, text=True, env={**CLEAN_ENVIRONMENT, **docker},
+    )  # fmt: skip
+
+
+async def test_after_sigkill_of_the_engine_sessions_are_lost_and_their_containers_reaped(
+    home: Path, python_image: Image
+) -> None:
+    chosen = config(home)
+    document = chosen.model_dump_json(include={"home", "container", "sessions"})
+    process = start_engine(document)
+    assert process.stdout is not None
+    try:
+        with anyio.fail_after(SLOW_S):
+            session_id = (await anyio.to_thread.run_sync(process.stdout.readline)).strip()
+        assert session_id.startswith("sess_")
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait(timeout=30)
+        process.stdout.close()
+    mine = f"fumehood.owner={owner_id(home)}"
+    left = {one["Id"] for one in containers_of(mine)}
+    assert left
+    database = open_database(home / "state.db")
+    async with Engine(config=chosen, database=database) as engine:
+        lost = engine.sessions.find(engine.owner, session_id)
+        assert (lost.state, lost.why) == ("lost", "The engine was started anew.")
+        with pytest.raises(ResourceNotFound, match="is lost"):
+            engine.sessions.examine(engine.owner, None, session_id)
+        await until(lambda: not left & {one["Id"] for one in containers_of(mine)})
+        assert json.loads(lost.model_dump_json())["languages"] == ["python", "shell"]
+        assert await value(engine, await create(engine), "1 + 1") == 2
+    database.close()

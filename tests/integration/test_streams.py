@@ -1,0 +1,263 @@
+"""Streams through a real socket: every event, whoever reads, leaves, cancels or stops."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from conftest import Daemon
+from fumehood import Client, Refused
+from fumehood.model.events import ErrorEvent, OutputEvent, ProgressEvent, ResultEvent
+from support.clients import KINDS, client_of
+from support.container import told
+from support.scripted_daemon import running_scripted_daemon
+from support.streaming import RawStream, call_id_of, streaming
+from support.wait import wait_until
+
+pytestmark = pytest.mark.row("S8", "D2", "P8")
+
+WAITS = {"code": told(tells=[["stdout", "so far"]], waits=True)}
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with running_scripted_daemon() as running:
+        yield running
+
+
+@pytest.fixture(params=KINDS)
+def client(request: pytest.FixtureRequest, daemon: Daemon) -> Iterator[Any]:
+    with client_of(request.param, daemon.socket) as made:
+        yield made
+
+
+def program(**script: Any) -> dict[str, str]:
+    return {"code": told(**script)}
+
+
+def follow(daemon: Daemon, arguments: Any, **options: Any) -> Any:
+    return streaming(daemon.socket, "run_python", arguments, **options)
+
+
+def code_of(daemon: Daemon, call_id: str) -> str | None:
+    """How a call ended by the call log; None while it runs."""
+    with Client(daemon.socket) as client:
+        try:
+            return client.call_record(call_id).code
+        except Refused:
+            return None
+
+
+def spooled(daemon: Daemon) -> list[str]:
+    return [path.name for path in (daemon.home / "spool").iterdir()]
+
+
+def test_events_come_in_order_with_ids_and_the_whole_answer(daemon: Daemon) -> None:
+    tells = [["stdout", "ä"], ["progress", 50, "half"], ["stderr", "e\r\n"], ["stdout", "b"]]
+    with follow(daemon, program(tells=tells, value=4), trace_id="trace_mine") as stream:
+        events = list(stream.events())
+    assert stream.status == 200
+    assert stream.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert stream.headers["cache-control"] == "no-store"
+    said = [(event.kind, json.loads(event.data)) for event in events]
+    call_id = call_id_of(events[0])
+    for _, fields in said[:-1]:
+        metadata = fields.pop("metadata")
+        assert metadata.keys() == {"call_id", "trace_id", "timestamp"}
+        assert (metadata["call_id"], metadata["trace_id"]) == (call_id, "trace_mine")
+    assert said[:-1] == [
+        ("tool_progress", {"progress": 0, "message": "started"}),
+        ("tool_output", {"stream": "stdout", "offset": 0, "text": "ä"}),
+        ("tool_progress", {"progress": 50, "message": "half"}),
+        ("tool_output", {"stream": "stderr", "offset": 0, "text": "e\r\n"}),
+        ("tool_output", {"stream": "stdout", "offset": 2, "text": "b"}),
+    ]
+    kind, envelope = said[-1]
+    assert (kind, envelope["data"]["stdout"], envelope["data"]["value"]) == ("tool_result", "äb", 4)
+    assert envelope["metadata"]["call_id"] == call_id
+    places = [tuple(map(int, event.id.split(":"))) for event in events]
+    assert [number for number, _ in places] == list(range(6))
+    assert places == sorted(places)
+    wait_until(lambda: not spooled(daemon))
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "headers", "status", "code"),
+    [
+        ("nothing", {}, "", 404, "TOOL_NOT_FOUND"),
+        ("run_python", {"cod": ""}, "", 422, "INVALID_PARAMS"),
+        ("run_python", WAITS, "Last-Event-ID: 3:400\r\n", 422, "INVALID_PARAMS"),
+        ("run_python", WAITS, "authorization: Bearer fht_0_0\r\n", 401, "UNAUTHORIZED"),
+    ],
+)
+def test_what_never_begins_is_an_envelope_under_its_status(
+    daemon: Daemon, tool: str, arguments: Any, headers: str, status: int, code: str
+) -> None:
+    stream = RawStream(daemon.socket, tool, arguments, headers)
+    assert stream.body()["error"]["code"] == code
+    assert stream.status in (status, 400)
+    stream.leave()
+
+
+def test_reader_that_does_not_read_loses_nothing_and_holds_up_nobody(daemon: Daemon) -> None:
+    text = "0123456789ä🙂\n" * 1000
+    with follow(daemon, program(tells=[["stdout", text, 60], ["stderr", text, 60]])) as slow:
+        slow.begin()
+        with follow(daemon, program(tells=[["stdout", text, 60]])) as quick:
+            assert quick.data()[-1][0] == "tool_result"
+        events = list(slow.events())
+        # The call was over before most of it was read.
+        assert code_of(daemon, call_id_of(events[0])) == "OK"
+    told_texts = [json.loads(event.data)["text"] for event in events if event.kind == "tool_output"]
+    assert "".join(told_texts) == text * 120
+    wait_until(lambda: not spooled(daemon))
+
+
+def test_no_more_than_a_thousand_reports_come(daemon: Daemon) -> None:
+    with follow(daemon, program(tells=[["progress", 10, "x" * 200, 1500]])) as stream:
+        kinds = [kind for kind, _ in stream.data()]
+    assert kinds == ["tool_progress"] * 1001 + ["tool_result"]
+
+
+def test_streams_of_one_user_are_separate(daemon: Daemon) -> None:
+    scripts = [program(tells=[["stdout", f"{number} ", 300]]) for number in range(4)]
+    streams = [RawStream(daemon.socket, "run_python", script) for script in scripts]
+    answers = [stream.data() for stream in streams]
+    for number, events in enumerate(answers):
+        assert "".join(fields.get("text", "") for _, fields in events) == f"{number} " * 300
+        ids = {fields["metadata"]["call_id"] for _, fields in events}
+        assert len(ids) == 1
+        streams[number].leave()
+
+
+def test_cancelled_call_ends_for_its_reader_with_what_it_had(daemon: Daemon, client: Any) -> None:
+    with follow(daemon, WAITS) as stream:
+        events = stream.events()
+        call_id = call_id_of(next(events))
+        assert next(events).kind == "tool_output"
+        assert client.cancel(call_id) is None
+        last = next(events)
+    answer = json.loads(last.data)
+    assert (last.kind, answer["error"]["code"]) == ("tool_error", "CANCELLED")
+    assert answer["error"]["details"]["stdout"] == "so far"
+    assert answer["metadata"]["sandbox"]["ended_by"] == "cancelled"
+    with pytest.raises(Refused) as refused:
+        client.cancel(call_id)
+    assert refused.value.code == "RESOURCE_NOT_FOUND"
+
+
+def test_reader_who_leaves_ends_nothing(daemon: Daemon, client: Any) -> None:
+    with follow(daemon, WAITS) as stream:
+        call_id = call_id_of(next(stream.events()))
+    client.cancel(call_id)  # it was running still
+    assert code_of(daemon, call_id) == "CANCELLED"
+    wait_until(lambda: not spooled(daemon))
+
+
+def test_reader_who_leaves_ends_what_was_to_end_with_him(daemon: Daemon) -> None:
+    with follow(daemon, WAITS, cancel_on_disconnect=True) as stream:
+        call_id = call_id_of(next(stream.events()))
+        assert code_of(daemon, call_id) is None
+    wait_until(lambda: code_of(daemon, call_id) == "CANCELLED")
+    wait_until(lambda: not spooled(daemon))
+
+
+def test_caller_who_leaves_ends_a_plain_call_where_that_was_asked_for(daemon: Daemon) -> None:
+    before = newest(daemon)
+    body = json.dumps({"arguments": WAITS, "options": {"cancel_on_disconnect": True}}).encode()
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(str(daemon.socket))
+    connection.sendall(
+        b"POST /v1/tools/run_python/call HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"content-length: %d\r\n\r\n%b" % (len(body), body)
+    )
+    connection.close()
+    wait_until(lambda: newest(daemon) != before)
+    assert newest(daemon)[1] == "CANCELLED"
+
+
+def newest(daemon: Daemon) -> tuple[str, str]:
+    with Client(daemon.socket) as client:
+        items = client.calls(limit=1).items
+        return (items[0].call_id, items[0].code) if items else ("", "")
+
+
+def test_reader_who_only_sends_no_more_still_gets_everything(daemon: Daemon) -> None:
+    """Twin: half a connection is not closed, even where leaving would end the call."""
+    with follow(daemon, WAITS, cancel_on_disconnect=True) as stream:
+        stream.connection.shutdown(socket.SHUT_WR)
+        events = stream.events()
+        call_id = call_id_of(next(events))
+        assert next(events).kind == "tool_output"
+        with Client(daemon.socket) as client:
+            client.cancel(call_id)
+        assert next(events).kind == "tool_error"
+
+
+def test_clients_give_events_as_values(client: Any) -> None:
+    tells = [["stdout", "a"], ["progress", 50, "half"]]
+    first, output, progress, last = client.stream("run_python", program(tells=tells, value=1))
+    assert (first.progress, first.message) == (0, "started")
+    assert isinstance(output, OutputEvent)
+    assert (output.stream, output.offset, output.text) == ("stdout", 0, "a")
+    assert isinstance(progress, ProgressEvent)
+    assert isinstance(last, ResultEvent)
+    assert last.envelope.data["value"] == 1
+
+
+def test_refusal_is_an_event_of_the_clients(client: Any) -> None:
+    (event,) = client.stream("nothing")
+    assert isinstance(event, ErrorEvent)
+    assert event.envelope.error is not None
+    assert event.envelope.error.code == "TOOL_NOT_FOUND"
+    with pytest.raises(ValueError, match="can be no name"):
+        next(iter(client.stream("a/b")))
+
+
+def test_closing_a_clients_iterator_closes_the_connection(daemon: Daemon, client: Any) -> None:
+    events = client.stream("run_python", WAITS, cancel_on_disconnect=True)
+    call_id = next(events).metadata.call_id
+    events.close()
+    wait_until(lambda: code_of(daemon, call_id) == "CANCELLED")
+
+
+def test_stopping_engine_ends_a_stream_with_an_event() -> None:
+    with running_scripted_daemon(drain_seconds="0.2") as own:
+        with follow(own, WAITS) as stream:
+            events = stream.events()
+            assert [next(events).kind, next(events).kind] == ["tool_progress", "tool_output"]
+            own.process.send_signal(signal.SIGTERM)
+            last = next(events)
+            assert last.kind == "tool_error"
+            answer = json.loads(last.data)
+            assert answer["error"]["code"] in ("SHUTTING_DOWN", "CANCELLED")
+            assert list(events) == []
+        assert own.process.wait(timeout=30) == 0
+        assert not list((own.home / "spool").iterdir())
+
+
+def test_client_that_does_not_read_cannot_hold_up_the_stop() -> None:
+    text = "x" * 10_000
+    script = program(tells=[["stdout", text, 90], ["stderr", text, 90]], waits=True)
+    with running_scripted_daemon(drain_seconds="0") as own, follow(own, script) as stream:
+        stream.begin()
+        own.process.send_signal(signal.SIGTERM)
+        assert own.process.wait(timeout=20) == 0
+
+
+def test_what_a_killed_engine_recorded_is_gone_after_its_next_start() -> None:
+    with running_scripted_daemon() as own:
+        with follow(own, WAITS) as stream:
+            events = stream.events()
+            call_id = call_id_of(next(events))
+            wait_until(lambda: spooled(own) == [call_id])
+            own.process.kill()
+            own.process.wait(timeout=30)
+        assert spooled(own) == [call_id]
+        with running_scripted_daemon(own.home) as again:
+            assert spooled(again) == []

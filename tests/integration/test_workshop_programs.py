@@ -1,0 +1,275 @@
+"""Programs in the images of the workshop: shell, JavaScript, tables and figures."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+
+import pytest
+
+from fumehood.model.errors import EndedBy
+from fumehood.model.limits import MB
+from fumehood.sandbox.container.build import build_image
+from fumehood.sandbox.container.images import Image
+from fumehood.sandbox.container.reach import open_docker
+from fumehood.sandbox.container.recipe import read_recipe
+from support.one_container import OneContainer, one_container, value_of
+
+pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.row("S7")]
+
+PNG = b"\x89PNG\r\n\x1a\n"
+BUILD_S = 300
+RUNTIMES = ["runc", pytest.param("runsc", marks=pytest.mark.needs("runsc"))]
+
+Made = Callable[[str], AbstractAsyncContextManager[OneContainer]]
+
+
+def image(name: str) -> Image:
+    with contextlib.closing(open_docker(timeout_s=BUILD_S)) as docker:
+        return build_image(docker, read_recipe(name), print).image
+
+
+@pytest.fixture(params=RUNTIMES)
+async def node(request: pytest.FixtureRequest) -> AsyncIterator[OneContainer]:
+    async with one_container(image("node"), runtime=request.param) as box:
+        yield box
+
+
+@pytest.fixture
+async def data() -> AsyncIterator[OneContainer]:
+    async with one_container(image("python-data")) as box:
+        yield box
+
+
+# -- shell ------------------------------------------------------------------------------
+
+
+async def test_a_command_is_bash_with_its_streams_and_its_status(node: OneContainer) -> None:
+    ran = await node.shell("yes | head -2; echo $0; cat; echo oops >&2; exit 7", stdin="typed\n")
+    assert (ran.stdout, ran.stderr) == ("y\ny\nbash\ntyped\n", "oops\n")
+    assert (ran.ended_by, ran.exit_code) == (EndedBy.EXIT, 7)
+
+
+async def test_a_command_may_be_longer_than_one_argument(node: OneContainer) -> None:
+    ran = await node.shell(f"# {'x' * 200_000}\necho done")
+    assert ran.stdout == "done\n"
+
+
+async def test_a_command_without_a_terminal_gets_an_end_instead_of_waiting(
+    node: OneContainer,
+) -> None:
+    ran = await node.shell("cat; read answer; echo status $?; read key < /dev/tty || echo none")
+    assert ran.stdout == "status 1\nnone\n"
+
+
+async def test_a_command_finds_no_descriptor_of_the_guest(node: OneContainer) -> None:
+    ran = await node.shell("for n in 3 4 5 6 7 8 9; do readlink /proc/self/fd/$n; done; echo end")
+    assert ran.stdout == "end\n"
+
+
+# -- JavaScript -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "value", "shown"),
+    [
+        ("6 * 7", 42, "42"),
+        ("const a = [1, {b: 2}]; a", [1, {"b": 2}], "[ 1, { b: 2 } ]"),
+        ("Promise.resolve('x')", "x", "'x'"),
+        ("10n ** 20n", None, "100000000000000000000n"),
+        ("undefined", None, None),
+        ("({f() {}})", None, "{ f: [Function: f] }"),
+        ("const c = {}; c.c = c; c", None, "<ref *1> { c: [Circular *1] }"),
+        ("require('path').join('a', 'b')", "a/b", "'a/b'"),
+        ("2 ** 53", None, "9007199254740992"),
+    ],
+)
+async def test_the_last_value_is_told_as_json_and_as_text(
+    node: OneContainer, code: str, value: object, shown: str | None
+) -> None:
+    ran = await node.javascript(code)
+    assert value_of(ran) == value
+    assert ran.result is not None
+    assert ran.result["value_repr"] == shown
+
+
+async def test_awaiting_at_the_top_works_and_the_lines_stay(node: OneContainer) -> None:
+    ran = await node.javascript(
+        "const fs = require('fs/promises')\nawait fs.writeFile('o.txt', 'x')\n"
+        "console.log(await fs.readFile('o.txt', 'utf8'))\nnull.boom"
+    )
+    assert ran.stdout == "x\n"
+    assert ran.ended_by is EndedBy.EXCEPTION
+    assert ran.claimed_error is not None
+    assert ran.claimed_error["exception"]["line"] == 4
+    assert node.heard.names == ["o.txt"]
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "line"),
+    [
+        ("\nthrow new TypeError('no')", "TypeError", 2),
+        ("let x = ;", "SyntaxError", 1),
+        ("setTimeout(() => { null.x }, 1)", "TypeError", 1),
+        ("Promise.reject(new RangeError('r'))", "RangeError", 1),
+        ("throw 'text'", "string", None),
+    ],
+)
+async def test_what_is_thrown_is_told_with_its_line_and_nothing_of_the_guest(
+    node: OneContainer, code: str, kind: str, line: int | None
+) -> None:
+    ran = await node.javascript(code)
+    assert (ran.ended_by, ran.exit_code) == (EndedBy.EXCEPTION, 1)
+    assert ran.claimed_error is not None
+    exception = ran.claimed_error["exception"]
+    assert (exception["type"], exception["line"]) == (kind, line)
+    assert "fumehood" not in ran.stderr
+    assert "node:" not in exception["traceback"]
+
+
+async def test_javascript_that_never_yields_is_ended_by_its_time(node: OneContainer) -> None:
+    ran = await node.javascript("while (true) {}", wall_s=2)
+    assert ran.ended_by is EndedBy.WALL_TIME
+    assert value_of(await node.javascript("1")) == 1  # the twin, in the same container
+
+
+async def test_javascript_that_fills_its_heap_runs_out_of_memory_by_name(
+    node: OneContainer,
+) -> None:
+    ran = await node.javascript(
+        "const l = []; while (true) l.push(new Array(100000).fill(Math.random()))", wall_s=60
+    )
+    # Where the kernel counts no memory inside (gVisor), Node itself gives up first, and says why.
+    gave_up = ran.ended_by is EndedBy.SIGNAL and "heap out of memory" in ran.stderr
+    assert ran.ended_by is EndedBy.MEMORY or gave_up
+
+
+async def test_progress_and_output_of_javascript_come_while_it_runs(node: OneContainer) -> None:
+    await node.javascript("progress(30, 'third'); console.log('a'); progress(500)", live=True)
+    assert node.heard.progress == [(30.0, "third"), (100.0, "")]
+    assert node.heard.output == [("stdout", "a\n")]
+
+
+async def test_an_exit_status_is_the_program_s_own(node: OneContainer) -> None:
+    ran = await node.javascript("process.exit(5)")
+    assert (ran.ended_by, ran.exit_code) == (EndedBy.EXIT, 5)
+
+
+# -- tables and figures ---------------------------------------------------------------------
+
+
+async def test_a_table_is_told_as_records_and_as_text(data: OneContainer) -> None:
+    ran = await data.python(
+        "import pandas as pd\n"
+        "pd.DataFrame({'a': [1, 2], 'when': pd.to_datetime(['2026-01-02', None])}, index=['x', 'y'])"
+    )
+    assert value_of(ran) == [
+        {"index": "x", "a": 1, "when": "2026-01-02T00:00:00"},
+        {"index": "y", "a": 2, "when": None},
+    ]
+    assert ran.result is not None
+    assert ran.result["value_repr"].splitlines()[0].split() == ["a", "when"]
+
+
+async def test_a_large_table_is_told_as_text_alone(data: OneContainer) -> None:
+    ran = await data.python("import numpy as np, pandas as pd\npd.DataFrame(np.zeros((3000, 3)))")
+    assert value_of(ran) is None
+    assert ran.result is not None
+    assert "3000 rows" in ran.result["value_repr"]
+
+
+async def test_a_record_holds_exactly_what_the_table_does(data: OneContainer) -> None:
+    ran = await data.python(
+        "import pandas as pd\n"
+        "pd.DataFrame({'p': [1e-12, 1 / 3, 0.1 + 0.2], 'n': [1, None, 3], 's': ['x', None, 'z'],\n"
+        "              'b': [True, False, True]})"
+    )
+    assert value_of(ran) == [
+        {"p": 1e-12, "n": 1.0, "s": "x", "b": True},
+        {"p": 1 / 3, "n": None, "s": None, "b": False},
+        {"p": 0.1 + 0.2, "n": 3.0, "s": "z", "b": True},
+    ]
+    for cell in ("float('inf')", "b'x'", "2 ** 60", "object()"):  # nothing that JSON holds
+        told = await data.python(f"pd.DataFrame({{'a': [{cell}]}})")
+        assert value_of(told) is None
+        assert told.result is not None
+        assert told.result["value_repr"]
+
+
+async def test_a_table_that_is_too_large_says_so(data: OneContainer) -> None:
+    large = await data.python("import pandas as pd\npd.DataFrame({'a': range(6000)})")
+    assert value_of(large) is None
+    assert large.result is not None
+    assert "too large" in large.result["notes"][0]
+    small = await data.python("pd.DataFrame({'a': range(60)})")
+    assert len(value_of(small)) == 60
+    assert small.result is not None
+    assert "notes" not in small.result
+
+
+async def test_numbers_of_numpy_are_numbers(data: OneContainer) -> None:
+    assert value_of(await data.python("import numpy as np\nnp.arange(3) * 1.5")) == [0.0, 1.5, 3.0]
+    assert value_of(await data.python("np.int64(3)")) == 3
+    assert value_of(await data.python("np.float64('nan')")) is None
+
+
+async def test_every_program_draws_other_numbers_of_numpy(data: OneContainer) -> None:
+    code = "import numpy as np\nnp.random.rand()"
+    drawn = [value_of(await data.python(code, keep=False)) for _ in range(5)]
+    assert len(set(drawn)) == 5
+
+
+async def test_figures_come_back_without_being_asked_for(data: OneContainer) -> None:
+    ran = await data.python(
+        "import matplotlib.pyplot as plt\n"
+        "plt.plot([1, 3, 2]); plt.show()\n"
+        "plt.figure(); plt.plot([2, 1])\n"
+        "plt.savefig('mine.png')",
+        keep=False,
+    )  # fmt: skip
+    assert [name for name, _ in data.heard.pictures] == ["figure-1.png", "figure-2.png"]
+    assert all(content.startswith(PNG) for _, content in data.heard.pictures)
+    assert data.heard.names == ["mine.png"]
+    assert ran.stderr == ""
+    await data.python("import matplotlib.pyplot as plt", keep=False)  # the twin draws nothing
+    assert data.heard.pictures == []
+
+
+async def test_a_session_returns_each_figure_once(data: OneContainer) -> None:
+    await data.python("import matplotlib.pyplot as plt\nplt.plot([1])")
+    assert len(data.heard.pictures) == 1
+    await data.python("plt.get_fignums()")
+    assert data.heard.pictures == []
+    await data.python("plt.plot([2])")
+    assert [name for name, _ in data.heard.pictures] == ["figure-1.png"]
+
+
+async def test_a_figure_that_is_too_large_is_left_out_with_its_size(data: OneContainer) -> None:
+    ran = await data.python(
+        "import matplotlib.pyplot as plt\nplt.figure(figsize=(100, 100), dpi=100)\nplt.plot([1])\n"
+        "plt.figure()\nplt.plot([2])"
+    )
+    assert ran.result is not None
+    (note,) = ran.result["notes"]
+    assert "10000 x 10000 pixels" in note
+    assert [name for name, _ in data.heard.pictures] == ["figure-1.png"]
+    assert ran.peak_memory_bytes is None or ran.peak_memory_bytes < 300 * MB
+
+
+async def test_figures_of_a_program_that_failed_come_back_too(data: OneContainer) -> None:
+    failed = await data.python("import matplotlib.pyplot as plt\nplt.plot([1])\n1 / 0", keep=False)
+    assert failed.ended_by is EndedBy.EXCEPTION
+    assert len(data.heard.pictures) == 1
+
+
+async def test_too_many_figures_are_counted(data: OneContainer) -> None:
+    ran = await data.python(
+        "import matplotlib.pyplot as plt\n"
+        "plt.rcParams['figure.max_open_warning'] = 0\n"
+        "for n in range(23): plt.figure(figsize=(1, 1))\n"
+        "None"
+    )
+    assert len(data.heard.pictures) == 20
+    assert ran.result is not None
+    assert len(ran.result["notes"]) == 3

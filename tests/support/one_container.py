@@ -1,0 +1,157 @@
+"""One container of the real wall, spoken to as the wall does, without pool, session or engine."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+
+from fumehood.model.json_types import JsonObject
+from fumehood.model.limits import MB, Limit, Limits
+from fumehood.model.workspace import FileKind
+from fumehood.sandbox.container.container import Container
+from fumehood.sandbox.container.docker_api import Docker, DockerError
+from fumehood.sandbox.container.images import Image
+from fumehood.sandbox.container.spec import ContainerSpec
+from fumehood.sandbox.wall import RunEnding, RunSinks
+
+LIFETIME_S = 600
+START_S = 90.0
+"""A busy host, and an image that loads much ahead."""
+
+
+@dataclass
+class Heard:
+    """What a run let its sinks hear."""
+
+    files: list[tuple[FileKind, str, bytearray]] = field(default_factory=list)
+    output: list[tuple[str, str]] = field(default_factory=list)
+    progress: list[tuple[float, str]] = field(default_factory=list)
+
+    def start(self, path: str, size: int, kind: FileKind = "file") -> None:
+        self.files.append((kind, path, bytearray()))
+
+    def write(self, data: bytes) -> None:
+        self.files[-1][2].extend(data)
+
+    @property
+    def names(self) -> list[str]:
+        return [path for kind, path, _ in self.files if kind == "file"]
+
+    @property
+    def pictures(self) -> list[tuple[str, bytes]]:
+        return [(path, bytes(data)) for kind, path, data in self.files if kind == "image"]
+
+
+class _Listener:
+    def __init__(self) -> None:
+        self.settled = anyio.Event()
+        self.ended: str | None = None
+
+    def on_clean(self) -> None:
+        self.settled.set()
+
+    def on_end(self, why: str) -> None:
+        self.ended = why
+        self.settled.set()
+
+
+class OneContainer:
+    """`run` waits until the container is clean again, too; `heard` is of the last run."""
+
+    def __init__(self, container: Container, listener: _Listener, memory_mb: int) -> None:
+        self._container = container
+        self._listener = listener
+        self._memory_mb = memory_mb
+        self.name = container.name
+        self.heard = Heard()
+
+    @property
+    def ended(self) -> str | None:
+        """Why it serves no more; None while it does."""
+        return self._listener.ended
+
+    async def run(
+        self,
+        program: str,
+        arguments: JsonObject,
+        *,
+        keep: bool = True,
+        wall_s: float = 20,
+        output_bytes: int = MB,
+        live: bool = False,
+    ) -> RunEnding:
+        heard = self.heard = Heard()
+        self._listener.settled = anyio.Event()
+        sinks = RunSinks(files=heard)
+        if live:
+            sinks = RunSinks(
+                progress=lambda percent, words: heard.progress.append((percent, words)),
+                files=heard,
+                output=lambda stream, text: heard.output.append((stream, text)),
+                is_live=True,
+            )
+        limits = Limits(wall_s, wall_s, self._memory_mb, output_bytes)
+        ending = await self._container.run(program, arguments, limits, sinks, "session", keep=keep)
+        with anyio.fail_after(30):
+            await self._listener.settled.wait()
+        return ending
+
+    async def python(self, code: str, **options: Any) -> RunEnding:
+        files = options.pop("files", [])
+        return await self.run("python", {"code": code, "stdin": None, "files": files}, **options)
+
+    async def javascript(self, code: str, **options: Any) -> RunEnding:
+        return await self.run(
+            "javascript",
+            {"code": code, "stdin": options.pop("stdin", None), "files": []},
+            **options,
+        )
+
+    async def shell(self, command: str, **options: Any) -> RunEnding:
+        return await self.run(
+            "shell",
+            {"command": command, "stdin": options.pop("stdin", None), "files": []},
+            **options,
+        )
+
+    async def files(self, **arguments: Any) -> JsonObject:
+        ending = await self.run("files", arguments)
+        assert ending.result is not None, ending
+        return ending.result
+
+
+@asynccontextmanager
+async def one_container(
+    image: Image, *, runtime: str | None = None, memory_mb: int = 512
+) -> AsyncIterator[OneContainer]:
+    docker = Docker(os.environ)
+    name = f"fumehood-test-{secrets.token_hex(8)}"
+    spec = ContainerSpec(
+        name=name, image_id=image.id, image_name=image.name, engine_id=name, owner_id=name,
+        memory_mb=memory_mb, cpus=1, lifetime_s=LIFETIME_S, runtime=runtime,
+        deadline=int(time.time()) + LIFETIME_S, guest_mb=image.guest_mb,
+    )  # fmt: skip
+    listener = _Listener()
+    try:
+        container = await Container.start(
+            docker, spec, listener, required=frozenset(Limit), ready_s=START_S
+        )
+        yield OneContainer(container, listener, memory_mb)
+        container.end("the test is over")
+    finally:
+        with anyio.CancelScope(shield=True), suppress(DockerError):
+            await docker.ask(lambda client: client.remove_container(name, force=True), 30)
+
+
+def value_of(ending: RunEnding) -> Any:
+    """The value of a run that went well."""
+    assert ending.ended_by.value == "ok", (ending.ended_by, ending.stderr)
+    assert ending.result is not None
+    return ending.result["value"]

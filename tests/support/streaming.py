@@ -1,0 +1,84 @@
+"""A raw client of a stream, which reads as much as it is told to, or nothing at all."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fumehood.wire.sse import Decoder, Frame
+from support.http import connect
+
+
+class RawStream:
+    """One connection on which a call is followed."""
+
+    def __init__(self, path: Path, tool: str, arguments: Any, headers: str = "", **options: Any):
+        body = json.dumps({"arguments": arguments, "options": options}).encode()
+        self.connection = connect(path)
+        # Little is under way then, so that who does not read is noticed.
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        head = (
+            f"POST /v1/tools/{tool}/sse HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        )
+        head += f"{headers}content-length: {len(body)}\r\n\r\n"
+        self.connection.sendall(head.encode() + body)
+        self._file = self.connection.makefile("rb")
+        self._decoder = Decoder()
+        self.status = 0
+        self.headers: dict[str, str] = {}
+
+    def begin(self) -> int:
+        """The status and the headers."""
+        self.status = int(self._file.readline().split()[1])
+        while (line := self._file.readline().strip()) != b"":
+            name, _, value = line.decode().partition(":")
+            self.headers[name.lower()] = value.strip()
+        return self.status
+
+    def chunks(self) -> Iterator[bytes]:
+        """The body, in the server's own pieces."""
+        while True:
+            size = int(self._file.readline(), 16)
+            yield self._file.read(size)
+            self._file.readline()
+            if size == 0:
+                return
+
+    def events(self) -> Iterator[Frame]:
+        """Every event, as it comes."""
+        if not self.status:
+            self.begin()
+        for chunk in self.chunks():
+            yield from self._decoder.feed(chunk)
+
+    def data(self) -> list[tuple[str, Any]]:
+        """Kind and data of every event that is left."""
+        return [(frame.kind, json.loads(frame.data)) for frame in self.events()]
+
+    def body(self) -> Any:
+        """The answer where there are no events."""
+        self.begin()
+        return json.loads(self._file.read(int(self.headers["content-length"])))
+
+    def leave(self) -> None:
+        self._file.close()
+        self.connection.close()
+
+
+@contextmanager
+def streaming(path: Path, tool: str, arguments: Any, **options: Any) -> Iterator[RawStream]:
+    """A stream that is left at the end."""
+    stream = RawStream(path, tool, arguments, **options)
+    try:
+        yield stream
+    finally:
+        stream.leave()
+
+
+def call_id_of(frame: Frame) -> str:
+    found: str = json.loads(frame.data)["metadata"]["call_id"]
+    return found

@@ -1,0 +1,96 @@
+"""Walls that were made weak on purpose: what `doctor --attack` must turn red.
+
+The guest's own self-test would refuse to serve behind such a wall, so it is told to be content:
+what is tried here is whether the attacks see from outside what it no longer says.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fumehood.sandbox.process.interpreter import interpreter_command
+from fumehood.sandbox.process.jail import jail_command
+
+CONTENT_IN_CONTAINER = """
+from fumehood.guest.container import selfcheck
+SelfCheck = selfcheck.SelfCheck
+honest = SelfCheck.result
+SelfCheck.result = lambda self, run, after: (dict.fromkeys(honest(self, run, after)[0], True), [])
+"""
+CONTENT_IN_PROCESS = """
+from fumehood.guest import selftest
+for rows in ('INTERPRETER', 'JAIL'):
+    told = tuple((attack, limit, lambda ending: True) for attack, limit, _ in getattr(selftest, rows))
+    setattr(selftest, rows, told)
+from fumehood.guest import supervisor
+"""
+WITHOUT_FILTER = """
+from fumehood.guest import seccomp
+assert seccomp.install
+seccomp.install = lambda program: None
+"""
+FILTER_THAT_ALLOWS = """
+import struct
+from fumehood.guest import seccomp
+install = seccomp.install
+seccomp.install = lambda program: install(struct.pack('=HBBI', 0x06, 0, 0, 0x7FFF0000))
+"""
+"""Without any the supervisor would see an unsealed child."""
+
+WITHOUT_LANDLOCK = """
+from fumehood.guest import landlock
+assert landlock.restrict_to
+landlock.restrict_to = lambda readable: None
+"""
+WITHOUT_RESET = """
+from fumehood.guest.container import housekeeping, workspace
+assert housekeeping.keep_house and workspace.Mounts.are_clean and workspace.Mounts.are_empty
+housekeeping.keep_house = lambda *arguments, **named: housekeeping.NOTHING_DONE
+workspace.Mounts.are_clean = workspace.Mounts.are_empty = lambda self: True
+"""
+WITHOUT_LANGUAGE_RULES = """
+from fumehood.guest.interpreter import restricted
+assert restricted.nodes.check and restricted.names.check
+restricted.nodes.check = restricted.names.check = lambda tree: None
+"""
+
+
+def weak_container(*changes: str) -> tuple[str, ...]:
+    """The command of a guest in a container with these changes."""
+    text = _script(CONTENT_IN_CONTAINER, *changes)
+    return ("/usr/bin/python3", "-I", "-S", "-B", "-X", "utf8", "-c", text)
+
+
+def weak_interpreter(*changes: str) -> list[str]:
+    """The command of an interpreter's guest with these changes."""
+    return _weak(interpreter_command(), *changes)
+
+
+def weak_jail(tool_path: str, *changes: str) -> list[str]:
+    """The command of a jail's guest with these changes."""
+    return _weak(jail_command([tool_path]), *changes)
+
+
+def without_landlock(tool_path: str) -> list[str]:
+    """The command of an honest jail's guest on a kernel that has no Landlock."""
+    program = str(Path(__file__).parent / "without_landlock.py")
+    return [sys.executable, program, *jail_command([tool_path])]
+
+
+def _weak(command: Sequence[str], *changes: str) -> list[str]:
+    program, config = command[-2:]
+    return [*command[:-2], "-c", _script(CONTENT_IN_PROCESS, *changes, program=program), config]
+
+
+def _script(*changes: str, program: str = "/opt/fumehood/fumehood/guest") -> str:
+    return "\n".join(
+        [
+            "import json, runpy, sys",
+            "sys.path.extend(json.loads(sys.argv[1])['import_paths'])",
+            *changes,
+            f"runpy.run_path({json.dumps(program)}, run_name='__main__')",
+        ]
+    )

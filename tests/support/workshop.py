@@ -1,0 +1,76 @@
+"""A daemon with real images, and one session in it, for tests of what is done there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from conftest import Daemon, launch, wait_until_ready
+from fumehood.sandbox.container.build import DEADLINE_S, build_image
+from fumehood.sandbox.container.reach import open_docker
+from fumehood.sandbox.container.recipe import read_recipe
+from support.http import Answer
+
+
+def build(names: Iterable[str]) -> None:
+    """Build the images that are not there."""
+    with contextlib.closing(open_docker(timeout_s=DEADLINE_S)) as docker:
+        for name in names:
+            build_image(docker, read_recipe(name), print)
+
+
+@contextmanager
+def workshop(*images: str, **settings: str) -> Iterator[Daemon]:
+    """A daemon of its own. It must stop well."""
+    build(images)
+    directory = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
+    variables = {
+        "FUMEHOOD_CONTAINER__IMAGES__SHELL": "shell" if "shell" in images else "python",
+        "FUMEHOOD_CONTAINER__IMAGES__JAVASCRIPT": "node",
+    }
+    running = wait_until_ready(launch(directory, variables, **settings))
+    yield running
+    assert running.stop() == 0, running.log
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+class Session:
+    """One session: calls in it, and its files."""
+
+    def __init__(self, daemon: Daemon, **wishes: Any) -> None:
+        self.daemon = daemon
+        self.http = daemon.client()
+        self.id = self._made(wishes)["id"]
+
+    def _made(self, wishes: dict[str, Any]) -> Any:
+        made = self.http.post("/v1/sessions", json.dumps(wishes).encode())
+        assert made.status == 200, made.body
+        return made.body["data"]["session"]
+
+    def call(self, tool: str, **arguments: Any) -> Answer:
+        return self.http.call(tool, arguments, session_id=self.id)
+
+    def shell(self, command: str) -> Any:
+        """What a command of this session gives, which must succeed."""
+        answer = self.call("run_shell", command=command)
+        assert answer.status == 200, answer.body["error"]
+        return answer.body["data"]
+
+    def python(self, code: str) -> Any:
+        answer = self.call("run_python", code=code)
+        assert answer.status == 200, answer.body["error"]
+        return answer.body["data"]
+
+    def files(self, method: str, path: str, body: bytes | None = None) -> Answer:
+        """A request to its files; `path` stands in the address as it is."""
+        return self.http.request(method, f"/v1/sessions/{self.id}/files{path}", body)
+
+    def end(self) -> None:
+        self.http.request("DELETE", f"/v1/sessions/{self.id}")
+        self.http.close()

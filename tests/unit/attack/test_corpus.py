@@ -1,0 +1,91 @@
+"""The corpus as tables: complete, harmless by itself, and each attack beside its twin."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from fumehood.attack.attack import Attack, Harm, Language, Look, Topic, Value
+from fumehood.attack.corpus import attacks_on
+from fumehood.attack.targets import WALLS
+from fumehood.model.errors import EndedBy
+from fumehood.model.limits import Limit
+
+ROWS = [(wall, attack) for wall in WALLS for attack in attacks_on(wall)]
+OF_PROGRAMS = [attack for _, attack in ROWS if attack.language is not Language.CALCULATOR]
+CONTAINER_TOPICS = {
+    Topic.FLOOD, Topic.NETWORK, Topic.HOST, Topic.KERNEL, Topic.RIGHTS, Topic.GUEST, Topic.RESET,
+}  # fmt: skip
+
+
+def parsed(code: str) -> ast.Module:
+    """A program with something in the place of each bait."""
+    for name, filled in (("@PORT@", "1"), ("@PID@", "1"), ("@ADDRESSES@", "[]")):
+        code = code.replace(name, filled)
+    return ast.parse(code)
+
+
+@pytest.mark.parametrize("wall", WALLS)
+def test_every_attack_of_a_wall_has_a_name_of_its_own(wall: str) -> None:
+    names = [attack.id for attack in attacks_on(wall)]
+    assert len(set(names)) == len(names) >= 20
+
+
+def test_the_corpus_covers_what_it_promises() -> None:
+    assert {attack.topic for attack in attacks_on("container")} == CONTAINER_TOPICS
+    assert {attack.harm for _, attack in ROWS} == set(Harm)
+    assert {look for _, attack in ROWS for look in attack.looks} == set(Look)
+
+
+@pytest.mark.parametrize("wall", WALLS)
+def test_the_quick_ones_are_of_every_topic_of_their_wall(wall: str) -> None:
+    every = {attack.topic for attack in attacks_on(wall)}
+    quick = {attack.topic for attack in attacks_on(wall) if attack.is_quick}
+    assert quick >= every - ({Topic.HOST, Topic.NETWORK} if wall == "interpreter" else set())
+
+
+@pytest.mark.parametrize(("wall", "attack"), ROWS, ids=lambda row: getattr(row, "id", row))
+def test_a_row_is_in_order(wall: str, attack: Attack) -> None:
+    assert attack.twin != attack.code
+    assert attack.tries
+    assert 0 < attack.wall_s <= 15
+    for gvisor in (False, True):
+        expected = attack.expected_on(is_gvisor=gvisor)
+        assert expected.ends
+        for name in expected.ends:
+            assert name.split(":")[0] in {ended_by.value for ended_by in EndedBy}
+        assert expected.hits in {None, *(limit.value for limit in Limit)}
+    if attack.on_gvisor is not None:
+        assert wall == "container"
+        assert attack.on_gvisor.why
+
+
+@pytest.mark.parametrize("attack", OF_PROGRAMS, ids=lambda attack: attack.id)
+def test_every_program_is_one(attack: Attack) -> None:
+    for code in (attack.code, attack.twin, attack.before or ""):
+        assert parsed(code)
+
+
+@pytest.mark.parametrize("attack", OF_PROGRAMS, ids=lambda attack: attack.id)
+def test_no_program_goes_on_for_ever_where_nothing_stops_it(attack: Attack) -> None:
+    for node in ast.walk(parsed(attack.code)):
+        endless = isinstance(node, ast.While) and isinstance(node.test, ast.Constant)
+        assert not endless, attack.code
+
+
+def test_no_program_names_an_address_beyond_this_host_but_for_one_that_nobody_has() -> None:
+    for attack in OF_PROGRAMS:
+        for literal in ast.walk(parsed(attack.code)):
+            if isinstance(literal, ast.Constant) and isinstance(literal.value, str):
+                parts = literal.value.split(".")
+                if len(parts) == 4 and all(part.isdecimal() for part in parts):
+                    assert literal.value in ("127.0.0.1", "192.0.2.1")  # RFC 5737
+
+
+def test_a_reset_attack_first_leaves_what_it_looks_for_and_its_twin_finds_it() -> None:
+    resets = [attack for _, attack in ROWS if attack.topic is Topic.RESET]
+    assert len(resets) >= 6
+    for attack in resets:
+        assert attack.before
+        assert attack.by_stranger or attack.twin_gives is not Value.ANYTHING

@@ -1,0 +1,98 @@
+"""Streams that are kept: short ones whole in memory, long ones as blobs with both ends here."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from fumehood.executors import kept_streams
+from fumehood.executors.kept_streams import KeptStreams
+from fumehood.store.blobs import BlobStore
+from fumehood.store.database import open_database
+from fumehood.testing import ManualClock
+from fumehood.wire.blob_urls import parse_blob_url
+
+pytestmark = [pytest.mark.anyio, pytest.mark.row("E6", "S8")]
+
+OWNER = "uid:1"
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_streams, "SPILL_CHARACTERS", 1000)
+    monkeypatch.setattr(kept_streams, "FEED_CHARACTERS", 300)
+    monkeypatch.setattr(kept_streams, "SIDE_CHARACTERS", 50)
+
+
+@pytest.fixture
+async def blobs(home: Path) -> AsyncIterator[BlobStore]:
+    database = open_database(None)
+    store = BlobStore(database, home, max_bytes=1 << 20, lifetime_s=60, now=ManualClock().now)
+    await store.open()
+    yield store
+    store.close()
+    database.close()
+
+
+async def whole(blobs: BlobStore, url: str) -> str:
+    link = parse_blob_url(url)
+    _, file = await blobs.open_blob(link.blob_id, OWNER, link.expires, link.signature)
+    with file:
+        return file.read().decode()
+
+
+@pytest.mark.parametrize("size", [1, 7, 299, 999, 5000])
+async def test_long_stream_is_kept_whole_elsewhere(blobs: BlobStore, size: int) -> None:
+    text = "".join(f"ä{number:04}" for number in range(1000))
+    streams = KeptStreams(blobs, OWNER, 10**6)
+    for start in range(0, len(text), size):
+        streams.hear("stdout", text[start : start + size])
+    streams.hear("stderr", "short")
+    kept = await streams.finish()
+    assert (kept["stderr"].text, kept["stderr"].cut) == ("short", None)
+    assert kept["stdout"].text == ""
+    cut = kept["stdout"].cut
+    assert cut is not None
+    assert (cut.field, cut.head, cut.tail, cut.length) == ("stdout", text[:50], text[-50:], 5000)
+    assert await whole(blobs, cut.link["resource_url"]) == text
+
+
+async def test_stream_up_to_the_bound_is_a_text_as_ever(blobs: BlobStore) -> None:
+    streams = KeptStreams(blobs, OWNER, 10**6)
+    for _ in range(1000):
+        streams.hear("stdout", "x")
+    kept = await streams.finish()
+    assert (kept["stdout"].text, kept["stdout"].cut) == ("x" * 1000, None)
+    assert blobs.room.taken == 0
+
+
+async def test_no_more_than_the_limit_is_kept_or_told(blobs: BlobStore) -> None:
+    told: list[str] = []
+    streams = KeptStreams(blobs, OWNER, 10, lambda stream, text: told.append(text))
+    for _ in range(5):
+        streams.hear("stdout", "abcd")
+    assert (await streams.finish())["stdout"].text == "".join(told) == "abcdabcdab"
+
+
+async def test_stream_that_could_not_be_kept_still_has_its_ends(blobs: BlobStore) -> None:
+    blobs.room.max_bytes = 100
+    streams = KeptStreams(blobs, OWNER, 10**6)
+    streams.hear("stdout", "a" * 3000 + "z")
+    cut = (await streams.finish())["stdout"].cut
+    assert cut is not None
+    assert (cut.head[:1], cut.tail[-1:], cut.length) == ("a", "z", 3001)
+    assert "share" in cut.link["not_kept"]
+
+
+async def test_discarded_streams_leave_nothing(blobs: BlobStore) -> None:
+    streams = KeptStreams(blobs, OWNER, 10**6)
+    streams.hear("stdout", "a" * 3000)
+    streams.discard()
+    blobs.close()  # waits for its thread
+    assert [path.name for path in blobs.directory.iterdir()] == []
+
+
+async def test_wall_that_tells_nothing_is_no_empty_stream(blobs: BlobStore) -> None:
+    assert await KeptStreams(blobs, OWNER, 10).finish() == {}

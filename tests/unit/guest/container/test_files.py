@@ -1,0 +1,179 @@
+"""File operations of a session's owner, on an ordinary directory in the workspace's place."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fumehood.guest.container import files, walk
+
+TOKEN = "0123456789abcdef" * 2
+
+Do = Callable[..., dict[str, Any]]
+
+pytestmark = pytest.mark.row("S6")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    place = tmp_path / "workspace"
+    place.mkdir()
+    monkeypatch.setattr(walk, "WORKSPACE", str(place))
+    return place
+
+
+@pytest.fixture
+def do(place: Path) -> Do:
+    def do(verb: str, **arguments: Any) -> dict[str, Any]:
+        if "content" in arguments:
+            arguments["content_base64"] = base64.b64encode(arguments.pop("content")).decode()
+        exit_code, claim = files.run({"do": verb, **arguments})
+        assert exit_code == 0
+        result: dict[str, Any] = claim["result"]
+        return result
+
+    return do
+
+
+def fault(result: dict[str, Any]) -> str:
+    kind: str = result["fault"]["kind"]
+    return kind
+
+
+def listed(do: Do, **arguments: Any) -> list[str]:
+    asked = {"path": "", "recursive": True, "most": 1000} | arguments
+    return [entry["path"] for entry in do("list", **asked)["entries"]]
+
+
+def test_what_is_written_is_read_and_listed(do: Do, place: Path) -> None:
+    content = bytes(range(256)) * 4
+    assert do("write", path="d/e/f.bin", mode="create", content=content) == {"size": 1024}
+    read = do("read", path="d/e/f.bin", offset=1000, length=100)
+    assert base64.b64decode(read["content_base64"]) == content[1000:]
+    assert read["size"] == 1024
+    entries = do("list", path="", recursive=True, most=10)["entries"]
+    assert [(entry["path"], entry["kind"], entry["size"]) for entry in entries] == [
+        ("d", "directory", 0), ("d/e", "directory", 0), ("d/e/f.bin", "file", 1024),
+    ]  # fmt: skip
+    assert listed(do, recursive=False) == ["d"]
+    assert listed(do, path="d/e/f.bin") == ["d/e/f.bin"]
+
+
+def test_a_version_changes_with_the_content(do: Do, place: Path) -> None:
+    do("write", path="f", mode="create", content=b"one")
+    first = do("read", path="f", offset=0, length=1)["version"]
+    assert do("read", path="f", offset=1, length=1)["version"] == first
+    do("write", path="f", mode="replace", content=b"two")
+    assert do("read", path="f", offset=0, length=1)["version"] != first
+
+
+def test_create_replace_and_append_do_what_they_say(do: Do, place: Path) -> None:
+    do("write", path="f", mode="create", content=b"one")
+    assert fault(do("write", path="f", mode="create", content=b"two")) == "exists"
+    assert do("write", path="f", mode="append", content=b"+") == {"size": 4}
+    assert (place / "f").read_bytes() == b"one+"
+    assert do("write", path="f", mode="replace", content=b"") == {"size": 0}
+    assert do("write", path="new", mode="append", content=b"x") == {"size": 1}
+    assert sorted(os.listdir(place)) == ["f", "new"]
+
+
+def test_an_upload_in_pieces_is_seen_when_it_is_whole(do: Do, place: Path) -> None:
+    assert do("put", token=TOKEN, offset=0, content=b"abc") == {"size": 3}
+    assert do("put", token=TOKEN, offset=3, content=b"def") == {"size": 6}
+    assert listed(do) == []
+    assert do("finish", token=TOKEN, path="d/whole", size=6, mode="create") == {"size": 6}
+    assert listed(do) == ["d", "d/whole"]
+    assert (place / "d/whole").read_bytes() == b"abcdef"
+
+
+def test_an_upload_that_does_not_fit_together_is_refused_and_leaves_nothing(
+    do: Do, place: Path
+) -> None:
+    do("put", token=TOKEN, offset=0, content=b"abc")
+    assert fault(do("put", token=TOKEN, offset=2, content=b"x")) == "changed"
+    assert fault(do("finish", token=TOKEN, path="f", size=9, mode="create")) == "changed"
+    assert os.listdir(place) == []
+    do("put", token=TOKEN, offset=0, content=b"abc")
+    assert do("drop", token=TOKEN) == {}
+    assert os.listdir(place) == []
+    assert fault(do("put", token="../../etc", offset=0, content=b"x")) == "invalid"
+
+
+def test_deleting_names_what_was_there_and_what_was_not(do: Do, place: Path) -> None:
+    do("write", path="d/f", mode="create", content=b"")
+    do("write", path="g", mode="create", content=b"")
+    once = do("delete", paths=["g", "d", "missing"], recursive=False)
+    assert (once["deleted"], once["missing"]) == (["g"], ["missing"])
+    assert [failed["path"] for failed in once["failed"]] == ["d"]
+    assert do("delete", paths=["d"], recursive=True)["deleted"] == ["d"]
+    assert os.listdir(place) == []
+
+
+@pytest.mark.parametrize("verb", ["read", "write", "append", "list", "delete"])
+@pytest.mark.parametrize(
+    "path", ["..", "../outside", "a/../../outside", "/etc/passwd", "a//b", "."]
+)
+def test_paths_that_lead_out_are_refused(do: Do, place: Path, verb: str, path: str) -> None:
+    (place.parent / "outside").write_text("secret")
+    (place / "a").mkdir()
+    if verb == "delete":
+        assert do("delete", paths=[path], recursive=True)["failed"]
+    elif verb == "list":
+        assert fault(do("list", path=path, recursive=True, most=9)) == "invalid"
+    elif verb == "read":
+        assert fault(do("read", path=path, offset=0, length=9)) == "invalid"
+    else:
+        mode = "append" if verb == "append" else "replace"
+        assert fault(do("write", path=path, mode=mode, content=b"x")) == "invalid"
+    assert (place.parent / "outside").read_text() == "secret"
+
+
+def test_links_are_named_and_never_followed(do: Do, place: Path) -> None:
+    outside = place.parent / "outside"
+    outside.mkdir()
+    (outside / "secret").write_text("secret")
+    (place / "file").symlink_to(outside / "secret")
+    (place / "dir").symlink_to(outside)
+    assert fault(do("read", path="file", offset=0, length=9)) == "link"
+    assert fault(do("read", path="dir/secret", offset=0, length=9)) == "link"
+    assert fault(do("write", path="file", mode="replace", content=b"x")) == "link"
+    assert fault(do("write", path="file", mode="append", content=b"x")) == "link"
+    assert fault(do("write", path="dir/new", mode="create", content=b"x")) == "link"
+    assert listed(do, path="dir") == ["dir"]
+    assert do("delete", paths=["file", "dir"], recursive=True)["deleted"] == ["file", "dir"]
+    assert (outside / "secret").read_text() == "secret"
+    assert os.listdir(place) == []
+
+
+def test_what_is_no_plain_file_is_not_waited_for(do: Do, place: Path) -> None:
+    os.mkfifo(place / "pipe")
+    assert fault(do("read", path="pipe", offset=0, length=9)) == "not_a_file"
+    assert fault(do("write", path="pipe", mode="append", content=b"x")) == "not_a_file"
+    assert fault(do("write", path="pipe", mode="replace", content=b"x")) == "not_a_file"
+    (place / "d").mkdir()
+    assert fault(do("read", path="d", offset=0, length=9)) == "not_a_file"
+    (entry,) = do("list", path="pipe", recursive=False, most=9)["entries"]
+    assert entry["kind"] == "other"
+
+
+def test_a_long_list_comes_in_parts_that_go_on_from_each_other(do: Do, place: Path) -> None:
+    for number in range(25):
+        (place / f"{number:03}").touch()
+    first = do("list", path="", recursive=False, most=10)
+    assert first["has_more"] is True
+    second = do("list", path="", recursive=False, most=100, after=first["entries"][-1]["path"])
+    assert second["has_more"] is False
+    names = [entry["path"] for entry in first["entries"] + second["entries"]]
+    assert names == [f"{number:03}" for number in range(25)]
+
+
+def test_a_missing_file_is_not_found_in_words(do: Do, place: Path) -> None:
+    missing = do("read", path="no/such", offset=0, length=1)
+    assert fault(missing) == "not_found"
+    assert "no/such" in missing["fault"]["message"]
+    assert str(place) not in missing["fault"]["message"]

@@ -1,0 +1,100 @@
+"""What is said of sessions that are over: bounded for each, and written until it is kept."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from fumehood.model.errors import InternalError
+from fumehood.model.session import KeptSession, SessionRecord, SessionStatus
+from fumehood.sandbox.session_history import MAX_OF_PRINCIPAL, SessionHistory
+
+pytestmark = [pytest.mark.anyio, pytest.mark.row("S6")]
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Rows:
+    def __init__(self) -> None:
+        self.ids: set[str] = set()
+        self.failing = False
+
+    async def change(self, put: list[KeptSession], delete: list[str]) -> None:
+        if self.failing:
+            raise InternalError("full")
+        self.ids |= {one.record.id for one in put}
+        self.ids -= set(delete)
+
+
+def over(number: int, principal_id: str = "alice") -> KeptSession:
+    record = SessionRecord(
+        id=f"sess_{number}",
+        state=SessionStatus.ENDED,
+        why="Its owner ended it.",
+        image="python",
+        languages=("python",),
+        agent_id=None,
+        memory_mb=512,
+        created_at=NOW,
+        last_used_at=NOW,
+        expires_at=NOW,
+        calls=0,
+        is_busy=False,
+    )
+    return KeptSession(principal_id, record, NOW + timedelta(seconds=number))
+
+
+async def test_nobody_s_sessions_crowd_out_anybody_else_s() -> None:
+    rows = Rows()
+    history = SessionHistory(rows)
+    history.add(over(-1, "bob"))
+    for number in range(MAX_OF_PRINCIPAL + 5):
+        history.add(over(number))
+        await history.write()
+    assert len(history.of("alice")) == MAX_OF_PRINCIPAL
+    assert history.of("alice")[0].record.id == f"sess_{MAX_OF_PRINCIPAL + 4}"
+    assert history.find("alice", "sess_4") is None
+    assert history.find("bob", "sess_-1") is not None
+    assert len(rows.ids) == MAX_OF_PRINCIPAL + 1
+
+
+async def test_what_could_not_be_written_is_written_the_next_time() -> None:
+    rows = Rows()
+    history = SessionHistory(rows)
+    rows.failing = True
+    history.add(over(1))
+    with pytest.raises(InternalError):
+        await history.write()
+    rows.failing = False
+    await history.write()
+    assert rows.ids == {"sess_1"}
+
+
+async def test_row_that_changes_while_it_is_written_is_written_again() -> None:
+    history: SessionHistory
+    written: list[int] = []
+
+    class Slow:
+        async def change(self, put: list[KeptSession], delete: list[str]) -> None:
+            if not written:
+                history.note(over(1))
+            written.append(len(put))
+
+    history = SessionHistory(Slow())
+    history.add(over(1))
+    await history.write()
+    await history.write()
+    await history.write()
+    assert written == [1, 1]
+
+
+async def test_old_ones_are_forgotten_and_their_rows_with_them() -> None:
+    rows = Rows()
+    history = SessionHistory(rows)
+    history.add(over(1))
+    history.add(over(100))
+    await history.write()
+    assert history.prune(NOW + timedelta(days=1, seconds=50)) == 1
+    await history.write()
+    assert rows.ids == {"sess_100"}

@@ -1,0 +1,578 @@
+"""Sessions: whose they are, whose turn it is, how long they last, and what is said of those gone."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import anyio
+import pytest
+
+from fumehood.model.errors import (
+    EndedBy,
+    EngineError,
+    InternalError,
+    InvalidParams,
+    QuotaExceeded,
+    ResourceNotFound,
+    SandboxUnavailable,
+)
+from fumehood.model.identity import Principal, TrustDomain
+from fumehood.model.json_types import JsonObject
+from fumehood.model.limits import Limits
+from fumehood.model.session import KeptSession, SessionRecord, SessionRules, SessionStatus
+from fumehood.sandbox.sessions import SessionClock, SessionKeeper
+from fumehood.sandbox.wall import RunEnding
+from fumehood.testing import CONTAINER_LIMITS, FakeWall, ManualClock
+from support.wait import DEADLINE_S
+
+pytestmark = [pytest.mark.anyio, pytest.mark.row("S6")]
+
+ALICE, BOB = Principal("alice"), Principal("bob")
+LIMITS = Limits(wall_s=5, cpu_s=5, memory_mb=512, output_bytes=1000)
+
+
+class Rows:
+    """Rows in memory, that fail when they are told to."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, KeptSession] = {}
+        self.failure: EngineError | None = None
+
+    async def change(self, put: list[KeptSession], delete: list[str]) -> None:
+        await asyncio.sleep(0)
+        if self.failure is not None:
+            raise self.failure
+        for one in put:
+            self.kept[one.record.id] = one
+        for session_id in delete:
+            self.kept.pop(session_id, None)
+
+
+class Bench:
+    def __init__(self, rows: Rows | None = None, **rules: Any) -> None:
+        self.clock = ManualClock()
+        self.wall = FakeWall(limits=CONTAINER_LIMITS)
+        self.rows = rows or Rows()
+        self.events: list[tuple[str, JsonObject]] = []
+        self.refused_agents = {"others"}
+        self.keeper = SessionKeeper(
+            self.wall,
+            self.rows,
+            SessionRules(**{"image": "python", **rules}),
+            SessionClock(self.clock.now, self.clock.monotonic),
+            self._check,
+            kept=list(self.rows.kept.values()),
+            on_event=lambda event, values: self.events.append((event, values)),
+        )
+
+    def _check(self, principal: Principal, agent_id: str | None) -> None:
+        if agent_id in self.refused_agents:
+            raise ResourceNotFound("There is no such agent.")
+
+    async def run(
+        self, session: SessionRecord, who: Principal = ALICE, program: str = "python"
+    ) -> RunEnding:
+        lease = self.keeper.lease(
+            who, session.agent_id, session.id, language="python", memory_mb=None
+        )
+        with anyio.fail_after(DEADLINE_S):
+            async with lease as place:
+                return await place.run(program, {}, LIMITS)
+
+    def runs(self, session: SessionRecord) -> asyncio.Task[RunEnding]:
+        return asyncio.ensure_future(self.run(session))
+
+    def state(self, session: SessionRecord, who: Principal = ALICE) -> tuple[str, str | None]:
+        found = self.keeper.find(who, session.id)
+        return found.state.value, found.why
+
+
+@asynccontextmanager
+async def bench(rows: Rows | None = None, **rules: Any) -> AsyncIterator[Bench]:
+    made = Bench(rows, **rules)
+    async with made.keeper:
+        yield made
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_session_is_written_down_before_anybody_is_told_of_it() -> None:
+    async with bench() as made:
+        record = await made.keeper.create(ALICE)
+        kept = made.rows.kept[record.id]
+        assert (kept.principal_id, kept.record) == ("alice", record)
+        assert record.id.startswith("sess_")
+        assert len(record.id) == 37
+        assert (record.state, record.why, record.calls, record.is_busy) == (
+            "active",
+            None,
+            0,
+            False,
+        )
+        assert (record.image, record.languages) == ("python", ("python", "shell"))
+        assert record.memory_mb == 512
+        assert record.expires_at == made.clock.now() + timedelta(seconds=1800)
+
+
+async def test_session_that_cannot_be_written_down_does_not_exist_and_leaves_no_place() -> None:
+    async with bench() as made:
+        made.rows.failure = InternalError("the disk is full")
+        with pytest.raises(InternalError, match="disk is full"):
+            await made.keeper.create(ALICE)
+        assert made.keeper.list(ALICE) == []
+        assert made.wall.held[0].lost is not None
+        made.rows.failure = None
+        await made.keeper.create(ALICE)
+
+
+async def test_place_is_of_the_session_s_own_trust_domain() -> None:
+    async with bench() as made:
+        record = await made.keeper.create(ALICE, agent_id="writer")
+        (place,) = made.wall.held
+        assert place.domain == TrustDomain("alice", "writer", record.id)
+        ending = await made.run(record)
+        assert ending.isolation == "session"
+        assert made.wall.runs[0].domain == place.domain
+
+
+async def test_agent_that_the_principal_may_not_speak_for_gets_no_session() -> None:
+    async with bench() as made:
+        with pytest.raises(ResourceNotFound):
+            await made.keeper.create(ALICE, agent_id="others")
+        assert made.wall.held == []
+
+
+@pytest.mark.parametrize(
+    ("wishes", "field"),
+    [
+        ({"memory_mb": 64}, "memory_mb"),
+        ({"memory_mb": 4096}, "memory_mb"),
+        ({"idle_seconds": 1801}, "idle_seconds"),
+        ({"idle_seconds": 0}, "idle_seconds"),
+        ({"idle_seconds": math.nan}, "idle_seconds"),
+        ({"lifetime_seconds": 14_401}, "lifetime_seconds"),
+        ({"lifetime_seconds": -1}, "lifetime_seconds"),
+        ({"image": "../python"}, "image"),
+        ({"image": ""}, "image"),
+    ],
+)
+async def test_wish_over_what_was_configured_is_refused(wishes: dict[str, Any], field: str) -> None:
+    async with bench() as made:
+        with pytest.raises(InvalidParams) as caught:
+            await made.keeper.create(ALICE, **wishes)
+        assert caught.value.fields == (field,)
+        assert made.wall.held == []
+
+
+async def test_wishes_within_are_granted_and_a_size_is_rounded_down() -> None:
+    async with bench() as made:
+        record = await made.keeper.create(
+            ALICE, image="node", memory_mb=300, idle_seconds=60, lifetime_seconds=600
+        )
+        assert (record.image, record.memory_mb) == ("node", 256)
+        assert record.expires_at == made.clock.now() + timedelta(seconds=60)
+
+
+async def test_another_s_session_does_not_exist() -> None:
+    async with bench() as made:
+        record = await made.keeper.create(ALICE)
+        said = []
+        for session_id in (record.id, "sess_" + "0" * 32):
+            for ask in (
+                lambda one: made.keeper.find(BOB, one),
+                lambda one: made.keeper.examine(BOB, None, one),
+                lambda one: made.keeper.lease(BOB, None, one, language=None, memory_mb=None),
+            ):
+                with pytest.raises(ResourceNotFound) as caught:
+                    ask(session_id)
+                said.append((caught.value.message, caught.value.details))
+            for wait in (made.keeper.end, made.keeper.files):
+                with pytest.raises(ResourceNotFound) as caught:
+                    await wait(BOB, session_id)
+                said.append((caught.value.message, caught.value.details))
+        assert len(set(map(str, said))) == 1
+        assert made.keeper.list(BOB) == []
+        assert made.state(record) == ("active", None)
+
+
+async def test_ended_session_of_another_does_not_exist_either() -> None:
+    async with bench() as made:
+        record = await made.keeper.create(ALICE)
+        await made.keeper.end(ALICE, record.id)
+        with pytest.raises(ResourceNotFound, match="no such session"):
+            made.keeper.find(BOB, record.id)
+
+
+async def test_call_of_another_agent_does_not_find_the_session() -> None:
+    async with bench() as made:
+        record = await made.keeper.create(ALICE, agent_id="writer")
+        for agent_id in ("reader", None):
+            with pytest.raises(ResourceNotFound, match="no such session"):
+                made.keeper.examine(ALICE, agent_id, record.id)
+        made.keeper.examine(ALICE, "writer", record.id)
+
+
+async def test_language_that_the_image_lacks_is_refused() -> None:
+    async with bench() as made:
+        record = await made.keeper.create(ALICE)
+        with pytest.raises(InvalidParams, match="no javascript, only python, shell") as caught:
+            made.keeper.examine(ALICE, None, record.id, language="javascript")
+        assert caught.value.fields == ("options.session_id",)
+
+
+async def test_another_size_than_the_session_s_is_refused() -> None:
+    async with bench() as made:
+        record = await made.keeper.create(ALICE)
+        made.keeper.examine(ALICE, None, record.id, memory_mb=512)
+        with pytest.raises(InvalidParams, match="512 MB"):
+            made.keeper.examine(ALICE, None, record.id, memory_mb=1024)
+
+
+async def test_calls_of_one_session_follow_each_other_in_the_order_they_came() -> None:
+    async with bench() as made:
+        record = await made.keeper.create(ALICE)
+        (place,) = made.wall.held
+        place.may_run.clear()
+        order: list[int] = []
+
+        async def call(number: int) -> None:
+            lease = made.keeper.lease(ALICE, None, record.id, language=None, memory_mb=None)
+            async with lease as held:
+                order.append(number)
+                await held.run("python", {"number": number}, LIMITS)
+                assert order[-1] == number  # nobody came in between
+
+        async with anyio.create_task_group() as group:
+            for number in range(5):
+                group.start_soon(call, number)
+            await settle()
+            assert order == [0]
+            assert made.keeper.find(ALICE, record.id).is_busy
+            place.may_run.set()
+        assert order == [0, 1, 2, 3, 4]
+        assert made.keeper.find(ALICE, record.id).calls == 5
+        assert not made.keeper.find(ALICE, record.id).is_busy
+
+
+async def test_two_sessions_of_one_principal_run_at_once() -> None:
+    async with bench() as made:
+        first, second = [await made.keeper.create(ALICE) for _ in range(2)]
+        made.wall.held[0].may_run.clear()
+        waiting = made.runs(first)
+        await settle()
+        assert (await made.run(second)).ended_by is EndedBy.OK
+        assert not waiting.done()
+        made.wall.held[0].may_run.set()
+        await waiting
+
+
+async def test_session_that_stays_busy_answers_so_within_its_patience() -> None:
+    async with bench(queue_s=0.01) as made:
+        record = await made.keeper.create(ALICE)
+        made.wall.held[0].may_run.clear()
+        running = made.runs(record)
+        await settle()
+        with pytest.raises(SandboxUnavailable, match="busy with other calls") as caught:
+            await made.run(record)
+        assert caught.value.may_retry
+        assert caught.value.retry_after_ms
+        made.wall.held[0].may_run.set()
+        assert (await running).ended_by is EndedBy.OK
+
+
+async def test_more_calls_than_may_wait_are_refused_at_once() -> None:
+    async with bench(waiting=1) as made:
+        record = await made.keeper.create(ALICE)
+        made.wall.held[0].may_run.clear()
+        running, waiting = made.runs(record), made.runs(record)
+        await settle()
+        with pytest.raises(SandboxUnavailable, match="Too many calls wait"):
+            await made.run(record)
+        made.wall.held[0].may_run.set()
+        await running
+        await waiting
+
+
+async def test_who_stops_waiting_keeps_nobody_else_from_the_session() -> None:
+    async with bench() as made:
+        record = await made.keeper.create(ALICE)
+        made.wall.held[0].may_run.clear()
+        running, leaving, waiting = [made.runs(record) for _ in range(3)]
+        await settle()
+        leaving.cancel()
+        await settle()
+        made.wall.held[0].may_run.set()
+        assert (await running).ended_by is (await waiting).ended_by is EndedBy.OK
+
+
+async def test_cancelled_call_keeps_the_session() -> None:
+    async with bench() as made:
+        record = await made.keeper.create(ALICE)
+        made.wall.held[0].may_run.clear()
+        running = made.runs(record)
+        await settle()
+        running.cancel()
+        await settle()
+        made.wall.held[0].may_run.set()
+        assert made.state(record) == ("active", None)
+        assert (await made.run(record)).ended_by is EndedBy.OK
+
+
+async def test_session_that_nobody_uses_ends_after_its_idle_time_and_not_before() -> None:
+    async with bench(idle_s=100) as made:
+        record = await made.keeper.create(ALICE)
+        made.clock.advance(99)
+        await made.run(record)
+        made.clock.advance(99)
+        made.keeper.tidy()
+        assert made.state(record) == ("active", None)
+        made.clock.advance(1)
+        made.keeper.tidy()
+        assert made.state(record) == ("ended", "Nobody used it for 100 s.")
+        assert made.wall.held[0].lost is not None
+
+
+async def test_session_is_over_at_its_time_even_before_anybody_has_tidied() -> None:
+    async with bench(idle_s=100) as made:
+        record = await made.keeper.create(ALICE)
+        made.clock.advance(100)
+        with pytest.raises(ResourceNotFound, match="has ended: nobody used it") as caught:
+            await made.run(record)
+        assert caught.value.details == {"state": "ended"}
+        assert made.wall.runs == []
+
+
+async def test_session_in_use_ends_at_its_absolute_end_after_the_call_that_runs() -> None:
+    async with bench(idle_s=50, lifetime_s=100) as made:
+        record = await made.keeper.create(ALICE)
+        made.wall.held[0].may_run.clear()
+        running, waiting = made.runs(record), made.runs(record)
+        await settle()
+        made.clock.advance(100)
+        made.keeper.tidy()
+        assert made.state(record)[0] == "active"
+        with pytest.raises(ResourceNotFound, match="as long as it may be"):
+            await made.run(record)
+        made.wall.held[0].may_run.set()
+        assert (await running).ended_by is EndedBy.OK
+        with pytest.raises(ResourceNotFound, match="as long as it may be"):
+            await waiting
+        assert made.state(record) == ("ended", "It was there for as long as it may be.")
+        assert len(made.wall.runs) == 1
+
+
+async def test_idle_session_ends_by_itself() -> None:
+    made = Bench(idle_s=0.01)
+    clock = asyncio.get_running_loop().time
+    made.keeper._clock = SessionClock(made.clock.now, clock)
+    async with made.keeper:
+        record = await made.keeper.create(ALICE)
+        with anyio.fail_after(DEADLINE_S):
+            await made.wall.held[0].ended.wait()
+        assert made.state(record)[0] == "ended"
+
+
+async def test_owner_ends_a_session_with_the_call_in_it() -> None:
+    async with bench() as made:
+        record = await made.keeper.create(ALICE)
+        made.wall.held[0].may_run.clear()
+        running, waiting = made.runs(record), made.runs(record)
+        await settle()
+        over = await made.keeper.end(ALICE, record.id)
+        assert (over.state, over.why) == (SessionStatus.ENDED, "Its owner ended it.")
+        assert made.rows.kept[record.id].record == over
+        assert (await running).ended_by is EndedBy.CANCELLED
+        with pytest.raises(ResourceNotFound, match="has ended: its owner ended it"):
+            await waiting
+        assert (await made.keeper.end(ALICE, record.id)) == over  # again
+
+
+async def test_lost_place_is_a_lost_session_and_its_call_says_so() -> None:
+    async with bench() as made:
+        record = await made.keeper.create(ALICE)
+        made.wall.held[0].may_run.clear()
+        running = made.runs(record)
+        await settle()
+        made.wall.held[0].lose("its container is gone")
+        assert (await running).ended_by is EndedBy.SANDBOX_LOST
+        with pytest.raises(ResourceNotFound, match="files and variables are gone") as caught:
+            await made.run(record)
+        assert caught.value.details == {"state": "lost"}
+        assert made.state(record) == ("lost", "Its container is gone.")
+        await settle()
+        assert made.rows.kept[record.id].record.state is SessionStatus.LOST
+
+
+async def test_place_that_is_lost_while_its_row_is_written_is_no_session() -> None:
+    async with bench() as made:
+
+        async def lose(put: list[KeptSession], delete: list[str]) -> None:
+            made.wall.held[0].lose()
+
+        made.rows.change = lose  # type: ignore[method-assign]
+        with pytest.raises(SandboxUnavailable, match="lost while it was made"):
+            await made.keeper.create(ALICE)
+        (record,) = made.keeper.list(ALICE)
+        assert record.state is SessionStatus.LOST
+
+
+async def test_nobody_has_more_than_a_share_and_all_together_not_more_than_there_may_be() -> None:
+    async with bench(most=4, most_of_one=3) as made:
+        mine = [await made.keeper.create(ALICE) for _ in range(3)]
+        with pytest.raises(QuotaExceeded, match="You have 3 sessions"):
+            await made.keeper.create(ALICE)
+        await made.keeper.create(BOB)
+        with pytest.raises(QuotaExceeded, match="This engine has 4 sessions"):
+            await made.keeper.create(BOB)
+        await made.keeper.end(ALICE, mine[0].id)
+        await made.keeper.create(BOB)
+
+
+async def test_sessions_that_are_being_made_count_too() -> None:
+    async with bench(most=2, most_of_one=1) as made:
+        async with anyio.create_task_group() as group:
+            answers: list[str] = []
+
+            async def one() -> None:
+                try:
+                    await made.keeper.create(ALICE)
+                    answers.append("made")
+                except QuotaExceeded:
+                    answers.append("refused")
+
+            for _ in range(5):
+                group.start_soon(one)
+        assert sorted(answers) == ["made", *["refused"] * 4]
+        assert made.keeper.counts == {"active": 1, "busy": 0, "creating": 0, "leaving": 0}
+
+
+async def test_container_that_is_being_removed_counts_until_it_is_gone() -> None:
+    async with bench(most=1, most_of_one=1) as made:
+        record = await made.keeper.create(ALICE)
+        made.wall.held[0].may_go.clear()
+        await made.keeper.end(ALICE, record.id)
+        making = asyncio.ensure_future(made.keeper.create(ALICE))
+        await settle()
+        assert len(made.wall.held) == 1
+        made.wall.held[0].may_go.set()
+        assert (await making).state is SessionStatus.ACTIVE
+
+
+async def test_refused_session_leaves_its_place_in_the_count_free() -> None:
+    async with bench(most=1, most_of_one=1) as made:
+        with pytest.raises(SandboxUnavailable):
+            await made.keeper.create(ALICE, image="nothing")
+        await made.keeper.create(ALICE)
+
+
+async def test_stopping_engine_ends_all_sessions() -> None:
+    rows = Rows()
+    async with bench(rows) as made:
+        record = await made.keeper.create(ALICE)
+        made.wall.held[0].may_run.clear()
+        running = made.runs(record)
+        await settle()
+    assert (await running).ended_by is EndedBy.CANCELLED
+    over = rows.kept[record.id].record
+    assert (over.state, over.why) == (SessionStatus.ENDED, "The engine was stopped.")
+    with pytest.raises(SandboxUnavailable):
+        await made.keeper.create(ALICE)
+
+
+async def test_what_a_dead_engine_left_active_is_lost_and_said_so() -> None:
+    rows = Rows()
+    async with bench(rows) as made:
+        record = await made.keeper.create(ALICE)
+        left = dict(rows.kept)
+    rows.kept = left  # as if it had been killed
+    async with bench(rows) as again:
+        assert again.state(record) == ("lost", "The engine was started anew.")
+        assert again.rows.kept[record.id].record.state is SessionStatus.LOST
+        with pytest.raises(ResourceNotFound, match="is lost: the engine was started anew"):
+            again.keeper.examine(ALICE, None, record.id)
+        with pytest.raises(ResourceNotFound, match="no such session"):
+            again.keeper.find(BOB, record.id)
+
+
+async def test_what_is_over_is_said_for_a_day_and_then_forgotten() -> None:
+    async with bench() as made:
+        record = await made.keeper.create(ALICE)
+        await made.keeper.end(ALICE, record.id)
+        made.clock.advance(86_400)
+        made.keeper.tidy()
+        assert made.state(record)[0] == "ended"
+        made.clock.advance(1)
+        made.keeper.tidy()
+        with pytest.raises(ResourceNotFound, match="no such session"):
+            made.keeper.find(ALICE, record.id)
+        await made.keeper.create(ALICE)  # writes what waits
+        assert record.id not in made.rows.kept
+
+
+async def test_end_that_could_not_be_written_is_written_later() -> None:
+    async with bench() as made:
+        record = await made.keeper.create(ALICE)
+        made.rows.failure = InternalError("the disk is full")
+        with pytest.raises(InternalError, match="disk is full"):
+            await made.keeper.end(ALICE, record.id)
+        assert made.state(record)[0] == "ended"
+        assert made.wall.held[0].lost is not None
+        made.rows.failure = None
+        await made.keeper.create(ALICE)
+        assert made.rows.kept[record.id].record.state is SessionStatus.ENDED
+
+
+async def test_list_has_the_active_ones_first_then_the_last_that_ended() -> None:
+    async with bench() as made:
+        first, second, third = [await made.keeper.create(ALICE) for _ in range(3)]
+        await made.keeper.end(ALICE, first.id)
+        await made.keeper.end(ALICE, second.id)
+        fourth = await made.keeper.create(ALICE)
+        ids = [record.id for record in made.keeper.list(ALICE)]
+        assert set(ids[:2]) == {third.id, fourth.id}
+        assert ids[2:] == [second.id, first.id]
+
+
+async def test_files_are_another_use_of_the_same_turn_and_no_call() -> None:
+    async with bench() as made:
+        record = await made.keeper.create(ALICE)
+        made.clock.advance(10)
+        lease = await made.keeper.files(ALICE, record.id)
+        async with lease as place:
+            limits = Limits(wall_s=5, cpu_s=5, memory_mb=None, output_bytes=1000)
+            for number in range(3):
+                await place.run("files", {"do": "list", "path": str(number)}, limits)
+            waiting = made.runs(record)
+            await settle()
+            assert not waiting.done()
+        await waiting
+        assert [run.program for run in made.wall.runs] == ["files"] * 3 + ["python"]
+        assert made.wall.runs[0].limits.memory_mb == 512
+        after = made.keeper.find(ALICE, record.id)
+        assert after.calls == 1
+        assert after.last_used_at == made.clock.now()
+
+
+async def test_run_with_another_size_than_the_session_s_is_our_own_fault() -> None:
+    async with bench() as made:
+        record = await made.keeper.create(ALICE)
+        lease = made.keeper.lease(ALICE, None, record.id, language=None, memory_mb=None)
+        with pytest.raises(InternalError):
+            async with lease as place:
+                await place.run("python", {}, Limits(5, 5, 1024, 1000))
+
+
+async def test_wall_that_holds_no_places_has_no_sessions() -> None:
+    made = Bench()
+    made.keeper._wall = None
+    async with made.keeper:
+        with pytest.raises(SandboxUnavailable, match="no wall for sessions"):
+            await made.keeper.create(ALICE)
