@@ -150,7 +150,14 @@ class _Worker:
 
     @property
     def is_alive(self) -> bool:
-        return self._process.returncode is None
+        """By the kernel's word: the event loop hears of an end later."""
+        if self._process.returncode is not None:
+            return False
+        try:
+            peek = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            return os.waitid(os.P_PID, self._process.pid, peek) is None
+        except ChildProcessError:
+            return False
 
     async def run(
         self, call: JsonObject, limits: Limits, on_progress: OnProgress | None = None
