@@ -88,8 +88,8 @@ class Chain:
         try:
             self._order(TAKE, descriptors)
             os.kill(self._first, signal.SIGCONT)
-        except OSError:
-            self._first = None
+        except OSError:  # a program has shut the way: with the first, the one behind is of no use
+            self._first = self._behind = None
         return self._first
 
     def settle(self, stayed: int | None) -> str:
