@@ -64,7 +64,7 @@ def make_plan(
     tool, options = permitted.tool.definition, permitted.request.options
     placement = place(tool, in_session=options.session_id is not None)
     wall = walls.get(placement.wall)
-    missing = wall.required - wall.enforced
+    missing = () if wall.required <= wall.enforced else wall.required - wall.enforced
     if missing and not wall.enforced:
         raise SandboxUnavailable(
             f"The {placement.wall} wall is not there now: nothing would enforce "

@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
 from fumehood.model.errors import EndedBy
 from fumehood.model.json_types import JsonObject
@@ -111,11 +117,4 @@ class Envelope(_Value):
     data: JsonObject
     error: ErrorInfo | None
     metadata: Metadata
-    debug_info: JsonObject | None = None
-
-    @model_serializer(mode="wrap")
-    def _five_keys(self, handler: SerializerFunctionWrapHandler) -> JsonObject:
-        answer: JsonObject = handler(self)
-        if answer["debug_info"] is None:
-            del answer["debug_info"]
-        return answer
+    debug_info: JsonObject | None = Field(default=None, exclude_if=lambda value: value is None)
