@@ -91,7 +91,7 @@ class Tokens:
         self._latest = max(self._latest, now)
         if not token.is_valid(self._latest):
             raise Unauthorized("This token has expired or was revoked. Do not retry.")
-        return Principal(token.principal_id, token.scopes, token.agents)
+        return Principal(token.principal_id, token.scopes, token.agents, token.id)
 
     def all(self) -> list[Token]:
         """Every token, oldest first."""
