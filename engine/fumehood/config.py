@@ -280,7 +280,7 @@ class Config(BaseSettings):
     @field_validator("tools_directory", "images_directory", "policy_file")
     @classmethod
     def _refuse_relative(cls, value: Path | None) -> Path | None:
-        """Which tools, images and rules there are must not depend on where the engine was started."""
+        """What there is must not depend on where the engine was started."""
         if value is not None and not value.is_absolute():
             raise ValueError("must be an absolute path")
         return value
