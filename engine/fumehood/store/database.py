@@ -55,6 +55,10 @@ class Database:
         """
         return await asyncio.wrap_future(self._writer.submit(job, durable=True))
 
+    def write_soon(self, job: Job[Any]) -> None:
+        """A change that nobody waits for: under way at once, and lost in a crash before."""
+        self._writer.submit(job, durable=True)
+
     def post(self, statement: Insert, row: Row) -> None:
         """A row that nobody waits for: written within a second, lost in a crash before."""
         self._writer.post(statement, row)
