@@ -45,8 +45,6 @@ def a_total(calls: int, name: str = "all") -> BudgetRule:
     return BudgetRule(name, period=Period.TOTAL, calls=calls)
 
 
-def budgets_on(
-    database: Database, *rules: BudgetRule, clock: HandClock | None = None
-) -> Budgets:
+def budgets_on(database: Database, *rules: BudgetRule, clock: HandClock | None = None) -> Budgets:
     """As after a start on this database."""
     return Budgets(rules, CounterTable(database), clock or HandClock())
