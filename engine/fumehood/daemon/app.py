@@ -31,6 +31,7 @@ from fumehood.daemon.routes import (
     sessions,
     stream,
     tools,
+    usage,
 )
 from fumehood.engine import Engine
 from fumehood.model.errors import (
@@ -49,6 +50,7 @@ OPERATIONS = [
     *blobs.OPERATIONS,
     *sessions.OPERATIONS,
     *session_files.OPERATIONS,
+    *usage.OPERATIONS,
     *health.OPERATIONS,
     *openapi.OPERATIONS,
 ]
@@ -58,6 +60,7 @@ CONTROL_OPERATIONS = [
     *agents.OPERATIONS,
     *registry.OPERATIONS,
     *authority.OPERATIONS,
+    *usage.CONTROL_OPERATIONS,
     *health.OPERATIONS,
     *openapi.OPERATIONS,
 ]
