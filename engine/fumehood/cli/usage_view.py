@@ -47,7 +47,7 @@ def show_budgets(standings: Sequence[BudgetStanding]) -> None:
 
 def write_csv(table: UsageTable, file: TextIO) -> None:
     """One line a group and currency: money of two currencies is never in one cell."""
-    writer = csv.writer(file, quoting=csv.QUOTE_MINIMAL, lineterminator="\r\n")
+    writer = csv.writer(file, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\r\n")
     writer.writerow([*table.by, *_SUMS, "cost", "currency"])
     for row in table.items:
         names = [as_cell(row.group[name] or "") for name in table.by]
