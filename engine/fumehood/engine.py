@@ -22,9 +22,11 @@ import anyio.to_thread
 
 from fumehood.call.incoming import NotJson, parse_call_body, parse_call_query, parse_own_call
 from fumehood.call.shape import shape_error
-from fumehood.call.spine import Rooms
+from fumehood.call.claim import Keys
+from fumehood.call.rooms import Rooms
 from fumehood.call.stream import StreamedCall, events_of
 from fumehood.config import Config, config_file, load_config
+from fumehood.engine_approvals import EngineApprovals
 from fumehood.engine_calls import EngineCalls
 from fumehood.engine_directory import EngineDirectory
 from fumehood.engine_walls import TROUBLE, EngineWalls
@@ -38,7 +40,12 @@ from fumehood.model.answers import ToolDetails
 from fumehood.model.call import CallBody, CallOptions
 from fumehood.model.call_log import CallPage, CallQuery, CallRecord
 from fumehood.model.envelope import Envelope, Metadata, Performance, Resources, UsageReport
-from fumehood.model.errors import EngineError, ResourceNotFound, ShuttingDown
+from fumehood.model.errors import (
+    EngineError,
+    IdempotencyConflict,
+    ResourceNotFound,
+    ShuttingDown,
+)
 from fumehood.model.events import Event, last_event
 from fumehood.model.identity import Principal, Scope, uid_principal_id
 from fumehood.model.json_types import JsonObject
@@ -165,6 +172,21 @@ class Engine:
             kept=kept_sessions,
             on_event=self._on_wall_event,
         )
+        with understood("approvals"):
+            self._approvals = EngineApprovals(
+                self.config,
+                self.database,
+                approvers=self.approvers,
+                tokens=self.tokens,
+                agents=self.agents,
+                clock=self._clock,
+                ids=self._ids,
+                on_event=self._on_wall_event,
+            )
+        self.desk = self._approvals.desk
+        self.keys = Keys(self.database)
+        with understood("budgets"):
+            self.budgets = make_budgets(self.config, self.database, self._clock)
         self._rooms = Rooms(
             registry=self._registry,
             agents=self.agents,
@@ -179,7 +201,12 @@ class Engine:
             blobs=self.blobs,
             cursors=self._cursors,
             sessions=self.sessions,
+            policy=self.policy,
+            keys=self.keys,
+            budgets=self.budgets,
+            desk=self.desk,
         )
+        self._approvals.connect(self._rooms, lambda: self._own_calls.takes_none)
         self._spools = SpoolStore(
             self.database.path.parent if self.database.path is not None else None,
             max_bytes=self.config.streams_mb * MB,
@@ -219,7 +246,9 @@ class Engine:
             await self._stack.enter_async_context(
                 retention(kept, self._clock.now, self._on_retention_fault, kept_s=kept_s)
             )
+        await self.keys.recover(self._clock.now())
         self._own_calls.is_open = True
+        await self._stack.enter_async_context(self.desk)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -309,7 +338,13 @@ class Engine:
         Raises:
             ResourceNotFound: no such call of this principal's, or it is over.
         """
-        await self._own_calls.running.cancel(call_id, principal)
+        if self._own_calls.running.has(call_id, principal):
+            await self._own_calls.running.cancel(call_id, principal)
+            return
+        try:
+            await self.desk.cancel_call(call_id, principal)
+        except (IdempotencyConflict, ResourceNotFound):
+            raise ResourceNotFound("No such call of yours is running. Do not retry.") from None
 
     def tools(self) -> list[ToolDefinition]:
         """The preferred version of every registered tool, by name."""
