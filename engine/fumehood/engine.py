@@ -20,25 +20,29 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from fumehood.call.incoming import NotJson, parse_call_body, parse_call_query, parse_own_call
-from fumehood.call.shape import shape_error
+from fumehood.call.authorise import Policy
 from fumehood.call.claim import Keys
+from fumehood.call.incoming import NotJson, parse_call_body, parse_call_query, parse_own_call
 from fumehood.call.rooms import Rooms
+from fumehood.call.shape import shape_error
 from fumehood.call.stream import StreamedCall, events_of
 from fumehood.config import Config, config_file, load_config
 from fumehood.engine_approvals import EngineApprovals
 from fumehood.engine_calls import EngineCalls
 from fumehood.engine_directory import EngineDirectory
 from fumehood.engine_walls import TROUBLE, EngineWalls
+from fumehood.engine_webhook import EngineWebhook
 from fumehood.executors.live import Live
 from fumehood.executors.session_files import SessionFiles
 from fumehood.gates.approvers import Approvers
 from fumehood.gates.binding import require_agent
+from fumehood.gates.budget import Budgets
 from fumehood.gates.identity import require_caller
 from fumehood.gates.tokens import Tokens
 from fumehood.model.answers import ToolDetails
 from fumehood.model.call import CallBody, CallOptions
 from fumehood.model.call_log import CallPage, CallQuery, CallRecord
+from fumehood.model.decision import CallFacts, Decision, Verdict
 from fumehood.model.envelope import Envelope, Metadata, Performance, Resources, UsageReport
 from fumehood.model.errors import (
     EngineError,
@@ -67,6 +71,7 @@ from fumehood.sandbox.sessions import SessionClock, SessionKeeper
 from fumehood.sandbox.wall import Wall
 from fumehood.store.blobs import Blob, BlobStore
 from fumehood.store.calls import CallLog, UnknownCursor
+from fumehood.store.counters import CounterTable
 from fumehood.store.database import Database, open_database
 from fumehood.store.errors import StoreError, understood
 from fumehood.store.retention import Kept, retention
@@ -76,6 +81,13 @@ from fumehood.wire.blob_urls import parse_blob_url
 from fumehood.wire.cursors import Cursors
 
 CURSOR_KEY_BYTES = 32
+
+
+class _Default:
+    def decide(self, facts: CallFacts) -> Decision:
+        if facts.tool.dangerous:
+            return Decision(Verdict.ASK, "default: dangerous tools wait for a human")
+        return Decision(Verdict.ALLOW, "default: harmless tools are allowed")
 
 
 class Engine:
@@ -181,12 +193,21 @@ class Engine:
                 agents=self.agents,
                 clock=self._clock,
                 ids=self._ids,
-                on_event=self._on_wall_event,
+                on_event=self._on_approval_event,
             )
         self.desk = self._approvals.desk
+        self.policy: Policy = _Default()
+        chosen = self.config.webhook
+        self.webhook = (
+            EngineWebhook(chosen, self.database, self.desk.show, self.desk.now, self.log)
+            if chosen is not None
+            else None
+        )
         self.keys = Keys(self.database)
         with understood("budgets"):
-            self.budgets = make_budgets(self.config, self.database, self._clock)
+            self.budgets = Budgets(
+                self.config.budget_rules, CounterTable(self.database), self._clock.now
+            )
         self._rooms = Rooms(
             registry=self._registry,
             agents=self.agents,
@@ -248,6 +269,8 @@ class Engine:
             )
         await self.keys.recover(self._clock.now())
         self._own_calls.is_open = True
+        if self.webhook is not None:
+            await self._stack.enter_async_context(self.webhook.running())
         await self._stack.enter_async_context(self.desk)
         return self
 
@@ -543,6 +566,12 @@ class Engine:
     def _on_wall_event(self, event: str, values: JsonObject) -> None:
         level = self.log.warning if event in TROUBLE else self.log.info
         level(event, **values)
+
+    def _on_approval_event(self, event: str, values: JsonObject) -> None:
+        level = self.log.info if event == "approval.changed" else self.log.warning
+        level(event, **values)
+        if self.webhook is not None:
+            self.webhook.wake()
 
     def _outside_calls(
         self, data: JsonObject, error: EngineError | None, tool: str | None

@@ -44,7 +44,7 @@ class EngineApprovals:
         self._clock = clock
         chosen = config.approvals
         self.desk = ApprovalDesk(
-            ApprovalTable(database, database.audit),
+            ApprovalTable(database, database.audit, tells=config.webhook is not None),
             Remembering(database),
             DeskRules(
                 expire_s=chosen.expire_seconds,

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fumehood.call.admit import Plan
 from fumehood.call.authorise import PermittedCall
+from fumehood.call.plan import Plan
 from fumehood.executors.effects import Effect
 from fumehood.model.call import FunctionAddress
 from fumehood.model.json_types import JsonObject

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from fumehood.call.action import Action, action_of, definition_digest
-from fumehood.call.admit import make_plan
 from fumehood.call.authorise import PermittedCall
 from fumehood.call.claim import ClaimedCall
 from fumehood.call.desk import ApprovalDesk
+from fumehood.call.plan import make_plan
 from fumehood.call.preview import preview
 from fumehood.executors.effects import Effect
 from fumehood.executors.live import Live
 from fumehood.model.approval import Approval, ApprovalState
+from fumehood.model.call import CallRequest
 from fumehood.model.decision import Verdict
 from fumehood.model.envelope import Envelope
-from fumehood.model.call import CallRequest
 from fumehood.model.errors import ApprovalDenied, CallInProgress, RequiresHumanApproval
 from fumehood.observe.trail import Trail
 from fumehood.sandbox.sessions import SessionKeeper
@@ -190,9 +190,7 @@ def stored_approval(
     return StoredApproval(approval, kept, idempotency_key)
 
 
-async def _refuse_what_was_denied(
-    claimed: ClaimedCall, action: Action, desk: ApprovalDesk
-) -> None:
+async def _refuse_what_was_denied(claimed: ClaimedCall, action: Action, desk: ApprovalDesk) -> None:
     permitted = claimed.permitted
     denied = await desk.denied_before(
         action.digest, permitted.principal, permitted.request.options.session_id
@@ -211,4 +209,3 @@ def denial(approval: Approval, *, again: bool = False) -> ApprovalDenied:
         "do not try to reach the same by other means; ask the user how to go on.",
         extra={"approval_id": approval.id},
     )
-

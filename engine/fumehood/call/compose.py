@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fumehood.call.account import account
-from fumehood.call.admit import AdmittedCall, Plan
+from fumehood.call.admit import AdmittedCall
 from fumehood.call.approve import ApprovedCall
+from fumehood.call.plan import Plan
 from fumehood.call.resolve import ResolvedCall
 from fumehood.call.rooms import Rooms
 from fumehood.call.shape import ShapedOutcome, shape, shape_error

@@ -9,7 +9,7 @@ what was approved and not started starts, and what was started and has no end is
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -55,6 +55,7 @@ from fumehood.store.approvals import (
     UnknownApproval,
 )
 from fumehood.store.errors import ReadFailed, WriteFailed
+from fumehood.wire.messages import decode_envelope
 
 DENIED_FOR = timedelta(hours=24)
 """How long a no answers the same call again."""
@@ -248,7 +249,7 @@ class ApprovalDesk:
                         followed = stored.approval.superseded_by
                         continue
                     if stored.answer is not None:
-                        return Envelope.model_validate_json(stored.answer)
+                        return decode_envelope(stored.answer.encode())
                     await self._until_changed(changes)
         except BaseException:
             if live is not None and live.is_cancelled:
@@ -311,7 +312,7 @@ class ApprovalDesk:
             frozenset({ApprovalState.APPROVED, ApprovalState.STARTED}), to,
             columns={"ended_at": _stamp(now), "code": code},
             document={"changed": list(changed)} if changed else {},
-            answer=envelope.model_dump_json(), event="approval.ended", details={"code": code},
+            answer=envelope, event="approval.ended", details={"code": code},
         )  # fmt: skip
         await self._change(stored.approval.id, step)
 
@@ -371,7 +372,7 @@ class ApprovalDesk:
         stored = await self._table.of_call(call_id)
         if stored is None or stored.approval.principal_id != principal.id:
             return None
-        return None if stored.answer is None else Envelope.model_validate_json(stored.answer)
+        return None if stored.answer is None else decode_envelope(stored.answer.encode())
 
     async def decide(
         self,
@@ -466,7 +467,7 @@ class ApprovalDesk:
             raise _unknown()
         return await self._cancel(approval_id, principal.id)
 
-    def remembered(self) -> Sequence[RememberedRule]:
+    async def remembered(self) -> Sequence[RememberedRule]:
         """Every remembered rule, those that were taken back included."""
         return self.remembering.all()
 
@@ -494,8 +495,10 @@ class ApprovalDesk:
     ) -> tuple[Step, Envelope | None]:
         approval, decision, now = stored.approval, one.decision, self.now()
         if approval.state is not ApprovalState.PENDING:
-            raise _too_late(approval) if approval.state is ApprovalState.EXPIRED else _conflict(
-                approval
+            raise (
+                _too_late(approval)
+                if approval.state is ApprovalState.EXPIRED
+                else _conflict(approval)
             )
         digest = approval.action_digest
         document: dict[str, Any] = {}
@@ -541,22 +544,18 @@ class ApprovalDesk:
         from fumehood.call.approve import denial  # it parks calls here
 
         now = word.at
-        said = stored.approval.model_copy(
-            update={"decisions": (*stored.approval.decisions, word)}
-        )
+        said = stored.approval.model_copy(update={"decisions": (*stored.approval.decisions, word)})
         answer = await self.way.answer(stored, denial(said))
         step = Step(
             "approval.denied", word.approver, now, frozenset({ApprovalState.PENDING}),
             ApprovalState.DENIED, version=one.version, in_time=True,
             columns={"decided_at": _stamp(now), "ended_at": _stamp(now), "code": "APPROVAL_DENIED"},
-            decision=word, answer=answer.model_dump_json(), event="approval.decided",
+            decision=word, answer=answer, event="approval.decided",
             details=details,
         )  # fmt: skip
         return step, answer
 
-    async def _require_approver(
-        self, approval: Approval, by: Principal, peer: str | None
-    ) -> bool:
+    async def _require_approver(self, approval: Approval, by: Principal, peer: str | None) -> bool:
         """Whether it would be its caller's own yes. Raises PermissionDenied."""
         if Scope.APPROVE not in by.scopes:
             await self._note_refusal(approval, by, peer, "no scope")
@@ -568,8 +567,10 @@ class ApprovalDesk:
                 "Nobody approves a call of their own. Another approver has to decide. Do not retry."
             )
         name = by.id.removeprefix("approver:")
-        if approval.approvers and name not in approval.approvers and by.id not in (
+        if (
             approval.approvers
+            and name not in approval.approvers
+            and by.id not in (approval.approvers)
         ):
             await self._note_refusal(approval, by, peer, "not among the approvers")
             raise PermissionDenied(
@@ -598,7 +599,7 @@ class ApprovalDesk:
         step = Step(
             "approval.cancelled", by, now, WAITING, ApprovalState.CANCELLED,
             columns={"ended_at": _stamp(now), "code": "CANCELLED"},
-            answer=answer.model_dump_json(), event="approval.ended",
+            answer=answer, event="approval.ended",
         )  # fmt: skip
         after = await self._decided(approval_id, step)
         self.way.record(after, answer)
@@ -703,8 +704,10 @@ class ApprovalDesk:
         if approval_id in self._runs:
             return
         stored = await self._get(approval_id)
-        was = "Nobody answered in time" if stored.approval.decided_at is None else (
-            "The yes came, but the call could not be started in time"
+        was = (
+            "Nobody answered in time"
+            if stored.approval.decided_at is None
+            else ("The yes came, but the call could not be started in time")
         )
         error = ApprovalExpired(
             f"{was}: the approval of this call of {stored.approval.tool} has expired, which is "
@@ -716,7 +719,7 @@ class ApprovalDesk:
         step = Step(
             "approval.expired", "engine", now, WAITING, ApprovalState.EXPIRED,
             columns={"ended_at": _stamp(now), "code": "APPROVAL_EXPIRED"},
-            answer=answer.model_dump_json(), event="approval.ended",
+            answer=answer, event="approval.ended",
         )  # fmt: skip
         after = await self._try(approval_id, step)
         if after is not None:
@@ -736,7 +739,7 @@ class ApprovalDesk:
             "approval.interrupted", "engine", now, frozenset({ApprovalState.STARTED}),
             ApprovalState.INTERRUPTED,
             columns={"ended_at": _stamp(now), "code": "OUTCOME_UNKNOWN"},
-            answer=answer.model_dump_json(), event="approval.ended",
+            answer=answer, event="approval.ended",
         )  # fmt: skip
         after = await self._change(approval_id, step)
         self.way.record(after, answer)

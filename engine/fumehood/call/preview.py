@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fumehood.call.admit import Plan
 from fumehood.call.authorise import PermittedCall
+from fumehood.call.plan import Plan
 from fumehood.executors.effects import Effect
 from fumehood.sandbox.sessions import SessionKeeper
 from fumehood.wire.cursors import Cursors

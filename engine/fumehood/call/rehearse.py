@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fumehood.call.admit import Plan, make_plan
 from fumehood.call.authorise import PermittedCall
+from fumehood.call.plan import Plan, make_plan
 from fumehood.call.shorten import shortened
 from fumehood.executors.outcome import Outcome
 from fumehood.model.decision import Verdict

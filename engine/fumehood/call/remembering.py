@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Protocol
 
 from fumehood.call.authorise import PermittedCall
 from fumehood.model.approval import Approval, RememberedRule, RememberWish
@@ -19,8 +18,6 @@ from fumehood.model.json_types import JsonObject
 from fumehood.store import remembered as rows
 from fumehood.store.changes import recorded
 from fumehood.store.database import Database
-
-
 
 
 class Remembering:

@@ -13,16 +13,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fumehood.call.action import Action, action_of, changed_fields
-from fumehood.call.admit import make_plan
 from fumehood.call.approve import approved_by_human, stored_approval
 from fumehood.call.authorise import PermittedCall, authorise
 from fumehood.call.claim import claimed
 from fumehood.call.compose import compose
 from fumehood.call.desk import Edited
+from fumehood.call.plan import make_plan
 from fumehood.call.preview import preview
+from fumehood.call.record import record_ending
 from fumehood.call.resolve import resolve
 from fumehood.call.rooms import Rooms
-from fumehood.call.record import record_ending
 from fumehood.call.spine import Held, run_approved
 from fumehood.call.validate import validate
 from fumehood.executors.effects import Effect, WorkspaceChanged
@@ -190,9 +190,7 @@ class ResumedWay:
         effect = None if workspace is None else Effect({}, workspace["base"], workspace["effect"])
         return action_of(permitted, plan, effect)
 
-    def _request(
-        self, stored: StoredApproval, arguments: JsonObject | None = None
-    ) -> CallRequest:
+    def _request(self, stored: StoredApproval, arguments: JsonObject | None = None) -> CallRequest:
         approval, kept = stored.approval, stored.request
         return CallRequest(
             tool=f"{approval.tool}@{approval.tool_version}",

@@ -24,7 +24,6 @@ from fumehood.sandbox.sessions import SessionKeeper
 from fumehood.sandbox.wall import Walls
 from fumehood.store.blobs import BlobStore
 from fumehood.store.calls import CallLog
-from fumehood.wire import strict_json
 from fumehood.wire.cursors import Cursors
 
 
@@ -57,14 +56,14 @@ class Rooms:
 
     def estimate(self, validated: ValidatedCall) -> Amounts:
         """What a call is expected to take of budgets."""
-        arguments = strict_json.dumps(validated.shown_arguments)
-        return estimate_of(validated.resolved.tool.definition, len(arguments), self.counter)
+        tool = validated.resolved.tool.definition
+        return estimate_of(tool, validated.shown_arguments, self.counter)
 
     def over_budget(self, validated: ValidatedCall) -> Callable[[], bool]:
         """Whether the budgets have too little left for a call, for rules that want to know."""
-        return lambda: self.budgets.exceeded(
-            spender_of(validated), self.estimate(validated)
-        ) is not None
+        return lambda: (
+            self.budgets.exceeded(spender_of(validated), self.estimate(validated)) is not None
+        )
 
 
 def spender_of(validated: ValidatedCall) -> Spender:

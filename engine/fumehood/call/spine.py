@@ -11,7 +11,6 @@ hidden, a cancellation is concluded and passed on.
 from __future__ import annotations
 
 import asyncio
-from decimal import Decimal
 
 import anyio
 
@@ -28,8 +27,7 @@ from fumehood.call.rooms import Rooms, spender_of
 from fumehood.call.validate import validate
 from fumehood.executors.live import Live
 from fumehood.executors.outcome import Outcome, cancelled
-from fumehood.gates.budget import Reservation
-from fumehood.model.budget import Amounts
+from fumehood.gates.budget import Reservation, taken_by
 from fumehood.model.call import CallRequest
 from fumehood.model.envelope import Envelope
 from fumehood.model.errors import Cancelled, EngineError, InternalError
@@ -59,21 +57,12 @@ class Held:
         """Count what it took, and keep its answer under its key; what the caller is to have."""
         if self.reservation is not None:
             if self.has_begun:
-                self.reservation.settle(spent(envelope))
+                self.reservation.settle(taken_by(envelope.metadata.usage))
             else:
                 self.release()
         if self.claim is None:
             return envelope
         return await self.claim.settle(envelope, acted=self.has_begun)
-
-
-def spent(envelope: Envelope) -> Amounts:
-    """What a call took, as its answer says."""
-    usage = envelope.metadata.usage
-    return Amounts(
-        tokens=usage.input_tokens + usage.output_tokens + usage.tokens_used,
-        money=Decimal(usage.cost),
-    )
 
 
 async def run_call(request: CallRequest, rooms: Rooms, live: Live | None = None) -> Envelope:
@@ -133,6 +122,7 @@ async def run_approved(
         record_intent(trail.passed("admit", admitted), trail)  # if this fails, nothing runs
         if approved.approval is not None:
             await rooms.desk.begin(approved.approval)
+            trail.passed("start", None)
         elif approved.remembered is not None:
             await rooms.desk.remembering.use(approved.remembered)
         held.has_begun = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fumehood.model.errors import ApprovalExpired
 from fumehood.model.json_types import JsonObject
 
 
@@ -14,3 +15,7 @@ class Effect:
     shown: JsonObject
     base: str
     effect: str
+
+
+class WorkspaceChanged(ApprovalExpired):
+    """The workspace is not as it was when a human said yes."""

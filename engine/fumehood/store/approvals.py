@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
-from sqlalchemy import Connection, ColumnElement, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, func, insert, select, update
 from sqlalchemy.engine import RowMapping
 
 from fumehood.model.approval import (
@@ -25,11 +25,13 @@ from fumehood.model.approval import (
     DecisionRecord,
     RememberedRule,
 )
+from fumehood.model.envelope import Envelope
 from fumehood.model.json_types import JsonObject
 from fumehood.store import deliveries, idempotency, remembered
 from fumehood.store.changes import stamp
 from fumehood.store.database import Database
 from fumehood.store.schema import APPROVALS, DECISIONS
+from fumehood.wire.kept_answers import pack_answer
 
 
 class Chain(Protocol):
@@ -102,7 +104,7 @@ class Step:
     document: Mapping[str, Any] = field(default_factory=dict)
     decision: DecisionRecord | None = None
     remember: RememberedRule | None = None
-    answer: str | None = None
+    answer: Envelope | None = None
     event: str | None = None
     """What the webhook is told."""
     details: JsonObject = field(default_factory=dict)
@@ -110,11 +112,12 @@ class Step:
 
 
 class ApprovalTable:
-    """The rows of one database."""
+    """The rows of one database. `tells` says whether there is a webhook that is owed messages."""
 
-    def __init__(self, database: Database, chain: Chain) -> None:
+    def __init__(self, database: Database, chain: Chain, *, tells: bool) -> None:
         self._database = database
         self._chain = chain
+        self._tells = tells
 
     async def create(self, stored: StoredApproval) -> None:
         """Keep a new one, and hand the idempotency key of its call over to it.
@@ -163,7 +166,7 @@ class ApprovalTable:
 
         def job(connection: Connection) -> None:
             self._advance(connection, approval_id, step)
-            self._create(connection, new)
+            self._create(connection, new, passes_key_on=True)
 
         await self._database.write(job)
 
@@ -202,9 +205,7 @@ class ApprovalTable:
 
     async def due(self, now: datetime, warn_before: datetime) -> tuple[list[str], list[str]]:
         """What has expired, and whose end is near and was not told yet; at most 500 each."""
-        waiting = APPROVALS.c.state.in_(
-            [ApprovalState.PENDING.value, ApprovalState.APPROVED.value]
-        )
+        waiting = APPROVALS.c.state.in_([ApprovalState.PENDING.value, ApprovalState.APPROVED.value])
         over = select(APPROVALS.c.id).where(waiting, APPROVALS.c.expires_at <= stamp(now))
         near = select(APPROVALS.c.id).where(
             APPROVALS.c.state == ApprovalState.PENDING.value,
@@ -223,9 +224,7 @@ class ApprovalTable:
 
     async def next_end(self) -> str | None:
         """When the next one that waits expires."""
-        waiting = APPROVALS.c.state.in_(
-            [ApprovalState.PENDING.value, ApprovalState.APPROVED.value]
-        )
+        waiting = APPROVALS.c.state.in_([ApprovalState.PENDING.value, ApprovalState.APPROVED.value])
         first = select(func.min(APPROVALS.c.expires_at)).where(waiting)
         return await self._database.read(lambda c: c.execute(first).scalar_one_or_none())
 
@@ -240,16 +239,18 @@ class ApprovalTable:
             lambda c: {row[0]: row[1] for row in c.execute(counts).all()}
         )
 
-    def _create(self, connection: Connection, stored: StoredApproval) -> None:
+    def _create(
+        self, connection: Connection, stored: StoredApproval, *, passes_key_on: bool = False
+    ) -> None:
         approval = stored.approval
         connection.execute(insert(APPROVALS), _row(stored))
         if stored.idempotency_key is not None:
-            idempotency.hand_over(
-                connection, approval.principal_id, stored.idempotency_key, approval.id
-            )
+            take = idempotency.pass_on if passes_key_on else idempotency.hand_over
+            take(connection, approval.principal_id, stored.idempotency_key, approval.id)
         at = stamp(approval.created_at)
         self._chain.append(connection, "approval.created", at, _audited(approval, by="engine"))
-        deliveries.owe(connection, approval.id, "approval.created", at)
+        if self._tells:
+            deliveries.owe(connection, approval.id, "approval.created", approval.created_at)
 
     def _advance(self, connection: Connection, approval_id: str, step: Step) -> StoredApproval:
         before = _get(connection, approval_id)
@@ -272,24 +273,21 @@ class ApprovalTable:
         elif to is not None:
             values["state"] = to.value
         if step.answer is not None:
-            values["answer"] = step.answer
+            answer = values["answer"] = pack_answer(step.answer)
+            if before.idempotency_key is not None:
+                key = before.idempotency_key
+                idempotency.complete(connection, approval.principal_id, key, answer, step.at)
         document = {**_document(before), **step.document}
         values["action_digest"] = document.pop("action_digest", approval.action_digest)
         values["document"] = document
-        connection.execute(
-            update(APPROVALS).where(APPROVALS.c.id == approval_id).values(**values)
-        )
+        connection.execute(update(APPROVALS).where(APPROVALS.c.id == approval_id).values(**values))
         if step.remember is not None and moved:
             remembered.add(connection, step.remember)
-        if step.answer is not None and before.idempotency_key is not None:
-            idempotency.complete(
-                connection, approval.principal_id, before.idempotency_key, step.answer
-            )
         after = _get(connection, approval_id)
         fields = {**_audited(after.approval, by=step.by), **step.details}
         self._chain.append(connection, step.kind, at, fields)
-        if step.event is not None:
-            deliveries.owe(connection, approval_id, step.event, at)
+        if step.event is not None and self._tells:
+            deliveries.owe(connection, approval_id, step.event, step.at)
         return after
 
 
@@ -336,9 +334,7 @@ def _get(connection: Connection, approval_id: str) -> StoredApproval:
     return _stored(row, [_decision(one) for one in decisions])
 
 
-def _page(
-    connection: Connection, query: ApprovalQuery, principal_id: str | None
-) -> ApprovalPage:
+def _page(connection: Connection, query: ApprovalQuery, principal_id: str | None) -> ApprovalPage:
     wanted: list[ColumnElement[bool]] = []
     if principal_id is not None:
         wanted.append(APPROVALS.c.principal_id == principal_id)
@@ -424,10 +420,11 @@ def _document(stored: StoredApproval) -> dict[str, Any]:
 def _stored(row: RowMapping, decisions: list[DecisionRecord]) -> StoredApproval:
     document = row["document"]
     request = document["request"]
+    fields: dict[str, Any] = {name: row[name] for name in _COLUMNS}
+    fields.update({name: document[name] for name in _IN_DOCUMENT})
+    fields.update({name: _moment(row[name]) for name in _TIMES})
     approval = Approval(
-        **{name: row[name] for name in _COLUMNS},
-        **{name: document[name] for name in _IN_DOCUMENT},
-        **{name: _moment(row[name]) for name in _TIMES},
+        **fields,
         state=ApprovalState(row["state"]),
         decisions=tuple(decisions),
         has_answer=row["answer"] is not None,
