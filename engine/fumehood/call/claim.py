@@ -146,6 +146,7 @@ class Keys:
         self._database = database
         self._held: set[str] = set()
         """Ids of the calls that are carried out here; read by the writer's thread, too."""
+        self._is_used = database.path is not None
         self.overdue = asyncio.Event()
 
     async def claim(
@@ -163,6 +164,7 @@ class Keys:
         given = key_of(permitted)
         if given is None:
             return None
+        self._is_used = True
         call = await _keyed(permitted, given, call_id)
         found = await self._take(call, now)
         return Claim(call, self) if found is None else _repeated(found, call)
@@ -170,11 +172,14 @@ class Keys:
     async def recover(self, now: datetime) -> int:
         """Before the first call: what an engine that is gone has left running is lost.
 
-        Returns how many calls have an unknown outcome by that.
+        Returns how many calls have an unknown outcome by that. Where it fails, each of them is
+        found to be lost when its key comes again.
 
         Raises:
             WriteFailed: the state cannot be written.
         """
+        if not self._is_used:
+            return 0
         return await self._database.write(lambda connection: rows.recover(connection, now))
 
     async def prune(self, now: datetime) -> int:
@@ -185,6 +190,8 @@ class Keys:
         """
         self.overdue.clear()
         gone = 0
+        if not self._is_used:
+            return 0  # in memory, where no writer need be started for nothing
         while True:
             count = await self._database.write(lambda connection: rows.forget_old(connection, now))
             gone += count

@@ -75,7 +75,6 @@ NOT_ENFORCED: Mapping[str, Mapping[str, NotEnforced]] = MappingProxyType(
         },
         "options": {
             "max_length": NotEnforced(_given, "shortened results"),
-            "idempotency_key": NotEnforced(_given, "idempotency keys"),
         },
     }
 )
