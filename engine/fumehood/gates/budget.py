@@ -4,7 +4,7 @@ Above it the spine, below it `store/counters`. Decided is in memory, between two
 calls at once cannot share the last of a budget. Invariant: what is spent or held is at most the
 mark that is durable, except where a call has just taken more than was expected of it. A mark
 is ahead by a block, so that most calls write nothing; a start takes it for spent. A crash can
-therefore make a budget smaller by a block, and never larger.
+therefore make a budget smaller, by two blocks and what was held, and never larger.
 
 Figures are whole numbers in here: calls, tokens, millionths of money.
 """
@@ -161,6 +161,7 @@ class Budgets:
         if short:  # it took more than anybody expected
             rows = [row for account in short for row in account.rows(account.used)]
             self._table.reserve_soon(rows, self._now())
+        self._lower(accounts)
 
     def let_go(self, accounts: Sequence[_Account], held: _Figures) -> None:
         """Take back what was held. Neither waits nor fails."""
@@ -171,6 +172,7 @@ class Budgets:
                 # A session's name costs nothing: names that are none would fill the table.
                 del self._accounts[account.key]
                 self._table.forget_soon(account.key)
+        self._lower(account for account in accounts if account.key in self._accounts)
 
     def standings(self, principal: Principal | None = None) -> list[BudgetStanding]:
         """What is left now, of every budget, or of those that limit one principal."""
@@ -257,9 +259,28 @@ class Budgets:
     async def _reserve_blocks(self, accounts: Sequence[_Account]) -> None:
         marks = [(account, account.next_marks()) for account in accounts]
         rows = [row for account, figures in marks for row in account.rows(figures)]
-        await self._table.reserve(rows, self._now())
+        for account in accounts:
+            account.writing += 1
+        try:
+            await self._table.reserve(rows, self._now())
+        except BaseException:  # it may be written all the same
+            for account in accounts:
+                account.is_unsure = True
+            raise
+        finally:
+            for account in accounts:
+                account.writing -= 1
         for account, figures in marks:
             account.marks = _highest(account.marks, figures)
+
+    def _lower(self, accounts: Iterable[_Account]) -> None:
+        """Where much was held that was not spent, a crash would cost more than it must."""
+        ahead = [account for account in accounts if account.is_far_ahead and not account.writing]
+        if ahead:
+            for account in ahead:  # in memory first, as when it is given back
+                account.marks = account.next_marks()
+            rows = [row for account in ahead for row in account.rows(account.marks)]
+            self._table.give_back_soon(rows, self._now())
 
     async def _give_back(self, accounts: Iterable[_Account]) -> None:
         """Of those that nothing is held from. In memory first: whoever spends from now on, writes
@@ -267,7 +288,7 @@ class Budgets:
         rows: list[CounterRow] = []
         for account in accounts:
             if account.is_ahead:
-                account.marks = list(account.spent)
+                account.marks, account.is_unsure = list(account.spent), False
                 rows += account.rows(account.spent)
         if rows:
             await self._table.give_back(rows, self._now())
@@ -334,6 +355,10 @@ class _Account:
     marks: list[int] = field(default_factory=lambda: [0, 0, 0])
     """Up to where spending is durable."""
     was_used: bool = True
+    writing: int = 0
+    """How many higher marks are on their way to the disk."""
+    is_unsure: bool = False
+    """A higher mark may be on the disk than here: the wait for it was given up."""
 
     @property
     def used(self) -> list[int]:
@@ -347,8 +372,16 @@ class _Account:
 
     @property
     def is_ahead(self) -> bool:
-        """More is reserved than was spent."""
-        return any(self.marks[i] != self.spent[i] for i, _ in self.rule.limits)
+        """More is reserved than was spent, or may be."""
+        return self.is_unsure or any(self.marks[i] != self.spent[i] for i, _ in self.rule.limits)
+
+    @property
+    def is_far_ahead(self) -> bool:
+        """More than two blocks are reserved that nobody holds."""
+        return any(
+            self.marks[i] - self.spent[i] - self.held[i] > 2 * (limit // BLOCKS)
+            for i, limit in self.rule.limits
+        )
 
     @property
     def is_unused(self) -> bool:

@@ -103,6 +103,10 @@ class CounterTable:
         """
         await self._database.write(_lowering(rows, at))
 
+    def give_back_soon(self, rows: Sequence[CounterRow], at: datetime) -> None:
+        """The same without waiting. No higher mark may be on its way."""
+        self._database.write_soon(_lowering(rows, at))
+
     def forget_soon(self, key: CounterKey) -> None:
         """Delete a counter that nothing was spent from, without waiting."""
         self._database.write_soon(lambda connection: connection.execute(_deletion(key)))
