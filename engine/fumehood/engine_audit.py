@@ -19,7 +19,7 @@ import anyio.to_thread
 from sqlalchemy import Connection
 
 from fumehood.config import AuditConfig
-from fumehood.model.audit import AuditQuery, AuditRecord, AuditRotation, AuditVerdict
+from fumehood.model.audit import AuditRecord, AuditRotation, AuditVerdict
 from fumehood.model.identity import Principal
 from fumehood.observe.log import Logger
 from fumehood.store.audit import all_rows, head_of, rows_after
@@ -81,12 +81,11 @@ class EngineAudit:
         if self._state is None:
             return None
         async with self._lock:
-            self._grown = 0
-            self._is_due.clear()
             at = stamp(self._now())
 
             def job(connection: Connection) -> AuditRow:
                 self._chain.append(connection, ANCHORED, at, {"why": why})
+                self._grown = 0  # its own row is no reason for the next anchor
                 head = head_of(connection)
                 assert head is not None
                 return head
@@ -103,12 +102,10 @@ class EngineAudit:
                 self._log.error("audit.anchor_failed", reason=error.strerror)
         return anchor
 
-    async def page(self, query: AuditQuery) -> tuple[AuditRecord, ...]:
-        """Some rows, oldest first. Raises ReadFailed."""
+    async def page(self, after: int, limit: int) -> tuple[AuditRecord, ...]:
+        """The rows that follow row `after`, oldest first. Raises ReadFailed."""
         await self._database.flush()
-        rows = await self._database.read(
-            lambda connection: rows_after(connection, query.after, query.limit)
-        )
+        rows = await self._database.read(lambda connection: rows_after(connection, after, limit))
         return tuple(_record(row) for row in rows)
 
     async def verify(self) -> AuditVerdict:
@@ -164,8 +161,10 @@ class EngineAudit:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._config.anchor_seconds):
                     await self._is_due.wait()
+            why = "rows" if self._is_due.is_set() else "time"
+            self._is_due.clear()
             if self._grown:
-                await self.anchor("rows" if self._is_due.is_set() else "time")
+                await self.anchor(why)
 
 
 def shown_verdict(verdict: Verdict) -> AuditVerdict:

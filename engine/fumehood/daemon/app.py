@@ -21,6 +21,7 @@ from fumehood.daemon.operation import Operation
 from fumehood.daemon.peer import Face
 from fumehood.daemon.routes import (
     agents,
+    audit,
     authority,
     blobs,
     calls,
@@ -58,6 +59,7 @@ CONTROL_OPERATIONS = [
     *agents.OPERATIONS,
     *registry.OPERATIONS,
     *authority.OPERATIONS,
+    *audit.OPERATIONS,
     *health.OPERATIONS,
     *openapi.OPERATIONS,
 ]

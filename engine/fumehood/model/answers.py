@@ -9,6 +9,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, RootModel
 
 from fumehood.model.agent import Agent, Binding
+from fumehood.model.audit import AuditRecord
 from fumehood.model.authority import ApproverInfo, Change, TokenInfo
 from fumehood.model.call_log import CallPage, CallRecord
 from fumehood.model.session import SessionRecord
@@ -194,3 +195,10 @@ class ChangeList(_Data):
     """The newest changes first."""
 
     items: tuple[Change, ...]
+
+
+class AuditPage(_Data):
+    """Rows of the audit chain, oldest first; `next_cursor` is what `after` goes on with."""
+
+    items: tuple[AuditRecord, ...]
+    pagination: Pagination
