@@ -28,6 +28,7 @@ from fumehood.call.shape import shape_error
 from fumehood.call.stream import StreamedCall, events_of
 from fumehood.config import Config, config_file, load_config
 from fumehood.engine_approvals import EngineApprovals
+from fumehood.engine_audit import EngineAudit
 from fumehood.engine_calls import EngineCalls
 from fumehood.engine_directory import EngineDirectory
 from fumehood.engine_walls import TROUBLE, EngineWalls
@@ -136,6 +137,7 @@ class Engine:
         register_all(self._registry, tools, private)
         self._owns_database = database is None
         self.database = database if database is not None else open_database(None)
+        self.audit = EngineAudit(self.database, self.config.audit, self.log, self._clock.now)
         with understood("definitions of tools"):
             self.registrations = Registrations(self._registry, self.database)
         for left_out in self.registrations.load_faults:
@@ -244,6 +246,7 @@ class Engine:
     async def __aenter__(self) -> Engine:
         if self._owns_database:
             self._stack.callback(self.database.close)
+        await self._stack.enter_async_context(self.audit.anchored())
         await self._stack.enter_async_context(self._walls)
         await self._stack.enter_async_context(self.sessions)
         if self._directory is not None:

@@ -10,6 +10,7 @@ import typer
 
 from fumehood.cli.agents import agents
 from fumehood.cli.approvers import approvers
+from fumehood.cli.audit import audit
 from fumehood.cli.call import call
 from fumehood.cli.calls import calls
 from fumehood.cli.doctor import doctor
@@ -53,6 +54,7 @@ app.add_typer(tools, name="tools")
 app.add_typer(agents, name="agents")
 app.add_typer(approvers, name="approvers")
 app.add_typer(tokens, name="tokens")
+app.add_typer(audit, name="audit")
 app.add_typer(calls, name="calls")
 app.add_typer(sessions, name="sessions")
 app.add_typer(images, name="images")

@@ -22,6 +22,7 @@ from fumehood.daemon.peer import Face
 from fumehood.daemon.routes import (
     agents,
     approvals,
+    audit,
     authority,
     blobs,
     calls,
@@ -61,6 +62,7 @@ CONTROL_OPERATIONS = [
     *registry.OPERATIONS,
     *authority.OPERATIONS,
     *approvals.CONTROL_OPERATIONS,
+    *audit.OPERATIONS,
     *health.OPERATIONS,
     *openapi.OPERATIONS,
 ]
