@@ -31,8 +31,8 @@ def record_intent(admitted: AdmittedCall, trail: Trail) -> None:
 def record_ending(request: CallRequest, envelope: Envelope, trail: Trail, calls: CallLog) -> None:
     """Say how it ended, with the time that each stage took; refused calls too.
 
-    A rehearsal is no call, and a call of nobody is nobody's to look up: those two are in the
-    log only.
+    A rehearsal is no call, a call of nobody is nobody's to look up, and one that waits for a
+    human is not over: those are in the log only.
     """
     metadata = envelope.metadata
     code = envelope.error.code if envelope.error is not None else "OK"
@@ -46,7 +46,8 @@ def record_ending(request: CallRequest, envelope: Envelope, trail: Trail, calls:
         cpu_ms=metadata.resources.cpu_ms,
         cost=metadata.usage.cost,
     )
-    if request.principal is not None and not request.options.dry_run:
+    is_over = not trail.is_parked
+    if is_over and request.principal is not None and not request.options.dry_run:
         calls.record(_row(request, request.principal.id, envelope, code, ended_by))
 
 
