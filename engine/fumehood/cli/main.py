@@ -10,6 +10,7 @@ import typer
 
 from fumehood.cli.agents import agents
 from fumehood.cli.approvers import approvers
+from fumehood.cli.audit import audit
 from fumehood.cli.call import call
 from fumehood.cli.calls import calls
 from fumehood.cli.doctor import doctor
@@ -54,6 +55,7 @@ app.add_typer(tools, name="tools")
 app.add_typer(agents, name="agents")
 app.add_typer(approvers, name="approvers")
 app.add_typer(tokens, name="tokens")
+app.add_typer(audit, name="audit")
 app.add_typer(calls, name="calls")
 app.command()(usage)
 app.add_typer(sessions, name="sessions")

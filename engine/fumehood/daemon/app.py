@@ -21,6 +21,8 @@ from fumehood.daemon.operation import Operation
 from fumehood.daemon.peer import Face
 from fumehood.daemon.routes import (
     agents,
+    approvals,
+    audit,
     authority,
     blobs,
     calls,
@@ -46,6 +48,7 @@ from fumehood.observe.log import log_fault
 OPERATIONS = [
     *calls.OPERATIONS,
     *stream.OPERATIONS,
+    *approvals.OPERATIONS,
     *tools.OPERATIONS,
     *blobs.OPERATIONS,
     *sessions.OPERATIONS,
@@ -61,6 +64,8 @@ CONTROL_OPERATIONS = [
     *registry.OPERATIONS,
     *authority.OPERATIONS,
     *usage.CONTROL_OPERATIONS,
+    *approvals.CONTROL_OPERATIONS,
+    *audit.OPERATIONS,
     *health.OPERATIONS,
     *openapi.OPERATIONS,
 ]
