@@ -120,7 +120,7 @@ def calls(**query: Any) -> Ask[CallPage]:
 def usage(by: str | Iterable[str] | None, query: JsonObject) -> Ask[UsageTable]:
     """What calls took together; `by` is one name or several."""
     names = by if by is None or isinstance(by, str) else ",".join(by)
-    return Ask("GET", address("usage") + _query({"by": names, **query}), data_of(UsageTable))
+    return Ask("GET", address("usage") + query_text({"by": names, **query}), data_of(UsageTable))
 
 
 def call_record(call_id: str) -> Ask[CallRecord]:
