@@ -64,6 +64,17 @@ async def test_after_a_stop_in_order_exactly_what_was_spent_is_gone(reopen: Reop
     assert left(again) == [97, 979, "2.199997"]
 
 
+async def test_after_a_stop_nothing_that_was_taken_back_is_gone(reopen: Reopen) -> None:
+    """Also what was given back without anybody waiting for it."""
+    database = reopen()
+    for _ in range(30):
+        budgets = budgets_on(database, a_total(3))
+        for _ in range(3):
+            (await budgets.reserve(spender(), takes(calls=3))).release()
+        await budgets.close()
+    assert left(budgets_on(database, a_total(3))) == [3]
+
+
 async def test_after_a_crash_what_was_reserved_ahead_is_gone_too(reopen: Reopen) -> None:
     rule = BudgetRule("b", period=Period.TOTAL, tokens=1000)
     budgets = budgets_on(reopen(), rule)

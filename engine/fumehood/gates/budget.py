@@ -205,7 +205,8 @@ class Budgets:
         idle = [account for account in self._accounts.values() if self._may_forget(account)]
         for account in idle:
             del self._accounts[account.key]
-        await self._give_back(idle)
+        if idle:
+            await self._give_back(idle)
         return await self._table.prune(now)
 
     async def close(self) -> None:
@@ -214,7 +215,9 @@ class Budgets:
         Raises:
             WriteFailed: it does.
         """
-        await self._give_back([one for one in self._accounts.values() if not any(one.held)])
+        if not self.is_empty:
+            # Also where nothing is left to give: what nobody waited for is written then, too.
+            await self._give_back([one for one in self._accounts.values() if not any(one.held)])
 
     def _load(self, rows: Iterable[CounterRow]) -> None:
         """What is reserved, counts: it may have been spent."""
@@ -290,8 +293,7 @@ class Budgets:
             if account.is_ahead:
                 account.marks, account.is_unsure = list(account.spent), False
                 rows += account.rows(account.spent)
-        if rows:
-            await self._table.give_back(rows, self._now())
+        await self._table.give_back(rows, self._now())
 
     def _may_forget(self, account: _Account) -> bool:
         """Nothing is held, and its day is over, or nobody used its session for an hour."""
