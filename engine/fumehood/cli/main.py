@@ -21,6 +21,7 @@ from fumehood.cli.run import run
 from fumehood.cli.serve import serve
 from fumehood.cli.sessions import sessions
 from fumehood.cli.tokens import tokens
+from fumehood.cli.usage import usage
 
 app = typer.Typer(
     name="fumehood",
@@ -56,6 +57,7 @@ app.add_typer(approvers, name="approvers")
 app.add_typer(tokens, name="tokens")
 app.add_typer(audit, name="audit")
 app.add_typer(calls, name="calls")
+app.command()(usage)
 app.add_typer(sessions, name="sessions")
 app.add_typer(images, name="images")
 app.command()(doctor)

@@ -33,6 +33,7 @@ from fumehood.daemon.routes import (
     sessions,
     stream,
     tools,
+    usage,
 )
 from fumehood.engine import Engine
 from fumehood.model.errors import (
@@ -52,6 +53,7 @@ OPERATIONS = [
     *blobs.OPERATIONS,
     *sessions.OPERATIONS,
     *session_files.OPERATIONS,
+    *usage.OPERATIONS,
     *health.OPERATIONS,
     *openapi.OPERATIONS,
 ]
@@ -63,6 +65,7 @@ CONTROL_OPERATIONS = [
     *authority.OPERATIONS,
     *approvals.CONTROL_OPERATIONS,
     *audit.OPERATIONS,
+    *usage.CONTROL_OPERATIONS,
     *health.OPERATIONS,
     *openapi.OPERATIONS,
 ]
