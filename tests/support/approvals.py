@@ -151,7 +151,12 @@ class FakeDesk:
     async def answer_of(self, call_id: str, principal: Principal) -> Envelope | None:
         return self.answers.get(call_id)
 
-    async def next_change(self, after: int) -> int:
-        while self.changes == after:
-            await self._changed.wait()
+    async def of_call(self, call_id: str, principal: Principal) -> Approval | None:
+        page = await self.list(ApprovalQuery(call_id=call_id[:128]), principal=principal)
+        return page.items[0] if page.items else None
+
+    async def next_change(self, after: int, *, within_s: float = 25) -> int:
+        with anyio.move_on_after(within_s):
+            while self.changes <= after:
+                await self._changed.wait()
         return self.changes

@@ -255,9 +255,8 @@ def _each(text: str, *, breaks: bool) -> Iterator[tuple[str, str]]:
     for char in text:
         is_mark = unicodedata.category(char) in ("Mn", "Me")
         marks = marks + 1 if is_mark else 0
-        if (char in "\n\t" and breaks) or (
-            _is_seen(char) and not (is_mark and (not can_carry or marks > MAX_MARKS_IN_A_ROW))
-        ):
+        paints_over = is_mark and (not can_carry or marks > MAX_MARKS_IN_A_ROW)
+        if (char in "\n\t" and breaks) or (_is_seen(char) and not paints_over):
             yield char, char
         else:
             yield char, f"\\u{{{ord(char):04x}}}"

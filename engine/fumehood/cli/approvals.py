@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -128,10 +128,7 @@ def approve(
     """Approve calls: each is shown, then asked about. Several are approved all or none."""
     wish = _wish(remember, remember_until, uses, same, any_arguments=any_arguments)
     arguments = None if edit is None else _edited(edit)
-    given: JsonObject = {"reason": reason, "arguments": arguments, "remember": wish}
-    decision = NewDecision(
-        decision="approve", **{name: value for name, value in given.items() if value is not None}
-    )
+    decision = NewDecision(decision="approve", reason=reason, arguments=arguments, remember=wish)
     if len(approval_ids) > 1 and (edit is not None or version is not None):
         fail("--edit and --version go with one approval.", ExitCode.USAGE)
     _decide(
@@ -154,7 +151,7 @@ def deny(
     """Deny calls. Nothing is asked: a no does no harm."""
     if len(approval_ids) > 1 and version is not None:
         fail("--version goes with one approval.", ExitCode.USAGE)
-    decision = NewDecision(decision="deny", **({} if reason is None else {"reason": reason}))
+    decision = NewDecision(decision="deny", reason=reason)
     _decide(
         approval_ids, decision, version, yes=True, as_json=as_json,
         credential_stdin=credential_stdin, socket=socket,
@@ -181,15 +178,13 @@ def watch(
 @approvals.command("resolve")
 def resolve(
     approval_id: ApprovalId,
-    outcome: Annotated[str, typer.Option(help="done or failed, as you found it.")],
+    outcome: Annotated[Literal["done", "failed"], typer.Option(help="As you found it.")],
     note: Annotated[str | None, typer.Option(help="How you know, for the record.")] = None,
     as_json: AsJson = False,
     credential_stdin: CredentialStdin = False,
     socket: ControlSocketPath = None,
 ) -> None:
     """Say what became of a call that the engine's end interrupted. It is not run again."""
-    if outcome != "done" and outcome != "failed":
-        fail("--outcome takes done or failed.", ExitCode.USAGE)
     with controlling(socket, credential_stdin=credential_stdin, as_json=as_json) as client:
         found = client.approvals.resolve(approval_id, outcome, note=note)
     _show_decided([found], as_json=as_json)
