@@ -54,9 +54,6 @@ KEPT = timedelta(days=30)
 """How long what arrived, or was given up, can still be looked up in the table."""
 
 Show = Callable[[str], Awaitable[Approval]]
-NextChange = Callable[[int], Awaitable[int]]
-"""Waits for a number of changes that is another than the given one."""
-
 Send = Callable[[bytes, dict[str, str]], Awaitable[int]]
 """Sends a body with headers; the status of the answer. Raises OSError or httpx2.HTTPError."""
 
@@ -127,11 +124,10 @@ class EngineWebhook:
         self._wake.set()
 
     @asynccontextmanager
-    async def running(self, next_change: NextChange) -> AsyncIterator[None]:
-        """Send what is owed for as long as the context lasts, looking after every change."""
+    async def running(self) -> AsyncIterator[None]:
+        """Send what is owed for as long as the context lasts; what is on its way is dropped."""
         async with anyio.create_task_group() as group:
             group.start_soon(self._run)
-            group.start_soon(self._follow, next_change)
             yield
             group.cancel_scope.cancel()
 
@@ -141,12 +137,6 @@ class EngineWebhook:
         # Neither proxies nor credentials of the environment: they are not meant for this.
         async with httpx2.AsyncClient(follow_redirects=False, trust_env=False) as client:
             await self._rounds(partial(_post, client, self._config.url))
-
-    async def _follow(self, next_change: NextChange) -> None:
-        changes = -1
-        while True:
-            changes = await next_change(changes)
-            self.wake()
 
     async def _rounds(self, send: Send) -> None:
         while True:

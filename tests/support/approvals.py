@@ -50,7 +50,7 @@ def rule(**fields: Any) -> RememberedRule:
         **{
             "id": "rule_1", "tool": "delete_files", "principal_id": "uid:1000", "agent_id": None,
             "session_id": "sess_1", "arguments": {"paths": ["a.txt"]},
-            "approval_id": f"apr_{1:024x}", "created_by": "approver:owner", "created_at": NOW,
+            "rule": "default", "definition": "0" * 64, "approval_id": f"apr_{1:024x}", "created_by": "approver:owner", "created_at": NOW,
             "expires_at": None, "uses_left": None, "used": 0, "removed_at": None,
         }
         | fields

@@ -23,12 +23,12 @@ class Owed:
     attempts: int
 
 
-def owe(connection: Connection, approval_id: str, event: str, at: str) -> None:
-    """Promise a message, in the transaction of what it tells. `at` is as `stamp` makes it."""
+def owe(connection: Connection, approval_id: str, event: str, at: datetime) -> None:
+    """Promise a message, in the transaction of what it tells."""
     row = {
         "approval_id": approval_id,
         "event": event,
-        "created_at": at,
+        "created_at": stamp(at),
         "attempts": 0,
         "delivered_at": None,
         "given_up_at": None,
