@@ -86,6 +86,8 @@ class _Builder:
         self._keys: list[str | None] = []
         self._count = 0
         self._lines = lines
+        self._within: Path = ()
+        """Where the innermost open value lies."""
 
     def take(self, event: Any) -> None:
         self._count += 1
@@ -100,15 +102,18 @@ class _Builder:
                 self._put(value, event)
             return
         opened: Any = {} if isinstance(event, yaml.MappingStartEvent) else []
+        within = self._path()
         self._put(opened, event)
         if len(self._open) >= MAX_DEPTH:
             raise YamlError(f"nested deeper than {MAX_DEPTH} levels{_at(event)}")
         self._open.append(opened)
         self._keys.append(None)
+        self._within = within
 
     def close(self) -> None:
         self._open.pop()
         self._keys.pop()
+        self._within = self._within[:-1]
 
     def _begin_pair(self, key: Any, event: Any) -> None:
         if not isinstance(key, str):
@@ -121,8 +126,10 @@ class _Builder:
 
     def _path(self) -> Path:
         """Where the value lies that is put next."""
-        pairs = zip(self._open, self._keys, strict=True)
-        return tuple(len(at) if isinstance(at, list) else str(key) for at, key in pairs)
+        if not self._open:
+            return ()
+        innermost, key = self._open[-1], self._keys[-1]
+        return (*self._within, len(innermost) if isinstance(innermost, list) else str(key))
 
     def _put(self, value: Any, event: Any) -> None:
         if self._lines is not None and event.start_mark is not None:

@@ -164,7 +164,8 @@ def test_rules_that_agree_on_nobody_deny_and_do_not_leave_it_to_anybody() -> Non
         rule("ask", id="two", approvers=["bob"]),
     )
     assert answer.verdict is DENY
-    assert answer.reason is not None and "one, two" in answer.reason
+    assert answer.reason is not None
+    assert "one, two" in answer.reason
     too_few = decide(
         facts(), rule("ask", id="one", approvers=["alice"]), rule("ask", id="two", quorum=2)
     )
