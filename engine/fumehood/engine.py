@@ -20,25 +20,36 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
+from fumehood.call.authorise import Policy
+from fumehood.call.claim import Keys
 from fumehood.call.incoming import NotJson, parse_call_body, parse_call_query, parse_own_call
+from fumehood.call.rooms import Rooms
 from fumehood.call.shape import shape_error
-from fumehood.call.spine import Rooms
 from fumehood.call.stream import StreamedCall, events_of
 from fumehood.config import Config, config_file, load_config
+from fumehood.engine_approvals import EngineApprovals
 from fumehood.engine_calls import EngineCalls
 from fumehood.engine_directory import EngineDirectory
 from fumehood.engine_walls import TROUBLE, EngineWalls
+from fumehood.engine_webhook import EngineWebhook
 from fumehood.executors.live import Live
 from fumehood.executors.session_files import SessionFiles
 from fumehood.gates.approvers import Approvers
 from fumehood.gates.binding import require_agent
+from fumehood.gates.budget import Budgets
 from fumehood.gates.identity import require_caller
 from fumehood.gates.tokens import Tokens
 from fumehood.model.answers import ToolDetails
 from fumehood.model.call import CallBody, CallOptions
 from fumehood.model.call_log import CallPage, CallQuery, CallRecord
+from fumehood.model.decision import CallFacts, Decision, Verdict
 from fumehood.model.envelope import Envelope, Metadata, Performance, Resources, UsageReport
-from fumehood.model.errors import EngineError, ResourceNotFound, ShuttingDown
+from fumehood.model.errors import (
+    EngineError,
+    IdempotencyConflict,
+    ResourceNotFound,
+    ShuttingDown,
+)
 from fumehood.model.events import Event, last_event
 from fumehood.model.identity import Principal, Scope, uid_principal_id
 from fumehood.model.json_types import JsonObject
@@ -60,6 +71,7 @@ from fumehood.sandbox.sessions import SessionClock, SessionKeeper
 from fumehood.sandbox.wall import Wall
 from fumehood.store.blobs import Blob, BlobStore
 from fumehood.store.calls import CallLog, UnknownCursor
+from fumehood.store.counters import CounterTable
 from fumehood.store.database import Database, open_database
 from fumehood.store.errors import StoreError, understood
 from fumehood.store.retention import Kept, retention
@@ -69,6 +81,13 @@ from fumehood.wire.blob_urls import parse_blob_url
 from fumehood.wire.cursors import Cursors
 
 CURSOR_KEY_BYTES = 32
+
+
+class _Default:
+    def decide(self, facts: CallFacts) -> Decision:
+        if facts.tool.dangerous:
+            return Decision(Verdict.ASK, "default: dangerous tools wait for a human")
+        return Decision(Verdict.ALLOW, "default: harmless tools are allowed")
 
 
 class Engine:
@@ -165,6 +184,30 @@ class Engine:
             kept=kept_sessions,
             on_event=self._on_wall_event,
         )
+        with understood("approvals"):
+            self._approvals = EngineApprovals(
+                self.config,
+                self.database,
+                approvers=self.approvers,
+                tokens=self.tokens,
+                agents=self.agents,
+                clock=self._clock,
+                ids=self._ids,
+                on_event=self._on_approval_event,
+            )
+        self.desk = self._approvals.desk
+        self.policy: Policy = _Default()
+        chosen = self.config.webhook
+        self.webhook = (
+            EngineWebhook(chosen, self.database, self.desk.show, self.desk.now, self.log)
+            if chosen is not None
+            else None
+        )
+        self.keys = Keys(self.database)
+        with understood("budgets"):
+            self.budgets = Budgets(
+                self.config.budget_rules, CounterTable(self.database), self._clock.now
+            )
         self._rooms = Rooms(
             registry=self._registry,
             agents=self.agents,
@@ -179,7 +222,12 @@ class Engine:
             blobs=self.blobs,
             cursors=self._cursors,
             sessions=self.sessions,
+            policy=self.policy,
+            keys=self.keys,
+            budgets=self.budgets,
+            desk=self.desk,
         )
+        self._approvals.connect(self._rooms, lambda: self._own_calls.takes_none)
         self._spools = SpoolStore(
             self.database.path.parent if self.database.path is not None else None,
             max_bytes=self.config.streams_mb * MB,
@@ -219,7 +267,11 @@ class Engine:
             await self._stack.enter_async_context(
                 retention(kept, self._clock.now, self._on_retention_fault, kept_s=kept_s)
             )
+        await self.keys.recover(self._clock.now())
         self._own_calls.is_open = True
+        if self.webhook is not None:
+            await self._stack.enter_async_context(self.webhook.running())
+        await self._stack.enter_async_context(self.desk)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -309,7 +361,13 @@ class Engine:
         Raises:
             ResourceNotFound: no such call of this principal's, or it is over.
         """
-        await self._own_calls.running.cancel(call_id, principal)
+        if self._own_calls.running.has(call_id, principal):
+            await self._own_calls.running.cancel(call_id, principal)
+            return
+        try:
+            await self.desk.cancel_call(call_id, principal)
+        except (IdempotencyConflict, ResourceNotFound):
+            raise ResourceNotFound("No such call of yours is running. Do not retry.") from None
 
     def tools(self) -> list[ToolDefinition]:
         """The preferred version of every registered tool, by name."""
@@ -508,6 +566,12 @@ class Engine:
     def _on_wall_event(self, event: str, values: JsonObject) -> None:
         level = self.log.warning if event in TROUBLE else self.log.info
         level(event, **values)
+
+    def _on_approval_event(self, event: str, values: JsonObject) -> None:
+        level = self.log.info if event == "approval.changed" else self.log.warning
+        level(event, **values)
+        if self.webhook is not None:
+            self.webhook.wake()
 
     def _outside_calls(
         self, data: JsonObject, error: EngineError | None, tool: str | None

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fumehood.client import authority
 from fumehood.client.awaiting import AnyAsyncClient
+from fumehood.client.awaiting_approvals import AsyncControlledApprovals
 from fumehood.client.transport import (
     ANSWER_GRACE_S,
     CONNECT_TIMEOUT_S,
@@ -21,7 +22,7 @@ from fumehood.model.json_types import JsonObject
 
 
 class AsyncControlClient(AnyAsyncClient):
-    """A client of the control socket: agents, tools, tokens, approvers.
+    """A client of the control socket: approvals, agents, tools, tokens, approvers.
 
     Raises:
         DaemonUnavailable: from every method, where nobody answers or not in time.
@@ -48,6 +49,7 @@ class AsyncControlClient(AnyAsyncClient):
         self.tools = AsyncControlledTools(self._transport)
         self.tokens = AsyncControlledTokens(self._transport)
         self.approvers = AsyncControlledApprovers(self._transport)
+        self.approvals = AsyncControlledApprovals(self._transport)
 
     async def changes(self) -> tuple[Change, ...]:
         """The newest 100 changes of authority, of agents and of the registry."""

@@ -7,7 +7,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Self
 
-from fumehood.client import callers
+from fumehood.client import approvals, callers
+from fumehood.client.blocking_approvals import OwnApprovals
 from fumehood.client.blocking_sessions import SessionMethods
 from fumehood.client.saving import new_file
 from fumehood.client.transport import (
@@ -17,7 +18,7 @@ from fumehood.client.transport import (
     Place,
     Write,
 )
-from fumehood.model.answers import AgentTools, ToolDetails, ToolList
+from fumehood.model.answers import AgentTools, CallAnswer, ToolDetails, ToolList
 from fumehood.model.call_log import CallPage, CallRecord
 from fumehood.model.envelope import Envelope
 from fumehood.model.events import Event
@@ -175,6 +176,21 @@ class Client(SessionMethods, AnyClient):
             Refused: the query is wrong, or its cursor is too old.
         """
         return self._transport.send(callers.calls(**query))
+
+    @property
+    def approvals(self) -> OwnApprovals:
+        """What waits for a human's yes of this caller's own calls."""
+        return OwnApprovals(self._transport)
+
+    def call_state(self, call_id: str) -> CallAnswer:
+        """One call of this caller's own: its record, its approval, and its answer if it has one.
+
+        An answer is kept of a call that a human was asked about.
+
+        Raises:
+            Refused: no such call, somebody else's, or no longer kept.
+        """
+        return self._transport.send(approvals.call_state(call_id))
 
     def call_record(self, call_id: str) -> CallRecord:
         """One call of this caller's own.

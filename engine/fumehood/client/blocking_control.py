@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fumehood.client import authority
 from fumehood.client.blocking import AnyClient
+from fumehood.client.blocking_approvals import ControlledApprovals
 from fumehood.client.transport import (
     ANSWER_GRACE_S,
     CONNECT_TIMEOUT_S,
@@ -21,7 +22,7 @@ from fumehood.model.json_types import JsonObject
 
 
 class ControlClient(AnyClient):
-    """A client of the control socket: agents, tools, tokens, approvers.
+    """A client of the control socket: approvals, agents, tools, tokens, approvers.
 
     Raises:
         DaemonUnavailable: from every method, where nobody answers or not in time.
@@ -48,6 +49,7 @@ class ControlClient(AnyClient):
         self.tools = ControlledTools(self._transport)
         self.tokens = ControlledTokens(self._transport)
         self.approvers = ControlledApprovers(self._transport)
+        self.approvals = ControlledApprovals(self._transport)
 
     def changes(self) -> tuple[Change, ...]:
         """The newest 100 changes of authority, of agents and of the registry."""

@@ -21,6 +21,7 @@ from fumehood.daemon.operation import Operation
 from fumehood.daemon.peer import Face
 from fumehood.daemon.routes import (
     agents,
+    approvals,
     authority,
     blobs,
     calls,
@@ -45,6 +46,7 @@ from fumehood.observe.log import log_fault
 OPERATIONS = [
     *calls.OPERATIONS,
     *stream.OPERATIONS,
+    *approvals.OPERATIONS,
     *tools.OPERATIONS,
     *blobs.OPERATIONS,
     *sessions.OPERATIONS,
@@ -58,6 +60,7 @@ CONTROL_OPERATIONS = [
     *agents.OPERATIONS,
     *registry.OPERATIONS,
     *authority.OPERATIONS,
+    *approvals.CONTROL_OPERATIONS,
     *health.OPERATIONS,
     *openapi.OPERATIONS,
 ]

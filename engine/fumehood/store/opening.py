@@ -51,7 +51,7 @@ def open_engines(path: Path) -> tuple[Engine, Engine]:
             raise
     except (sqlite3.DatabaseError, DatabaseError) as error:
         if _is_damage(error):
-            raise DamagedState(_damage_words(path)) from None
+            raise DamagedState(damage_words(path)) from None
         raise StoreError(f"The database {path} cannot be opened: {in_words(error)}.") from None
     except OSError as error:
         raise StoreError(f"The database {path} cannot be opened: {error.strerror}.") from None
@@ -72,6 +72,15 @@ def in_words(error: BaseException) -> str:
     """SQLite's own short text, which names no values; of anything else only its kind."""
     cause = error.orig if isinstance(error, DatabaseError) else error
     return str(cause) if isinstance(cause, sqlite3.Error) else type(error).__name__
+
+
+def damage_words(path: Path) -> str:
+    """What to do with a database that cannot be read."""
+    return (
+        f"The database {path} is damaged. It was left as it is. Restore a copy of it, or save "
+        "what can be read with the sqlite3 shell's .recover; to begin anew, move it away "
+        "together with the files beside it (-wal, -shm)."
+    )
 
 
 def _check(path: Path) -> None:
@@ -115,9 +124,9 @@ def _check_content(connection: sqlite3.Connection, path: Path, *, thoroughly: bo
             f"knows {len(STEPS)}). Start that one, or use another FUMEHOOD_HOME."
         )
     if version == len(STEPS) and not tables >= set(METADATA.tables):
-        raise DamagedState(_damage_words(path))
+        raise DamagedState(damage_words(path))
     if thoroughly and one("PRAGMA quick_check(1)") != "ok":
-        raise DamagedState(_damage_words(path))
+        raise DamagedState(damage_words(path))
 
 
 def _has_content(path: Path) -> bool:
@@ -214,11 +223,3 @@ def _is_damage(error: BaseException) -> bool:
     cause = error.orig if isinstance(error, DatabaseError) else error
     code = getattr(cause, "sqlite_errorcode", 0) & 0xFF  # the rest says where, not what
     return code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
-
-
-def _damage_words(path: Path) -> str:
-    return (
-        f"The database {path} is damaged. It was left as it is. Restore a copy of it, or save "
-        "what can be read with the sqlite3 shell's .recover; to begin anew, move it away "
-        "together with the files beside it (-wal, -shm)."
-    )
