@@ -20,7 +20,6 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from fumehood.call.authorise import Policy
 from fumehood.call.claim import Keys
 from fumehood.call.incoming import NotJson, parse_call_body, parse_call_query, parse_own_call
 from fumehood.call.rooms import Rooms
@@ -30,6 +29,7 @@ from fumehood.config import Config, config_file, load_config
 from fumehood.engine_approvals import EngineApprovals
 from fumehood.engine_calls import EngineCalls
 from fumehood.engine_directory import EngineDirectory
+from fumehood.engine_policy import EnginePolicy
 from fumehood.engine_walls import TROUBLE, EngineWalls
 from fumehood.engine_webhook import EngineWebhook
 from fumehood.executors.live import Live
@@ -42,7 +42,6 @@ from fumehood.gates.tokens import Tokens
 from fumehood.model.answers import ToolDetails
 from fumehood.model.call import CallBody, CallOptions
 from fumehood.model.call_log import CallPage, CallQuery, CallRecord
-from fumehood.model.decision import CallFacts, Decision, Verdict
 from fumehood.model.envelope import Envelope, Metadata, Performance, Resources, UsageReport
 from fumehood.model.errors import (
     EngineError,
@@ -83,13 +82,6 @@ from fumehood.wire.cursors import Cursors
 CURSOR_KEY_BYTES = 32
 
 
-class _Default:
-    def decide(self, facts: CallFacts) -> Decision:
-        if facts.tool.dangerous:
-            return Decision(Verdict.ASK, "default: dangerous tools wait for a human")
-        return Decision(Verdict.ALLOW, "default: harmless tools are allowed")
-
-
 class Engine:
     """Runs tools behind their gates and walls.
 
@@ -106,6 +98,7 @@ class Engine:
 
     Raises:
         InvalidDefinition: a tool of `tools` is wrong, with every fault of every one.
+        PolicyError: the configuration's `policy_file` cannot be used, with every fault.
     """
 
     def __init__(
@@ -196,7 +189,15 @@ class Engine:
                 on_event=self._on_approval_event,
             )
         self.desk = self._approvals.desk
-        self.policy: Policy = _Default()
+        self.policy = EnginePolicy(
+            self.config.policy_file,
+            self.config.environment,
+            self._registry,
+            self.agents,
+            self.database,
+            self.log,
+            self._clock.now,
+        )
         chosen = self.config.webhook
         self.webhook = (
             EngineWebhook(chosen, self.database, self.desk.show, self.desk.now, self.log)
@@ -222,7 +223,7 @@ class Engine:
             blobs=self.blobs,
             cursors=self._cursors,
             sessions=self.sessions,
-            policy=self.policy,
+            policy=self.policy.gate,
             keys=self.keys,
             budgets=self.budgets,
             desk=self.desk,
@@ -246,9 +247,11 @@ class Engine:
             self._stack.callback(self.database.close)
         await self._stack.enter_async_context(self._walls)
         await self._stack.enter_async_context(self.sessions)
+        await self.policy.start()
+        group = await self._stack.enter_async_context(anyio.create_task_group())
+        self._stack.callback(group.cancel_scope.cancel)
+        group.start_soon(self.policy.follow)
         if self._directory is not None:
-            group = await self._stack.enter_async_context(anyio.create_task_group())
-            self._stack.callback(group.cancel_scope.cancel)
             group.start_soon(self._directory.follow)
         self._stack.callback(self.blobs.close)
         self._stack.callback(self._spools.close)

@@ -15,6 +15,7 @@ from fumehood.cli.calls import calls
 from fumehood.cli.doctor import doctor
 from fumehood.cli.exits import ExitCode
 from fumehood.cli.images import images
+from fumehood.cli.policy import policy
 from fumehood.cli.registry import tools
 from fumehood.cli.run import run
 from fumehood.cli.serve import serve
@@ -52,6 +53,7 @@ app.command()(run)
 app.add_typer(tools, name="tools")
 app.add_typer(agents, name="agents")
 app.add_typer(approvers, name="approvers")
+app.add_typer(policy, name="policy")
 app.add_typer(tokens, name="tokens")
 app.add_typer(calls, name="calls")
 app.add_typer(sessions, name="sessions")

@@ -9,6 +9,7 @@ from pathlib import Path
 from fumehood.client import authority
 from fumehood.client.blocking import AnyClient
 from fumehood.client.blocking_approvals import ControlledApprovals
+from fumehood.client.blocking_policy import ControlledPolicy
 from fumehood.client.transport import (
     ANSWER_GRACE_S,
     CONNECT_TIMEOUT_S,
@@ -48,6 +49,7 @@ class ControlClient(AnyClient):
         self.agents = ControlledAgents(self._transport)
         self.tools = ControlledTools(self._transport)
         self.tokens = ControlledTokens(self._transport)
+        self.policy = ControlledPolicy(self._transport)
         self.approvers = ControlledApprovers(self._transport)
         self.approvals = ControlledApprovals(self._transport)
 

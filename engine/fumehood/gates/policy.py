@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 
 from fumehood.gates.policy_rules import CompiledRule, compile_rule, names_exactly
 from fumehood.model.decision import CallFacts, Decision, Verdict
-from fumehood.model.errors import PermissionDenied
 from fumehood.model.policy import Explanation, Policy, RuleStatus
 from fumehood.model.tool import ToolDefinition
 
@@ -151,15 +150,6 @@ class PolicyGate:
         )
 
 
-def refusal_of(decision: Decision, tool: ToolDefinition) -> PermissionDenied:
-    """What the caller is told of a call that the policy denies."""
-    why = f" {decision.reason.rstrip('.')}." if decision.reason is not None else ""
-    return PermissionDenied(
-        f"The policy does not allow this call of {tool.name}.{why} Do not retry.",
-        details={"rule": decision.rule, "policy_version": decision.policy_version},
-    )
-
-
 def _saying(verdict: Verdict, rules: Iterable[CompiledRule]) -> tuple[CompiledRule, ...]:
     return tuple(one for one in rules if one.rule.decision is verdict)
 
@@ -212,4 +202,4 @@ def _with_shadow(decision: Decision, shadow: Sequence[CompiledRule], facts: Call
     return replace(decision, shadow=tuple(told[:MAX_SHADOW_TOLD])) if told else decision
 
 
-__all__ = ["DANGEROUS_ASKS", "HARMLESS_PASSES", "NO_POLICY", "PolicyGate", "refusal_of"]
+__all__ = ["DANGEROUS_ASKS", "HARMLESS_PASSES", "NO_POLICY", "PolicyGate"]

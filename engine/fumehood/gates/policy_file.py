@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from pathlib import Path
+from threading import RLock
 from typing import Any, NoReturn
 
 from pydantic import ValidationError
@@ -67,23 +68,25 @@ def parse_policy(name: str, data: bytes, tools: Iterable[Known]) -> Policy:
 
 
 class PolicyFile:
-    """The file at one path, looked at again and again. Not for two threads at once."""
+    """The file at one path, looked at again and again, by one thread at a time."""
 
     def __init__(self, path: Path, tools: Callable[[], Iterable[Known]]) -> None:
         self.path = path
         self._tools = tools
+        self._lock = RLock()
         self._used: Signature | str | None = None
         self._last: Signature | str | None = None
 
     def load(self) -> Policy:
         """Read it as it is now. Raises as `load_policy`."""
-        try:
-            data, self._used = _read(self.path)
-        except PolicyError as refused:
-            self._used = str(refused)
-            raise
-        finally:
-            self._last = self._used
+        with self._lock:
+            try:
+                data, self._used = _read(self.path)
+            except PolicyError as refused:
+                self._used = str(refused)
+                raise
+            finally:
+                self._last = self._used
         return parse_policy(self.path.name, data, self._tools())
 
     def poll(self) -> Policy | PolicyError | None:
@@ -91,14 +94,15 @@ class PolicyFile:
 
         A change counts when two looks after each other saw the same.
         """
-        seen = self._look()
-        before, self._last = self._last, seen
-        if seen == self._used or seen != before:
-            return None
-        try:
-            return self.load()
-        except PolicyError as refused:
-            return refused
+        with self._lock:
+            seen = self._look()
+            before, self._last = self._last, seen
+            if seen == self._used or seen != before:
+                return None
+            try:
+                return self.load()
+            except PolicyError as refused:
+                return refused
 
     def _look(self) -> Signature | str:
         try:

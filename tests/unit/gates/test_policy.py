@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fumehood.gates.policy import DANGEROUS_ASKS, HARMLESS_PASSES, PolicyGate, refusal_of
+from fumehood.gates.policy import DANGEROUS_ASKS, HARMLESS_PASSES, PolicyGate
 from fumehood.model.decision import CallFacts, Decision, Verdict
 from fumehood.model.policy import Rule
 from support.policies import decide, facts, policy_of, rule, tool, verdict
@@ -207,14 +207,6 @@ def test_tool_that_changes_is_looked_at_anew() -> None:
     assert gate.decide(facts(tool(tags=["x"]))).verdict is DENY
     assert gate.decide(facts(tool(tags=["y"]))).verdict is ALLOW
     assert gate.decide(facts(tool(tags=["x"]))).verdict is DENY
-
-
-def test_refusal_says_the_rule_and_not_to_retry() -> None:
-    refusal = refusal_of(decide(facts(), rule("deny", reason="Not on Sundays.")), tool())
-    assert refusal.message == (
-        "The policy does not allow this call of send_mail. Not on Sundays. Do not retry."
-    )
-    assert refusal.details == {"rule": "a-deny", "policy_version": "test"}
 
 
 def test_explanation_says_of_every_rule_what_holds() -> None:

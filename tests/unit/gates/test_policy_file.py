@@ -91,26 +91,56 @@ FAULTS: list[tuple[str, str]] = [
     (HEAD.format("permit"), "policy.toml:3: rule 'r': decision: Input should be 'allow', 'ask' or"),
     (DENY + "tools = []", "policy.toml:4: rule 'r': tools: Tuple should have at least 1 item"),
     (DENY + 'tools = "a"', "policy.toml:4: rule 'r': tools: Input should be a valid tuple"),
-    (DENY + 'tools = ["send_mial"]', "rule 'r': tools: no registered tool is 'send_mial'; did you me"),
-    (DENY + 'tools = ["Send_mail"]', "tools: no registered tool is 'Send_mail'; did you mean 'send_m"),
+    (
+        DENY + 'tools = ["send_mial"]',
+        "rule 'r': tools: no registered tool is 'send_mial'; did you me",
+    ),
+    (
+        DENY + 'tools = ["Send_mail"]',
+        "tools: no registered tool is 'Send_mail'; did you mean 'send_m",
+    ),
     (DENY + 'tools = ["sent_*"]', "policy.toml:4: rule 'r': tools: no registered tool is 'sent_*'"),
-    (DENY + 'tools = ["send_mail@2.*"]', "no registered tool is 'send_mail@2.*'; send_mail has 1.0.0"),
-    (DENY + 'tools = ["send.mail"]', "tools: 'send.mail' is neither a tool's name nor name@version"),
+    (
+        DENY + 'tools = ["send_mail@2.*"]',
+        "no registered tool is 'send_mail@2.*'; send_mail has 1.0.0",
+    ),
+    (
+        DENY + 'tools = ["send.mail"]',
+        "tools: 'send.mail' is neither a tool's name nor name@version",
+    ),
     (DENY + 'tools = ["send_mai?"]', "'*' is the only sign that stands for others"),
     (DENY + 'tools = ["send_mail", "send_mail"]', "rule 'r': tools: 'send_mail' is given twice"),
     (DENY + 'agents = ["a b"]', "policy.toml:4: rule 'r': agents: 'a b' can be no name"),
     (DENY + 'environments = ["prod*"]', "environments: 'prod*' must be written out"),
-    (DENY + 'categories = ["mial"]', "no registered tool has 'mial' in its categories; did you mean"),
-    (DENY + 'tags = ["x"]', "policy.toml:4: rule 'r': tags: no registered tool has 'x' in its tags"),
-    (DENY + 'tools = ["send_mail"]\ndangerous = true', "it can never match: none of these tools is"),
+    (
+        DENY + 'categories = ["mial"]',
+        "no registered tool has 'mial' in its categories; did you mean",
+    ),
+    (
+        DENY + 'tags = ["x"]',
+        "policy.toml:4: rule 'r': tags: no registered tool has 'x' in its tags",
+    ),
+    (
+        DENY + 'tools = ["send_mail"]\ndangerous = true',
+        "it can never match: none of these tools is",
+    ),
     (DENY + "dangerous = 1", "policy.toml:4: rule 'r': dangerous: Input should be a valid boolean"),
     (DENY + "cost_over = 0.1", 'cost_over: write money as a string, such as "0.10"'),
     (DENY + 'cost_over = "-1"', "policy.toml:4: rule 'r': cost_over: Input should be greater than"),
     (DENY + "over_budget = false", "policy.toml:4: rule 'r': over_budget: Input should be True"),
-    (ALLOW + "over_budget = true", "policy.toml:1: rule 'r': over_budget goes with 'ask' or 'deny'"),
+    (
+        ALLOW + "over_budget = true",
+        "policy.toml:1: rule 'r': over_budget goes with 'ask' or 'deny'",
+    ),
     (ALLOW + "dangerous = true", "it can never match: a dangerous tool is allowed only by a rule"),
-    (DENY + "quorum = 2", "policy.toml:1: rule 'r': approvers and quorum go with the decision 'ask'"),
-    (ASK + 'approvers = ["a"]\nquorum = 2', "its quorum is larger than the number of its approvers"),
+    (
+        DENY + "quorum = 2",
+        "policy.toml:1: rule 'r': approvers and quorum go with the decision 'ask'",
+    ),
+    (
+        ASK + 'approvers = ["a"]\nquorum = 2',
+        "its quorum is larger than the number of its approvers",
+    ),
     (ASK + "quorum = 0", "policy.toml:4: rule 'r': quorum: Input should be greater than or equal"),
     (ASK + 'approvers = ["*"]', "policy.toml:4: rule 'r': approvers: '*' must be written out"),
     (DENY + DENY, "policy.toml:5: rule 'r': id: the id r is given twice"),
@@ -237,7 +267,9 @@ def test_yaml_fault_has_its_line() -> None:
 
 def test_mode_of_the_file_is_that_of_every_rule() -> None:
     second = '[[rules]]\nid = "s"\ndecision = "ask"\nmode = "enforce"\nagents = ["a"]\n'
-    policy = parse_policy("p.toml", f'mode = "shadow"\n{second}{DENY}agents = ["b"]'.encode(), [tool()])
+    policy = parse_policy(
+        "p.toml", f'mode = "shadow"\n{second}{DENY}agents = ["b"]'.encode(), [tool()]
+    )
     assert [rule.mode for rule in policy.rules] == ["shadow", "shadow"]
 
 

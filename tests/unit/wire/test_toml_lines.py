@@ -9,7 +9,8 @@ import pytest
 
 from fumehood.wire.toml_lines import line_of, lines_of
 
-TEXT = '''\
+TEXT = (
+    '''\
 a = 1
 "b c".d = [
   1, # ] "
@@ -30,7 +31,10 @@ k = 'x'
 [[list.inner]]
 j = 2
   [[ list ]]  # the second
-'l' = ''' + "'''\n]\n'''\n" + 'm = "\\"["\n'
+'l' = '''
+    "'''\n]\n'''\n"
+    'm = "\\"["\n'
+)
 EXPECTED = {
     ("a",): 1,
     ("b c",): 2,
