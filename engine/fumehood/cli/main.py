@@ -17,6 +17,7 @@ from fumehood.cli.calls import calls
 from fumehood.cli.doctor import doctor
 from fumehood.cli.exits import ExitCode
 from fumehood.cli.images import images
+from fumehood.cli.policy import policy
 from fumehood.cli.registry import tools
 from fumehood.cli.run import run
 from fumehood.cli.serve import serve
@@ -56,6 +57,7 @@ app.add_typer(tools, name="tools")
 app.add_typer(agents, name="agents")
 app.add_typer(approvals, name="approvals")
 app.add_typer(approvers, name="approvers")
+app.add_typer(policy, name="policy")
 app.add_typer(tokens, name="tokens")
 app.add_typer(audit, name="audit")
 app.add_typer(calls, name="calls")

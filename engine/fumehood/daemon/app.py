@@ -28,6 +28,7 @@ from fumehood.daemon.routes import (
     calls,
     health,
     openapi,
+    policy,
     registry,
     session_files,
     sessions,
@@ -60,6 +61,7 @@ OPERATIONS = [
 """What the callers' socket serves."""
 
 CONTROL_OPERATIONS = [
+    *policy.OPERATIONS,
     *agents.OPERATIONS,
     *registry.OPERATIONS,
     *authority.OPERATIONS,
