@@ -21,7 +21,6 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from fumehood.call.authorise import Policy
 from fumehood.call.claim import Keys
 from fumehood.call.incoming import (
     NotJson,
@@ -38,6 +37,7 @@ from fumehood.engine_approvals import EngineApprovals
 from fumehood.engine_audit import EngineAudit
 from fumehood.engine_calls import EngineCalls
 from fumehood.engine_directory import EngineDirectory
+from fumehood.engine_policy import EnginePolicy
 from fumehood.engine_walls import TROUBLE, EngineWalls
 from fumehood.engine_webhook import EngineWebhook
 from fumehood.executors.live import Live
@@ -51,7 +51,6 @@ from fumehood.model.answers import ToolDetails
 from fumehood.model.budget import BudgetStanding
 from fumehood.model.call import CallBody, CallOptions
 from fumehood.model.call_log import CallPage, CallQuery, CallRecord
-from fumehood.model.decision import CallFacts, Decision, Verdict
 from fumehood.model.envelope import Envelope, Metadata, Performance, Resources, UsageReport
 from fumehood.model.errors import (
     EngineError,
@@ -94,13 +93,6 @@ from fumehood.wire.cursors import Cursors
 CURSOR_KEY_BYTES = 32
 
 
-class _Default:
-    def decide(self, facts: CallFacts) -> Decision:
-        if facts.tool.dangerous:
-            return Decision(Verdict.ASK, "default: dangerous tools wait for a human")
-        return Decision(Verdict.ALLOW, "default: harmless tools are allowed")
-
-
 class Engine:
     """Runs tools behind their gates and walls.
 
@@ -117,6 +109,7 @@ class Engine:
 
     Raises:
         InvalidDefinition: a tool of `tools` is wrong, with every fault of every one.
+        PolicyError: the configuration's `policy_file` cannot be used, with every fault.
     """
 
     def __init__(
@@ -178,6 +171,13 @@ class Engine:
             self.database, kept_days=self.config.calls_kept_days, kept=self.config.calls_kept
         )
         self._usage = UsageLog(self.database)
+        with understood("counters of budgets"):
+            self.budgets = Budgets(
+                self.config.budget_rules, CounterTable(self.database), self._clock.now
+            )
+        known = {tool.definition.name for tool in self._registry}
+        for name in self.budgets.unmatched(known):
+            self.log.warning("budget.covers_no_tool", budget=name)
         self.blobs = BlobStore(
             self.database,
             self.database.path.parent if self.database.path is not None else None,
@@ -209,7 +209,15 @@ class Engine:
                 on_event=self._on_approval_event,
             )
         self.desk = self._approvals.desk
-        self.policy: Policy = _Default()
+        self.policy = EnginePolicy(
+            self.config.policy_file,
+            self.config.environment,
+            self._registry,
+            self.agents,
+            self.database,
+            self.log,
+            self._clock.now,
+        )
         chosen = self.config.webhook
         self.webhook = (
             EngineWebhook(chosen, self.database, self.desk.show, self.desk.now, self.log)
@@ -217,12 +225,6 @@ class Engine:
             else None
         )
         self.keys = Keys(self.database)
-        with understood("budgets"):
-            self.budgets = Budgets(
-                self.config.budget_rules, CounterTable(self.database), self._clock.now
-            )
-        for name in self.budgets.unmatched(tool.definition.name for tool in self._registry):
-            self.log.warning("budget.covers_no_tool", budget=name)
         self._rooms = Rooms(
             registry=self._registry,
             agents=self.agents,
@@ -237,7 +239,7 @@ class Engine:
             blobs=self.blobs,
             cursors=self._cursors,
             sessions=self.sessions,
-            policy=self.policy,
+            policy=self.policy.gate,
             keys=self.keys,
             budgets=self.budgets,
             desk=self.desk,
@@ -262,9 +264,11 @@ class Engine:
         await self._stack.enter_async_context(self.audit.anchored())
         await self._stack.enter_async_context(self._walls)
         await self._stack.enter_async_context(self.sessions)
+        await self.policy.start()
+        group = await self._stack.enter_async_context(anyio.create_task_group())
+        self._stack.callback(group.cancel_scope.cancel)
+        group.start_soon(self.policy.follow)
         if self._directory is not None:
-            group = await self._stack.enter_async_context(anyio.create_task_group())
-            self._stack.callback(group.cancel_scope.cancel)
             group.start_soon(self._directory.follow)
         self._stack.callback(self.blobs.close)
         self._stack.callback(self._spools.close)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fumehood.cli.exits import ExitCode
+from fumehood.cli.exits import ExitCode, exit_code_of, fail
 from fumehood.cli.moments import moment as read_moment
 from fumehood.cli.reach import SocketPath, calling
 from fumehood.model.call_log import DEFAULT_PAGE, MAX_PAGE, CallRecord
@@ -71,6 +71,30 @@ def show_call(
         show_json(record)
     else:
         show_fields(record)
+
+
+@calls.command("answer")
+def show_answer(
+    call_id: Annotated[str, typer.Argument(help="The call's id, call_….")],
+    as_json: AsJson = False,
+    socket: SocketPath = None,
+) -> None:
+    """Show the answer of a call of yours that a human was asked about.
+
+    Exit status: as of the call itself; 3 while it waits.
+    """
+    from fumehood.cli.show import show_envelope, wants_json
+
+    with calling(socket, as_json=as_json) as client:
+        found = client.call_state(call_id)
+    if found.envelope is not None:
+        show_envelope(found.envelope, as_json=wants_json(as_json))
+        raise typer.Exit(exit_code_of(found.envelope))
+    if found.approval is None:
+        fail("Answers are kept of calls that a human was asked about.", ExitCode.TOOL_FAILED)
+    state = found.approval.state.value
+    print(f"There is no answer yet: {found.approval.id} is {state}.", file=sys.stderr)
+    raise typer.Exit(ExitCode.WAITING_FOR_APPROVAL)
 
 
 @calls.command("cancel")

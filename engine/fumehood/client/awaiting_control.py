@@ -10,6 +10,7 @@ from typing import Any
 from fumehood.client import authority, callers
 from fumehood.client.awaiting import AnyAsyncClient
 from fumehood.client.awaiting_approvals import AsyncControlledApprovals
+from fumehood.client.awaiting_policy import AsyncControlledPolicy
 from fumehood.client.transport import (
     ANSWER_GRACE_S,
     CONNECT_TIMEOUT_S,
@@ -51,6 +52,7 @@ class AsyncControlClient(AnyAsyncClient):
         self.agents = AsyncControlledAgents(self._transport)
         self.tools = AsyncControlledTools(self._transport)
         self.tokens = AsyncControlledTokens(self._transport)
+        self.policy = AsyncControlledPolicy(self._transport)
         self.approvers = AsyncControlledApprovers(self._transport)
         self.approvals = AsyncControlledApprovals(self._transport)
         self.audit = AsyncControlledAudit(self._transport)

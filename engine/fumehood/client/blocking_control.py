@@ -10,6 +10,7 @@ from typing import Any
 from fumehood.client import authority, callers
 from fumehood.client.blocking import AnyClient
 from fumehood.client.blocking_approvals import ControlledApprovals
+from fumehood.client.blocking_policy import ControlledPolicy
 from fumehood.client.transport import (
     ANSWER_GRACE_S,
     CONNECT_TIMEOUT_S,
@@ -51,6 +52,7 @@ class ControlClient(AnyClient):
         self.agents = ControlledAgents(self._transport)
         self.tools = ControlledTools(self._transport)
         self.tokens = ControlledTokens(self._transport)
+        self.policy = ControlledPolicy(self._transport)
         self.approvers = ControlledApprovers(self._transport)
         self.approvals = ControlledApprovals(self._transport)
         self.audit = ControlledAudit(self._transport)

@@ -28,6 +28,7 @@ from fumehood.daemon.routes import (
     calls,
     health,
     openapi,
+    policy,
     registry,
     session_files,
     sessions,
@@ -60,12 +61,13 @@ OPERATIONS = [
 """What the callers' socket serves."""
 
 CONTROL_OPERATIONS = [
+    *policy.OPERATIONS,
     *agents.OPERATIONS,
     *registry.OPERATIONS,
     *authority.OPERATIONS,
-    *usage.CONTROL_OPERATIONS,
     *approvals.CONTROL_OPERATIONS,
     *audit.OPERATIONS,
+    *usage.CONTROL_OPERATIONS,
     *health.OPERATIONS,
     *openapi.OPERATIONS,
 ]
