@@ -7,6 +7,7 @@ import gc
 import io
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +20,10 @@ from typer.testing import CliRunner
 from conftest import Daemon, StartDaemon, make_first_approver
 from fumehood import Client, ControlClient
 from fumehood.cli.main import app
+from fumehood.model.approval import ApprovalState
 from fumehood.model.budget import BudgetStanding
 from support.http import SocketClient
+from support.wait import wait_until
 
 # httpcore2 leaves the socket of a connection that could not be made to the collector.
 pytestmark = [
@@ -30,6 +33,8 @@ pytestmark = [
 
 SUM = {"expression": "1 + 1"}
 ME = f"uid:{os.getuid()}"
+HOW_TO = Path(__file__).parents[2] / "docs/howto/limit-what-agents-spend.md"
+RULE = re.compile(r"^```toml policy\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(autouse=True)
@@ -151,6 +156,31 @@ def test_everybodys_usage_is_the_administrators(start_daemon: StartDaemon, home:
         assert everybody.total.calls == 3
         assert len([one for one in everybody.budgets if one.budget == "each"]) == 2
         assert control.usage(principal=ME).total.calls == 1
+
+
+@pytest.mark.row("A1", "A3")
+def test_a_rule_turns_an_exceeded_budget_into_a_question(
+    start_daemon: StartDaemon, home: Path
+) -> None:
+    """With the rule of the how-to page; a yes lets one call pass the limit, and it is counted."""
+    (rule,) = RULE.findall(HOW_TO.read_text(encoding="utf-8"))
+    policy = home / "policy.toml"
+    policy.write_text(rule, encoding="utf-8")
+    policy.chmod(0o600)
+    credential = make_first_approver(home)
+    daemon = start_daemon(policy_file=str(policy), **budgets({"name": "b", "calls": 1}))
+    with (
+        Client(daemon.socket) as client,
+        ControlClient(daemon.control, credential=credential) as control,
+    ):
+        assert code(client) == "OK"  # control: while there is enough, nobody is asked
+        asked = [client.call("calculator", {"expression": text}).error for text in "12"]
+        ids = [error.approval_id for error in asked if error is not None and error.approval_id]
+        assert [error.code for error in asked if error] == ["REQUIRES_HUMAN_APPROVAL"] * 2
+        control.approvals.deny(ids[0], version=None, reason="no")
+        control.approvals.approve(ids[1], version=None)
+        wait_until(lambda: control.approvals.show(ids[1]).state is ApprovalState.DONE)
+        assert (standing(client).spent, standing(client).left) == (2, 0)
 
 
 def run(daemon: Daemon, *arguments: str, typed: str = "") -> Result:
