@@ -207,10 +207,11 @@ class Budgets:
         if self.is_empty:
             return 0
         idle = [account for account in self._accounts.values() if self._may_forget(account)]
-        for account in idle:
-            del self._accounts[account.key]
         if idle:
             await self._give_back(idle)
+        for account in idle:
+            if not account.was_used:  # nor since it was looked at
+                self._accounts.pop(account.key, None)
         return await self._table.prune(now)
 
     async def close(self) -> None:
@@ -252,8 +253,8 @@ class Budgets:
     async def _accounts_of(self, spender: Spender) -> list[_Account]:
         """The counters of a call; those that memory does not have are looked for on the disk."""
         keys = self._keys(spender)
-        unknown = {key: rule for rule, key in keys if key not in self._accounts}
-        if unknown:
+        # Again after each wait: others may have been forgotten meanwhile.
+        while unknown := {key: rule for rule, key in keys if key not in self._accounts}:
             found = {key: _Account(rule, key) for key, rule in unknown.items()}
             for row in await self._table.find(unknown):
                 found[row.key].begin_with(row)

@@ -365,6 +365,27 @@ async def test_a_call_over_midnight_counts_for_the_day_it_began(database: Databa
     await refused(budgets, spender())
 
 
+async def test_a_counter_that_is_forgotten_while_another_is_looked_for_is_looked_for_again(
+    database: Database,
+) -> None:
+    rules = [BudgetRule("ever", per=("session",), period=Period.TOTAL, calls=2),
+             BudgetRule("tools", per=("tool", "session"), calls=9)]  # fmt: skip
+
+    class Pruned(CounterTable):
+        async def find(self, keys: Any) -> Any:
+            found = await super().find(keys)
+            if len(budgets._accounts) == 2:  # the second call's: its session is known
+                await budgets.prune(NOON)
+                await budgets.prune(NOON)
+                assert not budgets._accounts
+            return found
+
+    budgets = Budgets(rules, Pruned(database), HandClock())
+    await spend(budgets, spender("x", session="s"))
+    await spend(budgets, spender("y", session="s"))
+    await refused(budgets, spender("z", session="s"))
+
+
 async def test_session_that_nobody_uses_leaves_memory_and_stays_counted(
     database: Database,
 ) -> None:
