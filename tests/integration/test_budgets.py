@@ -12,7 +12,8 @@ import pytest
 from sqlalchemy import func, select, update
 
 from conftest import CLEAN_ENVIRONMENT
-from fumehood.gates.budget import BLOCKS, Budgets
+from fumehood.gates.budget import Budgets
+from fumehood.gates.budget_accounts import BLOCKS
 from fumehood.model.budget import BudgetRule, Period, Subject, Unit
 from fumehood.model.errors import QuotaExceeded
 from fumehood.store.counters import KEPT_DAYS, PRUNED_AT_ONCE, CounterKey, CounterTable

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood.gates.budget import BLOCKS, Budgets, _matches, estimate_of, taken_by
+from fumehood.gates.budget import Budgets, estimate_of, taken_by
+from fumehood.gates.budget_accounts import BLOCKS, matches
 from fumehood.model.budget import Amounts, BudgetRule, Period, Spender, Subject, Unit
 from fumehood.model.envelope import UsageReport
 from fumehood.model.errors import QuotaExceeded
@@ -468,13 +469,13 @@ def test_written_star_is_any_characters_and_nothing_else_is_special(
     pattern: str, name: str
 ) -> None:
     expected = re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name) is not None
-    assert _matches(pattern, name) == expected
+    assert matches(pattern, name) == expected
 
 
 def test_characters_of_other_pattern_languages_are_themselves() -> None:
     for pattern in ("a?", "[a]", "a.", ".*", "^a$", "a\n"):
-        assert _matches(pattern, pattern)
-        assert not _matches(pattern.replace("*", ""), "a")
+        assert matches(pattern, pattern)
+        assert not matches(pattern.replace("*", ""), "a")
 
 
 PARTS = st.none() | st.text("a;=%:é/", min_size=1, max_size=6)
