@@ -99,14 +99,15 @@ async def run_call(request: CallRequest, rooms: Rooms, live: Live | None = None)
         approved = await approve(mine, rooms.asking, trail, live)
         if isinstance(approved, Envelope):  # it was waited for, and is recorded already
             return approved
-        ending = await run_approved(trail.passed("approve", approved), trail, rooms, live, held)
-        return await conclude(request, ending, trail, rooms, held)
+        outcome = await run_approved(trail.passed("approve", approved), trail, rooms, live, held)
+        return await conclude(request, outcome, trail, rooms, held)
     except EngineError as refusal:
         live.close()
         return await conclude(request, refusal, trail, rooms, held)
     except BaseException as fault:
         if live.close() and isinstance(fault, asyncio.CancelledError):
-            return await conclude_cancelled(request, live, trail, rooms, held)
+            ending = cancelled_ending(request, live, trail)
+            return await conclude(request, ending, trail, rooms, held)
         return await conclude_fault(request, fault, trail, rooms, held)
 
 
@@ -186,18 +187,13 @@ async def _reserve(approved: ApprovedCall, rooms: Rooms, held: Held) -> None:
     )
 
 
-async def conclude_cancelled(
-    request: CallRequest, live: Live, trail: Trail, rooms: Rooms, held: Held
-) -> Envelope:
-    """Conclude what its caller has ended, with what is known of the run, if there was one."""
-    outcome = live.partial
-    plan = plan_of(trail)
+def cancelled_ending(request: CallRequest, live: Live, trail: Trail) -> Outcome | EngineError:
+    """What became of a call that its caller has ended, with what is known of its run."""
+    outcome, plan = live.partial, plan_of(trail)
     if outcome is None and plan is not None:
         isolation = "none" if plan.placement.kind == "host" else request.options.isolation or "call"
         outcome = Outcome.cancelled(isolation)
-    if outcome is None:
-        return await conclude(request, cancelled(), trail, rooms, held)
-    return await conclude(request, trail.passed("execute", outcome), trail, rooms, held)
+    return cancelled() if outcome is None else trail.passed("execute", outcome)
 
 
 async def conclude_fault(
