@@ -351,11 +351,10 @@ LIES = [
     Lie("a-field-more", lambda answer: entry(answer, "d/f").update(note="trust me"), rehashed=True),
     Lie("a-mode-that-is-none",
         lambda answer: entry(answer, "d/f").update(mode=1 << 20), rehashed=True),
-    Lie("another-outcome",
-        lambda answer: answer["outcomes"][0].update(path="x"), rehashed=True),
-    Lie("no-outcome", lambda answer: answer["outcomes"].clear(), rehashed=True),
-    Lie("an-unknown-fault",
-        lambda answer: answer["outcomes"][0].update(fault="sorry"), rehashed=True),
+    Lie("another-outcome", lambda answer: answer.update(faults=["not_empty"])),
+    Lie("no-outcome", lambda answer: answer["faults"].clear()),
+    Lie("an-outcome-more", lambda answer: answer["faults"].append(None)),
+    Lie("an-unknown-fault", lambda answer: answer.update(faults=["sorry"])),
     Lie("a-wrong-count", lambda answer: answer.update(count=1)),
     Lie("a-wrong-size", lambda answer: answer.update(size=1)),
     Lie("fewer-than-shown", lambda answer: answer.update(has_more=True, count=1)),
@@ -367,7 +366,7 @@ LIES = [
 
 def rehash(answer: Any) -> None:
     total = hashlib.sha256(survey.FORMAT)
-    for one in [*answer["entries"], *answer["outcomes"]]:
+    for one in [*answer["entries"], {"path": "d", "fault": None}]:
         total.update(survey._line(one))
     answer["base"] = total.hexdigest()
 

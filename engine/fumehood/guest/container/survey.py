@@ -98,7 +98,7 @@ class Survey:
             "base": self.base(),
             "entries": shown,
             "has_more": len(shown) < len(self._entries),
-            "outcomes": [{"path": one.path, "fault": one.fault} for one in self.outcomes],
+            "faults": [outcome.fault for outcome in self.outcomes],
             "appended": self._appended,
             **self._counted(),
         }
