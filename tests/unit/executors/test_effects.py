@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import copy
 import hashlib
+import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -290,6 +292,18 @@ async def test_a_file_is_afterwards_what_was_shown(
         foretold = added[0] if added else changed[0]["after"]
         assert sha256(target.read_bytes()) == foretold["sha256"]
         assert target.stat().st_size == foretold["size"]
+
+
+async def test_the_preview_in_the_how_to_is_a_real_one(files: FakeFiles) -> None:
+    page = Path(__file__).parents[3] / "docs/howto/see-what-will-change.md"
+    call, preview = map(
+        json.loads, re.findall(r"^```json\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    )
+    (files.root / "prices.csv").write_text("apple,3\nplum,4\n")
+    found = await shown("write", files, **call["arguments"])
+    for one in (found["changed"][0]["before"], found["changed"][0]["after"]):
+        one["sha256"] = f"{one['sha256'][:12]}…"
+    assert preview == found
 
 
 # -- a guest that lies ---------------------------------------------------------------------
