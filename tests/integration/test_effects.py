@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from fumehood import Config, Engine
-from fumehood.call.admit import make_plan
 from fumehood.call.authorise import PermittedCall
+from fumehood.call.plan import make_plan
 from fumehood.call.preview import preview
 from fumehood.call.resolve import ResolvedCall
 from fumehood.call.validate import ValidatedCall
@@ -29,7 +29,7 @@ from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 from fumehood.wire.cursors import Cursors
 from fumehood_tools.delete_files import delete_files
 from fumehood_tools.write_file import write_file
-from support.definitions import request
+from support.definitions import by_default, request
 from support.one_container import OneContainer, one_container, value_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.row("A2", "S6")]
@@ -216,7 +216,7 @@ async def test_a_program_of_the_session_finds_nothing_of_the_look(files: Files) 
 
 def permitted(engine: Engine, tool: ToolDefinition, session_id: str, **arguments: Any) -> Any:
     resolved = ResolvedCall(request(session_id=session_id), engine._registry.get(tool.name), ())
-    return PermittedCall(ValidatedCall(resolved, arguments, ()), engine.owner)
+    return PermittedCall(ValidatedCall(resolved, arguments, ()), engine.owner, by_default(tool))
 
 
 async def test_preview_of_a_call_takes_the_sessions_turn_and_leaves_it(

@@ -1,13 +1,13 @@
 """Preview: what a call would change, for the human who is going to decide on it.
 
-Between `admit`'s plan and an approval. Takes a turn of the call's session, touches nothing, and
+Between a call's `plan` and its approval. Takes a turn of the call's session, touches nothing, and
 leaves. After the yes the executor holds the workspace to `Effect.base`.
 """
 
 from __future__ import annotations
 
-from fumehood.call.admit import Plan
 from fumehood.call.authorise import PermittedCall
+from fumehood.call.plan import Plan
 from fumehood.executors.effects import Effect, effect_of, has_preview
 from fumehood.sandbox.sessions import SessionKeeper
 

@@ -11,8 +11,8 @@ import anyio
 import pytest
 
 from fumehood import Config, Engine
-from fumehood.call.admit import make_plan
 from fumehood.call.authorise import PermittedCall
+from fumehood.call.plan import make_plan
 from fumehood.call.preview import preview
 from fumehood.call.resolve import ResolvedCall
 from fumehood.call.validate import ValidatedCall
@@ -20,7 +20,7 @@ from fumehood.executors.effects import Effect
 from fumehood.model.errors import ResourceNotFound, SandboxUnavailable
 from fumehood.model.session import SessionRecord
 from support.container import scripted_wall
-from support.definitions import request
+from support.definitions import by_default, request
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("A2")]
 
@@ -31,8 +31,11 @@ class Bench:
     session: SessionRecord
 
     async def look(self, tool: str, arguments: dict[str, Any], **options: Any) -> Effect | None:
-        resolved = ResolvedCall(request(**options), self.engine._registry.get(tool), ())
-        permitted = PermittedCall(ValidatedCall(resolved, arguments, ()), self.engine.owner)
+        found = self.engine._registry.get(tool)
+        resolved = ResolvedCall(request(**options), found, ())
+        permitted = PermittedCall(
+            ValidatedCall(resolved, arguments, ()), self.engine.owner, by_default(found.definition)
+        )
         plan = make_plan(permitted, self.engine._walls.by_name, self.engine.sessions)
         return await preview(permitted, plan, self.engine.sessions)
 
