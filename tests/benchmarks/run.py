@@ -33,6 +33,7 @@ from tests.benchmarks.bench_daemon import (
     run_floor,
     written_bytes,
 )
+from tests.benchmarks.bench_keys import key_lines
 from tests.benchmarks.bench_registry import registry_lines
 from tests.benchmarks.bench_restricted import paired_ms
 from tests.benchmarks.bench_workshop import workshop_lines
@@ -66,6 +67,7 @@ def measure() -> Iterator[Line]:
         yield throughput(daemon)
         yield from flatness(daemon)
     yield from call_log()
+    yield from key_lines()
     yield restricted_program()
     with run_daemon(SMALLEST_IMAGE) as daemon:
         yield from container_lines(daemon)

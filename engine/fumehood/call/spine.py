@@ -20,7 +20,7 @@ from fumehood.call.authorise import PermittedCall, authorise
 from fumehood.call.claim import Claim, Replay, Waiting, claimed
 from fumehood.call.compose import compose, plan_of
 from fumehood.call.execute import execute
-from fumehood.call.record import record_ending, record_intent
+from fumehood.call.record import record_ending, record_intent, record_replay
 from fumehood.call.rehearse import rehearse
 from fumehood.call.resolve import resolve
 from fumehood.call.rooms import Rooms, spender_of
@@ -31,6 +31,7 @@ from fumehood.gates.budget import Reservation, taken_by
 from fumehood.model.call import CallRequest
 from fumehood.model.envelope import Envelope
 from fumehood.model.errors import Cancelled, EngineError, InternalError
+from fumehood.observe.clock import timestamp
 from fumehood.observe.trail import Trail
 
 CONCLUDE_S = 5.0
@@ -170,7 +171,8 @@ async def _answer_of_another(
 ) -> Envelope:
     """What a call hears whose key has been used before."""
     if isinstance(found, Replay):
-        trail.note("call.replayed")
+        now = timestamp(rooms.clock.now())
+        record_replay(request, found.envelope, trail, rooms.calls, now)
         return found.envelope
     trail.is_parked = True
     return await wait_for(found.approval_id, request, rooms.desk, live)
