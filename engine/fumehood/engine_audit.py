@@ -28,7 +28,7 @@ from fumehood.store.audit_key import all_keys, keep_key, make_current, new_key
 from fumehood.store.audit_verify import Anchor, AuditRow, Verdict, verify
 from fumehood.store.changes import stamp
 from fumehood.store.database import Database
-from fumehood.store.errors import StoreError, WriteFailed
+from fumehood.store.errors import AuditKeyLost, ReadFailed, StoreError, WriteFailed
 
 ANCHORED = "audit.anchored"
 
@@ -113,11 +113,16 @@ class EngineAudit:
         """Walk along the whole chain, with the anchors that stand beside the database.
 
         Raises:
-            ReadFailed: the database cannot be read.
-            AuditKeyLost: a key cannot be read.
+            ReadFailed: the database, a key or the anchors cannot be read.
         """
         await self._database.flush()
-        return shown_verdict(await self._database.read(self._verify))
+        try:
+            return shown_verdict(await self._database.read(self._verify))
+        except AuditKeyLost as fault:  # in words with a path, which are for the log
+            self._log.error("audit.key_unreadable", reason=str(fault))
+            raise ReadFailed("a key of the audit chain is not usable") from fault
+        except OSError as error:
+            raise ReadFailed(error.strerror or "the anchors are not readable") from error
 
     def _verify(self, connection: Connection) -> Verdict:
         state = self._state

@@ -17,7 +17,7 @@ from fumehood.config import AuditConfig
 from fumehood.model.identity import Principal, Scope
 from fumehood.store.audit_anchors import own_anchors
 from fumehood.store.database import open_database
-from fumehood.store.errors import WriteFailed
+from fumehood.store.errors import ReadFailed, WriteFailed
 from fumehood.testing import FakeWall
 from support.audit import look, rows_of, run_sql
 from support.state import set_full, set_roomy
@@ -215,3 +215,15 @@ async def test_anchors_that_cannot_be_written_or_read_stop_nothing(home: Path) -
     assert log.named("audit.anchor_unreadable")
     assert len(log.named("audit.anchor_failed")) == 2
     assert len(log.named("audit.anchor")) == 2  # the log has them all the same
+
+
+@pytest.mark.parametrize("spoilt", ["audit.key", "audit-anchors.jsonl"])
+async def test_what_cannot_be_read_is_an_answer_without_a_path(home: Path, spoilt: str) -> None:
+    async with engine_at(home) as (engine, _):
+        assert (await engine.audit.verify()).intact
+        (home / spoilt).unlink()
+        (home / spoilt).mkdir()
+        with pytest.raises(ReadFailed) as refused:
+            await engine.audit.verify()
+        assert str(home) not in refused.value.message
+        (home / spoilt).rmdir()
