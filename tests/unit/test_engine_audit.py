@@ -20,7 +20,7 @@ from fumehood.store.database import open_database
 from fumehood.store.errors import ReadFailed, WriteFailed
 from fumehood.testing import FakeWall
 from support.audit import look, rows_of, run_sql
-from support.state import set_full, set_roomy
+from support.state import set_full, set_roomy, writer_held
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("A7")]
 
@@ -227,3 +227,14 @@ async def test_what_cannot_be_read_is_an_answer_without_a_path(home: Path, spoil
             await engine.audit.verify()
         assert str(home) not in refused.value.message
         (home / spoilt).rmdir()
+
+
+async def test_call_waits_for_no_row_of_the_chain(home: Path) -> None:
+    """Its row is written by the writer's thread, some time later, with the rows of others."""
+    async with engine_at(home) as (engine, _):
+        with writer_held(engine.database):
+            for _ in range(3):
+                assert (await engine.call("calculator", {"expression": "1"})).success
+            assert kinds(home) == ["audit.anchored:start"]
+        await engine.database.flush()
+        assert kinds(home).count("call.ended") == 3
