@@ -32,6 +32,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from fumehood.model.budget import BudgetRule, Period
 from fumehood.model.limits import (
     CONTAINER_MEMORY_CLASSES,
     MIN_INTERPRETER_MB,
@@ -418,6 +419,14 @@ class Config(BaseSettings):
     def resource_prices(self) -> Prices:
         """The prices as the accounting stage takes them."""
         return Prices(self.prices.cpu_second, self.prices.gb_second, self.prices.currency)
+
+    @property
+    def budget_rules(self) -> tuple[BudgetRule, ...]:
+        """The budgets as the gate takes them."""
+        return tuple(
+            BudgetRule(**{**budget.model_dump(), "period": Period(budget.period)})
+            for budget in self.budgets
+        )
 
     def _socket_path(self) -> Path:
         if self.socket is not None:

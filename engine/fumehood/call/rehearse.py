@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from fumehood.call.admit import Plan, make_plan
 from fumehood.call.authorise import PermittedCall
+from fumehood.call.plan import Plan, make_plan
 from fumehood.call.shorten import shortened
 from fumehood.executors.outcome import Outcome
-from fumehood.gates.approval import approval_need
+from fumehood.model.decision import Verdict
 from fumehood.model.errors import EngineError, RequiresHumanApproval
 from fumehood.model.json_types import JsonObject
 from fumehood.model.usage import money
@@ -25,8 +25,9 @@ def rehearse(
 ) -> Outcome:
     """What the call would do, without doing it."""
     tool = permitted.tool.definition
-    need = approval_need(tool)
-    refusal: str | None = RequiresHumanApproval.code if need.required else None
+    decision = permitted.decision
+    asks = decision.verdict is Verdict.ASK
+    refusal: str | None = RequiresHumanApproval.code if asks else None
     plan: JsonObject = {"placement": None, "limits": None, "session": None}
     try:
         made = make_plan(permitted, walls, sessions)
@@ -53,8 +54,15 @@ def rehearse(
         "would_run": refusal is None,
         "refused_with": refusal,
         **plan,
-        "approval": {"required": need.required},
-        "policy": {"rule": need.rule},
+        "approval": {
+            "required": asks,
+            **({"approvers": list(decision.approvers), "quorum": decision.quorum} if asks else {}),
+        },
+        "policy": {
+            "rule": decision.rule,
+            "reason": decision.reason,
+            "version": decision.policy_version,
+        },
         "cost": {"per_use": money(tool.cost_per_use)},
         "arguments": shortened(permitted.validated.shown_arguments),
     }

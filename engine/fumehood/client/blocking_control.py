@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
-from fumehood.client import authority
+from fumehood.client import authority, callers
 from fumehood.client.blocking import AnyClient
+from fumehood.client.blocking_approvals import ControlledApprovals
+from fumehood.client.blocking_policy import ControlledPolicy
 from fumehood.client.transport import (
     ANSWER_GRACE_S,
     CONNECT_TIMEOUT_S,
@@ -19,10 +22,11 @@ from fumehood.model.audit import AuditRotation, AuditVerdict
 from fumehood.model.authority import ApproverInfo, Change, MadeApprover, MadeToken, TokenInfo
 from fumehood.model.identity import Scope
 from fumehood.model.json_types import JsonObject
+from fumehood.model.usage_table import UsageTable
 
 
 class ControlClient(AnyClient):
-    """A client of the control socket: agents, tools, tokens, approvers, audit.
+    """A client of the control socket: approvals, agents, tools, tokens, approvers, audit.
 
     Raises:
         DaemonUnavailable: from every method, where nobody answers or not in time.
@@ -48,8 +52,17 @@ class ControlClient(AnyClient):
         self.agents = ControlledAgents(self._transport)
         self.tools = ControlledTools(self._transport)
         self.tokens = ControlledTokens(self._transport)
+        self.policy = ControlledPolicy(self._transport)
         self.approvers = ControlledApprovers(self._transport)
+        self.approvals = ControlledApprovals(self._transport)
         self.audit = ControlledAudit(self._transport)
+
+    def usage(self, by: str | Iterable[str] | None = None, **query: Any) -> UsageTable:
+        """What everybody's calls took together, and what every budget has left.
+
+        As a caller's `usage`; `query` may have a `principal`, too.
+        """
+        return self._transport.send(callers.usage(by, query))
 
     def changes(self) -> tuple[Change, ...]:
         """The newest 100 changes of authority, of agents and of the registry."""

@@ -208,6 +208,10 @@ class RememberedRule(_Value):
     session_id: str | None
     arguments: JsonObject
     """What must be equal; empty means that no argument matters."""
+    rule: str
+    """The rule that asked. Where another one asks, this one does not answer."""
+    definition: str
+    """The hash of the tool's definition: a changed tool asks again."""
     approval_id: str
     created_by: str
     created_at: AwareDatetime

@@ -180,6 +180,10 @@ class HasImages(Protocol):
         """
         ...
 
+    def facts_of(self, image: str | None) -> JsonObject:
+        """What places made of this image are made of now: its digest, and the runtime."""
+        ...
+
 
 class Walls:
     """The walls of this engine by name."""

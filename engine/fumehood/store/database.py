@@ -71,6 +71,10 @@ class Database:
         """
         return await asyncio.wrap_future(self._writer.submit(job, durable=True))
 
+    def write_soon(self, job: Job[Any]) -> None:
+        """Carry out a change that nobody waits for, in order with those that somebody does."""
+        self._writer.submit(job, durable=True)
+
     def post(self, how: Insert | Batch, row: Row) -> None:
         """A row that nobody waits for: written within a second, lost in a crash before."""
         self._writer.post(how, row)

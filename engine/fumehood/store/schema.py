@@ -223,6 +223,8 @@ REMEMBERED = Table(
     Column("agent_id", String),
     Column("session_id", String),
     Column("arguments", JSON, nullable=False),
+    Column("rule", String, nullable=False),
+    Column("definition", String, nullable=False),
     Column("approval_id", String, nullable=False),
     Column("created_by", String, nullable=False),
     Column("created_at", String, nullable=False),

@@ -207,6 +207,14 @@ class ContainerWall:
         self._shelf.must_run(name, language)
         return name
 
+    def facts_of(self, image: str | None) -> JsonObject:
+        """The image's digest, as far as it is known now, and the runtime."""
+        found = self._shelf.found.get(image) if image is not None else None
+        return {
+            "image_digest": found.id if found is not None else None,
+            "runtime": self._settings.runtime or "default",
+        }
+
     def lease(
         self,
         domain: TrustDomain,

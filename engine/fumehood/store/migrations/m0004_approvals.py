@@ -20,10 +20,11 @@ _STATEMENTS = (
     action_digest VARCHAR NOT NULL, reason VARCHAR, edited BOOLEAN NOT NULL, is_self_approval
     BOOLEAN NOT NULL, PRIMARY KEY (seq) )""",
     """CREATE INDEX decisions_by_approval ON decisions (approval_id, seq)""",
-    """CREATE TABLE remembered ( id VARCHAR NOT NULL, tool VARCHAR NOT NULL, principal_id VARCHAR
-    NOT NULL, agent_id VARCHAR, session_id VARCHAR, arguments JSON NOT NULL, approval_id
-    VARCHAR NOT NULL, created_by VARCHAR NOT NULL, created_at VARCHAR NOT NULL, expires_at
-    VARCHAR, uses_left INTEGER, used INTEGER NOT NULL, removed_at VARCHAR, PRIMARY KEY (id) )""",
+    """CREATE TABLE remembered ( id VARCHAR NOT NULL, tool VARCHAR NOT NULL, principal_id
+    VARCHAR NOT NULL, agent_id VARCHAR, session_id VARCHAR, arguments JSON NOT NULL, rule
+    VARCHAR NOT NULL, definition VARCHAR NOT NULL, approval_id VARCHAR NOT NULL, created_by
+    VARCHAR NOT NULL, created_at VARCHAR NOT NULL, expires_at VARCHAR, uses_left INTEGER,
+    used INTEGER NOT NULL, removed_at VARCHAR, PRIMARY KEY (id) )""",
     """CREATE TABLE idempotency ( principal_id VARCHAR NOT NULL, "key" VARCHAR NOT NULL,
     fingerprint VARCHAR NOT NULL, call_id VARCHAR NOT NULL, state VARCHAR NOT NULL, may_repeat
     BOOLEAN NOT NULL, approval_id VARCHAR, created_at VARCHAR NOT NULL, expires_at VARCHAR NOT
