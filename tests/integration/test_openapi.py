@@ -159,6 +159,14 @@ CONTROL = [
     Asked("showAllUsage", "/v1/usage", code="UNAUTHORIZED", credential=""),
     Asked("listChanges", "/v1/changes"),
     Asked("listChanges", "/v1/changes", code="UNAUTHORIZED", credential="fha_0_0"),
+    Asked("listAudit", "/v1/audit"),
+    Asked("listAudit", "/v1/audit?after=1&limit=1"),
+    Asked("listAudit", "/v1/audit?limit=1001", code="INVALID_PARAMS"),
+    Asked("listAudit", "/v1/audit", code="UNAUTHORIZED", credential="fha_0_0"),
+    Asked("verifyAudit", "/v1/audit/verify"),
+    Asked("verifyAudit", "/v1/audit/verify", code="UNAUTHORIZED", credential="fha_0_0"),
+    Asked("rotateAuditKey", "/v1/audit/rotate"),
+    Asked("rotateAuditKey", "/v1/audit/rotate", code="UNAUTHORIZED", credential="fha_0_0"),
 ]  # fmt: skip
 
 NEVER_REFUSED = {"health", "ready", "openapi"}

@@ -139,8 +139,8 @@ async def test_what_would_be_something_else_by_now_is_not_done(tmp_path: Path, w
     assert answer.error is not None
     assert answer.error.code == "APPROVAL_EXPIRED"
     assert answer.error.details is not None
-    named = {"the definition": "definition", "the limits": "limits"}[what]
-    assert answer.error.details["changed"] == [named]
+    named = {"the definition": ["definition"], "the limits": ["definition", "limits"]}[what]
+    assert answer.error.details["changed"] == named
     assert deeds.done == []
 
 
@@ -256,7 +256,7 @@ def _slower(engine: Engine) -> None:
     index: Any = engine._registry
     found = index.get("erase")
     definition = found.definition.model_copy(update={"timeout_seconds": 7.0})
-    tools = index._tools
+    tools = index._now
     tools.by_name["erase"]["1.0.0"] = tools.preferred["erase"] = replace(
         found, definition=definition
     )
@@ -268,8 +268,8 @@ async def _bind(desk: Asking, binding: Binding) -> None:
     agents, now = desk.engine.agents, desk.engine.now()
     if agents.find("writer") is None:
         agent = Agent(id="writer", principals=("uid:1000",))
-        await agents.add(agent, by=ADMIN, now=now)
-    await agents.bind("writer", binding, desk.engine._registry, by=ADMIN, now=now)
+        await agents.create(agent, by=ADMIN, now=now)
+    await agents.bind("writer", binding, by=ADMIN, now=now)
 
 
 def _speaker() -> Principal:
