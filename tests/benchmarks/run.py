@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tests.benchmarks import bench_streams
 from tests.benchmarks.bench_audit import audit_lines
+from tests.benchmarks.bench_budgets import budget_lines
 from tests.benchmarks.bench_calls import call_log
 from tests.benchmarks.bench_containers import container_lines
 from tests.benchmarks.bench_daemon import (
@@ -70,6 +71,7 @@ def measure() -> Iterator[Line]:
     yield from call_log()
     yield from key_lines()
     yield from audit_lines()
+    yield from budget_lines()
     yield restricted_program()
     with run_daemon(SMALLEST_IMAGE) as daemon:
         yield from container_lines(daemon)
