@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from fumehood.call.facts import facts_of
 from fumehood.call.validate import ValidatedCall
 from fumehood.gates.identity import require_caller
 from fumehood.model.call import CallRequest
@@ -26,6 +27,10 @@ class Policy(Protocol):
 
     def decide(self, facts: CallFacts) -> Decision:
         """What they say of a call. No I/O."""
+        ...
+
+    def count(self, decision: Decision) -> None:
+        """Count what rules in shadow mode would have said of a call that is really made."""
         ...
 
 
@@ -61,20 +66,11 @@ def authorise(
         Unauthorized: unknown caller.
         PermissionDenied: known, and not allowed; or a rule says no.
     """
-    request, tool = validated.resolved.request, validated.resolved.tool.definition
-    principal = require_caller(request.principal)
-    decision = policy.decide(
-        CallFacts(
-            tool,
-            validated.arguments,
-            principal.id,
-            request.options.agent_id,
-            request.options.session_id,
-            is_over_budget,
-        )
-    )
+    principal = require_caller(validated.resolved.request.principal)
+    decision = policy.decide(facts_of(validated, principal.id, is_over_budget))
     if decision.verdict is Verdict.DENY:
         why = f" {decision.reason}" if decision.reason else ""
+        tool = validated.resolved.tool.definition
         raise PermissionDenied(
             f"A rule of this engine forbids this call of {tool.name}.{why} Do not retry.",
             details={"rule": decision.rule},

@@ -25,7 +25,7 @@ from fumehood.call.resolve import resolve
 from fumehood.call.rooms import Rooms
 from fumehood.call.spine import Held, run_approved
 from fumehood.call.validate import validate
-from fumehood.executors.effects import Effect, WorkspaceChanged
+from fumehood.executors.effects import Effect
 from fumehood.executors.live import Live
 from fumehood.executors.outcome import Outcome
 from fumehood.model.approval import ApprovalState
@@ -37,6 +37,7 @@ from fumehood.model.errors import (
     InternalError,
     InvalidParams,
     PermissionDenied,
+    WorkspaceChanged,
 )
 from fumehood.model.identity import Principal
 from fumehood.model.json_types import JsonObject
@@ -88,13 +89,13 @@ class ResumedWay:
             )
         if live.close():  # its caller has ended it
             ending = Outcome.cancelled("call")
-        if isinstance(ending, Outcome) and isinstance(ending.error, WorkspaceChanged):
+        if isinstance(ending, WorkspaceChanged):
             again = await self._ask_again(stored)
             if again is not None:
                 held.release()
                 await rooms.desk.ask_again(stored, again)
                 return
-            ending, changed = ending.error, ("workspace",)
+            changed = ("workspace",)
         await self._end(stored, ending, trail, held, changed)
 
     async def edited(self, stored: StoredApproval, arguments: JsonObject) -> Edited:
@@ -109,7 +110,7 @@ class ResumedWay:
         request = self._request(stored, given)
         permitted = self._pass(request)
         plan = make_plan(permitted, rooms.walls, rooms.sessions)
-        effect = await preview(permitted, plan, rooms.sessions, rooms.cursors)
+        effect = await preview(permitted, plan, rooms.sessions)
         action = action_of(permitted, plan, effect)
         if action.document["tool"] != f"{approval.tool}@{approval.tool_version}":
             raise InvalidParams("The tool has another version now.", fields=["arguments"])
@@ -155,7 +156,7 @@ class ResumedWay:
         try:
             permitted = self._pass(self._request(stored))
             plan = make_plan(permitted, rooms.walls, rooms.sessions)
-            effect = await preview(permitted, plan, rooms.sessions, rooms.cursors)
+            effect = await preview(permitted, plan, rooms.sessions)
         except EngineError:
             return None
         action = action_of(permitted, plan, effect)

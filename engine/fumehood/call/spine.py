@@ -16,7 +16,7 @@ import anyio
 
 from fumehood.call.admit import admit
 from fumehood.call.approve import ApprovedCall, approve, wait_for
-from fumehood.call.authorise import authorise
+from fumehood.call.authorise import PermittedCall, authorise
 from fumehood.call.claim import Claim, Replay, Waiting, claimed
 from fumehood.call.compose import compose, plan_of
 from fumehood.call.execute import execute
@@ -89,6 +89,8 @@ async def run_call(request: CallRequest, rooms: Rooms, live: Live | None = None)
                 trail,
                 rooms,
             )
+        if permitted.decision.shadow:
+            _tell_shadow(permitted, rooms)
         found = await rooms.keys.claim(permitted, request.call_id, rooms.clock.now())
         if isinstance(found, Replay | Waiting):
             return await _answer_of_another(found, request, trail, rooms, live)
@@ -106,6 +108,17 @@ async def run_call(request: CallRequest, rooms: Rooms, live: Live | None = None)
         if live.close() and isinstance(fault, asyncio.CancelledError):
             return await conclude_cancelled(request, live, trail, rooms, held)
         return await conclude_fault(request, fault, trail, rooms, held)
+
+
+def _tell_shadow(permitted: PermittedCall, rooms: Rooms) -> None:
+    """Say in the log what rules that are only tried out would have done."""
+    rooms.policy.count(permitted.decision)
+    rooms.log.info(
+        "policy.shadow",
+        tool=permitted.tool.definition.name,
+        call_id=permitted.request.call_id,
+        rules=list(permitted.decision.shadow),
+    )
 
 
 async def run_approved(

@@ -401,7 +401,7 @@ def _wish(
 
 
 def _moment(text: str, now: datetime) -> datetime:
-    from fumehood.cli.calls import AGE, UNITS_S
+    from fumehood.cli.moments import AGE, UNITS_S
 
     age = AGE.match(text)
     try:
