@@ -95,6 +95,16 @@ def test_python_snippets_of_the_definition_page_run_as_they_stand() -> None:
     assert ran >= 2
 
 
+@pytest.mark.row("A6")
+def test_how_to_check_the_signature_of_a_webhook_runs_as_it_stands() -> None:
+    ((language, _, text),) = snippets("docs/howto/approve-by-webhook.md")
+    assert language == "python"
+    done = subprocess.run(
+        [sys.executable, "-c", text], env=CLEAN_ENVIRONMENT, capture_output=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr.decode()
+
+
 @pytest.mark.row("D1")
 def test_snippets_of_the_clients_run_as_they_stand(administered_daemon: Daemon) -> None:
     """Each gets a credential on its standard input; those that call need none."""
@@ -229,7 +239,11 @@ def test_notebook_tutorial_runs_as_it_stands(start_daemon: StartDaemon, tmp_path
 
 @pytest.mark.row("D6")
 @pytest.mark.parametrize(
-    "page", ["docs/howto/run-as-a-service.md", "docs/reference/configuration.md"]
+    "page",
+    [
+        "docs/howto/run-as-a-service.md", "docs/reference/configuration.md",
+        "docs/howto/approve-by-webhook.md",
+    ],
 )
 def test_configuration_on_a_page_is_one_that_the_engine_reads(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
