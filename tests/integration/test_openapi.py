@@ -152,6 +152,12 @@ CONTROL = [
     Asked("removeApprover", "/v1/approvers/owner", code="PERMISSION_DENIED"),
     Asked("listChanges", "/v1/changes"),
     Asked("listChanges", "/v1/changes", code="UNAUTHORIZED", credential="fha_0_0"),
+    Asked("showPolicy", "/v1/policy"),
+    Asked("showPolicy", "/v1/policy", code="UNAUTHORIZED", credential="fha_0_0"),
+    Asked("explainCall", "/v1/policy/explain",
+          {"tool": "calculator", "arguments": {"expression": "1"}}),
+    Asked("explainCall", "/v1/policy/explain", {"tool": "nothing"}, "TOOL_NOT_FOUND"),
+    Asked("reloadPolicy", "/v1/policy/reload", {}, "INVALID_PARAMS"),
 ]  # fmt: skip
 
 NEVER_REFUSED = {"health", "ready", "openapi"}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fumehood import DaemonUnavailable
-from fumehood.client import authority, callers, sessions
+from fumehood.client import authority, callers, policy, sessions
 from fumehood.client.ask import Ask
 from fumehood.daemon.app import CONTROL_OPERATIONS, OPERATIONS
 from fumehood.model.agent import Agent, Binding
@@ -92,6 +92,11 @@ CONTROL: list[tuple[Ask[Any], str, Any]] = [
     (authority.list_approvers(), "GET /v1/approvers", None),
     (authority.remove_approver("n"), "DELETE /v1/approvers/n", None),
     (authority.changes(), "GET /v1/changes", None),
+    (policy.show_policy(), "GET /v1/policy", None),
+    (policy.explain("t", None, principal_id="uid:1", agent_id=None, session_id="s"),
+     "POST /v1/policy/explain",
+     {"tool": "t", "arguments": {}, "principal_id": "uid:1", "session_id": "s"}),
+    (policy.reload_policy(), "POST /v1/policy/reload", None),
 ]  # fmt: skip
 
 
