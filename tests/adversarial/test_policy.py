@@ -102,7 +102,7 @@ def _turned(stops: dict[str, Any]) -> dict[str, Any]:
     """The same condition as one under which a dangerous tool is allowed."""
     (condition,) = stops["when"]
     inner = {name: value for name, value in condition.items() if name != "argument"}
-    turned = inner["not"] if "not" in inner else {"not": inner}
+    turned = inner.get("not", {"not": inner})
     when = [{"argument": condition["argument"], **turned}]
     return rule("allow", tools=["delete_all"], when=when)
 

@@ -49,7 +49,11 @@ def policy_lines() -> Iterator[Line]:
 
 
 def _tool(name: str) -> ToolDefinition:
-    properties = {"to": {"type": "string"}, "path": {"type": "string"}, "amount": {"type": "integer"}}
+    properties = {
+        "to": {"type": "string"},
+        "path": {"type": "string"},
+        "amount": {"type": "integer"},
+    }
     parameters = {"type": "object", "properties": properties}
     return ToolDefinition(name=name, description="Act.", parameters=parameters)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +53,10 @@ def place(home: Path) -> PolicyPlace:
 
 
 @pytest.fixture
-def authority(home: Path, place: PolicyPlace, start_daemon: StartDaemon) -> Iterator[Authority]:
+def authority(home: Path, place: PolicyPlace, start_daemon: StartDaemon) -> Authority:
     credential = make_first_approver(home)
     start_daemon(policy_file=str(place.path))
-    yield Authority(home, credential)
+    return Authority(home, credential)
 
 
 def code_of(authority: Authority, expression: str, **options: Any) -> str | None:
@@ -163,7 +162,7 @@ def test_rules_are_shown_to_authority_only_and_read_anew_by_admin_only(
     place.put(ASK_SEVENS)
     assert [rule["id"] for rule in authority.do("POST", "/v1/policy/reload")["rules"]] == ["sevens"]
     assert code_of(authority, "6") is None
-    assert [change["principal_id"] for change in _loads(authority)][0] == "approver:owner"
+    assert _loads(authority)[0]["principal_id"] == "approver:owner"
 
 
 @pytest.mark.row("A1")
