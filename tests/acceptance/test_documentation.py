@@ -81,6 +81,32 @@ def test_how_to_define_a_tool_in_a_file_runs_as_it_stands(
     assert ran >= 5
 
 
+@pytest.mark.row("A1")
+def test_how_to_write_a_policy_runs_as_it_stands(start_daemon: StartDaemon, home: Path) -> None:
+    environment = {
+        **CLEAN_ENVIRONMENT,
+        "HOME": str(home),
+        "FUMEHOOD_HOME": str(home),
+        "PATH": f"{FUMEHOOD.parent}:{CLEAN_ENVIRONMENT['PATH']}",
+    }
+    ran = 0
+    for language, mark, text in snippets("docs/howto/write-a-policy.md"):
+        assert language == "sh"
+        if mark.strip() == "daemon":
+            assert text.strip() == "fumehood serve"
+            start_daemon(policy_file=str(home / "fumehood-rules" / "policy.toml"))
+            continue
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", text],
+            cwd=ROOT, env=environment, capture_output=True, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, (text, done.stdout.decode(), done.stderr.decode())
+        if "wrong.toml" in text:
+            assert "did you mean 'run_shell'?" in done.stderr.decode()
+        ran += 1
+    assert ran >= 7
+
+
 @pytest.mark.row("T7")
 def test_python_snippets_of_the_definition_page_run_as_they_stand() -> None:
     ran = 0
@@ -241,7 +267,8 @@ def test_notebook_tutorial_runs_as_it_stands(start_daemon: StartDaemon, tmp_path
 @pytest.mark.parametrize(
     "page",
     [
-        "docs/howto/run-as-a-service.md", "docs/reference/configuration.md",
+        "docs/howto/run-as-a-service.md",
+        "docs/reference/configuration.md",
         "docs/howto/approve-by-webhook.md",
     ],
 )

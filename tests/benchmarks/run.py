@@ -36,6 +36,7 @@ from tests.benchmarks.bench_daemon import (
     written_bytes,
 )
 from tests.benchmarks.bench_keys import key_lines
+from tests.benchmarks.bench_policy import policy_lines
 from tests.benchmarks.bench_registry import registry_lines
 from tests.benchmarks.bench_restricted import paired_ms
 from tests.benchmarks.bench_workshop import workshop_lines
@@ -63,6 +64,7 @@ def main() -> int:
 def measure() -> Iterator[Line]:
     yield first_answer()
     yield from registry_lines()
+    yield from policy_lines()
     with run_daemon() as daemon, run_floor() as floor:
         yield from idle_memory(daemon)
         yield from ratios(daemon, floor)
