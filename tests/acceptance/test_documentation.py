@@ -31,6 +31,8 @@ def snippets(page: str) -> list[tuple[str, str, str]]:
     [
         "docs/tutorial/first-call.md",
         "README.md",
+        "docs/howto/repeat-a-call-safely.md",
+        "docs/howto/verify-the-audit-log.md",
         pytest.param("docs/howto/define-a-tool-in-python.md", marks=pytest.mark.needs("landlock")),
         pytest.param(
             "docs/howto/put-your-host-to-the-test.md", marks=pytest.mark.needs("landlock")
@@ -79,6 +81,32 @@ def test_how_to_define_a_tool_in_a_file_runs_as_it_stands(
     assert ran >= 5
 
 
+@pytest.mark.row("A1")
+def test_how_to_write_a_policy_runs_as_it_stands(start_daemon: StartDaemon, home: Path) -> None:
+    environment = {
+        **CLEAN_ENVIRONMENT,
+        "HOME": str(home),
+        "FUMEHOOD_HOME": str(home),
+        "PATH": f"{FUMEHOOD.parent}:{CLEAN_ENVIRONMENT['PATH']}",
+    }
+    ran = 0
+    for language, mark, text in snippets("docs/howto/write-a-policy.md"):
+        assert language == "sh"
+        if mark.strip() == "daemon":
+            assert text.strip() == "fumehood serve"
+            start_daemon(policy_file=str(home / "fumehood-rules" / "policy.toml"))
+            continue
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", text],
+            cwd=ROOT, env=environment, capture_output=True, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, (text, done.stdout.decode(), done.stderr.decode())
+        if "wrong.toml" in text:
+            assert "did you mean 'run_shell'?" in done.stderr.decode()
+        ran += 1
+    assert ran >= 7
+
+
 @pytest.mark.row("T7")
 def test_python_snippets_of_the_definition_page_run_as_they_stand() -> None:
     ran = 0
@@ -91,6 +119,16 @@ def test_python_snippets_of_the_definition_page_run_as_they_stand() -> None:
             assert done.returncode == 0, (text, done.stderr.decode())
             ran += 1
     assert ran >= 2
+
+
+@pytest.mark.row("A6")
+def test_how_to_check_the_signature_of_a_webhook_runs_as_it_stands() -> None:
+    ((language, _, text),) = snippets("docs/howto/approve-by-webhook.md")
+    assert language == "python"
+    done = subprocess.run(
+        [sys.executable, "-c", text], env=CLEAN_ENVIRONMENT, capture_output=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr.decode()
 
 
 @pytest.mark.row("D1")
@@ -227,7 +265,12 @@ def test_notebook_tutorial_runs_as_it_stands(start_daemon: StartDaemon, tmp_path
 
 @pytest.mark.row("D6")
 @pytest.mark.parametrize(
-    "page", ["docs/howto/run-as-a-service.md", "docs/reference/configuration.md"]
+    "page",
+    [
+        "docs/howto/run-as-a-service.md",
+        "docs/reference/configuration.md",
+        "docs/howto/approve-by-webhook.md",
+    ],
 )
 def test_configuration_on_a_page_is_one_that_the_engine_reads(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
