@@ -157,7 +157,8 @@ CONTROL = [
     Asked("explainCall", "/v1/policy/explain",
           {"tool": "calculator", "arguments": {"expression": "1"}}),
     Asked("explainCall", "/v1/policy/explain", {"tool": "nothing"}, "TOOL_NOT_FOUND"),
-    Asked("reloadPolicy", "/v1/policy/reload", {}, "INVALID_PARAMS"),
+    Asked("reloadPolicy", "/v1/policy/reload"),
+    Asked("reloadPolicy", "/v1/policy/reload", code="UNAUTHORIZED", credential="fha_0_0"),
 ]  # fmt: skip
 
 NEVER_REFUSED = {"health", "ready", "openapi"}
