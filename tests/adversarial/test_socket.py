@@ -117,9 +117,19 @@ BODIES = [
              json.dumps({"arguments": {"expression": "1"}, "options": {name: value}}).encode(),
              "INVALID_PARAMS", 400, GOOD, (f"options.{name}",))
         for name, value in {
-            "idempotency_key": "k" * 16, "wait_for_approval": True, "max_length": 10,
+            "wait_for_approval": True, "max_length": 10,
             "isolation": "session",
         }.items()
+    ],
+    *[
+        Body(f"idempotency-key-{name}",
+             json.dumps({"arguments": {"expression": "1"},
+                         "options": {"idempotency_key": value}}).encode(),
+             "INVALID_PARAMS", 400,
+             json.dumps({"arguments": {"expression": "1"},
+                         "options": {"idempotency_key": "k" * 255}}).encode(),
+             ("options.idempotency_key",))
+        for name, value in {"empty": "", "too-long": "k" * 256, "number": 1, "list": ["k"]}.items()
     ],
     Body("session-that-there-is-not",
          b'{"arguments": {"expression": "1"}, "options": {"session_id": "s"}}',

@@ -25,7 +25,7 @@ from fumehood.model.identity import Principal, Scope
 from fumehood.model.json_types import JsonObject
 from fumehood.model.tool import ToolDefinition
 
-from .definitions import OWNER, function_definition, registered, request
+from .definitions import OWNER, by_default, function_definition, registered, request
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 KEYED = function_definition(
@@ -53,7 +53,7 @@ def permitted(
         request(definition.name, arguments, by, **options), registered(definition), ()
     )
     given = effective if effective is not None else resolved.request.arguments
-    return PermittedCall(ValidatedCall(resolved, given, ()), by)
+    return PermittedCall(ValidatedCall(resolved, given, ()), by, by_default(definition))
 
 
 def keyed(call_id: str = "call_1", **fields: Any) -> KeyedCall:

@@ -84,7 +84,7 @@ async def approve(
     if remembered is not None:
         return ApprovedCall(claimed, f"remembered: {remembered}", remembered=remembered)
     desk.require_somebody_to_ask(permitted.tool.definition.name)
-    effect = await preview(permitted, plan, rooms.sessions, rooms.cursors)
+    effect = await preview(permitted, plan, rooms.sessions)
     action = action_of(permitted, plan, effect)
     await _refuse_what_was_denied(claimed, action, desk)
     key = claimed.claim.key if claimed.claim is not None else None

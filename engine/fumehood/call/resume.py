@@ -9,6 +9,7 @@ in which the call starts, with its place held already, and never twice.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,9 +24,9 @@ from fumehood.call.preview import preview
 from fumehood.call.record import record_ending
 from fumehood.call.resolve import resolve
 from fumehood.call.rooms import Rooms
-from fumehood.call.spine import Held, run_approved
+from fumehood.call.spine import Held, cancelled_ending, run_approved
 from fumehood.call.validate import validate
-from fumehood.executors.effects import Effect, WorkspaceChanged
+from fumehood.executors.effects import Effect
 from fumehood.executors.live import Live
 from fumehood.executors.outcome import Outcome
 from fumehood.model.approval import ApprovalState
@@ -37,6 +38,7 @@ from fumehood.model.errors import (
     InternalError,
     InvalidParams,
     PermissionDenied,
+    WorkspaceChanged,
 )
 from fumehood.model.identity import Principal
 from fumehood.model.json_types import JsonObject
@@ -86,15 +88,18 @@ class ResumedWay:
                 "The engine failed inside. Its owner finds the reason in the log under this "
                 "trace id."
             )
-        if live.close():  # its caller has ended it
-            ending = Outcome.cancelled("call")
-        if isinstance(ending, Outcome) and isinstance(ending.error, WorkspaceChanged):
+        except asyncio.CancelledError:
+            if not live.close():
+                raise  # the engine stops; what has begun will be found to be interrupted
+            ending = cancelled_ending(self._request(stored), live, trail)
+        live.close()
+        if isinstance(ending, WorkspaceChanged):
             again = await self._ask_again(stored)
             if again is not None:
                 held.release()
                 await rooms.desk.ask_again(stored, again)
                 return
-            ending, changed = ending.error, ("workspace",)
+            changed = ("workspace",)
         await self._end(stored, ending, trail, held, changed)
 
     async def edited(self, stored: StoredApproval, arguments: JsonObject) -> Edited:
@@ -109,7 +114,7 @@ class ResumedWay:
         request = self._request(stored, given)
         permitted = self._pass(request)
         plan = make_plan(permitted, rooms.walls, rooms.sessions)
-        effect = await preview(permitted, plan, rooms.sessions, rooms.cursors)
+        effect = await preview(permitted, plan, rooms.sessions)
         action = action_of(permitted, plan, effect)
         if action.document["tool"] != f"{approval.tool}@{approval.tool_version}":
             raise InvalidParams("The tool has another version now.", fields=["arguments"])
@@ -155,7 +160,7 @@ class ResumedWay:
         try:
             permitted = self._pass(self._request(stored))
             plan = make_plan(permitted, rooms.walls, rooms.sessions)
-            effect = await preview(permitted, plan, rooms.sessions, rooms.cursors)
+            effect = await preview(permitted, plan, rooms.sessions)
         except EngineError:
             return None
         action = action_of(permitted, plan, effect)

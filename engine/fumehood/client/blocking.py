@@ -25,6 +25,7 @@ from fumehood.model.events import Event
 from fumehood.model.json_types import JsonObject
 from fumehood.model.status import Health, Readiness
 from fumehood.model.tool import ToolDefinition
+from fumehood.model.usage_table import UsageTable
 
 
 class AnyClient:
@@ -191,6 +192,17 @@ class Client(SessionMethods, AnyClient):
             Refused: no such call, somebody else's, or no longer kept.
         """
         return self._transport.send(approvals.call_state(call_id))
+
+    def usage(self, by: str | Iterable[str] | None = None, **query: Any) -> UsageTable:
+        """What this caller's calls took together, and what the budgets that limit it have left.
+
+        `by` is what to group by: principal, agent, session, tool (the default), day. `query` is
+        the rest of `UsageQuery`: since, until, agent, session, tool.
+
+        Raises:
+            Refused: the query is wrong.
+        """
+        return self._transport.send(callers.usage(by, query))
 
     def call_record(self, call_id: str) -> CallRecord:
         """One call of this caller's own.

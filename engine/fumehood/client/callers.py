@@ -22,6 +22,7 @@ from fumehood.model.events import Event, last_event
 from fumehood.model.json_types import JsonObject
 from fumehood.model.status import Health, Readiness
 from fumehood.model.tool import ToolDefinition
+from fumehood.model.usage_table import UsageTable
 from fumehood.wire.blob_urls import parse_blob_url
 from fumehood.wire.messages import decode_envelope
 
@@ -114,6 +115,12 @@ def calls(**query: Any) -> Ask[CallPage]:
     """A page of the caller's own calls."""
     read = data_of(CallList)
     return Ask("GET", address("calls") + query_text(query), lambda raw: read(raw).page)
+
+
+def usage(by: str | Iterable[str] | None, query: JsonObject) -> Ask[UsageTable]:
+    """What calls took together; `by` is one name or several."""
+    names = by if by is None or isinstance(by, str) else ",".join(by)
+    return Ask("GET", address("usage") + query_text({"by": names, **query}), data_of(UsageTable))
 
 
 def call_record(call_id: str) -> Ask[CallRecord]:

@@ -22,6 +22,7 @@ from fumehood.daemon.peer import Face
 from fumehood.daemon.routes import (
     agents,
     approvals,
+    audit,
     authority,
     blobs,
     calls,
@@ -33,6 +34,7 @@ from fumehood.daemon.routes import (
     sessions,
     stream,
     tools,
+    usage,
 )
 from fumehood.engine import Engine
 from fumehood.model.errors import (
@@ -52,6 +54,7 @@ OPERATIONS = [
     *blobs.OPERATIONS,
     *sessions.OPERATIONS,
     *session_files.OPERATIONS,
+    *usage.OPERATIONS,
     *health.OPERATIONS,
     *openapi.OPERATIONS,
 ]
@@ -63,6 +66,8 @@ CONTROL_OPERATIONS = [
     *registry.OPERATIONS,
     *authority.OPERATIONS,
     *approvals.CONTROL_OPERATIONS,
+    *audit.OPERATIONS,
+    *usage.CONTROL_OPERATIONS,
     *health.OPERATIONS,
     *openapi.OPERATIONS,
 ]

@@ -49,6 +49,8 @@ MICROS = 6
 MAX_REMEMBERED = 4096
 """Pairs of tool and agent whose budgets are known without looking."""
 
+TOTAL = Period.TOTAL.value
+
 UNITS = (Unit.CALLS, Unit.TOKENS, Unit.MONEY)
 
 _Figures = tuple[int, int, int]
@@ -116,7 +118,8 @@ class Budgets:
         """Never set: what is over may wait for the next hour."""
         self.is_empty = not rules
         if rules:
-            self._load(counters.load_now(_day(now())))
+            day = _day(now())
+            self._load(counters.load_now(day), day)
 
     def exceeded(self, spender: Spender, estimate: Amounts) -> Exceeded | None:
         """The budget that has too little left for the call; of several, the last to reset.
@@ -177,8 +180,9 @@ class Budgets:
     def standings(self, principal: Principal | None = None) -> list[BudgetStanding]:
         """What is left now, of every budget, or of those that limit one principal."""
         current = {key: account for key, account in self._accounts.items() if self._is_now(key)}
+        day = _day(self._now())
         for rule in self._rules:
-            key = CounterKey(rule.name, self._plain_subject(rule, principal), self._period(rule))
+            key = CounterKey(rule.name, self._plain_subject(rule, principal), rule.period(day))
             if set(rule.rule.per) <= ({"principal"} if principal is not None else set()):
                 current.setdefault(key, _Account(rule, key))
         seen = (account for account in current.values() if account.is_for(principal))
@@ -205,7 +209,8 @@ class Budgets:
         idle = [account for account in self._accounts.values() if self._may_forget(account)]
         for account in idle:
             del self._accounts[account.key]
-        await self._give_back(idle)
+        if idle:
+            await self._give_back(idle)
         return await self._table.prune(now)
 
     async def close(self) -> None:
@@ -214,20 +219,23 @@ class Budgets:
         Raises:
             WriteFailed: it does.
         """
-        await self._give_back([one for one in self._accounts.values() if not any(one.held)])
+        if not self.is_empty:
+            # Also where nothing is left to give: what nobody waited for is written then, too.
+            await self._give_back([one for one in self._accounts.values() if not any(one.held)])
 
-    def _load(self, rows: Iterable[CounterRow]) -> None:
+    def _load(self, rows: Iterable[CounterRow], day: str) -> None:
         """What is reserved, counts: it may have been spent."""
         rules = {rule.name: rule for rule in self._rules}
         for row in rows:
             rule = rules.get(row.key.budget)
-            if rule is not None and rule.counts_by(row.key, self._period(rule)):
+            if rule is not None and rule.counts_by(row.key, rule.period(day)):
                 account = self._accounts.setdefault(row.key, _Account(rule, row.key))
                 account.begin_with(row)
 
     def _keys(self, spender: Spender) -> list[tuple[_Rule, CounterKey]]:
+        day = _day(self._now())
         return [
-            (rule, CounterKey(rule.name, subject_of(spender, rule.rule.per), self._period(rule)))
+            (rule, CounterKey(rule.name, subject_of(spender, rule.rule.per), rule.period(day)))
             for rule in self._rules_for(spender)
         ]
 
@@ -240,9 +248,6 @@ class Budgets:
             found = tuple(rule for rule in self._rules if rule.covers(*pair))
             self._covering[pair] = found
         return found
-
-    def _period(self, rule: _Rule) -> str:
-        return Period.TOTAL.value if rule.is_total else _day(self._now())
 
     async def _accounts_of(self, spender: Spender) -> list[_Account]:
         """The counters of a call; those that memory does not have are looked for on the disk."""
@@ -290,8 +295,7 @@ class Budgets:
             if account.is_ahead:
                 account.marks, account.is_unsure = list(account.spent), False
                 rows += account.rows(account.spent)
-        if rows:
-            await self._table.give_back(rows, self._now())
+        await self._table.give_back(rows, self._now())
 
     def _may_forget(self, account: _Account) -> bool:
         """Nothing is held, and its day is over, or nobody used its session for an hour."""
@@ -300,7 +304,7 @@ class Budgets:
         return not any(account.held) and (is_idle_session or not self._is_now(account.key))
 
     def _is_now(self, key: CounterKey) -> bool:
-        return key.period in (Period.TOTAL.value, _day(self._now()))
+        return key.period in (TOTAL, _day(self._now()))
 
     @staticmethod
     def _plain_subject(rule: _Rule, principal: Principal | None) -> Subject:
@@ -330,6 +334,10 @@ class _Rule:
     @property
     def is_total(self) -> bool:
         return self.rule.period is Period.TOTAL
+
+    def period(self, day: str) -> str:
+        """Which of its counters is the one of today."""
+        return TOTAL if self.is_total else day
 
     def counts_by(self, key: CounterKey, period: str) -> bool:
         """Whether a counter is still one of its own: `per` and period may have been others."""
@@ -368,7 +376,10 @@ class _Account:
     @property
     def is_short(self) -> bool:
         """More is spent or held than is durable."""
-        return any(self.spent[i] + self.held[i] > self.marks[i] for i, _ in self.rule.limits)
+        for i, _ in self.rule.limits:  # noqa: SIM110  # on the way of every call: no generator
+            if self.spent[i] + self.held[i] > self.marks[i]:
+                return True
+        return False
 
     @property
     def is_ahead(self) -> bool:
@@ -378,10 +389,10 @@ class _Account:
     @property
     def is_far_ahead(self) -> bool:
         """More than two blocks are reserved that nobody holds."""
-        return any(
-            self.marks[i] - self.spent[i] - self.held[i] > 2 * (limit // BLOCKS)
-            for i, limit in self.rule.limits
-        )
+        for i, limit in self.rule.limits:
+            if self.marks[i] - self.spent[i] - self.held[i] > 2 * (limit // BLOCKS):
+                return True
+        return False
 
     @property
     def is_unused(self) -> bool:
@@ -408,11 +419,11 @@ class _Account:
 
     def hold(self, needed: _Figures) -> None:
         self.was_used = True
-        for i in range(len(UNITS)):
+        for i, _ in self.rule.limits:
             self.held[i] += needed[i]
 
     def settle(self, held: _Figures, taken: _Figures) -> None:
-        for i in range(len(UNITS)):
+        for i, _ in self.rule.limits:
             self.held[i] -= held[i]
             self.spent[i] += taken[i]
 
@@ -522,6 +533,8 @@ def _figures(amounts: Amounts, rounding: str) -> _Figures:
 
 
 def _micros(amount: Decimal, rounding: str) -> int:
+    if not amount:
+        return 0
     return int(amount.scaleb(MICROS).to_integral_value(rounding))
 
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, RootModel
 
 from fumehood.model.agent import Agent, Binding
 from fumehood.model.approval import Approval, ApprovalPage, RememberedRule
+from fumehood.model.audit import AuditRecord
 from fumehood.model.authority import ApproverInfo, Change, TokenInfo
 from fumehood.model.call_log import CallPage, CallRecord
 from fumehood.model.envelope import Envelope
@@ -243,3 +244,10 @@ class RememberedAnswer(_Data):
     """One such rule: as it is now, or as it would be saved."""
 
     rule: RememberedRule
+
+
+class AuditPage(_Data):
+    """Rows of the audit chain, oldest first; `next_cursor` is what `after` goes on with."""
+
+    items: tuple[AuditRecord, ...]
+    pagination: Pagination

@@ -124,7 +124,7 @@ class CallLog:
         self._unpruned = 0
         self.overdue.clear()
         await self._database.flush()
-        oldest_kept = _as_kept(now - timedelta(days=self._kept_days))
+        oldest_kept = as_kept(now - timedelta(days=self._kept_days))
         gone: list[int] = await self._database.read(
             lambda connection: _outdated(connection, oldest_kept, self._kept)
         )
@@ -168,9 +168,9 @@ def _page(connection: Connection, principal_id: str, query: CallQuery) -> CallPa
 def _filters(query: CallQuery) -> list[ColumnElement[bool]]:
     filters = []
     if query.since is not None:
-        filters.append(CALLS.c.at >= _as_kept(query.since))
+        filters.append(CALLS.c.at >= as_kept(query.since))
     if query.until is not None:
-        filters.append(CALLS.c.at < _as_kept(query.until))
+        filters.append(CALLS.c.at < as_kept(query.until))
     if query.agent is not None:
         filters.append(CALLS.c.agent_id == query.agent)
     if query.tool is not None:
@@ -213,6 +213,6 @@ def _deletion(batch: Sequence[int]) -> Job[int]:
     return lambda connection: connection.execute(chosen).rowcount
 
 
-def _as_kept(moment: datetime) -> str:
+def as_kept(moment: datetime) -> str:
     """A time in the form of the column `at`, to compare with: UTC, milliseconds."""
     return f"{moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"

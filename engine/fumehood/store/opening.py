@@ -50,12 +50,34 @@ def open_engines(path: Path) -> tuple[Engine, Engine]:
             writing.dispose()
             raise
     except (sqlite3.DatabaseError, DatabaseError) as error:
-        if _is_damage(error):
-            raise DamagedState(damage_words(path)) from None
-        raise StoreError(f"The database {path} cannot be opened: {in_words(error)}.") from None
+        raise _refusal(path, error) from None
     except OSError as error:
         raise StoreError(f"The database {path} cannot be opened: {error.strerror}.") from None
     return writing, _reading_engine(path)
+
+
+def open_to_read(path: Path) -> Engine:
+    """One engine to read, beside whoever may be writing; nothing is made or migrated.
+
+    Raises:
+        NewerState, ForeignState, DamagedState: the file is left as it is.
+        StoreError: it cannot be opened, or an older engine wrote it.
+    """
+    try:
+        if not _has_content(path):
+            raise StoreError(f"There is no database {path}.")
+        _check(path)
+        engine = _reading_engine(path)
+        with engine.connect() as connection:
+            version = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
+    except (sqlite3.DatabaseError, DatabaseError) as error:
+        raise _refusal(path, error) from None
+    except OSError as error:
+        raise StoreError(f"The database {path} cannot be opened: {error.strerror}.") from None
+    if version != len(STEPS):
+        engine.dispose()
+        raise StoreError(f"An older engine wrote the database {path}. Start this one once.")
+    return engine
 
 
 def open_memory() -> Engine:
@@ -217,6 +239,12 @@ def _migrate(engine: Engine) -> None:
 
 def _uri(path: Path, how: str) -> str:
     return f"file:{quote(os.fspath(path.absolute()))}?{how}"
+
+
+def _refusal(path: Path, error: BaseException) -> StoreError:
+    if _is_damage(error):
+        return DamagedState(damage_words(path))
+    return StoreError(f"The database {path} cannot be opened: {in_words(error)}.")
 
 
 def _is_damage(error: BaseException) -> bool:

@@ -24,7 +24,7 @@ from fumehood.store.errors import (
 )
 from fumehood.store.migrations import STEPS
 from fumehood.store.schema import METADATA
-from support.state import Events, keys, put
+from support.state import Events, keys, pages_of, put
 
 pytestmark = pytest.mark.row("D6")
 
@@ -234,14 +234,6 @@ def test_damage_deep_inside_is_found_after_a_crash(home: Path, path: Path) -> No
     with pytest.raises(DamagedState):
         open_database(path)
     assert contents(home) == before
-
-
-def pages_of(path: Path, *names: str) -> list[int]:
-    """The first page of each table or index; pages are numbered from 1."""
-    connection = sqlite3.connect(path)
-    found = dict(connection.execute("SELECT name, rootpage FROM sqlite_master").fetchall())
-    connection.close()
-    return [found[name] for name in names]
 
 
 def test_damage_that_shows_later_is_an_error_and_said_once(path: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 
-import anyio
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
@@ -182,16 +181,14 @@ async def await_approval_changes(request: Request) -> Response:
     await require_approver(request)
     query = query_of(ChangesQuery, request)
     engine = engine_of(request)
-    changes = query.after
     try:
-        with anyio.move_on_after(query.wait):
-            changes = await engine.desk.next_change(query.after)
+        changes = await engine.desk.next_change(query.after, within_s=query.wait)
     except asyncio.CancelledError:
         if not engine.is_draining:
             raise
         stopping = ShuttingDown("The engine is stopping. Ask again when it is back.")
         return envelope_response(engine.refusal(stopping))
-    return answer(request, ApprovalChanges(changes=max(changes, 0)))
+    return answer(request, ApprovalChanges(changes=changes))
 
 
 async def list_remembered(request: Request) -> Response:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -12,11 +11,10 @@ from fumehood.daemon.answers import answer, engine_of, envelope_response, read_j
 from fumehood.daemon.caller import principal_of, require_principal
 from fumehood.daemon.leaving import cancelled_with
 from fumehood.daemon.operation import Needs, Operation
-from fumehood.daemon.routes.approvals import for_its_caller
 from fumehood.daemon.routes.tools import TOOL
 from fumehood.engine import Engine, parse_call_body, parse_call_query
 from fumehood.model.answers import CallAnswer, CallList, Pagination
-from fumehood.model.approval import Approval, ApprovalQuery
+from fumehood.model.approval import Approval
 from fumehood.model.call import CallBody
 from fumehood.model.call_log import CallQuery, CallRecord
 from fumehood.model.envelope import UsageReport
@@ -29,7 +27,6 @@ from fumehood.model.errors import (
     ResourceNotFound,
     Unauthorized,
 )
-from fumehood.model.identity import Principal
 from fumehood.observe.clock import timestamp
 
 CALL_ERRORS = frozenset(ERROR_CODES.values()) - {MethodNotAllowed}
@@ -85,7 +82,7 @@ async def show_call(request: Request) -> Response:
     principal = require_principal(request)
     call_id: str = request.path_params["call_id"]
     engine = engine_of(request)
-    approval = await _approval_of(engine, call_id, principal)
+    approval = await engine.desk.of_call(call_id, principal)
     envelope = await engine.desk.answer_of(call_id, principal)
     try:
         record = await engine.find_call(call_id, principal)
@@ -94,16 +91,6 @@ async def show_call(request: Request) -> Response:
             raise
         record = _waiting(approval, engine)
     return answer(request, CallAnswer(call=record, approval=approval, envelope=envelope))
-
-
-async def _approval_of(engine: Engine, call_id: str, principal: Principal) -> Approval | None:
-    """The newest one: of a call that was asked about again it is the one that counts."""
-    try:
-        query = ApprovalQuery(call_id=call_id, limit=1)
-    except ValidationError:  # too long to be any call's id
-        return None
-    found = (await engine.desk.list(query, principal=principal)).items
-    return for_its_caller(found[0]) if found else None
 
 
 def _waiting(approval: Approval, engine: Engine) -> CallRecord:
