@@ -86,13 +86,13 @@ class EnginePolicy:
             await watch(watched, take, partial(log_fault, self._log, "policy.failed"))
 
     async def reload(self, by: Principal) -> PolicyStatus:
-        """Read the file now, without waiting for the next look.
+        """Read the file now, without waiting for the next look; without one there is nothing to do.
 
         Raises:
-            InvalidParams: there is no file, or it is faulty; the old rules stay.
+            InvalidParams: it is faulty; the old rules stay.
         """
         if self._file is None:
-            raise InvalidParams("This engine has no policy_file in its configuration.")
+            return self.status()
         try:
             policy = await anyio.to_thread.run_sync(self._file.load)
         except PolicyError as refused:

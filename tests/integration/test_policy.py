@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conftest import FUMEHOOD, StartDaemon, make_first_approver
+from conftest import FUMEHOOD, StartDaemon, launch, make_first_approver, wait_until_ready
 from fumehood import Config, ControlClient, Engine, Refused, tool
 from fumehood.model.policy import PolicyError
 from support.authority import Authority, ask
@@ -43,8 +46,8 @@ class PolicyPlace:
         unfinished.rename(self.path)
 
 
-@pytest.fixture
-def place(home: Path) -> PolicyPlace:
+def place_in(home: Path) -> PolicyPlace:
+    """Beside the state of an engine."""
     directory = home / "rules"
     directory.mkdir(mode=0o700)
     made = PolicyPlace(directory)
@@ -53,10 +56,27 @@ def place(home: Path) -> PolicyPlace:
 
 
 @pytest.fixture
+def place(home: Path) -> PolicyPlace:
+    return place_in(home)
+
+
+@pytest.fixture
 def authority(home: Path, place: PolicyPlace, start_daemon: StartDaemon) -> Authority:
+    """A daemon of the test's own, whose file it may change."""
     credential = make_first_approver(home)
     start_daemon(policy_file=str(place.path))
     return Authority(home, credential)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Authority]:
+    """One for those that leave the file alone."""
+    home = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
+    credential = make_first_approver(home)
+    daemon = wait_until_ready(launch(home, policy_file=str(place_in(home).path)))
+    yield Authority(home, credential)
+    assert daemon.stop() == 0, daemon.log
+    shutil.rmtree(home, ignore_errors=True)
 
 
 def code_of(authority: Authority, expression: str, **options: Any) -> str | None:
@@ -72,17 +92,17 @@ def events(authority: Authority, name: str) -> list[dict[str, Any]]:
 
 @pytest.mark.row("A1", "P12")
 def test_call_is_denied_asked_for_or_let_through_and_a_dry_run_names_the_rule(
-    authority: Authority,
+    shared: Authority,
 ) -> None:
     body: dict[str, Any] = {"arguments": {"expression": "6 * 7"}}
-    denied = ask(authority.engine_socket, "POST", "/v1/tools/calculator/call", body)
+    denied = ask(shared.engine_socket, "POST", "/v1/tools/calculator/call", body)
     assert denied.code == "PERMISSION_DENIED"
     assert "Sixes are unlucky." in denied.body["error"]["message"]
     assert denied.body["error"]["details"]["rule"] == "no-sixes"
-    assert code_of(authority, "7 + 1") == "REQUIRES_HUMAN_APPROVAL"
-    assert code_of(authority, "5 + 1") is None
+    assert code_of(shared, "7 + 1") == "REQUIRES_HUMAN_APPROVAL"
+    assert code_of(shared, "5 + 1") is None
     rehearsed = {"arguments": {"expression": "7 + 1"}, "options": {"dry_run": True}}
-    told = ask(authority.engine_socket, "POST", "/v1/tools/calculator/call", rehearsed)
+    told = ask(shared.engine_socket, "POST", "/v1/tools/calculator/call", rehearsed)
     assert told.body["data"]["policy"]["rule"] == "sevens"
     assert told.body["data"]["would_run"] is False
 
@@ -110,6 +130,7 @@ def test_changed_file_counts_without_a_restart_and_a_faulty_one_changes_nothing(
     assert code_of(authority, "5 + 1") == "PERMISSION_DENIED"
     place.put(DENY_SIXES)
     wait_until(lambda: code_of(authority, "6 + 1") == "PERMISSION_DENIED")
+    wait_until(lambda: len(events(authority, "policy.loaded")) == 3)
     versions = [event["version"] for event in events(authority, "policy.loaded")]
     assert len(set(versions)) == 3
     wait_until(lambda: len(_loads(authority)) == 3)
@@ -166,36 +187,37 @@ def test_rules_are_shown_to_authority_only_and_read_anew_by_admin_only(
 
 
 @pytest.mark.row("A1")
-def test_shadow_rule_is_counted_and_logged_and_stops_nothing(authority: Authority) -> None:
-    assert [code_of(authority, "8"), code_of(authority, "8", dry_run=True)] == [None, None]
-    rules = {rule["id"]: rule for rule in authority.do("GET", "/v1/policy")["rules"]}
+def test_shadow_rule_is_counted_and_logged_and_stops_nothing(shared: Authority) -> None:
+    assert [code_of(shared, "8"), code_of(shared, "8", dry_run=True)] == [None, None]
+    rules = {rule["id"]: rule for rule in shared.do("GET", "/v1/policy")["rules"]}
     assert rules["eights"]["would_have_decided"] == 1  # a dry run is no call
-    (event,) = events(authority, "policy.shadow")
+    wait_until(lambda: bool(events(shared, "policy.shadow")))
+    (event,) = events(shared, "policy.shadow")
     assert (event["tool"], event["rules"]) == ("calculator", ["eights would deny"])
 
 
 @pytest.mark.row("A1", "R3")
-def test_policy_sees_what_will_run_and_not_what_was_sent(authority: Authority) -> None:
+def test_policy_sees_what_will_run_and_not_what_was_sent(shared: Authority) -> None:
     """*Source*: an approver who saw the model's arguments (control.md, A.2: pydantic-ai #6968)."""
-    authority.do("POST", "/v1/agents", {"id": "clerk", "principals": ["token:robot"]})
-    token = authority.token("robot", principal_id="token:robot", agents=["clerk"])
+    shared.do("POST", "/v1/agents", {"id": "clerk", "principals": ["token:robot"]})
+    token = shared.token("robot", principal_id="token:robot", agents=["clerk"])
     tool = "/v1/agents/clerk/tools/calculator"
     call: dict[str, Any] = {"arguments": {}, "options": {"agent_id": "clerk"}}
     for bound in ({"fixed": {"expression": "6"}}, {"defaults": {"expression": "6"}}):
-        authority.do("PUT", tool, bound)
-        asked = ask(authority.engine_socket, "POST", "/v1/tools/calculator/call", call, token)
+        shared.do("PUT", tool, bound)
+        asked = ask(shared.engine_socket, "POST", "/v1/tools/calculator/call", call, token)
         assert asked.code == "PERMISSION_DENIED", bound
     wish = {"tool": "calculator", "agent_id": "clerk", "principal_id": "token:robot"}
-    told = authority.do("POST", "/v1/policy/explain", wish)
+    told = shared.do("POST", "/v1/policy/explain", wish)
     assert (told["verdict"], told["rule"]) == ("deny", "no-sixes")
-    authority.do("PUT", tool, {"fixed": {"expression": "5"}})
-    asked = ask(authority.engine_socket, "POST", "/v1/tools/calculator/call", call, token)
+    shared.do("PUT", tool, {"fixed": {"expression": "5"}})
+    asked = ask(shared.engine_socket, "POST", "/v1/tools/calculator/call", call, token)
     assert asked.code is None
 
 
 @pytest.mark.row("A1", "D1")
-def test_client_shows_explains_and_reloads(authority: Authority) -> None:
-    with ControlClient(authority.control_socket, credential=authority.credential) as client:
+def test_client_shows_explains_and_reloads(shared: Authority) -> None:
+    with ControlClient(shared.control_socket, credential=shared.credential) as client:
         assert [rule.id for rule in client.policy.show().rules] == ["no-sixes", "sevens", "eights"]
         told = client.policy.explain("calculator", {"expression": "7"}, agent_id=None)
         assert (told.verdict, told.rule) == ("ask", "sevens")
@@ -298,12 +320,12 @@ def test_policy_is_tried_out_without_a_daemon(home: Path, place: PolicyPlace) ->
 
 
 @pytest.mark.row("A1")
-def test_command_line_asks_the_daemon(authority: Authority) -> None:
+def test_command_line_asks_the_daemon(shared: Authority) -> None:
     def asked(*arguments: str) -> dict[str, Any]:
         done = subprocess.run(
             [str(FUMEHOOD), "policy", *arguments, "--credential-stdin"], timeout=60,
-            input=authority.credential, capture_output=True, text=True,
-            env={"FUMEHOOD_HOME": str(authority.home), "PATH": "/usr/bin:/bin"},
+            input=shared.credential, capture_output=True, text=True,
+            env={"FUMEHOOD_HOME": str(shared.home), "PATH": "/usr/bin:/bin"},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         answer: dict[str, Any] = json.loads(done.stdout)
