@@ -9,6 +9,7 @@ what was approved and not started starts, and what was started and has no end is
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -107,6 +108,10 @@ class CallWay(Protocol):
 
     async def answer(self, stored: StoredApproval, error: EngineError) -> Envelope:
         """The envelope of a call that ends here."""
+        ...
+
+    async def resolved(self, stored: StoredApproval, resolution: Resolution, by: str) -> Envelope:
+        """The envelope of a call of which a human has found out what became of it."""
         ...
 
     def record(self, stored: StoredApproval, envelope: Envelope) -> None:
@@ -230,7 +235,8 @@ class ApprovalDesk:
                 retry_after_ms=60_000,
             )
         self._pending[who] = own + 1
-        await self._table.create(stored)
+        with anyio.CancelScope(shield=True):  # a commit, which nobody can take back half-way
+            await self._table.create(stored)
         self._tell(stored.approval)
 
     def _is_full(self, who: str) -> bool:
@@ -238,10 +244,7 @@ class ApprovalDesk:
         return is_full or self._pending.get(who, 0) >= self._rules.max_pending_of_one
 
     async def wait(self, approval_id: str, seconds: float, live: Live | None) -> Envelope | None:
-        """The call's answer, once there is one; None where it did not come in time.
-
-        Who is cancelled by its own caller meanwhile cancels the call.
-        """
+        """The call's answer, once there is one; None where it did not come in time."""
         followed = approval_id
         try:
             with anyio.move_on_after(seconds):
@@ -256,16 +259,16 @@ class ApprovalDesk:
                     if stored.answer is not None:
                         return decode_envelope(stored.answer.encode())
                     await self._until_changed(changes)
-        except BaseException:
-            if live is not None and live.is_cancelled:
-                with anyio.CancelScope(shield=True), anyio.move_on_after(10):
-                    await self._cancel(followed, "its caller")
-            raise
         finally:
             for waiting in self._followers.values():
                 if live in waiting:
                     waiting.remove(live)
         return None
+
+    async def give_up(self, approval_id: str, by: str) -> None:
+        """Take a call back whose caller has cancelled it, as far as it is not over."""
+        with contextlib.suppress(IdempotencyConflict, ResourceNotFound):
+            await self._cancel((await self.newest(approval_id)).id, by)
 
     async def newest(self, approval_id: str) -> Approval:
         """The approval, or the one that asks again in its place."""
@@ -448,8 +451,8 @@ class ApprovalDesk:
         now = self.now()
         step = Step(
             "approval.resolved", by.id, now, frozenset({ApprovalState.INTERRUPTED}), to,
-            event="approval.ended", details={"outcome": resolution.outcome,
-            "note": resolution.note},
+            answer=await self.way.resolved(stored, resolution, by.id), event="approval.ended",
+            details={"outcome": resolution.outcome, "note": resolution.note},
         )  # fmt: skip
         return (await self._decided(approval_id, step)).approval
 

@@ -13,6 +13,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import anyio
+
 from fumehood.call.action import Action, action_of, changed_fields
 from fumehood.call.approve import approved_by_human, stored_approval
 from fumehood.call.authorise import PermittedCall, authorise
@@ -29,12 +31,13 @@ from fumehood.call.validate import validate
 from fumehood.executors.effects import Effect
 from fumehood.executors.live import Live
 from fumehood.executors.outcome import Outcome
-from fumehood.model.approval import ApprovalState
+from fumehood.model.approval import ApprovalState, Resolution
 from fumehood.model.call import CallOptions, CallRequest
 from fumehood.model.envelope import Envelope
 from fumehood.model.errors import (
     ApprovalExpired,
     EngineError,
+    ExecutionError,
     InternalError,
     InvalidParams,
     PermissionDenied,
@@ -45,6 +48,9 @@ from fumehood.model.json_types import JsonObject
 from fumehood.observe.trail import Trail
 from fumehood.store.approvals import StoredApproval
 from fumehood.store.errors import ReadFailed, WriteFailed
+
+KEEP_AGAIN_S = 2.0
+"""How long after a disk that refused an answer is asked again."""
 
 PrincipalAgain = Callable[[StoredApproval], Principal | None]
 """Who asked, with the authority that this caller has now; None where it has none any more."""
@@ -63,44 +69,52 @@ class ResumedWay:
         Raises:
             ReadFailed, WriteFailed: nothing was done that the state does not say.
         """
-        rooms, approval = self.rooms, stored.approval
         live.attach()
-        trail = self._trail(stored)
-        changed: tuple[str, ...] = ()
-        held = Held()
-        ending: Outcome | EngineError
+        trail, held = self._trail(stored), Held()
+        try:
+            ending, changed = await self._ending(stored, trail, live, held)
+            live.close()
+            if isinstance(ending, WorkspaceChanged):
+                again = await self._ask_again(stored)
+                if again is not None:
+                    await self.rooms.desk.ask_again(stored, again)
+                    return
+            await self._end(stored, ending, trail, held, changed)
+        finally:
+            held.release()  # where nothing was settled
+
+    async def _ending(
+        self, stored: StoredApproval, trail: Trail, live: Live, held: Held
+    ) -> tuple[Outcome | EngineError, tuple[str, ...]]:
+        """What became of the call, and what was not as approved any more."""
+        approval, rooms = stored.approval, self.rooms
         try:
             permitted = self._permitted(stored, trail)
             action = self._action(permitted, stored)
             if action.digest != approval.action_digest:
                 changed = changed_fields(approval.binding or {}, action.document)
-                raise _not_as_approved(changed)
+                return _not_as_approved(changed), changed
             mine = claimed(permitted, None)  # its key is the approval's
             approved = trail.passed("approve", approved_by_human(mine, stored))
-            ending = await run_approved(approved, trail, rooms, live, held)
+            return await run_approved(approved, trail, rooms, live, held), ()
+        except WorkspaceChanged as refusal:
+            return refusal, ("workspace",)
+        except (ReadFailed, WriteFailed) as fault:
+            if not held.has_begun:
+                raise  # nothing was done: the yes is still good, and is tried again
+            return fault, ()
         except EngineError as refusal:
-            ending = refusal
-        except (ReadFailed, WriteFailed):
-            raise
+            return refusal, ()
         except Exception as fault:
             trail.fault("call.internal_error", fault)
-            ending = InternalError(
+            return InternalError(
                 "The engine failed inside. Its owner finds the reason in the log under this "
                 "trace id."
-            )
+            ), ()
         except asyncio.CancelledError:
             if not live.close():
                 raise  # the engine stops; what has begun will be found to be interrupted
-            ending = cancelled_ending(self._request(stored), live, trail)
-        live.close()
-        if isinstance(ending, WorkspaceChanged):
-            again = await self._ask_again(stored)
-            if again is not None:
-                held.release()
-                await rooms.desk.ask_again(stored, again)
-                return
-            changed = ("workspace",)
-        await self._end(stored, ending, trail, held, changed)
+            return cancelled_ending(self._request(stored), live, trail), ()
 
     async def edited(self, stored: StoredApproval, arguments: JsonObject) -> Edited:
         """Other arguments, checked like those of a new call.
@@ -132,6 +146,25 @@ class ResumedWay:
         trail = self._trail(stored)
         return await compose(self._request(stored), error, trail, self.rooms)
 
+    async def resolved(self, stored: StoredApproval, resolution: Resolution, by: str) -> Envelope:
+        """The envelope of a call of which a human has found out what became of it."""
+        note = f" {resolution.note}" if resolution.note else ""
+        failed = await self.answer(
+            stored,
+            ExecutionError(
+                "This call was interrupted, and a human has found that it did not take effect."
+                f"{note}",
+                extra={"approval_id": stored.approval.id},
+            ),
+        )
+        if resolution.outcome == "failed":
+            return failed
+        said = {"outcome": resolution.outcome, "note": resolution.note, "by": by}
+        return failed.model_copy(
+            update={"success": True, "status": "success", "error": None,
+                    "data": {"resolution": said}}
+        )  # fmt: skip
+
     def record(self, stored: StoredApproval, envelope: Envelope) -> None:
         """Enter its end into the call log."""
         request, trail = self._request(stored), self._trail(stored)
@@ -151,7 +184,13 @@ class ResumedWay:
             to = ApprovalState.EXPIRED
         else:
             to = ApprovalState.DONE if envelope.success else ApprovalState.FAILED
-        await self.rooms.desk.end(stored, to, envelope, changed=changed)
+        while True:
+            try:
+                await self.rooms.desk.end(stored, to, envelope, changed=changed)
+                break
+            except WriteFailed as fault:  # what it came to is known, and is not to be lost
+                trail.fault("approval.answer_not_kept", fault)
+                await anyio.sleep(KEEP_AGAIN_S)
         record_ending(request, envelope, trail, self.rooms.calls)
 
     async def _ask_again(self, stored: StoredApproval) -> StoredApproval | None:
@@ -180,13 +219,15 @@ class ResumedWay:
             "resolve", resolve(request, rooms.registry, rooms.agents, rooms.clock.now().date())
         )
         validated = trail.passed("validate", validate(resolved))
-        return trail.passed("authorise", authorise(validated, rooms.policy, lambda: False))
+        return trail.passed(
+            "authorise", authorise(validated, rooms.policy, rooms.over_budget(validated))
+        )
 
     def _pass(self, request: CallRequest) -> PermittedCall:
         rooms = self.rooms
         today = rooms.clock.now().date()
         validated = validate(resolve(request, rooms.registry, rooms.agents, today))
-        return authorise(validated, rooms.policy, lambda: False)
+        return authorise(validated, rooms.policy, rooms.over_budget(validated))
 
     def _action(self, permitted: PermittedCall, stored: StoredApproval) -> Action:
         """What would happen now. The workspace is compared by whoever changes it."""

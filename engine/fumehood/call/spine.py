@@ -27,8 +27,9 @@ from fumehood.call.rooms import Rooms, spender_of
 from fumehood.call.validate import validate
 from fumehood.executors.live import Live
 from fumehood.executors.outcome import Outcome, cancelled
-from fumehood.gates.budget import Reservation, taken_by
+from fumehood.gates.budget import Reservation, refusal, taken_by
 from fumehood.model.call import CallRequest
+from fumehood.model.decision import Verdict
 from fumehood.model.envelope import Envelope
 from fumehood.model.errors import Cancelled, EngineError, InternalError
 from fumehood.observe.clock import timestamp
@@ -84,27 +85,26 @@ async def run_call(request: CallRequest, rooms: Rooms, live: Live | None = None)
             "authorise", authorise(validated, rooms.policy, rooms.over_budget(validated))
         )
         if request.options.dry_run:
-            return await conclude(
-                request,
-                trail.passed("rehearse", rehearse(permitted, rooms.walls, rooms.sessions)),
-                trail,
-                rooms,
-            )
+            exceeded = rooms.exceeded(validated)
+            rehearsed = rehearse(permitted, rooms.walls, rooms.sessions, exceeded)
+            return await conclude(request, trail.passed("rehearse", rehearsed), trail, rooms)
         if permitted.decision.shadow:
             _tell_shadow(permitted, rooms)
         found = await rooms.keys.claim(permitted, request.call_id, rooms.clock.now())
         if isinstance(found, Replay | Waiting):
             return await _answer_of_another(found, request, trail, rooms, live)
         held.claim = found
+        if permitted.decision.verdict is Verdict.ASK:
+            _refuse_unpayable(permitted, rooms)
         mine = trail.passed("claim", claimed(permitted, found))
         approved = await approve(mine, rooms.asking, trail, live)
         if isinstance(approved, Envelope):  # it was waited for, and is recorded already
             return approved
         outcome = await run_approved(trail.passed("approve", approved), trail, rooms, live, held)
         return await conclude(request, outcome, trail, rooms, held)
-    except EngineError as refusal:
+    except EngineError as refused:
         live.close()
-        return await conclude(request, refusal, trail, rooms, held)
+        return await conclude(request, refused, trail, rooms, held)
     except BaseException as fault:
         if live.close() and isinstance(fault, asyncio.CancelledError):
             ending = cancelled_ending(request, live, trail)
@@ -176,6 +176,17 @@ async def _answer_of_another(
         return found.envelope
     trail.is_parked = True
     return await wait_for(found.approval_id, request, rooms.desk, live)
+
+
+def _refuse_unpayable(permitted: PermittedCall, rooms: Rooms) -> None:
+    """Ask no human for what could not be carried out after the yes.
+
+    Raises:
+        QuotaExceeded: a budget has too little left, and no rule lets a human exceed it.
+    """
+    exceeded = rooms.exceeded(permitted.validated)
+    if exceeded is not None and not permitted.decision.may_exceed_budget:
+        raise refusal(exceeded, rooms.clock.now())
 
 
 async def _reserve(approved: ApprovedCall, rooms: Rooms, held: Held) -> None:

@@ -276,7 +276,11 @@ class ApprovalTable:
             answer = values["answer"] = pack_answer(step.answer)
             if before.idempotency_key is not None:
                 key = before.idempotency_key
-                idempotency.complete(connection, approval.principal_id, key, answer, step.at)
+                if approval.state is ApprovalState.INTERRUPTED:  # another one was told before
+                    end = idempotency.correct
+                else:
+                    end = idempotency.complete
+                end(connection, approval.principal_id, key, answer, step.at)
         document = {**_document(before), **step.document}
         values["action_digest"] = document.pop("action_digest", approval.action_digest)
         values["document"] = document

@@ -145,6 +145,16 @@ def free(connection: Connection, principal_id: str, key: str) -> None:
     connection.execute(delete(IDEMPOTENCY).where(_is_waiting(principal_id, key)))
 
 
+def correct(
+    connection: Connection, principal_id: str, key: str, answer_json: str, now: datetime
+) -> None:
+    """Another answer than the one that repeats got so far: a human has found out more."""
+    done = _is(principal_id, key) & (_KEY.state == KeyState.DONE.value)
+    done &= _KEY.approval_id.is_not(None)
+    values = {"answer": answer_json, "expires_at": stamp(now + KEY_LIFETIME)}
+    connection.execute(update(IDEMPOTENCY).where(done).values(values))
+
+
 def recover(connection: Connection, now: datetime) -> int:
     """At the start: what ran in an engine that is gone is lost; returns how many are unknown.
 

@@ -298,6 +298,26 @@ async def test_cancelling_by_call_id_reaches_a_call_that_runs_after_its_yes() ->
 
 
 @pytest.mark.row("A5")
+async def test_a_caller_that_cancels_while_it_waits_takes_the_call_back() -> None:
+    async with asking() as desk:
+        answers = []
+
+        async def wait() -> None:
+            answers.append(await desk.ask("a", wait_for_approval=5))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(wait)
+            with anyio.fail_after(10):
+                while not (found := await desk.engine.desk.list(ApprovalQuery())).items:
+                    await anyio.sleep(0.01)
+            await desk.engine.cancel_call(found.items[0].call_id, CALLER)
+        assert [answer.error.code for answer in answers] == ["CANCELLED"]
+        approval = await desk.engine.desk.show(found.items[0].id)
+        assert approval.state is ApprovalState.CANCELLED
+        assert desk.deeds.done == []
+
+
+@pytest.mark.row("A5")
 async def test_a_caller_that_waits_gets_the_calls_own_answer() -> None:
     async with asking() as desk:
         answers = []

@@ -108,7 +108,7 @@ async def test_a_human_resolves_what_was_interrupted(tmp_path: Path) -> None:
 
     deeds = Deeds(gate=anyio.Event())
     async with asking(tmp_path, deeds=deeds) as desk:
-        approval_id = await desk.parked("a")
+        approval_id = await desk.parked("a", idempotency_key="k")
         await desk.decide(approval_id)
         with anyio.fail_after(10):
             await deeds.begun.wait()
@@ -116,6 +116,10 @@ async def test_a_human_resolves_what_was_interrupted(tmp_path: Path) -> None:
         resolution = Resolution(outcome="done", note="The file is gone.")
         approval = await desk.engine.desk.resolve(approval_id, resolution, ALICE)
         assert approval.state is ApprovalState.DONE
+        again = await desk.ask("a", idempotency_key="k")
+        assert again.success
+        assert again.data["resolution"]["note"] == "The file is gone."
+    assert deeds.done == []
 
 
 @pytest.mark.parametrize("what", ["the definition", "the limits", "the answer of another rule"])

@@ -108,7 +108,7 @@ CONTROL: list[tuple[Ask[Any], str, Any]] = [
     (authority.changes(), "GET /v1/changes", None),
     (authority.audit_page(after=3, limit=5), "GET /v1/audit?after=3&limit=5", None),
     (authority.verify_audit(), "GET /v1/audit/verify", None),
-    (authority.rotate_audit_key(), "POST /v1/audit/rotate", {}),
+    (authority.rotate_audit_key(), "POST /v1/audit/rotate", None),
     (policy.show_policy(), "GET /v1/policy", None),
     (policy.reload_policy(), "POST /v1/policy/reload", None),
     (policy.explain("t", {"a": 1}, principal_id=None, agent_id="a", session_id=None),
