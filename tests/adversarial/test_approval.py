@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -17,11 +18,17 @@ import pytest
 from fumehood.call.incoming import parse_own_call
 from fumehood.call.resume import ResumedWay
 from fumehood.executors.live import Live
-from fumehood.model.approval import ApprovalQuery, ApprovalState, NewDecision, RememberWish
+from fumehood.model.approval import (
+    ApprovalQuery,
+    ApprovalState,
+    NewDecision,
+    RememberWish,
+    Resolution,
+)
 from fumehood.model.errors import EngineError, PermissionDenied
 from fumehood.sandbox.host import Host
 from fumehood.store.approvals import ApprovalTable
-from support.asking import ALICE, BOB, CALLER, NO, YES, Asking, asking
+from support.asking import ALICE, BOB, CALLER, NO, OTHER_CALLER, YES, Asking, Deeds, asking
 from support.policies import policy_of, rule
 
 pytestmark = pytest.mark.anyio
@@ -204,3 +211,34 @@ async def _outcome(desk: Asking) -> str:
     answer = await desk.ask("a", wait_for_approval=30)
     assert answer.error is not None
     return answer.error.code
+
+
+@pytest.mark.row("A4")
+async def test_nobody_resolves_its_own_interrupted_call_from_its_own_user(tmp_path: Path) -> None:
+    deeds = Deeds(gate=anyio.Event())
+    async with asking(tmp_path, deeds=deeds) as desk:
+        approval_id = await desk.parked("a")
+        await desk.decide(approval_id)
+        with anyio.fail_after(10):
+            await deeds.begun.wait()
+    async with asking(tmp_path, deeds=deeds) as desk:
+        said, resolve = Resolution(outcome="failed"), desk.engine.desk.resolve
+        with pytest.raises(PermissionDenied):
+            await resolve(approval_id, said, ALICE, peer=CALLER.id)
+        approval = await resolve(approval_id, said, ALICE, peer=OTHER_CALLER.id)
+        assert approval.state is ApprovalState.FAILED
+
+
+@pytest.mark.row("A6")
+async def test_large_calls_that_wait_are_shown_on_several_pages() -> None:
+    large = "x" * 1_000_000
+    async with asking() as desk:
+        for number in range(5):
+            await desk.parked(f"{number}{large}")
+        page = await desk.engine.desk.list(ApprovalQuery())
+        assert page.has_more
+        seen = [item.arguments["what"][:1] for item in page.items]
+        while page.has_more:
+            page = await desk.engine.desk.list(ApprovalQuery(cursor=page.next_cursor))
+            seen += [item.arguments["what"][:1] for item in page.items]
+        assert seen == ["4", "3", "2", "1", "0"]

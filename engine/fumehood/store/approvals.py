@@ -9,12 +9,13 @@ stand or fall together. Invariant: a state is only left for one that `Step.leave
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
-from sqlalchemy import ColumnElement, Connection, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, LargeBinary, cast, func, insert, select, update
 from sqlalchemy.engine import RowMapping
 
 from fumehood.model.approval import (
@@ -32,6 +33,9 @@ from fumehood.store.changes import stamp
 from fumehood.store.database import Database
 from fumehood.store.schema import APPROVALS, DECISIONS
 from fumehood.wire.kept_answers import pack_answer
+
+MAX_PAGE_BYTES = 8 * 1024 * 1024
+"""Of rows on one page: a call of its own may have arguments of as much."""
 
 
 class Chain(Protocol):
@@ -357,9 +361,9 @@ def _page(connection: Connection, query: ApprovalQuery, principal_id: str | None
         if seq is None:
             raise UnknownApproval
         wanted.append(APPROVALS.c.seq < seq)
-    listed = select(APPROVALS).where(*wanted).order_by(APPROVALS.c.seq.desc())
-    rows = connection.execute(listed.limit(query.limit + 1)).mappings().all()
-    shown = rows[: query.limit]
+    seqs, has_more = _that_fit(connection, wanted, query.limit)
+    listed = select(APPROVALS).where(APPROVALS.c.seq.in_(seqs)).order_by(APPROVALS.c.seq.desc())
+    shown = connection.execute(listed).mappings().all()
     words: dict[str, list[DecisionRecord]] = {}
     decided = select(DECISIONS).where(DECISIONS.c.approval_id.in_([row["id"] for row in shown]))
     for one in connection.execute(decided.order_by(DECISIONS.c.seq)).mappings():
@@ -368,13 +372,25 @@ def _page(connection: Connection, query: ApprovalQuery, principal_id: str | None
         _stored(row, words.get(row["id"], [])).approval.model_copy(update={"binding": None})
         for row in shown
     )
-    has_more = len(rows) > query.limit
     return ApprovalPage(
         items=items,
         has_more=has_more,
         next_cursor=items[-1].id if has_more else None,
         total_count=None if has_more or query.cursor is not None else len(items),
     )
+
+
+def _that_fit(
+    connection: Connection, wanted: Sequence[ColumnElement[bool]], limit: int
+) -> tuple[list[int], bool]:
+    """The newest rows that make one page, and whether there are more. One is always shown."""
+    size = func.length(cast(APPROVALS.c.document, LargeBinary))
+    newest = select(APPROVALS.c.seq, size).where(*wanted).order_by(APPROVALS.c.seq.desc())
+    rows = connection.execute(newest.limit(limit + 1)).all()
+    sizes = itertools.accumulate(row[1] for row in rows[:limit])
+    fit = [row[0] for row, so_far in zip(rows, sizes, strict=False) if so_far <= MAX_PAGE_BYTES]
+    fit = fit or [row[0] for row in rows[:1]]
+    return fit, len(rows) > len(fit)
 
 
 _IN_DOCUMENT = (

@@ -169,7 +169,10 @@ async def resolve_approval(request: Request) -> Response:
     document = await read_json(request)
     by = await require_approver(request)
     resolution = parse_body(Resolution, document)
-    return _approval(request, await engine_of(request).desk.resolve(_id(request), resolution, by))
+    approval = await engine_of(request).desk.resolve(
+        _id(request), resolution, by, peer=peer_principal_id(request)
+    )
+    return _approval(request, approval)
 
 
 async def await_approval_changes(request: Request) -> Response:
