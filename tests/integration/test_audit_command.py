@@ -78,6 +78,13 @@ def test_verify_tells_what_it_found_and_ends_with_it(chain: Path) -> None:
     assert [(found["problem"], found["seq"]) for found in told["findings"]] == [("removed", 6)]
 
 
+def test_it_is_said_where_a_cut_end_could_not_be_found(chain: Path) -> None:
+    assert "No anchor" not in audit(chain, "verify").stderr
+    (chain / "audit-anchors.jsonl").unlink()
+    run_sql(chain, "DELETE FROM audit")
+    assert "No anchor was compared" in audit(chain, "verify").stderr
+
+
 def test_anchor_from_elsewhere_counts_where_the_own_ones_are_gone(chain: Path) -> None:
     kept = chain / "elsewhere.jsonl"
     (chain / "audit-anchors.jsonl").rename(kept)

@@ -59,6 +59,12 @@ def verify(
         show_json(shown_verdict(verdict).model_dump(mode="json"))
     else:
         print("\n".join(printable(line) for line in report(verdict)))
+    if verdict.anchors == 0:
+        print(
+            "No anchor was compared: rows that were cut off at the end are not found. Give one "
+            "that was kept elsewhere with --anchor.",
+            file=sys.stderr,
+        )
     if not verdict.is_intact:
         raise typer.Exit(ExitCode.TOOL_FAILED)
 
