@@ -482,6 +482,11 @@ class ApprovalDesk:
                 await self._until_changed(after)
         return self._changes
 
+    async def finished(self) -> None:
+        """Wait, once the engine drains, until nothing is being carried out any more."""
+        while self._runs:
+            await next(iter(self._runs.values())).over.wait()
+
     # Inside.
 
     async def _step(

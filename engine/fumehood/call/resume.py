@@ -37,6 +37,7 @@ from fumehood.model.errors import (
     InternalError,
     InvalidParams,
     PermissionDenied,
+    ShuttingDown,
     WorkspaceChanged,
 )
 from fumehood.model.identity import Principal
@@ -77,6 +78,12 @@ class ResumedWay:
             mine = claimed(permitted, None)  # its key is the approval's
             approved = trail.passed("approve", approved_by_human(mine, stored))
             ending = await run_approved(approved, trail, rooms, live, held)
+        except ShuttingDown as stopping:
+            if not live.is_cancelled:  # the yes was not used up: it is when the engine is back
+                held.release()
+                live.close()
+                return
+            ending = stopping
         except EngineError as refusal:
             ending = refusal
         except (ReadFailed, WriteFailed):
