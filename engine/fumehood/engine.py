@@ -586,7 +586,7 @@ class Engine:
         self._own_calls.drain()
 
     async def drained(self) -> None:
-        """Wait, after `drain`, until no call runs any more."""
+        """Wait, after `drain`, until no call runs any more, those with a human's yes included."""
         await self._own_calls.drained()
         await self.desk.drained()
 

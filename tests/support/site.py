@@ -21,7 +21,7 @@ from typing import Any
 
 from conftest import CLEAN_ENVIRONMENT, FUMEHOOD
 from support.authority import make_first_approver
-from support.http import Answer, SocketClient
+from support.http import Answer
 from support.users import Installation, User, accounts, readable_installation
 from support.wait import wait_until
 
@@ -146,7 +146,7 @@ class Site:
         finally:
             os.umask(before)
         self.process = process
-        wait_until(lambda: process.poll() is not None or SocketClient.answers(self.engine_socket))
+        wait_until(lambda: process.poll() is not None or self.takes_calls())
         assert process.poll() is None, self.log
 
     def configure(self, extra: str) -> None:
@@ -170,6 +170,12 @@ class Site:
         assert self.process is not None
         self.process.terminate()
         return self.process.wait(timeout=40)
+
+    def takes_calls(self) -> bool:
+        """Whether it is there and does not stop."""
+        user = self.users.get("caller", ME)
+        answer = self.installation.ask_as(user, self.engine_socket, "GET", "/v1/ready")
+        return isinstance(answer, Answer) and answer.status == 200
 
     def kill(self) -> None:
         """As a fault of the machine would end it."""
@@ -313,11 +319,11 @@ class Site:
         return self.run("engine", "audit", *arguments)
 
     def audit_rows(self, kind: str) -> list[Any]:
-        """The rows of this kind, as they are exported."""
+        """The rows whose kind begins so, as they are exported."""
         exported = self.audit("export")
         assert exported.returncode == 0, exported.stderr
-        rows = [json.loads(line) for line in exported.stdout.splitlines()]
-        return [row for row in rows if row["kind"] == kind]
+        rows = [json.loads(json.loads(line)["body"]) for line in exported.stdout.splitlines()]
+        return [row for row in rows if row["kind"].startswith(kind)]
 
     @property
     def _run(self) -> Path:

@@ -44,6 +44,7 @@ from fumehood.model.errors import (
     RateLimited,
     RequiresHumanApproval,
     ResourceNotFound,
+    ShuttingDown,
 )
 from fumehood.model.identity import Principal, Scope
 from fumehood.model.json_types import JsonObject
@@ -664,8 +665,8 @@ class ApprovalDesk:
             stored = await self._get(approval_id)
             if stored.approval.state is ApprovalState.APPROVED:
                 await self.way.carry_out(stored, run.live)
-        except (ReadFailed, WriteFailed) as fault:
-            # It is as it was in the database; the desk looks again.
+        except (ReadFailed, WriteFailed, ShuttingDown) as fault:
+            # It is as it was in the database; the desk, or the next engine's, looks again.
             self._on_event("approval.not_carried_out", {"reason": str(fault)})
         finally:
             del self._runs[approval_id]

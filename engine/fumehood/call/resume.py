@@ -41,6 +41,7 @@ from fumehood.model.errors import (
     InternalError,
     InvalidParams,
     PermissionDenied,
+    ShuttingDown,
     WorkspaceChanged,
 )
 from fumehood.model.identity import Principal
@@ -67,7 +68,7 @@ class ResumedWay:
         """Carry an approved call out, and keep its answer.
 
         Raises:
-            ReadFailed, WriteFailed: nothing was done that the state does not say.
+            ReadFailed, WriteFailed, ShuttingDown: nothing was done that the state does not say.
         """
         live.attach()
         trail, held = self._trail(stored), Held()
@@ -99,8 +100,8 @@ class ResumedWay:
             return await run_approved(approved, trail, rooms, live, held), ()
         except WorkspaceChanged as refusal:
             return refusal, ("workspace",)
-        except (ReadFailed, WriteFailed) as fault:
-            if not held.has_begun:
+        except (ReadFailed, WriteFailed, ShuttingDown) as fault:
+            if not held.has_begun and not live.is_cancelled:
                 raise  # nothing was done: the yes is still good, and is tried again
             return fault, ()
         except EngineError as refusal:
