@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.benchmarks import bench_streams
+from tests.benchmarks.bench_audit import audit_lines
 from tests.benchmarks.bench_calls import call_log
 from tests.benchmarks.bench_containers import container_lines
 from tests.benchmarks.bench_daemon import (
@@ -33,6 +34,7 @@ from tests.benchmarks.bench_daemon import (
     run_floor,
     written_bytes,
 )
+from tests.benchmarks.bench_keys import key_lines
 from tests.benchmarks.bench_registry import registry_lines
 from tests.benchmarks.bench_restricted import paired_ms
 from tests.benchmarks.bench_workshop import workshop_lines
@@ -66,6 +68,8 @@ def measure() -> Iterator[Line]:
         yield throughput(daemon)
         yield from flatness(daemon)
     yield from call_log()
+    yield from key_lines()
+    yield from audit_lines()
     yield restricted_program()
     with run_daemon(SMALLEST_IMAGE) as daemon:
         yield from container_lines(daemon)

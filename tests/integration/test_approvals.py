@@ -168,6 +168,25 @@ def test_own_approvals_are_listed_for_their_caller(caller: Any, kind: str) -> No
     caller.approvals.cancel(approval_id)
 
 
+@pytest.mark.row("R3")
+def test_caller_is_not_shown_what_its_agents_configuration_fixes(
+    caller: Any, control: Any, kind: str
+) -> None:
+    agent = f"fixed-{kind}"
+    control.agents.create(agent, principals=[f"uid:{os.getuid()}"])
+    control.agents.bind(agent, "note", fixed={"times": 7})
+    approval_id = asked(caller, f"fixed-{kind}", agent_id=agent)
+    mine = caller.approvals.list(limit=1).items[0]
+    for seen in (
+        mine, caller.approvals.show(approval_id), caller.call_state(mine.call_id).approval
+    ):  # fmt: skip
+        assert seen.id == approval_id
+        assert seen.arguments == {"text": f"fixed-{kind}"}
+    assert control.approvals.show(approval_id).arguments["times"] == 7
+    assert control.approvals.list(limit=1).items[0].arguments["times"] == 7
+    caller.approvals.cancel(approval_id)
+
+
 def test_next_change_is_waited_for(caller: Any, control: Any, kind: str) -> None:
     before = control.approvals.next_change()
     assert control.approvals.next_change(before, wait_s=0) == before

@@ -218,6 +218,14 @@ CONTROL = [
     Asked("forgetRemembered", "/v1/policy/remembered/rul_0", code="RESOURCE_NOT_FOUND"),
     Asked("listChanges", "/v1/changes"),
     Asked("listChanges", "/v1/changes", code="UNAUTHORIZED", credential="fha_0_0"),
+    Asked("listAudit", "/v1/audit"),
+    Asked("listAudit", "/v1/audit?after=1&limit=1"),
+    Asked("listAudit", "/v1/audit?limit=1001", code="INVALID_PARAMS"),
+    Asked("listAudit", "/v1/audit", code="UNAUTHORIZED", credential="fha_0_0"),
+    Asked("verifyAudit", "/v1/audit/verify"),
+    Asked("verifyAudit", "/v1/audit/verify", code="UNAUTHORIZED", credential="fha_0_0"),
+    Asked("rotateAuditKey", "/v1/audit/rotate"),
+    Asked("rotateAuditKey", "/v1/audit/rotate", code="UNAUTHORIZED", credential="fha_0_0"),
 ]  # fmt: skip
 
 ONLY_AFTER_A_CRASH = {"resolveApproval"}

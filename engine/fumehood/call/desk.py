@@ -167,6 +167,11 @@ class ApprovalDesk:
     async def __aexit__(self, *exc: object) -> None:
         await self._stack.aclose()
 
+    async def drained(self) -> None:
+        """Wait until no call runs any more that had its yes. None begins while the engine stops."""
+        while self._runs:
+            await next(iter(self._runs.values())).over.wait()
+
     # What a call on its way asks for.
 
     def now(self) -> datetime:

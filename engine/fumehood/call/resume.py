@@ -9,6 +9,7 @@ in which the call starts, with its place held already, and never twice.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,7 +24,7 @@ from fumehood.call.preview import preview
 from fumehood.call.record import record_ending
 from fumehood.call.resolve import resolve
 from fumehood.call.rooms import Rooms
-from fumehood.call.spine import Held, run_approved
+from fumehood.call.spine import Held, cancelled_ending, run_approved
 from fumehood.call.validate import validate
 from fumehood.executors.effects import Effect
 from fumehood.executors.live import Live
@@ -87,8 +88,11 @@ class ResumedWay:
                 "The engine failed inside. Its owner finds the reason in the log under this "
                 "trace id."
             )
-        if live.close():  # its caller has ended it
-            ending = Outcome.cancelled("call")
+        except asyncio.CancelledError:
+            if not live.close():
+                raise  # the engine stops; what has begun will be found to be interrupted
+            ending = cancelled_ending(self._request(stored), live, trail)
+        live.close()
         if isinstance(ending, WorkspaceChanged):
             again = await self._ask_again(stored)
             if again is not None:
