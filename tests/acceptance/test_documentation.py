@@ -211,7 +211,8 @@ def test_notebook_tutorial_runs_as_it_stands(start_daemon: StartDaemon, tmp_path
 @pytest.mark.parametrize(
     "page",
     [
-        "docs/howto/run-as-a-service.md", "docs/reference/configuration.md",
+        "docs/howto/run-as-a-service.md",
+        "docs/reference/configuration.md",
         "docs/howto/approve-by-webhook.md",
     ],
 )
