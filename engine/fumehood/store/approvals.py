@@ -366,7 +366,7 @@ def _page(connection: Connection, query: ApprovalQuery, principal_id: str | None
     for one in connection.execute(decided.order_by(DECISIONS.c.seq)).mappings():
         words.setdefault(one["approval_id"], []).append(_decision(one))
     items = tuple(
-        _stored(row, words.get(row["id"], [])).approval.model_copy(update={"binding": None})
+        _listed(_stored(row, words.get(row["id"], [])), is_own=principal_id is not None)
         for row in shown
     )
     has_more = len(rows) > query.limit
@@ -376,6 +376,13 @@ def _page(connection: Connection, query: ApprovalQuery, principal_id: str | None
         next_cursor=items[-1].id if has_more else None,
         total_count=None if has_more or query.cursor is not None else len(items),
     )
+
+
+def _listed(stored: StoredApproval, *, is_own: bool) -> Approval:
+    """Without its binding; for its caller also without what its agent fixes."""
+    hidden = stored.request.hidden if is_own else ()
+    shown = {k: v for k, v in stored.approval.arguments.items() if k not in hidden}
+    return stored.approval.model_copy(update={"binding": None, "arguments": shown})
 
 
 _IN_DOCUMENT = (
