@@ -223,7 +223,9 @@ class User:
             return
         word = NewDecision(**{"decision": "approve", **decision})
         after = await self.desk.decide(approval_id, word, by, channel=CHANNEL)
-        self.say("decided", approval_id=approval_id, by=by.id, word=word.decision, state=after.state)
+        self.say(
+            "decided", approval_id=approval_id, by=by.id, word=word.decision, state=after.state
+        )
 
     async def cancel(self, approval_id: str) -> None:
         after = await self.desk.cancel(approval_id, self.engine.owner)
@@ -594,9 +596,7 @@ def _examine_budgets(
         found.require(spent <= most, f"budget {standing.budget}: {acts} used, {spent} counted")
 
 
-async def _finish(
-    user: User, told: Told, found: Aftermath, home: Path
-) -> set[str]:
+async def _finish(user: User, told: Told, found: Aftermath, home: Path) -> set[str]:
     """As users would: who was not answered repeats its call, if it has a key; approvers say
     their word of what waits; a human resolves what was interrupted. The ids of that."""
     before = marks(home)
