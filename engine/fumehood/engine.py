@@ -576,6 +576,7 @@ class Engine:
     async def drained(self) -> None:
         """Wait, after `drain`, until no call runs any more."""
         await self._own_calls.drained()
+        await self.desk.idle()
 
     @property
     def is_draining(self) -> bool:

@@ -9,6 +9,7 @@ in which the call starts, with its place held already, and never twice.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,20 +24,22 @@ from fumehood.call.preview import preview
 from fumehood.call.record import record_ending
 from fumehood.call.resolve import resolve
 from fumehood.call.rooms import Rooms
-from fumehood.call.spine import Held, run_approved
+from fumehood.call.spine import Held, cancelled_ending, run_approved
 from fumehood.call.validate import validate
 from fumehood.executors.effects import Effect
 from fumehood.executors.live import Live
-from fumehood.executors.outcome import Outcome
+from fumehood.executors.outcome import Outcome, cancelled
 from fumehood.model.approval import ApprovalState
 from fumehood.model.call import CallOptions, CallRequest
 from fumehood.model.envelope import Envelope
 from fumehood.model.errors import (
     ApprovalExpired,
+    Cancelled,
     EngineError,
     InternalError,
     InvalidParams,
     PermissionDenied,
+    ShuttingDown,
     WorkspaceChanged,
 )
 from fumehood.model.identity import Principal
@@ -44,6 +47,9 @@ from fumehood.model.json_types import JsonObject
 from fumehood.observe.trail import Trail
 from fumehood.store.approvals import StoredApproval
 from fumehood.store.errors import ReadFailed, WriteFailed
+
+_NOT_NOW = (ReadFailed, WriteFailed, ShuttingDown)
+"""What keeps a call from starting, and is no reason to throw its yes away."""
 
 PrincipalAgain = Callable[[StoredApproval], Principal | None]
 """Who asked, with the authority that this caller has now; None where it has none any more."""
@@ -60,7 +66,8 @@ class ResumedWay:
         """Carry an approved call out, and keep its answer.
 
         Raises:
-            ReadFailed, WriteFailed: nothing was done that the state does not say.
+            ReadFailed, WriteFailed, ShuttingDown: nothing was done, and the yes is still good.
+            Stale: somebody else has ended it meanwhile, and nothing was done.
         """
         rooms, approval = self.rooms, stored.approval
         live.attach()
@@ -78,9 +85,14 @@ class ResumedWay:
             approved = trail.passed("approve", approved_by_human(mine, stored))
             ending = await run_approved(approved, trail, rooms, live, held)
         except EngineError as refusal:
+            if isinstance(refusal, _NOT_NOW) and not held.has_begun:
+                held.release()
+                raise
             ending = refusal
-        except (ReadFailed, WriteFailed):
-            raise
+        except asyncio.CancelledError:
+            if not live.close():
+                raise  # the engine ends: what is held counts as spent
+            ending = cancelled()
         except Exception as fault:
             trail.fault("call.internal_error", fault)
             ending = InternalError(
@@ -88,7 +100,8 @@ class ResumedWay:
                 "trace id."
             )
         if live.close():  # its caller has ended it
-            ending = Outcome.cancelled("call")
+            request = self._request(stored)
+            ending = cancelled_ending(request, live, trail) if held.has_begun else cancelled()
         if isinstance(ending, WorkspaceChanged):
             again = await self._ask_again(stored)
             if again is not None:
@@ -145,6 +158,8 @@ class ResumedWay:
         envelope = await held.settle(await compose(request, ending, trail, self.rooms))
         if isinstance(ending, ApprovalExpired):
             to = ApprovalState.EXPIRED
+        elif isinstance(ending, Cancelled) and not held.has_begun:
+            to = ApprovalState.CANCELLED
         else:
             to = ApprovalState.DONE if envelope.success else ApprovalState.FAILED
         await self.rooms.desk.end(stored, to, envelope, changed=changed)

@@ -190,14 +190,17 @@ async def conclude_cancelled(
     request: CallRequest, live: Live, trail: Trail, rooms: Rooms, held: Held
 ) -> Envelope:
     """Conclude what its caller has ended, with what is known of the run, if there was one."""
+    return await conclude(request, cancelled_ending(request, live, trail), trail, rooms, held)
+
+
+def cancelled_ending(request: CallRequest, live: Live, trail: Trail) -> Outcome | EngineError:
+    """How a call ends that its caller has ended, with what is known of the run."""
     outcome = live.partial
     plan = plan_of(trail)
     if outcome is None and plan is not None:
         isolation = "none" if plan.placement.kind == "host" else request.options.isolation or "call"
         outcome = Outcome.cancelled(isolation)
-    if outcome is None:
-        return await conclude(request, cancelled(), trail, rooms, held)
-    return await conclude(request, trail.passed("execute", outcome), trail, rooms, held)
+    return cancelled() if outcome is None else trail.passed("execute", outcome)
 
 
 async def conclude_fault(
