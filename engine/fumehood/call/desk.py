@@ -9,9 +9,8 @@ what was approved and not started starts, and what was started and has no end is
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Protocol
@@ -20,6 +19,7 @@ import anyio
 
 from fumehood.call.remembering import Remembering, remembered_rule
 from fumehood.executors.live import Live
+from fumehood.executors.outcome import cancelled
 from fumehood.model.approval import (
     OPEN_STATES,
     Approval,
@@ -44,7 +44,6 @@ from fumehood.model.errors import (
     RateLimited,
     RequiresHumanApproval,
     ResourceNotFound,
-    ShuttingDown,
 )
 from fumehood.model.identity import Principal, Scope
 from fumehood.model.json_types import JsonObject
@@ -268,7 +267,7 @@ class ApprovalDesk:
 
     async def give_up(self, approval_id: str, by: str) -> None:
         """Take a call back whose caller has cancelled it, as far as it is not over."""
-        with contextlib.suppress(IdempotencyConflict, ResourceNotFound):
+        with suppress(IdempotencyConflict, ResourceNotFound):
             await self._cancel((await self.newest(approval_id)).id, by)
 
     async def newest(self, approval_id: str) -> Approval:
@@ -309,10 +308,11 @@ class ApprovalDesk:
         *,
         changed: Sequence[str] = (),
     ) -> None:
-        """Keep how a call ended that was approved.
+        """Keep how a call ended that was approved; waits for as long as the disk takes nothing.
 
         Raises:
-            WriteFailed: it will count as interrupted.
+            Stale: somebody else has ended it.
+            WriteFailed: the engine stops, and it will count as interrupted.
         """
         code = envelope.error.code if envelope.error is not None else "OK"
         now = self.now()
@@ -323,7 +323,7 @@ class ApprovalDesk:
             document={"changed": list(changed)} if changed else {},
             answer=envelope, event="approval.ended", details={"code": code},
         )  # fmt: skip
-        await self._change(stored.approval.id, step)
+        await self._until_kept(lambda: self._change(stored.approval.id, step))
 
     async def ask_again(self, stored: StoredApproval, new: StoredApproval) -> None:
         """End one and make another for the same call, because the workspace has changed."""
@@ -335,7 +335,7 @@ class ApprovalDesk:
             document={"changed": ["workspace"], "superseded_by": new.approval.id},
             event="approval.ended",
         )  # fmt: skip
-        await self._table.supersede(stored.approval.id, step, new)
+        await self._until_kept(lambda: self._table.supersede(stored.approval.id, step, new))
         who = new.approval.principal_id
         self._pending[who] = self._pending.get(who, 0) + 1
         for live in self._followers.get(stored.approval.id, []):
@@ -600,9 +600,13 @@ class ApprovalDesk:
             with anyio.move_on_after(15):
                 await run.over.wait()
             return (await self._get(approval_id)).approval
-        from fumehood.executors.outcome import cancelled
-
         stored = await self._get(approval_id)
+        step, answer = await self._taken_back(stored, by)
+        after = await self._decided(approval_id, step)
+        self.way.record(after, answer)
+        return after.approval
+
+    async def _taken_back(self, stored: StoredApproval, by: str) -> tuple[Step, Envelope]:
         answer = await self.way.answer(stored, cancelled())
         now = self.now()
         step = Step(
@@ -610,9 +614,7 @@ class ApprovalDesk:
             columns={"ended_at": _stamp(now), "code": "CANCELLED"},
             answer=answer, event="approval.ended",
         )  # fmt: skip
-        after = await self._decided(approval_id, step)
-        self.way.record(after, answer)
-        return after.approval
+        return step, answer
 
     async def _decided(self, approval_id: str, step: Step) -> StoredApproval:
         try:
@@ -626,6 +628,19 @@ class ApprovalDesk:
         after = (await self._table.change([(approval_id, step)]))[0]
         self._after(after)
         return after
+
+    async def _until_kept(self, write: Callable[[], Awaitable[object]]) -> None:
+        """Write how something ended that cannot be done again: also once there is room again."""
+        while True:
+            try:
+                await write()
+            except WriteFailed as fault:
+                if self.is_draining():
+                    raise
+                self._on_event("approval.end_not_kept", {"reason": str(fault)})
+                await anyio.sleep(LOOK_S)
+            else:
+                return
 
     def _after(self, stored: StoredApproval) -> None:
         """Act on what is in the database now."""
@@ -665,9 +680,10 @@ class ApprovalDesk:
             stored = await self._get(approval_id)
             if stored.approval.state is ApprovalState.APPROVED:
                 await self.way.carry_out(stored, run.live)
-        except (ReadFailed, WriteFailed, ShuttingDown) as fault:
-            # It is as it was in the database; the desk, or the next engine's, looks again.
-            self._on_event("approval.not_carried_out", {"reason": str(fault)})
+        except Exception as fault:  # one call must not end the desk, which serves all
+            # It is as the database says; what still has its yes is looked for again.
+            reason = str(fault) if isinstance(fault, EngineError | Stale) else type(fault).__name__
+            self._on_event("approval.not_carried_out", {"reason": reason})
         finally:
             del self._runs[approval_id]
             if not self._followers.get(approval_id):

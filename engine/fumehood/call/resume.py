@@ -13,8 +13,6 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import anyio
-
 from fumehood.call.action import Action, action_of, changed_fields
 from fumehood.call.approve import approved_by_human, stored_approval
 from fumehood.call.authorise import PermittedCall, authorise
@@ -30,12 +28,13 @@ from fumehood.call.spine import Held, cancelled_ending, run_approved
 from fumehood.call.validate import validate
 from fumehood.executors.effects import Effect
 from fumehood.executors.live import Live
-from fumehood.executors.outcome import Outcome
+from fumehood.executors.outcome import Outcome, cancelled
 from fumehood.model.approval import ApprovalState, Resolution
 from fumehood.model.call import CallOptions, CallRequest
 from fumehood.model.envelope import Envelope
 from fumehood.model.errors import (
     ApprovalExpired,
+    Cancelled,
     EngineError,
     ExecutionError,
     InternalError,
@@ -50,8 +49,8 @@ from fumehood.observe.trail import Trail
 from fumehood.store.approvals import StoredApproval
 from fumehood.store.errors import ReadFailed, WriteFailed
 
-KEEP_AGAIN_S = 2.0
-"""How long after a disk that refused an answer is asked again."""
+_NOT_NOW = (ReadFailed, WriteFailed, ShuttingDown)
+"""What keeps a call from starting, and is no reason to throw its yes away."""
 
 PrincipalAgain = Callable[[StoredApproval], Principal | None]
 """Who asked, with the authority that this caller has now; None where it has none any more."""
@@ -68,7 +67,8 @@ class ResumedWay:
         """Carry an approved call out, and keep its answer.
 
         Raises:
-            ReadFailed, WriteFailed, ShuttingDown: nothing was done that the state does not say.
+            ReadFailed, WriteFailed, ShuttingDown: nothing was done, and the yes is still good.
+            Stale: somebody else has ended it meanwhile, and nothing was done.
         """
         live.attach()
         trail, held = self._trail(stored), Held()
@@ -100,7 +100,7 @@ class ResumedWay:
             return await run_approved(approved, trail, rooms, live, held), ()
         except WorkspaceChanged as refusal:
             return refusal, ("workspace",)
-        except (ReadFailed, WriteFailed, ShuttingDown) as fault:
+        except _NOT_NOW as fault:
             if not held.has_begun and not live.is_cancelled:
                 raise  # nothing was done: the yes is still good, and is tried again
             return fault, ()
@@ -115,6 +115,8 @@ class ResumedWay:
         except asyncio.CancelledError:
             if not live.close():
                 raise  # the engine stops; what has begun will be found to be interrupted
+            if not held.has_begun:
+                return cancelled(), ()
             return cancelled_ending(self._request(stored), live, trail), ()
 
     async def edited(self, stored: StoredApproval, arguments: JsonObject) -> Edited:
@@ -183,15 +185,11 @@ class ResumedWay:
         envelope = await held.settle(await compose(request, ending, trail, self.rooms))
         if isinstance(ending, ApprovalExpired):
             to = ApprovalState.EXPIRED
+        elif isinstance(ending, Cancelled) and not held.has_begun:
+            to = ApprovalState.CANCELLED
         else:
             to = ApprovalState.DONE if envelope.success else ApprovalState.FAILED
-        while True:
-            try:
-                await self.rooms.desk.end(stored, to, envelope, changed=changed)
-                break
-            except WriteFailed as fault:  # what it came to is known, and is not to be lost
-                trail.fault("approval.answer_not_kept", fault)
-                await anyio.sleep(KEEP_AGAIN_S)
+        await self.rooms.desk.end(stored, to, envelope, changed=changed)
         record_ending(request, envelope, trail, self.rooms.calls)
 
     async def _ask_again(self, stored: StoredApproval) -> StoredApproval | None:
