@@ -9,6 +9,7 @@ what was approved and not started starts, and what was started and has no end is
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
@@ -235,8 +236,18 @@ class ApprovalDesk:
                 retry_after_ms=60_000,
             )
         self._pending[who] = own + 1
-        with anyio.CancelScope(shield=True):  # a commit, which nobody can take back half-way
+        try:
             await self._table.create(stored)
+        except asyncio.CancelledError:
+            # It may be kept behind our back, and nobody was told of it: taken back behind that.
+            step, _ = await self._taken_back(stored, "its caller")
+            with (
+                anyio.CancelScope(shield=True),
+                anyio.move_on_after(10),
+                suppress(Stale, UnknownApproval, WriteFailed),
+            ):
+                await self._change(stored.approval.id, step)
+            raise
         self._tell(stored.approval)
 
     def _is_full(self, who: str) -> bool:
