@@ -152,7 +152,7 @@ class Site:
     def configure(self, extra: str) -> None:
         """Write its configuration; a policy is used where there is one."""
         self.extra = extra
-        policy = self.place / "policy.toml"
+        policy = self.place / "rules" / "policy.toml"
         top = f'policy_file = "{policy}"\n' if policy.exists() else ""
         file = self.place / "config.toml"
         file.write_text(f"{top}{self.config}{extra}", encoding="utf-8")
@@ -160,10 +160,13 @@ class Site:
 
     def put_policy(self, text: str) -> None:
         """In one step, as an editor would."""
-        unfinished = self.place / ".policy.toml"
+        rules = self.place / "rules"
+        rules.mkdir(exist_ok=True)
+        rules.chmod(0o755)
+        unfinished = rules / ".policy.toml"
         unfinished.write_text(text, encoding="utf-8")
         unfinished.chmod(0o644)
-        unfinished.rename(self.place / "policy.toml")
+        unfinished.rename(rules / "policy.toml")
 
     def stop(self) -> int:
         """End it in peace."""
