@@ -66,7 +66,10 @@ def test_no_token_both_calls_and_approves_and_one_that_approves_calls_nothing(si
     )  # fmt: skip
     assert both.code == "INVALID_PARAMS"
     made = site.do("POST", "/v1/tokens", {"name": f"a-{site.is_service}", "scopes": ["approve"]})
-    assert site.mail("own-3", credential=made["secret"]).code in ("UNAUTHORIZED", "PERMISSION_DENIED")
+    assert site.mail("own-3", credential=made["secret"]).code in (
+        "UNAUTHORIZED",
+        "PERMISSION_DENIED",
+    )
     waiting = site.parked("own-3")
     assert site.decide(waiting.approval_id, credential=made["secret"]).code is None  # twin
     assert site.answer(waiting.call_id)["success"]

@@ -71,28 +71,35 @@ def crash_at_every_point(
     `prepare` makes what a scenario finds there; it runs once, and what it made is copied.
     Raises AssertionError where a scenario fails by itself.
     """
+    with nursery(scenario, environment) as run:
+        yield from crash_each(run, home, prepare)
+
+
+def crash_each(
+    run: Run, home: Path, prepare: Callable[[Path], None] | None = None
+) -> Iterator[Crash]:
+    """The same with a nursery that is there already, as for many tests of one function."""
     prepared = home / "prepared"
     prepared.mkdir(mode=0o700)
     if prepare is not None:
         prepare(prepared)
-    with _nursery(scenario, environment) as run:
-        for number in itertools.count(1):
-            assert number <= MOST_POINTS, "this scenario does not come to an end"
-            for moment in ("before", "after"):
-                point = CrashPoint(moment, number)
-                place = home / str(point)
-                shutil.copytree(prepared, place)
-                said, was_killed = run(place, point)
-                yield Crash(point if was_killed else None, place, said)
-                if not was_killed:
-                    return
+    for number in itertools.count(1):
+        assert number <= MOST_POINTS, "this scenario does not come to an end"
+        for moment in ("before", "after"):
+            point = CrashPoint(moment, number)
+            place = home / str(point)
+            shutil.copytree(prepared, place)
+            said, was_killed = run(place, point)
+            yield Crash(point if was_killed else None, place, said)
+            if not was_killed:
+                return
 
 
 Run = Callable[[Path, CrashPoint], tuple[tuple[str, ...], bool]]
 
 
 @contextmanager
-def _nursery(scenario: str, environment: Mapping[str, str]) -> Iterator[Run]:
+def nursery(scenario: str, environment: Mapping[str, str]) -> Iterator[Run]:
     """A process that has imported the scenario and forks for each run of it.
 
     It has no threads, as the test's own process may; to import anew each time takes longer

@@ -9,8 +9,8 @@ what was approved and not started starts, and what was started and has no end is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Protocol
@@ -19,6 +19,7 @@ import anyio
 
 from fumehood.call.remembering import Remembering, remembered_rule
 from fumehood.executors.live import Live
+from fumehood.executors.outcome import cancelled
 from fumehood.model.approval import (
     OPEN_STATES,
     Approval,
@@ -109,6 +110,10 @@ class CallWay(Protocol):
         """The envelope of a call that ends here."""
         ...
 
+    async def resolved(self, stored: StoredApproval, resolution: Resolution, by: str) -> Envelope:
+        """The envelope of a call of which a human has found out what became of it."""
+        ...
+
     def record(self, stored: StoredApproval, envelope: Envelope) -> None:
         """Enter the end of a call into the call log."""
         ...
@@ -166,6 +171,11 @@ class ApprovalDesk:
 
     async def __aexit__(self, *exc: object) -> None:
         await self._stack.aclose()
+
+    async def drained(self) -> None:
+        """Wait until no call runs any more that had its yes. None begins while the engine stops."""
+        while self._runs:
+            await next(iter(self._runs.values())).over.wait()
 
     # What a call on its way asks for.
 
@@ -225,7 +235,8 @@ class ApprovalDesk:
                 retry_after_ms=60_000,
             )
         self._pending[who] = own + 1
-        await self._table.create(stored)
+        with anyio.CancelScope(shield=True):  # a commit, which nobody can take back half-way
+            await self._table.create(stored)
         self._tell(stored.approval)
 
     def _is_full(self, who: str) -> bool:
@@ -233,10 +244,7 @@ class ApprovalDesk:
         return is_full or self._pending.get(who, 0) >= self._rules.max_pending_of_one
 
     async def wait(self, approval_id: str, seconds: float, live: Live | None) -> Envelope | None:
-        """The call's answer, once there is one; None where it did not come in time.
-
-        Who is cancelled by its own caller meanwhile cancels the call.
-        """
+        """The call's answer, once there is one; None where it did not come in time."""
         followed = approval_id
         try:
             with anyio.move_on_after(seconds):
@@ -251,16 +259,16 @@ class ApprovalDesk:
                     if stored.answer is not None:
                         return decode_envelope(stored.answer.encode())
                     await self._until_changed(changes)
-        except BaseException:
-            if live is not None and live.is_cancelled:
-                with anyio.CancelScope(shield=True), anyio.move_on_after(10):
-                    await self._cancel(followed, "its caller")
-            raise
         finally:
             for waiting in self._followers.values():
                 if live in waiting:
                     waiting.remove(live)
         return None
+
+    async def give_up(self, approval_id: str, by: str) -> None:
+        """Take a call back whose caller has cancelled it, as far as it is not over."""
+        with suppress(IdempotencyConflict, ResourceNotFound):
+            await self._cancel((await self.newest(approval_id)).id, by)
 
     async def newest(self, approval_id: str) -> Approval:
         """The approval, or the one that asks again in its place."""
@@ -300,10 +308,11 @@ class ApprovalDesk:
         *,
         changed: Sequence[str] = (),
     ) -> None:
-        """Keep how a call ended that was approved.
+        """Keep how a call ended that was approved; waits for as long as the disk takes nothing.
 
         Raises:
-            WriteFailed: it will count as interrupted.
+            Stale: somebody else has ended it.
+            WriteFailed: the engine stops, and it will count as interrupted.
         """
         code = envelope.error.code if envelope.error is not None else "OK"
         now = self.now()
@@ -314,7 +323,7 @@ class ApprovalDesk:
             document={"changed": list(changed)} if changed else {},
             answer=envelope, event="approval.ended", details={"code": code},
         )  # fmt: skip
-        await self._change(stored.approval.id, step)
+        await self._until_kept(lambda: self._change(stored.approval.id, step))
 
     async def ask_again(self, stored: StoredApproval, new: StoredApproval) -> None:
         """End one and make another for the same call, because the workspace has changed."""
@@ -326,7 +335,7 @@ class ApprovalDesk:
             document={"changed": ["workspace"], "superseded_by": new.approval.id},
             event="approval.ended",
         )  # fmt: skip
-        await self._table.supersede(stored.approval.id, step, new)
+        await self._until_kept(lambda: self._table.supersede(stored.approval.id, step, new))
         who = new.approval.principal_id
         self._pending[who] = self._pending.get(who, 0) + 1
         for live in self._followers.get(stored.approval.id, []):
@@ -443,8 +452,8 @@ class ApprovalDesk:
         now = self.now()
         step = Step(
             "approval.resolved", by.id, now, frozenset({ApprovalState.INTERRUPTED}), to,
-            event="approval.ended", details={"outcome": resolution.outcome,
-            "note": resolution.note},
+            answer=await self.way.resolved(stored, resolution, by.id), event="approval.ended",
+            details={"outcome": resolution.outcome, "note": resolution.note},
         )  # fmt: skip
         return (await self._decided(approval_id, step)).approval
 
@@ -481,11 +490,6 @@ class ApprovalDesk:
             with anyio.move_on_after(within_s):
                 await self._until_changed(after)
         return self._changes
-
-    async def finished(self) -> None:
-        """Wait, once the engine drains, until nothing is being carried out any more."""
-        while self._runs:
-            await next(iter(self._runs.values())).over.wait()
 
     # Inside.
 
@@ -596,9 +600,13 @@ class ApprovalDesk:
             with anyio.move_on_after(15):
                 await run.over.wait()
             return (await self._get(approval_id)).approval
-        from fumehood.executors.outcome import cancelled
-
         stored = await self._get(approval_id)
+        step, answer = await self._taken_back(stored, by)
+        after = await self._decided(approval_id, step)
+        self.way.record(after, answer)
+        return after.approval
+
+    async def _taken_back(self, stored: StoredApproval, by: str) -> tuple[Step, Envelope]:
         answer = await self.way.answer(stored, cancelled())
         now = self.now()
         step = Step(
@@ -606,9 +614,7 @@ class ApprovalDesk:
             columns={"ended_at": _stamp(now), "code": "CANCELLED"},
             answer=answer, event="approval.ended",
         )  # fmt: skip
-        after = await self._decided(approval_id, step)
-        self.way.record(after, answer)
-        return after.approval
+        return step, answer
 
     async def _decided(self, approval_id: str, step: Step) -> StoredApproval:
         try:
@@ -622,6 +628,19 @@ class ApprovalDesk:
         after = (await self._table.change([(approval_id, step)]))[0]
         self._after(after)
         return after
+
+    async def _until_kept(self, write: Callable[[], Awaitable[object]]) -> None:
+        """Write how something ended that cannot be done again: also once there is room again."""
+        while True:
+            try:
+                await write()
+            except WriteFailed as fault:
+                if self.is_draining():
+                    raise
+                self._on_event("approval.end_not_kept", {"reason": str(fault)})
+                await anyio.sleep(LOOK_S)
+            else:
+                return
 
     def _after(self, stored: StoredApproval) -> None:
         """Act on what is in the database now."""
@@ -661,9 +680,10 @@ class ApprovalDesk:
             stored = await self._get(approval_id)
             if stored.approval.state is ApprovalState.APPROVED:
                 await self.way.carry_out(stored, run.live)
-        except (ReadFailed, WriteFailed) as fault:
-            # It is as it was in the database; the desk looks again.
-            self._on_event("approval.not_carried_out", {"reason": str(fault)})
+        except Exception as fault:  # one call must not end the desk, which serves all
+            # It is as the database says; what still has its yes is looked for again.
+            reason = str(fault) if isinstance(fault, EngineError | Stale) else type(fault).__name__
+            self._on_event("approval.not_carried_out", {"reason": reason})
         finally:
             del self._runs[approval_id]
             if not self._followers.get(approval_id):

@@ -9,6 +9,7 @@ in which the call starts, with its place held already, and never twice.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,17 +24,19 @@ from fumehood.call.preview import preview
 from fumehood.call.record import record_ending
 from fumehood.call.resolve import resolve
 from fumehood.call.rooms import Rooms
-from fumehood.call.spine import Held, run_approved
+from fumehood.call.spine import Held, cancelled_ending, run_approved
 from fumehood.call.validate import validate
 from fumehood.executors.effects import Effect
 from fumehood.executors.live import Live
-from fumehood.executors.outcome import Outcome
-from fumehood.model.approval import ApprovalState
+from fumehood.executors.outcome import Outcome, cancelled
+from fumehood.model.approval import ApprovalState, Resolution
 from fumehood.model.call import CallOptions, CallRequest
 from fumehood.model.envelope import Envelope
 from fumehood.model.errors import (
     ApprovalExpired,
+    Cancelled,
     EngineError,
+    ExecutionError,
     InternalError,
     InvalidParams,
     PermissionDenied,
@@ -45,6 +48,9 @@ from fumehood.model.json_types import JsonObject
 from fumehood.observe.trail import Trail
 from fumehood.store.approvals import StoredApproval
 from fumehood.store.errors import ReadFailed, WriteFailed
+
+_NOT_NOW = (ReadFailed, WriteFailed, ShuttingDown)
+"""What keeps a call from starting, and is no reason to throw its yes away."""
 
 PrincipalAgain = Callable[[StoredApproval], Principal | None]
 """Who asked, with the authority that this caller has now; None where it has none any more."""
@@ -61,49 +67,57 @@ class ResumedWay:
         """Carry an approved call out, and keep its answer.
 
         Raises:
-            ReadFailed, WriteFailed: nothing was done that the state does not say.
+            ReadFailed, WriteFailed, ShuttingDown: nothing was done, and the yes is still good.
+            Stale: somebody else has ended it meanwhile, and nothing was done.
         """
-        rooms, approval = self.rooms, stored.approval
         live.attach()
-        trail = self._trail(stored)
-        changed: tuple[str, ...] = ()
-        held = Held()
-        ending: Outcome | EngineError
+        trail, held = self._trail(stored), Held()
+        try:
+            ending, changed = await self._ending(stored, trail, live, held)
+            live.close()
+            if isinstance(ending, WorkspaceChanged):
+                again = await self._ask_again(stored)
+                if again is not None:
+                    await self.rooms.desk.ask_again(stored, again)
+                    return
+            await self._end(stored, ending, trail, held, changed)
+        finally:
+            held.release()  # where nothing was settled
+
+    async def _ending(
+        self, stored: StoredApproval, trail: Trail, live: Live, held: Held
+    ) -> tuple[Outcome | EngineError, tuple[str, ...]]:
+        """What became of the call, and what was not as approved any more."""
+        approval, rooms = stored.approval, self.rooms
         try:
             permitted = self._permitted(stored, trail)
             action = self._action(permitted, stored)
             if action.digest != approval.action_digest:
                 changed = changed_fields(approval.binding or {}, action.document)
-                raise _not_as_approved(changed)
+                return _not_as_approved(changed), changed
             mine = claimed(permitted, None)  # its key is the approval's
             approved = trail.passed("approve", approved_by_human(mine, stored))
-            ending = await run_approved(approved, trail, rooms, live, held)
-        except ShuttingDown as stopping:
-            if not live.is_cancelled:  # the yes was not used up: it is when the engine is back
-                held.release()
-                live.close()
-                return
-            ending = stopping
+            return await run_approved(approved, trail, rooms, live, held), ()
+        except WorkspaceChanged as refusal:
+            return refusal, ("workspace",)
+        except _NOT_NOW as fault:
+            if not held.has_begun and not live.is_cancelled:
+                raise  # nothing was done: the yes is still good, and is tried again
+            return fault, ()
         except EngineError as refusal:
-            ending = refusal
-        except (ReadFailed, WriteFailed):
-            raise
+            return refusal, ()
         except Exception as fault:
             trail.fault("call.internal_error", fault)
-            ending = InternalError(
+            return InternalError(
                 "The engine failed inside. Its owner finds the reason in the log under this "
                 "trace id."
-            )
-        if live.close():  # its caller has ended it
-            ending = Outcome.cancelled("call")
-        if isinstance(ending, WorkspaceChanged):
-            again = await self._ask_again(stored)
-            if again is not None:
-                held.release()
-                await rooms.desk.ask_again(stored, again)
-                return
-            changed = ("workspace",)
-        await self._end(stored, ending, trail, held, changed)
+            ), ()
+        except asyncio.CancelledError:
+            if not live.close():
+                raise  # the engine stops; what has begun will be found to be interrupted
+            if not held.has_begun:
+                return cancelled(), ()
+            return cancelled_ending(self._request(stored), live, trail), ()
 
     async def edited(self, stored: StoredApproval, arguments: JsonObject) -> Edited:
         """Other arguments, checked like those of a new call.
@@ -135,6 +149,25 @@ class ResumedWay:
         trail = self._trail(stored)
         return await compose(self._request(stored), error, trail, self.rooms)
 
+    async def resolved(self, stored: StoredApproval, resolution: Resolution, by: str) -> Envelope:
+        """The envelope of a call of which a human has found out what became of it."""
+        note = f" {resolution.note}" if resolution.note else ""
+        failed = await self.answer(
+            stored,
+            ExecutionError(
+                "This call was interrupted, and a human has found that it did not take effect."
+                f"{note}",
+                extra={"approval_id": stored.approval.id},
+            ),
+        )
+        if resolution.outcome == "failed":
+            return failed
+        said = {"outcome": resolution.outcome, "note": resolution.note, "by": by}
+        return failed.model_copy(
+            update={"success": True, "status": "success", "error": None,
+                    "data": {"resolution": said}}
+        )  # fmt: skip
+
     def record(self, stored: StoredApproval, envelope: Envelope) -> None:
         """Enter its end into the call log."""
         request, trail = self._request(stored), self._trail(stored)
@@ -152,6 +185,8 @@ class ResumedWay:
         envelope = await held.settle(await compose(request, ending, trail, self.rooms))
         if isinstance(ending, ApprovalExpired):
             to = ApprovalState.EXPIRED
+        elif isinstance(ending, Cancelled) and not held.has_begun:
+            to = ApprovalState.CANCELLED
         else:
             to = ApprovalState.DONE if envelope.success else ApprovalState.FAILED
         await self.rooms.desk.end(stored, to, envelope, changed=changed)
@@ -183,13 +218,15 @@ class ResumedWay:
             "resolve", resolve(request, rooms.registry, rooms.agents, rooms.clock.now().date())
         )
         validated = trail.passed("validate", validate(resolved))
-        return trail.passed("authorise", authorise(validated, rooms.policy, lambda: False))
+        return trail.passed(
+            "authorise", authorise(validated, rooms.policy, rooms.over_budget(validated))
+        )
 
     def _pass(self, request: CallRequest) -> PermittedCall:
         rooms = self.rooms
         today = rooms.clock.now().date()
         validated = validate(resolve(request, rooms.registry, rooms.agents, today))
-        return authorise(validated, rooms.policy, lambda: False)
+        return authorise(validated, rooms.policy, rooms.over_budget(validated))
 
     def _action(self, permitted: PermittedCall, stored: StoredApproval) -> Action:
         """What would happen now. The workspace is compared by whoever changes it."""

@@ -38,7 +38,7 @@ async def test_yes_that_is_about_to_start_when_the_engine_stops_stays_a_yes(
         await engine.desk.decide(
             approval_id, NewDecision(decision="approve"), APPROVER, channel="control"
         )
-        await engine.desk.finished()
+        await engine.desk.drained()
         after = await engine.desk.show(approval_id)
         state = ApprovalState.APPROVED if is_stopping else ApprovalState.DONE
         assert (after.state, len(ran)) == (state, 0 if is_stopping else 1)
