@@ -24,7 +24,9 @@ def add(site: Site) -> Answer:
 
 @pytest.mark.row("E4")
 def test_budget_says_what_is_left_and_when_it_begins_anew(site: Site) -> None:
-    answers = [add(site) for _ in range(3)]
+    began, answers = datetime.now(UTC).date(), [add(site) for _ in range(3)]
+    if datetime.now(UTC).date() != began:  # it was midnight
+        answers = [add(site) for _ in range(3)]
     assert [answer.code for answer in answers] == [None, None, "QUOTA_EXCEEDED"]
     error = answers[2].body["error"]
     told = error["details"]
@@ -45,7 +47,7 @@ def test_rule_turns_an_empty_budget_into_a_question(site: Site) -> None:
     assert site.call("look_up", {"word": "first"}).code is None
     waiting = parked(site.call("look_up", {"word": "second"}))
     shown = site.approval(waiting.approval_id)
-    assert (shown["rule"], shown["reason"]) == ("more-words", "More words than a day has.")
+    assert (shown["rule"], shown["reason"]) == ("more-words", "More words than there are.")
     denied = parked(site.call("look_up", {"word": "third"}))
     assert site.decide(denied.approval_id, decision="deny").code is None
     assert site.decide(waiting.approval_id).code is None
@@ -71,21 +73,9 @@ def test_usage_comes_as_a_table_as_json_and_as_csv(site: Site) -> None:
     )
     principals = [row["group"]["principal"] for row in json.loads(everybody.stdout)["items"]]
     assert site.caller_id in principals
-    table = on_a_terminal(site, "usage")
+    table = site.on_a_terminal("caller", "usage")
     assert "send_mail" in table
     assert "words" in table  # the budgets come after the sums
-
-
-def on_a_terminal(site: Site, *arguments: str) -> str:
-    """What the caller sees who sits at a terminal."""
-    command = " ".join([*site.command, *arguments])
-    done = subprocess.run(
-        ["script", "-qec", f"stty cols 120; {command}", "/dev/null"],
-        env=site.environment, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        timeout=60, **(site.users["caller"].identity if site.is_service else {}),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout
-    return done.stdout
 
 
 CALLS = """
