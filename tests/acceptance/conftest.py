@@ -34,7 +34,7 @@ id = "more-words"
 decision = "ask"
 tools = ["look_up"]
 over_budget = true
-reason = "More words than a day has."
+reason = "More words than there are."
 """
 
 BUDGETS = """
@@ -48,6 +48,7 @@ calls = 2
 name = "words"
 per = ["principal"]
 tools = ["look_up"]
+period = "total"
 calls = 1
 """
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from support.site import Site, parked
+from support.wait import wait_until
 
 
 def refusals(site: Site, approval_id: str) -> list[Any]:
@@ -17,6 +18,7 @@ def refusals(site: Site, approval_id: str) -> list[Any]:
     return [row for row in rows if row["approval_id"] == approval_id]
 
 
+@pytest.mark.row("A4")
 def test_the_callers_socket_decides_nothing_whoever_asks(site: Site) -> None:
     waiting = site.parked("own-1")
     address = f"/v1/approvals/{waiting.approval_id}"
@@ -35,7 +37,7 @@ def test_the_callers_socket_decides_nothing_whoever_asks(site: Site) -> None:
     assert site.done("own-1") == []
 
 
-@pytest.mark.row("A4", "D4")
+@pytest.mark.row("A4", "D4", "A7")
 def test_caller_reaches_no_decision_without_an_approvers_credential(site: Site) -> None:
     waiting = site.parked("own-2")
     token = site.do("POST", "/v1/tokens", {"name": "only-calls"})["secret"]
@@ -53,7 +55,10 @@ def test_caller_reaches_no_decision_without_an_approvers_credential(site: Site) 
         assert bare.code == "UNAUTHORIZED"
         refused = site.decide(waiting.approval_id, who=who, credential=token)
         assert refused.code == "PERMISSION_DENIED"
-    assert '"event": "authority.refused"' in site.log or "authority.refused" in site.log
+    wait_until(lambda: site.log.count("authority.refused") >= 4)
+    found = refusals(site, waiting.approval_id)
+    assert [one["why"] for one in found] == ["no scope", "no scope"]
+    assert {one["by"] for one in found} == {"token:only-calls"}
     assert site.approval(waiting.approval_id)["decisions"] == []
     assert site.done("own-2") == []
 

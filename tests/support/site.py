@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,7 @@ class Site:
     def configure(self, extra: str) -> None:
         """Write its configuration; a policy is used where there is one."""
         self.extra = extra
-        policy = self.place / "policy.toml"
+        policy = self.place / "rules" / "policy.toml"
         top = f'policy_file = "{policy}"\n' if policy.exists() else ""
         file = self.place / "config.toml"
         file.write_text(f"{top}{self.config}{extra}", encoding="utf-8")
@@ -160,10 +161,13 @@ class Site:
 
     def put_policy(self, text: str) -> None:
         """In one step, as an editor would."""
-        unfinished = self.place / ".policy.toml"
+        rules = self.place / "rules"
+        rules.mkdir(exist_ok=True)
+        rules.chmod(0o755)
+        unfinished = rules / ".policy.toml"
         unfinished.write_text(text, encoding="utf-8")
         unfinished.chmod(0o644)
-        unfinished.rename(self.place / "policy.toml")
+        unfinished.rename(rules / "policy.toml")
 
     def stop(self) -> int:
         """End it in peace."""
@@ -234,6 +238,22 @@ class Site:
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             **self._identity(who),
         )  # fmt: skip
+
+    def on_a_terminal(self, who: str, *arguments: str) -> str:
+        """What this user sees at a terminal; it is read in the end, so it must not be long."""
+        ours, theirs = pty.openpty()
+        try:
+            done = subprocess.run(
+                [*self.command, *arguments], env={**self.environment, "COLUMNS": "120"}, cwd="/",
+                stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, timeout=60,
+                **self._identity(who),
+            )  # fmt: skip
+            shown = os.read(ours, 65536).decode()
+        finally:
+            os.close(ours)
+            os.close(theirs)
+        assert done.returncode == 0, shown
+        return shown
 
     # Calls.
 
@@ -385,6 +405,7 @@ def _single_user(place: Path) -> Site:
 def _service(place: Path, stack: ExitStack) -> Site:
     prefix = f"fha{os.getpid()}x{time.monotonic_ns() % 1000}"
     _, users = stack.enter_context(accounts(prefix, ["callers", "approvers"], MEMBERS))
+    users["engine"] = _with_docker(users["engine"])
     for name, mode in (("run", 0o711), ("state", 0o700)):
         (place / name).mkdir()
         os.chown(place / name, users["engine"].uid, users["engine"].gid)
@@ -392,14 +413,23 @@ def _service(place: Path, stack: ExitStack) -> Site:
     installation = readable_installation(place)
     environment = {
         **installation.environment,
+        **{name: value for name, value in CLEAN_ENVIRONMENT.items() if "FUMEHOOD_" in name},
         "FUMEHOOD_CONFIG": str(place / "config.toml"),
-        "FUMEHOOD_CONTAINER__POOL_MIN": "0",
     }
     config = _config(place, "service") + (
         f'[service]\nrun_directory = "{place}/run"\n'
         f'callers_group = "{prefix}-callers"\napprovers_group = "{prefix}-approvers"\n'
     )
     return Site(place, installation.command, environment, installation, users, config)
+
+
+def _with_docker(engine: User) -> User:
+    """In the group that may use the Docker engine, as an installation puts it."""
+    try:
+        group = Path("/var/run/docker.sock").stat().st_gid
+    except OSError:
+        return engine
+    return replace(engine, groups=(*engine.groups, group))
 
 
 def _config(place: Path, mode: str) -> str:

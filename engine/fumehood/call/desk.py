@@ -65,6 +65,7 @@ DENIED_FOR = timedelta(hours=24)
 LOOK_S = 5.0
 """How often the desk looks for what has expired, besides when it knows of an end."""
 
+MAX_ID_CHARACTERS = 100
 WAITING = frozenset({ApprovalState.PENDING, ApprovalState.APPROVED})
 WATCH_S = 25.0
 """The longest that somebody who watches is kept waiting."""
@@ -578,11 +579,11 @@ class ApprovalDesk:
     async def _require_approver(self, approval: Approval, by: Principal, peer: str | None) -> bool:
         """Whether it would be its caller's own yes. Raises PermissionDenied."""
         if Scope.APPROVE not in by.scopes:
-            await self._note_refusal(approval, by, peer, "no scope")
+            await self.note_refusal(approval.id, by, peer, "no scope")
             raise PermissionDenied("This identity may not approve. Do not retry.")
         is_own = approval.principal_id in (by.id, peer)
         if is_own and not self._rules.allow_self_approval:
-            await self._note_refusal(approval, by, peer, "own call")
+            await self.note_refusal(approval.id, by, peer, "own call")
             raise PermissionDenied(
                 "Nobody approves a call of their own. Another approver has to decide. Do not retry."
             )
@@ -592,16 +593,18 @@ class ApprovalDesk:
             and name not in approval.approvers
             and by.id not in (approval.approvers)
         ):
-            await self._note_refusal(approval, by, peer, "not among the approvers")
+            await self.note_refusal(approval.id, by, peer, "not among the approvers")
             raise PermissionDenied(
                 f"Only {', '.join(approval.approvers)} may decide this one. Do not retry."
             )
         return is_own
 
-    async def _note_refusal(
-        self, approval: Approval, by: Principal, peer: str | None, why: str
+    async def note_refusal(
+        self, approval_id: str | None, by: Principal, peer: str | None, why: str
     ) -> None:
-        values = {"approval_id": approval.id, "by": by.id, "peer": peer, "why": why}
+        """Keep that somebody who may not, wanted to decide; None: on several at once."""
+        about = None if approval_id is None else approval_id[:MAX_ID_CHARACTERS]
+        values = {"approval_id": about, "by": by.id, "peer": peer, "why": why}
         self._on_event("approval.refused", values)
         await self._table.note("approval.refused", self.now(), values)
 
