@@ -231,7 +231,9 @@ class User:
             return
         word = NewDecision(**{"decision": "approve", **decision})
         after = await self.desk.decide(approval_id, word, by, channel=CHANNEL)
-        self.say("decided", approval_id=approval_id, by=by.id, word=word.decision, state=after.state)
+        self.say(
+            "decided", approval_id=approval_id, by=by.id, word=word.decision, state=after.state
+        )
 
     async def cancel(self, approval_id: str) -> None:
         after = await self.desk.cancel(approval_id, self.engine.owner)
@@ -249,7 +251,7 @@ Script = Callable[[User, str], Awaitable[None]]
 async def as_meant(user: User, approval: Approval) -> None:
     """What the users of these scripts do about a call that waits: its label says it."""
     label = approval.arguments["label"]
-    if label.endswith("-no"):
+    if label.endswith(("-no", "-refused")):
         await user.decide(approval.id, decision="deny", reason="no")
     elif label.endswith("-back"):
         await user.cancel(approval.id)
@@ -329,11 +331,11 @@ async def remembering(user: User, name: str) -> None:
     wish = RememberWish(scope="until", until=until, uses=2, arguments=())
     await user.decide(approval_id, remember=wish)
     await user.end(f"{name}-a", approval_id)
-    for which in ("b", "c", "d-no"):
+    for which in ("b", "c", "d-refused"):
         left = await user.ask(f"{name}-{which}", "act_again")
     if left:
         await user.decide(left, decision="deny")
-        await user.end(f"{name}-d-no", left)
+        await user.end(f"{name}-d-refused", left)
 
 
 async def of_two(user: User, name: str) -> None:
@@ -636,9 +638,7 @@ def _examine_budgets(
         found.require(spent <= most, f"budget {standing.budget}: {acts} used, {spent} counted")
 
 
-async def _finish(
-    user: User, told: Told, found: Aftermath, home: Path
-) -> None:
+async def _finish(user: User, told: Told, found: Aftermath, home: Path) -> None:
     """As users would: who was not answered repeats its call, if it has a key; approvers say
     their word of what waits; a human resolves what was interrupted."""
     before = marks(home)
