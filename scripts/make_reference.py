@@ -291,7 +291,13 @@ def _addresses(operations: Sequence[Operation]) -> str:
 
 
 def _address_row(operation: Operation) -> list[str]:
-    who = {Needs.NOBODY: "anybody", Needs.CALLER: "a caller", Needs.ADMIN: "`admin`"}
+    who = {
+        Needs.NOBODY: "anybody",
+        Needs.CALLER: "a caller",
+        Needs.APPROVER: "`approve`",
+        Needs.ADMIN: "`admin`",
+        Needs.SIGNATURE: "the signature",
+    }
     kind = f"`{operation.data.__name__}`" if operation.data is not None else "an object"
     if operation.media is not None:
         kind = "bytes"

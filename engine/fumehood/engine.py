@@ -59,6 +59,7 @@ from fumehood.model.errors import (
     ShuttingDown,
 )
 from fumehood.model.events import Event, last_event
+from fumehood.model.idempotency import KEY_LIFETIME
 from fumehood.model.identity import Principal, Scope, uid_principal_id
 from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import MB
@@ -283,18 +284,30 @@ class Engine:
         all_kept: tuple[tuple[Kept, float], ...] = (
             (self._calls, self.config.calls_kept_days * 86_400),
             (self.blobs, self.config.blobs_kept_hours * 3600),
+            (self.keys, KEY_LIFETIME.total_seconds()),
             (self.budgets, math.inf),
+            (self._approvals.table, math.inf),
         )
         for kept, kept_s in all_kept:
             await self._stack.enter_async_context(
                 retention(kept, self._clock.now, self._on_retention_fault, kept_s=kept_s)
             )
-        await self.keys.recover(self._clock.now())
+        await self._recover_keys()
         self._own_calls.is_open = True
         if self.webhook is not None:
             await self._stack.enter_async_context(self.webhook.running())
         await self._stack.enter_async_context(self.desk)
         return self
+
+    async def _recover_keys(self) -> None:
+        """Where it fails, each lost call is found when its key comes again."""
+        try:
+            lost = await self.keys.recover(self._clock.now())
+        except StoreError as fault:
+            self._on_store_fault("idempotency_keys", fault)
+            return
+        if lost:
+            self.log.warning("idempotency.outcomes_unknown", calls=lost)
 
     async def __aexit__(self, *exc: object) -> None:
         self._own_calls.is_open = False
@@ -574,9 +587,9 @@ class Engine:
         self._own_calls.drain()
 
     async def drained(self) -> None:
-        """Wait, after `drain`, until no call runs any more."""
+        """Wait, after `drain`, until no call runs any more, those with a human's yes included."""
         await self._own_calls.drained()
-        await self.desk.idle()
+        await self.desk.drained()
 
     @property
     def is_draining(self) -> bool:

@@ -23,12 +23,12 @@ from fumehood.model.audit import AuditRecord, AuditRotation, AuditVerdict
 from fumehood.model.identity import Principal
 from fumehood.observe.log import Logger
 from fumehood.store.audit import all_rows, head_of, rows_after
-from fumehood.store.audit_anchors import add_anchor, own_anchors, shown
+from fumehood.store.audit_anchors import add_anchor, last_own_anchor, own_anchors, shown
 from fumehood.store.audit_key import all_keys, keep_key, make_current, new_key
 from fumehood.store.audit_verify import Anchor, AuditRow, Verdict, verify
 from fumehood.store.changes import stamp
 from fumehood.store.database import Database
-from fumehood.store.errors import StoreError, WriteFailed
+from fumehood.store.errors import AuditKeyLost, ReadFailed, StoreError, WriteFailed
 
 ANCHORED = "audit.anchored"
 
@@ -64,6 +64,7 @@ class EngineAudit:
                     loop.call_soon_threadsafe(self._is_due.set)
 
         self._chain.on_growth = grow
+        await self._look_at_last_anchor(self._state)
         await self.anchor("start")
         task = asyncio.create_task(self._anchor_for_ever())
         try:
@@ -112,11 +113,16 @@ class EngineAudit:
         """Walk along the whole chain, with the anchors that stand beside the database.
 
         Raises:
-            ReadFailed: the database cannot be read.
-            AuditKeyLost: a key cannot be read.
+            ReadFailed: the database, a key or the anchors cannot be read.
         """
         await self._database.flush()
-        return shown_verdict(await self._database.read(self._verify))
+        try:
+            return shown_verdict(await self._database.read(self._verify))
+        except AuditKeyLost as fault:  # in words with a path, which are for the log
+            self._log.error("audit.key_unreadable", reason=str(fault))
+            raise ReadFailed("a key of the audit chain is not usable") from fault
+        except OSError as error:
+            raise ReadFailed(error.strerror or "the anchors are not readable") from error
 
     def _verify(self, connection: Connection) -> Verdict:
         state = self._state
@@ -155,6 +161,26 @@ class EngineAudit:
                 self._log.error("audit.rotation_unfinished", reason=fault.reason)
         self._log.warning("audit.rotated", seq=seq, key_id=key.id, previous_key_id=previous)
         return AuditRotation(seq=seq, key_id=key.id, previous_key_id=previous)
+
+    async def _look_at_last_anchor(self, state: Path) -> None:
+        """Say at once where the chain is not what it was when this engine last ran.
+
+        The engine goes on: a backup that was put back looks like this, too.
+        """
+        try:
+            anchor = await anyio.to_thread.run_sync(last_own_anchor, state)
+            if anchor is None:
+                return
+            seq = anchor.seq
+            found = await self._database.read(lambda connection: rows_after(connection, seq - 1, 1))
+        except (OSError, StoreError) as fault:
+            self._log.error("audit.anchor_unreadable", reason=str(fault))
+            return
+        if not found or (found[0].seq, found[0].mac) != (seq, anchor.mac):
+            self._log.error(
+                "audit.broken",
+                reason=f"row {seq} is not what it was at {anchor.at}: see fumehood audit verify",
+            )
 
     async def _anchor_for_ever(self) -> None:
         while True:

@@ -67,7 +67,8 @@ class EnginePolicy:
     async def start(self) -> None:
         """Record with which rules the engine begins, where it has some."""
         if self._policy is not None:
-            await self._tell_loaded(self._policy, BY_FILE)
+            self._log_loaded(self._policy, BY_FILE)
+            await self._record_loaded(self._policy, BY_FILE)
 
     async def follow(self) -> None:
         """Take changes of the file over until it is cancelled."""
@@ -79,19 +80,19 @@ class EnginePolicy:
             def take(news: Policy | PolicyError) -> None:
                 if isinstance(news, PolicyError):
                     self._refuse(news)
-                elif self._use(news):
-                    group.start_soon(self._tell_loaded, news, BY_FILE)
+                elif self._use(news, BY_FILE):
+                    group.start_soon(self._record_loaded, news, BY_FILE)
 
             await watch(watched, take, partial(log_fault, self._log, "policy.failed"))
 
     async def reload(self, by: Principal) -> PolicyStatus:
-        """Read the file now, without waiting for the next look.
+        """Read the file now, without waiting for the next look; without one there is nothing to do.
 
         Raises:
-            InvalidParams: there is no file, or it is faulty; the old rules stay.
+            InvalidParams: it is faulty; the old rules stay.
         """
         if self._file is None:
-            raise InvalidParams("This engine has no policy_file in its configuration.")
+            return self.status()
         try:
             policy = await anyio.to_thread.run_sync(self._file.load)
         except PolicyError as refused:
@@ -100,8 +101,8 @@ class EnginePolicy:
                 f"The policy cannot be used, and the old rules stay: {refused.shown[0]}",
                 details={"faults": list(refused.shown)},
             ) from None
-        self._use(policy)
-        await self._tell_loaded(policy, by.id)
+        self._use(policy, by.id)
+        await self._record_loaded(policy, by.id)
         return self.status()
 
     def status(self) -> PolicyStatus:
@@ -131,13 +132,14 @@ class EnginePolicy:
         names = [tool.definition.name for tool in self._registry]
         return [tool.definition for name in names for tool in self._registry.versions(name)]
 
-    def _use(self, policy: Policy) -> bool:
+    def _use(self, policy: Policy, by: str) -> bool:
         """Decide by it from now on; whether it is another one than before."""
         self._refused = ()
         is_other = self._policy is None or policy.version != self._policy.version
         self._policy = policy
         if is_other:
             self.gate.replace(policy)
+            self._log_loaded(policy, by)
         return is_other
 
     def _refuse(self, refused: PolicyError) -> None:
@@ -146,9 +148,11 @@ class EnginePolicy:
             "policy.refused", faults=list(refused.shown), version_kept=self.gate.version
         )
 
-    async def _tell_loaded(self, policy: Policy, by: str) -> None:
-        """In the log, and in the record of changes; that it cannot be kept undoes nothing."""
+    def _log_loaded(self, policy: Policy, by: str) -> None:
         self._log.info("policy.loaded", version=policy.version, rules=len(policy.rules), by=by)
+
+    async def _record_loaded(self, policy: Policy, by: str) -> None:
+        """Among the changes of authority. That it cannot be kept undoes nothing."""
         details = {"version": policy.version, "rules": len(policy.rules)}
         job = recorded(
             lambda _: None, at=self._now(), by=by, action="policy.load", subject=policy.file,

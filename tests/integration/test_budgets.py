@@ -12,13 +12,17 @@ import pytest
 from sqlalchemy import func, select, update
 
 from conftest import CLEAN_ENVIRONMENT
-from fumehood.gates.budget import BLOCKS, Budgets
+from fumehood.gates.budget import Budgets
+from fumehood.gates.budget_accounts import BLOCKS
 from fumehood.model.budget import BudgetRule, Period, Subject, Unit
 from fumehood.model.errors import QuotaExceeded
 from fumehood.store.counters import KEPT_DAYS, PRUNED_AT_ONCE, CounterKey, CounterTable
 from fumehood.store.database import Database, open_database
 from fumehood.store.schema import COUNTERS
+from support.budget_scenarios import DATABASE, MOST_UNTOLD, RULES, Told
+from support.budget_scenarios import LIMIT as SESSION_LIMIT
 from support.budgets import NOON, HandClock, a_total, budgets_on, spender, takes
+from support.crash_points import crash_at_every_point
 from support.spending import CALLS_AT_ONCE, LIMIT, MOST_EXPECTED, RULE, spend
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("E4", "D6")]
@@ -64,6 +68,17 @@ async def test_after_a_stop_in_order_exactly_what_was_spent_is_gone(reopen: Reop
     assert left(again) == [97, 979, "2.199997"]
 
 
+async def test_after_a_stop_nothing_that_was_taken_back_is_gone(reopen: Reopen) -> None:
+    """Also what was given back without anybody waiting for it."""
+    database = reopen()
+    for _ in range(30):
+        budgets = budgets_on(database, a_total(3))
+        for _ in range(3):
+            (await budgets.reserve(spender(), takes(calls=3))).release()
+        await budgets.close()
+    assert left(budgets_on(database, a_total(3))) == [3]
+
+
 async def test_after_a_crash_what_was_reserved_ahead_is_gone_too(reopen: Reopen) -> None:
     rule = BudgetRule("b", period=Period.TOTAL, tokens=1000)
     budgets = budgets_on(reopen(), rule)
@@ -101,6 +116,32 @@ def test_killed_at_any_moment_a_budget_is_never_overspent(home: Path) -> None:
     assert 3 <= lives < MAX_LIVES
     costs_of_a_crash = 2 * (LIMIT // BLOCKS) + CALLS_AT_ONCE * MOST_EXPECTED
     assert taken >= LIMIT - lives * costs_of_a_crash
+
+
+@pytest.mark.row("D6")
+async def test_killed_at_every_commit_what_ran_is_counted_and_little_else(home: Path) -> None:
+    points = []
+    for crash in crash_at_every_point(
+        "support.budget_scenarios:spending", home, CLEAN_ENVIRONMENT
+    ):  # fmt: skip
+        told = Told(crash.said)
+        database = open_database(crash.home / DATABASE)
+        budgets = budgets_on(database, *RULES)
+        (ever,) = (one for one in budgets.standings() if one.budget == "ever")
+        session = budgets_on(database, *RULES)
+        with pytest.raises(QuotaExceeded):  # a session's counter is looked for when it is asked for
+            await session.reserve(spender(session="s"), takes(tokens=SESSION_LIMIT + 1))
+        database.close()
+        spent = int(ever.spent)
+        assert spent >= told.taken, crash
+        if "closed" in crash.said:
+            assert spent == told.taken, crash
+        elif "closing" not in crash.said:
+            # Two blocks, what was just about to be held, and what had just been given back.
+            assert spent <= told.taken + 2 * (SESSION_LIMIT // BLOCKS) + MOST_UNTOLD, crash
+        points.append(crash.point)
+    assert points[-1] is None
+    assert len(points) >= 10
 
 
 async def test_control_a_mark_that_is_lowered_by_hand_lets_it_be_overspent(reopen: Reopen) -> None:

@@ -70,3 +70,13 @@ def tamper(state: Path, change: Callable[[sqlite3.Connection], object]) -> None:
     change(connection)
     connection.commit()
     connection.close()
+
+
+def run_sql(state: Path, *statements: str) -> None:
+    """The same, in SQL."""
+
+    def change(connection: sqlite3.Connection) -> None:
+        for statement in statements:
+            connection.execute(statement)
+
+    tamper(state, change)

@@ -32,7 +32,7 @@ import anyio
 from fumehood import tool
 from fumehood.config import BudgetConfig, Config
 from fumehood.engine import Engine
-from fumehood.gates.budget import BLOCKS
+from fumehood.gates.budget_accounts import BLOCKS
 from fumehood.model.approval import (
     Approval,
     ApprovalQuery,

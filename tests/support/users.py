@@ -13,7 +13,7 @@ import stat
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +41,9 @@ try:
 except OSError as error:
     print(json.dumps({"errno": error.errno}))
 else:
-    print(json.dumps({"status": answer.status, "body": json.loads(answer.read())}))
+    told = {key.lower(): value for key, value in answer.getheaders()}
+    body = json.loads(answer.read())
+    print(json.dumps({"status": answer.status, "headers": told, "body": body}))
 """
 
 
@@ -128,9 +130,12 @@ class Installation:
         address: str,
         body: Any = None,
         credential: str | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Answer | int:
         """One request; the error number where there was no connection."""
-        headers = {} if credential is None else {"authorization": f"Bearer {credential}"}
+        headers = dict(headers or {})
+        if credential is not None:
+            headers["authorization"] = f"Bearer {credential}"
         if body is not None:
             headers["content-type"] = "application/json"
         raw = None if body is None else json.dumps(body)
@@ -138,7 +143,7 @@ class Installation:
         answer = json.loads(self.run_as(user, CLIENT, request))
         if "errno" in answer:
             return int(answer["errno"])
-        return Answer(answer["status"], {}, answer["body"])
+        return Answer(answer["status"], answer["headers"], answer["body"])
 
 
 def readable_installation(place: Path) -> Installation:

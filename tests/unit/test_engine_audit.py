@@ -17,10 +17,10 @@ from fumehood.config import AuditConfig
 from fumehood.model.identity import Principal, Scope
 from fumehood.store.audit_anchors import own_anchors
 from fumehood.store.database import open_database
-from fumehood.store.errors import WriteFailed
+from fumehood.store.errors import ReadFailed, WriteFailed
 from fumehood.testing import FakeWall
-from support.audit import look, rows_of
-from support.state import set_full, set_roomy
+from support.audit import look, rows_of, run_sql
+from support.state import set_full, set_roomy, writer_held
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("A7")]
 
@@ -189,3 +189,52 @@ async def test_full_disk_costs_an_anchor_and_no_call(home: Path) -> None:
         set_roomy(engine.database)
         assert await engine.audit.anchor("test") is not None
     assert look(home).is_intact
+
+
+async def test_start_says_at_once_that_the_chain_is_not_what_it_was(home: Path) -> None:
+    async with engine_at(home) as (engine, log):
+        await engine.call("calculator", {"expression": "1"})
+    assert log.named("audit.broken") == []
+    async with engine_at(home) as (_, log):  # the twin: nobody has touched it
+        assert log.named("audit.broken") == []
+    last = rows_of(home)[-1].seq
+    for change in (f"DELETE FROM audit WHERE seq = {last}",
+                   "UPDATE audit SET mac = randomblob(32) WHERE seq = (SELECT max(seq) FROM audit)"):  # fmt: skip
+        run_sql(home, change)
+        async with engine_at(home) as (engine, log):
+            (told,) = log.named("audit.broken")
+            assert "audit verify" in told["reason"]
+            assert (await engine.call("calculator", {"expression": "1"})).success
+    assert not look(home).is_intact
+
+
+async def test_anchors_that_cannot_be_written_or_read_stop_nothing(home: Path) -> None:
+    (home / "audit-anchors.jsonl").mkdir()
+    async with engine_at(home) as (engine, log):
+        assert (await engine.call("calculator", {"expression": "1"})).success
+    assert log.named("audit.anchor_unreadable")
+    assert len(log.named("audit.anchor_failed")) == 2
+    assert len(log.named("audit.anchor")) == 2  # the log has them all the same
+
+
+@pytest.mark.parametrize("spoilt", ["audit.key", "audit-anchors.jsonl"])
+async def test_what_cannot_be_read_is_an_answer_without_a_path(home: Path, spoilt: str) -> None:
+    async with engine_at(home) as (engine, _):
+        assert (await engine.audit.verify()).intact
+        (home / spoilt).unlink()
+        (home / spoilt).mkdir()
+        with pytest.raises(ReadFailed) as refused:
+            await engine.audit.verify()
+        assert str(home) not in refused.value.message
+        (home / spoilt).rmdir()
+
+
+async def test_call_waits_for_no_row_of_the_chain(home: Path) -> None:
+    """Its row is written by the writer's thread, some time later, with the rows of others."""
+    async with engine_at(home) as (engine, _):
+        with writer_held(engine.database):
+            for _ in range(3):
+                assert (await engine.call("calculator", {"expression": "1"})).success
+            assert kinds(home) == ["audit.anchored:start"]
+        await engine.database.flush()
+        assert kinds(home).count("call.ended") == 3

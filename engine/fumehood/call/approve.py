@@ -8,8 +8,11 @@ yes (`resume`); nothing here runs it.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from datetime import datetime
+
+import anyio
 
 from fumehood.call.action import Action, action_of, definition_digest
 from fumehood.call.authorise import PermittedCall
@@ -29,6 +32,9 @@ from fumehood.sandbox.sessions import SessionKeeper
 from fumehood.sandbox.wall import Walls
 from fumehood.store.approvals import StoredApproval, StoredRequest
 from fumehood.wire.cursors import Cursors
+
+GIVE_UP_S = 10.0
+"""How long a cancelled caller may take to take its waiting call back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +114,20 @@ async def wait_for(
         Underway: it runs.
     """
     wait_s = desk.wait_s(request.options.wait_for_approval)
-    if wait_s:
-        live.begin()
-        live.report(0, f"waits for a human's yes: {approval_id}")
-        answer = await desk.wait(approval_id, wait_s, live)
-        if answer is not None:
-            return answer
-    raise waits(await desk.newest(approval_id), desk)
+    try:
+        if wait_s:
+            live.begin()
+            live.report(0, f"waits for a human's yes: {approval_id}")
+            answer = await desk.wait(approval_id, wait_s, live)
+            if answer is not None:
+                return answer
+        raise waits(await desk.newest(approval_id), desk)
+    except asyncio.CancelledError:
+        if live.is_cancelled:  # by the caller itself, who wants it to end
+            who = request.principal.id if request.principal is not None else ""
+            with anyio.CancelScope(shield=True), anyio.move_on_after(GIVE_UP_S):
+                await desk.give_up(approval_id, who)
+        raise
 
 
 def approved_by_human(claimed: ClaimedCall, stored: StoredApproval) -> ApprovedCall:

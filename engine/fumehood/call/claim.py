@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -22,7 +22,7 @@ import anyio.to_thread
 from sqlalchemy import Connection
 
 from fumehood.call.authorise import PermittedCall
-from fumehood.call.fingerprint import canonical, fingerprint, key_made_of, takes_key
+from fumehood.call.fingerprint import fingerprint, key_made_of, takes_key
 from fumehood.model.envelope import Envelope, ErrorInfo
 from fumehood.model.errors import (
     CallInProgress,
@@ -45,6 +45,7 @@ from fumehood.store import idempotency as rows
 from fumehood.store.database import Database
 from fumehood.store.errors import StoreError
 from fumehood.wire import strict_json
+from fumehood.wire.canonical import canonical
 from fumehood.wire.kept_answers import pack_answer, replay_of
 
 RETRY_AFTER_MS = 500
@@ -358,8 +359,3 @@ def _with_warning(envelope: Envelope, warning: str) -> Envelope:
     warnings = (*envelope.metadata.warnings, warning)
     metadata = envelope.metadata.model_copy(update={"warnings": warnings})
     return envelope.model_copy(update={"metadata": metadata})
-
-
-def claim(permitted: PermittedCall) -> nullcontext[ClaimedCall]:
-    """Claim the call for as long as the lease is held."""
-    return nullcontext(claimed(permitted, None))

@@ -111,6 +111,10 @@ class CallWay(Protocol):
         """The envelope of a call that ends here."""
         ...
 
+    async def resolved(self, stored: StoredApproval, resolution: Resolution, by: str) -> Envelope:
+        """The envelope of a call of which a human has found out what became of it."""
+        ...
+
     def record(self, stored: StoredApproval, envelope: Envelope) -> None:
         """Enter the end of a call into the call log."""
         ...
@@ -168,6 +172,11 @@ class ApprovalDesk:
 
     async def __aexit__(self, *exc: object) -> None:
         await self._stack.aclose()
+
+    async def drained(self) -> None:
+        """Wait until no call runs any more that had its yes. None begins while the engine stops."""
+        while self._runs:
+            await next(iter(self._runs.values())).over.wait()
 
     # What a call on its way asks for.
 
@@ -246,10 +255,7 @@ class ApprovalDesk:
         return is_full or self._pending.get(who, 0) >= self._rules.max_pending_of_one
 
     async def wait(self, approval_id: str, seconds: float, live: Live | None) -> Envelope | None:
-        """The call's answer, once there is one; None where it did not come in time.
-
-        Who is cancelled by its own caller meanwhile cancels the call.
-        """
+        """The call's answer, once there is one; None where it did not come in time."""
         followed = approval_id
         try:
             with anyio.move_on_after(seconds):
@@ -264,16 +270,16 @@ class ApprovalDesk:
                     if stored.answer is not None:
                         return decode_envelope(stored.answer.encode())
                     await self._until_changed(changes)
-        except BaseException:
-            if live is not None and live.is_cancelled:
-                with anyio.CancelScope(shield=True), anyio.move_on_after(10):
-                    await self._cancel(followed, "its caller")
-            raise
         finally:
             for waiting in self._followers.values():
                 if live in waiting:
                     waiting.remove(live)
         return None
+
+    async def give_up(self, approval_id: str, by: str) -> None:
+        """Take a call back whose caller has cancelled it, as far as it is not over."""
+        with suppress(IdempotencyConflict, ResourceNotFound):
+            await self._cancel((await self.newest(approval_id)).id, by)
 
     async def newest(self, approval_id: str) -> Approval:
         """The approval, or the one that asks again in its place."""
@@ -457,8 +463,8 @@ class ApprovalDesk:
         now = self.now()
         step = Step(
             "approval.resolved", by.id, now, frozenset({ApprovalState.INTERRUPTED}), to,
-            event="approval.ended", details={"outcome": resolution.outcome,
-            "note": resolution.note},
+            answer=await self.way.resolved(stored, resolution, by.id), event="approval.ended",
+            details={"outcome": resolution.outcome, "note": resolution.note},
         )  # fmt: skip
         return (await self._decided(approval_id, step)).approval
 
@@ -488,11 +494,6 @@ class ApprovalDesk:
     async def forget(self, rule_id: str, by: Principal) -> RememberedRule:
         """Take a remembered rule back. Raises ResourceNotFound."""
         return await self.remembering.forget(rule_id, by, self.now())
-
-    async def idle(self) -> None:
-        """Wait until no call is being carried out."""
-        while self._runs:
-            await next(iter(self._runs.values())).over.wait()
 
     async def next_change(self, after: int, *, within_s: float = WATCH_S) -> int:
         """A number that grows with every change; waits, bounded, until it is beyond `after`."""

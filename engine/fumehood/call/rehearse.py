@@ -12,8 +12,9 @@ from fumehood.call.authorise import PermittedCall
 from fumehood.call.plan import Plan, make_plan
 from fumehood.call.shorten import shortened
 from fumehood.executors.outcome import Outcome
+from fumehood.model.budget import Exceeded
 from fumehood.model.decision import Verdict
-from fumehood.model.errors import EngineError, RequiresHumanApproval
+from fumehood.model.errors import EngineError, QuotaExceeded, RequiresHumanApproval
 from fumehood.model.json_types import JsonObject
 from fumehood.model.usage import money
 from fumehood.sandbox.sessions import SessionKeeper
@@ -21,13 +22,18 @@ from fumehood.sandbox.wall import HasImages, Walls
 
 
 def rehearse(
-    permitted: PermittedCall, walls: Walls, sessions: SessionKeeper | None = None
+    permitted: PermittedCall,
+    walls: Walls,
+    sessions: SessionKeeper | None = None,
+    exceeded: Exceeded | None = None,
 ) -> Outcome:
-    """What the call would do, without doing it."""
+    """What the call would do, without doing it. `exceeded` is the budget that is too small."""
     tool = permitted.tool.definition
     decision = permitted.decision
     asks = decision.verdict is Verdict.ASK
     refusal: str | None = RequiresHumanApproval.code if asks else None
+    if exceeded is not None and not decision.may_exceed_budget:
+        refusal = QuotaExceeded.code
     plan: JsonObject = {"placement": None, "limits": None, "session": None}
     try:
         made = make_plan(permitted, walls, sessions)
@@ -62,6 +68,13 @@ def rehearse(
             "rule": decision.rule,
             "reason": decision.reason,
             "version": decision.policy_version,
+        },
+        "budget": None
+        if exceeded is None
+        else {
+            "exceeded": exceeded.budget,
+            "unit": exceeded.unit.value,
+            "left": exceeded.left,
         },
         "cost": {"per_use": money(tool.cost_per_use)},
         "arguments": shortened(permitted.validated.shown_arguments),

@@ -29,13 +29,14 @@ from fumehood.call.validate import validate
 from fumehood.executors.effects import Effect
 from fumehood.executors.live import Live
 from fumehood.executors.outcome import Outcome, cancelled
-from fumehood.model.approval import ApprovalState
+from fumehood.model.approval import ApprovalState, Resolution
 from fumehood.model.call import CallOptions, CallRequest
 from fumehood.model.envelope import Envelope
 from fumehood.model.errors import (
     ApprovalExpired,
     Cancelled,
     EngineError,
+    ExecutionError,
     InternalError,
     InvalidParams,
     PermissionDenied,
@@ -69,47 +70,54 @@ class ResumedWay:
             ReadFailed, WriteFailed, ShuttingDown: nothing was done, and the yes is still good.
             Stale: somebody else has ended it meanwhile, and nothing was done.
         """
-        rooms, approval = self.rooms, stored.approval
         live.attach()
-        trail = self._trail(stored)
-        changed: tuple[str, ...] = ()
-        held = Held()
-        ending: Outcome | EngineError
+        trail, held = self._trail(stored), Held()
+        try:
+            ending, changed = await self._ending(stored, trail, live, held)
+            live.close()
+            if isinstance(ending, WorkspaceChanged):
+                again = await self._ask_again(stored)
+                if again is not None:
+                    await self.rooms.desk.ask_again(stored, again)
+                    return
+            await self._end(stored, ending, trail, held, changed)
+        finally:
+            held.release()  # where nothing was settled
+
+    async def _ending(
+        self, stored: StoredApproval, trail: Trail, live: Live, held: Held
+    ) -> tuple[Outcome | EngineError, tuple[str, ...]]:
+        """What became of the call, and what was not as approved any more."""
+        approval, rooms = stored.approval, self.rooms
         try:
             permitted = self._permitted(stored, trail)
             action = self._action(permitted, stored)
             if action.digest != approval.action_digest:
                 changed = changed_fields(approval.binding or {}, action.document)
-                raise _not_as_approved(changed)
+                return _not_as_approved(changed), changed
             mine = claimed(permitted, None)  # its key is the approval's
             approved = trail.passed("approve", approved_by_human(mine, stored))
-            ending = await run_approved(approved, trail, rooms, live, held)
+            return await run_approved(approved, trail, rooms, live, held), ()
+        except WorkspaceChanged as refusal:
+            return refusal, ("workspace",)
+        except _NOT_NOW as fault:
+            if not held.has_begun and not live.is_cancelled:
+                raise  # nothing was done: the yes is still good, and is tried again
+            return fault, ()
         except EngineError as refusal:
-            if isinstance(refusal, _NOT_NOW) and not held.has_begun:
-                held.release()
-                raise
-            ending = refusal
-        except asyncio.CancelledError:
-            if not live.close():
-                raise  # the engine ends: what is held counts as spent
-            ending = cancelled()
+            return refusal, ()
         except Exception as fault:
             trail.fault("call.internal_error", fault)
-            ending = InternalError(
+            return InternalError(
                 "The engine failed inside. Its owner finds the reason in the log under this "
                 "trace id."
-            )
-        if live.close():  # its caller has ended it
-            request = self._request(stored)
-            ending = cancelled_ending(request, live, trail) if held.has_begun else cancelled()
-        if isinstance(ending, WorkspaceChanged):
-            again = await self._ask_again(stored)
-            if again is not None:
-                held.release()
-                await rooms.desk.ask_again(stored, again)
-                return
-            changed = ("workspace",)
-        await self._end(stored, ending, trail, held, changed)
+            ), ()
+        except asyncio.CancelledError:
+            if not live.close():
+                raise  # the engine stops; what has begun will be found to be interrupted
+            if not held.has_begun:
+                return cancelled(), ()
+            return cancelled_ending(self._request(stored), live, trail), ()
 
     async def edited(self, stored: StoredApproval, arguments: JsonObject) -> Edited:
         """Other arguments, checked like those of a new call.
@@ -140,6 +148,25 @@ class ResumedWay:
         """The envelope of a call that ends without having run, or of which nobody knows."""
         trail = self._trail(stored)
         return await compose(self._request(stored), error, trail, self.rooms)
+
+    async def resolved(self, stored: StoredApproval, resolution: Resolution, by: str) -> Envelope:
+        """The envelope of a call of which a human has found out what became of it."""
+        note = f" {resolution.note}" if resolution.note else ""
+        failed = await self.answer(
+            stored,
+            ExecutionError(
+                "This call was interrupted, and a human has found that it did not take effect."
+                f"{note}",
+                extra={"approval_id": stored.approval.id},
+            ),
+        )
+        if resolution.outcome == "failed":
+            return failed
+        said = {"outcome": resolution.outcome, "note": resolution.note, "by": by}
+        return failed.model_copy(
+            update={"success": True, "status": "success", "error": None,
+                    "data": {"resolution": said}}
+        )  # fmt: skip
 
     def record(self, stored: StoredApproval, envelope: Envelope) -> None:
         """Enter its end into the call log."""
@@ -191,13 +218,15 @@ class ResumedWay:
             "resolve", resolve(request, rooms.registry, rooms.agents, rooms.clock.now().date())
         )
         validated = trail.passed("validate", validate(resolved))
-        return trail.passed("authorise", authorise(validated, rooms.policy, lambda: False))
+        return trail.passed(
+            "authorise", authorise(validated, rooms.policy, rooms.over_budget(validated))
+        )
 
     def _pass(self, request: CallRequest) -> PermittedCall:
         rooms = self.rooms
         today = rooms.clock.now().date()
         validated = validate(resolve(request, rooms.registry, rooms.agents, today))
-        return authorise(validated, rooms.policy, lambda: False)
+        return authorise(validated, rooms.policy, rooms.over_budget(validated))
 
     def _action(self, permitted: PermittedCall, stored: StoredApproval) -> Action:
         """What would happen now. The workspace is compared by whoever changes it."""

@@ -14,7 +14,7 @@ from fumehood.call.claim import Keys
 from fumehood.call.desk import ApprovalDesk
 from fumehood.call.validate import ValidatedCall
 from fumehood.gates.budget import Budgets, estimate_of
-from fumehood.model.budget import Amounts, Spender
+from fumehood.model.budget import Amounts, Exceeded, Spender
 from fumehood.model.usage import Prices, TokenCounter
 from fumehood.observe.clock import Clock
 from fumehood.observe.log import Logger
@@ -59,11 +59,15 @@ class Rooms:
         tool = validated.resolved.tool.definition
         return estimate_of(tool, validated.shown_arguments, self.counter)
 
+    def exceeded(self, validated: ValidatedCall) -> Exceeded | None:
+        """The budget that has too little left for a call."""
+        if self.budgets.is_empty:
+            return None
+        return self.budgets.exceeded(spender_of(validated), self.estimate(validated))
+
     def over_budget(self, validated: ValidatedCall) -> Callable[[], bool]:
-        """Whether the budgets have too little left for a call, for rules that want to know."""
-        return lambda: (
-            self.budgets.exceeded(spender_of(validated), self.estimate(validated)) is not None
-        )
+        """Whether there is one, for rules that want to know."""
+        return lambda: self.exceeded(validated) is not None
 
 
 def spender_of(validated: ValidatedCall) -> Spender:

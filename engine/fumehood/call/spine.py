@@ -20,17 +20,19 @@ from fumehood.call.authorise import PermittedCall, authorise
 from fumehood.call.claim import Claim, Replay, Waiting, claimed
 from fumehood.call.compose import compose, plan_of
 from fumehood.call.execute import execute
-from fumehood.call.record import record_ending, record_intent
+from fumehood.call.record import record_ending, record_intent, record_replay
 from fumehood.call.rehearse import rehearse
 from fumehood.call.resolve import resolve
 from fumehood.call.rooms import Rooms, spender_of
 from fumehood.call.validate import validate
 from fumehood.executors.live import Live
 from fumehood.executors.outcome import Outcome, cancelled
-from fumehood.gates.budget import Reservation, taken_by
+from fumehood.gates.budget import Reservation, refusal, taken_by
 from fumehood.model.call import CallRequest
+from fumehood.model.decision import Verdict
 from fumehood.model.envelope import Envelope
 from fumehood.model.errors import Cancelled, EngineError, InternalError
+from fumehood.observe.clock import timestamp
 from fumehood.observe.trail import Trail
 
 CONCLUDE_S = 5.0
@@ -83,30 +85,30 @@ async def run_call(request: CallRequest, rooms: Rooms, live: Live | None = None)
             "authorise", authorise(validated, rooms.policy, rooms.over_budget(validated))
         )
         if request.options.dry_run:
-            return await conclude(
-                request,
-                trail.passed("rehearse", rehearse(permitted, rooms.walls, rooms.sessions)),
-                trail,
-                rooms,
-            )
+            exceeded = rooms.exceeded(validated)
+            rehearsed = rehearse(permitted, rooms.walls, rooms.sessions, exceeded)
+            return await conclude(request, trail.passed("rehearse", rehearsed), trail, rooms)
         if permitted.decision.shadow:
             _tell_shadow(permitted, rooms)
         found = await rooms.keys.claim(permitted, request.call_id, rooms.clock.now())
         if isinstance(found, Replay | Waiting):
             return await _answer_of_another(found, request, trail, rooms, live)
         held.claim = found
+        if permitted.decision.verdict is Verdict.ASK:
+            _refuse_unpayable(permitted, rooms)
         mine = trail.passed("claim", claimed(permitted, found))
         approved = await approve(mine, rooms.asking, trail, live)
         if isinstance(approved, Envelope):  # it was waited for, and is recorded already
             return approved
-        ending = await run_approved(trail.passed("approve", approved), trail, rooms, live, held)
-        return await conclude(request, ending, trail, rooms, held)
-    except EngineError as refusal:
+        outcome = await run_approved(trail.passed("approve", approved), trail, rooms, live, held)
+        return await conclude(request, outcome, trail, rooms, held)
+    except EngineError as refused:
         live.close()
-        return await conclude(request, refusal, trail, rooms, held)
+        return await conclude(request, refused, trail, rooms, held)
     except BaseException as fault:
         if live.close() and isinstance(fault, asyncio.CancelledError):
-            return await conclude_cancelled(request, live, trail, rooms, held)
+            ending = cancelled_ending(request, live, trail)
+            return await conclude(request, ending, trail, rooms, held)
         return await conclude_fault(request, fault, trail, rooms, held)
 
 
@@ -169,10 +171,22 @@ async def _answer_of_another(
 ) -> Envelope:
     """What a call hears whose key has been used before."""
     if isinstance(found, Replay):
-        trail.note("call.replayed")
+        now = timestamp(rooms.clock.now())
+        record_replay(request, found.envelope, trail, rooms.calls, now)
         return found.envelope
     trail.is_parked = True
     return await wait_for(found.approval_id, request, rooms.desk, live)
+
+
+def _refuse_unpayable(permitted: PermittedCall, rooms: Rooms) -> None:
+    """Ask no human for what could not be carried out after the yes.
+
+    Raises:
+        QuotaExceeded: a budget has too little left, and no rule lets a human exceed it.
+    """
+    exceeded = rooms.exceeded(permitted.validated)
+    if exceeded is not None and not permitted.decision.may_exceed_budget:
+        raise refusal(exceeded, rooms.clock.now())
 
 
 async def _reserve(approved: ApprovedCall, rooms: Rooms, held: Held) -> None:
@@ -186,17 +200,9 @@ async def _reserve(approved: ApprovedCall, rooms: Rooms, held: Held) -> None:
     )
 
 
-async def conclude_cancelled(
-    request: CallRequest, live: Live, trail: Trail, rooms: Rooms, held: Held
-) -> Envelope:
-    """Conclude what its caller has ended, with what is known of the run, if there was one."""
-    return await conclude(request, cancelled_ending(request, live, trail), trail, rooms, held)
-
-
 def cancelled_ending(request: CallRequest, live: Live, trail: Trail) -> Outcome | EngineError:
-    """How a call ends that its caller has ended, with what is known of the run."""
-    outcome = live.partial
-    plan = plan_of(trail)
+    """What became of a call that its caller has ended, with what is known of its run."""
+    outcome, plan = live.partial, plan_of(trail)
     if outcome is None and plan is not None:
         isolation = "none" if plan.placement.kind == "host" else request.options.isolation or "call"
         outcome = Outcome.cancelled(isolation)

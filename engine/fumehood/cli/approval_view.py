@@ -62,10 +62,8 @@ def approval_lines(approval: Approval, now: datetime, columns: int) -> list[Line
         lines += [Line(""), Line("decisions", "head"), *_decisions(approval, columns)]
     hidden = _hidden_in(approval)
     if hidden:
-        lines += [
-            Line(""),
-            Line(f"Shown escaped, since it is not what it seems: {hidden}", "warning"),
-        ]
+        said = f"Shown escaped, since it is not what it seems: {hidden}"
+        lines += [Line(""), *_warning(said, columns)]
     return lines
 
 
@@ -165,6 +163,10 @@ def _plain(text: str, columns: int) -> Iterator[Line]:
     return (Line(piece) for piece in _folded(text, columns, indent=MARK))
 
 
+def _warning(text: str, columns: int) -> Iterator[Line]:
+    return (Line(piece, "warning") for piece in _folded(text, columns, indent=MARK))
+
+
 def _theirs(text: str, columns: int) -> Iterator[Line]:
     for line in text.split("\n"):
         for folded in _folded(visible(line), columns - len(MARK)):
@@ -174,7 +176,8 @@ def _theirs(text: str, columns: int) -> Iterator[Line]:
 def _preview(preview: JsonObject, columns: int) -> Iterator[Line]:
     """What the engine computed; names and contents in it are strangers'."""
     if "would_fail" in preview:
-        yield Line(f"The call would fail: {visible(str(preview['would_fail']))}", "warning")
+        said = visible(str(preview["would_fail"]))
+        yield from _warning(f"The call would fail: {said}", columns)
     for kind, sign in (("added", "+"), ("changed", "~"), ("removed", "-")):
         for entry in preview.get(kind) or []:
             yield from _entry(sign, entry if isinstance(entry, dict) else {"path": entry}, columns)

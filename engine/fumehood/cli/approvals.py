@@ -25,6 +25,7 @@ from fumehood.model.approval import (
     ApprovalState,
     NewDecision,
     OneOfSeveral,
+    RememberedRule,
     RememberWish,
 )
 from fumehood.model.json_types import JsonObject
@@ -200,6 +201,9 @@ def cancel(approval_id: ApprovalId, as_json: AsJson = False, socket: SocketPath 
 
 @approvals.command("remembered")
 def remembered(
+    every: Annotated[
+        bool, typer.Option("--all", help="Also those that were taken back or are used up.")
+    ] = False,
     as_json: AsJson = False,
     credential_stdin: CredentialStdin = False,
     socket: ControlSocketPath = None,
@@ -210,7 +214,7 @@ def remembered(
     from fumehood.cli.tables import Field, show_table
 
     with controlling(socket, credential_stdin=credential_stdin, as_json=as_json) as client:
-        rules = client.approvals.remembered()
+        rules = [rule for rule in client.approvals.remembered() if every or _holds(rule)]
     if wants_json(as_json):
         _show_json([rule.model_dump(mode="json") for rule in rules])
         return
@@ -239,6 +243,11 @@ def forget(
     """End a remembered rule: what it allowed is asked about again."""
     with controlling(socket, credential_stdin=credential_stdin) as client:
         client.approvals.forget(rule_id)
+
+
+def _holds(rule: RememberedRule) -> bool:
+    is_over = rule.expires_at is not None and rule.expires_at <= datetime.now(UTC)
+    return rule.removed_at is None and rule.uses_left != 0 and not is_over
 
 
 def _decide(

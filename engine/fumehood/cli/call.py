@@ -44,6 +44,13 @@ def call(
     timeout: Annotated[float | None, typer.Option(help="Seconds the tool may run.")] = None,
     agent: Annotated[str | None, typer.Option(help="The agent that the call is made for.")] = None,
     session: Annotated[str | None, typer.Option(help="The session that it is made in.")] = None,
+    idempotency_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            help="Run it once however often it is sent with this key; auto makes one of the call.",
+        ),
+    ] = None,
     debug: Annotated[
         bool, typer.Option("--debug", help="Ask for debug_info (the configuration must allow it).")
     ] = False,
@@ -77,6 +84,8 @@ def call(
         fail("--local needs no socket.", ExitCode.USAGE)
     if local and wait is not None:
         fail("--local asks nobody.", ExitCode.USAGE)
+    if local and idempotency_key is not None:
+        fail("--local keeps no idempotency keys.", ExitCode.USAGE)
     if local and session is not None:
         fail("--local has no sessions.", ExitCode.USAGE)
     if timeout is not None and not 0 < timeout < float("inf"):
@@ -88,6 +97,7 @@ def call(
         debug=debug or None,
         agent_id=agent,
         session_id=session,
+        idempotency_key=idempotency_key,
         wait_for_approval=None if wait is None else _waiting(wait),
     )
     if local:

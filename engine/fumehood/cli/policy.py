@@ -43,7 +43,7 @@ def check(
 
 
 @policy.command("test")
-def test(
+def hold_against(
     file: Annotated[Path, typer.Argument(help="Calls, each with the decision that it expects.")],
     policy_path: Annotated[
         Path | None,

@@ -201,7 +201,7 @@ def verify_audit() -> Ask[AuditVerdict]:
 
 def rotate_audit_key() -> Ask[AuditRotation]:
     """A new key for the chain."""
-    return Ask("POST", address("audit", "rotate"), data_of(AuditRotation), encode({}))
+    return Ask("POST", address("audit", "rotate"), data_of(AuditRotation))
 
 
 def _agent(raw: bytes) -> Agent:

@@ -9,19 +9,23 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from fumehood.executors.workspace_claims import MAX_SIZE, Claim, FaultKind
+from fumehood.executors.workspace_claims import MAX_SIZE, Claim, FaultKind, NotAsAgreed
 from fumehood.model.json_types import JsonObject
 
 FORMAT = b"fumehood.survey.1\n"
 """As the guest's `survey` begins its manifest."""
 
 MAX_SHOWN = 1000
+MAX_PATHS = 100
+"""Of one request, as the arguments are checked."""
+
 MAX_COUNT = 200_000
 MAX_TEXT = 4 * 4096
 """Characters of a path of which every byte had to be escaped."""
@@ -76,17 +80,6 @@ class Seen(Claim):
         """The path as the file system has it."""
         return _bytes_of(self.path, self.path_base64)
 
-    def line(self) -> bytes:
-        """As it stands in the manifest."""
-        return line(self.model_dump(exclude_none=True))
-
-
-class PathOutcome(Claim):
-    """What would become of one path: done, or refused."""
-
-    path: str = Field(max_length=4096)
-    fault: FaultKind | None
-
 
 class Appended(Claim):
     """A file after something was added to it."""
@@ -95,57 +88,86 @@ class Appended(Claim):
     sha256: Sha256
 
 
-class Survey(Claim):
+class SurveyClaim(Claim):
     """Everything that a call looks at or changes, by path; `base` is the hash of all of it."""
 
     base: Sha256
     entries: list[Seen] = Field(max_length=MAX_SHOWN)
     has_more: bool
-    outcomes: list[PathOutcome] = Field(max_length=100)
+    faults: list[FaultKind | None] = Field(max_length=MAX_PATHS)
+    """Why each path that was asked for would be refused, in their order; null where it is not."""
     appended: Appended | None
     count: int = Field(ge=0, le=MAX_COUNT)
     """Of what is there and lies at or below a path that is not refused."""
     size: int = Field(ge=0, le=MAX_SIZE * 1024)
     """Bytes of these files."""
 
-    def is_of(self, paths: Sequence[str]) -> bool:
-        """Whether it speaks of these paths alone, each once and in order, and fits together."""
-        if [outcome.path for outcome in self.outcomes] != list(paths):
-            return False
-        raw = [entry.raw_path for entry in self.entries]
-        if not all(one < other for one, other in pairwise(raw)):
-            return False
-        asked = [path.encode() for path in paths]
-        if not all(_is_near(path, asked) for path in raw):
-            return False
-        if self.has_more:
-            return True  # the rest of the manifest is the guest's word
-        going = self.going()
-        shown = (len(going), sum(entry.size or 0 for entry in going))
-        return self.base == self._base() and shown == (self.count, self.size)
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """A survey of certain paths that fits together."""
+
+    claim: SurveyClaim
+    faults: Mapping[str, FaultKind | None]
+    """By path, in the order in which they were asked for."""
+    entries: Mapping[bytes, Seen]
 
     def at(self, path: str) -> Seen | None:
         """What a path stands for, where it was looked at."""
-        return next((entry for entry in self.entries if entry.raw_path == path.encode()), None)
+        return self.entries.get(path.encode())
 
+    @property
     def going(self) -> list[Seen]:
         """What is there, and lies at or below a path that is not refused."""
-        tops = [one.path.encode() for one in self.outcomes if one.fault is None]
+        tops = {path.encode() for path, fault in self.faults.items() if fault is None}
         return [
             entry
-            for entry in self.entries
-            if entry.kind != "absent" and any(_is_within(entry.raw_path, top) for top in tops)
+            for path, entry in self.entries.items()
+            if entry.kind != "absent" and not tops.isdisjoint(_way(path))
         ]
 
-    def _base(self) -> str:
-        total = hashlib.sha256(FORMAT)
-        for part in self._lines():
-            total.update(part)
-        return total.hexdigest()
 
-    def _lines(self) -> Iterator[bytes]:
-        yield from (entry.line() for entry in self.entries)
-        yield from (line(outcome.model_dump()) for outcome in self.outcomes)
+def read_survey(claim: SurveyClaim, paths: Sequence[str]) -> Survey:
+    """The survey of these paths, which are all different.
+
+    Raises:
+        NotAsAgreed: it is of others, out of order, or does not fit its own hash and counts.
+    """
+    entries = {entry.raw_path: entry for entry in claim.entries}
+    if len(claim.faults) != len(paths) or len(entries) != len(claim.entries):
+        raise NotAsAgreed
+    if not all(one < other for one, other in pairwise(entries)):
+        raise NotAsAgreed
+    asked = {path.encode() for path in paths}
+    leading = {one for path in asked for one in _way(path)}
+    if not all(path in leading or not asked.isdisjoint(_way(path)) for path in entries):
+        raise NotAsAgreed
+    survey = Survey(claim, dict(zip(paths, claim.faults, strict=True)), entries)
+    going = survey.going
+    count, size = len(going), sum(entry.size or 0 for entry in going)
+    if claim.has_more:  # the rest of the manifest is the guest's word
+        fits = count <= claim.count and size <= claim.size
+    else:
+        fits = (count, size, _base(survey)) == (claim.count, claim.size, claim.base)
+    if not fits:
+        raise NotAsAgreed
+    return survey
+
+
+def _base(survey: Survey) -> str:
+    total = hashlib.sha256(FORMAT)
+    for entry in survey.entries.values():
+        total.update(line(entry.model_dump(exclude_none=True)))
+    for path, fault in survey.faults.items():
+        total.update(line({"path": path, "fault": fault}))
+    return total.hexdigest()
+
+
+def _way(path: bytes) -> Iterator[bytes]:
+    """A path and all that lead to it."""
+    while path:
+        yield path
+        path = path.rpartition(b"/")[0]
 
 
 def line(value: JsonObject) -> bytes:
@@ -166,12 +188,3 @@ def _bytes_of(text: str, encoded: str | None) -> bytes:
     except UnicodeDecodeError:
         return raw
     raise ValueError("bytes of a name that is text")
-
-
-def _is_within(path: bytes, top: bytes) -> bool:
-    return path == top or path.startswith(top + b"/")
-
-
-def _is_near(path: bytes, asked: Sequence[bytes]) -> bool:
-    """Whether a path is one that was asked for, lies below one, or leads to one."""
-    return any(_is_within(path, one) or _is_within(one, path) for one in asked)

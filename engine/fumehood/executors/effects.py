@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import anyio.to_thread
 
-from fumehood.executors.effect_claims import PathOutcome, Seen, Survey, line
+from fumehood.executors.effect_claims import Seen, Survey, SurveyClaim, line, read_survey
 from fumehood.executors.effect_diff import text_of, unified
 from fumehood.executors.workspace_claims import MAX_READ_BYTES, NotAsAgreed, Piece, fitting_piece
 from fumehood.executors.workspace_guest import FAULT_WORDS, ask, not_as_agreed
@@ -75,11 +75,11 @@ class _Place:
     limits: Limits
 
     async def survey(self, request: JsonObject, paths: list[str]) -> Survey:
-        said = await ask(self.lease, {"do": "survey", "of": request}, self.limits, Survey)
-        survey = said.required
-        if not survey.is_of(paths):
-            raise not_as_agreed()
-        return survey
+        said = await ask(self.lease, {"do": "survey", "of": request}, self.limits, SurveyClaim)
+        try:
+            return read_survey(said.required, paths)
+        except NotAsAgreed:
+            raise not_as_agreed() from None
 
     async def read(self, path: str, seen: Seen) -> bytes:
         """All of a small file, which is the one that was seen."""
@@ -104,12 +104,12 @@ async def _effect_of_write(arguments: JsonObject, place: _Place) -> Effect:
     if request["mode"] != "append":
         request["content_base64"] = ""  # its hash is known here
     survey = await place.survey(request, [path])
-    if survey.has_more:
+    if survey.claim.has_more:
         raise InvalidParams(FAULT_WORDS["unseen"], fields=["path"], details={"fault": "unseen"})
-    fault = survey.outcomes[0].fault
+    fault = survey.faults[path]
     if fault is not None:
         shown = _shown(would_fail=FAULT_WORDS[fault])
-        return Effect(shown, survey.base, _hash([{"path": path, "fault": fault}]))
+        return Effect(shown, survey.claim.base, _hash([{"path": path, "fault": fault}]))
     target = _agreed(survey.at(path))
     if target.kind == "absent":
         return await _effect_of_new_file(path, content, survey)
@@ -126,7 +126,7 @@ async def _effect_of_new_file(path: str, content: bytes, survey: Survey) -> Effe
     file = {"path": path, "kind": "file", "mode": NEW_FILE_MODE, **_figures(content)}
     added = [{**one, "mode": _mode(NEW_DIRECTORY_MODE)} for one in made]
     added.append({**file, "mode": _mode(NEW_FILE_MODE), **await _diff(b"", content)})
-    return Effect(_shown(added=added), survey.base, _hash([*made, file]))
+    return Effect(_shown(added=added), survey.claim.base, _hash([*made, file]))
 
 
 async def _effect_of_change(
@@ -136,7 +136,7 @@ async def _effect_of_change(
     is_append = request["mode"] == "append"
     after: JsonObject = {"mode": NEW_FILE_MODE, **_figures(content)}
     if is_append:
-        appended = _agreed(survey.appended)
+        appended = _agreed(survey.claim.appended)
         if appended.size != size + len(content) or target.sha256 is None:
             raise not_as_agreed()
         after = {"mode": mode, **appended.model_dump()}
@@ -158,7 +158,7 @@ async def _effect_of_change(
             raise not_as_agreed()
         changed |= await _diff(before, whole)
     effect = _hash([{"path": path, "kind": "file", **after}])
-    return Effect(_shown(changed=[changed]), survey.base, effect)
+    return Effect(_shown(changed=[changed]), survey.claim.base, effect)
 
 
 def _lacking_above(path: str, survey: Survey) -> list[str]:
@@ -189,20 +189,25 @@ async def _diff(before: bytes, after: bytes) -> JsonObject:
 async def _effect_of_deletion(arguments: JsonObject, place: _Place) -> Effect:
     request = delete_request(arguments)
     survey = await place.survey(request, request["paths"])
-    going = survey.going()
-    if survey.count < len(going):
-        raise not_as_agreed()
-    kept = [one for one in survey.outcomes if one.fault not in (None, "not_found")]
+    kept = {
+        path: fault for path, fault in survey.faults.items() if fault not in (None, "not_found")
+    }
     shown = _shown(
-        removed=[_removed(entry) for entry in going],
-        missing=[one.path for one in survey.outcomes if one.fault == "not_found"],
-        kept=[{"path": one.path, "why": FAULT_WORDS[one.fault or "invalid"]} for one in kept],
-        count=survey.count,
-        size=survey.size,
-        truncated=survey.has_more,
+        removed=[_removed(entry) for entry in survey.going],
+        missing=[path for path, fault in survey.faults.items() if fault == "not_found"],
+        kept=[
+            {"path": path, "why": FAULT_WORDS[fault or "invalid"]} for path, fault in kept.items()
+        ],
+        count=survey.claim.count,
+        size=survey.claim.size,
+        truncated=survey.claim.has_more,
         would_fail="Not all of it can be deleted; the rest would be." if kept else None,
     )
-    return Effect(shown, survey.base, _hash([_afterwards(one) for one in survey.outcomes]))
+    afterwards: list[JsonObject] = [
+        {"path": path, "fault": fault} if path in kept else {"path": path, "kind": "absent"}
+        for path, fault in survey.faults.items()
+    ]
+    return Effect(shown, survey.claim.base, _hash(afterwards))
 
 
 def _removed(entry: Seen) -> JsonObject:
@@ -211,12 +216,6 @@ def _removed(entry: Seen) -> JsonObject:
     if entry.mode is not None:
         shown["mode"] = _mode(entry.mode)
     return {**shown, "unread": True} if entry.version is not None else shown
-
-
-def _afterwards(outcome: PathOutcome) -> JsonObject:
-    if outcome.fault in (None, "not_found"):
-        return {"path": outcome.path, "kind": "absent"}
-    return {"path": outcome.path, "fault": outcome.fault}
 
 
 # -- both --------------------------------------------------------------------------------

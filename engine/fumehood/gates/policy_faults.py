@@ -230,8 +230,7 @@ def _asks_more(rule: Rule, than: Rule) -> bool:
 def _covers(one: Rule, other: Rule) -> bool:
     """Whether everything but the conditions that `one` says, `other` says more narrowly."""
     return (
-        _covers_tools(one, other)
-        and _is_wider(one.agents, other.agents)
+        _is_wider(one.agents, other.agents)
         and _is_wider(one.principals, other.principals)
         and _is_wider(one.environments, other.environments)
         and _is_wider(one.categories, other.categories)
@@ -244,6 +243,7 @@ def _covers(one: Rule, other: Rule) -> bool:
             one.cost_over is None
             or (other.cost_over is not None and other.cost_over >= one.cost_over)
         )
+        and _covers_tools(one, other)
     )
 
 
@@ -277,9 +277,11 @@ def _is_wider(wide: Sequence[str] | None, narrow: Sequence[str] | None) -> bool:
     """Whether one list leaves out nothing that the other one names. A `*` is within a `*`."""
     if wide is None:
         return True
-    return narrow is not None and all(
-        any(compile_glob(one)(name) for one in wide) for name in narrow
-    )
+    if narrow is None:
+        return False
+    rest = [name for name in narrow if name not in wide]
+    globs = [one for one in wide if "*" in one] if rest else ()
+    return all(any(compile_glob(one)(name) for one in globs) for name in rest)
 
 
 def _meant(name: str, known: Iterable[str]) -> str:

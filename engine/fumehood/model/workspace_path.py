@@ -60,10 +60,16 @@ def absolute_path(path: str) -> tuple[str, ...] | None:
             return None
     except UnicodeEncodeError:
         return None
+    given = (path if path.startswith("/") else f"{WORKSPACE}/{path}").split("/")[1:]
+    if _TO_RESOLVE.isdisjoint(given):
+        return tuple(given)
     parts: list[str] = []
-    for part in (path if path.startswith("/") else f"{WORKSPACE}/{path}").split("/"):
+    for part in given:
         if part == "..":
             del parts[-1:]
         elif part not in ("", "."):
             parts.append(part)
     return tuple(parts)
+
+
+_TO_RESOLVE = frozenset({"", ".", ".."})

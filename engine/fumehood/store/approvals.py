@@ -9,15 +9,17 @@ stand or fall together. Invariant: a state is only left for one that `Step.leave
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Protocol
 
-from sqlalchemy import ColumnElement, Connection, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, update
 from sqlalchemy.engine import RowMapping
 
 from fumehood.model.approval import (
+    OPEN_STATES,
     Approval,
     ApprovalPage,
     ApprovalQuery,
@@ -32,6 +34,11 @@ from fumehood.store.changes import stamp
 from fumehood.store.database import Database
 from fumehood.store.schema import APPROVALS, DECISIONS
 from fumehood.wire.kept_answers import pack_answer
+
+FORGOTTEN_AT_ONCE = 500
+"""Rows of one deletion: other writes wait for at most so many."""
+
+STAYING = OPEN_STATES | {ApprovalState.INTERRUPTED}
 
 
 class Chain(Protocol):
@@ -114,10 +121,15 @@ class Step:
 class ApprovalTable:
     """The rows of one database. `tells` says whether there is a webhook that is owed messages."""
 
-    def __init__(self, database: Database, chain: Chain, *, tells: bool) -> None:
+    def __init__(
+        self, database: Database, chain: Chain, *, tells: bool, kept_days: int = 90
+    ) -> None:
         self._database = database
         self._chain = chain
         self._tells = tells
+        self._kept = timedelta(days=kept_days)
+        self.overdue = asyncio.Event()
+        """Never set: what is over may wait for the next hour."""
 
     async def create(self, stored: StoredApproval) -> None:
         """Keep a new one, and hand the idempotency key of its call over to it.
@@ -196,6 +208,19 @@ class ApprovalTable:
     async def note(self, kind: str, at: datetime, fields: JsonObject) -> None:
         """Enter something into the audit chain that changes no approval."""
         await self._database.write(lambda c: self._chain.append(c, kind, stamp(at), fields))
+
+    async def prune(self, now: datetime) -> int:
+        """Delete what has been over for long enough; returns how many went.
+
+        Raises:
+            WriteFailed: the rest stays until the next time.
+        """
+        before, gone = stamp(now - self._kept), 0
+        while True:
+            count = await self._database.write(lambda connection: _forget(connection, before))
+            gone += count
+            if count < FORGOTTEN_AT_ONCE:
+                return gone
 
     async def in_state(self, state: ApprovalState) -> list[str]:
         """The ids of all in one state, oldest first."""
@@ -276,7 +301,11 @@ class ApprovalTable:
             answer = values["answer"] = pack_answer(step.answer)
             if before.idempotency_key is not None:
                 key = before.idempotency_key
-                idempotency.complete(connection, approval.principal_id, key, answer, step.at)
+                if approval.state is ApprovalState.INTERRUPTED:  # another one was told before
+                    end = idempotency.correct
+                else:
+                    end = idempotency.complete
+                end(connection, approval.principal_id, key, answer, step.at)
         document = {**_document(before), **step.document}
         values["action_digest"] = document.pop("action_digest", approval.action_digest)
         values["document"] = document
@@ -289,6 +318,20 @@ class ApprovalTable:
         if step.event is not None and self._tells:
             deliveries.owe(connection, approval_id, step.event, step.at)
         return after
+
+
+def _forget(connection: Connection, before: str) -> int:
+    """Some of those that ended before a time. What nobody has resolved yet stays."""
+    over = [state.value for state in ApprovalState if state not in STAYING]
+    old = (
+        select(APPROVALS.c.id)
+        .where(APPROVALS.c.state.in_(over), APPROVALS.c.ended_at <= before)
+        .limit(FORGOTTEN_AT_ONCE)
+    )
+    ids = list(connection.execute(old).scalars())
+    connection.execute(delete(DECISIONS).where(DECISIONS.c.approval_id.in_(ids)))
+    connection.execute(delete(APPROVALS).where(APPROVALS.c.id.in_(ids)))
+    return len(ids)
 
 
 def _require(approval: Approval, step: Step) -> None:
@@ -362,7 +405,7 @@ def _page(connection: Connection, query: ApprovalQuery, principal_id: str | None
     for one in connection.execute(decided.order_by(DECISIONS.c.seq)).mappings():
         words.setdefault(one["approval_id"], []).append(_decision(one))
     items = tuple(
-        _stored(row, words.get(row["id"], [])).approval.model_copy(update={"binding": None})
+        _listed(_stored(row, words.get(row["id"], [])), is_own=principal_id is not None)
         for row in shown
     )
     has_more = len(rows) > query.limit
@@ -372,6 +415,13 @@ def _page(connection: Connection, query: ApprovalQuery, principal_id: str | None
         next_cursor=items[-1].id if has_more else None,
         total_count=None if has_more or query.cursor is not None else len(items),
     )
+
+
+def _listed(stored: StoredApproval, *, is_own: bool) -> Approval:
+    """Without its binding; for its caller also without what its agent fixes."""
+    hidden = stored.request.hidden if is_own else ()
+    shown = {k: v for k, v in stored.approval.arguments.items() if k not in hidden}
+    return stored.approval.model_copy(update={"binding": None, "arguments": shown})
 
 
 _IN_DOCUMENT = (

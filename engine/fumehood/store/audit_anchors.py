@@ -14,6 +14,8 @@ from fumehood.store.audit_verify import Anchor, read_anchors
 from fumehood.store.directory import PRIVATE_FILE
 
 FILE_NAME = "audit-anchors.jsonl"
+TAIL_BYTES = 4096
+"""Some twenty lines."""
 
 
 def add_anchor(state: Path, anchor: Anchor) -> None:
@@ -43,6 +45,18 @@ def own_anchors(state: Path) -> list[Anchor]:
         return load_anchors(state / FILE_NAME)
     except FileNotFoundError:
         return []
+
+
+def last_own_anchor(state: Path) -> Anchor | None:
+    """The newest one that stands beside the database. Raises OSError."""
+    try:
+        with (state / FILE_NAME).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            tail = file.read().decode("utf-8", "replace")
+    except FileNotFoundError:
+        return None
+    anchors = read_anchors(tail.splitlines())
+    return anchors[-1] if anchors else None
 
 
 def shown(anchor: Anchor) -> dict[str, int | str]:

@@ -16,7 +16,6 @@ whoever has the key can make any chain: then, too, anchors alone tell.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import hmac
 import json
@@ -356,6 +355,8 @@ def _seq(value: Any) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check an export; 0 where it is intact, 1 where it is not, 2 where it cannot be read."""
+    import argparse  # the engine never needs it
+
     parser = argparse.ArgumentParser(description="Verify an export of an audit chain.")
     parser.add_argument("export", type=Path, help="JSON Lines of `fumehood audit export`")
     several: dict[str, Any] = {"type": Path, "action": "extend", "nargs": "+"}

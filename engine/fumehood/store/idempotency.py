@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, insert, select, update
 from sqlalchemy.engine import Row
 
 from fumehood.model.errors import InternalError
@@ -26,6 +26,19 @@ FORGOTTEN_AT_ONCE = 500
 """Rows of one deletion: other writes wait for at most so many."""
 
 _KEY = IDEMPOTENCY.c
+
+# On the way of every call with a key: built once, because building costs more than running.
+_THIS = (_KEY.principal_id == bindparam("this_principal")) & (_KEY.key == bindparam("this_key"))
+_RUNNING = _THIS & (_KEY.state == KeyState.RUNNING.value) & (_KEY.call_id == bindparam("this_call"))
+_FIND = select(IDEMPOTENCY).where(_THIS)
+_INSERT = insert(IDEMPOTENCY)
+_FINISH = (
+    update(IDEMPOTENCY)
+    .where(_RUNNING)
+    .values(state=KeyState.DONE.value, answer=bindparam("this_answer"))
+)
+_RELEASE = delete(IDEMPOTENCY).where(_RUNNING)
+_LOSE = update(IDEMPOTENCY).where(_RUNNING).values(state=KeyState.UNKNOWN.value)
 
 
 class KeyLost(StoreError, InternalError):
@@ -56,7 +69,7 @@ def take(
     if found is not None:
         return _kept(found)
     connection.execute(
-        insert(IDEMPOTENCY),
+        _INSERT,
         {
             "principal_id": call.principal_id,
             "key": call.key,
@@ -77,13 +90,12 @@ def finish(connection: Connection, call: KeyedCall, answer: str) -> None:
     Raises:
         KeyLost: the key is not this call's.
     """
-    values = {"state": KeyState.DONE.value, "answer": answer}
-    _one(connection.execute(update(IDEMPOTENCY).where(_is_running(call)).values(values)).rowcount)
+    _one(connection.execute(_FINISH, {**_this(call), "this_answer": answer}).rowcount)
 
 
 def release(connection: Connection, call: KeyedCall) -> None:
     """Give the key of a running call back: it did not act, or may act twice."""
-    connection.execute(delete(IDEMPOTENCY).where(_is_running(call)))
+    connection.execute(_RELEASE, _this(call))
 
 
 def lose(connection: Connection, call: KeyedCall) -> None:
@@ -91,8 +103,7 @@ def lose(connection: Connection, call: KeyedCall) -> None:
     if call.may_repeat:
         release(connection, call)
         return
-    values = {"state": KeyState.UNKNOWN.value}
-    connection.execute(update(IDEMPOTENCY).where(_is_running(call)).values(values))
+    connection.execute(_LOSE, _this(call))
 
 
 def hand_over(connection: Connection, principal_id: str, key: str, approval_id: str) -> None:
@@ -134,6 +145,16 @@ def free(connection: Connection, principal_id: str, key: str) -> None:
     connection.execute(delete(IDEMPOTENCY).where(_is_waiting(principal_id, key)))
 
 
+def correct(
+    connection: Connection, principal_id: str, key: str, answer_json: str, now: datetime
+) -> None:
+    """Another answer than the one that repeats got so far: a human has found out more."""
+    done = _is(principal_id, key) & (_KEY.state == KeyState.DONE.value)
+    done &= _KEY.approval_id.is_not(None)
+    values = {"answer": answer_json, "expires_at": stamp(now + KEY_LIFETIME)}
+    connection.execute(update(IDEMPOTENCY).where(done).values(values))
+
+
 def recover(connection: Connection, now: datetime) -> int:
     """At the start: what ran in an engine that is gone is lost; returns how many are unknown.
 
@@ -159,7 +180,7 @@ def forget_old(connection: Connection, now: datetime) -> int:
 
 
 def _find(connection: Connection, principal_id: str, key: str) -> Row[Any] | None:
-    return connection.execute(select(IDEMPOTENCY).where(_is(principal_id, key))).first()
+    return connection.execute(_FIND, {"this_principal": principal_id, "this_key": key}).first()
 
 
 def _lose(connection: Connection, row: Row[Any], now: datetime) -> None:
@@ -184,9 +205,12 @@ def _is(principal_id: str, key: str) -> Any:
     return (_KEY.principal_id == principal_id) & (_KEY.key == key)
 
 
-def _is_running(call: KeyedCall) -> Any:
-    running = (_KEY.state == KeyState.RUNNING.value) & (_KEY.call_id == call.call_id)
-    return _is(call.principal_id, call.key) & running
+def _this(call: KeyedCall) -> dict[str, str]:
+    return {
+        "this_principal": call.principal_id,
+        "this_key": call.key,
+        "this_call": call.call_id,
+    }
 
 
 def _is_waiting(principal_id: str, key: str) -> Any:

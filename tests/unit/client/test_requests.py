@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fumehood import DaemonUnavailable
-from fumehood.client import approvals, authority, callers, sessions
+from fumehood.client import approvals, authority, callers, policy, sessions
 from fumehood.client.ask import Ask
 from fumehood.client.awaiting_approvals import AsyncControlledApprovals, AsyncOwnApprovals
 from fumehood.client.blocking_approvals import ControlledApprovals, OwnApprovals
@@ -106,6 +106,13 @@ CONTROL: list[tuple[Ask[Any], str, Any]] = [
     (authority.list_approvers(), "GET /v1/approvers", None),
     (authority.remove_approver("n"), "DELETE /v1/approvers/n", None),
     (authority.changes(), "GET /v1/changes", None),
+    (authority.audit_page(after=7, limit=50), "GET /v1/audit?after=7&limit=50", None),
+    (authority.verify_audit(), "GET /v1/audit/verify", None),
+    (authority.rotate_audit_key(), "POST /v1/audit/rotate", None),
+    (policy.show_policy(), "GET /v1/policy", None),
+    (policy.reload_policy(), "POST /v1/policy/reload", None),
+    (policy.explain("t", {"a": 1}, principal_id=None, agent_id="a", session_id=None),
+     "POST /v1/policy/explain", {"tool": "t", "arguments": {"a": 1}, "agent_id": "a"}),
     (approvals.decide("apr_1", NewDecision(decision="deny", reason="r"), 3),
      "POST /v1/approvals/apr_1/decision", {"decision": "deny", "reason": "r"}),
     (approvals.decide("apr_1", NewDecision(decision="approve", arguments={"a": None}), None),

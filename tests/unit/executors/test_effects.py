@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import copy
 import hashlib
+import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -292,6 +294,18 @@ async def test_a_file_is_afterwards_what_was_shown(
         assert target.stat().st_size == foretold["size"]
 
 
+async def test_the_preview_in_the_how_to_is_a_real_one(files: FakeFiles) -> None:
+    page = Path(__file__).parents[3] / "docs/howto/see-what-will-change.md"
+    call, preview = map(
+        json.loads, re.findall(r"^```json\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    )
+    (files.root / "prices.csv").write_text("apple,3\nplum,4\n")
+    found = await shown("write", files, **call["arguments"])
+    for one in (found["changed"][0]["before"], found["changed"][0]["after"]):
+        one["sha256"] = f"{one['sha256'][:12]}…"
+    assert preview == found
+
+
 # -- a guest that lies ---------------------------------------------------------------------
 
 
@@ -351,11 +365,10 @@ LIES = [
     Lie("a-field-more", lambda answer: entry(answer, "d/f").update(note="trust me"), rehashed=True),
     Lie("a-mode-that-is-none",
         lambda answer: entry(answer, "d/f").update(mode=1 << 20), rehashed=True),
-    Lie("another-outcome",
-        lambda answer: answer["outcomes"][0].update(path="x"), rehashed=True),
-    Lie("no-outcome", lambda answer: answer["outcomes"].clear(), rehashed=True),
-    Lie("an-unknown-fault",
-        lambda answer: answer["outcomes"][0].update(fault="sorry"), rehashed=True),
+    Lie("another-outcome", lambda answer: answer.update(faults=["not_empty"])),
+    Lie("no-outcome", lambda answer: answer["faults"].clear()),
+    Lie("an-outcome-more", lambda answer: answer["faults"].append(None)),
+    Lie("an-unknown-fault", lambda answer: answer.update(faults=["sorry"])),
     Lie("a-wrong-count", lambda answer: answer.update(count=1)),
     Lie("a-wrong-size", lambda answer: answer.update(size=1)),
     Lie("fewer-than-shown", lambda answer: answer.update(has_more=True, count=1)),
@@ -367,7 +380,7 @@ LIES = [
 
 def rehash(answer: Any) -> None:
     total = hashlib.sha256(survey.FORMAT)
-    for one in [*answer["entries"], *answer["outcomes"]]:
+    for one in [*answer["entries"], {"path": "d", "fault": None}]:
         total.update(survey._line(one))
     answer["base"] = total.hexdigest()
 

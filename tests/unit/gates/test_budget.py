@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood.gates.budget import BLOCKS, Budgets, _matches, estimate_of, taken_by
+from fumehood.gates.budget import Budgets, estimate_of, taken_by
+from fumehood.gates.budget_accounts import BLOCKS, matches
 from fumehood.model.budget import Amounts, BudgetRule, Period, Spender, Subject, Unit
 from fumehood.model.envelope import UsageReport
 from fumehood.model.errors import QuotaExceeded
@@ -365,6 +366,27 @@ async def test_a_call_over_midnight_counts_for_the_day_it_began(database: Databa
     await refused(budgets, spender())
 
 
+async def test_a_counter_that_is_forgotten_while_another_is_looked_for_is_looked_for_again(
+    database: Database,
+) -> None:
+    rules = [BudgetRule("ever", per=("session",), period=Period.TOTAL, calls=2),
+             BudgetRule("tools", per=("tool", "session"), calls=9)]  # fmt: skip
+
+    class Pruned(CounterTable):
+        async def find(self, keys: Any) -> Any:
+            found = await super().find(keys)
+            if len(budgets._accounts) == 2:  # the second call's: its session is known
+                await budgets.prune(NOON)
+                await budgets.prune(NOON)
+                assert not budgets._accounts
+            return found
+
+    budgets = Budgets(rules, Pruned(database), HandClock())
+    await spend(budgets, spender("x", session="s"))
+    await spend(budgets, spender("y", session="s"))
+    await refused(budgets, spender("z", session="s"))
+
+
 async def test_session_that_nobody_uses_leaves_memory_and_stays_counted(
     database: Database,
 ) -> None:
@@ -447,13 +469,13 @@ def test_written_star_is_any_characters_and_nothing_else_is_special(
     pattern: str, name: str
 ) -> None:
     expected = re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name) is not None
-    assert _matches(pattern, name) == expected
+    assert matches(pattern, name) == expected
 
 
 def test_characters_of_other_pattern_languages_are_themselves() -> None:
     for pattern in ("a?", "[a]", "a.", ".*", "^a$", "a\n"):
-        assert _matches(pattern, pattern)
-        assert not _matches(pattern.replace("*", ""), "a")
+        assert matches(pattern, pattern)
+        assert not matches(pattern.replace("*", ""), "a")
 
 
 PARTS = st.none() | st.text("a;=%:é/", min_size=1, max_size=6)

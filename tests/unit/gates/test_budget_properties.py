@@ -15,7 +15,8 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from fumehood.gates.budget import BLOCKS, Budgets, Reservation
+from fumehood.gates.budget import Budgets, Reservation
+from fumehood.gates.budget_accounts import BLOCKS
 from fumehood.model.budget import BudgetRule, Period, Subject
 from fumehood.model.errors import QuotaExceeded
 from fumehood.store.counters import CounterKey, CounterRow, CounterTable

@@ -98,7 +98,7 @@ class Survey:
             "base": self.base(),
             "entries": shown,
             "has_more": len(shown) < len(self._entries),
-            "outcomes": [{"path": one.path, "fault": one.fault} for one in self.outcomes],
+            "faults": [outcome.fault for outcome in self.outcomes],
             "appended": self._appended,
             **self._counted(),
         }
@@ -137,7 +137,7 @@ class Survey:
                 self._entries.setdefault(path, _shown(path, "absent"))
                 _require_change(directory)
                 return
-            after = self._note(path, name, directory, status)
+            digest = self._note(path, name, directory, status)
             if request["mode"] == "create":
                 raise Refused("exists", f"There is already a {path}.")
             if not stat.S_ISREG(status.st_mode):
@@ -148,12 +148,14 @@ class Survey:
                 return
             if not os.access(name, os.W_OK, dir_fd=directory):
                 raise Refused("no_right", f"{path} cannot be written.")
-            if after is None:
+            if digest is None:
                 raise Refused("unseen", f"{path} cannot be read.")
-            content = base64.b64decode(request["content_base64"])
-            after.update(content)
-            size = status.st_size + len(content)
-            self._appended = {"size": size, "sha256": after.hexdigest()}
+            self._append(digest, status.st_size, base64.b64decode(request["content_base64"]))
+
+    def _append(self, digest: Any, size: int, content: bytes) -> None:
+        """What a file would be with this at its end; `digest` is of what it is now."""
+        digest.update(content)
+        self._appended = {"size": size + len(content), "sha256": digest.hexdigest()}
 
     # -- a deletion ---------------------------------------------------------------------
 

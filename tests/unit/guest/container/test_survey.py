@@ -42,7 +42,8 @@ def do(request: Request) -> dict[str, Any]:
 def look(request: Request) -> dict[str, Any]:
     told = do({"do": "survey", "of": request})
     assert "fault" not in told, told
-    return told
+    asked = request.get("paths") or [request["path"]]
+    return {**told, "faults": dict(zip(asked, told["faults"], strict=True))}
 
 
 def writing(path: str, mode: str = "create", content: bytes = b"new") -> Request:
@@ -59,7 +60,8 @@ def entries(told: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def outcomes(told: dict[str, Any]) -> dict[str, str | None]:
-    return {one["path"]: one["fault"] for one in told["outcomes"]}
+    faults: dict[str, str | None] = told["faults"]
+    return faults
 
 
 def snapshot(place: Path) -> list[tuple[Any, ...]]:
@@ -275,6 +277,34 @@ def test_what_cannot_be_seen_whole_is_left_alone(place: Path) -> None:
     assert (place / deep).exists()
     shutil.rmtree(place / deep)
     assert outcomes(look(deleting("d"))) == {"d": None}  # the twin, one step less
+
+
+def test_what_may_not_be_read_is_left_alone_or_told_by_its_version(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a program's user without the right; whoever runs the tests may have it."""
+    (place / "d/shut").mkdir(parents=True)
+    (place / "d/shut/x").write_text("")
+    (place / "f").write_text("text")
+    real = os.open
+
+    def refusing(path: Any, *arguments: Any, **more: Any) -> int:
+        if path in ("shut", "f"):
+            raise PermissionError(13, "Permission denied")
+        return real(path, *arguments, **more)
+
+    monkeypatch.setattr(os, "open", refusing)
+    request = deleting("d", "f")
+    told = look(request)
+    assert outcomes(told) == {"d": "unseen", "f": None}
+    assert "version" in entries(told)["f"]
+    assert outcomes(look(deleting("d/shut", recursive=False))) == {"d/shut": "unseen"}
+    assert outcomes(look(writing("d/shut/new"))) == {"d/shut/new": "no_right"}
+    assert outcomes(look(writing("f", "append"))) == {"f": "unseen"}
+    assert outcomes(look(writing("f", "replace"))) == {"f": None}
+    done = do({**request, "expected": told["base"]})
+    assert (done["deleted"], [one["path"] for one in done["failed"]]) == (["f"], ["d"])
+    assert (place / "d/shut/x").exists()
 
 
 def test_too_much_to_look_at_is_refused_whole(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
