@@ -105,7 +105,7 @@ def test_killed_at_random_moments_nothing_is_lost_and_nothing_acts_twice(place: 
     home = place / "home"
     with nursery(f"{MODULE}:play_until_killed", CLEAN_ENVIRONMENT) as kill:
         found = lives(kill, home, KILLS, SEED)
-    assert not found.faults
+    assert not found.faults, found.faults
     assert found.seen["deaths"] == KILLS
     assert found.seen["heard OK"] > KILLS
     assert found.seen["done"] > KILLS

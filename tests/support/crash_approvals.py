@@ -251,7 +251,7 @@ Script = Callable[[User, str], Awaitable[None]]
 async def as_meant(user: User, approval: Approval) -> None:
     """What the users of these scripts do about a call that waits: its label says it."""
     label = approval.arguments["label"]
-    if label.endswith("-no"):
+    if label.endswith(("-no", "-refused")):
         await user.decide(approval.id, decision="deny", reason="no")
     elif label.endswith("-back"):
         await user.cancel(approval.id)
@@ -331,11 +331,11 @@ async def remembering(user: User, name: str) -> None:
     wish = RememberWish(scope="until", until=until, uses=2, arguments=())
     await user.decide(approval_id, remember=wish)
     await user.end(f"{name}-a", approval_id)
-    for which in ("b", "c", "d-no"):
+    for which in ("b", "c", "d-refused"):
         left = await user.ask(f"{name}-{which}", "act_again")
     if left:
         await user.decide(left, decision="deny")
-        await user.end(f"{name}-d-no", left)
+        await user.end(f"{name}-d-refused", left)
 
 
 async def of_two(user: User, name: str) -> None:
