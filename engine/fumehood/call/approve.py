@@ -9,6 +9,7 @@ yes (`resume`); nothing here runs it.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -16,6 +17,7 @@ import anyio
 
 from fumehood.call.action import Action, action_of, definition_digest
 from fumehood.call.authorise import PermittedCall
+from fumehood.call.carry_through import carry_through
 from fumehood.call.claim import ClaimedCall
 from fumehood.call.desk import ApprovalDesk
 from fumehood.call.plan import make_plan
@@ -45,6 +47,8 @@ class ApprovedCall:
     rule: str
     approval: StoredApproval | None = None
     """The yes that it was given, to be used up when it starts."""
+    require_unchanged: Callable[[], None] | None = None
+    """Asked in the moment before that: whether it would still be let through, as approved."""
     remembered: str | None = None
     """The remembered rule that lets it through, of which a use is to be counted."""
 
@@ -97,10 +101,11 @@ async def approve(
     stored = stored_approval(
         permitted, action, effect, key, desk.new_id(), desk.now(), desk.expiry()
     )
-    await desk.park(stored)
-    trail.is_parked = True
-    if claimed.claim is not None:
-        claimed.claim.handed_over(stored.approval.id)
+    try:
+        await carry_through(_park(stored, claimed, desk, trail))
+    except asyncio.CancelledError:
+        await _give_up(stored.approval.id, permitted.request, desk, live)
+        raise
     return await wait_for(stored.approval.id, permitted.request, desk, live)
 
 
@@ -121,18 +126,39 @@ async def wait_for(
             answer = await desk.wait(approval_id, wait_s, live)
             if answer is not None:
                 return answer
-        raise waits(await desk.newest(approval_id), desk)
+        newest = await desk.newest(approval_id)
+        if newest.has_answer:  # since this moment
+            return await desk.kept_answer(newest.id)
+        raise waits(newest, desk)
     except asyncio.CancelledError:
-        if live.is_cancelled:  # by the caller itself, who wants it to end
-            who = request.principal.id if request.principal is not None else ""
-            with anyio.CancelScope(shield=True), anyio.move_on_after(GIVE_UP_S):
-                await desk.give_up(approval_id, who)
+        await _give_up(approval_id, request, desk, live)
         raise
 
 
-def approved_by_human(claimed: ClaimedCall, stored: StoredApproval) -> ApprovedCall:
+async def _park(
+    stored: StoredApproval, claimed: ClaimedCall, desk: ApprovalDesk, trail: Trail
+) -> None:
+    """Keep it, and say that its ending is the approval's from now on."""
+    await desk.park(stored)
+    trail.is_parked = True
+    if claimed.claim is not None:
+        claimed.claim.handed_over(stored.approval.id)
+
+
+async def _give_up(approval_id: str, request: CallRequest, desk: ApprovalDesk, live: Live) -> None:
+    """Take the call back where it was its caller who cancelled it, and so wants it to end."""
+    if live.is_cancelled:
+        who = request.principal.id if request.principal is not None else ""
+        with anyio.move_on_after(GIVE_UP_S, shield=True):
+            await desk.give_up(approval_id, who)
+
+
+def approved_by_human(
+    claimed: ClaimedCall, stored: StoredApproval, require_unchanged: Callable[[], None]
+) -> ApprovedCall:
     """The call of a stored yes, which is used up when it starts."""
-    return ApprovedCall(claimed, stored.approval.rule, approval=stored)
+    rule = stored.approval.rule
+    return ApprovedCall(claimed, rule, approval=stored, require_unchanged=require_unchanged)
 
 
 def waits(approval: Approval, desk: ApprovalDesk) -> Parked | Underway:
@@ -180,6 +206,7 @@ def stored_approval(
         arguments=permitted.validated.arguments,
         preview=effect.shown if effect is not None else None,
         rule=decision.rule,
+        asked_by=decision.asked_by,
         reason=decision.reason,
         dangerous=tool.dangerous,
         approvers=decision.approvers,

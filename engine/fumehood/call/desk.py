@@ -9,7 +9,6 @@ what was approved and not started starts, and what was started and has no end is
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
@@ -18,7 +17,8 @@ from typing import Any, Protocol
 
 import anyio
 
-from fumehood.call.remembering import Remembering, remembered_rule
+from fumehood.call.carry_through import carry_through
+from fumehood.call.remembering import Remembering, may_decide, remembered_rule
 from fumehood.executors.live import Live
 from fumehood.executors.outcome import cancelled
 from fumehood.model.approval import (
@@ -34,6 +34,7 @@ from fumehood.model.approval import (
     RememberWish,
     Resolution,
 )
+from fumehood.model.decision import Decision, Verdict
 from fumehood.model.envelope import Envelope
 from fumehood.model.errors import (
     ApprovalExpired,
@@ -45,6 +46,7 @@ from fumehood.model.errors import (
     RateLimited,
     RequiresHumanApproval,
     ResourceNotFound,
+    ShuttingDown,
 )
 from fumehood.model.identity import Principal, Scope
 from fumehood.model.json_types import JsonObject
@@ -95,6 +97,8 @@ class Edited:
     expected: str | None
     digest: str
     document: JsonObject
+    decision: Decision
+    """What the policy says of it, which is no denial."""
 
 
 class CallWay(Protocol):
@@ -165,7 +169,7 @@ class ApprovalDesk:
     async def __aenter__(self) -> ApprovalDesk:
         self._pending = await self._table.pending_counts()
         for approval_id in await self._table.in_state(ApprovalState.STARTED):
-            await self._interrupt(approval_id)
+            await self._interrupt_started(approval_id)
         self._tasks = await self._stack.enter_async_context(anyio.create_task_group())
         self._stack.callback(self._tasks.cancel_scope.cancel)
         self._tasks.start_soon(self._keep_time)
@@ -223,6 +227,8 @@ class ApprovalDesk:
     async def park(self, stored: StoredApproval) -> None:
         """Keep a call that waits. When this returns it survives everything but the disk.
 
+        To be carried through: a commit cannot be taken back half-way.
+
         Raises:
             RateLimited: too many wait.
             WriteFailed: it is not kept.
@@ -237,18 +243,7 @@ class ApprovalDesk:
                 retry_after_ms=60_000,
             )
         self._pending[who] = own + 1
-        try:
-            await self._table.create(stored)
-        except asyncio.CancelledError:
-            # It may be kept behind our back, and nobody was told of it: taken back behind that.
-            step, _ = await self._taken_back(stored, "its caller")
-            with (
-                anyio.CancelScope(shield=True),
-                anyio.move_on_after(10),
-                suppress(Stale, UnknownApproval, WriteFailed),
-            ):
-                await self._change(stored.approval.id, step)
-            raise
+        await self._table.create(stored)
         self._tell(stored.approval)
 
     def _is_full(self, who: str) -> bool:
@@ -276,6 +271,11 @@ class ApprovalDesk:
                 if live in waiting:
                     waiting.remove(live)
         return None
+
+    async def kept_answer(self, approval_id: str) -> Envelope:
+        """The answer of a call that has one."""
+        stored = await self._get(approval_id)
+        return decode_envelope((stored.answer or "").encode())
 
     async def give_up(self, approval_id: str, by: str) -> None:
         """Take a call back whose caller has cancelled it, as far as it is not over."""
@@ -436,19 +436,13 @@ class ApprovalDesk:
             steps.append((one.approval_id, step))
             answers.append(answer)
         try:
-            after = await self._table.change(steps)
+            after = await carry_through(self._write(steps, answers))
         except UnknownApproval:
             raise _unknown() from None
         except TooLate as late:
             raise _too_late(late.approval) from None
         except Stale as stale:
             raise _conflict(stale.approval) from None
-        if any(step.remember is not None for _, step in steps):
-            await self.remembering.reload()
-        for kept, answer in zip(after, answers, strict=True):
-            self._after(kept)
-            if answer is not None:
-                self.way.record(kept, answer)
         return tuple(kept.approval for kept in after)
 
     async def preview_remember(self, approval_id: str, wish: RememberWish) -> RememberedRule:
@@ -505,6 +499,18 @@ class ApprovalDesk:
 
     # Inside.
 
+    async def _write(
+        self, steps: Sequence[tuple[str, Step]], answers: Sequence[Envelope | None]
+    ) -> Sequence[StoredApproval]:
+        after = await self._table.change(steps)
+        for kept, answer in zip(after, answers, strict=True):
+            self._after(kept)
+            if answer is not None:
+                self.way.record(kept, answer)
+        if any(step.remember is not None for _, step in steps):
+            await self.remembering.reload()
+        return after
+
     async def _step(
         self,
         one: OneOfSeveral,
@@ -528,6 +534,7 @@ class ApprovalDesk:
             edited = await self.way.edited(stored, decision.arguments)
             digest = edited.digest
             document = _edited_document(stored, edited)
+            await self._require_named(approval, document["approvers"], by, None)
         word = DecisionRecord(
             at=now, approver=by.id, channel=channel, decision=decision.decision,
             action_digest=digest, reason=decision.reason, edited=edited is not None,
@@ -587,17 +594,17 @@ class ApprovalDesk:
             raise PermissionDenied(
                 "Nobody approves a call of their own. Another approver has to decide. Do not retry."
             )
-        name = by.id.removeprefix("approver:")
-        if (
-            approval.approvers
-            and name not in approval.approvers
-            and by.id not in (approval.approvers)
-        ):
+        await self._require_named(approval, approval.approvers, by, peer)
+        return is_own
+
+    async def _require_named(
+        self, approval: Approval, approvers: Sequence[str], by: Principal, peer: str | None
+    ) -> None:
+        if not may_decide(approvers, by.id):
             await self.note_refusal(approval.id, by, peer, "not among the approvers")
             raise PermissionDenied(
-                f"Only {', '.join(approval.approvers)} may decide this one. Do not retry."
+                f"Only {', '.join(approvers)} may decide this one. Do not retry."
             )
-        return is_own
 
     async def note_refusal(
         self, approval_id: str | None, by: Principal, peer: str | None, why: str
@@ -639,9 +646,7 @@ class ApprovalDesk:
             raise _conflict(stale.approval) from None
 
     async def _change(self, approval_id: str, step: Step) -> StoredApproval:
-        after = (await self._table.change([(approval_id, step)]))[0]
-        self._after(after)
-        return after
+        return (await carry_through(self._write([(approval_id, step)], [None])))[0]
 
     async def _until_kept(self, write: Callable[[], Awaitable[object]]) -> None:
         """Write how something ended that cannot be done again: also once there is room again."""
@@ -694,10 +699,12 @@ class ApprovalDesk:
             stored = await self._get(approval_id)
             if stored.approval.state is ApprovalState.APPROVED:
                 await self.way.carry_out(stored, run.live)
-        except Exception as fault:  # one call must not end the desk, which serves all
+        except (ReadFailed, WriteFailed, ShuttingDown, Stale) as fault:
             # It is as the database says; what still has its yes is looked for again.
-            reason = str(fault) if isinstance(fault, EngineError | Stale) else type(fault).__name__
-            self._on_event("approval.not_carried_out", {"reason": reason})
+            self._on_event("approval.not_carried_out", {"reason": str(fault)})
+        except Exception as fault:  # others wait, too
+            self._note_fault(approval_id, fault)
+            await self._interrupt_started(approval_id)
         finally:
             del self._runs[approval_id]
             if not self._followers.get(approval_id):
@@ -729,7 +736,13 @@ class ApprovalDesk:
         warn_before = now + timedelta(seconds=self._rules.warn_s)
         over, near = await self._table.due(now, warn_before)
         for approval_id in over:
-            await self._expire(approval_id)
+            try:
+                await self._expire(approval_id)
+            except (ReadFailed, WriteFailed):
+                raise
+            except Exception as fault:  # the others are to expire all the same
+                self._note_fault(approval_id, fault)
+                await anyio.sleep(LOOK_S)
         for approval_id in near:
             step = Step(
                 "approval.expiring", "engine", now, frozenset({ApprovalState.PENDING}),
@@ -763,6 +776,21 @@ class ApprovalDesk:
         after = await self._try(approval_id, step)
         if after is not None:
             self.way.record(after, answer)
+
+    def _note_fault(self, approval_id: str, fault: Exception) -> None:
+        """A bug, or a row that cannot be understood: said in the log, and it stays as it is."""
+        values: JsonObject = {"approval_id": approval_id, "reason": repr(fault)[:500]}
+        self._on_event("approval.fault", values)
+
+    async def _interrupt_started(self, approval_id: str) -> None:
+        """End it as interrupted where it has begun, as far as it can be understood."""
+        try:
+            if (await self._table.get(approval_id)).approval.state is ApprovalState.STARTED:
+                await self._interrupt(approval_id)
+        except (ReadFailed, WriteFailed) as fault:
+            self._on_event("approval.not_looked_after", {"reason": str(fault)})
+        except Exception as fault:
+            self._note_fault(approval_id, fault)
 
     async def _interrupt(self, approval_id: str) -> None:
         """The engine ended while it ran: whether it has acted nobody knows."""
@@ -815,6 +843,7 @@ def _live_for(followers: Sequence[Live]) -> Live:
 def _edited_document(stored: StoredApproval, edited: Edited) -> dict[str, Any]:
     request = stored.request
     return {
+        **_asked_for_edited(stored.approval, edited.decision),
         "arguments": edited.arguments,
         "preview": edited.preview,
         "binding": edited.document,
@@ -828,6 +857,27 @@ def _edited_document(stored: StoredApproval, edited: Edited) -> dict[str, Any]:
             "hidden": list(request.hidden),
         },
     }
+
+
+def _asked_for_edited(before: Approval, decision: Decision) -> dict[str, Any]:
+    """Who has to agree to an edited call: whom its own rules want, and whom those before wanted.
+
+    Raises:
+        PermissionDenied: too few are wanted by both.
+    """
+    both = [names for names in (before.approvers, decision.approvers) if names]
+    approvers = [name for name in both[0] if all(name in them for them in both)] if both else []
+    quorum = max(before.quorum, decision.quorum)
+    if both and len(approvers) < quorum:
+        raise PermissionDenied(
+            "The rules want other approvers for the edited call than for this one. Deny this one, "
+            "and let the edited call be asked for."
+        )
+    asked: dict[str, Any] = {"approvers": approvers, "quorum": quorum}
+    if decision.verdict is Verdict.ASK:
+        asked |= {"rule": decision.rule, "asked_by": list(decision.asked_by),
+                  "reason": decision.reason, "policy_version": decision.policy_version}  # fmt: skip
+    return asked
 
 
 def _own_view(approval: Approval, hidden: Sequence[str]) -> Approval:

@@ -1,8 +1,9 @@
 """Remembering: what an approver's yes lets through from then on, without asking.
 
 Host side, asked by `approve` once the policy wants to ask. Invariants: a rule answers only the
-rule that asked when it was made, for the same caller, tool and definition; a deny rule has been
-asked before; a limited use is counted in the database before its call starts.
+rules that asked when it was made, all of them and no other, for the same caller, tool and
+definition, and only where its approver's word alone would do; a deny rule has been asked before;
+a limited use is counted in the database before its call starts.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def remembered_rule(
         agent_id=approval.agent_id,
         session_id=approval.session_id if wish.scope == "session" else None,
         arguments=arguments,
-        rule=approval.rule,
+        rule=_asking(approval.rule, approval.asked_by),
         definition=definition,
         approval_id=approval.id,
         created_by=by,
@@ -133,12 +134,25 @@ def _lets_through(
         and (rule.uses_left is None or rule.uses_left > 0)
         and rule.tool == permitted.tool.definition.name
         and rule.definition == definition
-        and rule.rule == permitted.decision.rule
+        and rule.rule == _asking(permitted.decision.rule, permitted.decision.asked_by)
+        and permitted.decision.quorum == 1
+        and may_decide(permitted.decision.approvers, rule.created_by)
         and rule.principal_id == permitted.principal.id
         and rule.agent_id == options.agent_id
         and (rule.session_id is None or rule.session_id == options.session_id)
         and all(_same(permitted.validated.arguments, n, v) for n, v in rule.arguments.items())
     )
+
+
+def may_decide(approvers: Sequence[str], principal_id: str) -> bool:
+    """Whether rules that name these approvers, or none, let this one decide."""
+    names = (principal_id, principal_id.removeprefix("approver:"))
+    return not approvers or any(name in approvers for name in names)
+
+
+def _asking(rule: str, asked_by: Sequence[str]) -> str:
+    """All that ask, as one text."""
+    return ", ".join(asked_by) or rule
 
 
 def _same(arguments: JsonObject, name: str, value: object) -> bool:

@@ -56,6 +56,18 @@ PrincipalAgain = Callable[[StoredApproval], Principal | None]
 """Who asked, with the authority that this caller has now; None where it has none any more."""
 
 
+class NotAsApproved(ApprovalExpired):
+    """What would happen now is something else than what the yes was for."""
+
+    def __init__(self, changed: tuple[str, ...]) -> None:
+        super().__init__(
+            f"What would happen now is not what was approved: {', '.join(changed)} changed since. "
+            "Nothing was done. Ask again if it is still needed.",
+            details={"changed": list(changed)},
+        )
+        self.changed = changed
+
+
 @dataclass(frozen=True, slots=True)
 class ResumedWay:
     """The way of calls that waited for a human."""
@@ -88,18 +100,18 @@ class ResumedWay:
         self, stored: StoredApproval, trail: Trail, live: Live, held: Held
     ) -> tuple[Outcome | EngineError, tuple[str, ...]]:
         """What became of the call, and what was not as approved any more."""
-        approval, rooms = stored.approval, self.rooms
         try:
             permitted = self._permitted(stored, trail)
-            action = self._action(permitted, stored)
-            if action.digest != approval.action_digest:
-                changed = changed_fields(approval.binding or {}, action.document)
-                return _not_as_approved(changed), changed
+            self._require_as_approved(permitted, stored)
             mine = claimed(permitted, None)  # its key is the approval's
-            approved = trail.passed("approve", approved_by_human(mine, stored))
-            return await run_approved(approved, trail, rooms, live, held), ()
+            approved = approved_by_human(mine, stored, lambda: self._require_unchanged(stored))
+            return await run_approved(
+                trail.passed("approve", approved), trail, self.rooms, live, held
+            ), ()
         except WorkspaceChanged as refusal:
             return refusal, ("workspace",)
+        except NotAsApproved as refusal:
+            return refusal, refusal.changed
         except _NOT_NOW as fault:
             if not held.has_begun and not live.is_cancelled:
                 raise  # nothing was done: the yes is still good, and is tried again
@@ -142,6 +154,7 @@ class ResumedWay:
             expected=effect.base if effect is not None else None,
             digest=action.digest,
             document=action.document,
+            decision=permitted.decision,
         )
 
     async def answer(self, stored: StoredApproval, error: EngineError) -> Envelope:
@@ -209,11 +222,7 @@ class ResumedWay:
 
     def _permitted(self, stored: StoredApproval, trail: Trail) -> PermittedCall:
         rooms = self.rooms
-        request = self._request(stored)
-        if request.principal is None:
-            raise PermissionDenied(
-                "Whoever asked for this call may not make it any more. Do not retry."
-            )
+        request = self._request_again(stored)
         resolved = trail.passed(
             "resolve", resolve(request, rooms.registry, rooms.agents, rooms.clock.now().date())
         )
@@ -221,6 +230,37 @@ class ResumedWay:
         return trail.passed(
             "authorise", authorise(validated, rooms.policy, rooms.over_budget(validated))
         )
+
+    def _require_unchanged(self, stored: StoredApproval) -> None:
+        """Look again, once the call has its place: that may have taken long.
+
+        Its budget is reserved by now, so that rules do not find it exceeded by the call itself.
+
+        Raises:
+            NotAsApproved: it would be something else.
+            EngineError: a gate would not let it through any more.
+        """
+        rooms = self.rooms
+        today = rooms.clock.now().date()
+        request = self._request_again(stored)
+        validated = validate(resolve(request, rooms.registry, rooms.agents, today))
+        permitted = authorise(validated, rooms.policy, lambda: False)
+        self._require_as_approved(permitted, stored)
+
+    def _require_as_approved(self, permitted: PermittedCall, stored: StoredApproval) -> None:
+        """Raises NotAsApproved."""
+        approval, action = stored.approval, self._action(permitted, stored)
+        if action.digest != approval.action_digest:
+            raise NotAsApproved(changed_fields(approval.binding or {}, action.document))
+
+    def _request_again(self, stored: StoredApproval) -> CallRequest:
+        """Raises PermissionDenied: who asked counts no more."""
+        request = self._request(stored)
+        if request.principal is None:
+            raise PermissionDenied(
+                "Whoever asked for this call may not make it any more. Do not retry."
+            )
+        return request
 
     def _pass(self, request: CallRequest) -> PermittedCall:
         rooms = self.rooms
@@ -263,11 +303,3 @@ def _without_fixed(stored: StoredApproval, arguments: JsonObject) -> JsonObject:
             fields=[f"arguments.{name}" for name in touched],
         )
     return {name: value for name, value in arguments.items() if name not in hidden}
-
-
-def _not_as_approved(changed: tuple[str, ...]) -> ApprovalExpired:
-    return ApprovalExpired(
-        f"What would happen now is not what was approved: {', '.join(changed)} changed since. "
-        "Nothing was done. Ask again if it is still needed.",
-        details={"changed": list(changed)},
-    )

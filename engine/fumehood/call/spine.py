@@ -135,6 +135,8 @@ async def run_approved(
     live.begin()
     async with admission as admitted:
         record_intent(trail.passed("admit", admitted), trail)  # if this fails, nothing runs
+        if approved.require_unchanged is not None:
+            approved.require_unchanged()  # it may have waited long for its place
         if approved.approval is not None:
             await rooms.desk.begin(approved.approval)
             trail.passed("start", None)

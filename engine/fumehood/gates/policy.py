@@ -193,6 +193,7 @@ def _asked(asking: Sequence[CompiledRule], version: str) -> Decision:
         approvers=approvers,
         quorum=quorum,
         policy_version=version,
+        asked_by=tuple(one.rule.id for one in asking),
         may_exceed_budget=any(one.rule.over_budget for one in asking),
     )
 

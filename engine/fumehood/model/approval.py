@@ -84,6 +84,8 @@ class Approval(_Value):
     preview: JsonObject | None
     """What will change in the workspace, where that was computed."""
     rule: str
+    asked_by: tuple[str, ...] = ()
+    """The ids of all rules that ask; none where a default does."""
     reason: str | None
     """Why the policy asks."""
     dangerous: bool
@@ -209,7 +211,8 @@ class RememberedRule(_Value):
     arguments: JsonObject
     """What must be equal; empty means that no argument matters."""
     rule: str
-    """The rule that asked. Where another one asks, this one does not answer."""
+    """The rules that asked, `, ` between them. Where another one asks, this one does not
+    answer."""
     definition: str
     """The hash of the tool's definition: a changed tool asks again."""
     approval_id: str

@@ -61,6 +61,8 @@ class Decision:
     remembered: str | None = None
     """The remembered rule that allows it and has a limited number of uses, to be counted when
     the call starts."""
+    asked_by: tuple[str, ...] = ()
+    """The ids of all rules that ask; none where a default does."""
     may_exceed_budget: bool = False
     """A rule looks at the budget, so that a yes lets the call exceed it."""
 

@@ -285,9 +285,8 @@ class ApprovalTable:
         if step.decision is not None:
             connection.execute(insert(DECISIONS), _decision_row(approval_id, step.decision))
             voted = {**step.document}.get("action_digest", approval.action_digest)
-            if to is ApprovalState.APPROVED and _votes(connection, approval_id, voted) < (
-                approval.quorum
-            ):
+            quorum = {**step.document}.get("quorum", approval.quorum)
+            if to is ApprovalState.APPROVED and _votes(connection, approval_id, voted) < quorum:
                 to = None
         at = stamp(step.at)
         moved = to is not None and to is not approval.state
@@ -425,8 +424,8 @@ def _listed(stored: StoredApproval, *, is_own: bool) -> Approval:
 
 
 _IN_DOCUMENT = (
-    "trace_id", "tool_version", "arguments", "preview", "rule", "reason", "dangerous", "approvers",
-    "quorum", "policy_version", "binding", "changed", "superseded_by",
+    "trace_id", "tool_version", "arguments", "preview", "rule", "asked_by", "reason", "dangerous",
+    "approvers", "quorum", "policy_version", "binding", "changed", "superseded_by",
 )  # fmt: skip
 _TIMES = ("created_at", "expires_at", "decided_at", "started_at", "ended_at")
 _COLUMNS = (
