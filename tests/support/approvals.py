@@ -130,7 +130,9 @@ class FakeDesk:
         one = await self.show(approval_id)
         return rule(approval_id=one.id, uses_left=wish.uses)
 
-    async def resolve(self, approval_id: str, resolution: Resolution, by: Principal) -> Approval:
+    async def resolve(
+        self, approval_id: str, resolution: Resolution, by: Principal, *, peer: str | None = None
+    ) -> Approval:
         one = await self.show(approval_id)
         state = ApprovalState(resolution.outcome)
         return self.put(one.model_copy(update={"state": state, "version": one.version + 1}))

@@ -312,6 +312,13 @@ class Site:
             credential=self.owner if credential is None else credential,
         )  # fmt: skip
 
+    def resolve(self, approval_id: str, *, who: str = "approver") -> Answer:
+        """That an interrupted call was done, over HTTP."""
+        return self.ask(
+            who, "POST", f"/v1/approvals/{approval_id}/resolve", {"outcome": "done"},
+            control=True, credential=self.owner,
+        )  # fmt: skip
+
     def approvals(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """The approver's command line, with the owner's credential."""
         return self.run("approver", "approvals", *arguments, credential=self.owner)

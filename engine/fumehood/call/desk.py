@@ -450,10 +450,12 @@ class ApprovalDesk:
         stored = await self._get(approval_id)
         return remembered_rule(stored.approval, wish, "rul_" + "0" * 24, "", self.now())
 
-    async def resolve(self, approval_id: str, resolution: Resolution, by: Principal) -> Approval:
-        """Say what became of an interrupted call; only a human can know."""
+    async def resolve(
+        self, approval_id: str, resolution: Resolution, by: Principal, *, peer: str | None = None
+    ) -> Approval:
+        """Say what became of an interrupted call; only a human can know, and not its caller."""
         stored = await self._get(approval_id)
-        await self._require_approver(stored.approval, by, None)
+        await self._require_approver(stored.approval, by, peer)
         to = ApprovalState.DONE if resolution.outcome == "done" else ApprovalState.FAILED
         now = self.now()
         step = Step(

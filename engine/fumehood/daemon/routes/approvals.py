@@ -170,7 +170,9 @@ async def resolve_approval(request: Request) -> Response:
     document = await read_json(request)
     by = await require_decider(request, _id(request))
     resolution = parse_body(Resolution, document)
-    return _approval(request, await engine_of(request).desk.resolve(_id(request), resolution, by))
+    peer = peer_principal_id(request)
+    found = await engine_of(request).desk.resolve(_id(request), resolution, by, peer=peer)
+    return _approval(request, found)
 
 
 async def await_approval_changes(request: Request) -> Response:
