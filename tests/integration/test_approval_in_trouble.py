@@ -345,3 +345,17 @@ async def test_yes_that_comes_to_its_place_as_the_engine_drains_is_good_at_the_n
     async with world_in(home) as world:
         await world.user.end("a", approval_id)
         assert world.acted == 1
+
+
+@pytest.mark.row("E4")
+async def test_call_that_is_cut_short_as_the_engine_stops_counts_in_its_budget(home: Path) -> None:
+    await anyio.to_thread.run_sync(prepare, home)
+    gate = Gate()
+    async with world_in(home, gate) as world:
+        approval_id = await world.user.ask("a", "wait_inside")
+        await world.approve(approval_id)
+        await until(gate.entered.is_set)
+    async with world_in(home) as world:
+        assert await world.state(approval_id) is ApprovalState.INTERRUPTED
+        (spent,) = [one.spent for one in world.engine.budgets.standings() if one.budget == "calls"]
+        assert int(spent) >= 1

@@ -18,7 +18,7 @@ import sqlite3
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -76,6 +76,7 @@ WORKERS = 4
 PATIENCE_S = 30.0
 NOTHING_DONE = frozenset({
     "APPROVAL_DENIED", "APPROVAL_EXPIRED", "CANCELLED",
+    "EXECUTION_ERROR",  # a human has found that it did not act
     "PERMISSION_DENIED",  # the last use of a remembered rule was another's
 })  # fmt: skip
 
@@ -166,10 +167,17 @@ async def engine_in(
         ),
     )
     walls = {"interpreter": FakeWall(), "jail": FakeWall(), "container": FakeWall()}
-    with patch("fumehood.engine.discover", lambda *args, **options: []):
-        engine = Engine((*TOOLS, *more), config=config, clock=clock, database=database, **walls)
     try:
-        async with engine:
+        async with AsyncExitStack() as stack:
+            with (
+                patch("fumehood.engine.discover", lambda *args, **options: []),
+                # It writes whenever it comes to it: commits would have other numbers each time.
+                patch("fumehood.engine.retention", lambda *args, **options: nullcontext()),
+            ):
+                engine = Engine(
+                    (*TOOLS, *more), config=config, clock=clock, database=database, **walls
+                )
+                await stack.enter_async_context(engine)
             yield engine, database, clock
     finally:
         database.close()
@@ -651,15 +659,15 @@ async def _finish(user: User, told: Told, found: Aftermath, home: Path) -> None:
         label = (await user.desk.show(approval.id)).arguments["label"]  # it may be edited
         await user.end(label, approval.id)
     keys = {line["key"]: line for line in told.all("asks") if line["key"] is not None}
-    for resolve in (False, True):
+    for is_resolved in (False, True):
         for key, line in keys.items():
-            code = await _repeat(user, line)
-            if line["label"] in unknown:
-                found.require(
-                    code == "OUTCOME_UNKNOWN", f"{key}, which was interrupted, answers {code}"
-                )
+            code, label = await _repeat(user, line), line["label"]
             found.seen["unknown"] += code == "OUTCOME_UNKNOWN"
-        for one in () if resolve else interrupted:
+            if label in unknown:
+                known = "OK" if before[label] else "EXECUTION_ERROR"
+                expected = known if is_resolved else "OUTCOME_UNKNOWN"
+                found.require(code == expected, f"{key}, which was interrupted, answers {code}")
+        for one in () if is_resolved else interrupted:
             outcome = "done" if before[one.arguments["label"]] else "failed"
             await user.desk.resolve(one.id, Resolution(outcome=outcome), ALICE)
             user.say("resolved", approval_id=one.id)

@@ -90,11 +90,13 @@ class ResumedWay:
             if isinstance(ending, WorkspaceChanged):
                 again = await self._ask_again(stored)
                 if again is not None:
+                    held.release()
                     await self.rooms.desk.ask_again(stored, again)
                     return
             await self._end(stored, ending, trail, held, changed)
         finally:
-            held.release()  # where nothing was settled
+            if not held.has_begun:  # what has, and was cut short, may have taken all of it
+                held.release()
 
     async def _ending(
         self, stored: StoredApproval, trail: Trail, live: Live, held: Held
