@@ -12,7 +12,7 @@ from starlette.requests import Request
 from fumehood.model.errors import InvalidParams
 
 ANY = "*"
-_TAG = re.compile(r'"([0-9]{1,15})"', re.ASCII)
+_TAG = re.compile(r'"(0|[1-9][0-9]{0,14})"', re.ASCII)
 
 
 def etag(version: int) -> str:

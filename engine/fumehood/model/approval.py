@@ -129,7 +129,7 @@ class RememberWish(_Value):
 
     scope: Literal["session", "until"] = "session"
     until: AwareDatetime | None = None
-    uses: int | None = Field(default=None, ge=1, le=1_000_000)
+    uses: int | None = Field(default=None, ge=1, le=1_000_000, strict=True)
     arguments: tuple[str, ...] | None = Field(default=None, max_length=100)
 
     @model_validator(mode="after")
@@ -159,7 +159,7 @@ class OneOfSeveral(_Value):
     """One decision among several that are made at once, all or none."""
 
     approval_id: str = Field(max_length=100)
-    version: int | None = None
+    version: int | None = Field(default=None, strict=True)
     """As in `If-Match`."""
     decision: NewDecision
 

@@ -197,6 +197,7 @@ async def test_single_users_approver_is_not_taken_for_a_caller(here: Desk) -> No
         [("if-match", 'W/"1"')],
         [("if-match", '"1", "2"')],
         [("if-match", '"one"')],
+        [("if-match", '"01"')],
         [("if-match", '"' + "1" * 16 + '"')],
         [("if-match", '"1"'), ("if-match", "*")],
         [("if-match", "")],

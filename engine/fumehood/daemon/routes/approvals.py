@@ -85,7 +85,7 @@ class ChangesQuery(BaseModel):
 class CallbackBody(OneOfSeveral):
     """What a callback decides. It says on which version: that of the message it answers."""
 
-    version: int
+    version: int = Field(strict=True)
 
 
 async def list_own_approvals(request: Request) -> Response:
