@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fumehood.call.authorise import PermittedCall
-from fumehood.call.plan import Plan
+from fumehood.call.plan import Plan, image_of
 from fumehood.executors.effects import Effect
 from fumehood.model.call import FunctionAddress
 from fumehood.model.json_types import JsonObject
@@ -85,14 +85,9 @@ def definition_digest(tool: RegisteredTool) -> str:
 
 def _place(plan: Plan) -> JsonObject | None:
     """The image and the runtime, where the place is made of one."""
-    if not isinstance(plan.wall, HasImages):
+    image = image_of(plan)
+    if image is None or not isinstance(plan.wall, HasImages):
         return None
-    if plan.placement.is_of_session:
-        image = plan.session.image if plan.session is not None else None
-        return {"image": image, **plan.wall.facts_of(image)}
-    if plan.language is None:
-        return None
-    image = plan.wall.image_for(plan.language)
     return {"image": image, **plan.wall.facts_of(image)}
 
 

@@ -46,6 +46,7 @@ from fumehood.model.errors import (
     RateLimited,
     RequiresHumanApproval,
     ResourceNotFound,
+    SandboxUnavailable,
     ShuttingDown,
 )
 from fumehood.model.identity import Principal, Scope
@@ -701,7 +702,7 @@ class ApprovalDesk:
             stored = await self._get(approval_id)
             if stored.approval.state is ApprovalState.APPROVED:
                 await self.way.carry_out(stored, run.live)
-        except (ReadFailed, WriteFailed, ShuttingDown, Stale) as fault:
+        except (ReadFailed, WriteFailed, ShuttingDown, SandboxUnavailable, Stale) as fault:
             # It is as the database says; what still has its yes is looked for again.
             self._on_event("approval.not_carried_out", {"reason": str(fault)})
         except Exception as fault:  # others wait, too

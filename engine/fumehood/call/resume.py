@@ -19,7 +19,7 @@ from fumehood.call.authorise import PermittedCall, authorise
 from fumehood.call.claim import claimed
 from fumehood.call.compose import compose
 from fumehood.call.desk import Edited
-from fumehood.call.plan import make_plan
+from fumehood.call.plan import make_plan, until_place_is_known
 from fumehood.call.preview import preview
 from fumehood.call.record import record_ending
 from fumehood.call.resolve import resolve
@@ -40,6 +40,7 @@ from fumehood.model.errors import (
     InternalError,
     InvalidParams,
     PermissionDenied,
+    SandboxUnavailable,
     ShuttingDown,
     WorkspaceChanged,
 )
@@ -48,9 +49,6 @@ from fumehood.model.json_types import JsonObject
 from fumehood.observe.trail import Trail
 from fumehood.store.approvals import StoredApproval
 from fumehood.store.errors import ReadFailed, WriteFailed
-
-_NOT_NOW = (ReadFailed, WriteFailed, ShuttingDown)
-"""What keeps a call from starting, and is no reason to throw its yes away."""
 
 PrincipalAgain = Callable[[StoredApproval], Principal | None]
 """Who asked, with the authority that this caller has now; None where it has none any more."""
@@ -79,7 +77,8 @@ class ResumedWay:
         """Carry an approved call out, and keep its answer.
 
         Raises:
-            ReadFailed, WriteFailed, ShuttingDown: nothing was done, and the yes is still good.
+            ReadFailed, WriteFailed, ShuttingDown, SandboxUnavailable: nothing was done, and the yes
+                is still good.
             Stale: somebody else has ended it meanwhile, and nothing was done.
         """
         live.attach()
@@ -104,22 +103,18 @@ class ResumedWay:
         """What became of the call, and what was not as approved any more."""
         try:
             permitted = self._permitted(stored, trail)
+            plan = make_plan(permitted, self.rooms.walls, self.rooms.sessions)
+            await until_place_is_known(plan)
             self._require_as_approved(permitted, stored)
             mine = claimed(permitted, None)  # its key is the approval's
             approved = approved_by_human(mine, stored, lambda: self._require_unchanged(stored))
             return await run_approved(
                 trail.passed("approve", approved), trail, self.rooms, live, held
             ), ()
-        except WorkspaceChanged as refusal:
-            return refusal, ("workspace",)
-        except NotAsApproved as refusal:
-            return refusal, refusal.changed
-        except _NOT_NOW as fault:
-            if not held.has_begun and not live.is_cancelled:
-                raise  # nothing was done: the yes is still good, and is tried again
-            return fault, ()
         except EngineError as refusal:
-            return refusal, ()
+            if _passes(refusal) and not held.has_begun and not live.is_cancelled:
+                raise  # nothing was done: the yes is still good, and is tried again
+            return refusal, _changed_by(refusal)
         except Exception as fault:
             trail.fault("call.internal_error", fault)
             return InternalError(
@@ -145,6 +140,7 @@ class ResumedWay:
         request = self._request(stored, given)
         permitted = self._pass(request)
         plan = make_plan(permitted, rooms.walls, rooms.sessions)
+        await until_place_is_known(plan)
         effect = await preview(permitted, plan, rooms.sessions)
         action = action_of(permitted, plan, effect)
         if action.document["tool"] != f"{approval.tool}@{approval.tool_version}":
@@ -213,6 +209,7 @@ class ResumedWay:
         try:
             permitted = self._pass(self._request(stored))
             plan = make_plan(permitted, rooms.walls, rooms.sessions)
+            await until_place_is_known(plan)
             effect = await preview(permitted, plan, rooms.sessions)
         except EngineError:
             return None
@@ -292,6 +289,20 @@ class ResumedWay:
         approval = stored.approval
         clock, log = self.rooms.clock, self.rooms.log
         return Trail(approval.tool, approval.call_id, approval.trace_id, clock, log)
+
+
+def _passes(refusal: EngineError) -> bool:
+    """Whether it keeps a call from starting only now, and is no reason to burn its yes."""
+    if isinstance(refusal, SandboxUnavailable):
+        return refusal.may_retry
+    return isinstance(refusal, ReadFailed | WriteFailed | ShuttingDown)
+
+
+def _changed_by(refusal: EngineError) -> tuple[str, ...]:
+    """What was not as approved any more, where that is what it says."""
+    if isinstance(refusal, WorkspaceChanged):
+        return ("workspace",)
+    return refusal.changed if isinstance(refusal, NotAsApproved) else ()
 
 
 def _without_fixed(stored: StoredApproval, arguments: JsonObject) -> JsonObject:
