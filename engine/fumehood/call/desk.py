@@ -732,7 +732,8 @@ class ApprovalDesk:
         if end is None:
             return 60.0
         left_s = (datetime.fromisoformat(end) - self.now()).total_seconds()
-        return min(max(left_s, 0.02), LOOK_S)
+        # What is over and still here is being carried out, or the disk takes nothing.
+        return min(max(left_s, 0.02), LOOK_S) if left_s > 0 else 1.0
 
     async def _look_round(self) -> None:
         now = self.now()
