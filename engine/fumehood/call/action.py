@@ -22,7 +22,7 @@ from fumehood.model.json_types import JsonObject
 from fumehood.model.usage import money
 from fumehood.registry.index import RegisteredTool
 from fumehood.sandbox.wall import HasImages
-from fumehood.wire.canonical import digest_of
+from fumehood.wire.canonical import canonical, digest_of
 
 SCHEMA = 1
 """Of the document. Another number is another action."""
@@ -70,7 +70,8 @@ def action_of(permitted: PermittedCall, plan: Plan, effect: Effect | None) -> Ac
 def changed_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:
     """What is not the same in two documents, by the names of their fields."""
     names = sorted(before.keys() | after.keys())
-    return tuple(name for name in names if before.get(name) != after.get(name))
+    # By their canonical text: true is not 1 there.
+    return tuple(n for n in names if canonical(before.get(n)) != canonical(after.get(n)))
 
 
 def definition_digest(tool: RegisteredTool) -> str:
