@@ -55,7 +55,7 @@ code of `fumehood call`.
 - **exit** is the exit code of `fumehood call`.
 
 Some codes are defined already and not raised by this version, because what would raise them
-(approvals, idempotency, budgets, rate limits, REST tools) is not in this version.
+(calls of REST and MCP tools, the circuit breaker) is not in this version.
 """
 
 ENDINGS = """\

@@ -286,6 +286,7 @@ class Engine:
             (self.blobs, self.config.blobs_kept_hours * 3600),
             (self.keys, KEY_LIFETIME.total_seconds()),
             (self.budgets, math.inf),
+            (self._approvals.table, math.inf),
         )
         for kept, kept_s in all_kept:
             await self._stack.enter_async_context(
@@ -586,7 +587,7 @@ class Engine:
         self._own_calls.drain()
 
     async def drained(self) -> None:
-        """Wait, after `drain`, until no call runs any more."""
+        """Wait, after `drain`, until no call runs any more, those with a human's yes included."""
         await self._own_calls.drained()
         await self.desk.drained()
 

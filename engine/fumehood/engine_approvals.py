@@ -43,8 +43,14 @@ class EngineApprovals:
         self._agents = agents
         self._clock = clock
         chosen = config.approvals
+        self.table = ApprovalTable(
+            database,
+            database.audit,
+            tells=config.webhook is not None,
+            kept_days=chosen.kept_days,
+        )
         self.desk = ApprovalDesk(
-            ApprovalTable(database, database.audit, tells=config.webhook is not None),
+            self.table,
             Remembering(database),
             DeskRules(
                 expire_s=chosen.expire_seconds,

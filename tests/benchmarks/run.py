@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.benchmarks import bench_streams
+from tests.benchmarks.bench_approvals import approval_lines
 from tests.benchmarks.bench_audit import audit_lines
 from tests.benchmarks.bench_budgets import budget_lines
 from tests.benchmarks.bench_calls import call_log
@@ -74,6 +75,7 @@ def measure() -> Iterator[Line]:
     yield from key_lines()
     yield from audit_lines()
     yield from budget_lines()
+    yield from approval_lines()
     yield restricted_program()
     with run_daemon(SMALLEST_IMAGE) as daemon:
         yield from container_lines(daemon)

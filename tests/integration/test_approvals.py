@@ -168,6 +168,25 @@ def test_own_approvals_are_listed_for_their_caller(caller: Any, kind: str) -> No
     caller.approvals.cancel(approval_id)
 
 
+@pytest.mark.row("R3")
+def test_caller_is_not_shown_what_its_agents_configuration_fixes(
+    caller: Any, control: Any, kind: str
+) -> None:
+    agent = f"fixed-{kind}"
+    control.agents.create(agent, principals=[f"uid:{os.getuid()}"])
+    control.agents.bind(agent, "note", fixed={"times": 7})
+    approval_id = asked(caller, f"fixed-{kind}", agent_id=agent)
+    mine = caller.approvals.list(limit=1).items[0]
+    for seen in (
+        mine, caller.approvals.show(approval_id), caller.call_state(mine.call_id).approval
+    ):  # fmt: skip
+        assert seen.id == approval_id
+        assert seen.arguments == {"text": f"fixed-{kind}"}
+    assert control.approvals.show(approval_id).arguments["times"] == 7
+    assert control.approvals.list(limit=1).items[0].arguments["times"] == 7
+    caller.approvals.cancel(approval_id)
+
+
 def test_next_change_is_waited_for(caller: Any, control: Any, kind: str) -> None:
     before = control.approvals.next_change()
     assert control.approvals.next_change(before, wait_s=0) == before
@@ -406,6 +425,55 @@ def test_what_waits_survives_a_restart_and_runs_once_after_it(home: Path) -> Non
         administer(after, "approvals", "approve", approval_id, "--yes")
         wait_until(lambda: run(after, "calls", "answer", call_id).exit_code == 0)
         assert times(after, "restart") == 1
+
+
+@pytest.mark.row("A5")
+def test_call_that_a_crash_interrupted_is_resolved_by_a_human_and_not_run_again(
+    home: Path,
+) -> None:
+    with approving_daemon(home) as before:
+        done = run(before, "call", "hold", '{"text": "held"}')
+        call_id = json.loads(done.stdout)["metadata"]["call_id"]
+        approval_id = json.loads(done.stdout)["error"]["approval_id"]
+        early = run(
+            before, "approvals", "resolve", approval_id, "--outcome", "done", "--credential-stdin"
+        )
+        assert "IDEMPOTENCY_CONFLICT" in early.output
+        administer(before, "approvals", "approve", approval_id, "--yes")
+        wait_until(lambda: times(before, "held") == 1)
+        before.process.kill()
+        before.process.wait(timeout=30)
+    with approving_daemon(home, credential=before.credential) as after:
+        (found,) = administer(after, "approvals", "list", "--state", "interrupted")
+        assert found["id"] == approval_id
+        answer = run(after, "calls", "answer", call_id)
+        assert json.loads(answer.stdout)["error"]["code"] == "OUTCOME_UNKNOWN"
+        resolved = administer(
+            after, "approvals", "resolve", approval_id, "--outcome", "done", "--note", "looked"
+        )
+        assert resolved["state"] == "done"
+        assert administer(after, "approvals", "list", "--state", "interrupted") == []
+        assert times(after, "held") == 1
+
+
+def test_engine_that_stops_does_not_wait_for_who_watches(home: Path) -> None:
+    with approving_daemon(home) as daemon:
+        answers: list[Answer] = []
+        path = "/v1/approvals/changes?after=1000000"
+        poll = threading.Thread(
+            target=lambda: answers.append(ask(daemon.control, "GET", path, None, daemon.credential))
+        )
+        poll.start()
+        wait_until(lambda: is_watched(daemon))
+        assert daemon.stop() == 0, daemon.log
+        poll.join(timeout=30)
+        assert answers[0].code == "SHUTTING_DOWN"
+
+
+def is_watched(daemon: Daemon) -> bool:
+    """Whether somebody is connected to the control socket: the poll is its only request."""
+    connections = Path("/proc/net/unix").read_text(encoding="utf-8")
+    return connections.count(str(daemon.control)) > 1
 
 
 class Hook(http.server.BaseHTTPRequestHandler):

@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 
 from conftest import CLEAN_ENVIRONMENT
-from support.crash_approvals import SCENES, survive
+from support.crash_approvals import SCENES, lives, survive
 from support.crash_points import Crash, Run, crash_each, nursery
 
 pytestmark = pytest.mark.row("A2", "D6")
 
+SEED = 20261121
+KILLS = 10
 MODULE = "support.crash_approvals"
 MEMORY = Path("/dev/shm")
 
@@ -46,6 +48,14 @@ def ahead(crashes: Iterator[Crash]) -> Iterator[Crash]:
             yield crash
 
 
+def prepare(home: Path, scene: str, weakness: str = "") -> None:
+    """What a scene finds, and which one it is."""
+    SCENES[scene].prepare(home)
+    (home / "scene").write_text(scene)
+    if weakness:
+        (home / "weakness").write_text(weakness)
+
+
 @pytest.mark.parametrize("name", SCENES)
 def test_killed_at_every_commit_nothing_is_lost_and_nothing_acts_twice(
     name: str, run: Run, place: Path
@@ -54,11 +64,7 @@ def test_killed_at_every_commit_nothing_is_lost_and_nothing_acts_twice(
     seen: Counter[str] = Counter()
     points = 0
 
-    def prepare(home: Path) -> None:
-        scene.prepare(home)
-        (home / "scene").write_text(name)
-
-    for crash in ahead(crash_each(run, place, prepare)):
+    for crash in ahead(crash_each(run, place, lambda home: prepare(home, name))):
         found, _ = asyncio.run(
             survive(
                 crash.home, crash.said,
@@ -69,5 +75,37 @@ def test_killed_at_every_commit_nothing_is_lost_and_nothing_acts_twice(
         seen += found.seen
         points += crash.point is not None
         shutil.rmtree(crash.home)
-    print(name, points, dict(seen))
     assert points >= scene.least
+    assert {what for what in scene.shows if not seen[what]} == set()
+
+
+@pytest.mark.parametrize(
+    ("weakness", "scene", "words"),
+    [
+        ("a yes is not used up", "yes", "acted 2 times"),
+        ("a use is not counted", "remembering", "uses of remembered rules"),
+        ("a mark is not raised", "spending", "used, 0 counted"),
+        ("a key is not taken", "harmless", "acted 2 times"),
+    ],
+)
+def test_control_a_promise_that_is_left_out_is_found(
+    weakness: str, scene: str, words: str, run: Run, place: Path
+) -> None:
+    faults: list[str] = []
+    for crash in crash_each(run, place, lambda home: prepare(home, scene, weakness)):
+        found, _ = asyncio.run(survive(crash.home, crash.said))
+        faults += found.faults
+        if any(words in fault for fault in faults):
+            return
+    raise AssertionError(f"nobody noticed that {weakness}: {faults}")
+
+
+def test_killed_at_random_moments_nothing_is_lost_and_nothing_acts_twice(place: Path) -> None:
+    """One state, many scripts at once, one life after the other; the soak has more of them."""
+    home = place / "home"
+    with nursery(f"{MODULE}:play_until_killed", CLEAN_ENVIRONMENT) as kill:
+        found = lives(kill, home, KILLS, SEED)
+    assert not found.faults, found.faults
+    assert found.seen["deaths"] == KILLS
+    assert found.seen["heard OK"] > KILLS
+    assert found.seen["done"] > KILLS

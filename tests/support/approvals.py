@@ -150,6 +150,11 @@ class FakeDesk:
             raise ResourceNotFound("There is no such rule.")
         return rule(removed_at=NOW)
 
+    async def note_refusal(
+        self, approval_id: str | None, by: Principal, peer: str | None, why: str
+    ) -> None:
+        """Nothing is kept here."""
+
     async def answer_of(self, call_id: str, principal: Principal) -> Envelope | None:
         return self.answers.get(call_id)
 

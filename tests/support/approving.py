@@ -1,11 +1,12 @@
-"""A daemon with one dangerous tool, which writes down each time that it ran.
+"""A daemon with dangerous tools, which write down each time that they ran.
 
 As a program (`python -m support.approving`, with `tests` on the path) it is `fumehood serve` with
-that tool; it writes to the file `ran` of where it runs.
+those tools; they write to the file `ran` of where it runs.
 """
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,6 +27,13 @@ async def note(text: str, times: int = 1) -> dict[str, str]:
     with Path(RAN).open("a", encoding="utf-8") as file:  # noqa: ASYNC230 - one short line
         file.write(f"{text!r} {times}\n")
     return {"noted": text}
+
+
+@tool(sandboxed=False, dangerous=True)
+async def hold(text: str) -> None:
+    """Write a line down, and never end."""
+    await note(text)
+    await asyncio.Event().wait()
 
 
 def ran(daemon: Daemon) -> list[str]:
@@ -57,11 +65,11 @@ def approving_daemon(home: Path, *, credential: str = "", **settings: str) -> It
 
 
 def main() -> None:
-    """`fumehood serve`, with the tool."""
+    """`fumehood serve`, with the tools."""
     from fumehood.cli.main import main as command
     from fumehood.daemon import server
 
-    server.serve = partial(server.serve, tools=[note])  # type: ignore[assignment]
+    server.serve = partial(server.serve, tools=[note, hold])  # type: ignore[assignment]
     sys.argv = ["fumehood", "serve"]
     command()
 

@@ -18,7 +18,7 @@ import sqlite3
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -32,7 +32,7 @@ import anyio
 from fumehood import tool
 from fumehood.config import BudgetConfig, Config
 from fumehood.engine import Engine
-from fumehood.gates.budget import BLOCKS
+from fumehood.gates.budget_accounts import BLOCKS
 from fumehood.model.approval import (
     Approval,
     ApprovalQuery,
@@ -45,11 +45,12 @@ from fumehood.model.approval import (
 from fumehood.model.budget import Amounts, Spender
 from fumehood.model.envelope import Envelope
 from fumehood.model.identity import Principal, Scope
+from fumehood.registry.loading import Tool
 from fumehood.store.database import Database, open_database
 from fumehood.testing import FakeWall, ManualClock
 
 from .audit import look
-from .crash_points import Hook, Say
+from .crash_points import CrashPoint, Hook, Run, Say
 
 ADMIN = Principal("approver:admin", frozenset({Scope.ADMIN}))
 ALICE = Principal("approver:alice", frozenset({Scope.APPROVE}))
@@ -73,8 +74,11 @@ LIFE_S = (0.02, 0.6)
 """When one that plays many scripts kills itself, after its engine has begun."""
 WORKERS = 4
 PATIENCE_S = 30.0
-OVER = frozenset({"APPROVAL_DENIED", "APPROVAL_EXPIRED", "CANCELLED"})
-"""Answers that say that nothing was done."""
+NOTHING_DONE = frozenset({
+    "APPROVAL_DENIED", "APPROVAL_EXPIRED", "CANCELLED",
+    "EXECUTION_ERROR",  # a human has found that it did not act
+    "PERMISSION_DENIED",  # the last use of a remembered rule was another's
+})  # fmt: skip
 
 
 # ── the world that a script finds ────────────────────────────────────────────────────────────
@@ -141,10 +145,15 @@ TOOLS = (act, act_of_two, act_again, note, fetch)
 
 @asynccontextmanager
 async def engine_in(
-    home: Path, hook: Hook | None = None, *, later_s: float = 0.0, calls: int = CALLS
+    home: Path,
+    hook: Hook | None = None,
+    *,
+    later_s: float = 0.0,
+    calls: int = CALLS,
+    more: Iterable[Tool] = (),
 ) -> AsyncIterator[tuple[Engine, Database, ManualClock]]:
-    """An engine on the state in `home`, with the tools above and no others: to find those that
-    are built in would take longer than all the rest."""
+    """An engine on the state in `home`, with the tools above and `more`, but none that are built
+    in: to find those would take longer than all the rest."""
     _HOME.set(home)
     clock = ManualClock()
     clock.advance(later_s)
@@ -158,10 +167,17 @@ async def engine_in(
         ),
     )
     walls = {"interpreter": FakeWall(), "jail": FakeWall(), "container": FakeWall()}
-    with patch("fumehood.engine.discover", lambda *args, **options: []):
-        engine = Engine(TOOLS, config=config, clock=clock, database=database, **walls)
     try:
-        async with engine:
+        async with AsyncExitStack() as stack:
+            with (
+                patch("fumehood.engine.discover", lambda *args, **options: []),
+                # It writes whenever it comes to it: commits would have other numbers each time.
+                patch("fumehood.engine.retention", lambda *args, **options: nullcontext()),
+            ):
+                engine = Engine(
+                    (*TOOLS, *more), config=config, clock=clock, database=database, **walls
+                )
+                await stack.enter_async_context(engine)
             yield engine, database, clock
     finally:
         database.close()
@@ -223,7 +239,9 @@ class User:
             return
         word = NewDecision(**{"decision": "approve", **decision})
         after = await self.desk.decide(approval_id, word, by, channel=CHANNEL)
-        self.say("decided", approval_id=approval_id, by=by.id, word=word.decision, state=after.state)
+        self.say(
+            "decided", approval_id=approval_id, by=by.id, word=word.decision, state=after.state
+        )
 
     async def cancel(self, approval_id: str) -> None:
         after = await self.desk.cancel(approval_id, self.engine.owner)
@@ -241,7 +259,7 @@ Script = Callable[[User, str], Awaitable[None]]
 async def as_meant(user: User, approval: Approval) -> None:
     """What the users of these scripts do about a call that waits: its label says it."""
     label = approval.arguments["label"]
-    if label.endswith("-no"):
+    if label.endswith(("-no", "-refused")):
         await user.decide(approval.id, decision="deny", reason="no")
     elif label.endswith("-back"):
         await user.cancel(approval.id)
@@ -321,11 +339,11 @@ async def remembering(user: User, name: str) -> None:
     wish = RememberWish(scope="until", until=until, uses=2, arguments=())
     await user.decide(approval_id, remember=wish)
     await user.end(f"{name}-a", approval_id)
-    for which in ("b", "c", "d-no"):
+    for which in ("b", "c", "d-refused"):
         left = await user.ask(f"{name}-{which}", "act_again")
     if left:
         await user.decide(left, decision="deny")
-        await user.end(f"{name}-d-no", left)
+        await user.end(f"{name}-d-refused", left)
 
 
 async def of_two(user: User, name: str) -> None:
@@ -360,10 +378,11 @@ async def start(user: User, name: str) -> None:
 def prepare_start(home: Path) -> None:
     """A state in which one call waits, one has its yes, two had begun and one ran with a key."""
     prepare(home)
+    told: list[str] = []
 
     async def make() -> None:
         async with engine_in(home) as (engine, _, clock):
-            user = User(engine, clock, lambda line: None)
+            user = User(engine, clock, told.append)
             await user.ask("start-a", key="start-a")
             has_yes = await user.ask("start-b", key="start-b")
             begun = [await user.ask(f"start-{n}", key=f"start-{n}") for n in ("c", "d")]
@@ -378,6 +397,7 @@ def prepare_start(home: Path) -> None:
             mark(home, "start-d")  # of the two that had begun, one has acted
 
     asyncio.run(make())
+    (home / "told").write_text("\n".join(told))
 
 
 @dataclass(frozen=True)
@@ -396,22 +416,29 @@ class Scene:
     """How many calls run at once."""
     least: int = 8
     """Moments of death that there are at least."""
+    shows: tuple[str, ...] = ()
+    """What must have been seen after some of them."""
 
+
+ALL_WAYS = ("pending", "resumed", "interrupted", "done")
 
 SCENES = {
-    "yes": Scene(yes, least=10),
-    "no": Scene(no, least=4),
-    "edited": Scene(edited, least=10),
-    "late": Scene(late, later_s=LATER_S),
-    "keyed": Scene(keyed, least=12),
-    "taken-back": Scene(taken_back, least=6),
-    "harmless": Scene(harmless, least=10),
-    "spending": Scene(spending, least=16),
-    "remembering": Scene(remembering, least=18),
-    "of-two": Scene(of_two, least=14),
-    "several": Scene(several, in_flight=2, least=16),
-    "start": Scene(start, prepare=prepare_start, from_start=True, crashes=3),
-}
+    "yes": Scene(yes, least=10, shows=ALL_WAYS),
+    "no": Scene(no, least=4, shows=("pending", "denied")),
+    "edited": Scene(edited, least=10, shows=ALL_WAYS),
+    "late": Scene(late, later_s=LATER_S, least=10, shows=("expired",)),
+    "keyed": Scene(keyed, least=14, shows=(*ALL_WAYS, "unknown")),
+    "taken-back": Scene(taken_back, least=6, shows=("pending", "cancelled")),
+    "harmless": Scene(harmless, least=12, shows=("unknown",)),
+    "spending": Scene(spending, least=12, shows=ALL_WAYS),
+    "remembering": Scene(remembering, least=16, shows=(*ALL_WAYS, "remembered")),
+    "of-two": Scene(of_two, least=14, shows=(*ALL_WAYS, "unknown")),
+    "several": Scene(several, in_flight=2, least=14, shows=(*ALL_WAYS, "denied")),
+    "start": Scene(
+        start, prepare=prepare_start, from_start=True, crashes=3, least=12,
+        shows=(*ALL_WAYS, "unknown"),
+    ),
+}  # fmt: skip
 
 
 async def play(home: Path, hook: Hook, say: Say) -> None:
@@ -428,9 +455,32 @@ async def play(home: Path, hook: Hook, say: Say) -> None:
         else:
             before = number
 
-    async with engine_in(home, counted) as (engine, _, clock):
-        begun = True
-        await scene.script(User(engine, clock, say), name)
+    if name == "start":
+        for line in (home / "told").read_text().splitlines():
+            say(line)
+    with weakened(home):
+        async with engine_in(home, counted) as (engine, _, clock):
+            begun = True
+            await scene.script(User(engine, clock, say), name)
+
+
+async def _nothing(*args: object) -> None:
+    """In the place of a promise."""
+
+
+WEAKNESSES = {
+    "a yes is not used up": ("fumehood.call.desk.ApprovalDesk.begin", _nothing),
+    "a use is not counted": ("fumehood.call.remembering.Remembering.use", _nothing),
+    "a mark is not raised": ("fumehood.store.counters.CounterTable.reserve", _nothing),
+    "a key is not taken": ("fumehood.store.idempotency.take", lambda *args: None),
+}
+"""Promises to leave out, for the controls: a file in `home` names one."""
+
+
+def weakened(home: Path) -> AbstractContextManager[Any]:
+    """The engine without one of its promises, where a test wants to see that this is found."""
+    chosen = home / "weakness"
+    return patch(*WEAKNESSES[chosen.read_text()]) if chosen.exists() else nullcontext()
 
 
 MIXED: tuple[Script, ...] = (
@@ -539,10 +589,12 @@ async def survive(
     calls: int = CALLS,
     crashes: int = 1,
     in_flight: int = 1,
+    since: int = 0,
 ) -> tuple[Aftermath, tuple[str, ...]]:
     """Open what a death has left, finish it, and examine it; also what was said meanwhile.
 
-    `said` is everything since the state was made, `crashes` how many deaths that were.
+    `said` is everything since the state was made, from `since` on by the life that has just
+    ended; `crashes` is how many deaths that were.
     """
     found, lines = Aftermath(), list(said)
     at_death = marks(home)
@@ -562,11 +614,11 @@ async def survive(
             found.require(rows == first[table], f"the second start changed {table}")
         found.require(marks(home) == after_first, "the second start has acted")
         _examine_budgets(engine, home, found, calls=calls, room=crashes, held=crashes * in_flight)
-        interrupted = await _finish(user, Told.of(lines), found, home)
+        await _finish(user, Told.of(lines[since:]), found, home)
         await settled(user, with_pending=True)
         approvals = await all_approvals(user)
         rules = await user.desk.remembered()
-    _examine_calls(home, Told.of(lines), approvals, interrupted, found, later_s=later_s)
+    _examine_calls(home, Told.of(lines), approvals, found, later_s=later_s)
     free = sum(
         marks(home)[line["label"]]
         for line in Told.of(lines).all("asks")
@@ -594,11 +646,9 @@ def _examine_budgets(
         found.require(spent <= most, f"budget {standing.budget}: {acts} used, {spent} counted")
 
 
-async def _finish(
-    user: User, told: Told, found: Aftermath, home: Path
-) -> set[str]:
+async def _finish(user: User, told: Told, found: Aftermath, home: Path) -> None:
     """As users would: who was not answered repeats its call, if it has a key; approvers say
-    their word of what waits; a human resolves what was interrupted. The ids of that."""
+    their word of what waits; a human resolves what was interrupted."""
     before = marks(home)
     interrupted = await in_state(user, ApprovalState.INTERRUPTED)
     found.seen["interrupted"] += len(interrupted)
@@ -609,20 +659,20 @@ async def _finish(
         label = (await user.desk.show(approval.id)).arguments["label"]  # it may be edited
         await user.end(label, approval.id)
     keys = {line["key"]: line for line in told.all("asks") if line["key"] is not None}
-    for resolve in (False, True):
+    for is_resolved in (False, True):
         for key, line in keys.items():
-            code = await _repeat(user, line)
-            if line["label"] in unknown:
-                found.require(
-                    code == "OUTCOME_UNKNOWN", f"{key}, which was interrupted, answers {code}"
-                )
+            code, label = await _repeat(user, line), line["label"]
             found.seen["unknown"] += code == "OUTCOME_UNKNOWN"
-        for one in () if resolve else interrupted:
+            if label in unknown:
+                known = "OK" if before[label] else "EXECUTION_ERROR"
+                expected = known if is_resolved else "OUTCOME_UNKNOWN"
+                found.require(code == expected, f"{key}, which was interrupted, answers {code}")
+        for one in () if is_resolved else interrupted:
             outcome = "done" if before[one.arguments["label"]] else "failed"
             await user.desk.resolve(one.id, Resolution(outcome=outcome), ALICE)
+            user.say("resolved", approval_id=one.id)
     for label in unknown:
         found.require(marks(home)[label] == before[label], f"{label}: interrupted, acted on")
-    return {one.id for one in interrupted}
 
 
 async def _repeat(user: User, line: dict[str, Any]) -> str:
@@ -642,7 +692,6 @@ def _examine_calls(
     home: Path,
     told: Told,
     approvals: list[Approval],
-    interrupted: set[str],
     found: Aftermath,
     *,
     later_s: float,
@@ -654,10 +703,11 @@ def _examine_calls(
         found.require(count == 1 or twice_is_fine, f"{label} acted {count} times")
         found.require(not label.endswith(NEVER), f"{label} has acted")
     by_id = {one.id: one for one in approvals}
+    resolved = {line["approval_id"] for line in told.all("resolved")}
     for one in approvals:
         label = one.arguments["label"]
         found.seen[one.state.value] += 1
-        if one.id in interrupted:
+        if one.id in resolved:
             continue
         expected = {ApprovalState.DONE: 1, ApprovalState.FAILED: None}.get(one.state, 0)
         found.require(
@@ -670,7 +720,7 @@ def _examine_calls(
         found.seen[f"heard {code}"] += 1
         if code == "OK":
             found.require(acts[label] >= 1, f"{label} was told as done, and never acted")
-        elif code in OVER:
+        elif code in NOTHING_DONE:
             found.require(acts[label] == 0, f"{label} was told {code}, and acted")
         elif code == "REQUIRES_HUMAN_APPROVAL":
             found.require(line["approval_id"] in by_id, f"the approval of {label} is lost")
@@ -683,8 +733,34 @@ def _examine_calls(
         one = by_id[line["approval_id"]]
         words = {(word.approver, word.decision) for word in one.decisions}
         found.require((line["by"], line["word"]) in words, f"a word on {one.id} is lost")
-        if one.id not in interrupted:
+        if one.id not in resolved:
             found.require(one.state in ends[line["word"]], f"{one.id} was decided, is {one.state}")
     for line in told.all("cancelled"):
         is_cancelled = by_id[line["approval_id"]].state is ApprovalState.CANCELLED
         found.require(is_cancelled, f"{line['approval_id']} was cancelled and is not")
+
+
+def lives(kill: Run, home: Path, count: int, seed: int, after: int = 0) -> Aftermath:
+    """Kill at random moments, in one state, and look each time; everything wrong with any."""
+    home.mkdir(mode=0o700)
+    prepare(home)
+    all_found, said = Aftermath(), list[str]()
+    for life in range(after, after + count):
+        (home / "seed").write_text(f"{seed}-{life}")
+        heard, was_killed = kill(home, NEVER_HERE)
+        all_found.seen["deaths"] += was_killed
+        since = len(said)
+        found, lines = asyncio.run(
+            survive(
+                home, [*said, *heard], since=since,
+                calls=MIXED_CALLS, crashes=life - after + 1, in_flight=3 * WORKERS,
+            )
+        )  # fmt: skip
+        said = list(lines)
+        all_found.faults += [f"life {life}: {fault}" for fault in found.faults]
+        all_found.seen += found.seen
+    return all_found
+
+
+NEVER_HERE = CrashPoint("never", 0)
+"""A process that kills itself at a moment of its own."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import shutil
 import subprocess
 import sys
@@ -15,13 +16,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from conftest import CLEAN_ENVIRONMENT, FUMEHOOD
 from support.authority import make_first_approver
-from support.http import Answer, SocketClient
+from support.http import Answer
 from support.users import Installation, User, accounts, readable_installation
 from support.wait import wait_until
 
@@ -146,13 +147,13 @@ class Site:
         finally:
             os.umask(before)
         self.process = process
-        wait_until(lambda: process.poll() is not None or SocketClient.answers(self.engine_socket))
+        wait_until(lambda: process.poll() is not None or self.takes_calls())
         assert process.poll() is None, self.log
 
     def configure(self, extra: str) -> None:
         """Write its configuration; a policy is used where there is one."""
         self.extra = extra
-        policy = self.place / "policy.toml"
+        policy = self.place / "rules" / "policy.toml"
         top = f'policy_file = "{policy}"\n' if policy.exists() else ""
         file = self.place / "config.toml"
         file.write_text(f"{top}{self.config}{extra}", encoding="utf-8")
@@ -160,16 +161,25 @@ class Site:
 
     def put_policy(self, text: str) -> None:
         """In one step, as an editor would."""
-        unfinished = self.place / ".policy.toml"
+        rules = self.place / "rules"
+        rules.mkdir(exist_ok=True)
+        rules.chmod(0o755)
+        unfinished = rules / ".policy.toml"
         unfinished.write_text(text, encoding="utf-8")
         unfinished.chmod(0o644)
-        unfinished.rename(self.place / "policy.toml")
+        unfinished.rename(rules / "policy.toml")
 
     def stop(self) -> int:
         """End it in peace."""
         assert self.process is not None
         self.process.terminate()
         return self.process.wait(timeout=40)
+
+    def takes_calls(self) -> bool:
+        """Whether it is there and does not stop."""
+        user = self.users.get("caller", ME)
+        answer = self.installation.ask_as(user, self.engine_socket, "GET", "/v1/ready")
+        return isinstance(answer, Answer) and answer.status == 200
 
     def kill(self) -> None:
         """As a fault of the machine would end it."""
@@ -229,6 +239,22 @@ class Site:
             **self._identity(who),
         )  # fmt: skip
 
+    def on_a_terminal(self, who: str, *arguments: str) -> str:
+        """What this user sees at a terminal; it is read in the end, so it must not be long."""
+        ours, theirs = pty.openpty()
+        try:
+            done = subprocess.run(
+                [*self.command, *arguments], env={**self.environment, "COLUMNS": "120"}, cwd="/",
+                stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, timeout=60,
+                **self._identity(who),
+            )  # fmt: skip
+            shown = os.read(ours, 65536).decode()
+        finally:
+            os.close(ours)
+            os.close(theirs)
+        assert done.returncode == 0, shown
+        return shown
+
     # Calls.
 
     def call(
@@ -286,6 +312,13 @@ class Site:
             credential=self.owner if credential is None else credential,
         )  # fmt: skip
 
+    def resolve(self, approval_id: str, *, who: str = "approver") -> Answer:
+        """That an interrupted call was done, over HTTP."""
+        return self.ask(
+            who, "POST", f"/v1/approvals/{approval_id}/resolve", {"outcome": "done"},
+            control=True, credential=self.owner,
+        )  # fmt: skip
+
     def approvals(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """The approver's command line, with the owner's credential."""
         return self.run("approver", "approvals", *arguments, credential=self.owner)
@@ -313,11 +346,11 @@ class Site:
         return self.run("engine", "audit", *arguments)
 
     def audit_rows(self, kind: str) -> list[Any]:
-        """The rows of this kind, as they are exported."""
+        """The rows whose kind begins so, as they are exported."""
         exported = self.audit("export")
         assert exported.returncode == 0, exported.stderr
-        rows = [json.loads(line) for line in exported.stdout.splitlines()]
-        return [row for row in rows if row["kind"] == kind]
+        rows = [json.loads(json.loads(line)["body"]) for line in exported.stdout.splitlines()]
+        return [row for row in rows if row["kind"].startswith(kind)]
 
     @property
     def _run(self) -> Path:
@@ -379,6 +412,7 @@ def _single_user(place: Path) -> Site:
 def _service(place: Path, stack: ExitStack) -> Site:
     prefix = f"fha{os.getpid()}x{time.monotonic_ns() % 1000}"
     _, users = stack.enter_context(accounts(prefix, ["callers", "approvers"], MEMBERS))
+    users["engine"] = _with_docker(users["engine"])
     for name, mode in (("run", 0o711), ("state", 0o700)):
         (place / name).mkdir()
         os.chown(place / name, users["engine"].uid, users["engine"].gid)
@@ -386,14 +420,23 @@ def _service(place: Path, stack: ExitStack) -> Site:
     installation = readable_installation(place)
     environment = {
         **installation.environment,
+        **{name: value for name, value in CLEAN_ENVIRONMENT.items() if "FUMEHOOD_" in name},
         "FUMEHOOD_CONFIG": str(place / "config.toml"),
-        "FUMEHOOD_CONTAINER__POOL_MIN": "0",
     }
     config = _config(place, "service") + (
         f'[service]\nrun_directory = "{place}/run"\n'
         f'callers_group = "{prefix}-callers"\napprovers_group = "{prefix}-approvers"\n'
     )
     return Site(place, installation.command, environment, installation, users, config)
+
+
+def _with_docker(engine: User) -> User:
+    """In the group that may use the Docker engine, as an installation puts it."""
+    try:
+        group = Path("/var/run/docker.sock").stat().st_gid
+    except OSError:
+        return engine
+    return replace(engine, groups=(*engine.groups, group))
 
 
 def _config(place: Path, mode: str) -> str:

@@ -21,6 +21,7 @@ from typing import Any
 
 import fumehood
 import fumehood_tools
+from fumehood.sandbox.container.recipe import images_folder
 from support.http import Answer
 
 NOBODY = 65_534
@@ -157,6 +158,9 @@ def readable_installation(place: Path) -> Installation:
         return as_it_is
     for package in packages:
         _share(package, place / "engine" / package.name)
+    recipes = place / "engine" / "fumehood" / "sandbox_images"
+    if not recipes.exists():  # a checkout keeps them elsewhere
+        _share(images_folder(), recipes)
     _share(site, place / "site")
     found = Installation(_shared_python(place), (str(place / "site"), str(place / "engine")))
     assert _everybody_can_use(found)

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from fumehood.call.authorise import PermittedCall
-from fumehood.call.plan import Plan
+from fumehood.call.plan import Plan, image_of
 from fumehood.executors.effects import Effect
 from fumehood.model.call import FunctionAddress
 from fumehood.model.json_types import JsonObject
 from fumehood.model.usage import money
 from fumehood.registry.index import RegisteredTool
 from fumehood.sandbox.wall import HasImages
-from fumehood.wire.canonical import digest_of
+from fumehood.wire.canonical import canonical, digest_of
 
 SCHEMA = 1
 """Of the document. Another number is another action."""
@@ -70,7 +70,8 @@ def action_of(permitted: PermittedCall, plan: Plan, effect: Effect | None) -> Ac
 def changed_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:
     """What is not the same in two documents, by the names of their fields."""
     names = sorted(before.keys() | after.keys())
-    return tuple(name for name in names if before.get(name) != after.get(name))
+    # By their canonical text: true is not 1 there.
+    return tuple(n for n in names if canonical(before.get(n)) != canonical(after.get(n)))
 
 
 def definition_digest(tool: RegisteredTool) -> str:
@@ -85,14 +86,9 @@ def definition_digest(tool: RegisteredTool) -> str:
 
 def _place(plan: Plan) -> JsonObject | None:
     """The image and the runtime, where the place is made of one."""
-    if not isinstance(plan.wall, HasImages):
+    image = image_of(plan)
+    if image is None or not isinstance(plan.wall, HasImages):
         return None
-    if plan.placement.is_of_session:
-        image = plan.session.image if plan.session is not None else None
-        return {"image": image, **plan.wall.facts_of(image)}
-    if plan.language is None:
-        return None
-    image = plan.wall.image_for(plan.language)
     return {"image": image, **plan.wall.facts_of(image)}
 
 

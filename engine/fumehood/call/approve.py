@@ -20,7 +20,7 @@ from fumehood.call.authorise import PermittedCall
 from fumehood.call.carry_through import carry_through
 from fumehood.call.claim import ClaimedCall
 from fumehood.call.desk import ApprovalDesk
-from fumehood.call.plan import make_plan
+from fumehood.call.plan import make_plan, until_place_is_known
 from fumehood.call.preview import preview
 from fumehood.executors.effects import Effect
 from fumehood.executors.live import Live
@@ -94,6 +94,7 @@ async def approve(
     if remembered is not None:
         return ApprovedCall(claimed, f"remembered: {remembered}", remembered=remembered)
     desk.require_somebody_to_ask(permitted.tool.definition.name)
+    await until_place_is_known(plan)
     effect = await preview(permitted, plan, rooms.sessions)
     action = action_of(permitted, plan, effect)
     await _refuse_what_was_denied(claimed, action, desk)

@@ -9,9 +9,8 @@ what was approved and not started starts, and what was started and has no end is
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Protocol
@@ -21,6 +20,7 @@ import anyio
 from fumehood.call.carry_through import carry_through
 from fumehood.call.remembering import Remembering, may_decide, remembered_rule
 from fumehood.executors.live import Live
+from fumehood.executors.outcome import cancelled
 from fumehood.model.approval import (
     OPEN_STATES,
     Approval,
@@ -46,6 +46,8 @@ from fumehood.model.errors import (
     RateLimited,
     RequiresHumanApproval,
     ResourceNotFound,
+    SandboxUnavailable,
+    ShuttingDown,
 )
 from fumehood.model.identity import Principal, Scope
 from fumehood.model.json_types import JsonObject
@@ -66,6 +68,7 @@ DENIED_FOR = timedelta(hours=24)
 LOOK_S = 5.0
 """How often the desk looks for what has expired, besides when it knows of an end."""
 
+MAX_ID_CHARACTERS = 100
 WAITING = frozenset({ApprovalState.PENDING, ApprovalState.APPROVED})
 WATCH_S = 25.0
 """The longest that somebody who watches is kept waiting."""
@@ -277,7 +280,7 @@ class ApprovalDesk:
 
     async def give_up(self, approval_id: str, by: str) -> None:
         """Take a call back whose caller has cancelled it, as far as it is not over."""
-        with contextlib.suppress(IdempotencyConflict, ResourceNotFound):
+        with suppress(IdempotencyConflict, ResourceNotFound):
             await self._cancel((await self.newest(approval_id)).id, by)
 
     async def newest(self, approval_id: str) -> Approval:
@@ -318,10 +321,11 @@ class ApprovalDesk:
         *,
         changed: Sequence[str] = (),
     ) -> None:
-        """Keep how a call ended that was approved.
+        """Keep how a call ended that was approved; waits for as long as the disk takes nothing.
 
         Raises:
-            WriteFailed: it will count as interrupted.
+            Stale: somebody else has ended it.
+            WriteFailed: the engine stops, and it will count as interrupted.
         """
         code = envelope.error.code if envelope.error is not None else "OK"
         now = self.now()
@@ -332,7 +336,7 @@ class ApprovalDesk:
             document={"changed": list(changed)} if changed else {},
             answer=envelope, event="approval.ended", details={"code": code},
         )  # fmt: skip
-        await self._change(stored.approval.id, step)
+        await self._until_kept(lambda: self._change(stored.approval.id, step))
 
     async def ask_again(self, stored: StoredApproval, new: StoredApproval) -> None:
         """End one and make another for the same call, because the workspace has changed."""
@@ -344,7 +348,7 @@ class ApprovalDesk:
             document={"changed": ["workspace"], "superseded_by": new.approval.id},
             event="approval.ended",
         )  # fmt: skip
-        await self._table.supersede(stored.approval.id, step, new)
+        await self._until_kept(lambda: self._table.supersede(stored.approval.id, step, new))
         who = new.approval.principal_id
         self._pending[who] = self._pending.get(who, 0) + 1
         for live in self._followers.get(stored.approval.id, []):
@@ -450,7 +454,7 @@ class ApprovalDesk:
     async def resolve(
         self, approval_id: str, resolution: Resolution, by: Principal, *, peer: str | None = None
     ) -> Approval:
-        """Say what became of an interrupted call; only a human can know. `peer` as in `decide`."""
+        """Say what became of an interrupted call; only a human can know, and not its caller."""
         stored = await self._get(approval_id)
         await self._require_approver(stored.approval, by, peer)
         to = ApprovalState.DONE if resolution.outcome == "done" else ApprovalState.FAILED
@@ -585,11 +589,11 @@ class ApprovalDesk:
     async def _require_approver(self, approval: Approval, by: Principal, peer: str | None) -> bool:
         """Whether it would be its caller's own yes. Raises PermissionDenied."""
         if Scope.APPROVE not in by.scopes:
-            await self._note_refusal(approval, by, peer, "no scope")
+            await self.note_refusal(approval.id, by, peer, "no scope")
             raise PermissionDenied("This identity may not approve. Do not retry.")
         is_own = approval.principal_id in (by.id, peer)
         if is_own and not self._rules.allow_self_approval:
-            await self._note_refusal(approval, by, peer, "own call")
+            await self.note_refusal(approval.id, by, peer, "own call")
             raise PermissionDenied(
                 "Nobody approves a call of their own. Another approver has to decide. Do not retry."
             )
@@ -600,15 +604,17 @@ class ApprovalDesk:
         self, approval: Approval, approvers: Sequence[str], by: Principal, peer: str | None
     ) -> None:
         if not may_decide(approvers, by.id):
-            await self._note_refusal(approval, by, peer, "not among the approvers")
+            await self.note_refusal(approval.id, by, peer, "not among the approvers")
             raise PermissionDenied(
                 f"Only {', '.join(approvers)} may decide this one. Do not retry."
             )
 
-    async def _note_refusal(
-        self, approval: Approval, by: Principal, peer: str | None, why: str
+    async def note_refusal(
+        self, approval_id: str | None, by: Principal, peer: str | None, why: str
     ) -> None:
-        values = {"approval_id": approval.id, "by": by.id, "peer": peer, "why": why}
+        """Keep that somebody who may not, wanted to decide; None: on several at once."""
+        about = None if approval_id is None else approval_id[:MAX_ID_CHARACTERS]
+        values = {"approval_id": about, "by": by.id, "peer": peer, "why": why}
         self._on_event("approval.refused", values)
         await self._table.note("approval.refused", self.now(), values)
 
@@ -618,9 +624,13 @@ class ApprovalDesk:
             with anyio.move_on_after(15):
                 await run.over.wait()
             return (await self._get(approval_id)).approval
-        from fumehood.executors.outcome import cancelled
-
         stored = await self._get(approval_id)
+        step, answer = await self._taken_back(stored, by)
+        after = await self._decided(approval_id, step)
+        self.way.record(after, answer)
+        return after.approval
+
+    async def _taken_back(self, stored: StoredApproval, by: str) -> tuple[Step, Envelope]:
         answer = await self.way.answer(stored, cancelled())
         now = self.now()
         step = Step(
@@ -628,9 +638,7 @@ class ApprovalDesk:
             columns={"ended_at": _stamp(now), "code": "CANCELLED"},
             answer=answer, event="approval.ended",
         )  # fmt: skip
-        after = await self._decided(approval_id, step)
-        self.way.record(after, answer)
-        return after.approval
+        return step, answer
 
     async def _decided(self, approval_id: str, step: Step) -> StoredApproval:
         try:
@@ -642,6 +650,19 @@ class ApprovalDesk:
 
     async def _change(self, approval_id: str, step: Step) -> StoredApproval:
         return (await carry_through(self._write([(approval_id, step)], [None])))[0]
+
+    async def _until_kept(self, write: Callable[[], Awaitable[object]]) -> None:
+        """Write how something ended that cannot be done again: also once there is room again."""
+        while True:
+            try:
+                await write()
+            except WriteFailed as fault:
+                if self.is_draining():
+                    raise
+                self._on_event("approval.end_not_kept", {"reason": str(fault)})
+                await anyio.sleep(LOOK_S)
+            else:
+                return
 
     def _after(self, stored: StoredApproval) -> None:
         """Act on what is in the database now."""
@@ -681,8 +702,8 @@ class ApprovalDesk:
             stored = await self._get(approval_id)
             if stored.approval.state is ApprovalState.APPROVED:
                 await self.way.carry_out(stored, run.live)
-        except (ReadFailed, WriteFailed) as fault:
-            # It is as it was in the database; the desk looks again.
+        except (ReadFailed, WriteFailed, ShuttingDown, SandboxUnavailable, Stale) as fault:
+            # It is as the database says; what still has its yes is looked for again.
             self._on_event("approval.not_carried_out", {"reason": str(fault)})
         except Exception as fault:  # others wait, too
             self._note_fault(approval_id, fault)
@@ -711,7 +732,8 @@ class ApprovalDesk:
         if end is None:
             return 60.0
         left_s = (datetime.fromisoformat(end) - self.now()).total_seconds()
-        return min(max(left_s, 0.02), LOOK_S)
+        # What is over and still here is being carried out, or the disk takes nothing.
+        return min(max(left_s, 0.02), LOOK_S) if left_s > 0 else 1.0
 
     async def _look_round(self) -> None:
         now = self.now()

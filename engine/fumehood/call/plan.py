@@ -16,7 +16,7 @@ from fumehood.model.limits import Limit, Limits, WallLimits, smallest
 from fumehood.model.session import SessionRecord
 from fumehood.sandbox.placement import Placement, language_of, place
 from fumehood.sandbox.sessions import SessionKeeper
-from fumehood.sandbox.wall import Wall, Walls
+from fumehood.sandbox.wall import HasImages, Wall, Walls
 
 RETRY_AFTER_MS = 1000
 
@@ -97,6 +97,30 @@ def make_plan(
     limits = Limits(wall_s, cpu_s, memory_mb, offered.output_bytes)
     warnings = _lowered(options, limits, allowed_mb)
     return Plan(placement, limits, wall, warnings, session, language)
+
+
+def image_of(plan: Plan) -> str | None:
+    """What the place would be made of, where walls have images.
+
+    Raises:
+        SandboxUnavailable: the image is not there.
+    """
+    if plan.placement.is_of_session:
+        return plan.session.image if plan.session is not None else None
+    if plan.language is None or not isinstance(plan.wall, HasImages):
+        return None
+    return plan.wall.image_for(plan.language)
+
+
+async def until_place_is_known(plan: Plan) -> None:
+    """Wait until it is known what the place is made of: somebody is going to be bound to it.
+
+    Raises:
+        SandboxUnavailable: it is not there, or nobody can say now.
+    """
+    image = image_of(plan)
+    if image is not None and isinstance(plan.wall, HasImages):
+        await plan.wall.until_known(image)
 
 
 def _session(

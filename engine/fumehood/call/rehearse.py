@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from fumehood.call.authorise import PermittedCall
-from fumehood.call.plan import Plan, make_plan
+from fumehood.call.plan import Plan, image_of, make_plan
 from fumehood.call.shorten import shortened
 from fumehood.executors.outcome import Outcome
 from fumehood.model.budget import Exceeded
@@ -18,7 +18,7 @@ from fumehood.model.errors import EngineError, QuotaExceeded, RequiresHumanAppro
 from fumehood.model.json_types import JsonObject
 from fumehood.model.usage import money
 from fumehood.sandbox.sessions import SessionKeeper
-from fumehood.sandbox.wall import HasImages, Walls
+from fumehood.sandbox.wall import Walls
 
 
 def rehearse(
@@ -37,7 +37,7 @@ def rehearse(
     plan: JsonObject = {"placement": None, "limits": None, "session": None}
     try:
         made = make_plan(permitted, walls, sessions)
-        image = _image(made)
+        image = image_of(made)
         plan = {
             "placement": {
                 "kind": made.placement.kind,
@@ -80,19 +80,6 @@ def rehearse(
         "arguments": shortened(permitted.validated.shown_arguments),
     }
     return Outcome.rehearsed(answer)
-
-
-def _image(plan: Plan) -> str | None:
-    """What the place would be made of, where walls have images.
-
-    Raises:
-        SandboxUnavailable: the image is not there.
-    """
-    if plan.placement.is_of_session:
-        return plan.session.image if plan.session is not None else None
-    if plan.language is None or not isinstance(plan.wall, HasImages):
-        return None
-    return plan.wall.image_for(plan.language)
 
 
 def _session(plan: Plan) -> JsonObject | None:

@@ -13,15 +13,13 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import anyio
-
 from fumehood.call.action import Action, action_of, changed_fields
 from fumehood.call.approve import approved_by_human, stored_approval
 from fumehood.call.authorise import PermittedCall, authorise
 from fumehood.call.claim import claimed
 from fumehood.call.compose import compose
 from fumehood.call.desk import Edited
-from fumehood.call.plan import make_plan
+from fumehood.call.plan import make_plan, until_place_is_known
 from fumehood.call.preview import preview
 from fumehood.call.record import record_ending
 from fumehood.call.resolve import resolve
@@ -30,17 +28,20 @@ from fumehood.call.spine import Held, cancelled_ending, run_approved
 from fumehood.call.validate import validate
 from fumehood.executors.effects import Effect
 from fumehood.executors.live import Live
-from fumehood.executors.outcome import Outcome
+from fumehood.executors.outcome import Outcome, cancelled
 from fumehood.model.approval import ApprovalState, Resolution
 from fumehood.model.call import CallOptions, CallRequest
 from fumehood.model.envelope import Envelope
 from fumehood.model.errors import (
     ApprovalExpired,
+    Cancelled,
     EngineError,
     ExecutionError,
     InternalError,
     InvalidParams,
     PermissionDenied,
+    SandboxUnavailable,
+    ShuttingDown,
     WorkspaceChanged,
 )
 from fumehood.model.identity import Principal
@@ -48,9 +49,6 @@ from fumehood.model.json_types import JsonObject
 from fumehood.observe.trail import Trail
 from fumehood.store.approvals import StoredApproval
 from fumehood.store.errors import ReadFailed, WriteFailed
-
-KEEP_AGAIN_S = 2.0
-"""How long after a disk that refused an answer is asked again."""
 
 PrincipalAgain = Callable[[StoredApproval], Principal | None]
 """Who asked, with the authority that this caller has now; None where it has none any more."""
@@ -79,7 +77,9 @@ class ResumedWay:
         """Carry an approved call out, and keep its answer.
 
         Raises:
-            ReadFailed, WriteFailed: nothing was done that the state does not say.
+            ReadFailed, WriteFailed, ShuttingDown, SandboxUnavailable: nothing was done, and the yes
+                is still good.
+            Stale: somebody else has ended it meanwhile, and nothing was done.
         """
         live.attach()
         trail, held = self._trail(stored), Held()
@@ -89,11 +89,13 @@ class ResumedWay:
             if isinstance(ending, WorkspaceChanged):
                 again = await self._ask_again(stored)
                 if again is not None:
+                    held.release()
                     await self.rooms.desk.ask_again(stored, again)
                     return
             await self._end(stored, ending, trail, held, changed)
         finally:
-            held.release()  # where nothing was settled
+            if not held.has_begun:  # what has, and was cut short, may have taken all of it
+                held.release()
 
     async def _ending(
         self, stored: StoredApproval, trail: Trail, live: Live, held: Held
@@ -101,22 +103,18 @@ class ResumedWay:
         """What became of the call, and what was not as approved any more."""
         try:
             permitted = self._permitted(stored, trail)
+            plan = make_plan(permitted, self.rooms.walls, self.rooms.sessions)
+            await until_place_is_known(plan)
             self._require_as_approved(permitted, stored)
             mine = claimed(permitted, None)  # its key is the approval's
             approved = approved_by_human(mine, stored, lambda: self._require_unchanged(stored))
             return await run_approved(
                 trail.passed("approve", approved), trail, self.rooms, live, held
             ), ()
-        except WorkspaceChanged as refusal:
-            return refusal, ("workspace",)
-        except NotAsApproved as refusal:
-            return refusal, refusal.changed
-        except (ReadFailed, WriteFailed) as fault:
-            if not held.has_begun:
-                raise  # nothing was done: the yes is still good, and is tried again
-            return fault, ()
         except EngineError as refusal:
-            return refusal, ()
+            if _passes(refusal) and not held.has_begun and not live.is_cancelled:
+                raise  # nothing was done: the yes is still good, and is tried again
+            return refusal, _changed_by(refusal)
         except Exception as fault:
             trail.fault("call.internal_error", fault)
             return InternalError(
@@ -126,6 +124,8 @@ class ResumedWay:
         except asyncio.CancelledError:
             if not live.close():
                 raise  # the engine stops; what has begun will be found to be interrupted
+            if not held.has_begun:
+                return cancelled(), ()
             return cancelled_ending(self._request(stored), live, trail), ()
 
     async def edited(self, stored: StoredApproval, arguments: JsonObject) -> Edited:
@@ -140,6 +140,7 @@ class ResumedWay:
         request = self._request(stored, given)
         permitted = self._pass(request)
         plan = make_plan(permitted, rooms.walls, rooms.sessions)
+        await until_place_is_known(plan)
         effect = await preview(permitted, plan, rooms.sessions)
         action = action_of(permitted, plan, effect)
         if action.document["tool"] != f"{approval.tool}@{approval.tool_version}":
@@ -195,15 +196,11 @@ class ResumedWay:
         envelope = await held.settle(await compose(request, ending, trail, self.rooms))
         if isinstance(ending, ApprovalExpired):
             to = ApprovalState.EXPIRED
+        elif isinstance(ending, Cancelled) and not held.has_begun:
+            to = ApprovalState.CANCELLED
         else:
             to = ApprovalState.DONE if envelope.success else ApprovalState.FAILED
-        while True:
-            try:
-                await self.rooms.desk.end(stored, to, envelope, changed=changed)
-                break
-            except WriteFailed as fault:  # what it came to is known, and is not to be lost
-                trail.fault("approval.answer_not_kept", fault)
-                await anyio.sleep(KEEP_AGAIN_S)
+        await self.rooms.desk.end(stored, to, envelope, changed=changed)
         record_ending(request, envelope, trail, self.rooms.calls)
 
     async def _ask_again(self, stored: StoredApproval) -> StoredApproval | None:
@@ -212,6 +209,7 @@ class ResumedWay:
         try:
             permitted = self._pass(self._request(stored))
             plan = make_plan(permitted, rooms.walls, rooms.sessions)
+            await until_place_is_known(plan)
             effect = await preview(permitted, plan, rooms.sessions)
         except EngineError:
             return None
@@ -291,6 +289,20 @@ class ResumedWay:
         approval = stored.approval
         clock, log = self.rooms.clock, self.rooms.log
         return Trail(approval.tool, approval.call_id, approval.trace_id, clock, log)
+
+
+def _passes(refusal: EngineError) -> bool:
+    """Whether it keeps a call from starting only now, and is no reason to burn its yes."""
+    if isinstance(refusal, SandboxUnavailable):
+        return refusal.may_retry
+    return isinstance(refusal, ReadFailed | WriteFailed | ShuttingDown)
+
+
+def _changed_by(refusal: EngineError) -> tuple[str, ...]:
+    """What was not as approved any more, where that is what it says."""
+    if isinstance(refusal, WorkspaceChanged):
+        return ("workspace",)
+    return refusal.changed if isinstance(refusal, NotAsApproved) else ()
 
 
 def _without_fixed(stored: StoredApproval, arguments: JsonObject) -> JsonObject:

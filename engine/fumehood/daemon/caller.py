@@ -66,6 +66,17 @@ async def require_approver(request: Request) -> Principal:
     return await _require(request, Scope.APPROVE)
 
 
+async def require_decider(request: Request, approval_id: str | None = None) -> Principal:
+    """As `require_approver`; who is known and may not, is kept in the audit log, too."""
+    try:
+        return await require_approver(request)
+    except PermissionDenied:
+        engine: Engine = request.app.state.engine
+        by, peer = await _known(request, engine), peer_principal_id(request)
+        await engine.desk.note_refusal(approval_id, by, peer, "no scope")
+        raise
+
+
 async def require_authority(request: Request) -> Principal:
     """Whoever may decide or administer, for what both may see. As `require_admin` in all else."""
     return await _require(request, Scope.APPROVE, Scope.ADMIN)
@@ -102,20 +113,24 @@ async def _require(request: Request, *scopes: Scope) -> Principal:
 
 async def _with_authority(request: Request, engine: Engine, scopes: tuple[Scope, ...]) -> Principal:
     words = " or ".join(scopes)
-    credential = _credential(request)
-    if credential is None:
+    if _credential(request) is None:
         raise Unauthorized(
             f"This needs a credential with {words}: an approver's, or a token with that scope."
         )
-    if credential.startswith(f"{tokens.KIND}_"):
-        principal = engine.tokens.principal_of(credential, engine.now())
-    elif credential.startswith(f"{approvers.KIND}_"):
-        principal = await engine.approvers.principal_of(credential)
-    else:
-        raise Unauthorized("This credential is not known. Do not retry.")
+    principal = await _known(request, engine)
     if not principal.scopes.intersection(scopes):
         raise PermissionDenied(f"This credential does not have {words}. Do not retry.")
     return principal
+
+
+async def _known(request: Request, engine: Engine) -> Principal:
+    """Whoever the credential stands for, whatever it may do."""
+    credential = _credential(request) or ""
+    if credential.startswith(f"{tokens.KIND}_"):
+        return engine.tokens.principal_of(credential, engine.now())
+    if credential.startswith(f"{approvers.KIND}_"):
+        return await engine.approvers.principal_of(credential)
+    raise Unauthorized("This credential is not known. Do not retry.")
 
 
 def _credential(request: Request) -> str | None:

@@ -4,7 +4,9 @@ What is kept is in `store/approvals`, who waits in `call/desk`. The record outli
 its states and who may bring it from one to the next are in DESIGN "Approval":
 
     pending → approved | denied | expired | cancelled
-    approved → started | expired | cancelled      started → done | failed | interrupted
+    approved → started | failed (a gate refused it by then) | expired | cancelled
+    started → done | failed | cancelled | interrupted | expired (the workspace had changed, nothing
+        was done, and another approval asks again)      interrupted → done | failed (by a human)
 """
 
 from __future__ import annotations

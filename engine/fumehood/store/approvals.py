@@ -9,16 +9,28 @@ stand or fall together. Invariant: a state is only left for one that `Step.leave
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Protocol
 
-from sqlalchemy import ColumnElement, Connection, LargeBinary, cast, func, insert, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    LargeBinary,
+    cast,
+    delete,
+    func,
+    insert,
+    select,
+    update,
+)
 from sqlalchemy.engine import RowMapping
 
 from fumehood.model.approval import (
+    OPEN_STATES,
     Approval,
     ApprovalPage,
     ApprovalQuery,
@@ -36,6 +48,11 @@ from fumehood.wire.kept_answers import pack_answer
 
 MAX_PAGE_BYTES = 8 * 1024 * 1024
 """Of rows on one page: a call of its own may have arguments of as much."""
+
+FORGOTTEN_AT_ONCE = 500
+"""Rows of one deletion: other writes wait for at most so many."""
+
+STAYING = OPEN_STATES | {ApprovalState.INTERRUPTED}
 
 
 class Chain(Protocol):
@@ -118,10 +135,15 @@ class Step:
 class ApprovalTable:
     """The rows of one database. `tells` says whether there is a webhook that is owed messages."""
 
-    def __init__(self, database: Database, chain: Chain, *, tells: bool) -> None:
+    def __init__(
+        self, database: Database, chain: Chain, *, tells: bool, kept_days: int = 90
+    ) -> None:
         self._database = database
         self._chain = chain
         self._tells = tells
+        self._kept = timedelta(days=kept_days)
+        self.overdue = asyncio.Event()
+        """Never set: what is over may wait for the next hour."""
 
     async def create(self, stored: StoredApproval) -> None:
         """Keep a new one, and hand the idempotency key of its call over to it.
@@ -200,6 +222,19 @@ class ApprovalTable:
     async def note(self, kind: str, at: datetime, fields: JsonObject) -> None:
         """Enter something into the audit chain that changes no approval."""
         await self._database.write(lambda c: self._chain.append(c, kind, stamp(at), fields))
+
+    async def prune(self, now: datetime) -> int:
+        """Delete what has been over for long enough; returns how many went.
+
+        Raises:
+            WriteFailed: the rest stays until the next time.
+        """
+        before, gone = stamp(now - self._kept), 0
+        while True:
+            count = await self._database.write(lambda connection: _forget(connection, before))
+            gone += count
+            if count < FORGOTTEN_AT_ONCE:
+                return gone
 
     async def in_state(self, state: ApprovalState) -> list[str]:
         """The ids of all in one state, oldest first."""
@@ -298,6 +333,20 @@ class ApprovalTable:
         return after
 
 
+def _forget(connection: Connection, before: str) -> int:
+    """Some of those that ended before a time. What nobody has resolved yet stays."""
+    over = [state.value for state in ApprovalState if state not in STAYING]
+    old = (
+        select(APPROVALS.c.id)
+        .where(APPROVALS.c.state.in_(over), APPROVALS.c.ended_at <= before)
+        .limit(FORGOTTEN_AT_ONCE)
+    )
+    ids = list(connection.execute(old).scalars())
+    connection.execute(delete(DECISIONS).where(DECISIONS.c.approval_id.in_(ids)))
+    connection.execute(delete(APPROVALS).where(APPROVALS.c.id.in_(ids)))
+    return len(ids)
+
+
 def _require(approval: Approval, step: Step) -> None:
     if step.version is not None and step.version != approval.version:
         raise Stale(approval)
@@ -369,7 +418,7 @@ def _page(connection: Connection, query: ApprovalQuery, principal_id: str | None
     for one in connection.execute(decided.order_by(DECISIONS.c.seq)).mappings():
         words.setdefault(one["approval_id"], []).append(_decision(one))
     items = tuple(
-        _stored(row, words.get(row["id"], [])).approval.model_copy(update={"binding": None})
+        _listed(_stored(row, words.get(row["id"], [])), is_own=principal_id is not None)
         for row in shown
     )
     return ApprovalPage(
@@ -391,6 +440,13 @@ def _that_fit(
     fit = [row[0] for row, so_far in zip(rows, sizes, strict=False) if so_far <= MAX_PAGE_BYTES]
     fit = fit or [row[0] for row in rows[:1]]
     return fit, len(rows) > len(fit)
+
+
+def _listed(stored: StoredApproval, *, is_own: bool) -> Approval:
+    """Without its binding; for its caller also without what its agent fixes."""
+    hidden = stored.request.hidden if is_own else ()
+    shown = {k: v for k, v in stored.approval.arguments.items() if k not in hidden}
+    return stored.approval.model_copy(update={"binding": None, "arguments": shown})
 
 
 _IN_DOCUMENT = (

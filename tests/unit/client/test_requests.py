@@ -106,7 +106,7 @@ CONTROL: list[tuple[Ask[Any], str, Any]] = [
     (authority.list_approvers(), "GET /v1/approvers", None),
     (authority.remove_approver("n"), "DELETE /v1/approvers/n", None),
     (authority.changes(), "GET /v1/changes", None),
-    (authority.audit_page(after=3, limit=5), "GET /v1/audit?after=3&limit=5", None),
+    (authority.audit_page(after=7, limit=50), "GET /v1/audit?after=7&limit=50", None),
     (authority.verify_audit(), "GET /v1/audit/verify", None),
     (authority.rotate_audit_key(), "POST /v1/audit/rotate", None),
     (policy.show_policy(), "GET /v1/policy", None),

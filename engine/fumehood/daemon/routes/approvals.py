@@ -27,6 +27,7 @@ from fumehood.daemon.caller import (
     log_refusal,
     peer_principal_id,
     require_approver,
+    require_decider,
     require_principal,
 )
 from fumehood.daemon.etags import etag, expected_version
@@ -130,7 +131,7 @@ async def decide_approval(request: Request) -> Response:
     `details.state` and `details.version`).
     """
     document = await read_json(request)
-    by = await require_approver(request)
+    by = await require_decider(request, _id(request))
     decision = parse_body(NewDecision, document)
     approval = await engine_of(request).desk.decide(
         _id(request),
@@ -146,7 +147,7 @@ async def decide_approval(request: Request) -> Response:
 async def decide_approvals(request: Request) -> Response:
     """Decide on several at once: all of them, or none."""
     document = await read_json(request)
-    by = await require_approver(request)
+    by = await require_decider(request)
     items = parse_body(SeveralDecisions, document).items
     _refuse_twice(items)
     decided = await engine_of(request).desk.decide_all(
@@ -167,12 +168,11 @@ async def preview_remembered(request: Request) -> Response:
 async def resolve_approval(request: Request) -> Response:
     """Say what became of an interrupted call, after looking. It is not run again."""
     document = await read_json(request)
-    by = await require_approver(request)
+    by = await require_decider(request, _id(request))
     resolution = parse_body(Resolution, document)
-    approval = await engine_of(request).desk.resolve(
-        _id(request), resolution, by, peer=peer_principal_id(request)
-    )
-    return _approval(request, approval)
+    peer = peer_principal_id(request)
+    found = await engine_of(request).desk.resolve(_id(request), resolution, by, peer=peer)
+    return _approval(request, found)
 
 
 async def await_approval_changes(request: Request) -> Response:
