@@ -167,6 +167,8 @@ class ApprovalsConfig(BaseModel):
     """The longest that one call's `wait_for_approval` holds its connection."""
     max_pending: int = Field(default=10_000, ge=1, le=1_000_000)
     max_pending_per_principal: int = Field(default=1000, ge=1, le=1_000_000)
+    max_pending_mb_per_principal: int = Field(default=64, ge=1, le=100_000)
+    """What the records of one caller's waiting calls may take of the disk."""
     kept_days: int = Field(default=90, ge=1, le=3650)
     allow_self_approval: bool = False
     """A caller may approve its own call, which is recorded as such."""

@@ -21,6 +21,9 @@ from fumehood.registry.agents import Agents
 from fumehood.store.approvals import ApprovalTable, StoredApproval
 from fumehood.store.database import Database
 
+WEBHOOK_ID = "webhook"
+"""The principal of signed callbacks."""
+
 
 class EngineApprovals:
     """The desk with whom it asks and for whom it acts."""
@@ -59,12 +62,14 @@ class EngineApprovals:
                 max_wait_s=chosen.max_wait_seconds,
                 max_pending=chosen.max_pending,
                 max_pending_of_one=chosen.max_pending_per_principal,
+                max_pending_bytes_of_one=chosen.max_pending_mb_per_principal << 20,
                 allow_self_approval=chosen.allow_self_approval,
                 url=chosen.url,
             ),
             now=clock.now,
             new_id=ids.approval_id,
             can_ask=self._can_ask,
+            still_approves=self._still_approves,
             on_event=on_event,
         )
 
@@ -83,6 +88,24 @@ class EngineApprovals:
         now = self._clock.now()
         return any(
             Scope.APPROVE in token.scopes and token.is_valid(now) for token in self._tokens.all()
+        )
+
+    def _still_approves(self, principal_id: str) -> bool:
+        """Whether whoever decided as this principal could still do so."""
+        webhook = self._config.webhook
+        if principal_id == WEBHOOK_ID:
+            return webhook is not None and webhook.may_decide
+        if any(
+            approver.principal.id == principal_id and Scope.APPROVE in approver.scopes
+            for approver in self._approvers.current()
+        ):
+            return True
+        now = self._clock.now()
+        return any(
+            token.principal_id == principal_id
+            and Scope.APPROVE in token.scopes
+            and token.is_valid(now)
+            for token in self._tokens.all()
         )
 
     def _principal_again(self, stored: StoredApproval) -> Principal | None:

@@ -121,7 +121,8 @@ async def asking(
         async with engine:
             if approver and not engine.approvers.current():
                 admin = Principal("approver:root", frozenset({Scope.ADMIN}))
-                await engine.approvers.add("alice", [Scope.APPROVE], by=admin, now=engine.now())
+                for name in ("alice", "bob"):
+                    await engine.approvers.add(name, [Scope.APPROVE], by=admin, now=engine.now())
             yield Asking(engine, deeds, clock)
     finally:
         if database is not None:

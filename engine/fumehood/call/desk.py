@@ -53,11 +53,13 @@ from fumehood.model.identity import Principal, Scope
 from fumehood.model.json_types import JsonObject
 from fumehood.store.approvals import (
     ApprovalTable,
+    PendingOf,
     Stale,
     Step,
     StoredApproval,
     TooLate,
     UnknownApproval,
+    size_of,
 )
 from fumehood.store.errors import ReadFailed, WriteFailed
 from fumehood.wire.messages import decode_envelope
@@ -84,6 +86,8 @@ class DeskRules:
     max_wait_s: float = 600
     max_pending: int = 10_000
     max_pending_of_one: int = 1000
+    max_pending_bytes_of_one: int = 64 << 20
+    """Of the records of one caller's calls that wait."""
     allow_self_approval: bool = False
     url: str | None = None
 
@@ -146,6 +150,7 @@ class ApprovalDesk:
         now: Callable[[], datetime],
         new_id: Callable[[], str],
         can_ask: Callable[[], bool],
+        still_approves: Callable[[str], bool],
         on_event: Callable[[str, JsonObject], None],
     ) -> None:
         self.way: CallWay
@@ -156,8 +161,9 @@ class ApprovalDesk:
         self._now = now
         self._latest = now()
         self._can_ask = can_ask
+        self._still_approves = still_approves
         self._on_event = on_event
-        self._pending: dict[str, int] = {}
+        self._pending: dict[str, PendingOf] = {}
         self._runs: dict[str, _Run] = {}
         self._followers: dict[str, list[Live]] = {}
         self._changes = 0
@@ -168,7 +174,7 @@ class ApprovalDesk:
         self.is_draining: Callable[[], bool] = lambda: False
 
     async def __aenter__(self) -> ApprovalDesk:
-        self._pending = await self._table.pending_counts()
+        self._pending = await self._table.pending()
         for approval_id in await self._table.in_state(ApprovalState.STARTED):
             await self._interrupt_started(approval_id)
         self._tasks = await self._stack.enter_async_context(anyio.create_task_group())
@@ -207,7 +213,7 @@ class ApprovalDesk:
 
     def remembered_for(self, permitted: Any, definition: str) -> str | None:
         """The remembered rule that lets a call through, by its id."""
-        return self.remembering.rule_for(permitted, definition, self.now())
+        return self.remembering.rule_for(permitted, definition, self.now(), self._still_approves)
 
     def require_somebody_to_ask(self, tool: str) -> None:
         """Raises RequiresHumanApproval where there is nobody."""
@@ -234,22 +240,27 @@ class ApprovalDesk:
             RateLimited: too many wait.
             WriteFailed: it is not kept.
         """
-        who = stored.approval.principal_id
-        if self._is_full(who):  # as far as was counted: what is over was not taken off
-            self._pending = await self._table.pending_counts()
-        own = self._pending.get(who, 0)
-        if self._is_full(who):
+        who, size = stored.approval.principal_id, size_of(stored)
+        if self._is_full(who, size):  # as far as was counted: what is over was not taken off
+            self._pending = await self._table.pending()
+        own = self._pending.get(who, PendingOf())
+        if self._is_full(who, size):
             raise RateLimited(
-                f"{own} calls of yours wait for a human already; no more can be kept.",
+                f"{own.count} calls of yours wait for a human already, and one more could not be "
+                "kept. Let some of them be decided first, or cancel them.",
                 retry_after_ms=60_000,
             )
-        self._pending[who] = own + 1
+        self._pending[who] = PendingOf(own.count + 1, own.size_bytes + size)
         await self._table.create(stored)
         self._tell(stored.approval)
 
-    def _is_full(self, who: str) -> bool:
-        is_full = sum(self._pending.values()) >= self._rules.max_pending
-        return is_full or self._pending.get(who, 0) >= self._rules.max_pending_of_one
+    def _is_full(self, who: str, size: int) -> bool:
+        rules, own = self._rules, self._pending.get(who, PendingOf())
+        return (
+            sum(one.count for one in self._pending.values()) >= rules.max_pending
+            or own.count >= rules.max_pending_of_one
+            or own.size_bytes + size > rules.max_pending_bytes_of_one
+        )
 
     async def wait(self, approval_id: str, seconds: float, live: Live | None) -> Envelope | None:
         """The call's answer, once there is one; None where it did not come in time."""
@@ -350,7 +361,8 @@ class ApprovalDesk:
         )  # fmt: skip
         await self._until_kept(lambda: self._table.supersede(stored.approval.id, step, new))
         who = new.approval.principal_id
-        self._pending[who] = self._pending.get(who, 0) + 1
+        own = self._pending.get(who, PendingOf())
+        self._pending[who] = PendingOf(own.count + 1, own.size_bytes + size_of(new))
         for live in self._followers.get(stored.approval.id, []):
             self._follow(new.approval.id, live)
         self._tell(new.approval)
@@ -565,7 +577,7 @@ class ApprovalDesk:
             ApprovalState.APPROVED, version=one.version, in_time=True,
             columns={"decided_at": _stamp(now), "expires_at": _stamp(start_by)},
             document=document, decision=word, remember=rule, event="approval.decided",
-            details=details,
+            details=details, counts=self._still_approves,
         )  # fmt: skip
         return step, None
 

@@ -8,7 +8,7 @@ a limited use is counted in the database before its call starts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from fumehood.call.authorise import PermittedCall
@@ -41,10 +41,16 @@ class Remembering:
         """Every one, oldest first."""
         return list(self._rules.values())
 
-    def rule_for(self, permitted: PermittedCall, definition: str, now: datetime) -> str | None:
-        """The first that lets this call through."""
+    def rule_for(
+        self,
+        permitted: PermittedCall,
+        definition: str,
+        now: datetime,
+        still_approves: Callable[[str], bool],
+    ) -> str | None:
+        """The first that lets this call through, of those whose author may still approve."""
         for rule in self._rules.values():
-            if _lets_through(rule, permitted, definition, now):
+            if _lets_through(rule, permitted, definition, now) and still_approves(rule.created_by):
                 return rule.id
         return None
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Protocol
@@ -44,6 +44,7 @@ from fumehood.store import deliveries, idempotency, remembered
 from fumehood.store.changes import stamp
 from fumehood.store.database import Database
 from fumehood.store.schema import APPROVALS, DECISIONS
+from fumehood.wire import strict_json
 from fumehood.wire.kept_answers import pack_answer
 
 MAX_PAGE_BYTES = 8 * 1024 * 1024
@@ -77,6 +78,15 @@ class Stale(Exception):
 
 class TooLate(Stale):
     """Its time is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingOf:
+    """What of one principal waits for a human."""
+
+    count: int = 0
+    size_bytes: int = 0
+    """On the disk, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +140,8 @@ class Step:
     """What the webhook is told."""
     details: JsonObject = field(default_factory=dict)
     """For the audit chain."""
+    counts: Callable[[str], bool] | None = None
+    """Whose earlier yes counts; None: everybody's. Who decides now has just shown who he is."""
 
 
 class ApprovalTable:
@@ -267,15 +279,16 @@ class ApprovalTable:
         first = select(func.min(APPROVALS.c.expires_at)).where(waiting)
         return await self._database.read(lambda c: c.execute(first).scalar_one_or_none())
 
-    async def pending_counts(self) -> dict[str, int]:
-        """How many wait, by principal."""
+    async def pending(self) -> dict[str, PendingOf]:
+        """What waits, by principal."""
+        size = func.sum(func.length(cast(APPROVALS.c.document, LargeBinary)))
         counts = (
-            select(APPROVALS.c.principal_id, func.count())
+            select(APPROVALS.c.principal_id, func.count(), size)
             .where(APPROVALS.c.state == ApprovalState.PENDING.value)
             .group_by(APPROVALS.c.principal_id)
         )
         return await self._database.read(
-            lambda c: {row[0]: row[1] for row in c.execute(counts).all()}
+            lambda c: {row[0]: PendingOf(row[1], row[2]) for row in c.execute(counts).all()}
         )
 
     def _create(
@@ -300,7 +313,8 @@ class ApprovalTable:
             connection.execute(insert(DECISIONS), _decision_row(approval_id, step.decision))
             voted = {**step.document}.get("action_digest", approval.action_digest)
             quorum = {**step.document}.get("quorum", approval.quorum)
-            if to is ApprovalState.APPROVED and _votes(connection, approval_id, voted) < quorum:
+            voices = _votes(connection, approval_id, voted, step)
+            if to is ApprovalState.APPROVED and voices < quorum:
                 to = None
         at = stamp(step.at)
         moved = to is not None and to is not approval.state
@@ -366,14 +380,16 @@ def _require(approval: Approval, step: Step) -> None:
         raise Stale(approval)
 
 
-def _votes(connection: Connection, approval_id: str, digest: str) -> int:
-    """How many different approvers said yes to this action."""
-    count = select(func.count(func.distinct(DECISIONS.c.approver))).where(
+def _votes(connection: Connection, approval_id: str, digest: str, step: Step) -> int:
+    """How many different approvers said yes to this action, as far as they still may."""
+    voters = select(DECISIONS.c.approver).where(
         DECISIONS.c.approval_id == approval_id,
         DECISIONS.c.decision == "approve",
         DECISIONS.c.action_digest == digest,
     )
-    return int(connection.execute(count).scalar_one())
+    counts, now = step.counts, step.by
+    found = set(connection.execute(voters).scalars())
+    return sum(one == now or counts is None or counts(one) for one in found)
 
 
 def _get(connection: Connection, approval_id: str) -> StoredApproval:
@@ -458,6 +474,11 @@ _COLUMNS = (
     "id", "version", "call_id", "principal_id", "agent_id", "session_id", "tool", "action_digest",
     "code",
 )  # fmt: skip
+
+
+def size_of(stored: StoredApproval) -> int:
+    """How many bytes it takes on the disk, about."""
+    return len(strict_json.dumps(_document(stored)))
 
 
 def _row(stored: StoredApproval) -> dict[str, Any]:

@@ -398,6 +398,48 @@ async def test_a_yes_to_something_else_does_not_count_for_the_edited_call() -> N
 
 
 @pytest.mark.row("A3")
+async def test_the_yes_of_somebody_who_may_not_approve_any_more_does_not_count() -> None:
+    async with asking(prepare=_ask_two) as desk:
+        approval_id = await desk.parked("a")
+        await desk.decide(approval_id, YES, ALICE)
+        await _remove(desk, "alice")
+        assert (await desk.decide(approval_id, YES, BOB)).state is ApprovalState.PENDING
+        assert desk.deeds.done == []
+
+
+@pytest.mark.row("A3")
+async def test_a_remembered_rule_ends_with_its_authors_authority() -> None:
+    async with asking() as desk:
+        until = desk.clock.now() + timedelta(hours=1)
+        wish = RememberWish(scope="until", until=until)
+        approval_id = await desk.parked("a")
+        await desk.decide(approval_id, NewDecision(decision="approve", remember=wish))
+        await desk.ended(approval_id)
+        assert (await desk.ask("a")).success
+        await _remove(desk, "alice")
+        await desk.parked("a")
+
+
+@pytest.mark.row("A2")
+async def test_one_callers_large_calls_do_not_fill_the_disk() -> None:
+    rules = ApprovalsConfig(max_pending_mb_per_principal=1)
+    async with asking(approvals=rules) as desk:
+        first = await desk.parked("a" * 200_000)
+        refused = await desk.ask("b" * 200_000)
+        assert refused.error is not None
+        assert refused.error.code == "RATE_LIMITED"
+        await desk.parked("b" * 200_000, by=OTHER_CALLER)
+        await desk.decide(first, NO)
+        await desk.parked("b" * 200_000)
+
+
+async def _remove(desk: Asking, name: str) -> None:
+    admin, approvers = Principal("approver:root", frozenset({Scope.ADMIN})), desk.engine.approvers
+    await approvers.add("root", [Scope.ADMIN], by=admin, now=desk.engine.now())
+    await approvers.remove(name, by=admin, now=desk.engine.now())
+
+
+@pytest.mark.row("A3")
 async def test_only_named_approvers_decide() -> None:
     async with asking(prepare=_ask_two) as desk:
         approval_id = await desk.parked("a")
