@@ -117,7 +117,7 @@ BODIES = [
              json.dumps({"arguments": {"expression": "1"}, "options": {name: value}}).encode(),
              "INVALID_PARAMS", 400, GOOD, (f"options.{name}",))
         for name, value in {
-            "wait_for_approval": True, "max_length": 10,
+            "max_length": 10,
             "isolation": "session",
         }.items()
     ],
@@ -160,7 +160,8 @@ REQUESTS = [
     ("DELETE", "/v1/tools/calculator", None, "METHOD_NOT_ALLOWED", 405),
     ("POST", "/v1/tools", "application/json", "METHOD_NOT_ALLOWED", 405),
     ("GET", "/", None, "RESOURCE_NOT_FOUND", 404),
-    ("GET", "/v1/approvals", None, "RESOURCE_NOT_FOUND", 404),
+    ("POST", "/v1/approvals", "application/json", "METHOD_NOT_ALLOWED", 405),
+    ("POST", "/v1/approvals/apr_1/decision", "application/json", "RESOURCE_NOT_FOUND", 404),
     ("GET", "/v1/tools/", None, "RESOURCE_NOT_FOUND", 404),
     ("GET", "/v1/../../etc/passwd", None, "RESOURCE_NOT_FOUND", 404),
     ("POST", "/v1/tools/calculator/watch", "application/json", "RESOURCE_NOT_FOUND", 404),
