@@ -55,7 +55,7 @@ code of `fumehood call`.
 - **exit** is the exit code of `fumehood call`.
 
 Some codes are defined already and not raised by this version, because what would raise them
-(approvals, idempotency, budgets, rate limits, REST tools) is not in this version.
+(calls of REST and MCP tools, the circuit breaker) is not in this version.
 """
 
 ENDINGS = """\
@@ -291,7 +291,13 @@ def _addresses(operations: Sequence[Operation]) -> str:
 
 
 def _address_row(operation: Operation) -> list[str]:
-    who = {Needs.NOBODY: "anybody", Needs.CALLER: "a caller", Needs.ADMIN: "`admin`"}
+    who = {
+        Needs.NOBODY: "anybody",
+        Needs.CALLER: "a caller",
+        Needs.APPROVER: "`approve`",
+        Needs.ADMIN: "`admin`",
+        Needs.SIGNATURE: "the signature",
+    }
     kind = f"`{operation.data.__name__}`" if operation.data is not None else "an object"
     if operation.media is not None:
         kind = "bytes"

@@ -10,6 +10,9 @@ an error, and nothing here changes while the engine runs.
 | `tools_directory` | no file brings tools | the same | the definitions in this directory |
 | `images_directory` | `images` in the state directory | the same | one's own images are there |
 | `allow_debug` | no `debug_info` for anybody | – | for calls that ask |
+| `policy_file` | dangerous tools ask, others are allowed | – | the rules in this file besides |
+| `budgets` | nothing is limited | the same | each of them limits what it counts |
+| `webhook` | nobody is told of approvals | – | this address is, and may decide if it says so |
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from fumehood.model.budget import BudgetRule, Period
 from fumehood.model.limits import (
     CONTAINER_MEMORY_CLASSES,
     MIN_INTERPRETER_MB,
@@ -149,6 +153,75 @@ class PrincipalConfig(BaseModel):
     uids: tuple[Uid, ...] = Field(min_length=1)
 
 
+class ApprovalsConfig(BaseModel):
+    """How long people have, and what a yes may do."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    expire_seconds: float = Field(default=3600, ge=1, le=30 * 86_400)
+    start_within_seconds: float = Field(default=300, ge=1, le=86_400)
+    """A yes that could not be used in this time has expired."""
+    warn_seconds: float = Field(default=300, ge=0, le=86_400)
+    """How long before the end a warning goes out."""
+    max_wait_seconds: float = Field(default=600, ge=1, le=3600)
+    """The longest that one call's `wait_for_approval` holds its connection."""
+    max_pending: int = Field(default=10_000, ge=1, le=1_000_000)
+    max_pending_per_principal: int = Field(default=1000, ge=1, le=1_000_000)
+    max_pending_mb_per_principal: int = Field(default=64, ge=1, le=100_000)
+    """What the records of one caller's waiting calls may take of the disk."""
+    kept_days: int = Field(default=90, ge=1, le=3650)
+    allow_self_approval: bool = False
+    """A caller may approve its own call, which is recorded as such."""
+    url: str | None = Field(default=None, max_length=500)
+    """Where people see an approval; `{id}` stands for its id. It becomes `approval_url`."""
+
+
+class BudgetConfig(BaseModel):
+    """One budget: so much for each of what `per` names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+    per: tuple[Literal["principal", "agent", "session", "tool"], ...] = ()
+    period: Literal["day", "total"] = "day"
+    tools: tuple[str, ...] = ()
+    """Which tools it counts, by name or with a written `*`; none means every one."""
+    agents: tuple[str, ...] = ()
+    calls: int | None = Field(default=None, ge=0)
+    tokens: int | None = Field(default=None, ge=0)
+    money: Decimal | None = Field(default=None, ge=0)
+
+    @model_validator(mode="after")
+    def _limits_something(self) -> Self:
+        if self.calls is None and self.tokens is None and self.money is None:
+            raise ValueError("a budget needs `calls`, `tokens` or `money`")
+        return self
+
+
+class WebhookConfig(BaseModel):
+    """Where approvals are told to, and the secret that signs both ways."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: str = Field(pattern=r"^https?://", max_length=2000)
+    secret_file: Path
+    """At least 32 bytes, readable by the engine's user only."""
+    timeout_seconds: float = Field(default=10, gt=0, le=60)
+    attempts: int = Field(default=8, ge=1, le=50)
+    replay_window_seconds: float = Field(default=300, ge=10, le=3600)
+    may_decide: bool = False
+    """Whether a signed callback may decide, as the approver `webhook`."""
+
+
+class AuditConfig(BaseModel):
+    """How often the audit chain's head is anchored outside the database."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    anchor_rows: int = Field(default=1000, ge=1, le=1_000_000)
+    anchor_seconds: float = Field(default=300, ge=1, le=86_400)
+
+
 class ServiceConfig(BaseModel):
     """Where a service's sockets stand, and whose they are (`mode = "service"`)."""
 
@@ -190,6 +263,12 @@ class Config(BaseSettings):
     container: ContainerConfig = ContainerConfig()
     sessions: SessionsConfig = SessionsConfig()
     prices: PriceConfig = PriceConfig()
+    environment: str = Field(default="production", pattern=r"^[a-z][a-z0-9_-]{0,31}$")
+    policy_file: Path | None = None
+    approvals: ApprovalsConfig = ApprovalsConfig()
+    budgets: tuple[BudgetConfig, ...] = ()
+    audit: AuditConfig = AuditConfig()
+    webhook: WebhookConfig | None = None
     service: ServiceConfig = ServiceConfig()
     principals: tuple[PrincipalConfig, ...] = ()
 
@@ -201,10 +280,10 @@ class Config(BaseSettings):
             return tuple(name.strip() for name in value.split(",") if name.strip())
         return value
 
-    @field_validator("tools_directory", "images_directory")
+    @field_validator("tools_directory", "images_directory", "policy_file")
     @classmethod
     def _refuse_relative(cls, value: Path | None) -> Path | None:
-        """Which tools and images there are must not depend on where the engine was started."""
+        """What there is must not depend on where the engine was started."""
         if value is not None and not value.is_absolute():
             raise ValueError("must be an absolute path")
         return value
@@ -220,6 +299,15 @@ class Config(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         file = TomlConfigSettingsSource(settings_cls, config_file())
         return (init_settings, env_settings, file)
+
+    @field_validator("budgets")
+    @classmethod
+    def _one_budget_a_name(cls, value: tuple[BudgetConfig, ...]) -> tuple[BudgetConfig, ...]:
+        names = [budget.name for budget in value]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"two budgets have the name {twice}")
+        return value
 
     @field_validator("principals")
     @classmethod
@@ -333,6 +421,14 @@ class Config(BaseSettings):
     def resource_prices(self) -> Prices:
         """The prices as the accounting stage takes them."""
         return Prices(self.prices.cpu_second, self.prices.gb_second, self.prices.currency)
+
+    @property
+    def budget_rules(self) -> tuple[BudgetRule, ...]:
+        """The budgets as the gate takes them."""
+        return tuple(
+            BudgetRule(**{**budget.model_dump(), "period": Period(budget.period)})
+            for budget in self.budgets
+        )
 
     def _socket_path(self) -> Path:
         if self.socket is not None:

@@ -6,6 +6,7 @@ Entering it starts the walls, leaving it ends them with everything that runs in 
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterable
@@ -20,32 +21,52 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from fumehood.call.incoming import NotJson, parse_call_body, parse_call_query, parse_own_call
+from fumehood.call.claim import Keys
+from fumehood.call.incoming import (
+    NotJson,
+    parse_call_body,
+    parse_call_query,
+    parse_own_call,
+    parse_query,
+)
+from fumehood.call.rooms import Rooms
 from fumehood.call.shape import shape_error
-from fumehood.call.spine import Rooms
 from fumehood.call.stream import StreamedCall, events_of
 from fumehood.config import Config, config_file, load_config
+from fumehood.engine_approvals import EngineApprovals
+from fumehood.engine_audit import EngineAudit
 from fumehood.engine_calls import EngineCalls
 from fumehood.engine_directory import EngineDirectory
+from fumehood.engine_policy import EnginePolicy
 from fumehood.engine_walls import TROUBLE, EngineWalls
+from fumehood.engine_webhook import EngineWebhook
 from fumehood.executors.live import Live
 from fumehood.executors.session_files import SessionFiles
 from fumehood.gates.approvers import Approvers
 from fumehood.gates.binding import require_agent
+from fumehood.gates.budget import Budgets
 from fumehood.gates.identity import require_caller
 from fumehood.gates.tokens import Tokens
 from fumehood.model.answers import ToolDetails
+from fumehood.model.budget import BudgetStanding
 from fumehood.model.call import CallBody, CallOptions
 from fumehood.model.call_log import CallPage, CallQuery, CallRecord
 from fumehood.model.envelope import Envelope, Metadata, Performance, Resources, UsageReport
-from fumehood.model.errors import EngineError, ResourceNotFound, ShuttingDown
+from fumehood.model.errors import (
+    EngineError,
+    IdempotencyConflict,
+    ResourceNotFound,
+    ShuttingDown,
+)
 from fumehood.model.events import Event, last_event
+from fumehood.model.idempotency import KEY_LIFETIME
 from fumehood.model.identity import Principal, Scope, uid_principal_id
 from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import MB
 from fumehood.model.status import Readiness, StateReadiness, WallReadiness
 from fumehood.model.tool import ToolDefinition
 from fumehood.model.usage import EstimatingCounter, TokenCounter
+from fumehood.model.usage_table import MAX_STANDINGS, AllUsageQuery, UsageQuery, UsageTable
 from fumehood.observe.clock import Clock, IdSource, SystemClock, timestamp
 from fumehood.observe.log import Logger, log_fault, quiet_logger
 from fumehood.registry.agents import Agents
@@ -60,11 +81,13 @@ from fumehood.sandbox.sessions import SessionClock, SessionKeeper
 from fumehood.sandbox.wall import Wall
 from fumehood.store.blobs import Blob, BlobStore
 from fumehood.store.calls import CallLog, UnknownCursor
+from fumehood.store.counters import CounterTable
 from fumehood.store.database import Database, open_database
 from fumehood.store.errors import StoreError, understood
 from fumehood.store.retention import Kept, retention
 from fumehood.store.sessions import SessionTable
 from fumehood.store.spool import SpoolStore
+from fumehood.store.usage import UsageLog
 from fumehood.wire.blob_urls import parse_blob_url
 from fumehood.wire.cursors import Cursors
 
@@ -87,6 +110,7 @@ class Engine:
 
     Raises:
         InvalidDefinition: a tool of `tools` is wrong, with every fault of every one.
+        PolicyError: the configuration's `policy_file` cannot be used, with every fault.
     """
 
     def __init__(
@@ -117,6 +141,7 @@ class Engine:
         register_all(self._registry, tools, private)
         self._owns_database = database is None
         self.database = database if database is not None else open_database(None)
+        self.audit = EngineAudit(self.database, self.config.audit, self.log, self._clock.now)
         with understood("definitions of tools"):
             self.registrations = Registrations(self._registry, self.database)
         for left_out in self.registrations.load_faults:
@@ -146,6 +171,14 @@ class Engine:
         self._calls = CallLog(
             self.database, kept_days=self.config.calls_kept_days, kept=self.config.calls_kept
         )
+        self._usage = UsageLog(self.database)
+        with understood("counters of budgets"):
+            self.budgets = Budgets(
+                self.config.budget_rules, CounterTable(self.database), self._clock.now
+            )
+        known = {tool.definition.name for tool in self._registry}
+        for name in self.budgets.unmatched(known):
+            self.log.warning("budget.covers_no_tool", budget=name)
         self.blobs = BlobStore(
             self.database,
             self.database.path.parent if self.database.path is not None else None,
@@ -165,6 +198,34 @@ class Engine:
             kept=kept_sessions,
             on_event=self._on_wall_event,
         )
+        with understood("approvals"):
+            self._approvals = EngineApprovals(
+                self.config,
+                self.database,
+                approvers=self.approvers,
+                tokens=self.tokens,
+                agents=self.agents,
+                clock=self._clock,
+                ids=self._ids,
+                on_event=self._on_approval_event,
+            )
+        self.desk = self._approvals.desk
+        self.policy = EnginePolicy(
+            self.config.policy_file,
+            self.config.environment,
+            self._registry,
+            self.agents,
+            self.database,
+            self.log,
+            self._clock.now,
+        )
+        chosen = self.config.webhook
+        self.webhook = (
+            EngineWebhook(chosen, self.database, self.desk.show, self.desk.now, self.log)
+            if chosen is not None
+            else None
+        )
+        self.keys = Keys(self.database)
         self._rooms = Rooms(
             registry=self._registry,
             agents=self.agents,
@@ -179,7 +240,12 @@ class Engine:
             blobs=self.blobs,
             cursors=self._cursors,
             sessions=self.sessions,
+            policy=self.policy.gate,
+            keys=self.keys,
+            budgets=self.budgets,
+            desk=self.desk,
         )
+        self._approvals.connect(self._rooms, lambda: self._own_calls.takes_none)
         self._spools = SpoolStore(
             self.database.path.parent if self.database.path is not None else None,
             max_bytes=self.config.streams_mb * MB,
@@ -196,14 +262,18 @@ class Engine:
     async def __aenter__(self) -> Engine:
         if self._owns_database:
             self._stack.callback(self.database.close)
+        await self._stack.enter_async_context(self.audit.anchored())
         await self._stack.enter_async_context(self._walls)
         await self._stack.enter_async_context(self.sessions)
+        await self.policy.start()
+        group = await self._stack.enter_async_context(anyio.create_task_group())
+        self._stack.callback(group.cancel_scope.cancel)
+        group.start_soon(self.policy.follow)
         if self._directory is not None:
-            group = await self._stack.enter_async_context(anyio.create_task_group())
-            self._stack.callback(group.cancel_scope.cancel)
             group.start_soon(self._directory.follow)
         self._stack.callback(self.blobs.close)
         self._stack.callback(self._spools.close)
+        self._stack.push_async_callback(self._close_budgets)
         self._stack.push_async_callback(self._own_calls.end_streamed)
         # Without them what is too large is not kept, or what happens not told: answers say so.
         for name, open_store in (("blobs", self.blobs.open), ("streams", self._spools.open)):
@@ -214,13 +284,30 @@ class Engine:
         all_kept: tuple[tuple[Kept, float], ...] = (
             (self._calls, self.config.calls_kept_days * 86_400),
             (self.blobs, self.config.blobs_kept_hours * 3600),
+            (self.keys, KEY_LIFETIME.total_seconds()),
+            (self.budgets, math.inf),
+            (self._approvals.table, math.inf),
         )
         for kept, kept_s in all_kept:
             await self._stack.enter_async_context(
                 retention(kept, self._clock.now, self._on_retention_fault, kept_s=kept_s)
             )
+        await self._recover_keys()
         self._own_calls.is_open = True
+        if self.webhook is not None:
+            await self._stack.enter_async_context(self.webhook.running())
+        await self._stack.enter_async_context(self.desk)
         return self
+
+    async def _recover_keys(self) -> None:
+        """Where it fails, each lost call is found when its key comes again."""
+        try:
+            lost = await self.keys.recover(self._clock.now())
+        except StoreError as fault:
+            self._on_store_fault("idempotency_keys", fault)
+            return
+        if lost:
+            self.log.warning("idempotency.outcomes_unknown", calls=lost)
 
     async def __aexit__(self, *exc: object) -> None:
         self._own_calls.is_open = False
@@ -309,7 +396,13 @@ class Engine:
         Raises:
             ResourceNotFound: no such call of this principal's, or it is over.
         """
-        await self._own_calls.running.cancel(call_id, principal)
+        if self._own_calls.running.has(call_id, principal):
+            await self._own_calls.running.cancel(call_id, principal)
+            return
+        try:
+            await self.desk.cancel_call(call_id, principal)
+        except (IdempotencyConflict, ResourceNotFound):
+            raise ResourceNotFound("No such call of yours is running. Do not retry.") from None
 
     def tools(self) -> list[ToolDefinition]:
         """The preferred version of every registered tool, by name."""
@@ -424,6 +517,33 @@ class Engine:
             raise ResourceNotFound("There is no such call of yours in the log. Do not retry.")
         return record
 
+    async def usage(self, **query: Any) -> UsageTable:
+        """What calls of this process's owner took together, and what budgets have left.
+
+        `query` is that of `UsageQuery`: by, since, until, agent, session, tool.
+
+        Raises:
+            InvalidParams: the query is wrong.
+            ReadFailed: the state cannot be read.
+        """
+        return await self.usage_of(self.owner, parse_query(UsageQuery, query))
+
+    async def usage_of(self, principal: Principal, query: UsageQuery) -> UsageTable:
+        """The same of one principal's calls, with the budgets that limit it."""
+        table = await self._usage.table(query, principal.id)
+        return self._with_budgets(table, self.budgets.standings(principal))
+
+    async def all_usage(self, query: AllUsageQuery) -> UsageTable:
+        """The same of everybody's calls or of one principal's, with all budgets."""
+        table = await self._usage.table(query, query.principal)
+        return self._with_budgets(table, self.budgets.standings())
+
+    @staticmethod
+    def _with_budgets(table: UsageTable, standings: list[BudgetStanding]) -> UsageTable:
+        has_more = table.has_more or len(standings) > MAX_STANDINGS
+        shown = tuple(standings[:MAX_STANDINGS])
+        return table.model_copy(update={"budgets": shown, "has_more": has_more})
+
     async def open_blob(
         self, blob_id: str, principal: Principal, *, expires: str, signature: str
     ) -> tuple[Blob, BinaryIO]:
@@ -467,8 +587,9 @@ class Engine:
         self._own_calls.drain()
 
     async def drained(self) -> None:
-        """Wait, after `drain`, until no call runs any more."""
+        """Wait, after `drain`, until no call runs any more, those with a human's yes included."""
         await self._own_calls.drained()
+        await self.desk.drained()
 
     @property
     def is_draining(self) -> bool:
@@ -502,12 +623,24 @@ class Engine:
     def _on_store_fault(self, name: str, fault: StoreError) -> None:
         self.log.error(f"{name}.unavailable", reason=str(fault))
 
+    async def _close_budgets(self) -> None:
+        try:
+            await self.budgets.close()
+        except StoreError as fault:  # what was reserved ahead counts as spent then
+            self._on_store_fault("budgets", fault)
+
     def _on_retention_fault(self, fault: Exception) -> None:
         log_fault(self.log, "state.retention_failed", fault)
 
     def _on_wall_event(self, event: str, values: JsonObject) -> None:
         level = self.log.warning if event in TROUBLE else self.log.info
         level(event, **values)
+
+    def _on_approval_event(self, event: str, values: JsonObject) -> None:
+        level = self.log.info if event == "approval.changed" else self.log.warning
+        level(event, **values)
+        if self.webhook is not None:
+            self.webhook.wake()
 
     def _outside_calls(
         self, data: JsonObject, error: EngineError | None, tool: str | None

@@ -12,8 +12,9 @@ from typing import Any
 
 import anyio
 
+from fumehood.call.rooms import Rooms
 from fumehood.call.running import RunningCalls
-from fumehood.call.spine import Rooms, run_call
+from fumehood.call.spine import run_call
 from fumehood.call.stream import StreamedCall
 from fumehood.executors.live import Live
 from fumehood.model.call import CallBody, CallRequest

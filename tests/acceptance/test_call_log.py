@@ -70,7 +70,7 @@ def test_call_is_in_the_log_with_what_its_envelope_said(own: SocketClient) -> No
     assert item["principal_id"] == f"uid:{os.getuid()}"
     assert (item["code"], item["ended_by"]) == ("OK", "ok")
     shown = own.get(f"/v1/calls/{item['call_id']}")
-    assert shown.body["data"] == {"call": item}
+    assert shown.body["data"] == {"call": item, "approval": None, "envelope": None}
 
 
 def test_pages_filters_and_what_is_not_logged(own: SocketClient) -> None:

@@ -31,6 +31,8 @@ def snippets(page: str) -> list[tuple[str, str, str]]:
     [
         "docs/tutorial/first-call.md",
         "README.md",
+        "docs/howto/repeat-a-call-safely.md",
+        "docs/howto/verify-the-audit-log.md",
         pytest.param("docs/howto/define-a-tool-in-python.md", marks=pytest.mark.needs("landlock")),
         pytest.param(
             "docs/howto/put-your-host-to-the-test.md", marks=pytest.mark.needs("landlock")
@@ -79,6 +81,32 @@ def test_how_to_define_a_tool_in_a_file_runs_as_it_stands(
     assert ran >= 5
 
 
+@pytest.mark.row("A1")
+def test_how_to_write_a_policy_runs_as_it_stands(start_daemon: StartDaemon, home: Path) -> None:
+    environment = {
+        **CLEAN_ENVIRONMENT,
+        "HOME": str(home),
+        "FUMEHOOD_HOME": str(home),
+        "PATH": f"{FUMEHOOD.parent}:{CLEAN_ENVIRONMENT['PATH']}",
+    }
+    ran = 0
+    for language, mark, text in snippets("docs/howto/write-a-policy.md"):
+        assert language == "sh"
+        if mark.strip() == "daemon":
+            assert text.strip() == "fumehood serve"
+            start_daemon(policy_file=str(home / "fumehood-rules" / "policy.toml"))
+            continue
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", text],
+            cwd=ROOT, env=environment, capture_output=True, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, (text, done.stdout.decode(), done.stderr.decode())
+        if "wrong.toml" in text:
+            assert "did you mean 'run_shell'?" in done.stderr.decode()
+        ran += 1
+    assert ran >= 7
+
+
 @pytest.mark.row("T7")
 def test_python_snippets_of_the_definition_page_run_as_they_stand() -> None:
     ran = 0
@@ -91,6 +119,16 @@ def test_python_snippets_of_the_definition_page_run_as_they_stand() -> None:
             assert done.returncode == 0, (text, done.stderr.decode())
             ran += 1
     assert ran >= 2
+
+
+@pytest.mark.row("A6")
+def test_how_to_check_the_signature_of_a_webhook_runs_as_it_stands() -> None:
+    ((language, _, text),) = snippets("docs/howto/approve-by-webhook.md")
+    assert language == "python"
+    done = subprocess.run(
+        [sys.executable, "-c", text], env=CLEAN_ENVIRONMENT, capture_output=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr.decode()
 
 
 @pytest.mark.row("D1")
@@ -139,6 +177,36 @@ def test_how_to_give_an_agent_its_tools_runs_as_it_stands(
             assert '"3.33"' in done.stdout.decode()
         ran += 1
     assert ran >= 7
+
+
+@pytest.mark.row("E4")
+def test_how_to_limit_what_agents_spend_runs_as_it_stands(
+    start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    """With the page's own configuration."""
+    page = "docs/howto/limit-what-agents-spend.md"
+    file = tmp_path / "config.toml"
+    (text,) = TOML.findall((ROOT / page).read_text(encoding="utf-8"))
+    file.write_text(text, encoding="utf-8")
+    daemon = start_daemon(config=str(file))
+    environment = {
+        **daemon.environment, "PATH": f"{FUMEHOOD.parent}:{CLEAN_ENVIRONMENT['PATH']}",
+    }  # fmt: skip
+    said: list[str] = []
+    for language, mark, text in snippets(page):
+        assert language == "sh"
+        if mark.strip() == "daemon":
+            continue  # the fixture has started it
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", text],
+            cwd=tmp_path, env=environment, capture_output=True, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, (text, done.stdout.decode(), done.stderr.decode())
+        said.append(done.stdout.decode())
+    assert len(said) == 2
+    assert said[0].count("QUOTA_EXCEEDED") == 1
+    assert '"budget": "few-programs"' in said[1]
+    assert "run_restricted_python" in (tmp_path / "usage.csv").read_text(encoding="utf-8")
 
 
 @pytest.mark.row("S10", "D1")
@@ -197,7 +265,12 @@ def test_notebook_tutorial_runs_as_it_stands(start_daemon: StartDaemon, tmp_path
 
 @pytest.mark.row("D6")
 @pytest.mark.parametrize(
-    "page", ["docs/howto/run-as-a-service.md", "docs/reference/configuration.md"]
+    "page",
+    [
+        "docs/howto/run-as-a-service.md",
+        "docs/reference/configuration.md",
+        "docs/howto/approve-by-webhook.md",
+    ],
 )
 def test_configuration_on_a_page_is_one_that_the_engine_reads(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

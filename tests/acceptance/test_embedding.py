@@ -77,7 +77,7 @@ async def test_dangerous_tool_never_runs_and_a_dry_run_says_why(home: Path) -> N
         plan = (await engine.call("send_invoice", arguments, dry_run=True)).data
         assert plan["would_run"] is False
         assert plan["refused_with"] == "REQUIRES_HUMAN_APPROVAL"
-        assert plan["approval"] == {"required": True}
+        assert plan["approval"] == {"required": True, "approvers": [], "quorum": 1}
 
 
 @pytest.mark.row("E2", "E3")

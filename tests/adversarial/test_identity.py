@@ -23,6 +23,7 @@ import pytest
 
 from conftest import CLEAN_ENVIRONMENT, FUMEHOOD
 from fumehood.daemon.app import CONTROL_OPERATIONS, OPERATIONS
+from fumehood.daemon.operation import Needs
 from fumehood.gates.secrets import make_credential
 from support.attacks import Harm
 from support.authority import Authority, ask, calculate, make_first_approver
@@ -136,10 +137,16 @@ def _address(path: str) -> str:
 ADDRESSES = sorted(
     (operation.method, operation.path)
     for operation in CONTROL_OPERATIONS
-    if (operation.method, operation.path) not in SHARED
+    if operation.needs is Needs.ADMIN and (operation.method, operation.path) not in SHARED
 )
+APPROVING = sorted(
+    (operation.method, operation.path)
+    for operation in CONTROL_OPERATIONS
+    if operation.needs is Needs.APPROVER
+)
+SEEN_WITH_ADMIN_TOO = {"/v1/changes", "/v1/policy", "/v1/policy/explain"}
 SLOWLY_CHECKED = [
-    ("POST", "/v1/approvers"), ("POST", "/v1/tokens"), ("GET", "/v1/changes"),
+    ("POST", "/v1/approvers"), ("POST", "/v1/tokens"), ("GET", "/v1/tokens"),
 ]  # fmt: skip
 """For credentials that cost a slow hash each; the other kinds are tried everywhere."""
 
@@ -194,6 +201,55 @@ def test_on_the_callers_socket_authority_does_not_exist_for_anybody(
         exists = path in served_here
         assert answer.code == ("METHOD_NOT_ALLOWED" if exists else "RESOURCE_NOT_FOUND")
     assert served.everything_kept() == before
+
+
+NO_APPROVER = {
+    None: "UNAUTHORIZED",
+    "admin token": "PERMISSION_DENIED",
+    "call": "PERMISSION_DENIED",
+    "expired": "UNAUTHORIZED",
+    "revoked": "UNAUTHORIZED",
+    "forged secret": "UNAUTHORIZED",
+    "approver as token": "UNAUTHORIZED",
+}
+
+
+@pytest.mark.row("A4", "D4")
+@pytest.mark.parametrize("who", NO_APPROVER, ids=str)
+def test_without_approve_nothing_that_waits_is_seen_or_decided(
+    served: Served, who: str | None
+) -> None:
+    credential = served.credentials[who] if who is not None else None
+    refused = 0
+    for method, path in APPROVING:
+        if who == "admin token" and path in SEEN_WITH_ADMIN_TOO:
+            continue
+        answer = ask(served.control, method, _address(path), {}, credential)
+        assert answer.code == NO_APPROVER[who], (method, path)
+        refused += 1
+    assert refused >= 9
+
+
+@pytest.mark.row("A4", "D4")
+def test_twin_with_approve_the_same_addresses_are_served(served: Served) -> None:
+    for method, path in APPROVING:
+        answer = ask(
+            served.control, method, _address(path), {}, served.credentials["approve token"]
+        )
+        assert answer.code not in ("UNAUTHORIZED", "PERMISSION_DENIED"), path
+
+
+@pytest.mark.row("A4", "D4")
+@pytest.mark.parametrize("who", [None, "call", "approve token", "owner"], ids=str)
+def test_on_the_callers_socket_nobody_decides(served: Served, who: str | None) -> None:
+    """A caller's own approvals are there, to be seen and taken back."""
+    credential = served.credentials[who] if who is not None else None
+    for method, path in APPROVING:
+        if (method, path) not in SHARED:
+            answer = ask(served.engine, method, _address(path), {}, credential)
+            assert answer.code in (
+                "RESOURCE_NOT_FOUND", "METHOD_NOT_ALLOWED", "UNAUTHORIZED", "PERMISSION_DENIED",
+            ), (method, path)  # fmt: skip
 
 
 @pytest.mark.row("D4")

@@ -117,9 +117,19 @@ BODIES = [
              json.dumps({"arguments": {"expression": "1"}, "options": {name: value}}).encode(),
              "INVALID_PARAMS", 400, GOOD, (f"options.{name}",))
         for name, value in {
-            "idempotency_key": "k" * 16, "wait_for_approval": True, "max_length": 10,
+            "max_length": 10,
             "isolation": "session",
         }.items()
+    ],
+    *[
+        Body(f"idempotency-key-{name}",
+             json.dumps({"arguments": {"expression": "1"},
+                         "options": {"idempotency_key": value}}).encode(),
+             "INVALID_PARAMS", 400,
+             json.dumps({"arguments": {"expression": "1"},
+                         "options": {"idempotency_key": "k" * 255}}).encode(),
+             ("options.idempotency_key",))
+        for name, value in {"empty": "", "too-long": "k" * 256, "number": 1, "list": ["k"]}.items()
     ],
     Body("session-that-there-is-not",
          b'{"arguments": {"expression": "1"}, "options": {"session_id": "s"}}',
@@ -150,7 +160,8 @@ REQUESTS = [
     ("DELETE", "/v1/tools/calculator", None, "METHOD_NOT_ALLOWED", 405),
     ("POST", "/v1/tools", "application/json", "METHOD_NOT_ALLOWED", 405),
     ("GET", "/", None, "RESOURCE_NOT_FOUND", 404),
-    ("GET", "/v1/approvals", None, "RESOURCE_NOT_FOUND", 404),
+    ("POST", "/v1/approvals", "application/json", "METHOD_NOT_ALLOWED", 405),
+    ("POST", "/v1/approvals/apr_1/decision", "application/json", "RESOURCE_NOT_FOUND", 404),
     ("GET", "/v1/tools/", None, "RESOURCE_NOT_FOUND", 404),
     ("GET", "/v1/../../etc/passwd", None, "RESOURCE_NOT_FOUND", 404),
     ("POST", "/v1/tools/calculator/watch", "application/json", "RESOURCE_NOT_FOUND", 404),

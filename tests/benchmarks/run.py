@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.benchmarks import bench_streams
+from tests.benchmarks.bench_approvals import approval_lines
+from tests.benchmarks.bench_audit import audit_lines
+from tests.benchmarks.bench_budgets import budget_lines
 from tests.benchmarks.bench_calls import call_log
 from tests.benchmarks.bench_containers import container_lines
 from tests.benchmarks.bench_daemon import (
@@ -33,6 +36,8 @@ from tests.benchmarks.bench_daemon import (
     run_floor,
     written_bytes,
 )
+from tests.benchmarks.bench_keys import key_lines
+from tests.benchmarks.bench_policy import policy_lines
 from tests.benchmarks.bench_registry import registry_lines
 from tests.benchmarks.bench_restricted import paired_ms
 from tests.benchmarks.bench_workshop import workshop_lines
@@ -60,12 +65,17 @@ def main() -> int:
 def measure() -> Iterator[Line]:
     yield first_answer()
     yield from registry_lines()
+    yield from policy_lines()
     with run_daemon() as daemon, run_floor() as floor:
         yield from idle_memory(daemon)
         yield from ratios(daemon, floor)
         yield throughput(daemon)
         yield from flatness(daemon)
     yield from call_log()
+    yield from key_lines()
+    yield from audit_lines()
+    yield from budget_lines()
+    yield from approval_lines()
     yield restricted_program()
     with run_daemon(SMALLEST_IMAGE) as daemon:
         yield from container_lines(daemon)

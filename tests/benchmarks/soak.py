@@ -1,6 +1,7 @@
 """`make soak`: hours of use in minutes. Calls, attacks, deaths and rude clients, mixed.
 
-Then a writer of the state is killed again and again (`soak_crashes`). Prints a report in Markdown and exits 1 where an answer was wrong or something grew. The
+Then a writer of the state is killed again and again (`soak_crashes`), and an engine while humans
+approve its calls (`soak_approvals`). Prints a report in Markdown and exits 1 where an answer was wrong or something grew. The
 mix is drawn from a fixed seed; the run is bounded by its number of rounds.
 """
 
@@ -21,6 +22,7 @@ import psutil
 
 from tests.benchmarks.bench_daemon import CALL_PATH, JSON, Running, bare_client, run_daemon
 from tests.benchmarks.run import Footprint, footprint
+from tests.benchmarks.soak_approvals import report_approvals
 from tests.benchmarks.soak_containers import report_containers
 from tests.benchmarks.soak_crashes import report_crashes
 from tests.benchmarks.soak_sessions import report_sessions
@@ -78,9 +80,13 @@ def main() -> int:
     left = [process for process in family if psutil.pid_exists(process.pid) and is_running(process)]
     is_sound = report(tally, before, after, left, seconds)
     crashes_are_sound = report_crashes(chance)
+    approvals_are_sound = report_approvals(chance)
     containers_are_sound = report_containers(chance)
     sessions_are_sound = report_sessions(chance)
-    parts = (is_sound, crashes_are_sound, containers_are_sound, sessions_are_sound)
+    parts = (
+        is_sound, crashes_are_sound, approvals_are_sound, containers_are_sound,
+        sessions_are_sound,
+    )  # fmt: skip
     return 0 if all(parts) else 1
 
 

@@ -312,7 +312,9 @@ def test_lost_guest_is_an_event_in_the_log_and_nothing_else(start_daemon: StartD
     client.close()
     assert daemon.stop() == 0
     lines = daemon.log.splitlines()
-    events = [json.loads(line) for line in lines if not line.startswith("fumehood listens")]
+    lines = [line for line in lines if not line.startswith("fumehood listens")]
+    assert [line for line in lines if not line.startswith("{")] == []
+    events = [json.loads(line) for line in lines]
     lost = [event for event in events if event["event"] == "guest.lost"]
     assert lost[0]["why"] == ["the zygote is gone"]
     assert [event["event"] for event in events].count("guest.ready") >= 2

@@ -142,4 +142,20 @@ def test_demo_without_docker_shows_the_rest_and_ends_well(home: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "1144" in done.stdout
     assert "without containers" in done.stdout
+    assert '"intact": true' in done.stdout
     assert "systemctl start docker" in done.stderr
+
+
+@pytest.mark.row("D1", "A2", "A6")
+@pytest.mark.needs("docker")
+def test_demo_shows_what_an_approver_sees_and_says_and_leaves_nothing(tmp_path: Path) -> None:
+    figures = {"FUMEHOOD_CONTAINER__IMAGES__PYTHON": "python-data"}
+    done = run("scripts/demo", FUMEHOOD.parent, TMPDIR=str(tmp_path), **figures)
+    assert done.returncode == 0, done.stderr
+    shown = done.stdout.partition("fumehood approvals show")[2]
+    asked, _, decided = shown.partition("fumehood approvals approve")
+    assert '"path": "reports/old.txt"' in asked
+    assert '"deleted": [' in decided
+    assert '"intact": true' in decided
+    assert "fha_" not in done.stdout + done.stderr
+    assert list(tmp_path.iterdir()) == []

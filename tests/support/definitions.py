@@ -6,11 +6,32 @@ from typing import Any
 
 from fumehood import ToolDefinition
 from fumehood.model.call import CallOptions, CallRequest
+from fumehood.model.decision import CallFacts, Decision, Verdict
 from fumehood.model.identity import Principal, Scope
 from fumehood.model.json_types import JsonObject
 from fumehood.registry.index import RegisteredTool, Source, ToolIndex
 
 OWNER = Principal("uid:1000", frozenset({Scope.CALL}))
+
+
+class NoRules:
+    """A policy without any rule."""
+
+    def decide(self, facts: CallFacts) -> Decision:
+        """What the defaults say."""
+        return by_default(facts.tool)
+
+
+def by_default(tool: ToolDefinition) -> Decision:
+    """What a policy without rules says of a tool."""
+    if tool.dangerous:
+        return Decision(Verdict.ASK, "default: dangerous tools wait for a human")
+    return Decision(Verdict.ALLOW, "default: harmless tools are allowed")
+
+
+def never() -> bool:
+    """No budget has too little left."""
+    return False
 
 
 def expression_document(**fields: Any) -> JsonObject:

@@ -1,7 +1,7 @@
 """A model of the guest's program `files` on a directory of this host, for tests without Docker.
 
 It keeps to what the program promises, one refusal after the other, and to nothing else: a test
-that needs a lying guest gives its answers by hand.
+that needs a lying guest gives its answers by hand. Surveys are the program's own, on that directory.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fumehood.guest.container import survey, walk
 from fumehood.model.errors import EndedBy
 from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import Limits
@@ -49,9 +50,26 @@ class FakeFiles:
 
     def answer(self, request: JsonObject) -> JsonObject:
         try:
+            self._hold_to(request)
             return dict(getattr(self, f"_{request['do']}")(request))
         except Refused as refusal:
             return {"fault": {"kind": str(refusal), "message": "no"}}
+
+    def _survey(self, request: JsonObject) -> JsonObject:
+        return self._looked(request["of"]).told()
+
+    def _hold_to(self, request: JsonObject) -> None:
+        if "expected" in request and self._looked(request).base() != request["expected"]:
+            raise Refused("not_as_seen")
+
+    def _looked(self, request: JsonObject) -> survey.Survey:
+        kept, walk.WORKSPACE = walk.WORKSPACE, str(self.root)
+        try:
+            return survey.Survey(request)
+        except walk.Refused as refusal:
+            raise Refused(refusal.kind) from None
+        finally:
+            walk.WORKSPACE = kept
 
     def _list(self, request: JsonObject) -> JsonObject:
         start = self._at(request["path"]) if request["path"] else self.root

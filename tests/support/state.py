@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, insert, select
@@ -97,3 +99,11 @@ class Events:
 
     def named(self, event: str) -> list[dict[str, Any]]:
         return [values for name, values in self.seen if name == event]
+
+
+def pages_of(path: Path, *names: str) -> list[int]:
+    """The first page of each table or index; pages are numbered from 1."""
+    connection = sqlite3.connect(path)
+    found = dict(connection.execute("SELECT name, rootpage FROM sqlite_master").fetchall())
+    connection.close()
+    return [found[name] for name in names]

@@ -13,7 +13,7 @@ import stat
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 
 import fumehood
 import fumehood_tools
+from fumehood.sandbox.container.recipe import images_folder
 from support.http import Answer
 
 NOBODY = 65_534
@@ -41,7 +42,9 @@ try:
 except OSError as error:
     print(json.dumps({"errno": error.errno}))
 else:
-    print(json.dumps({"status": answer.status, "body": json.loads(answer.read())}))
+    told = {key.lower(): value for key, value in answer.getheaders()}
+    body = json.loads(answer.read())
+    print(json.dumps({"status": answer.status, "headers": told, "body": body}))
 """
 
 
@@ -128,9 +131,12 @@ class Installation:
         address: str,
         body: Any = None,
         credential: str | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Answer | int:
         """One request; the error number where there was no connection."""
-        headers = {} if credential is None else {"authorization": f"Bearer {credential}"}
+        headers = dict(headers or {})
+        if credential is not None:
+            headers["authorization"] = f"Bearer {credential}"
         if body is not None:
             headers["content-type"] = "application/json"
         raw = None if body is None else json.dumps(body)
@@ -138,7 +144,7 @@ class Installation:
         answer = json.loads(self.run_as(user, CLIENT, request))
         if "errno" in answer:
             return int(answer["errno"])
-        return Answer(answer["status"], {}, answer["body"])
+        return Answer(answer["status"], answer["headers"], answer["body"])
 
 
 def readable_installation(place: Path) -> Installation:
@@ -152,6 +158,9 @@ def readable_installation(place: Path) -> Installation:
         return as_it_is
     for package in packages:
         _share(package, place / "engine" / package.name)
+    recipes = place / "engine" / "fumehood" / "sandbox_images"
+    if not recipes.exists():  # a checkout keeps them elsewhere
+        _share(images_folder(), recipes)
     _share(site, place / "site")
     found = Installation(_shared_python(place), (str(place / "site"), str(place / "engine")))
     assert _everybody_can_use(found)

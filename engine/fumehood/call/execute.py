@@ -38,7 +38,11 @@ async def execute(
         return await run_code(definition, arguments, limits, lease, blobs, owner, live, session_id)
     if definition.executor.startswith("workspace:"):
         domain = admitted.permitted.trust_domain
-        return await run_workspace(definition, arguments, limits, lease, domain, cursors)
+        approval = admitted.approved.approval
+        expected = approval.request.expected if approval is not None else None
+        return await run_workspace(
+            definition, arguments, limits, lease, domain, cursors, expected=expected
+        )
     if definition.executor == "function" and tool.address is not None:
         run = run_jailed if definition.sandboxed else run_in_worker
         return await run(definition, tool.address, arguments, limits, lease, live)

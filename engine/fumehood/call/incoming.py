@@ -6,15 +6,17 @@ strictly as what came by a socket.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from fumehood.model.call import CallBody
 from fumehood.model.call_log import CallQuery
 from fumehood.model.errors import InvalidParams
 from fumehood.model.json_types import JsonObject
 from fumehood.wire import strict_json
+
+M = TypeVar("M", bound=BaseModel)
 
 MAX_KEYS = 1000
 """Parameters of one call: each unknown one would become a message or a warning."""
@@ -65,8 +67,17 @@ def parse_call_query(query: JsonObject) -> CallQuery:
     Raises:
         InvalidParams: with every field that is wrong.
     """
+    return parse_query(CallQuery, query)
+
+
+def parse_query(model: type[M], query: JsonObject) -> M:
+    """What to list, as a value of the model.
+
+    Raises:
+        InvalidParams: with every field that is wrong.
+    """
     try:
-        return CallQuery.model_validate(query)
+        return model.model_validate(query)
     except ValidationError as error:
         faults = error.errors(include_url=False, include_input=False)[:20]
         fields = [".".join(map(str, fault["loc"]))[:120] for fault in faults]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fumehood.call.admit import AdmittedCall
 from fumehood.model.call import CallRequest
-from fumehood.model.envelope import Envelope
+from fumehood.model.envelope import Envelope, Resources, UsageReport
 from fumehood.observe.trail import Trail
 from fumehood.store.calls import CallLog, CallRow
 
@@ -31,8 +31,8 @@ def record_intent(admitted: AdmittedCall, trail: Trail) -> None:
 def record_ending(request: CallRequest, envelope: Envelope, trail: Trail, calls: CallLog) -> None:
     """Say how it ended, with the time that each stage took; refused calls too.
 
-    A rehearsal is no call, and a call of nobody is nobody's to look up: those two are in the
-    log only.
+    A rehearsal is no call, a call of nobody is nobody's to look up, and one that waits for a
+    human is not over: those are in the log only.
     """
     metadata = envelope.metadata
     code = envelope.error.code if envelope.error is not None else "OK"
@@ -46,8 +46,36 @@ def record_ending(request: CallRequest, envelope: Envelope, trail: Trail, calls:
         cpu_ms=metadata.resources.cpu_ms,
         cost=metadata.usage.cost,
     )
-    if request.principal is not None and not request.options.dry_run:
+    is_over = not trail.is_parked
+    if is_over and request.principal is not None and not request.options.dry_run:
         calls.record(_row(request, request.principal.id, envelope, code, ended_by))
+
+
+def record_replay(
+    request: CallRequest, envelope: Envelope, trail: Trail, calls: CallLog, timestamp: str
+) -> None:
+    """Say that a call was answered with the stored answer of an earlier one.
+
+    It is a call of its own in the log, which ran nothing and cost nothing.
+    """
+    code = envelope.error.code if envelope.error is not None else "OK"
+    total_ms = round(trail.total_ms, 3)
+    trail.conclude(
+        "call.replayed", code=code, first_call_id=envelope.metadata.call_id, total_ms=total_ms
+    )
+    if request.principal is None:
+        return
+    usage = UsageReport(currency=envelope.metadata.usage.currency)
+    metadata = envelope.metadata.model_copy(
+        update={
+            "timestamp": timestamp,
+            "execution_time_ms": total_ms,
+            "resources": Resources(),
+            "usage": usage,
+        }
+    )
+    again = envelope.model_copy(update={"metadata": metadata})
+    calls.record(_row(request, request.principal.id, again, code, None))
 
 
 def _row(

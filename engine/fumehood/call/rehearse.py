@@ -8,29 +8,36 @@ from __future__ import annotations
 
 from typing import Any
 
-from fumehood.call.admit import Plan, make_plan
 from fumehood.call.authorise import PermittedCall
+from fumehood.call.plan import Plan, image_of, make_plan
 from fumehood.call.shorten import shortened
 from fumehood.executors.outcome import Outcome
-from fumehood.gates.approval import approval_need
-from fumehood.model.errors import EngineError, RequiresHumanApproval
+from fumehood.model.budget import Exceeded
+from fumehood.model.decision import Verdict
+from fumehood.model.errors import EngineError, QuotaExceeded, RequiresHumanApproval
 from fumehood.model.json_types import JsonObject
 from fumehood.model.usage import money
 from fumehood.sandbox.sessions import SessionKeeper
-from fumehood.sandbox.wall import HasImages, Walls
+from fumehood.sandbox.wall import Walls
 
 
 def rehearse(
-    permitted: PermittedCall, walls: Walls, sessions: SessionKeeper | None = None
+    permitted: PermittedCall,
+    walls: Walls,
+    sessions: SessionKeeper | None = None,
+    exceeded: Exceeded | None = None,
 ) -> Outcome:
-    """What the call would do, without doing it."""
+    """What the call would do, without doing it. `exceeded` is the budget that is too small."""
     tool = permitted.tool.definition
-    need = approval_need(tool)
-    refusal: str | None = RequiresHumanApproval.code if need.required else None
+    decision = permitted.decision
+    asks = decision.verdict is Verdict.ASK
+    refusal: str | None = RequiresHumanApproval.code if asks else None
+    if exceeded is not None and not decision.may_exceed_budget:
+        refusal = QuotaExceeded.code
     plan: JsonObject = {"placement": None, "limits": None, "session": None}
     try:
         made = make_plan(permitted, walls, sessions)
-        image = _image(made)
+        image = image_of(made)
         plan = {
             "placement": {
                 "kind": made.placement.kind,
@@ -53,25 +60,26 @@ def rehearse(
         "would_run": refusal is None,
         "refused_with": refusal,
         **plan,
-        "approval": {"required": need.required},
-        "policy": {"rule": need.rule},
+        "approval": {
+            "required": asks,
+            **({"approvers": list(decision.approvers), "quorum": decision.quorum} if asks else {}),
+        },
+        "policy": {
+            "rule": decision.rule,
+            "reason": decision.reason,
+            "version": decision.policy_version,
+        },
+        "budget": None
+        if exceeded is None
+        else {
+            "exceeded": exceeded.budget,
+            "unit": exceeded.unit.value,
+            "left": exceeded.left,
+        },
         "cost": {"per_use": money(tool.cost_per_use)},
         "arguments": shortened(permitted.validated.shown_arguments),
     }
     return Outcome.rehearsed(answer)
-
-
-def _image(plan: Plan) -> str | None:
-    """What the place would be made of, where walls have images.
-
-    Raises:
-        SandboxUnavailable: the image is not there.
-    """
-    if plan.placement.is_of_session:
-        return plan.session.image if plan.session is not None else None
-    if plan.language is None or not isinstance(plan.wall, HasImages):
-        return None
-    return plan.wall.image_for(plan.language)
 
 
 def _session(plan: Plan) -> JsonObject | None:

@@ -43,6 +43,11 @@ class RunningCalls:
         """It has its answer."""
         del self._calls[call_id]
 
+    def has(self, call_id: str, principal: Principal) -> bool:
+        """Whether such a call of this principal's runs here."""
+        found = self._calls.get(call_id)
+        return found is not None and found.principal_id == principal.id
+
     async def cancel(self, call_id: str, principal: Principal) -> None:
         """End a call, and wait, bounded, until nothing of it runs any more.
 

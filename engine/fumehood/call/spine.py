@@ -1,7 +1,7 @@
 """The spine: the way of one call through all rooms, and the one net under it.
 
-    resolve → validate → authorise → claim → approve → admit → execute
-        → shape, shorten → account → record
+    resolve → validate → authorise → claim → approve → reserve, admit → start → execute
+        → shape, shorten → account → settle → record
 
 Each stage takes the previous one's value and returns the next, or raises one `EngineError`.
 Nothing reaches back. The answer is always an envelope; a fault of the engine is logged and
@@ -11,68 +11,60 @@ hidden, a cancellation is concluded and passed on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
 
-from fumehood.call.account import account
-from fumehood.call.admit import AdmittedCall, Plan, admit
-from fumehood.call.approve import approve
-from fumehood.call.authorise import authorise
-from fumehood.call.claim import claim
+import anyio
+
+from fumehood.call.admit import admit
+from fumehood.call.approve import ApprovedCall, approve, wait_for
+from fumehood.call.authorise import PermittedCall, authorise
+from fumehood.call.claim import Claim, Replay, Waiting, claimed
+from fumehood.call.compose import compose, plan_of
 from fumehood.call.execute import execute
-from fumehood.call.record import record_ending, record_intent
+from fumehood.call.record import record_ending, record_intent, record_replay
 from fumehood.call.rehearse import rehearse
-from fumehood.call.resolve import ResolvedCall, resolve
-from fumehood.call.shape import ShapedOutcome, shape, shape_error
-from fumehood.call.shorten import shorten, shortened
-from fumehood.call.validate import ValidatedCall, spare_fixed, validate
-from fumehood.executors.function import HostFunctionFailed
+from fumehood.call.resolve import resolve
+from fumehood.call.rooms import Rooms, spender_of
+from fumehood.call.validate import validate
 from fumehood.executors.live import Live
 from fumehood.executors.outcome import Outcome, cancelled
+from fumehood.gates.budget import Reservation, refusal, taken_by
 from fumehood.model.call import CallRequest
-from fumehood.model.envelope import (
-    Envelope,
-    ErrorInfo,
-    LimitsApplied,
-    Metadata,
-    Performance,
-    Resources,
-    SandboxReport,
-)
+from fumehood.model.decision import Verdict
+from fumehood.model.envelope import Envelope
 from fumehood.model.errors import Cancelled, EngineError, InternalError
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import MB
-from fumehood.model.usage import Prices, TokenCounter
-from fumehood.observe.clock import Clock, timestamp
-from fumehood.observe.log import Logger
+from fumehood.observe.clock import timestamp
 from fumehood.observe.trail import Trail
-from fumehood.registry.agents import Agents
-from fumehood.registry.index import ToolIndex
-from fumehood.sandbox.sessions import SessionKeeper
-from fumehood.sandbox.wall import Walls
-from fumehood.store.blobs import BlobStore
-from fumehood.store.calls import CallLog
-from fumehood.wire import strict_json
-from fumehood.wire.cursors import Cursors
+
+CONCLUDE_S = 5.0
+"""How long a call that is cancelled from outside may take to keep what it has promised."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rooms:
-    """What a call passes through; put together in `engine.py`."""
+class Held:
+    """What a call holds on its way, and gives back at its end."""
 
-    registry: ToolIndex
-    agents: Agents
-    walls: Walls
-    clock: Clock
-    log: Logger
-    counter: TokenCounter
-    prices: Prices
-    allow_debug: bool
-    is_draining: Callable[[], bool]
-    calls: CallLog
-    blobs: BlobStore
-    cursors: Cursors
-    sessions: SessionKeeper
+    __slots__ = ("claim", "has_begun", "reservation")
+
+    def __init__(self) -> None:
+        self.claim: Claim | None = None
+        self.reservation: Reservation | None = None
+        self.has_begun = False
+        """Whether it may have acted."""
+
+    def release(self) -> None:
+        """It took nothing."""
+        if self.reservation is not None:
+            self.reservation.release()
+
+    async def settle(self, envelope: Envelope) -> Envelope:
+        """Count what it took, and keep its answer under its key; what the caller is to have."""
+        if self.reservation is not None:
+            if self.has_begun:
+                self.reservation.settle(taken_by(envelope.metadata.usage))
+            else:
+                self.release()
+        if self.claim is None:
+            return envelope
+        return await self.claim.settle(envelope, acted=self.has_begun)
 
 
 async def run_call(request: CallRequest, rooms: Rooms, live: Live | None = None) -> Envelope:
@@ -83,98 +75,144 @@ async def run_call(request: CallRequest, rooms: Rooms, live: Live | None = None)
     live = live if live is not None else Live()
     live.attach()
     trail = Trail(request.tool, request.call_id, request.trace_id, rooms.clock, rooms.log)
+    held = Held()
     try:
         resolved = trail.passed(
             "resolve", resolve(request, rooms.registry, rooms.agents, rooms.clock.now().date())
         )
         validated = trail.passed("validate", validate(resolved))
-        permitted = trail.passed("authorise", authorise(validated))
+        permitted = trail.passed(
+            "authorise", authorise(validated, rooms.policy, rooms.over_budget(validated))
+        )
         if request.options.dry_run:
-            return await conclude(
-                request,
-                trail.passed("rehearse", rehearse(permitted, rooms.walls, rooms.sessions)),
-                trail,
-                rooms,
-            )
-        with claim(permitted) as claimed:
-            approved = trail.passed("approve", approve(trail.passed("claim", claimed)))
-            admission = admit(
-                approved, rooms.walls, is_draining=rooms.is_draining(), sessions=rooms.sessions
-            )
-            live.begin()
-            async with admission as admitted:
-                record_intent(trail.passed("admit", admitted), trail)  # if this fails, nothing runs
-                outcome = await execute(
-                    admitted, blobs=rooms.blobs, cursors=rooms.cursors, live=live
-                )
-                if live.close():  # the tool did not let itself be cancelled, and is over now
-                    outcome = Outcome.cancelled(outcome.isolation)
-                ending = trail.passed("execute", outcome)
-        return await conclude(request, ending, trail, rooms)
-    except EngineError as refusal:
+            exceeded = rooms.exceeded(validated)
+            rehearsed = rehearse(permitted, rooms.walls, rooms.sessions, exceeded)
+            return await conclude(request, trail.passed("rehearse", rehearsed), trail, rooms)
+        if permitted.decision.shadow:
+            _tell_shadow(permitted, rooms)
+        found = await rooms.keys.claim(permitted, request.call_id, rooms.clock.now())
+        if isinstance(found, Replay | Waiting):
+            return await _answer_of_another(found, request, trail, rooms, live)
+        held.claim = found
+        if permitted.decision.verdict is Verdict.ASK:
+            _refuse_unpayable(permitted, rooms)
+        mine = trail.passed("claim", claimed(permitted, found))
+        approved = await approve(mine, rooms.asking, trail, live)
+        if isinstance(approved, Envelope):  # it was waited for, and is recorded already
+            return approved
+        outcome = await run_approved(trail.passed("approve", approved), trail, rooms, live, held)
+        return await conclude(request, outcome, trail, rooms, held)
+    except EngineError as refused:
         live.close()
-        return await conclude(request, refusal, trail, rooms)
+        return await conclude(request, refused, trail, rooms, held)
     except BaseException as fault:
         if live.close() and isinstance(fault, asyncio.CancelledError):
-            return await conclude_cancelled(request, live, trail, rooms)
-        return await conclude_fault(request, fault, trail, rooms)
+            ending = cancelled_ending(request, live, trail)
+            return await conclude(request, ending, trail, rooms, held)
+        return await conclude_fault(request, fault, trail, rooms, held)
+
+
+def _tell_shadow(permitted: PermittedCall, rooms: Rooms) -> None:
+    """Say in the log what rules that are only tried out would have done."""
+    rooms.policy.count(permitted.decision)
+    rooms.log.info(
+        "policy.shadow",
+        tool=permitted.tool.definition.name,
+        call_id=permitted.request.call_id,
+        rules=list(permitted.decision.shadow),
+    )
+
+
+async def run_approved(
+    approved: ApprovedCall, trail: Trail, rooms: Rooms, live: Live, held: Held | None = None
+) -> Outcome:
+    """Reserve, admit, start and execute a call that every gate has let through."""
+    held = held if held is not None else Held()
+    await _reserve(approved, rooms, held)
+    admission = admit(
+        approved, rooms.walls, is_draining=rooms.is_draining(), sessions=rooms.sessions
+    )
+    live.begin()
+    async with admission as admitted:
+        record_intent(trail.passed("admit", admitted), trail)  # if this fails, nothing runs
+        if approved.require_unchanged is not None:
+            approved.require_unchanged()  # it may have waited long for its place
+        if approved.approval is not None:
+            await rooms.desk.begin(approved.approval)
+            trail.passed("start", None)
+        elif approved.remembered is not None:
+            await rooms.desk.remembering.use(approved.remembered)
+        held.has_begun = True
+        outcome = await execute(admitted, blobs=rooms.blobs, cursors=rooms.cursors, live=live)
+        if live.close():  # the tool did not let itself be cancelled, and is over now
+            outcome = Outcome.cancelled(outcome.isolation)
+        return trail.passed("execute", outcome)
 
 
 async def conclude(
-    request: CallRequest, ending: Outcome | EngineError, trail: Trail, rooms: Rooms
+    request: CallRequest,
+    ending: Outcome | EngineError,
+    trail: Trail,
+    rooms: Rooms,
+    held: Held | None = None,
 ) -> Envelope:
-    """Shape, shorten, account and record one ending.
+    """Shape, shorten, account, give back what was held, and record one ending.
 
-    A refusal is concluded without waiting for anything, also while the call is cancelled.
+    A refusal is concluded without waiting for anything, also while the call is cancelled; only
+    what a key has promised is on the disk before the answer leaves.
     """
-    facts = _facts(trail)
-    shaped: ShapedOutcome | None = None
-    error = ending if isinstance(ending, EngineError) else ending.error
-    if isinstance(ending, Outcome):
-        if facts.resolved is not None:
-            max_bytes = facts.plan.limits.output_bytes if facts.plan is not None else MB
-            shaped = shape(ending, facts.resolved.tool, max_bytes)
-            shaped = await _shorten(shaped, request, facts.resolved, rooms)
-            error = shaped.outcome.error
-        if isinstance(error, HostFunctionFailed):
-            trail.fault("call.tool_failed", error.cause)
-    if facts.validated is not None:
-        error = spare_fixed(error, facts.validated)
-    envelope = _envelope(request, facts, shaped, error, trail, rooms)
+    envelope = await compose(request, ending, trail, rooms)
+    if held is not None:
+        envelope = await held.settle(envelope)
     record_ending(request, envelope, trail, rooms.calls)
     return envelope
 
 
-async def _shorten(
-    shaped: ShapedOutcome, request: CallRequest, resolved: ResolvedCall, rooms: Rooms
-) -> ShapedOutcome:
-    """A rehearsal keeps nothing."""
-    is_owned = request.principal is not None and not shaped.outcome.is_rehearsal
-    return await shorten(
-        shaped,
-        blobs=rooms.blobs,
-        principal_id=request.principal.id if request.principal is not None and is_owned else None,
-        with_value=resolved.tool.definition.executor.startswith("code:"),
-        with_summary=request.options.return_summary,
+async def _answer_of_another(
+    found: Replay | Waiting, request: CallRequest, trail: Trail, rooms: Rooms, live: Live
+) -> Envelope:
+    """What a call hears whose key has been used before."""
+    if isinstance(found, Replay):
+        now = timestamp(rooms.clock.now())
+        record_replay(request, found.envelope, trail, rooms.calls, now)
+        return found.envelope
+    trail.is_parked = True
+    return await wait_for(found.approval_id, request, rooms.desk, live)
+
+
+def _refuse_unpayable(permitted: PermittedCall, rooms: Rooms) -> None:
+    """Ask no human for what could not be carried out after the yes.
+
+    Raises:
+        QuotaExceeded: a budget has too little left, and no rule lets a human exceed it.
+    """
+    exceeded = rooms.exceeded(permitted.validated)
+    if exceeded is not None and not permitted.decision.may_exceed_budget:
+        raise refusal(exceeded, rooms.clock.now())
+
+
+async def _reserve(approved: ApprovedCall, rooms: Rooms, held: Held) -> None:
+    """Take what the call is expected to cost out of the budgets that count it."""
+    if rooms.budgets.is_empty:
+        return
+    validated = approved.claimed.permitted.validated
+    force = approved.approval is not None and approved.approval.request.may_exceed_budget
+    held.reservation = await rooms.budgets.reserve(
+        spender_of(validated), rooms.estimate(validated), force=force
     )
 
 
-async def conclude_cancelled(
-    request: CallRequest, live: Live, trail: Trail, rooms: Rooms
-) -> Envelope:
-    """Conclude what its caller has ended, with what is known of the run, if there was one."""
-    outcome = live.partial
-    plan = _facts(trail).plan
+def cancelled_ending(request: CallRequest, live: Live, trail: Trail) -> Outcome | EngineError:
+    """What became of a call that its caller has ended, with what is known of its run."""
+    outcome, plan = live.partial, plan_of(trail)
     if outcome is None and plan is not None:
         isolation = "none" if plan.placement.kind == "host" else request.options.isolation or "call"
         outcome = Outcome.cancelled(isolation)
-    if outcome is None:
-        return await conclude(request, cancelled(), trail, rooms)
-    return await conclude(request, trail.passed("execute", outcome), trail, rooms)
+    return cancelled() if outcome is None else trail.passed("execute", outcome)
 
 
 async def conclude_fault(
-    request: CallRequest, fault: BaseException, trail: Trail, rooms: Rooms
+    request: CallRequest, fault: BaseException, trail: Trail, rooms: Rooms, held: Held
 ) -> Envelope:
     """Conclude what is no refusal: a bug becomes an answer, a cancellation goes on."""
     if isinstance(fault, Exception):
@@ -182,159 +220,8 @@ async def conclude_fault(
         error: EngineError = InternalError(
             "The engine failed inside. Its owner finds the reason in the log under this trace id."
         )
-        return await conclude(request, error, trail, rooms)
+        return await conclude(request, error, trail, rooms, held)
     error = Cancelled("The call was cancelled before it ended.")
-    await conclude(request, error, trail, rooms)
+    with anyio.CancelScope(shield=True), anyio.move_on_after(CONCLUDE_S):
+        await conclude(request, error, trail, rooms, held)
     raise fault
-
-
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    """What is known of a call at the stage that it reached."""
-
-    resolved: ResolvedCall | None = None
-    validated: ValidatedCall | None = None
-    plan: Plan | None = None
-    queue_ms: float | None = None
-    ran: bool = False
-
-
-def _facts(trail: Trail) -> _Facts:
-    reached = {type(value): value for value in trail.values}
-    resolved = reached.get(ResolvedCall)
-    admitted: AdmittedCall | None = reached.get(AdmittedCall)
-    return _Facts(
-        resolved=resolved,
-        validated=reached.get(ValidatedCall),
-        plan=admitted.plan if admitted is not None else None,
-        queue_ms=admitted.lease.queue_ms if admitted is not None else None,
-        ran=Outcome in reached and not reached[Outcome].is_rehearsal,
-    )
-
-
-def _envelope(
-    request: CallRequest,
-    facts: _Facts,
-    shaped: ShapedOutcome | None,
-    error: EngineError | None,
-    trail: Trail,
-    rooms: Rooms,
-) -> Envelope:
-    outcome = shaped.outcome if shaped is not None else None
-    tool = facts.resolved.tool.definition if facts.resolved is not None else None
-    stages_ms = trail.stages_ms()
-    usage = account(
-        arguments_json=_accounted_arguments(facts),
-        data_json=shaped.text if shaped is not None else "",
-        tool=tool,
-        outcome=outcome if outcome is not None and not outcome.is_rehearsal else None,
-        limits=facts.plan.limits if facts.plan is not None else None,
-        processing_s=stages_ms.get("execute", 0.0) / 1e3,
-        counter=rooms.counter,
-        prices=rooms.prices,
-    )
-    total_ms = round(trail.total_ms, 3)
-    return Envelope(
-        success=error is None,
-        status="success" if error is None else "error",
-        data=shaped.data if shaped is not None and error is None else {},
-        error=_error_info(error, shaped),
-        metadata=Metadata(
-            tool_name=tool.name if tool is not None else request.tool[:80],
-            tool_version=tool.version if tool is not None else None,
-            call_id=request.call_id,
-            trace_id=request.trace_id,
-            timestamp=timestamp(rooms.clock.now()),
-            execution_time_ms=total_ms,
-            performance=_performance(stages_ms, facts, total_ms),
-            sandbox=_sandbox(outcome, facts.plan),
-            resources=_resources(outcome),
-            usage=usage,
-            warnings=_warnings(request, facts, outcome, rooms),
-        ),
-        debug_info=_debug_info(request, facts, trail, rooms),
-    )
-
-
-def _error_info(error: EngineError | None, shaped: ShapedOutcome | None) -> ErrorInfo | None:
-    if error is None:
-        return None
-    # What was shortened is that of the outcome's own error; another has taken its place.
-    is_own = shaped is not None and error is shaped.outcome.error
-    return shape_error(error, shaped.details if shaped is not None and is_own else None)
-
-
-def _accounted_arguments(facts: _Facts) -> str:
-    """The arguments as JSON; of a call that was refused before they were checked, nothing."""
-    if facts.validated is None:
-        return ""
-    return strict_json.dumps(facts.validated.shown_arguments).decode()
-
-
-def _performance(stages_ms: dict[str, float], facts: _Facts, total_ms: float) -> Performance:
-    return Performance(
-        total_ms=total_ms,
-        validation_ms=stages_ms.get("validate"),
-        queue_ms=_rounded(facts.queue_ms),
-        approval_ms=stages_ms.get("approve"),
-        processing_ms=stages_ms.get("execute"),
-        network_ms=0.0 if facts.ran else None,
-    )
-
-
-def _sandbox(outcome: Outcome | None, plan: Plan | None) -> SandboxReport | None:
-    if outcome is None or plan is None:
-        return None
-    return SandboxReport(
-        placement=plan.placement.kind,
-        isolation=outcome.isolation,
-        ended_by=outcome.ended_by,
-        limits=LimitsApplied(timeout_seconds=plan.limits.wall_s, memory_mb=plan.limits.memory_mb),
-    )
-
-
-def _resources(outcome: Outcome | None) -> Resources:
-    if outcome is None or outcome.is_rehearsal:
-        return Resources()
-    peak = outcome.peak_memory_bytes
-    return Resources(
-        cpu_ms=_rounded(outcome.cpu_ms),
-        peak_memory_mb=None if peak is None else round(peak / MB, 2),
-        output_bytes=outcome.output_bytes,
-    )
-
-
-def _warnings(
-    request: CallRequest, facts: _Facts, outcome: Outcome | None, rooms: Rooms
-) -> tuple[str, ...]:
-    warnings: tuple[str, ...] = ()
-    if facts.validated is not None:
-        warnings = facts.validated.warnings
-    elif facts.resolved is not None:
-        warnings = facts.resolved.warnings
-    if facts.plan is not None:
-        warnings += facts.plan.warnings
-    if outcome is not None:
-        warnings += outcome.warnings
-    if request.options.debug and not rooms.allow_debug:
-        warnings += ("debug: the engine's configuration does not allow it",)
-    return warnings
-
-
-def _debug_info(
-    request: CallRequest, facts: _Facts, trail: Trail, rooms: Rooms
-) -> JsonObject | None:
-    if not (request.options.debug and rooms.allow_debug):
-        return None
-    return {
-        "stages_ms": trail.stages_ms(),
-        "placement": facts.plan.placement.why if facts.plan is not None else None,
-        "limits_enforced": sorted(facts.plan.wall.enforced) if facts.plan is not None else [],
-        "arguments": (
-            shortened(facts.validated.shown_arguments) if facts.validated is not None else None
-        ),
-    }
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 3)

@@ -8,15 +8,28 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from fumehood.cli.exits import ExitCode, exit_code_of, fail, require_tool_name
 from fumehood.cli.reach import SocketPath, calling
 from fumehood.cli.settings import read_config
 from fumehood.model.envelope import Envelope
+from fumehood.model.errors import RequiresHumanApproval
 from fumehood.model.json_types import JsonObject
 from fumehood.wire import strict_json
 
 MAX_ARGUMENT_BYTES = 8 * 1024 * 1024
+WAIT_AS_LONG_AS_ALLOWED = "allowed"
+
+
+class CallCommand(TyperCommand):
+    """`--wait` may stand without a value, which options of the library cannot."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Give it one."""
+        end = args.index("--") if "--" in args else len(args)
+        given = [f"--wait={WAIT_AS_LONG_AS_ALLOWED}" if a == "--wait" else a for a in args[:end]]
+        return super().parse_args(ctx, given + args[end:])
 
 
 def call(
@@ -31,9 +44,23 @@ def call(
     timeout: Annotated[float | None, typer.Option(help="Seconds the tool may run.")] = None,
     agent: Annotated[str | None, typer.Option(help="The agent that the call is made for.")] = None,
     session: Annotated[str | None, typer.Option(help="The session that it is made in.")] = None,
+    idempotency_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            help="Run it once however often it is sent with this key; auto makes one of the call.",
+        ),
+    ] = None,
     debug: Annotated[
         bool, typer.Option("--debug", help="Ask for debug_info (the configuration must allow it).")
     ] = False,
+    wait: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[=SECONDS]",
+            help="Wait for a human's yes where one is needed, as long as the engine lets you.",
+        ),
+    ] = None,
     stream: Annotated[
         bool, typer.Option("--stream", help="Show output and progress while it runs.")
     ] = False,
@@ -55,17 +82,23 @@ def call(
         fail("--stream needs a daemon.", ExitCode.USAGE)
     if local and socket is not None:
         fail("--local needs no socket.", ExitCode.USAGE)
+    if local and wait is not None:
+        fail("--local asks nobody.", ExitCode.USAGE)
+    if local and idempotency_key is not None:
+        fail("--local keeps no idempotency keys.", ExitCode.USAGE)
     if local and session is not None:
         fail("--local has no sessions.", ExitCode.USAGE)
     if timeout is not None and not 0 < timeout < float("inf"):
         fail("--timeout takes a number of seconds over 0.", ExitCode.USAGE)
-    parsed = _read_arguments(arguments)
+    parsed = read_arguments(arguments)
     options = _options(
         dry_run=dry_run or None,
         timeout_seconds=timeout,
         debug=debug or None,
         agent_id=agent,
         session_id=session,
+        idempotency_key=idempotency_key,
+        wait_for_approval=None if wait is None else _waiting(wait),
     )
     if local:
         envelope = _call_locally(tool, parsed, options)
@@ -80,14 +113,44 @@ def call(
             else:
                 envelope = client.call(tool, parsed, **options)
     show_envelope(envelope, as_json=wants_json(as_json))
+    say_how_to_approve(envelope)
     raise typer.Exit(exit_code_of(envelope))
+
+
+def say_how_to_approve(envelope: Envelope) -> None:
+    """Where the call waits for a human: what that human does, and where its answer will be."""
+    error = envelope.error
+    if error is None or error.approval_id is None:
+        return
+    if error.code != RequiresHumanApproval.code:
+        return
+    from fumehood.cli.tables import printable
+
+    lines = [
+        f"The call waits for a yes: {error.approval_id}",
+        f"An approver runs:  fumehood approvals approve {error.approval_id}",
+        f"Its answer then:   fumehood calls answer {envelope.metadata.call_id}",
+    ]
+    print("\n".join(printable(line) for line in lines), file=sys.stderr)
+
+
+def _waiting(given: str) -> bool | float:
+    if given == WAIT_AS_LONG_AS_ALLOWED:
+        return True
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        fail("--wait takes a number of seconds over 0: --wait=60.", ExitCode.USAGE)
+    return seconds
 
 
 def _options(**given: Any) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _read_arguments(given: str) -> JsonObject:
+def read_arguments(given: str) -> JsonObject:
     """JSON from the command line, a file or standard input; strict, and an object."""
     try:
         raw = _raw(given)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fumehood.cli.exits import ExitCode, fail
+from fumehood.cli.exits import ExitCode, exit_code_of, fail
+from fumehood.cli.moments import moment as read_moment
 from fumehood.cli.reach import SocketPath, calling
 from fumehood.model.call_log import DEFAULT_PAGE, MAX_PAGE, CallRecord
 
@@ -22,8 +22,6 @@ calls = typer.Typer(help="The calls that the running engine has kept.", no_args_
 
 MAX_LISTED = 1000
 POLL_S = 0.5
-AGE = re.compile(r"^(\d{1,6})([smhd])$")
-UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 Since = Annotated[
     str | None,
@@ -75,6 +73,30 @@ def show_call(
         show_fields(record)
 
 
+@calls.command("answer")
+def show_answer(
+    call_id: Annotated[str, typer.Argument(help="The call's id, call_….")],
+    as_json: AsJson = False,
+    socket: SocketPath = None,
+) -> None:
+    """Show the answer of a call of yours that a human was asked about.
+
+    Exit status: as of the call itself; 3 while it waits.
+    """
+    from fumehood.cli.show import show_envelope, wants_json
+
+    with calling(socket, as_json=as_json) as client:
+        found = client.call_state(call_id)
+    if found.envelope is not None:
+        show_envelope(found.envelope, as_json=wants_json(as_json))
+        raise typer.Exit(exit_code_of(found.envelope))
+    if found.approval is None:
+        fail("Answers are kept of calls that a human was asked about.", ExitCode.TOOL_FAILED)
+    state = found.approval.state.value
+    print(f"There is no answer yet: {found.approval.id} is {state}.", file=sys.stderr)
+    raise typer.Exit(ExitCode.WAITING_FOR_APPROVAL)
+
+
 @calls.command("cancel")
 def cancel_call(
     call_id: Annotated[str, typer.Argument(help="The call's id, call_….")],
@@ -119,23 +141,8 @@ def tail_calls(
 def _filters(
     since: str | None, agent: str | None, tool: str | None, code: str | None
 ) -> dict[str, Any]:
-    moment = None if since is None else _moment(since, datetime.now(UTC))
+    moment = None if since is None else read_moment(since, datetime.now(UTC))
     return {"since": moment, "agent": agent, "tool": tool, "code": code}
-
-
-def _moment(text: str, now: datetime) -> datetime:
-    """A time from an age, or from a date and time; without a zone it is this machine's."""
-    age = AGE.match(text)
-    try:
-        if age is not None:
-            return now - timedelta(seconds=int(age[1]) * UNITS_S[age[2]])
-        return datetime.fromisoformat(text).astimezone(UTC)
-    except (ValueError, OverflowError):
-        fail(
-            f"--since {text[:80]!r} is neither an age (30s, 10m, 1h, 7d) nor a time "
-            "(2026-01-31T09:30).",
-            ExitCode.USAGE,
-        )
 
 
 def _newest(

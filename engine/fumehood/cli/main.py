@@ -9,17 +9,21 @@ from typing import Annotated
 import typer
 
 from fumehood.cli.agents import agents
+from fumehood.cli.approvals import approvals
 from fumehood.cli.approvers import approvers
-from fumehood.cli.call import call
+from fumehood.cli.audit import audit
+from fumehood.cli.call import CallCommand, call
 from fumehood.cli.calls import calls
 from fumehood.cli.doctor import doctor
 from fumehood.cli.exits import ExitCode
 from fumehood.cli.images import images
+from fumehood.cli.policy import policy
 from fumehood.cli.registry import tools
 from fumehood.cli.run import run
 from fumehood.cli.serve import serve
 from fumehood.cli.sessions import sessions
 from fumehood.cli.tokens import tokens
+from fumehood.cli.usage import usage
 
 app = typer.Typer(
     name="fumehood",
@@ -47,13 +51,17 @@ def options(
 
 
 app.command()(serve)
-app.command()(call)
+app.command(cls=CallCommand)(call)
 app.command()(run)
 app.add_typer(tools, name="tools")
 app.add_typer(agents, name="agents")
+app.add_typer(approvals, name="approvals")
 app.add_typer(approvers, name="approvers")
+app.add_typer(policy, name="policy")
 app.add_typer(tokens, name="tokens")
+app.add_typer(audit, name="audit")
 app.add_typer(calls, name="calls")
+app.command()(usage)
 app.add_typer(sessions, name="sessions")
 app.add_typer(images, name="images")
 app.command()(doctor)

@@ -28,6 +28,7 @@ def serve(
 
     from fumehood.config import ConfigError
     from fumehood.daemon.server import serve as run
+    from fumehood.model.policy import PolicyError
     from fumehood.observe.log import make_logger
     from fumehood.store.errors import StoreError
 
@@ -47,5 +48,5 @@ def serve(
 
     try:
         anyio.run(main)
-    except (StoreError, ConfigError) as error:
+    except (StoreError, ConfigError, PolicyError) as error:
         fail(str(error), ExitCode.UNAVAILABLE)

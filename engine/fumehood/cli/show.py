@@ -43,6 +43,9 @@ def show_envelope(envelope: Envelope, *, as_json: bool) -> None:
         _print_data(console, envelope.data)
     for warning in envelope.metadata.warnings:
         console.print(f"[yellow]warning[/] {escape(warning)}")
+    if envelope.metadata.idempotent_replay:
+        first = escape(envelope.metadata.call_id or "an earlier call")
+        console.print(f"[dim]the stored answer of {first}; nothing was run again[/]")
     console.print(f"[dim]{escape(_summary(envelope))}[/]")
     if envelope.debug_info is not None:
         _print_data(console, envelope.debug_info)

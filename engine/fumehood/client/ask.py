@@ -6,10 +6,11 @@ name with a slash would otherwise address something else than the method says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Generic, TypeVar
-from urllib.parse import quote
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote, urlencode
 
 from pydantic import BaseModel
 
@@ -28,7 +29,8 @@ class Ask(Generic[T]):
     """What to send, and what its answer means.
 
     `read` raises Refused, or ValueError where the bytes are no answer of an engine's.
-    `work_s` is how long the engine may work on it before it answers.
+    `work_s` is how long the engine may work on it before it answers. `headers` go with those
+    that every request has.
     """
 
     method: str
@@ -36,6 +38,7 @@ class Ask(Generic[T]):
     read: Callable[[bytes], T]
     content: bytes | None = None
     work_s: float = 0.0
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 def address(*parts: str) -> str:
@@ -48,6 +51,18 @@ def address(*parts: str) -> str:
         if part in ("", ".", "..") or "/" in part:
             raise ValueError(f"{part[:80]!r} can be no name or id.")
     return "/v1/" + "/".join(quote(part, safe="@") for part in parts)
+
+
+def query_text(given: JsonObject) -> str:
+    """What is given, as a query; what is None is left out."""
+    chosen = {name: _text(value) for name, value in given.items() if value is not None}
+    return f"?{urlencode(chosen)}" if chosen else ""
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
 def encode(body: JsonObject) -> bytes:

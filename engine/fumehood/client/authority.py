@@ -13,6 +13,7 @@ from fumehood.model.answers import (
     AgentList,
     ApproverAnswer,
     ApproverList,
+    AuditPage,
     BindingAnswer,
     BindingList,
     ChangedTools,
@@ -22,9 +23,13 @@ from fumehood.model.answers import (
     TokenList,
     ToolWithSource,
 )
+from fumehood.model.audit import AuditRotation, AuditVerdict
 from fumehood.model.authority import ApproverInfo, Change, MadeApprover, MadeToken, TokenInfo
 from fumehood.model.identity import Scope
 from fumehood.model.json_types import JsonObject
+
+VERIFY_S = 600.0
+"""For some ten million rows."""
 
 
 def create_agent(
@@ -182,6 +187,21 @@ def changes() -> Ask[tuple[Change, ...]]:
     """The newest changes first."""
     read = data_of(ChangeList)
     return Ask("GET", address("changes"), lambda raw: read(raw).items)
+
+
+def audit_page(*, after: int, limit: int) -> Ask[AuditPage]:
+    """Some rows of the audit chain."""
+    return Ask("GET", f"{address('audit')}?after={after}&limit={limit}", data_of(AuditPage))
+
+
+def verify_audit() -> Ask[AuditVerdict]:
+    """A walk along the whole chain, which may take a while."""
+    return Ask("GET", address("audit", "verify"), data_of(AuditVerdict), work_s=VERIFY_S)
+
+
+def rotate_audit_key() -> Ask[AuditRotation]:
+    """A new key for the chain."""
+    return Ask("POST", address("audit", "rotate"), data_of(AuditRotation))
 
 
 def _agent(raw: bytes) -> Agent:

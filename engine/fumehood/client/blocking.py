@@ -7,7 +7,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Self
 
-from fumehood.client import callers
+from fumehood.client import approvals, callers
+from fumehood.client.blocking_approvals import OwnApprovals
 from fumehood.client.blocking_sessions import SessionMethods
 from fumehood.client.saving import new_file
 from fumehood.client.transport import (
@@ -17,13 +18,14 @@ from fumehood.client.transport import (
     Place,
     Write,
 )
-from fumehood.model.answers import AgentTools, ToolDetails, ToolList
+from fumehood.model.answers import AgentTools, CallAnswer, ToolDetails, ToolList
 from fumehood.model.call_log import CallPage, CallRecord
 from fumehood.model.envelope import Envelope
 from fumehood.model.events import Event
 from fumehood.model.json_types import JsonObject
 from fumehood.model.status import Health, Readiness
 from fumehood.model.tool import ToolDefinition
+from fumehood.model.usage_table import UsageTable
 
 
 class AnyClient:
@@ -175,6 +177,32 @@ class Client(SessionMethods, AnyClient):
             Refused: the query is wrong, or its cursor is too old.
         """
         return self._transport.send(callers.calls(**query))
+
+    @property
+    def approvals(self) -> OwnApprovals:
+        """What waits for a human's yes of this caller's own calls."""
+        return OwnApprovals(self._transport)
+
+    def call_state(self, call_id: str) -> CallAnswer:
+        """One call of this caller's own: its record, its approval, and its answer if it has one.
+
+        An answer is kept of a call that a human was asked about.
+
+        Raises:
+            Refused: no such call, somebody else's, or no longer kept.
+        """
+        return self._transport.send(approvals.call_state(call_id))
+
+    def usage(self, by: str | Iterable[str] | None = None, **query: Any) -> UsageTable:
+        """What this caller's calls took together, and what the budgets that limit it have left.
+
+        `by` is what to group by: principal, agent, session, tool (the default), day. `query` is
+        the rest of `UsageQuery`: since, until, agent, session, tool.
+
+        Raises:
+            Refused: the query is wrong.
+        """
+        return self._transport.send(callers.usage(by, query))
 
     def call_record(self, call_id: str) -> CallRecord:
         """One call of this caller's own.

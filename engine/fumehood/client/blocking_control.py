@@ -5,23 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
-from fumehood.client import authority
+from fumehood.client import authority, callers
 from fumehood.client.blocking import AnyClient
+from fumehood.client.blocking_approvals import ControlledApprovals
+from fumehood.client.blocking_policy import ControlledPolicy
 from fumehood.client.transport import (
     ANSWER_GRACE_S,
     CONNECT_TIMEOUT_S,
     BlockingTransport,
 )
 from fumehood.model.agent import Agent, Binding
-from fumehood.model.answers import AgentDetails, ToolWithSource
+from fumehood.model.answers import AgentDetails, AuditPage, ToolWithSource
+from fumehood.model.audit import AuditRotation, AuditVerdict
 from fumehood.model.authority import ApproverInfo, Change, MadeApprover, MadeToken, TokenInfo
 from fumehood.model.identity import Scope
 from fumehood.model.json_types import JsonObject
+from fumehood.model.usage_table import UsageTable
 
 
 class ControlClient(AnyClient):
-    """A client of the control socket: agents, tools, tokens, approvers.
+    """A client of the control socket: approvals, agents, tools, tokens, approvers, audit.
 
     Raises:
         DaemonUnavailable: from every method, where nobody answers or not in time.
@@ -47,7 +52,17 @@ class ControlClient(AnyClient):
         self.agents = ControlledAgents(self._transport)
         self.tools = ControlledTools(self._transport)
         self.tokens = ControlledTokens(self._transport)
+        self.policy = ControlledPolicy(self._transport)
         self.approvers = ControlledApprovers(self._transport)
+        self.approvals = ControlledApprovals(self._transport)
+        self.audit = ControlledAudit(self._transport)
+
+    def usage(self, by: str | Iterable[str] | None = None, **query: Any) -> UsageTable:
+        """What everybody's calls took together, and what every budget has left.
+
+        As a caller's `usage`; `query` may have a `principal`, too.
+        """
+        return self._transport.send(callers.usage(by, query))
 
     def changes(self) -> tuple[Change, ...]:
         """The newest 100 changes of authority, of agents and of the registry."""
@@ -209,3 +224,22 @@ class ControlledApprovers:
     def remove(self, name: str) -> ApproverInfo:
         """Take an approver's authority back at once."""
         return self._transport.send(authority.remove_approver(name))
+
+
+class ControlledAudit:
+    """The audit chain. A part of `ControlClient`."""
+
+    def __init__(self, transport: BlockingTransport) -> None:
+        self._transport = transport
+
+    def page(self, *, after: int = 0, limit: int = 100) -> AuditPage:
+        """Rows that follow row `after`, oldest first; at most 1,000 at a time."""
+        return self._transport.send(authority.audit_page(after=after, limit=limit))
+
+    def verify(self) -> AuditVerdict:
+        """Let the engine walk along its whole chain."""
+        return self._transport.send(authority.verify_audit())
+
+    def rotate(self) -> AuditRotation:
+        """Go on under a new key."""
+        return self._transport.send(authority.rotate_audit_key())

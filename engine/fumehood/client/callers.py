@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
-from datetime import datetime
 from decimal import Decimal
 from typing import Any
-from urllib.parse import urlencode
 
-from fumehood.client.ask import Ask, address, data_of, encode, listed, object_of, plain
+from fumehood.client.ask import Ask, address, data_of, encode, listed, object_of, plain, query_text
 from fumehood.client.errors import DaemonUnavailable, Refused
 from fumehood.model.answers import (
     AgentTools,
@@ -24,11 +22,16 @@ from fumehood.model.events import Event, last_event
 from fumehood.model.json_types import JsonObject
 from fumehood.model.status import Health, Readiness
 from fumehood.model.tool import ToolDefinition
+from fumehood.model.usage_table import UsageTable
 from fumehood.wire.blob_urls import parse_blob_url
 from fumehood.wire.messages import decode_envelope
 
 LONGEST_CALL_S = 600.0
 """How long a call may run that says no time of its own: the longest that a wall allows."""
+
+LONGEST_WAIT_S = 3600.0
+"""How long a call may wait for a human that says no time of its own: the longest that an engine
+can be configured for."""
 
 PAGE = 100
 """Tools of one request while all of them are read: the most that the engine gives."""
@@ -61,7 +64,7 @@ def cancel(call_id: str) -> Ask[None]:
 
 def tools_page(**query: Any) -> Ask[ToolList]:
     """One page of the tools."""
-    return Ask("GET", address("tools") + _query(query), data_of(ToolList))
+    return Ask("GET", address("tools") + query_text(query), data_of(ToolList))
 
 
 def all_tools(
@@ -105,13 +108,19 @@ def agent_tools(
         "max_cost": None if max_cost is None else f"{max_cost:f}",
         "at_most": at_most,
     }
-    return Ask("GET", address("tools") + _query(query), data_of(AgentTools))
+    return Ask("GET", address("tools") + query_text(query), data_of(AgentTools))
 
 
 def calls(**query: Any) -> Ask[CallPage]:
     """A page of the caller's own calls."""
     read = data_of(CallList)
-    return Ask("GET", address("calls") + _query(query), lambda raw: read(raw).page)
+    return Ask("GET", address("calls") + query_text(query), lambda raw: read(raw).page)
+
+
+def usage(by: str | Iterable[str] | None, query: JsonObject) -> Ask[UsageTable]:
+    """What calls took together; `by` is one name or several."""
+    names = by if by is None or isinstance(by, str) else ",".join(by)
+    return Ask("GET", address("usage") + query_text({"by": names, **query}), data_of(UsageTable))
 
 
 def call_record(call_id: str) -> Ask[CallRecord]:
@@ -159,21 +168,15 @@ def request(method: str, path: str, body: JsonObject | None = None) -> Ask[Envel
     return Ask(method, path, decode_envelope, None if body is None else encode(body))
 
 
-def _query(given: JsonObject) -> str:
-    """What is given, as a query; what is None is left out."""
-    chosen = {name: _text(value) for name, value in given.items() if value is not None}
-    return f"?{urlencode(chosen)}" if chosen else ""
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return value.isoformat() if isinstance(value, datetime) else str(value)
-
-
 def _work_s(options: JsonObject) -> float:
-    """How long the call may run. What is no time is the engine's to refuse, at once."""
-    asked: Any = options.get("timeout_seconds")
+    """How long the call may wait for a human and run."""
+    wait: Any = options.get("wait_for_approval")
+    waits_s = LONGEST_WAIT_S if wait is True else _seconds(wait) or 0.0
+    return waits_s + (_seconds(options.get("timeout_seconds")) or LONGEST_CALL_S)
+
+
+def _seconds(asked: Any) -> float | None:
+    """What is no time is the engine's to refuse, at once."""
     if isinstance(asked, int | float) and not isinstance(asked, bool) and asked > 0:
         return float(asked)
-    return LONGEST_CALL_S
+    return None

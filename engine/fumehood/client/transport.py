@@ -63,7 +63,7 @@ class Place:
 
     def headers(self, ask: Ask[Any]) -> dict[str, str]:
         """Those of one request."""
-        headers = {}
+        headers = dict(ask.headers)
         if self.credential is not None:
             headers["authorization"] = f"Bearer {self.credential}"
         if ask.content is not None:

@@ -72,9 +72,28 @@ async def read_json(request: Request) -> Any:
     """The request's body.
 
     Raises:
+        InvalidParams: not strict JSON, and as `read_raw`.
+    """
+    return await parse_json(await read_raw(request))
+
+
+async def parse_json(body: bytes) -> Any:
+    """A body that has arrived. Raises InvalidParams where it is not strict JSON."""
+    try:
+        if len(body) <= SMALL_BODY_BYTES:
+            return strict_json.loads(body)
+        return await anyio.to_thread.run_sync(strict_json.loads, body)
+    except strict_json.StrictJsonError as error:
+        raise InvalidParams(f"The body cannot be read: {error}.") from None
+
+
+async def read_raw(request: Request) -> bytes:
+    """The bytes of a body that says it is JSON.
+
+    Raises:
         UnsupportedMediaType: not `application/json`.
         RequestTooLarge: over 8 MB.
-        InvalidParams: not strict JSON, or it did not arrive within 60 s.
+        InvalidParams: it did not arrive within 60 s.
         RateLimited: the user's bodies that have not wholly arrived are too many.
     """
     _require_json(_header(request, b"content-type"))
@@ -82,17 +101,11 @@ async def read_json(request: Request) -> Any:
         raise UnsupportedMediaType("Send the body as it is, without a content encoding.")
     try:
         async with asyncio.timeout(BODY_DEADLINE_S):  # on every call's way: the cheapest kind
-            body = await _read_body(request)
+            return await _read_body(request)
     except TimeoutError:
         raise InvalidParams("The body did not arrive within 60 s.") from None
     except ClientDisconnect:
         raise InvalidParams("The connection ended before the body did.") from None
-    try:
-        if len(body) <= SMALL_BODY_BYTES:
-            return strict_json.loads(body)
-        return await anyio.to_thread.run_sync(strict_json.loads, body)
-    except strict_json.StrictJsonError as error:
-        raise InvalidParams(f"The body cannot be read: {error}.") from None
 
 
 def parse_body(model: type[M], document: Any) -> M:

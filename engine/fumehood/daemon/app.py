@@ -21,16 +21,20 @@ from fumehood.daemon.operation import Operation
 from fumehood.daemon.peer import Face
 from fumehood.daemon.routes import (
     agents,
+    approvals,
+    audit,
     authority,
     blobs,
     calls,
     health,
     openapi,
+    policy,
     registry,
     session_files,
     sessions,
     stream,
     tools,
+    usage,
 )
 from fumehood.engine import Engine
 from fumehood.model.errors import (
@@ -45,19 +49,25 @@ from fumehood.observe.log import log_fault
 OPERATIONS = [
     *calls.OPERATIONS,
     *stream.OPERATIONS,
+    *approvals.OPERATIONS,
     *tools.OPERATIONS,
     *blobs.OPERATIONS,
     *sessions.OPERATIONS,
     *session_files.OPERATIONS,
+    *usage.OPERATIONS,
     *health.OPERATIONS,
     *openapi.OPERATIONS,
 ]
 """What the callers' socket serves."""
 
 CONTROL_OPERATIONS = [
+    *policy.OPERATIONS,
     *agents.OPERATIONS,
     *registry.OPERATIONS,
     *authority.OPERATIONS,
+    *approvals.CONTROL_OPERATIONS,
+    *audit.OPERATIONS,
+    *usage.CONTROL_OPERATIONS,
     *health.OPERATIONS,
     *openapi.OPERATIONS,
 ]

@@ -55,30 +55,82 @@ async def require_admin(request: Request) -> Principal:
         PermissionDenied: known, but without the scope `admin`.
         RateLimited: too many credentials are being checked.
     """
-    engine: Engine = request.app.state.engine
+    return await _require(request, Scope.ADMIN)
+
+
+async def require_approver(request: Request) -> Principal:
+    """Whoever may decide on calls: an approver, or a token with the scope `approve`.
+
+    Never by uid, and as `require_admin` in all else, with `approve` for `admin`.
+    """
+    return await _require(request, Scope.APPROVE)
+
+
+async def require_decider(request: Request, approval_id: str | None = None) -> Principal:
+    """As `require_approver`; who is known and may not, is kept in the audit log, too."""
     try:
-        return await _administrator(request, engine)
-    except EngineError as refusal:
-        peer = _peer(request)
-        engine.log.warning("authority.refused", code=refusal.code, uid=peer.uid, pid=peer.pid)
+        return await require_approver(request)
+    except PermissionDenied:
+        engine: Engine = request.app.state.engine
+        by, peer = await _known(request, engine), peer_principal_id(request)
+        await engine.desk.note_refusal(approval_id, by, peer, "no scope")
         raise
 
 
-async def _administrator(request: Request, engine: Engine) -> Principal:
-    credential = _credential(request)
-    if credential is None:
+async def require_authority(request: Request) -> Principal:
+    """Whoever may decide or administer, for what both may see. As `require_admin` in all else."""
+    return await _require(request, Scope.APPROVE, Scope.ADMIN)
+
+
+def peer_principal_id(request: Request) -> str | None:
+    """Whom the user at the other end is as a caller, beside the credential that it brings.
+
+    None in single-user mode, where approvers and callers are one user, and for nobody.
+    """
+    engine: Engine = request.app.state.engine
+    uid = _peer(request).uid
+    if engine.config.mode == "single-user" or uid == OVERFLOW_UID:
+        return None
+    return engine.principal_of_uid(uid).id
+
+
+def log_refusal(request: Request, event: str, refusal: EngineError) -> None:
+    """Name who was refused in the log."""
+    engine: Engine = request.app.state.engine
+    peer = _peer(request)
+    engine.log.warning(event, code=refusal.code, uid=peer.uid, pid=peer.pid)
+
+
+async def _require(request: Request, *scopes: Scope) -> Principal:
+    """Whoever has one of the scopes."""
+    engine: Engine = request.app.state.engine
+    try:
+        return await _with_authority(request, engine, scopes)
+    except EngineError as refusal:
+        log_refusal(request, "authority.refused", refusal)
+        raise
+
+
+async def _with_authority(request: Request, engine: Engine, scopes: tuple[Scope, ...]) -> Principal:
+    words = " or ".join(scopes)
+    if _credential(request) is None:
         raise Unauthorized(
-            "This needs a credential with admin: an approver's, or a token with that scope."
+            f"This needs a credential with {words}: an approver's, or a token with that scope."
         )
-    if credential.startswith(f"{tokens.KIND}_"):
-        principal = engine.tokens.principal_of(credential, engine.now())
-    elif credential.startswith(f"{approvers.KIND}_"):
-        principal = await engine.approvers.principal_of(credential)
-    else:
-        raise Unauthorized("This credential is not known. Do not retry.")
-    if Scope.ADMIN not in principal.scopes:
-        raise PermissionDenied("This credential does not have admin. Do not retry.")
+    principal = await _known(request, engine)
+    if not principal.scopes.intersection(scopes):
+        raise PermissionDenied(f"This credential does not have {words}. Do not retry.")
     return principal
+
+
+async def _known(request: Request, engine: Engine) -> Principal:
+    """Whoever the credential stands for, whatever it may do."""
+    credential = _credential(request) or ""
+    if credential.startswith(f"{tokens.KIND}_"):
+        return engine.tokens.principal_of(credential, engine.now())
+    if credential.startswith(f"{approvers.KIND}_"):
+        return await engine.approvers.principal_of(credential)
+    raise Unauthorized("This credential is not known. Do not retry.")
 
 
 def _credential(request: Request) -> str | None:

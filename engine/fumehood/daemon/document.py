@@ -21,7 +21,9 @@ ANY_OBJECT: JsonObject = {"type": "object"}
 SECURITY: dict[Needs, list[JsonObject]] = {
     Needs.NOBODY: [],
     Needs.CALLER: [{}, {"bearer": []}],  # the peer's uid is enough
+    Needs.APPROVER: [{"bearer": []}],
     Needs.ADMIN: [{"bearer": []}],
+    Needs.SIGNATURE: [{"signature": []}],
 }
 DESCRIPTION = (
     "HTTP/1.1 and JSON over a Unix socket. Where `GET` works, `HEAD` does. What cannot be read "
@@ -33,6 +35,13 @@ BEARER: JsonObject = {
     "type": "http",
     "scheme": "bearer",
     "description": "A token, or an approver's credential.",
+}
+
+SIGNATURE: JsonObject = {
+    "type": "apiKey",
+    "in": "header",
+    "name": "fumehood-signature",
+    "description": "`t=UNIX,v1=HEX`: HMAC-SHA-256 with the webhook's secret over `UNIX.body`.",
 }
 
 Mode = Literal["validation", "serialization"]
@@ -51,8 +60,13 @@ def make_document(title: str, version: str, operations: Sequence[Operation]) -> 
         "info": {"title": title, "version": version, "description": DESCRIPTION},
         "servers": [{"url": "http://fumehood", "description": "The host name is not looked at."}],
         "paths": paths,
-        "components": {"schemas": definitions, "securitySchemes": {"bearer": BEARER}},
+        "components": {"schemas": definitions, "securitySchemes": _schemes(operations)},
     }
+
+
+def _schemes(operations: Iterable[Operation]) -> JsonObject:
+    is_signed = any(operation.needs is Needs.SIGNATURE for operation in operations)
+    return {"bearer": BEARER, "signature": SIGNATURE} if is_signed else {"bearer": BEARER}
 
 
 def _schemas(operations: Iterable[Operation]) -> tuple[Schemas, JsonObject]:

@@ -37,7 +37,10 @@ class Needs(StrEnum):
 
     NOBODY = "nobody"
     CALLER = "caller"
+    APPROVER = "approver"
     ADMIN = "admin"
+    SIGNATURE = "signature"
+    """Whoever holds the webhook's secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,7 @@ class Operation:
         found: set[type[EngineError]] = {InternalError}
         if self.needs is not Needs.NOBODY:
             found |= {Unauthorized, PermissionDenied}
-        if self.needs is Needs.ADMIN:
+        if self.needs in (Needs.ADMIN, Needs.APPROVER):
             found |= {RateLimited}
         if self.body is not None:
             found |= {InvalidParams, UnsupportedMediaType, RequestTooLarge}

@@ -11,6 +11,7 @@ import base64
 from dataclasses import dataclass
 
 from fumehood.executors.code import session_fields
+from fumehood.executors.effects import has_preview
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.workspace_claims import (
     Deletion,
@@ -21,7 +22,14 @@ from fumehood.executors.workspace_claims import (
 )
 from fumehood.executors.workspace_guest import ask, not_as_agreed
 from fumehood.executors.workspace_listing import DEFAULT_LIMIT, ListingQuery, list_page
-from fumehood.model.errors import EngineError, ExecutionError, InternalError, InvalidParams
+from fumehood.executors.workspace_requests import delete_request, write_request
+from fumehood.model.errors import (
+    EngineError,
+    ExecutionError,
+    InternalError,
+    InvalidParams,
+    WorkspaceChanged,
+)
 from fumehood.model.identity import TrustDomain
 from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import Limits
@@ -59,6 +67,8 @@ class _Place:
     limits: Limits
     domain: TrustDomain
     cursors: Cursors
+    guard: JsonObject
+    """The hash of what was approved, where there was one."""
 
 
 async def run_workspace(
@@ -68,11 +78,23 @@ async def run_workspace(
     lease: Lease,
     domain: TrustDomain,
     cursors: Cursors,
+    *,
+    expected: str | None = None,
 ) -> Outcome:
-    """Do what the tool's executor names to the workspace of the call's session."""
+    """Do what the tool's executor names to the workspace of the call's session.
+
+    With `expected`, the `base` of an `effects.Effect`, it is done only where everything that it
+    looks at or changes is as it was then: the guest compares and acts in one request.
+
+    Raises:
+        WorkspaceChanged: it is not, and nothing was changed.
+    """
     if domain.session_id is None:
         raise InternalError("A tool on a workspace was let through without a session.")
-    place = _Place(lease, limits, domain, cursors)
+    if expected is not None and not has_preview(tool):
+        raise InternalError("A tool without a preview was to be held to one.")
+    guard: JsonObject = {} if expected is None else {"expected": expected}
+    place = _Place(lease, limits, domain, cursors, guard)
     match tool.executor:
         case "workspace:read":
             done = await _read(arguments, place)
@@ -84,6 +106,8 @@ async def run_workspace(
             done = await _delete(arguments, place)
     ending, error = done.ending, done.error
     session = session_fields(domain.session_id, ending)
+    if isinstance(error, WorkspaceChanged):
+        raise error
     if error is not None:
         error.details = {**(error.details or {}), "session": session}
     return Outcome(
@@ -151,16 +175,7 @@ def _no_text(offset: int) -> InvalidParams:
 
 
 async def _write(arguments: JsonObject, place: _Place) -> _Done:
-    text = arguments.get("content")
-    encoded = arguments.get("content_base64")
-    request = {
-        "do": "write",
-        "path": arguments["path"],
-        "content_base64": encoded
-        if text is None
-        else base64.b64encode(text.encode()).decode("ascii"),
-        "mode": arguments.get("mode") or "create",
-    }
+    request = write_request(arguments) | place.guard
     said = await ask(place.lease, request, place.limits, Written)
     if said.value is None:
         return _Done(said.ending, {}, said.error)
@@ -185,9 +200,8 @@ async def _list(arguments: JsonObject, place: _Place) -> _Done:
 
 
 async def _delete(arguments: JsonObject, place: _Place) -> _Done:
-    paths = list(dict.fromkeys(arguments["paths"]))
-    recursive = arguments.get("recursive") or False
-    request = {"do": "delete", "paths": paths, "recursive": recursive}
+    request = delete_request(arguments) | place.guard
+    paths = request["paths"]
     said = await ask(place.lease, request, place.limits, Deletion)
     if said.value is None:
         return _Done(said.ending, {}, said.error)

@@ -41,6 +41,10 @@ FaultKind = Literal[
     "not_empty",
     "changed",
     "invalid",
+    "no_right",
+    "unseen",
+    "too_many",
+    "not_as_seen",
 ]
 
 
@@ -48,22 +52,24 @@ class NotAsAgreed(Exception):
     """The answer has not the form that this engine's own guest gives it."""
 
 
-class _Claim(BaseModel):
+class Claim(BaseModel):
+    """A form that an answer, or a part of it, may have."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class Fault(_Claim):
+class Fault(Claim):
     """Why it was not done. Its message is the guest's word."""
 
     kind: FaultKind
     message: str = Field(max_length=1000)
 
 
-class _Refusal(_Claim):
+class _Refusal(Claim):
     fault: Fault
 
 
-class Entry(_Claim):
+class Entry(Claim):
     """One thing in a workspace."""
 
     path: str = Field(min_length=1, max_length=4096)
@@ -79,14 +85,14 @@ class Entry(_Claim):
         return value
 
 
-class Listing(_Claim):
+class Listing(Claim):
     """Entries in the order of their paths; `has_more` where there are more than were asked for."""
 
     entries: list[Entry] = Field(max_length=MAX_LISTED)
     has_more: bool
 
 
-class Piece(_Claim):
+class Piece(Claim):
     """A part of a file. `version` is another one where the file has changed."""
 
     content_base64: str = Field(max_length=MAX_READ_BYTES * 4 // 3 + 4)
@@ -108,24 +114,24 @@ class Piece(_Claim):
         return base64.b64decode(self.content_base64)
 
 
-class Written(_Claim):
+class Written(Claim):
     """The size of a file, or of what has come of an upload, after a write."""
 
     size: int = Field(ge=0, le=MAX_SIZE)
 
 
-class Dropped(_Claim):
+class Dropped(Claim):
     """An upload is forgotten."""
 
 
-class NotDeleted(_Claim):
+class NotDeleted(Claim):
     """A path that is still there, and why."""
 
     path: str = Field(max_length=4096)
     why: str = Field(max_length=1000)
 
 
-class Deletion(_Claim):
+class Deletion(Claim):
     """What became of each path."""
 
     deleted: list[str] = Field(max_length=MAX_LISTED)

@@ -22,6 +22,7 @@ from fumehood.model.errors import (
     InvalidParams,
     ResourceNotFound,
     SandboxUnavailable,
+    WorkspaceChanged,
 )
 from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import Limits
@@ -31,7 +32,7 @@ PROGRAM = "files"
 
 M = TypeVar("M", bound=BaseModel)
 
-_WORDS = {
+FAULT_WORDS = {
     "not_found": "There is no such file or directory in the workspace.",
     "not_a_file": "That is no plain file: a directory, a pipe or a device cannot be read or "
     "written as one.",
@@ -42,6 +43,11 @@ _WORDS = {
     "not_empty": "The directory is not empty. Delete what is in it, too, with recursive.",
     "changed": "The file was changed meanwhile. Begin again.",
     "invalid": "That cannot be done in a workspace.",
+    "no_right": "The session's programs have no right to change that, and neither has this call.",
+    "unseen": "It cannot be shown whole what that would change: something there cannot be read, or "
+    "is nested too deeply.",
+    "too_many": "It touches more files than can be looked at. Name fewer at a time.",
+    "not_as_seen": "The workspace is not any more as it was when this was approved.",
 }
 
 _FIELD = "path"
@@ -88,7 +94,12 @@ def not_as_agreed() -> SandboxUnavailable:
 
 
 def _refused(fault: Fault) -> EngineError:
-    words = _WORDS[fault.kind]
+    words = FAULT_WORDS[fault.kind]
+    if fault.kind == "not_as_seen":
+        return WorkspaceChanged(
+            f"{words} Nothing was changed. It has to be approved again.",
+            details={"changed": ["workspace"]},
+        )
     if fault.kind == "not_found":
         return ResourceNotFound(words, fields=[_FIELD])
     return InvalidParams(words, fields=[_FIELD], details={"fault": fault.kind})

@@ -91,7 +91,15 @@ class Tokens:
         self._latest = max(self._latest, now)
         if not token.is_valid(self._latest):
             raise Unauthorized("This token has expired or was revoked. Do not retry.")
-        return Principal(token.principal_id, token.scopes, token.agents)
+        return Principal(token.principal_id, token.scopes, token.agents, token.id)
+
+    def principal_of_id(self, token_id: str, now: datetime) -> Principal | None:
+        """Whom a token stands for that was presented before; None where it counts no more."""
+        token = self._tokens.get(token_id)
+        self._latest = max(self._latest, now)
+        if token is None or not token.is_valid(self._latest):
+            return None
+        return Principal(token.principal_id, token.scopes, token.agents, token.id)
 
     def all(self) -> list[Token]:
         """Every token, oldest first."""

@@ -9,8 +9,11 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, RootModel
 
 from fumehood.model.agent import Agent, Binding
+from fumehood.model.approval import Approval, ApprovalPage, RememberedRule
+from fumehood.model.audit import AuditRecord
 from fumehood.model.authority import ApproverInfo, Change, TokenInfo
 from fumehood.model.call_log import CallPage, CallRecord
+from fumehood.model.envelope import Envelope
 from fumehood.model.session import SessionRecord
 from fumehood.model.tool import ToolDefinition
 from fumehood.model.workspace import WorkspaceEntry
@@ -91,9 +94,14 @@ class CallList(_Data):
 
 
 class CallAnswer(_Data):
-    """One call."""
+    """One call. Where a human was asked, the approval; where it has ended by one, its answer.
+
+    Of a call that still waits `call` says so: its code is REQUIRES_HUMAN_APPROVAL.
+    """
 
     call: CallRecord
+    approval: Approval | None = None
+    envelope: Envelope | None = None
 
 
 class SessionList(_Data):
@@ -194,3 +202,52 @@ class ChangeList(_Data):
     """The newest changes first."""
 
     items: tuple[Change, ...]
+
+
+class ApprovalList(_Data):
+    """A page of approvals, newest first."""
+
+    items: tuple[Approval, ...]
+    pagination: Pagination
+
+    @property
+    def page(self) -> ApprovalPage:
+        """The same as an engine of one's own gives it."""
+        return ApprovalPage(items=self.items, **self.pagination.model_dump())
+
+
+class ApprovalAnswer(_Data):
+    """An approval as it is now."""
+
+    approval: Approval
+
+
+class DecidedApprovals(_Data):
+    """Those that were decided at once, as they are now, in the order of the request."""
+
+    items: tuple[Approval, ...]
+
+
+class ApprovalChanges(_Data):
+    """A number that grows with every change of any approval. It begins anew with the engine."""
+
+    changes: int
+
+
+class RememberedList(_Data):
+    """The rules that approvers' decisions left behind, newest first."""
+
+    items: tuple[RememberedRule, ...]
+
+
+class RememberedAnswer(_Data):
+    """One such rule: as it is now, or as it would be saved."""
+
+    rule: RememberedRule
+
+
+class AuditPage(_Data):
+    """Rows of the audit chain, oldest first; `next_cursor` is what `after` goes on with."""
+
+    items: tuple[AuditRecord, ...]
+    pagination: Pagination

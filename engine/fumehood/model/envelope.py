@@ -107,6 +107,8 @@ class Metadata(_Value):
     usage: UsageReport
     retry_count: int = 0
     warnings: tuple[str, ...] = ()
+    idempotent_replay: bool = Field(default=False, exclude_if=lambda value: not value)
+    """The stored answer of an earlier call with the same idempotency key."""
 
 
 class Envelope(_Value):

@@ -314,6 +314,10 @@ class ArgumentsRefused(InvalidParams):
     """The types of a tool's function refuse what its schema let through."""
 
 
+class WorkspaceChanged(ApprovalExpired):
+    """The files that a human was shown are other ones now. Nothing was done."""
+
+
 TOOL_CODE = re.compile(r"^[A-Z][A-Z0-9_]{2,63}$")
 TOOL_CODE_HTTP_STATUS = 422
 

@@ -28,6 +28,9 @@ class Principal:
     id: str
     scopes: frozenset[Scope] = frozenset()
     agents: frozenset[str] = frozenset()
+    token_id: str | None = None
+    """The token that it brought, where it brought one: whoever acts for it later looks whether
+    that is still good."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,15 @@ from __future__ import annotations
 MAX_PATH_BYTES = 4096 - len("/workspace/") - 1
 """*Source*: PATH_MAX of limits.h counts the whole path and its ending NUL."""
 
+MAX_ANY_PATH_BYTES = 4095
+"""The same without the ending NUL, for a path that is not below the workspace."""
+
 MAX_NAME_BYTES = 255
 """*Source*: NAME_MAX of limits.h."""
 
+
+WORKSPACE = "/workspace"
+"""Where programs find it."""
 
 RESERVED_PREFIX = ".fumehood-upload-"
 """Of the name of a file that is still coming in."""
@@ -40,3 +46,30 @@ def path_fault(path: str) -> str | None:
     if any(len(part.encode()) > MAX_NAME_BYTES for part in parts):
         return f"has a part of more than {MAX_NAME_BYTES} bytes"
     return None
+
+
+def absolute_path(path: str) -> tuple[str, ...] | None:
+    """The parts of the path that this text names from the workspace; None where it can be none.
+
+    `.`, `..` and doubled slashes are resolved in the text. Links are not looked at.
+    """
+    if not path or "\0" in path or len(path) > MAX_ANY_PATH_BYTES:
+        return None
+    try:
+        if len(path.encode()) > MAX_ANY_PATH_BYTES:
+            return None
+    except UnicodeEncodeError:
+        return None
+    given = (path if path.startswith("/") else f"{WORKSPACE}/{path}").split("/")[1:]
+    if _TO_RESOLVE.isdisjoint(given):
+        return tuple(given)
+    parts: list[str] = []
+    for part in given:
+        if part == "..":
+            del parts[-1:]
+        elif part not in ("", "."):
+            parts.append(part)
+    return tuple(parts)
+
+
+_TO_RESOLVE = frozenset({"", ".", ".."})

@@ -43,6 +43,10 @@ class IdSource:
         """`call_` and 24 random hexadecimal digits."""
         return "call_" + self._draw(24)
 
+    def approval_id(self) -> str:
+        """`apr_` and 24 random hexadecimal digits."""
+        return "apr_" + self._draw(24)
+
     def trace_id(self, now: datetime) -> str:
         """`trace_YYYYMMDD_` and twelve random hexadecimal digits (mission E)."""
         return f"trace_{now.year:04}{now.month:02}{now.day:02}_{self._draw(12)}"

@@ -19,7 +19,9 @@ T = TypeVar("T")
 class Trail:
     """Stamps and log events of one call. `values` are those of the stages passed."""
 
-    __slots__ = ("_clock", "_ids", "_log", "_logs_stages", "_stamps", "_started", "values")
+    __slots__ = (
+        "_clock", "_ids", "_log", "_logs_stages", "_stamps", "_started", "is_parked", "values",
+    )  # fmt: skip
 
     def __init__(self, tool: str, call_id: str, trace_id: str, clock: Clock, log: Logger) -> None:
         self._clock = clock
@@ -29,6 +31,8 @@ class Trail:
         self._started = clock.monotonic()
         self._stamps: list[tuple[str, float]] = [("received", self._started)]
         self.values: list[Any] = []
+        self.is_parked = False
+        """Whether the call goes on without its caller, once a human has said yes."""
 
     def passed(self, stage: str, value: T) -> T:
         """Note that a stage is done, and pass its value on."""

@@ -75,8 +75,6 @@ NOT_ENFORCED: Mapping[str, Mapping[str, NotEnforced]] = MappingProxyType(
         },
         "options": {
             "max_length": NotEnforced(_given, "shortened results"),
-            "wait_for_approval": NotEnforced(_given, "approvals"),
-            "idempotency_key": NotEnforced(_given, "idempotency keys"),
         },
     }
 )

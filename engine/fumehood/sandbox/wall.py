@@ -180,6 +180,18 @@ class HasImages(Protocol):
         """
         ...
 
+    async def until_known(self, image: str) -> None:
+        """Wait until it is known what places made of this image are made of.
+
+        Raises:
+            SandboxUnavailable: there is no such image, or nobody can say now.
+        """
+        ...
+
+    def facts_of(self, image: str | None) -> JsonObject:
+        """What places made of this image are made of now: its digest, and the runtime."""
+        ...
+
 
 class Walls:
     """The walls of this engine by name."""

@@ -1,6 +1,7 @@
 """Rows of the call log: who called what, when, and how it ended. Never with which arguments.
 
-Host side. Written by `call/record` without waiting, read by the faces. Invariants: a
+Host side. Written by `call/record` without waiting, read by the faces. Each row goes into the
+audit chain, too, in the same transaction. Invariants: a
 principal sees its own rows only, and its number of calls takes no row from anybody else;
 order is by `seq`, the order of writing, because clocks are set back.
 """
@@ -16,9 +17,10 @@ from sqlalchemy import ColumnElement, Connection, delete, func, insert, select
 from sqlalchemy.engine import RowMapping
 
 from fumehood.model.call_log import CallPage, CallQuery, CallRecord
+from fumehood.store.audit import AuditEntry, chain_of
 from fumehood.store.database import Database
 from fumehood.store.schema import CALLS
-from fumehood.store.writer import Job
+from fumehood.store.writer import Job, Row
 
 PRUNED_AT_ONCE = 500
 """Rows of one deletion: other writes wait for at most so many."""
@@ -35,6 +37,9 @@ _SAME_NAME = (
     "principal_id", "agent_id", "session_id", "trace_id", "code", "ended_by", "cpu_ms", "cost",
     "currency", "input_tokens", "output_tokens", "tokens_used",
 )  # fmt: skip
+
+
+_RENAMED = frozenset({"id", "at"})
 
 
 class CallRow(TypedDict):
@@ -78,7 +83,7 @@ class CallLog:
         """Add one row, without waiting. It may be lost in a crash within the next second."""
         if row["tokens_used"] > MAX_INTEGER:
             row["tokens_used"] = MAX_INTEGER
-        self._database.post(_INSERT, row)  # type: ignore[arg-type]  # a typed dictionary is one
+        self._database.post(_keep, row)  # type: ignore[arg-type]  # a typed dictionary is one
         self._unpruned += 1
         if self._unpruned == self._patience:
             self.overdue.set()
@@ -119,7 +124,7 @@ class CallLog:
         self._unpruned = 0
         self.overdue.clear()
         await self._database.flush()
-        oldest_kept = _as_kept(now - timedelta(days=self._kept_days))
+        oldest_kept = as_kept(now - timedelta(days=self._kept_days))
         gone: list[int] = await self._database.read(
             lambda connection: _outdated(connection, oldest_kept, self._kept)
         )
@@ -127,6 +132,17 @@ class CallLog:
             batch = gone[start : start + PRUNED_AT_ONCE]
             await self._database.write(_deletion(batch))
         return len(gone)
+
+
+def _keep(connection: Connection, rows: list[Row]) -> None:
+    connection.execute(_INSERT, rows)
+    chain_of(connection).append_all(connection, [_audited(row) for row in rows])
+
+
+def _audited(row: Row) -> AuditEntry:
+    """What the chain tells of a call: all that the log does, as far as it is there."""
+    told = {key: value for key, value in row.items() if value is not None and key not in _RENAMED}
+    return AuditEntry("call.ended", row["at"], {"call_id": row["id"], **told})
 
 
 def _page(connection: Connection, principal_id: str, query: CallQuery) -> CallPage:
@@ -152,9 +168,9 @@ def _page(connection: Connection, principal_id: str, query: CallQuery) -> CallPa
 def _filters(query: CallQuery) -> list[ColumnElement[bool]]:
     filters = []
     if query.since is not None:
-        filters.append(CALLS.c.at >= _as_kept(query.since))
+        filters.append(CALLS.c.at >= as_kept(query.since))
     if query.until is not None:
-        filters.append(CALLS.c.at < _as_kept(query.until))
+        filters.append(CALLS.c.at < as_kept(query.until))
     if query.agent is not None:
         filters.append(CALLS.c.agent_id == query.agent)
     if query.tool is not None:
@@ -197,6 +213,6 @@ def _deletion(batch: Sequence[int]) -> Job[int]:
     return lambda connection: connection.execute(chosen).rowcount
 
 
-def _as_kept(moment: datetime) -> str:
+def as_kept(moment: datetime) -> str:
     """A time in the form of the column `at`, to compare with: UTC, milliseconds."""
     return f"{moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"

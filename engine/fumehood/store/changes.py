@@ -1,4 +1,7 @@
-"""The record of every change of authority: who changed what, in the change's transaction."""
+"""The record of every change of authority: who changed what, in the change's transaction.
+
+Each is a row that administrators are shown, and a row of the audit chain.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import anyio
 from sqlalchemy import Connection, insert, select
 
 from fumehood.model.json_types import JsonObject
+from fumehood.store.audit import chain_of
 from fumehood.store.schema import CHANGES
 
 
@@ -54,6 +58,8 @@ def record_change(
         "details": details or {},
     }
     connection.execute(insert(CHANGES), row)
+    told: JsonObject = {"by": by, "subject": subject, "details": row["details"]}
+    chain_of(connection).append(connection, f"change.{action}", stamp(at), told)
 
 
 def recorded(

@@ -16,9 +16,17 @@ import anyio.to_thread
 from sqlalchemy import Connection, Engine, Insert
 from sqlalchemy.exc import DatabaseError
 
-from fumehood.store.errors import ReadFailed, WriteFailed
-from fumehood.store.opening import READ_THREADS, in_words, open_engines, open_memory
-from fumehood.store.writer import Job, OnEvent, Row, Writer
+from fumehood.store.audit import (
+    IN_MEMORY_KEPT,
+    AuditChain,
+    attach_chain,
+    head_of,
+    key_id_after,
+)
+from fumehood.store.audit_key import new_key, open_key
+from fumehood.store.errors import DamagedState, ReadFailed, WriteFailed
+from fumehood.store.opening import READ_THREADS, damage_words, in_words, open_engines, open_memory
+from fumehood.store.writer import Batch, CommitHook, Job, OnEvent, Row, Writer
 
 T = TypeVar("T")
 
@@ -30,16 +38,24 @@ def _silent(event: str, values: dict[str, Any]) -> None:
 
 
 class Database:
-    """An open database. Made by `open_database`; `close` writes what waits."""
+    """An open database with its audit chain. Made by `open_database`; `close` writes what waits."""
 
     def __init__(
-        self, path: Path | None, writing: Engine, reading: Engine, on_event: OnEvent
+        self,
+        path: Path | None,
+        writing: Engine,
+        reading: Engine,
+        on_event: OnEvent,
+        audit: AuditChain,
+        commit_hook: CommitHook | None = None,
     ) -> None:
         self.path = path
+        self.audit = audit
         self._writing = writing
         self._reading = reading
         self._on_event = on_event
-        self._writer = Writer(writing, in_words, on_event)
+        attach_chain(writing, audit)
+        self._writer = Writer(writing, in_words, on_event, commit_hook)
         self._readers = anyio.CapacityLimiter(READ_THREADS)
         self._is_closed = False
         self._cannot_read = False
@@ -55,9 +71,13 @@ class Database:
         """
         return await asyncio.wrap_future(self._writer.submit(job, durable=True))
 
-    def post(self, statement: Insert, row: Row) -> None:
+    def write_soon(self, job: Job[Any]) -> None:
+        """Carry out a change that nobody waits for, in order with those that somebody does."""
+        self._writer.submit(job, durable=True)
+
+    def post(self, how: Insert | Batch, row: Row) -> None:
         """A row that nobody waits for: written within a second, lost in a crash before."""
-        self._writer.post(statement, row)
+        self._writer.post(how, row)
 
     async def read(self, query: Callable[[Connection], T]) -> T:
         """Read in a thread; sees everything that `write` has returned for.
@@ -116,21 +136,42 @@ class Database:
         return result
 
 
-def open_database(path: Path | None, on_event: OnEvent = _silent) -> Database:
+def open_database(
+    path: Path | None, on_event: OnEvent = _silent, commit_hook: CommitHook | None = None
+) -> Database:
     """Open, or make, the database at `path`; None keeps one in memory.
 
     `on_event` hears of trouble while it is open: `state.write_failed` and
     `state.write_works_again` around each episode, `state.rows_dropped`,
-    `state.rows_refused`, `state.read_failed`. It is called from threads.
+    `state.rows_refused`, `state.read_failed`. It is called from threads. So is `commit_hook`,
+    around each flushed commit: a seam for tests of crashes.
 
     Raises:
         NewerState, ForeignState, DamagedState: see there. The file is left as it is.
+        AuditKeyLost: the database has an audit chain whose key is not beside it.
         StoreError: it cannot be opened.
     """
     if path is None:
         engine = open_memory()
-        return Database(None, engine, engine, on_event)
-    return Database(path, *open_engines(path), on_event)
+        chain = AuditChain(new_key(), kept=IN_MEMORY_KEPT)
+        return Database(None, engine, engine, on_event, chain, commit_hook)
+    writing, reading = open_engines(path)
+    try:
+        chain = _open_chain(path, reading)
+    except BaseException:
+        reading.dispose()
+        writing.dispose()
+        raise
+    return Database(path, writing, reading, on_event, chain, commit_hook)
+
+
+def _open_chain(path: Path, reading: Engine) -> AuditChain:
+    try:
+        with reading.connect() as connection:
+            head = head_of(connection)
+    except DatabaseError as error:
+        raise DamagedState(damage_words(path)) from error
+    return AuditChain(open_key(path.parent, key_id_after(head) if head is not None else None))
 
 
 __all__ = ["FILE_NAME", "Database", "WriteFailed", "open_database"]

@@ -1,7 +1,8 @@
 """What can go wrong with the state itself.
 
     StoreError
-    ├── NewerState, ForeignState, DamagedState    at the start, in words for the operator
+    ├── NewerState, ForeignState, DamagedState,
+    │   AuditKeyLost                              at the start, in words for the operator
     └── WriteFailed, ReadFailed                   while the engine runs, fit for an envelope
 
 Texts of SQLite's stand in them; they name tables and columns, never values.
@@ -29,6 +30,10 @@ class ForeignState(StoreError):
 
 class DamagedState(StoreError):
     """The database is not readable as one. It is left exactly as it was found."""
+
+
+class AuditKeyLost(StoreError):
+    """The audit chain cannot be gone on with: its key is not there, or not usable."""
 
 
 class WriteFailed(StoreError, InternalError):

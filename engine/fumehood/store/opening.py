@@ -50,12 +50,34 @@ def open_engines(path: Path) -> tuple[Engine, Engine]:
             writing.dispose()
             raise
     except (sqlite3.DatabaseError, DatabaseError) as error:
-        if _is_damage(error):
-            raise DamagedState(_damage_words(path)) from None
-        raise StoreError(f"The database {path} cannot be opened: {in_words(error)}.") from None
+        raise _refusal(path, error) from None
     except OSError as error:
         raise StoreError(f"The database {path} cannot be opened: {error.strerror}.") from None
     return writing, _reading_engine(path)
+
+
+def open_to_read(path: Path) -> Engine:
+    """One engine to read, beside whoever may be writing; nothing is made or migrated.
+
+    Raises:
+        NewerState, ForeignState, DamagedState: the file is left as it is.
+        StoreError: it cannot be opened, or an older engine wrote it.
+    """
+    try:
+        if not _has_content(path):
+            raise StoreError(f"There is no database {path}.")
+        _check(path)
+        engine = _reading_engine(path)
+        with engine.connect() as connection:
+            version = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
+    except (sqlite3.DatabaseError, DatabaseError) as error:
+        raise _refusal(path, error) from None
+    except OSError as error:
+        raise StoreError(f"The database {path} cannot be opened: {error.strerror}.") from None
+    if version != len(STEPS):
+        engine.dispose()
+        raise StoreError(f"An older engine wrote the database {path}. Start this one once.")
+    return engine
 
 
 def open_memory() -> Engine:
@@ -72,6 +94,15 @@ def in_words(error: BaseException) -> str:
     """SQLite's own short text, which names no values; of anything else only its kind."""
     cause = error.orig if isinstance(error, DatabaseError) else error
     return str(cause) if isinstance(cause, sqlite3.Error) else type(error).__name__
+
+
+def damage_words(path: Path) -> str:
+    """What to do with a database that cannot be read."""
+    return (
+        f"The database {path} is damaged. It was left as it is. Restore a copy of it, or save "
+        "what can be read with the sqlite3 shell's .recover; to begin anew, move it away "
+        "together with the files beside it (-wal, -shm)."
+    )
 
 
 def _check(path: Path) -> None:
@@ -115,9 +146,9 @@ def _check_content(connection: sqlite3.Connection, path: Path, *, thoroughly: bo
             f"knows {len(STEPS)}). Start that one, or use another FUMEHOOD_HOME."
         )
     if version == len(STEPS) and not tables >= set(METADATA.tables):
-        raise DamagedState(_damage_words(path))
+        raise DamagedState(damage_words(path))
     if thoroughly and one("PRAGMA quick_check(1)") != "ok":
-        raise DamagedState(_damage_words(path))
+        raise DamagedState(damage_words(path))
 
 
 def _has_content(path: Path) -> bool:
@@ -210,15 +241,13 @@ def _uri(path: Path, how: str) -> str:
     return f"file:{quote(os.fspath(path.absolute()))}?{how}"
 
 
+def _refusal(path: Path, error: BaseException) -> StoreError:
+    if _is_damage(error):
+        return DamagedState(damage_words(path))
+    return StoreError(f"The database {path} cannot be opened: {in_words(error)}.")
+
+
 def _is_damage(error: BaseException) -> bool:
     cause = error.orig if isinstance(error, DatabaseError) else error
     code = getattr(cause, "sqlite_errorcode", 0) & 0xFF  # the rest says where, not what
     return code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
-
-
-def _damage_words(path: Path) -> str:
-    return (
-        f"The database {path} is damaged. It was left as it is. Restore a copy of it, or save "
-        "what can be read with the sqlite3 shell's .recover; to begin anew, move it away "
-        "together with the files beside it (-wal, -shm)."
-    )

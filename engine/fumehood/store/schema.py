@@ -164,3 +164,129 @@ SESSIONS = Table(
     Column("calls", Integer, nullable=False),
 )
 """One row a session; what it has used since it was made is as of a few seconds ago."""
+
+APPROVALS = Table(
+    "approvals",
+    METADATA,
+    Column("seq", Integer, primary_key=True),
+    Column("id", String, nullable=False, unique=True),
+    Column("version", Integer, nullable=False),
+    Column("state", String, nullable=False),
+    Column("call_id", String, nullable=False),
+    Column("principal_id", String, nullable=False),
+    Column("agent_id", String),
+    Column("session_id", String),
+    Column("tool", String, nullable=False),
+    Column("action_digest", String, nullable=False),
+    Column("idempotency_key", String),
+    Column("created_at", String, nullable=False),
+    Column("expires_at", String, nullable=False),
+    Column("warned_at", String),
+    Column("decided_at", String),
+    Column("started_at", String),
+    Column("ended_at", String),
+    Column("code", String),
+    Column("document", JSON, nullable=False),
+    Column("answer", String),
+    Index("approvals_by_state", "state", "seq"),
+    Index("approvals_by_principal", "principal_id", "seq"),
+    Index("approvals_by_call", "call_id"),
+    Index("approvals_by_digest", "action_digest", "state"),
+)
+"""One row an approval, in order of `seq`. `document` holds what nothing is looked up by (the
+stored request, the effective arguments, the binding, the preview, decisions' rules); `answer`
+is the call's envelope as JSON."""
+
+DECISIONS = Table(
+    "decisions",
+    METADATA,
+    Column("seq", Integer, primary_key=True),
+    Column("approval_id", String, nullable=False),
+    Column("at", String, nullable=False),
+    Column("approver", String, nullable=False),
+    Column("channel", String, nullable=False),
+    Column("decision", String, nullable=False),
+    Column("action_digest", String, nullable=False),
+    Column("reason", String),
+    Column("edited", Boolean, nullable=False),
+    Column("is_self_approval", Boolean, nullable=False),
+    Index("decisions_by_approval", "approval_id", "seq"),
+)
+"""Every approver's word, in order; rows are never changed."""
+
+REMEMBERED = Table(
+    "remembered",
+    METADATA,
+    Column("id", String, primary_key=True),
+    Column("tool", String, nullable=False),
+    Column("principal_id", String, nullable=False),
+    Column("agent_id", String),
+    Column("session_id", String),
+    Column("arguments", JSON, nullable=False),
+    Column("rule", String, nullable=False),
+    Column("definition", String, nullable=False),
+    Column("approval_id", String, nullable=False),
+    Column("created_by", String, nullable=False),
+    Column("created_at", String, nullable=False),
+    Column("expires_at", String),
+    Column("uses_left", Integer),
+    Column("used", Integer, nullable=False),
+    Column("removed_at", String),
+)
+"""Rules that an approver's yes left behind."""
+
+IDEMPOTENCY = Table(
+    "idempotency",
+    METADATA,
+    Column("principal_id", String, primary_key=True),
+    Column("key", String, primary_key=True),
+    Column("fingerprint", String, nullable=False),
+    Column("call_id", String, nullable=False),
+    Column("state", String, nullable=False),
+    Column("may_repeat", Boolean, nullable=False),
+    Column("approval_id", String),
+    Column("created_at", String, nullable=False),
+    Column("expires_at", String, nullable=False),
+    Column("answer", String),
+    Index("idempotency_by_end", "expires_at"),
+)
+"""One row a key: `running`, `waiting` (for an approval), `done` (with the answer), `unknown`."""
+
+COUNTERS = Table(
+    "counters",
+    METADATA,
+    Column("budget", String, primary_key=True),
+    Column("subject", String, primary_key=True),
+    Column("period", String, primary_key=True),
+    Column("unit", String, primary_key=True),
+    Column("settled", String, nullable=False),
+    Column("reserved", String, nullable=False),
+    Column("updated_at", String, nullable=False),
+)
+"""One row a budget, subject (`agent=a;tool=b`) and period: what was spent, and up to where
+spending has been reserved ahead. Decimal texts. After a crash, what was reserved counts."""
+
+AUDIT = Table(
+    "audit",
+    METADATA,
+    Column("seq", Integer, primary_key=True),
+    Column("key_id", String, nullable=False),
+    Column("body", String, nullable=False),
+    Column("mac", LargeBinary, nullable=False),
+)
+"""The audit chain: `body` is the row as JSON, `mac` is keyed with what lies outside this file
+and covers the row before it, too."""
+
+DELIVERIES = Table(
+    "deliveries",
+    METADATA,
+    Column("seq", Integer, primary_key=True),
+    Column("approval_id", String, nullable=False),
+    Column("event", String, nullable=False),
+    Column("created_at", String, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("delivered_at", String),
+    Column("given_up_at", String),
+    Index("deliveries_by_state", "delivered_at", "given_up_at"),
+)
+"""Webhook messages that are owed; a row is written in the transaction of what it tells."""

@@ -25,8 +25,12 @@ from fumehood.store.errors import WriteFailed
 T = TypeVar("T")
 Job = Callable[[Connection], T]
 Row = dict[str, Any]
+Batch = Callable[[Connection, list[Row]], None]
+"""Writes posted rows; called for some of them at a time, or for each one again alone."""
 OnEvent = Callable[[str, dict[str, Any]], None]
 """Takes an event and its values; called from the writer's thread."""
+CommitHook = Callable[[str, int], None]
+"""Called with `before` and `after` around each commit that is flushed, and its number from 1."""
 
 MAX_GROUP = 500
 MAX_POSTS = 20_000
@@ -51,15 +55,21 @@ class Writer:
     """Runs jobs in order of arrival, posts in an order of their own."""
 
     def __init__(
-        self, engine: Engine, in_words: Callable[[BaseException], str], on_event: OnEvent
+        self,
+        engine: Engine,
+        in_words: Callable[[BaseException], str],
+        on_event: OnEvent,
+        commit_hook: CommitHook | None = None,
     ) -> None:
         self._engine = engine
         self._in_words = in_words
         self._on_event = on_event
+        self._commit_hook = commit_hook
+        self._commits = 0
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._waiting: deque[_Waiting[Any]] = deque()
-        self._posts: deque[tuple[Insert, Row]] = deque()
+        self._posts: deque[tuple[Insert | Batch, Row]] = deque()
         self._flushing: list[Future[None]] = []
         self._closing = False
         self._dropped = 0
@@ -92,12 +102,12 @@ class Writer:
         self._wake.set()
         return future
 
-    def post(self, statement: Insert, row: Row) -> None:
-        """Queue a row that nobody waits for."""
+    def post(self, how: Insert | Batch, row: Row) -> None:
+        """Queue a row that nobody waits for. Rows posted with the same `how` go together."""
         if self._closing or len(self._posts) >= MAX_POSTS:
             self._dropped += 1
             return
-        self._posts.append((statement, row))
+        self._posts.append((how, row))
         if self._thread is None:
             with self._lock:
                 self._start()
@@ -212,13 +222,23 @@ class Writer:
                 connection.info["synchronous"] = level
             with connection.begin():
                 yield connection
+                if flushed:
+                    self._at_commit("before")
+            if flushed:
+                self._at_commit("after")
+
+    def _at_commit(self, moment: str) -> None:
+        """A seam: tests end the process here."""
+        if self._commit_hook is not None:
+            self._commits += moment == "before"
+            self._commit_hook(moment, self._commits)
 
     def _write_posts(self, count: int) -> int:
         group = [self._posts.popleft() for _ in range(count)]
         try:
             with self._transaction(flushed=False) as connection:
-                for statement, posts in itertools.groupby(group, key=lambda post: post[0]):
-                    connection.execute(statement, [row for _, row in posts])
+                for how, posts in itertools.groupby(group, key=lambda post: post[0]):
+                    _write_rows(connection, how, [row for _, row in posts])
         except Exception as error:  # nobody waits, and the thread must go on
             if _is_a_rows_fault(error):
                 self._write_one_by_one(group)
@@ -229,16 +249,16 @@ class Writer:
             self._note_success()
         return count
 
-    def _write_one_by_one(self, group: list[tuple[Insert, Row]]) -> None:
+    def _write_one_by_one(self, group: list[tuple[Insert | Batch, Row]]) -> None:
         """A row that cannot be kept takes no other with it."""
         refused = 0
         reason = ""
         try:
             with self._transaction(flushed=False) as connection:
-                for statement, row in group:
+                for how, row in group:
                     try:
                         with connection.begin_nested():
-                            connection.execute(statement, row)
+                            _write_rows(connection, how, [row])
                     except Exception as error:
                         if not _is_a_rows_fault(error) or not _in_transaction(connection):
                             raise
@@ -272,6 +292,13 @@ class Writer:
         if self.is_failing:
             self.is_failing = False
             self._on_event("state.write_works_again", {"lost_rows": self.lost})
+
+
+def _write_rows(connection: Connection, how: Insert | Batch, rows: list[Row]) -> None:
+    if isinstance(how, Insert):
+        connection.execute(how, rows)
+    else:
+        how(connection, rows)
 
 
 def _in_transaction(connection: Connection) -> bool:

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from fumehood.call.admit import Plan, admit, make_plan
+from fumehood.call.admit import admit
 from fumehood.call.approve import ApprovedCall
 from fumehood.call.authorise import PermittedCall
 from fumehood.call.claim import ClaimedCall
+from fumehood.call.plan import Plan, make_plan
 from fumehood.call.resolve import ResolvedCall
 from fumehood.call.validate import ValidatedCall
 from fumehood.model.errors import InvalidParams, SandboxUnavailable, ShuttingDown
@@ -21,6 +22,7 @@ from fumehood.sandbox.wall import Walls
 from fumehood.testing import CONTAINER_LIMITS, FakeWall
 from support.definitions import (
     OWNER,
+    by_default,
     expression_document,
     function_definition,
     registered,
@@ -39,7 +41,7 @@ OFFERED = WallLimits(
 
 def _permitted(definition: ToolDefinition, **options: Any) -> PermittedCall:
     resolved = ResolvedCall(request(**options), registered(definition), ())
-    return PermittedCall(ValidatedCall(resolved, {}, ()), OWNER)
+    return PermittedCall(ValidatedCall(resolved, {}, ()), OWNER, by_default(definition))
 
 
 def _expression(**fields: Any) -> ToolDefinition:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fumehood import Config, Engine
-from fumehood.call.admit import Plan, make_plan
 from fumehood.call.authorise import PermittedCall
+from fumehood.call.plan import Plan, make_plan
 from fumehood.call.resolve import ResolvedCall
 from fumehood.call.validate import ValidatedCall
 from fumehood.model.envelope import Envelope
@@ -21,7 +21,7 @@ from fumehood.model.tool import ToolDefinition
 from fumehood.registry.index import RegisteredTool
 from fumehood.sandbox.wall import Walls
 from fumehood.testing import CONTAINER_LIMITS, FakeWall
-from support.definitions import expression_document, registered, request
+from support.definitions import by_default, expression_document, registered, request
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("S6", "S1")]
 
@@ -41,7 +41,9 @@ class Bench:
 
     def plan_of(self, tool: RegisteredTool, **options: Any) -> Plan:
         resolved = ResolvedCall(request(**options), tool, ())
-        permitted = PermittedCall(ValidatedCall(resolved, {}, ()), self.engine.owner)
+        permitted = PermittedCall(
+            ValidatedCall(resolved, {}, ()), self.engine.owner, by_default(resolved.tool.definition)
+        )
         walls = Walls(container=self.container, interpreter=self.interpreter)
         return make_plan(permitted, walls, self.engine.sessions)
 
@@ -209,7 +211,9 @@ async def test_dry_run_of_a_session_that_is_not_there_says_why(bench: Bench) -> 
 async def test_engine_without_sessions_takes_no_call_that_names_one(bench: Bench) -> None:
     definition = ToolDefinition.model_validate(expression_document())
     resolved = ResolvedCall(request(session_id="s"), registered(definition), ())
-    permitted = PermittedCall(ValidatedCall(resolved, {}, ()), bench.engine.owner)
+    permitted = PermittedCall(
+        ValidatedCall(resolved, {}, ()), bench.engine.owner, by_default(resolved.tool.definition)
+    )
     with pytest.raises(SandboxUnavailable, match="no sessions"):
         make_plan(permitted, Walls(interpreter=bench.interpreter))
 

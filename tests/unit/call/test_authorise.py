@@ -9,7 +9,7 @@ from fumehood.call.resolve import ResolvedCall
 from fumehood.call.validate import ValidatedCall
 from fumehood.model.errors import PermissionDenied, Unauthorized
 from fumehood.model.identity import Principal, Scope, TrustDomain
-from support.definitions import OWNER, function_definition, registered, request
+from support.definitions import OWNER, NoRules, function_definition, never, registered, request
 
 
 def _validated(principal: Principal | None, **options: str) -> ValidatedCall:
@@ -19,7 +19,7 @@ def _validated(principal: Principal | None, **options: str) -> ValidatedCall:
 
 def test_unknown_caller_is_unauthorized() -> None:
     with pytest.raises(Unauthorized):
-        authorise(_validated(None))
+        authorise(_validated(None), NoRules(), never)
 
 
 @pytest.mark.parametrize(
@@ -27,16 +27,16 @@ def test_unknown_caller_is_unauthorized() -> None:
 )
 def test_known_caller_without_the_scope_call_is_denied(scopes: frozenset[Scope]) -> None:
     with pytest.raises(PermissionDenied):
-        authorise(_validated(Principal("somebody", scopes)))
+        authorise(_validated(Principal("somebody", scopes)), NoRules(), never)
 
 
 def test_caller_with_the_scope_call_is_permitted_as_itself() -> None:
-    permitted = authorise(_validated(OWNER))
+    permitted = authorise(_validated(OWNER), NoRules(), never)
     assert permitted.principal is OWNER
     assert permitted.trust_domain == TrustDomain(OWNER.id)
 
 
 @pytest.mark.row("S2")
 def test_agent_and_session_make_a_trust_domain_of_their_own() -> None:
-    permitted = authorise(_validated(OWNER, agent_id="a", session_id="s"))
+    permitted = authorise(_validated(OWNER, agent_id="a", session_id="s"), NoRules(), never)
     assert permitted.trust_domain == TrustDomain(OWNER.id, "a", "s")

@@ -13,13 +13,22 @@ from fumehood.call.validate import ValidatedCall
 from fumehood.model.tool import ToolDefinition
 from fumehood.sandbox.wall import Walls
 from fumehood.testing import FakeWall
-from support.definitions import OWNER, expression_document, registered, request, rest_document
+from support.definitions import (
+    OWNER,
+    by_default,
+    expression_document,
+    registered,
+    request,
+    rest_document,
+)
 
 
 def _rehearse(wall: FakeWall | None = None, fields: Any = None, **options: Any) -> dict[str, Any]:
     definition = ToolDefinition.model_validate(expression_document(**(fields or {})))
     resolved = ResolvedCall(request(**options), registered(definition), ())
-    permitted = PermittedCall(ValidatedCall(resolved, {"expression": "1"}, ()), OWNER)
+    permitted = PermittedCall(
+        ValidatedCall(resolved, {"expression": "1"}, ()), OWNER, by_default(definition)
+    )
     outcome = rehearse(permitted, Walls(interpreter=wall) if wall else Walls())
     assert outcome.is_rehearsal
     data: dict[str, Any] = outcome.data
@@ -45,7 +54,7 @@ def test_dry_run_says_where_how_and_at_what_cost() -> None:
 def test_dry_run_of_a_dangerous_call_names_the_rule() -> None:
     said = _rehearse(FakeWall(), {"dangerous": True})
     assert (said["would_run"], said["refused_with"]) == (False, "REQUIRES_HUMAN_APPROVAL")
-    assert said["approval"] == {"required": True}
+    assert said["approval"] == {"required": True, "approvers": [], "quorum": 1}
     assert "dangerous" in said["policy"]["rule"]
 
 
@@ -63,7 +72,9 @@ def test_dry_run_says_that_an_executor_is_not_there_yet(kind: str, executor: str
     document = rest_document() if kind == "REST" else expression_document(type="MCP", executor=None)
     document = {key: value for key, value in document.items() if value is not None}
     resolved = ResolvedCall(request(), registered(ToolDefinition.model_validate(document)), ())
-    permitted = PermittedCall(ValidatedCall(resolved, {}, ()), OWNER)
+    permitted = PermittedCall(
+        ValidatedCall(resolved, {}, ()), OWNER, by_default(resolved.tool.definition)
+    )
     said = rehearse(permitted, Walls(interpreter=FakeWall())).data
     assert said["refused_with"] == "SANDBOX_UNAVAILABLE"
     assert f"no executor '{executor}'" in said["placement"]["why"]

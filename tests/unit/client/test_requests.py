@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fumehood import DaemonUnavailable
-from fumehood.client import authority, callers, sessions
+from fumehood.client import approvals, authority, callers, policy, sessions
 from fumehood.client.ask import Ask
+from fumehood.client.awaiting_approvals import AsyncControlledApprovals, AsyncOwnApprovals
+from fumehood.client.blocking_approvals import ControlledApprovals, OwnApprovals
+from fumehood.client.transport import Place
 from fumehood.daemon.app import CONTROL_OPERATIONS, OPERATIONS
 from fumehood.model.agent import Agent, Binding
 from fumehood.model.answers import Pagination, ToolList
+from fumehood.model.approval import NewDecision, OneOfSeveral, RememberWish
 from fumehood.model.identity import Scope
 from support.answers import envelope_bytes
 from support.definitions import function_definition
@@ -44,8 +50,16 @@ CALLERS: list[tuple[Ask[Any], str, Any]] = [
      None),
     (callers.calls(since=datetime(2030, 1, 1, tzinfo=UTC), limit=2),
      "GET /v1/calls?since=2030-01-01T00%3A00%3A00%2B00%3A00&limit=2", None),
+    (callers.usage(None, {}), "GET /v1/usage", None),
+    (callers.usage(["day", "tool"], {"agent": "a", "since": None}),
+     "GET /v1/usage?by=day%2Ctool&agent=a", None),
     (callers.call_record("call_1"), "GET /v1/calls/call_1", None),
     (callers.tool("t"), "GET /v1/tools/t", None),
+    (approvals.list_approvals(state="pending", limit=5, cursor=None),
+     "GET /v1/approvals?state=pending&limit=5", None),
+    (approvals.show_approval("apr_1"), "GET /v1/approvals/apr_1", None),
+    (approvals.cancel_approval("apr_1"), "POST /v1/approvals/apr_1/cancel", None),
+    (approvals.call_state("call_1"), "GET /v1/calls/call_1", None),
     (callers.health(), "GET /v1/health", None),
     (callers.ready(), "GET /v1/ready", None),
     (callers.openapi(), "GET /v1/openapi.json", None),
@@ -92,6 +106,27 @@ CONTROL: list[tuple[Ask[Any], str, Any]] = [
     (authority.list_approvers(), "GET /v1/approvers", None),
     (authority.remove_approver("n"), "DELETE /v1/approvers/n", None),
     (authority.changes(), "GET /v1/changes", None),
+    (authority.audit_page(after=7, limit=50), "GET /v1/audit?after=7&limit=50", None),
+    (authority.verify_audit(), "GET /v1/audit/verify", None),
+    (authority.rotate_audit_key(), "POST /v1/audit/rotate", None),
+    (policy.show_policy(), "GET /v1/policy", None),
+    (policy.reload_policy(), "POST /v1/policy/reload", None),
+    (policy.explain("t", {"a": 1}, principal_id=None, agent_id="a", session_id=None),
+     "POST /v1/policy/explain", {"tool": "t", "arguments": {"a": 1}, "agent_id": "a"}),
+    (approvals.decide("apr_1", NewDecision(decision="deny", reason="r"), 3),
+     "POST /v1/approvals/apr_1/decision", {"decision": "deny", "reason": "r"}),
+    (approvals.decide("apr_1", NewDecision(decision="approve", arguments={"a": None}), None),
+     "POST /v1/approvals/apr_1/decision", {"decision": "approve", "arguments": {"a": None}}),
+    (approvals.decide_all([OneOfSeveral(approval_id="apr_1", decision=NewDecision(decision="deny"))]),
+     "POST /v1/approvals/decisions",
+     {"items": [{"approval_id": "apr_1", "decision": {"decision": "deny"}}]}),
+    (approvals.preview_remember("apr_1", RememberWish(uses=2)),
+     "POST /v1/approvals/apr_1/remember-preview", {"uses": 2}),
+    (approvals.resolve("apr_1", "done", None), "POST /v1/approvals/apr_1/resolve",
+     {"outcome": "done", "note": None}),
+    (approvals.next_change(4, 2.5), "GET /v1/approvals/changes?after=4&wait=2.5", None),
+    (approvals.list_remembered(), "GET /v1/policy/remembered", None),
+    (approvals.forget("rul_1"), "DELETE /v1/policy/remembered/rul_1", None),
 ]  # fmt: skip
 
 
@@ -104,8 +139,8 @@ def test_request_is_what_the_method_says(ask: Ask[Any], line: str, body: Any) ->
     assert (None if ask.content is None else json.loads(ask.content)) == body
 
 
-WITHOUT_A_METHOD = {"replaceAgent"}
-"""What `update` does as well."""
+WITHOUT_A_METHOD = {"replaceAgent", "receiveCallback"}
+"""What `update` does as well, and what another program than a client sends."""
 
 
 @pytest.mark.row("D1")
@@ -151,6 +186,40 @@ def test_refused_call_is_an_answer_and_nothing_is_raised() -> None:
 def test_call_is_waited_for_as_long_as_it_may_run(asked: Any, work_s: float) -> None:
     assert callers.call("t", {}, {"timeout_seconds": asked}).work_s == work_s
     assert callers.health().work_s == 0
+
+
+@pytest.mark.row("A6")
+def test_call_that_waits_for_a_human_is_waited_for_so_much_longer() -> None:
+    for wait, work_s in ((None, 2.0), (False, 2.0), (True, 3602.0), (60, 62.0), (0.5, 2.5)):
+        options = {"timeout_seconds": 2, "wait_for_approval": wait}
+        assert callers.call("t", {}, options).work_s == work_s
+
+
+@pytest.mark.row("A6")
+def test_decision_says_which_version_was_seen() -> None:
+    yes = NewDecision(decision="approve")
+    assert approvals.decide("apr_1", yes, 3).headers == {"if-match": '"3"'}
+    assert approvals.decide("apr_1", yes, None).headers == {"if-match": "*"}
+    place = Place(Path("/s"), "secret", 1, 1)
+    sent = place.headers(approvals.decide("apr_1", yes, 3))
+    assert sent["if-match"] == '"3"'
+    assert sent["authorization"] == "Bearer secret"
+
+
+@pytest.mark.row("A6", "D1")
+@pytest.mark.parametrize(
+    ("blocking", "awaiting"),
+    [(OwnApprovals, AsyncOwnApprovals), (ControlledApprovals, AsyncControlledApprovals)],
+)
+def test_both_kinds_of_client_have_the_same_methods(blocking: type, awaiting: type) -> None:
+    def methods(kind: type) -> dict[str, inspect.Signature]:
+        found = inspect.getmembers(kind, inspect.isfunction)
+        return {n: inspect.signature(m) for n, m in found if not n.startswith("_")}
+
+    assert methods(blocking) == methods(awaiting)
+    assert methods(blocking)
+    for name in methods(awaiting):
+        assert inspect.iscoroutinefunction(getattr(awaiting, name))
 
 
 def test_one_string_is_not_a_list_of_names() -> None:

@@ -101,6 +101,7 @@ PAIRS = [
     (blocking_control.ControlledAgents, awaiting_control.AsyncControlledAgents),
     (blocking_control.ControlledTokens, awaiting_control.AsyncControlledTokens),
     (blocking_control.ControlledApprovers, awaiting_control.AsyncControlledApprovers),
+    (blocking_control.ControlledAudit, awaiting_control.AsyncControlledAudit),
 ]
 
 

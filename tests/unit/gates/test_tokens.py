@@ -36,10 +36,10 @@ def tokens(database: Database) -> Tokens:
 
 @pytest.mark.row("D4")
 async def test_a_token_is_its_principal_with_its_scopes_and_agents(tokens: Tokens) -> None:
-    _, text = await new_token(tokens, Scope.CALL, agents=["b", "a", "a"])
-    assert tokens.principal_of(text, NOW) == Principal(
-        "token:ci", frozenset({Scope.CALL}), frozenset({"a", "b"})
-    )
+    token, text = await new_token(tokens, Scope.CALL, agents=["b", "a", "a"])
+    expected = Principal("token:ci", frozenset({Scope.CALL}), frozenset({"a", "b"}), token.id)
+    assert tokens.principal_of(text, NOW) == expected
+    assert tokens.principal_of_id(token.id, NOW) == expected
 
 
 @pytest.mark.row("D4")

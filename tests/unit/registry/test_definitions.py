@@ -31,8 +31,6 @@ PROMISES: dict[str, tuple[Any, Any]] = {
 }
 OPTIONS: dict[str, tuple[Any, Any]] = {
     "max_length": (10, None),
-    "wait_for_approval": (True, False),
-    "idempotency_key": ("k", None),
 }
 
 
@@ -85,8 +83,8 @@ def test_container_for_one_call_is_for_the_wall_to_refuse() -> None:
 
 @pytest.mark.row("P11")
 def test_all_unenforced_options_are_found_at_once() -> None:
-    found = unenforced_options(CallOptions(idempotency_key="k", max_length=5))
-    assert [name for name, _ in found] == ["idempotency_key", "max_length"]
+    found = unenforced_options(CallOptions(max_length=5))
+    assert [name for name, _ in found] == ["max_length"]
 
 
 @pytest.mark.row("T1")

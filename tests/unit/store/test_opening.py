@@ -24,7 +24,7 @@ from fumehood.store.errors import (
 )
 from fumehood.store.migrations import STEPS
 from fumehood.store.schema import METADATA
-from support.state import Events, keys, put
+from support.state import Events, keys, pages_of, put
 
 pytestmark = pytest.mark.row("D6")
 
@@ -84,7 +84,8 @@ def test_database_and_the_files_beside_it_are_private_whatever_the_umask(
         database.close()
     finally:
         os.umask(before)
-    assert modes == {"state.db": 0o600, "state.db-wal": 0o600, "state.db-shm": 0o600}
+    names = {"audit.key", "state.db", "state.db-wal", "state.db-shm"}
+    assert modes == dict.fromkeys(names, 0o600)
 
 
 def test_database_that_others_could_read_is_closed_to_them(path: Path) -> None:
@@ -96,7 +97,7 @@ def test_database_that_others_could_read_is_closed_to_them(path: Path) -> None:
 
 def test_closed_database_is_one_file_that_opens_again(home: Path, path: Path) -> None:
     make(path, "k")
-    assert [file.name for file in home.iterdir()] == ["state.db"]
+    assert {file.name for file in home.iterdir()} == {"audit.key", "state.db"}
     database = open_database(path)
     assert database.read_now(keys) == {"k"}
     database.close()
@@ -237,8 +238,8 @@ def test_damage_deep_inside_is_found_after_a_crash(home: Path, path: Path) -> No
 
 def test_damage_that_shows_later_is_an_error_and_said_once(path: Path) -> None:
     make(path, *(f"k{number}" for number in range(2000)))
-    whole = path.read_bytes()
-    spoil(path, 4096 * 2, len(whole) - 4096 * 2)  # the schema stays readable
+    for page in pages_of(path, "meta", "sqlite_autoindex_meta_1"):
+        spoil(path, 4096 * (page - 1), 4096)
     events = Events()
     database = open_database(path, events)
     for _ in range(3):
@@ -249,6 +250,16 @@ def test_damage_that_shows_later_is_an_error_and_said_once(path: Path) -> None:
     database.close()
     assert events.named("state.read_failed") == [{"reason": "database disk image is malformed"}]
     assert len(events.named("state.write_failed")) <= 1
+
+
+def test_damage_of_the_audit_chain_is_met_at_the_start(home: Path, path: Path) -> None:
+    make(path, "k")
+    (page,) = pages_of(path, "audit")
+    spoil(path, 4096 * (page - 1), 4096)
+    before = contents(home)
+    with pytest.raises(DamagedState, match="is damaged"):
+        open_database(path)
+    assert contents(home) == before
 
 
 @pytest.mark.parametrize("side", ["-wal", "-journal"])

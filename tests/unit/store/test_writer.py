@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, insert, text
+from sqlalchemy import Connection, create_engine, insert, text
 
 from fumehood.model.errors import EngineError
 from fumehood.store import writer as writer_module
@@ -343,3 +343,70 @@ def test_statements_of_several_tables_may_be_posted(database: Database) -> None:
             database.post(statement, {"key": f"k{number}", "value": ""})
     wait_until(lambda: len(database.write_now(keys)) == 6)
     assert len(call_ids(database)) == 6
+
+
+@pytest.mark.row("D6")
+def test_hook_is_called_around_flushed_commits_and_no_others(home: Path) -> None:
+    heard: list[tuple[str, int, set[str]]] = []
+    path = home / "state.db"
+
+    def hook(moment: str, number: int) -> None:
+        seen = create_engine(f"sqlite:///{path}")
+        with seen.connect() as connection:
+            heard.append((moment, number, keys(connection)))
+        seen.dispose()
+
+    database = open_database(path, commit_hook=hook)
+    database.write_now(put("a"))
+    post(database, 1)
+    database._writer.flush().result(20)
+    assert database.read_now(keys) == {"a"}
+    with pytest.raises(WriteFailed):
+        database.write_now(put("a"))  # an attempt is committed too, without it
+    database.write_now(put("b"))
+    database.close()
+    assert heard == [
+        ("before", 1, set()), ("after", 1, {"a"}),
+        ("before", 2, {"a"}), ("after", 2, {"a"}),
+        ("before", 3, {"a"}), ("after", 3, {"a", "b"}),
+    ]  # fmt: skip
+
+
+@pytest.mark.row("D6")
+def test_rows_posted_alike_are_written_together_in_order(database: Database) -> None:
+    groups: list[list[str]] = []
+
+    def keep(connection: Connection, rows: list[dict[str, Any]]) -> None:
+        groups.append([row["key"] for row in rows])
+        connection.execute(insert(META), rows)
+
+    with writer_held(database):
+        for key in ("a", "b"):
+            database.post(keep, {"key": key, "value": ""})
+        post(database, 1)
+        database.post(keep, {"key": "c", "value": ""})
+    database._writer.flush().result(20)
+    assert groups == [["a", "b"], ["c"]]
+    assert database.read_now(keys) == {"a", "b", "c"}
+    assert len(call_ids(database)) == 1
+
+
+@pytest.mark.row("D6")
+def test_posted_row_that_is_refused_takes_none_of_its_group_with_it(
+    database: Database, events: Events
+) -> None:
+    """Whatever else its function had written for it goes, too."""
+
+    def keep(connection: Connection, rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            put(f"beside-{row['key']}")(connection)
+            put(row["key"])(connection)
+
+    database.write_now(put("b"))
+    with writer_held(database):
+        for key in ("a", "b", "c"):
+            database.post(keep, {"key": key, "value": ""})
+    database._writer.flush().result(20)
+    assert database.read_now(keys) == {"a", "b", "c", "beside-a", "beside-c"}
+    assert database.lost_posts == 1
+    assert [told["refused_rows"] for told in events.named("state.rows_refused")] == [1]

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fumehood.daemon.answers import answer, engine_of, parse_body, read_json
-from fumehood.daemon.caller import require_admin
+from fumehood.daemon.caller import require_admin, require_authority
 from fumehood.daemon.operation import Needs, Operation
 from fumehood.model.answers import (
     ApproverAnswer,
@@ -86,8 +86,11 @@ async def remove_approver(request: Request) -> Response:
 
 
 async def list_changes(request: Request) -> Response:
-    """The newest 100 changes of authority, of agents and of the registry."""
-    await require_admin(request)
+    """The newest 100 changes of authority, of agents and of the registry.
+
+    Approvers see them, too.
+    """
+    await require_authority(request)
     database = engine_of(request).database
     rows = await database.read(lambda c: changes.list_changes(c, SHOWN_CHANGES))
     items = tuple(Change.model_validate(row) for row in rows)
@@ -132,5 +135,5 @@ OPERATIONS = [
         parameters={"approver": "An approver's name."},
         errors=frozenset({ResourceNotFound}),
     ),
-    Operation("GET", "/v1/changes", list_changes, Needs.ADMIN, data=ChangeList),
+    Operation("GET", "/v1/changes", list_changes, Needs.APPROVER, data=ChangeList),
 ]

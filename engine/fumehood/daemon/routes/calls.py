@@ -14,16 +14,20 @@ from fumehood.daemon.operation import Needs, Operation
 from fumehood.daemon.routes.tools import TOOL
 from fumehood.engine import Engine, parse_call_body, parse_call_query
 from fumehood.model.answers import CallAnswer, CallList, Pagination
+from fumehood.model.approval import Approval
 from fumehood.model.call import CallBody
-from fumehood.model.call_log import CallQuery
+from fumehood.model.call_log import CallQuery, CallRecord
+from fumehood.model.envelope import UsageReport
 from fumehood.model.errors import (
     ERROR_CODES,
     EngineError,
     InvalidParams,
     MethodNotAllowed,
+    RequiresHumanApproval,
     ResourceNotFound,
     Unauthorized,
 )
+from fumehood.observe.clock import timestamp
 
 CALL_ERRORS = frozenset(ERROR_CODES.values()) - {MethodNotAllowed}
 """Every code of the table: a client that knows them is not broken by the next gate."""
@@ -71,10 +75,44 @@ async def list_calls(request: Request) -> Response:
 
 
 async def show_call(request: Request) -> Response:
-    """One call of the caller's own."""
+    """One call of the caller's own.
+
+    Where a human was asked, also the approval, and once the call has ended its envelope.
+    """
     principal = require_principal(request)
-    record = await engine_of(request).find_call(request.path_params["call_id"], principal)
-    return answer(request, CallAnswer(call=record))
+    call_id: str = request.path_params["call_id"]
+    engine = engine_of(request)
+    approval = await engine.desk.of_call(call_id, principal)
+    envelope = await engine.desk.answer_of(call_id, principal)
+    try:
+        record = await engine.find_call(call_id, principal)
+    except ResourceNotFound:  # a call that waits with its caller is not in the log yet
+        if approval is None:
+            raise
+        record = _waiting(approval, engine)
+    return answer(request, CallAnswer(call=record, approval=approval, envelope=envelope))
+
+
+def _waiting(approval: Approval, engine: Engine) -> CallRecord:
+    return CallRecord(
+        call_id=approval.call_id,
+        timestamp=timestamp(approval.created_at),
+        principal_id=approval.principal_id,
+        agent_id=approval.agent_id,
+        session_id=approval.session_id,
+        trace_id=approval.trace_id,
+        tool_name=approval.tool,
+        tool_version=approval.tool_version,
+        code=RequiresHumanApproval.code,
+        ended_by=None,
+        execution_time_ms=0,
+        cpu_ms=None,
+        cost=UsageReport().cost,
+        currency=engine.config.prices.currency,
+        input_tokens=0,
+        output_tokens=0,
+        tokens_used=0,
+    )
 
 
 OPERATIONS = [

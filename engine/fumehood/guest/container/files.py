@@ -16,6 +16,7 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from fumehood.guest.container.survey import Survey, hold_to
 from fumehood.guest.container.walk import (
     DIRECTORY_FLAGS,
     NEW_FLAGS,
@@ -143,7 +144,11 @@ def _read(arguments: Result) -> Result:
 
 
 def _write(arguments: Result) -> Result:
+    """With `expected` only where all that it looks at is as it was seen."""
     path, mode = arguments["path"], arguments["mode"]
+    if "expected" in arguments:
+        for refused in hold_to(arguments).values():
+            raise Refused(refused.fault or "invalid", refused.message)
     content = base64.b64decode(arguments["content_base64"])
     with parent_of(path, make=True) as (directory, name):
         if mode == "append":
@@ -225,12 +230,20 @@ def _drop_quietly(name: str, top: int) -> None:
         pass
 
 
+def _survey(arguments: Result) -> Result:
+    return Survey(arguments["of"]).told()
+
+
 def _delete(arguments: Result) -> Result:
+    """With `expected` as `_write`, and what was not going to go then, stays now."""
+    refused = hold_to(arguments) if "expected" in arguments else {}
     deleted: list[str] = []
     missing: list[str] = []
     failed: list[Result] = []
     for path in arguments["paths"][:MAX_PATHS]:
         try:
+            if path in refused:
+                raise Refused(refused[path].fault or "invalid", refused[path].message)
             with parent_of(path) as (directory, name):
                 _remove(name, directory, path, bool(arguments["recursive"]))
             deleted.append(path)
@@ -328,4 +341,5 @@ _VERBS: dict[str, Callable[[Result], Result]] = {
     "finish": _finish,
     "drop": _drop,
     "delete": _delete,
+    "survey": _survey,
 }

@@ -207,6 +207,31 @@ class ContainerWall:
         self._shelf.must_run(name, language)
         return name
 
+    async def until_known(self, image: str) -> None:
+        """Wait, bounded, for the first look, and look for an image that was not seen by then.
+
+        Raises:
+            SandboxUnavailable: it is not there, or Docker does not say.
+        """
+        await self._until_looked()
+        if image not in self._shelf.found:
+            await self._look_for(image)
+        if image not in self._shelf.found:
+            if image in self._shelf.missing:
+                raise copy.copy(self._shelf.missing[image])
+            raise SandboxUnavailable(
+                f"What the image {image!r} is cannot be found out now.",
+                retry_after_ms=RETRY_AFTER_MS,
+            )
+
+    def facts_of(self, image: str | None) -> JsonObject:
+        """The image's digest, as far as it is known now, and the runtime."""
+        found = self._shelf.found.get(image) if image is not None else None
+        return {
+            "image_digest": found.id if found is not None else None,
+            "runtime": self._settings.runtime or "default",
+        }
+
     def lease(
         self,
         domain: TrustDomain,

@@ -10,11 +10,17 @@ from collections.abc import Callable
 
 from sqlalchemy import Connection
 
-from fumehood.store.migrations import m0001_foundations, m0002_blobs, m0003_sessions
+from fumehood.store.migrations import (
+    m0001_foundations,
+    m0002_blobs,
+    m0003_sessions,
+    m0004_approvals,
+)
 
 STEPS: tuple[Callable[[Connection], None], ...] = (
     m0001_foundations.upgrade,
     m0002_blobs.upgrade,
     m0003_sessions.upgrade,
+    m0004_approvals.upgrade,
 )
 """In order; the schema's version is how many of them a database has passed."""

@@ -10,8 +10,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood.registry import yaml_values
-from fumehood.registry.yaml_values import MAX_VALUES, YamlError, loads
+from fumehood.wire import yaml_values
+from fumehood.wire.yaml_values import MAX_VALUES, YamlError, loads
 
 
 @pytest.fixture(params=["libyaml", "pure Python"], autouse=True)

@@ -1,6 +1,6 @@
 """YAML as plainly as JSON: one document of objects, arrays and scalars, and nothing else.
 
-Host side, asked by `definition_file`. The library only splits the text into events; what they
+Host side, asked by `plain_values`. The library only splits the text into events; what they
 mean is decided here, by the core schema of YAML 1.2 (`no` is a string, `010` is ten).
 Invariants: what an anchor or a tag would make of the text is never made, because both are
 refused; nesting and the number of values are capped while reading, so a text costs no more
@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from fumehood.wire.strict_json import MAX_DEPTH, MAX_INTEGER_DIGITS
+from fumehood.wire.toml_lines import Lines, Path
 
 MAX_VALUES = 200_000
 """Scalars, arrays and objects of one text. A definition has some dozens."""
@@ -39,8 +40,8 @@ class YamlError(ValueError):
     """The text is not YAML, or holds more than JSON could. The message says where."""
 
 
-def loads(text: str) -> Any:
-    """Parse one document.
+def loads(text: str, lines: Lines | None = None) -> Any:
+    """Parse one document. `lines` is filled with where every value begins.
 
     Raises:
         YamlError: not YAML; not exactly one document; a directive, anchor, alias or tag; a key
@@ -51,7 +52,7 @@ def loads(text: str) -> Any:
         # libyaml compares each with all before it: time quadratic in their number.
         raise YamlError("directives (lines that begin with '%') are not accepted")
     try:
-        return _one_document(iter(yaml.parse(text, Loader=_Loader)))
+        return _one_document(iter(yaml.parse(text, Loader=_Loader)), _Builder(lines))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark is not None else ""
@@ -60,8 +61,7 @@ def loads(text: str) -> Any:
         raise YamlError("not YAML: it holds characters that YAML does not allow") from None
 
 
-def _one_document(events: Iterator[Any]) -> Any:
-    builder = _Builder()
+def _one_document(events: Iterator[Any], builder: _Builder) -> Any:
     documents = 0
     for event in events:
         if isinstance(event, yaml.DocumentStartEvent):
@@ -80,11 +80,14 @@ def _one_document(events: Iterator[Any]) -> Any:
 class _Builder:
     """Puts values together without recursion: the depth is the sender's choice."""
 
-    def __init__(self) -> None:
+    def __init__(self, lines: Lines | None) -> None:
         self.root: Any = None
         self._open: list[Any] = []
         self._keys: list[str | None] = []
         self._count = 0
+        self._lines = lines
+        self._within: Path = ()
+        """Where the innermost open value lies."""
 
     def take(self, event: Any) -> None:
         self._count += 1
@@ -99,15 +102,18 @@ class _Builder:
                 self._put(value, event)
             return
         opened: Any = {} if isinstance(event, yaml.MappingStartEvent) else []
+        within = self._path()
         self._put(opened, event)
         if len(self._open) >= MAX_DEPTH:
             raise YamlError(f"nested deeper than {MAX_DEPTH} levels{_at(event)}")
         self._open.append(opened)
         self._keys.append(None)
+        self._within = within
 
     def close(self) -> None:
         self._open.pop()
         self._keys.pop()
+        self._within = self._within[:-1]
 
     def _begin_pair(self, key: Any, event: Any) -> None:
         if not isinstance(key, str):
@@ -115,8 +121,19 @@ class _Builder:
         if key in self._open[-1]:
             raise YamlError(f"the key {key[:40]!a} is given twice{_at(event)}")
         self._keys[-1] = key
+        if self._lines is not None and event.start_mark is not None:
+            self._lines[self._path()] = event.start_mark.line + 1
+
+    def _path(self) -> Path:
+        """Where the value lies that is put next."""
+        if not self._open:
+            return ()
+        innermost, key = self._open[-1], self._keys[-1]
+        return (*self._within, len(innermost) if isinstance(innermost, list) else str(key))
 
     def _put(self, value: Any, event: Any) -> None:
+        if self._lines is not None and event.start_mark is not None:
+            self._lines.setdefault(self._path(), event.start_mark.line + 1)
         if not self._open:
             self.root = value
             return

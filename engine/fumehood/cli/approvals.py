@@ -1,0 +1,511 @@
+"""`fumehood approvals`: what waits for a human's yes, and saying it.
+
+Deciding needs an approver's credential, which is typed on the terminal. What is decided on is
+what was shown: its version goes with the decision, and if it has changed meanwhile nothing is done.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from fumehood.cli.control import CredentialStdin
+from fumehood.cli.exits import ExitCode, fail
+from fumehood.cli.reach import ControlSocketPath, SocketPath, calling, controlling
+from fumehood.model.approval import (
+    Approval,
+    ApprovalState,
+    NewDecision,
+    OneOfSeveral,
+    RememberedRule,
+    RememberWish,
+)
+from fumehood.model.json_types import JsonObject
+
+if TYPE_CHECKING:
+    from fumehood.client import ControlClient
+
+approvals = typer.Typer(help="Calls that wait for a human's yes.", no_args_is_help=True)
+
+MAX_LISTED = 1000
+PAGE = 100
+SHOWN_CHANGES = 5
+CHANGES_SINCE = timedelta(days=1)
+ENDED = frozenset({"approved", "denied", "expired", "cancelled", "done", "failed", "interrupted"})
+
+ApprovalId = Annotated[str, typer.Argument(help="The approval's id, apr_….")]
+ApprovalIds = Annotated[list[str], typer.Argument(help="Approvals' ids, apr_….")]
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
+Mine = Annotated[
+    bool, typer.Option("--mine", help="Those of your own calls, by the callers' socket.")
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not show it and ask; for scripts.")]
+Version = Annotated[
+    int | None,
+    typer.Option("--version", help="Only if it still is the version that was looked at."),
+]
+
+
+@approvals.command("list")
+def list_approvals(
+    state: Annotated[
+        str, typer.Option(help="pending, approved, denied, …, or any for every one.")
+    ] = "pending",
+    tool: Annotated[str | None, typer.Option(help="Of this tool.")] = None,
+    agent: Annotated[str | None, typer.Option(help="Of calls made for this agent.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_LISTED, help="At most so many.")] = 50,
+    mine: Mine = False,
+    as_json: AsJson = False,
+    credential_stdin: CredentialStdin = False,
+    socket: ControlSocketPath = None,
+) -> None:
+    """List what waits for a yes, newest first; and who changed authority since yesterday."""
+    from fumehood.cli.show import wants_json
+
+    query = {"state": _state(state), "tool": tool, "agent": agent}
+    with _seeing(mine, socket, credential_stdin, as_json=as_json) as client:
+        found, has_more = _newest(client.approvals, query, limit)
+        changes = () if mine or wants_json(as_json) else client.changes()
+    if wants_json(as_json):
+        _show_json([approval.model_dump(mode="json") for approval in found])
+        return
+    _show_list(found)
+    if has_more:
+        print(f"There are more: --limit takes up to {MAX_LISTED}.", file=sys.stderr)
+    _show_changes(changes)
+
+
+@approvals.command("show")
+def show_approval(
+    approval_id: ApprovalId,
+    mine: Mine = False,
+    as_json: AsJson = False,
+    credential_stdin: CredentialStdin = False,
+    socket: ControlSocketPath = None,
+) -> None:
+    """Show one approval whole: every argument, and what will change."""
+    with _seeing(mine, socket, credential_stdin, as_json=as_json) as client:
+        found = client.approvals.show(approval_id)
+    _show_one(found, as_json=as_json)
+
+
+@approvals.command("approve")
+def approve(
+    approval_ids: ApprovalIds,
+    edit: Annotated[
+        str | None,
+        typer.Option(metavar="JSON|@FILE", help="Other arguments: all of them, as a JSON object."),
+    ] = None,
+    reason: Annotated[str | None, typer.Option(help="Why, for the record.")] = None,
+    remember: Annotated[
+        bool, typer.Option("--remember", help="Allow the like of it in this session, too.")
+    ] = False,
+    remember_until: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Allow the like of it for so long (30m, 2h) or until."),
+    ] = None,
+    uses: Annotated[int | None, typer.Option(min=1, help="How often that may be used.")] = None,
+    same: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Only this argument must be equal then; repeatable."),
+    ] = None,
+    any_arguments: Annotated[
+        bool, typer.Option("--any-arguments", help="No argument must be equal then.")
+    ] = False,
+    version: Version = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+    credential_stdin: CredentialStdin = False,
+    socket: ControlSocketPath = None,
+) -> None:
+    """Approve calls: each is shown, then asked about. Several are approved all or none."""
+    wish = _wish(remember, remember_until, uses, same, any_arguments=any_arguments)
+    arguments = None if edit is None else _edited(edit)
+    decision = NewDecision(decision="approve", reason=reason, arguments=arguments, remember=wish)
+    if len(approval_ids) > 1 and (edit is not None or version is not None):
+        fail("--edit and --version go with one approval.", ExitCode.USAGE)
+    _decide(
+        approval_ids, decision, version, yes=yes, as_json=as_json,
+        credential_stdin=credential_stdin, socket=socket,
+    )  # fmt: skip
+
+
+@approvals.command("deny")
+def deny(
+    approval_ids: ApprovalIds,
+    reason: Annotated[
+        str | None, typer.Option(help="Why. The model is told, so that it does something else.")
+    ] = None,
+    version: Version = None,
+    as_json: AsJson = False,
+    credential_stdin: CredentialStdin = False,
+    socket: ControlSocketPath = None,
+) -> None:
+    """Deny calls. Nothing is asked: a no does no harm."""
+    if len(approval_ids) > 1 and version is not None:
+        fail("--version goes with one approval.", ExitCode.USAGE)
+    decision = NewDecision(decision="deny", reason=reason)
+    _decide(
+        approval_ids, decision, version, yes=True, as_json=as_json,
+        credential_stdin=credential_stdin, socket=socket,
+    )  # fmt: skip
+
+
+@approvals.command("watch")
+def watch(
+    as_json: AsJson = False,
+    credential_stdin: CredentialStdin = False,
+    socket: ControlSocketPath = None,
+) -> None:
+    """Show approvals as they come and end, until Ctrl-C. One line each; a bell for a new one."""
+    from fumehood.cli.show import wants_json
+
+    try:
+        with controlling(socket, credential_stdin=credential_stdin, as_json=as_json) as client:
+            for approval in _followed(client):
+                _show_line(approval, as_json=wants_json(as_json))
+    except KeyboardInterrupt:
+        raise typer.Exit(ExitCode.SUCCESS) from None
+
+
+@approvals.command("resolve")
+def resolve(
+    approval_id: ApprovalId,
+    outcome: Annotated[Literal["done", "failed"], typer.Option(help="As you found it.")],
+    note: Annotated[str | None, typer.Option(help="How you know, for the record.")] = None,
+    as_json: AsJson = False,
+    credential_stdin: CredentialStdin = False,
+    socket: ControlSocketPath = None,
+) -> None:
+    """Say what became of a call that the engine's end interrupted. It is not run again."""
+    with controlling(socket, credential_stdin=credential_stdin, as_json=as_json) as client:
+        found = client.approvals.resolve(approval_id, outcome, note=note)
+    _show_decided([found], as_json=as_json)
+
+
+@approvals.command("cancel")
+def cancel(approval_id: ApprovalId, as_json: AsJson = False, socket: SocketPath = None) -> None:
+    """Take back a call of your own that waits."""
+    with calling(socket, as_json=as_json) as client:
+        found = client.approvals.cancel(approval_id)
+    _show_decided([found], as_json=as_json)
+
+
+@approvals.command("remembered")
+def remembered(
+    every: Annotated[
+        bool, typer.Option("--all", help="Also those that were taken back or are used up.")
+    ] = False,
+    as_json: AsJson = False,
+    credential_stdin: CredentialStdin = False,
+    socket: ControlSocketPath = None,
+) -> None:
+    """List the rules that approvers' decisions left behind."""
+    from fumehood.cli.approval_view import one_line, visible
+    from fumehood.cli.show import wants_json
+    from fumehood.cli.tables import Field, show_table
+
+    with controlling(socket, credential_stdin=credential_stdin, as_json=as_json) as client:
+        rules = [rule for rule in client.approvals.remembered() if every or _holds(rule)]
+    if wants_json(as_json):
+        _show_json([rule.model_dump(mode="json") for rule in rules])
+        return
+    fields = (
+        Field("rule", whole=True), Field("tool"), Field("who"), Field("where equal"),
+        Field("until (UTC)", drop=2), Field("uses left", drop=1), Field("by", drop=3),
+    )  # fmt: skip
+    rows = [
+        (
+            rule.id, visible(rule.tool), visible(rule.agent_id or rule.principal_id),
+            one_line(json.dumps(rule.arguments, ensure_ascii=False), 200),
+            f"{rule.expires_at:%Y-%m-%d %H:%M}" if rule.expires_at else "session's end",
+            "any" if rule.uses_left is None else str(rule.uses_left), rule.created_by,
+        )
+        for rule in rules
+    ]  # fmt: skip
+    show_table(fields, rows)
+
+
+@approvals.command("forget")
+def forget(
+    rule_id: Annotated[str, typer.Argument(help="The rule's id, as `remembered` lists it.")],
+    credential_stdin: CredentialStdin = False,
+    socket: ControlSocketPath = None,
+) -> None:
+    """End a remembered rule: what it allowed is asked about again."""
+    with controlling(socket, credential_stdin=credential_stdin) as client:
+        client.approvals.forget(rule_id)
+
+
+def _holds(rule: RememberedRule) -> bool:
+    is_over = rule.expires_at is not None and rule.expires_at <= datetime.now(UTC)
+    return rule.removed_at is None and rule.uses_left != 0 and not is_over
+
+
+def _decide(
+    approval_ids: Sequence[str],
+    decision: NewDecision,
+    version: int | None,
+    *,
+    yes: bool,
+    as_json: bool,
+    credential_stdin: bool,
+    socket: Path | None,
+) -> None:
+    """Show, ask, and decide on exactly what was shown."""
+    if not yes and (credential_stdin or not sys.stdin.isatty()):
+        fail("Nobody can be asked here. Look at it first, then add --yes.", ExitCode.USAGE)
+    with controlling(socket, credential_stdin=credential_stdin, as_json=as_json) as client:
+        seen = [client.approvals.show(approval_id) for approval_id in dict.fromkeys(approval_ids)]
+        if not yes:
+            _ask(client, seen, decision)
+        items = [
+            OneOfSeveral(
+                approval_id=approval.id,
+                version=approval.version if version is None else version,
+                decision=decision,
+            )
+            for approval in seen
+        ]
+        decided = _send(client, items)
+    _show_decided(decided, as_json=as_json)
+
+
+def _send(client: ControlClient, items: Sequence[OneOfSeveral]) -> Sequence[Approval]:
+    if len(items) > 1:
+        return client.approvals.decide_all(items)
+    (item,) = items
+    chosen = item.decision
+    if chosen.decision == "deny":
+        return [client.approvals.deny(item.approval_id, version=item.version, reason=chosen.reason)]
+    return [
+        client.approvals.approve(
+            item.approval_id,
+            version=item.version,
+            reason=chosen.reason,
+            arguments=chosen.arguments,
+            remember=chosen.remember,
+        )
+    ]
+
+
+def _ask(client: ControlClient, seen: Sequence[Approval], decision: NewDecision) -> None:
+    """All of it on standard error, and only the word `yes` goes on."""
+    from fumehood.cli.approval_view import Line, approval_lines, rule_lines
+
+    columns = _columns()
+    for approval in seen:
+        lines = approval_lines(approval, datetime.now(UTC), columns)
+        if decision.arguments is not None:
+            edited = approval.model_copy(update={"arguments": decision.arguments, "preview": None})
+            lines += [Line(""), Line("AS EDITED", "head")]
+            lines += approval_lines(edited, datetime.now(UTC), columns)
+        if decision.remember is not None:
+            rule = client.approvals.preview_remember(approval.id, decision.remember)
+            lines += [Line(""), Line("and remember this rule", "head"), *rule_lines(rule, columns)]
+        _print_lines([*lines, Line("")], to_stderr=True)
+    what = seen[0].id if len(seen) == 1 else f"all {len(seen)}"
+    print(f"Approve {what}? Type yes: ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() != "yes":
+        fail("Nothing was decided.", ExitCode.TOOL_FAILED)
+
+
+def _followed(client: ControlClient) -> Iterator[Approval]:
+    """Those that are open, oldest first, then whatever changes."""
+    versions: dict[str, int] = {}
+    changes = client.approvals.next_change(-1)
+    is_first = True
+    while True:
+        found, _ = _newest(client.approvals, {"state": None}, PAGE)
+        for approval in reversed(found):
+            is_news = versions.get(approval.id) != approval.version
+            versions[approval.id] = approval.version
+            if is_news and not (is_first and approval.state in ENDED):
+                yield approval
+        is_first = False
+        kept = {approval.id for approval in found}
+        versions = {key: value for key, value in versions.items() if key in kept}
+        changes = client.approvals.next_change(changes)
+
+
+def _newest(seen: Any, query: JsonObject, limit: int) -> tuple[list[Approval], bool]:
+    found: list[Approval] = []
+    cursor = None
+    while True:
+        page = seen.list(**query, limit=min(PAGE, limit - len(found)), cursor=cursor)
+        found += page.items
+        cursor = page.next_cursor
+        if cursor is None or len(found) >= limit:
+            return found, page.has_more
+
+
+@contextmanager
+def _seeing(
+    mine: bool, socket: Path | None, credential_stdin: bool, *, as_json: bool
+) -> Iterator[Any]:
+    """A client that sees one's own, or everybody's."""
+    if mine:
+        if credential_stdin:
+            fail("--mine needs no credential.", ExitCode.USAGE)
+        with calling(socket, as_json=as_json) as own:
+            yield own
+        return
+    with controlling(socket, credential_stdin=credential_stdin, as_json=as_json) as every:
+        yield every
+
+
+def _state(given: str) -> str | None:
+    if given == "any":
+        return None
+    known = [state.value for state in ApprovalState]
+    if given not in known:
+        fail(f"--state takes {', '.join(known)}, or any.", ExitCode.USAGE)
+    return given
+
+
+def _edited(given: str) -> JsonObject:
+    from fumehood.cli.call import read_arguments
+
+    return read_arguments(given)
+
+
+def _wish(
+    remember: bool,
+    until: str | None,
+    uses: int | None,
+    same: list[str] | None,
+    *,
+    any_arguments: bool,
+) -> RememberWish | None:
+    if not remember and until is None:
+        if uses is not None or same or any_arguments:
+            fail("--uses, --same and --any-arguments go with --remember.", ExitCode.USAGE)
+        return None
+    if remember and until is not None:
+        fail("Choose --remember or --remember-until.", ExitCode.USAGE)
+    if same and any_arguments:
+        fail("Choose --same or --any-arguments.", ExitCode.USAGE)
+    given: JsonObject = {"scope": "session" if until is None else "until", "uses": uses}
+    given["until"] = None if until is None else _moment(until, datetime.now(UTC))
+    if same or any_arguments:
+        given["arguments"] = tuple(same or ())
+    return RememberWish(**{name: value for name, value in given.items() if value is not None})
+
+
+def _moment(text: str, now: datetime) -> datetime:
+    from fumehood.cli.moments import AGE, UNITS_S
+
+    age = AGE.match(text)
+    try:
+        if age is not None:
+            return now + timedelta(seconds=int(age[1]) * UNITS_S[age[2]])
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):
+        fail(
+            "--remember-until takes how long (30m, 2h, 1d) or a time (2026-01-31T09:30).",
+            ExitCode.USAGE,
+        )
+
+
+def _columns() -> int:
+    return shutil.get_terminal_size().columns
+
+
+def _show_json(value: Any) -> None:
+    """In ASCII: what a stranger wrote could turn what a terminal shows."""
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+def _show_one(approval: Approval, *, as_json: bool) -> None:
+    from fumehood.cli.approval_view import approval_lines
+    from fumehood.cli.show import wants_json
+
+    if wants_json(as_json):
+        _show_json(approval.model_dump(mode="json"))
+    else:
+        _print_lines(approval_lines(approval, datetime.now(UTC), _columns()), to_stderr=False)
+
+
+def _show_decided(decided: Sequence[Approval], *, as_json: bool) -> None:
+    from fumehood.cli.show import wants_json
+
+    if wants_json(as_json):
+        documents = [approval.model_dump(mode="json") for approval in decided]
+        _show_json(documents if len(documents) > 1 else documents[0])
+        return
+    for approval in decided:
+        _show_line(approval, as_json=False)
+
+
+def _show_list(found: Sequence[Approval]) -> None:
+    from fumehood.cli.approval_view import ago, one_line, visible
+    from fumehood.cli.tables import Field, show_table
+
+    now = datetime.now(UTC)
+    fields = (
+        Field("approval", whole=True), Field("state"), Field("tool"), Field("asked by", drop=1),
+        Field("expires", drop=2), Field("arguments", drop=3),
+    )  # fmt: skip
+    rows = [
+        (
+            approval.id,
+            approval.state.value,
+            visible(f"{approval.tool}@{approval.tool_version}"),
+            visible(approval.agent_id or approval.principal_id),
+            ago(approval.expires_at, now) if approval.state is ApprovalState.PENDING else "",
+            one_line(json.dumps(approval.arguments, ensure_ascii=False), 120),
+        )
+        for approval in found
+    ]
+    show_table(fields, rows)
+
+
+def _show_line(approval: Approval, *, as_json: bool) -> None:
+    """One approval on one line, at once: whoever reads may be waiting."""
+    from fumehood.cli.approval_view import one_line, visible
+
+    if as_json:
+        line = json.dumps(approval.model_dump(mode="json"))
+    else:
+        bell = "\a" if approval.state is ApprovalState.PENDING else ""
+        who = visible(approval.agent_id or approval.principal_id)
+        tool = visible(f"{approval.tool}@{approval.tool_version}")
+        shown = one_line(json.dumps(approval.arguments, ensure_ascii=False), 60)
+        line = f"{bell}{approval.id}  {approval.state.value:<11}  {tool}  {who}  {shown}"
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _show_changes(changes: Sequence[Any]) -> None:
+    """What changed authority lately: somebody else may have done it in one's name."""
+    from fumehood.cli.approval_view import one_line, visible
+
+    since = datetime.now(UTC) - CHANGES_SINCE
+    fresh = [change for change in changes if change.at >= since][:SHOWN_CHANGES]
+    if fresh:
+        print("Authority was changed since yesterday (all: GET /v1/changes):", file=sys.stderr)
+    for change in fresh:
+        text = f"{visible(change.principal_id)} {visible(change.action)} "
+        print(f"  {change.at:%H:%M} {text}{one_line(change.subject, 60)}", file=sys.stderr)
+
+
+def _print_lines(lines: Sequence[Any], *, to_stderr: bool) -> None:
+    """Their text as it is: nothing of it is read as markup."""
+    from rich.console import Console
+    from rich.text import Text
+
+    styles = {
+        "head": "bold", "theirs": "", "plain": "", "added": "green", "removed": "red",
+        "warning": "bold yellow",
+    }  # fmt: skip
+    console = Console(stderr=to_stderr, highlight=False, markup=False, emoji=False)
+    for line in lines:
+        console.print(Text(line.text, style=styles[line.kind]), soft_wrap=True)

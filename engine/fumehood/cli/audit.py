@@ -1,0 +1,174 @@
+"""`fumehood audit`: look through the audit chain, copy it out, give it a new key.
+
+`verify` and `export` read the state directory itself, as its owner, whether an engine runs or
+not: what is to be checked is not asked to check itself.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fumehood.cli.control import AsJson, CredentialStdin
+from fumehood.cli.exits import ExitCode, fail
+from fumehood.cli.reach import ControlSocketPath, controlling
+from fumehood.cli.settings import read_config
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fumehood.store.audit_verify import Anchor, Verdict
+
+audit = typer.Typer(help="The audit chain: verify, export, rotate its key.", no_args_is_help=True)
+
+Files = list[Path] | None
+
+
+@audit.command("verify")
+def verify(
+    anchor: Annotated[
+        Files,
+        typer.Option(help="A file of anchors that was kept elsewhere, or a JSON log; repeatable."),
+    ] = None,
+    export: Annotated[
+        Path | None, typer.Option(help="Look through this export, not the state directory.")
+    ] = None,
+    key: Annotated[
+        Files, typer.Option(help="A copy of a key; repeatable. Default: those beside the state.")
+    ] = None,
+    part: Annotated[bool, typer.Option("--part", help="The export is a part of a chain.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Find what was changed, removed, inserted or reordered, and a tail cut before an anchor."""
+    from fumehood.cli.show import show_json, wants_json
+    from fumehood.cli.tables import printable
+    from fumehood.engine_audit import shown_verdict
+    from fumehood.store.audit_verify import report
+
+    if part and export is None:
+        fail("--part goes with --export.", ExitCode.USAGE)
+    with _in_words():
+        verdict = _verdict(anchor or [], export, key or [], part=part)
+    if wants_json(as_json):
+        show_json(shown_verdict(verdict).model_dump(mode="json"))
+    else:
+        print("\n".join(printable(line) for line in report(verdict)))
+    if verdict.anchors == 0:
+        print(
+            "No anchor was compared: rows that were cut off at the end are not found. Give one "
+            "that was kept elsewhere with --anchor.",
+            file=sys.stderr,
+        )
+    if not verdict.is_intact:
+        raise typer.Exit(ExitCode.TOOL_FAILED)
+
+
+@audit.command("export")
+def export(
+    since: Annotated[str | None, typer.Option(help="Not before this time, in ISO 8601.")] = None,
+    until: Annotated[str | None, typer.Option(help="Before this time, in ISO 8601.")] = None,
+    with_verifier: Annotated[
+        Path | None,
+        typer.Option(help="Put a program that verifies exports, and the anchors, here."),
+    ] = None,
+) -> None:
+    """Write the chain to standard output, as JSON Lines that can be verified elsewhere."""
+    from fumehood.store.audit_offline import exported
+    from fumehood.store.audit_verify import export_line
+
+    state = read_config().state_directory
+    first, last = _moment(since, "--since"), _moment(until, "--until")
+    with _in_words():
+        if with_verifier is not None:
+            _put_verifier(state, with_verifier)
+        with exported(state, first, last) as rows:
+            for row in rows:
+                sys.stdout.write(f"{export_line(row)}\n")
+        sys.stdout.flush()
+
+
+@audit.command("rotate")
+def rotate(
+    as_json: AsJson = False,
+    credential_stdin: CredentialStdin = False,
+    socket: ControlSocketPath = None,
+) -> None:
+    """Go on under a new key. Needs a credential with admin, and a running engine."""
+    from fumehood.cli.show import show_json, wants_json
+
+    with controlling(socket, credential_stdin=credential_stdin, as_json=as_json) as client:
+        rotation = client.audit.rotate()
+    if wants_json(as_json):
+        show_json(rotation.model_dump(mode="json"))
+        return
+    print(f"From row {rotation.seq + 1} on the chain is under the key {rotation.key_id}.")
+    print(f"Keep audit-{rotation.previous_key_id}.key: earlier rows are verified with it.")
+
+
+def _verdict(anchor: list[Path], export: Path | None, key: list[Path], *, part: bool) -> Verdict:
+    from fumehood.store.audit_anchors import load_anchors, own_anchors
+    from fumehood.store.audit_key import all_keys
+    from fumehood.store.audit_offline import verify_state
+    from fumehood.store.audit_verify import read_export, read_key, verify
+
+    state = read_config().state_directory
+    given = [read_key(path.read_text("ascii", "replace")) for path in key]
+    keys = {one.id: one.secret for one in given} if given else None
+    anchors: list[Anchor] = [one for path in anchor for one in _some(load_anchors(path), path)]
+    if export is None:
+        return verify_state(state, [*own_anchors(state), *anchors], keys)
+    with export.open(encoding="utf-8") as lines:
+        known = keys if keys is not None else all_keys(state)
+        return verify(read_export(lines), known, anchors, whole=not part)
+
+
+def _some(anchors: list[Anchor], path: Path) -> list[Anchor]:
+    """A file that was given for its anchors and has none would vouch for anything."""
+    if not anchors:
+        fail(f"There are no anchors in {path}.", ExitCode.USAGE)
+    return anchors
+
+
+def _put_verifier(state: Path, directory: Path) -> None:
+    """The very code that `audit verify` runs: it needs nothing but Python."""
+    from fumehood.store import audit_anchors, audit_verify
+
+    directory.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(audit_verify.__file__, directory / "audit_verify.py")
+    own = state / audit_anchors.FILE_NAME
+    if own.exists():
+        shutil.copyfile(own, directory / audit_anchors.FILE_NAME)
+
+
+def _moment(text: str | None, option: str) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):
+        fail(f"{option} takes a time in ISO 8601, such as 2026-01-31T09:30.", ExitCode.USAGE)
+
+
+@contextmanager
+def _in_words() -> Iterator[None]:
+    from fumehood.store.audit_verify import Unreadable
+    from fumehood.store.errors import StoreError
+
+    try:
+        yield
+    except Unreadable as error:
+        fail(f"{error}.", ExitCode.TOOL_FAILED)
+    except StoreError as error:
+        fail(str(error), ExitCode.UNAVAILABLE)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}", ExitCode.USAGE)
+    except UnicodeDecodeError:
+        fail("the export is not UTF-8 text.", ExitCode.TOOL_FAILED)

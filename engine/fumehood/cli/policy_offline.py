@@ -1,0 +1,219 @@
+"""The policy without a daemon: the tools that are installed, a file of rules, and calls to try.
+
+Tools that were registered over the control socket are in the daemon's state and not known here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fumehood.call.coerce import coerce
+from fumehood.cli.exits import ExitCode, fail
+from fumehood.cli.show import show_json, wants_json
+from fumehood.cli.tables import printable
+from fumehood.config import Config
+from fumehood.gates.policy import PolicyGate
+from fumehood.gates.policy_file import load_policy
+from fumehood.model.decision import CallFacts, Verdict
+from fumehood.model.errors import ToolNotFound
+from fumehood.model.policy import ExplainWish, Explanation, Policy, PolicyError
+from fumehood.model.tool import ToolDefinition
+from fumehood.registry.directory import ToolDirectory
+from fumehood.registry.discover import discover
+from fumehood.registry.index import Source, ToolIndex
+from fumehood.wire.plain_values import FileFault, one_line, read_values
+from fumehood.wire.toml_lines import Lines, line_of
+
+MAX_TEST_FILE_BYTES = 1 << 20
+SUFFIXES = (".toml", ".yaml", ".yml", ".json")
+
+
+class ExpectedCall(BaseModel):
+    """One call of a file of tests, with the decision that it expects."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tool: Annotated[str, Field(max_length=200)]
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    agent: str | None = None
+    principal: str = ""
+    environment: str | None = None
+    over_budget: bool = False
+    expect: Verdict
+    rule: str | None = None
+
+
+class Result(BaseModel):
+    """What became of one of them."""
+
+    model_config = ConfigDict(frozen=True)
+
+    number: int
+    line: int | None
+    tool: str
+    expected: Verdict
+    expected_rule: str | None
+    decided: Verdict
+    rule: str
+    passed: bool
+
+
+class Offline:
+    """The tools that are to be found here."""
+
+    def __init__(self, config: Config, tools_directory: Path | None) -> None:
+        self._config = config
+        self._index = ToolIndex()
+        for fault in discover(self._index, config.host_tools, private=()):
+            _warn(f"{fault.entry_point} was left out: {fault.reason}")
+        if tools_directory is not None:
+            contents = ToolDirectory(
+                tools_directory,
+                owner_of=lambda name: self._index.owner(name, but=Source.DIRECTORY),
+            ).load()
+            self._index.replace_source(Source.DIRECTORY, contents.tools)
+            for left_out in contents.faults:
+                _warn(f"{left_out.file or tools_directory}: {left_out.reason}")
+
+    def load(self, path: Path) -> Policy:
+        """The policy; with a fault the command ends, and all of them are told."""
+        names = [tool.definition.name for tool in self._index]
+        tools = [one.definition for name in names for one in self._index.versions(name)]
+        try:
+            return load_policy(path.absolute(), tools)
+        except PolicyError as refused:
+            fail(str(refused), ExitCode.TOOL_FAILED)
+
+    def explain(self, wish: ExplainWish, policy: Policy, environment: str | None) -> Explanation:
+        """What the policy says of one call."""
+        gate = PolicyGate(policy, environment or self._config.environment)
+        try:
+            tool = self._index.get(wish.tool).definition
+        except ToolNotFound as error:
+            fail(error.message, ExitCode.USAGE)
+        return gate.explain(
+            CallFacts(
+                tool,
+                _effective(wish.arguments, tool),
+                wish.principal_id or "",
+                wish.agent_id,
+                wish.session_id,
+            )
+        )
+
+    def test(self, path: Path, policy: Policy) -> list[Result]:
+        """Decide every call of a file of tests."""
+        gates: dict[str, PolicyGate] = {}
+        results = []
+        for number, (line, call) in enumerate(_read_calls(path), start=1):
+            environment = call.environment or self._config.environment
+            gate = gates.setdefault(environment, PolicyGate(policy, environment))
+            try:
+                tool = self._index.get(call.tool).definition
+            except ToolNotFound as error:
+                _refuse(path, line, f"call {number}: {error.message}")
+            decision = gate.decide(_facts(call, tool))
+            is_rule = call.rule is None or call.rule == decision.rule
+            results.append(
+                Result(
+                    number=number,
+                    line=line,
+                    tool=call.tool,
+                    expected=call.expect,
+                    expected_rule=call.rule,
+                    decided=decision.verdict,
+                    rule=decision.rule,
+                    passed=decision.verdict is call.expect and is_rule,
+                )
+            )
+        return results
+
+
+def show_checked(policy: Policy, *, as_json: bool) -> None:
+    """That nothing is wrong."""
+    if wants_json(as_json):
+        show_json({"version": policy.version, "file": policy.file, "rules": len(policy.rules)})
+        return
+    print(printable(f"{policy.file}: {len(policy.rules)} rules, version {policy.version}"))
+
+
+def show_results(results: list[Result], *, as_json: bool) -> None:
+    """Each call that was decided otherwise than expected, and how many were not."""
+    passed = sum(result.passed for result in results)
+    if wants_json(as_json):
+        items = [result.model_dump(mode="json") for result in results]
+        show_json({"passed": passed, "failed": len(results) - passed, "calls": items})
+        return
+    for result in results:
+        if not result.passed:
+            where = f"line {result.line}, " if result.line is not None else ""
+            wanted = f" by {result.expected_rule}" if result.expected_rule is not None else ""
+            print(
+                printable(
+                    f"{where}{result.tool}: expected {result.expected}{wanted}, decided "
+                    f"{result.decided} by {result.rule}"
+                )
+            )
+    print(f"{passed} of {len(results)} calls are decided as expected")
+
+
+def _facts(call: ExpectedCall, tool: ToolDefinition) -> CallFacts:
+    return CallFacts(
+        tool,
+        _effective(call.arguments, tool),
+        call.principal,
+        call.agent,
+        None,
+        lambda: call.over_budget,
+    )
+
+
+def _effective(arguments: Mapping[str, Any], tool: ToolDefinition) -> dict[str, Any]:
+    """As a call would have them: coerced, and with the tool's defaults. Nothing is refused."""
+    return coerce(dict(arguments), tool)[0]
+
+
+def _read_calls(path: Path) -> list[tuple[int | None, ExpectedCall]]:
+    lines: Lines = {}
+    if path.suffix not in SUFFIXES:
+        _refuse(path, None, f"its name ends in none of {', '.join(SUFFIXES)}")
+    try:
+        data = path.read_bytes()
+        if len(data) > MAX_TEST_FILE_BYTES:
+            _refuse(path, None, "it is larger than 1 MB")
+        document = read_values(path.name, data, lines)
+    except OSError as error:
+        _refuse(path, None, f"it cannot be read: {error.strerror}")
+    except FileFault as fault:
+        _refuse(path, None, str(fault))
+    entries = document.get("calls") if isinstance(document, dict) else None
+    if not isinstance(entries, list) or not entries or len(document) > 1:
+        _refuse(path, None, "it holds no list 'calls', or something besides")
+    return [_parsed(path, lines, number, entry) for number, entry in enumerate(entries)]
+
+
+def _parsed(path: Path, lines: Lines, number: int, entry: Any) -> tuple[int | None, ExpectedCall]:
+    try:
+        return line_of(lines, ("calls", number)), ExpectedCall.model_validate(entry)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, fault["loc"]))
+        line = line_of(lines, ("calls", number, *fault["loc"]))
+        _refuse(path, line, f"call {number + 1}: {where}: {fault['msg']}")
+
+
+def _refuse(path: Path, line: int | None, words: str) -> NoReturn:
+    where = f"{path}:{line}" if line is not None else str(path)
+    fail(f"{where}: {one_line(words)}", ExitCode.USAGE)
+
+
+def _warn(words: str) -> None:
+    print(printable(one_line(words)), file=sys.stderr)
+
+
+__all__ = ["ExpectedCall", "Offline", "Result", "show_checked", "show_results"]

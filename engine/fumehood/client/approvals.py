@@ -1,0 +1,127 @@
+"""The requests about approvals, each as a function that makes one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from fumehood.client.ask import Ask, address, data_of, encode, query_text
+from fumehood.model.answers import (
+    ApprovalAnswer,
+    ApprovalChanges,
+    ApprovalList,
+    CallAnswer,
+    DecidedApprovals,
+    RememberedAnswer,
+    RememberedList,
+)
+from fumehood.model.approval import (
+    Approval,
+    ApprovalPage,
+    NewDecision,
+    OneOfSeveral,
+    RememberedRule,
+    RememberWish,
+    Resolution,
+    SeveralDecisions,
+)
+
+LONGEST_POLL_S = 25.0
+
+
+def list_approvals(**asked: Any) -> Ask[ApprovalPage]:
+    """A page of them, newest first."""
+    read = data_of(ApprovalList)
+    return Ask("GET", address("approvals") + query_text(asked), lambda raw: read(raw).page)
+
+
+def show_approval(approval_id: str) -> Ask[Approval]:
+    """One approval."""
+    return Ask("GET", address("approvals", approval_id), _approval)
+
+
+def cancel_approval(approval_id: str) -> Ask[Approval]:
+    """Take back one's own call."""
+    return Ask("POST", address("approvals", approval_id, "cancel"), _approval)
+
+
+def call_state(call_id: str) -> Ask[CallAnswer]:
+    """One call of the caller's own, with its approval and its answer."""
+    return Ask("GET", address("calls", call_id), data_of(CallAnswer))
+
+
+def decide(approval_id: str, decision: NewDecision, version: int | None) -> Ask[Approval]:
+    """Approve or deny what was seen as this version; None is whatever it is now."""
+    return Ask(
+        "POST",
+        address("approvals", approval_id, "decision"),
+        _approval,
+        encode(_given(decision)),
+        headers=_if_match(version),
+    )
+
+
+def decide_all(items: Iterable[OneOfSeveral]) -> Ask[tuple[Approval, ...]]:
+    """Decide on several, all or none."""
+    read = data_of(DecidedApprovals)
+    body = SeveralDecisions(items=tuple(items))
+    path = address("approvals", "decisions")
+    return Ask("POST", path, lambda raw: read(raw).items, encode(_given(body)))
+
+
+def preview_remember(approval_id: str, wish: RememberWish) -> Ask[RememberedRule]:
+    """The rule that approving with this wish would leave behind."""
+    path = address("approvals", approval_id, "remember-preview")
+    return Ask("POST", path, _rule, encode(_given(wish)))
+
+
+def resolve(
+    approval_id: str, outcome: Literal["done", "failed"], note: str | None
+) -> Ask[Approval]:
+    """Say what became of an interrupted call."""
+    body = Resolution(outcome=outcome, note=note)
+    return Ask(
+        "POST", address("approvals", approval_id, "resolve"), _approval, encode(_given(body))
+    )
+
+
+def next_change(after: int, wait_s: float) -> Ask[int]:
+    """Wait until something changes."""
+    read = data_of(ApprovalChanges)
+    asked = {"after": after, "wait": wait_s}
+    return Ask(
+        "GET",
+        address("approvals", "changes") + query_text(asked),
+        lambda raw: read(raw).changes,
+        work_s=wait_s,
+    )
+
+
+def list_remembered() -> Ask[tuple[RememberedRule, ...]]:
+    """The rules that decisions left behind."""
+    read = data_of(RememberedList)
+    return Ask("GET", address("policy", "remembered"), lambda raw: read(raw).items)
+
+
+def forget(rule_id: str) -> Ask[RememberedRule]:
+    """End such a rule."""
+    return Ask("DELETE", address("policy", "remembered", rule_id), _rule)
+
+
+def _if_match(version: int | None) -> Mapping[str, str]:
+    return {"if-match": "*" if version is None else f'"{version}"'}
+
+
+def _given(
+    body: NewDecision | SeveralDecisions | RememberWish | Resolution,
+) -> dict[str, Any]:
+    """What was said. What was not said is left out, at every depth."""
+    return body.model_dump(mode="json", exclude_unset=True)
+
+
+def _approval(raw: bytes) -> Approval:
+    return data_of(ApprovalAnswer)(raw).approval
+
+
+def _rule(raw: bytes) -> RememberedRule:
+    return data_of(RememberedAnswer)(raw).rule

@@ -1,0 +1,106 @@
+"""Approvals, to be awaited: `AsyncClient.approvals` and `AsyncControlClient.approvals`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from fumehood.client import approvals
+from fumehood.client.transport import AwaitingTransport
+from fumehood.model.approval import (
+    Approval,
+    ApprovalPage,
+    NewDecision,
+    OneOfSeveral,
+    RememberedRule,
+    RememberWish,
+)
+from fumehood.model.json_types import JsonObject
+
+
+class AsyncOwnApprovals:
+    """What waits for a human's yes of the caller's own calls. A part of `AsyncClient`."""
+
+    def __init__(self, transport: AwaitingTransport) -> None:
+        self._transport = transport
+
+    async def list(self, **query: Any) -> ApprovalPage:
+        """A page, newest first. `query` is that of `ApprovalQuery`."""
+        return await self._transport.send(approvals.list_approvals(**query))
+
+    async def show(self, approval_id: str) -> Approval:
+        """One of them."""
+        return await self._transport.send(approvals.show_approval(approval_id))
+
+    async def cancel(self, approval_id: str) -> Approval:
+        """Take the call back, as long as it has not begun."""
+        return await self._transport.send(approvals.cancel_approval(approval_id))
+
+
+class AsyncControlledApprovals:
+    """Everybody's approvals, to be decided. A part of `AsyncControlClient`.
+
+    `version` is that of the approval as it was looked at: if it is another one by now, nothing
+    is done (`Refused`, IDEMPOTENCY_CONFLICT). None decides on whatever it is.
+    """
+
+    def __init__(self, transport: AwaitingTransport) -> None:
+        self._transport = transport
+
+    async def list(self, **query: Any) -> ApprovalPage:
+        """A page, newest first. `query` is that of `ApprovalQuery`."""
+        return await self._transport.send(approvals.list_approvals(**query))
+
+    async def show(self, approval_id: str) -> Approval:
+        """One of them, whole."""
+        return await self._transport.send(approvals.show_approval(approval_id))
+
+    async def approve(
+        self,
+        approval_id: str,
+        *,
+        version: int | None,
+        reason: str | None = None,
+        arguments: JsonObject | None = None,
+        remember: RememberWish | None = None,
+    ) -> Approval:
+        """Say yes, to the call with other `arguments` where they are given."""
+        decision = NewDecision(
+            decision="approve", reason=reason, arguments=arguments, remember=remember
+        )
+        return await self._transport.send(approvals.decide(approval_id, decision, version))
+
+    async def deny(
+        self, approval_id: str, *, version: int | None, reason: str | None = None
+    ) -> Approval:
+        """Say no. The model is told the reason."""
+        decision = NewDecision(decision="deny", reason=reason)
+        return await self._transport.send(approvals.decide(approval_id, decision, version))
+
+    async def decide_all(self, items: Iterable[OneOfSeveral]) -> tuple[Approval, ...]:
+        """Decide on several at once: all of them, or none."""
+        return await self._transport.send(approvals.decide_all(items))
+
+    async def preview_remember(self, approval_id: str, wish: RememberWish) -> RememberedRule:
+        """The rule that approving with this wish would leave behind. Nothing is saved."""
+        return await self._transport.send(approvals.preview_remember(approval_id, wish))
+
+    async def resolve(
+        self, approval_id: str, outcome: Literal["done", "failed"], *, note: str | None = None
+    ) -> Approval:
+        """Say what became of an interrupted call. It is not run again."""
+        return await self._transport.send(approvals.resolve(approval_id, outcome, note))
+
+    async def next_change(
+        self, after: int = -1, *, wait_s: float = approvals.LONGEST_POLL_S
+    ) -> int:
+        """Wait until the number of changes is another than `after`, 25 s at most."""
+        return await self._transport.send(approvals.next_change(after, wait_s))
+
+    async def remembered(self) -> tuple[RememberedRule, ...]:
+        """The rules that decisions left behind."""
+        return await self._transport.send(approvals.list_remembered())
+
+    async def forget(self, rule_id: str) -> RememberedRule:
+        """End such a rule."""
+        return await self._transport.send(approvals.forget(rule_id))

@@ -1,0 +1,117 @@
+"""The engine's desk: made from its configuration, its state and the way of its calls.
+
+Part of the composition root, which names concrete classes. Above it `engine`, below it `call/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fumehood.call.desk import ApprovalDesk, DeskRules
+from fumehood.call.remembering import Remembering
+from fumehood.call.resume import ResumedWay
+from fumehood.call.rooms import Rooms
+from fumehood.config import Config
+from fumehood.gates.approvers import Approvers
+from fumehood.gates.tokens import Tokens
+from fumehood.model.identity import Principal, Scope
+from fumehood.model.json_types import JsonObject
+from fumehood.observe.clock import Clock, IdSource
+from fumehood.registry.agents import Agents
+from fumehood.store.approvals import ApprovalTable, StoredApproval
+from fumehood.store.database import Database
+
+WEBHOOK_ID = "webhook"
+"""The principal of signed callbacks."""
+
+
+class EngineApprovals:
+    """The desk with whom it asks and for whom it acts."""
+
+    def __init__(
+        self,
+        config: Config,
+        database: Database,
+        *,
+        approvers: Approvers,
+        tokens: Tokens,
+        agents: Agents,
+        clock: Clock,
+        ids: IdSource,
+        on_event: Callable[[str, JsonObject], None],
+    ) -> None:
+        self._config = config
+        self._approvers = approvers
+        self._tokens = tokens
+        self._agents = agents
+        self._clock = clock
+        chosen = config.approvals
+        self.table = ApprovalTable(
+            database,
+            database.audit,
+            tells=config.webhook is not None,
+            kept_days=chosen.kept_days,
+        )
+        self.desk = ApprovalDesk(
+            self.table,
+            Remembering(database),
+            DeskRules(
+                expire_s=chosen.expire_seconds,
+                start_within_s=chosen.start_within_seconds,
+                warn_s=chosen.warn_seconds,
+                max_wait_s=chosen.max_wait_seconds,
+                max_pending=chosen.max_pending,
+                max_pending_of_one=chosen.max_pending_per_principal,
+                max_pending_bytes_of_one=chosen.max_pending_mb_per_principal << 20,
+                allow_self_approval=chosen.allow_self_approval,
+                url=chosen.url,
+            ),
+            now=clock.now,
+            new_id=ids.approval_id,
+            can_ask=self._can_ask,
+            still_approves=self._still_approves,
+            on_event=on_event,
+        )
+
+    def connect(self, rooms: Rooms, is_draining: Callable[[], bool]) -> None:
+        """Give the desk the way of calls, which needs the desk itself."""
+        self.desk.way = ResumedWay(rooms, self._principal_again)
+        self.desk.is_draining = is_draining
+
+    def _can_ask(self) -> bool:
+        """Whether anybody could say yes."""
+        webhook = self._config.webhook
+        if webhook is not None and webhook.may_decide:
+            return True
+        if any(Scope.APPROVE in approver.scopes for approver in self._approvers.current()):
+            return True
+        now = self._clock.now()
+        return any(
+            Scope.APPROVE in token.scopes and token.is_valid(now) for token in self._tokens.all()
+        )
+
+    def _still_approves(self, principal_id: str) -> bool:
+        """Whether whoever decided as this principal could still do so."""
+        webhook = self._config.webhook
+        if principal_id == WEBHOOK_ID:
+            return webhook is not None and webhook.may_decide
+        if any(
+            approver.principal.id == principal_id and Scope.APPROVE in approver.scopes
+            for approver in self._approvers.current()
+        ):
+            return True
+        now = self._clock.now()
+        return any(
+            token.principal_id == principal_id
+            and Scope.APPROVE in token.scopes
+            and token.is_valid(now)
+            for token in self._tokens.all()
+        )
+
+    def _principal_again(self, stored: StoredApproval) -> Principal | None:
+        """Whoever asked, as far as that identity is still good."""
+        approval, token_id = stored.approval, stored.request.token_id
+        if token_id is not None:
+            return self._tokens.principal_of_id(token_id, self._clock.now())
+        agents = self._agents.spoken_for_by(approval.principal_id)
+        return Principal(approval.principal_id, frozenset({Scope.CALL}), agents)

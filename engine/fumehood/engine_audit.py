@@ -1,0 +1,218 @@
+"""The engine's audit chain: anchored while it runs, looked through and given a new key on request.
+
+Part of the composition root. Above it `engine`, below it `store`. Invariant: an anchor is told
+after the row that it names is on the disk, so that no loss of power makes it point beyond the
+chain's end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+from sqlalchemy import Connection
+
+from fumehood.config import AuditConfig
+from fumehood.model.audit import AuditRecord, AuditRotation, AuditVerdict
+from fumehood.model.identity import Principal
+from fumehood.observe.log import Logger
+from fumehood.store.audit import all_rows, head_of, rows_after
+from fumehood.store.audit_anchors import add_anchor, last_own_anchor, own_anchors, shown
+from fumehood.store.audit_key import all_keys, keep_key, make_current, new_key
+from fumehood.store.audit_verify import Anchor, AuditRow, Verdict, verify
+from fumehood.store.changes import stamp
+from fumehood.store.database import Database
+from fumehood.store.errors import AuditKeyLost, ReadFailed, StoreError, WriteFailed
+
+ANCHORED = "audit.anchored"
+
+
+class EngineAudit:
+    """The chain of one database. A chain in memory has no anchors: nobody looks later."""
+
+    def __init__(
+        self, database: Database, config: AuditConfig, log: Logger, now: Callable[[], datetime]
+    ) -> None:
+        self._database = database
+        self._chain = database.audit
+        self._state = database.path.parent if database.path is not None else None
+        self._config = config
+        self._log = log
+        self._now = now
+        self._lock = anyio.Lock()
+        self._grown = 0
+        self._is_due = asyncio.Event()
+
+    @asynccontextmanager
+    async def anchored(self) -> AsyncIterator[None]:
+        """Anchor at the start, whenever it is due, and at the end."""
+        if self._state is None:
+            yield
+            return
+        loop = asyncio.get_running_loop()
+
+        def grow(rows: int) -> None:
+            self._grown += rows
+            if self._grown >= self._config.anchor_rows:
+                with suppress(RuntimeError):  # the loop has ended
+                    loop.call_soon_threadsafe(self._is_due.set)
+
+        self._chain.on_growth = grow
+        await self._look_at_last_anchor(self._state)
+        await self.anchor("start")
+        task = asyncio.create_task(self._anchor_for_ever())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+            with anyio.CancelScope(shield=True):
+                await self._database.flush()
+                await self.anchor("stop")
+
+    async def anchor(self, why: str) -> Anchor | None:
+        """Write down where the chain is; None where it cannot be, which is logged."""
+        if self._state is None:
+            return None
+        async with self._lock:
+            at = stamp(self._now())
+
+            def job(connection: Connection) -> AuditRow:
+                self._chain.append(connection, ANCHORED, at, {"why": why})
+                self._grown = 0  # its own row is no reason for the next anchor
+                head = head_of(connection)
+                assert head is not None
+                return head
+
+            try:
+                head = await self._database.write(job)
+                anchor = Anchor(head.seq, head.key_id, head.mac, at)
+                self._log.info("audit.anchor", **shown(anchor))
+                await anyio.to_thread.run_sync(add_anchor, self._state, anchor)
+            except StoreError as fault:
+                self._log.error("audit.anchor_failed", reason=str(fault))
+                return None
+            except OSError as error:
+                self._log.error("audit.anchor_failed", reason=error.strerror)
+        return anchor
+
+    async def page(self, after: int, limit: int) -> tuple[AuditRecord, ...]:
+        """The rows that follow row `after`, oldest first. Raises ReadFailed."""
+        await self._database.flush()
+        rows = await self._database.read(lambda connection: rows_after(connection, after, limit))
+        return tuple(_record(row) for row in rows)
+
+    async def verify(self) -> AuditVerdict:
+        """Walk along the whole chain, with the anchors that stand beside the database.
+
+        Raises:
+            ReadFailed: the database, a key or the anchors cannot be read.
+        """
+        await self._database.flush()
+        try:
+            return shown_verdict(await self._database.read(self._verify))
+        except AuditKeyLost as fault:  # in words with a path, which are for the log
+            self._log.error("audit.key_unreadable", reason=str(fault))
+            raise ReadFailed("a key of the audit chain is not usable") from fault
+        except OSError as error:
+            raise ReadFailed(error.strerror or "the anchors are not readable") from error
+
+    def _verify(self, connection: Connection) -> Verdict:
+        state = self._state
+        keys = all_keys(state) if state is not None else self._chain.keys
+        anchors = own_anchors(state) if state is not None else []
+        return verify(all_rows(connection), keys, anchors, whole=self._chain.is_whole)
+
+    async def rotate(self, by: Principal) -> AuditRotation:
+        """Go on under a new key; the old one stays where it is, to verify with.
+
+        Raises:
+            WriteFailed: nothing has changed.
+        """
+        with anyio.CancelScope(shield=True):
+            async with self._lock:
+                rotation = await self._rotate(by)
+            await self.anchor("rotation")
+        return rotation
+
+    async def _rotate(self, by: Principal) -> AuditRotation:
+        key, state, at = new_key(), self._state, stamp(self._now())
+        if state is not None:
+            await _on_disk(keep_key, state, key)
+        self._chain.learn(key)
+
+        def job(connection: Connection) -> tuple[int, str]:
+            seq = self._chain.rotate(connection, at, key, {"by": by.id})
+            (row,) = rows_after(connection, seq - 1, 1)
+            return seq, row.key_id
+
+        seq, previous = await self._database.write(job)
+        if state is not None:
+            try:
+                await _on_disk(make_current, state, key)
+            except WriteFailed as fault:  # the next start does it: the chain says which is next
+                self._log.error("audit.rotation_unfinished", reason=fault.reason)
+        self._log.warning("audit.rotated", seq=seq, key_id=key.id, previous_key_id=previous)
+        return AuditRotation(seq=seq, key_id=key.id, previous_key_id=previous)
+
+    async def _look_at_last_anchor(self, state: Path) -> None:
+        """Say at once where the chain is not what it was when this engine last ran.
+
+        The engine goes on: a backup that was put back looks like this, too.
+        """
+        try:
+            anchor = await anyio.to_thread.run_sync(last_own_anchor, state)
+            if anchor is None:
+                return
+            seq = anchor.seq
+            found = await self._database.read(lambda connection: rows_after(connection, seq - 1, 1))
+        except (OSError, StoreError) as fault:
+            self._log.error("audit.anchor_unreadable", reason=str(fault))
+            return
+        if not found or (found[0].seq, found[0].mac) != (seq, anchor.mac):
+            self._log.error(
+                "audit.broken",
+                reason=f"row {seq} is not what it was at {anchor.at}: see fumehood audit verify",
+            )
+
+    async def _anchor_for_ever(self) -> None:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._config.anchor_seconds):
+                    await self._is_due.wait()
+            why = "rows" if self._is_due.is_set() else "time"
+            self._is_due.clear()
+            if self._grown:
+                await self.anchor(why)
+
+
+def shown_verdict(verdict: Verdict) -> AuditVerdict:
+    """A verdict as it is shown."""
+    return AuditVerdict(intact=verdict.is_intact, **asdict(verdict))
+
+
+def _record(row: AuditRow) -> AuditRecord:
+    return AuditRecord(
+        seq=row.seq,
+        key_id=row.key_id,
+        before=row.before.hex() if row.before is not None else None,
+        mac=row.mac.hex(),
+        body=row.body.decode("utf-8", "replace"),
+    )
+
+
+async def _on_disk(work: Callable[..., None], state: Path, *rest: object) -> None:
+    try:
+        await anyio.to_thread.run_sync(work, state, *rest)
+    except OSError as error:
+        raise WriteFailed(error.strerror or "the disk failed") from error
+
+
+__all__ = ["EngineAudit", "shown_verdict"]

@@ -1,0 +1,357 @@
+"""What a write or a deletion would come to: everything that it looks at or changes, as it is now.
+
+Guest side, in the child that carries out file operations; used by `files`. Nothing is touched. The
+same survey is made twice: for the human who decides, and again, in the request that acts, where
+its hash has to be the one that was decided on. Invariants: a survey is whole or refused; what it
+cannot see, an approved request leaves alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from fumehood.guest.container.walk import (
+    DIRECTORY_FLAGS,
+    Refused,
+    directory_at,
+    open_plain,
+    status_of,
+)
+
+FORMAT = b"fumehood.survey.1\n"
+"""Another form of manifest is another hash: what was approved before is asked for again."""
+
+MAX_SHOWN = 1000
+MAX_SHOWN_BYTES = 200 * 1024
+"""Of entries in one answer, which has half a megabyte; all of them are in the hash."""
+
+MAX_LOOKED_AT = 100_000
+MAX_DEPTH = 64
+MAX_HASHED_BYTES = 1 << 30
+"""Twice what the largest workspace holds. Files with holes have more; they are told by version."""
+
+MAX_PATH_BYTES = 4096
+"""Programs that go down step by step can make longer ones."""
+
+CHUNK_BYTES = 1 << 20
+
+Entry = dict[str, Any]
+
+_KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "link"}
+_OTHERS = {
+    stat.S_IFIFO: "pipe",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFCHR: "device",
+    stat.S_IFBLK: "device",
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What would become of one path that was named: done, or refused for a reason."""
+
+    path: str
+    fault: str | None = None
+    message: str = ""
+
+
+class Survey:
+    """One look at the workspace, for one request."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        self._entries: dict[str, Entry] = {}
+        self._left_to_hash = MAX_HASHED_BYTES
+        self._appended: Entry | None = None
+        self.outcomes: list[Outcome] = []
+        if request["do"] == "write":
+            self._look_before_writing(request)
+        else:
+            self._look_before_deleting(request["paths"], bool(request["recursive"]))
+
+    def base(self) -> str:
+        """SHA-256 over all entries, and over what would become of each path."""
+        total = hashlib.sha256(FORMAT)
+        for entry in self._sorted():
+            total.update(_line(entry))
+        for outcome in self.outcomes:
+            total.update(_line({"path": outcome.path, "fault": outcome.fault}))
+        return total.hexdigest()
+
+    def told(self) -> dict[str, Any]:
+        """The answer: as many entries as fit, and how many there are."""
+        shown: list[Entry] = []
+        room = MAX_SHOWN_BYTES
+        for entry in self._sorted():
+            room -= len(_line(entry))
+            if len(shown) >= MAX_SHOWN or room < 0:
+                break
+            shown.append(entry)
+        return {
+            "base": self.base(),
+            "entries": shown,
+            "has_more": len(shown) < len(self._entries),
+            "faults": [outcome.fault for outcome in self.outcomes],
+            "appended": self._appended,
+            **self._counted(),
+        }
+
+    def _sorted(self) -> list[Entry]:
+        return [self._entries[path] for path in sorted(self._entries, key=os.fsencode)]
+
+    def _counted(self) -> dict[str, int]:
+        """How much would go: of what is there, what lies at or below a path that would."""
+        going = {outcome.path for outcome in self.outcomes if outcome.fault is None}
+        there = [
+            entry
+            for path, entry in self._entries.items()
+            if entry["kind"] != "absent" and _is_within(path, going)
+        ]
+        return {"count": len(there), "size": sum(entry.get("size", 0) for entry in there)}
+
+    # -- a write ------------------------------------------------------------------------
+
+    def _look_before_writing(self, request: dict[str, Any]) -> None:
+        path = request["path"]
+        try:
+            self._look_at_target(path, request)
+        except Refused as refusal:
+            self.outcomes.append(Outcome(path, refusal.kind, str(refusal)))
+        else:
+            self.outcomes.append(Outcome(path))
+
+    def _look_at_target(self, path: str, request: dict[str, Any]) -> None:
+        with self._parent(path, may_lack=True) as (directory, name):
+            try:
+                status = status_of(name, directory, path)
+            except Refused as refusal:
+                if refusal.kind != "not_found":
+                    raise
+                self._entries.setdefault(path, _shown(path, "absent"))
+                _require_change(directory)
+                return
+            digest = self._note(path, name, directory, status)
+            if request["mode"] == "create":
+                raise Refused("exists", f"There is already a {path}.")
+            if not stat.S_ISREG(status.st_mode):
+                kind = "link" if stat.S_ISLNK(status.st_mode) else "not_a_file"
+                raise Refused(kind, f"{path} is there and is not a plain file.")
+            if request["mode"] != "append":
+                _require_change(directory)
+                return
+            if not os.access(name, os.W_OK, dir_fd=directory):
+                raise Refused("no_right", f"{path} cannot be written.")
+            if digest is None:
+                raise Refused("unseen", f"{path} cannot be read.")
+            self._append(digest, status.st_size, base64.b64decode(request["content_base64"]))
+
+    def _append(self, digest: Any, size: int, content: bytes) -> None:
+        """What a file would be with this at its end; `digest` is of what it is now."""
+        digest.update(content)
+        self._appended = {"size": size + len(content), "sha256": digest.hexdigest()}
+
+    # -- a deletion ---------------------------------------------------------------------
+
+    def _look_before_deleting(self, paths: list[str], recursive: bool) -> None:
+        """One after the other, as it would be done: what went with one path, the next lacks."""
+        gone: set[str] = set()
+        for path in paths:
+            try:
+                if _is_within(path, gone):
+                    raise Refused("not_found", f"{path} goes with another one before it.")
+                self._look_at_one(path, recursive, gone)
+            except Refused as refusal:
+                if refusal.kind == "too_many":
+                    raise
+                self.outcomes.append(Outcome(path, refusal.kind, str(refusal)))
+            else:
+                self.outcomes.append(Outcome(path))
+                gone.add(path)
+
+    def _look_at_one(self, path: str, recursive: bool, gone: set[str]) -> None:
+        with self._parent(path) as (directory, name):
+            try:
+                status = status_of(name, directory, path)
+            except Refused:
+                self._entries.setdefault(path, _shown(path, "absent"))
+                raise
+            self._note(path, name, directory, status)
+            _require_change(directory)
+            if not stat.S_ISDIR(status.st_mode):
+                return
+            if recursive:
+                self._look_below(path, name, directory, MAX_DEPTH)
+                return
+            with _opened(name, directory, path) as inner:
+                if any(f"{path}/{below}" not in gone for below in os.listdir(inner)):
+                    raise Refused("not_empty", "The directory is not empty.")
+
+    def _look_below(self, path: str, name: str, directory: int, depth: int) -> None:
+        if not depth:
+            raise Refused("unseen", f"{path} is nested too deeply.")
+        with _opened(name, directory, path) as inner:
+            for below in os.listdir(inner):
+                path_below = f"{path}/{below}"
+                status = os.stat(below, dir_fd=inner, follow_symlinks=False)
+                self._note(path_below, below, inner, status)
+                if stat.S_ISDIR(status.st_mode):
+                    self._look_below(path_below, below, inner, depth - 1)
+
+    # -- what is there ------------------------------------------------------------------
+
+    @contextmanager
+    def _parent(self, path: str, *, may_lack: bool = False) -> Iterator[tuple[int, str]]:
+        """The directory in which a path lies, every step noted; with `may_lack` the last one on
+        the way that is there, and the name of the first that is not.
+        """
+        *above, last = path.split("/")
+        if any(name in ("", ".", "..") for name in (*above, last)):
+            raise Refused("invalid", "The path is not made of plain names.")
+        with directory_at("") as top:
+            directory = os.dup(top)
+            try:
+                so_far = ""
+                for name in above:
+                    so_far = f"{so_far}/{name}" if so_far else name
+                    try:
+                        status = status_of(name, directory, path)
+                    except Refused as refusal:
+                        self._entries.setdefault(so_far, _shown(so_far, "absent"))
+                        if not may_lack or refusal.kind != "not_found":
+                            raise
+                        last = name
+                        break
+                    self._note(so_far, name, directory, status)
+                    inner = _enter(name, directory, status, path)
+                    os.close(directory)
+                    directory = inner
+                yield directory, last
+            finally:
+                os.close(directory)
+
+    def _note(self, path: str, name: str, directory: int, status: os.stat_result) -> Any:
+        """Put down what a name stands for; the hash of a file so far, where it was read now."""
+        if path in self._entries:
+            return None
+        if len(self._entries) >= MAX_LOOKED_AT:
+            raise Refused("too_many", f"Over {MAX_LOOKED_AT} files are too many to look at.")
+        if len(os.fsencode(path)) > MAX_PATH_BYTES:
+            raise Refused("unseen", "A path is too long to be shown.")
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "other")
+        entry = self._entries[path] = _shown(path, kind)
+        entry["mode"] = stat.S_IMODE(status.st_mode)
+        digest = None
+        if kind == "file":
+            entry.update(size=status.st_size, links=status.st_nlink)
+            digest = self._digest(name, directory, path, status)
+            if digest is not None:
+                entry["sha256"] = digest.hexdigest()
+            else:
+                # The kernel's own mark of a change, which no program sets.
+                entry["version"] = f"{status.st_ino}:{status.st_mtime_ns}:{status.st_ctime_ns}"
+        elif kind == "link":
+            entry.update(_text(os.readlink(name, dir_fd=directory), "target"))
+        elif kind == "other":
+            entry["special"] = _OTHERS.get(stat.S_IFMT(status.st_mode), "unknown")
+        return digest
+
+    def _digest(self, name: str, directory: int, path: str, status: os.stat_result) -> Any:
+        """SHA-256 of a file, piece by piece; None where it cannot be read, or is too much."""
+        if status.st_size > self._left_to_hash:
+            return None
+        self._left_to_hash -= status.st_size
+        try:
+            descriptor = open_plain(name, directory, path)
+        except OSError:
+            return None
+        digest = hashlib.sha256()
+        try:
+            while chunk := os.read(descriptor, CHUNK_BYTES):
+                digest.update(chunk)
+        finally:
+            os.close(descriptor)
+        return digest
+
+
+def hold_to(request: dict[str, Any]) -> dict[str, Outcome]:
+    """The refused paths of a request, where the workspace is as it was `expected` to be.
+
+    Raises:
+        Refused: it is not.
+    """
+    survey = Survey(request)
+    if survey.base() != request["expected"]:
+        raise Refused("not_as_seen", "The workspace is not any more as it was looked at.")
+    return {one.path: one for one in survey.outcomes if one.fault is not None}
+
+
+def _require_change(directory: int) -> None:
+    """Raises Refused where no name in a directory can be made or taken away."""
+    if not os.access(".", os.W_OK | os.X_OK, dir_fd=directory):
+        raise Refused("no_right", "The directory cannot be written.")
+
+
+@contextmanager
+def _opened(name: str, directory: int, path: str) -> Iterator[int]:
+    try:
+        inner = os.open(name, DIRECTORY_FLAGS, dir_fd=directory)
+    except OSError:
+        raise Refused("unseen", f"{path} cannot be read.") from None
+    try:
+        if not os.access(".", os.X_OK, dir_fd=inner):
+            raise Refused("unseen", f"{path} cannot be looked into.")
+        yield inner
+    finally:
+        os.close(inner)
+
+
+def _enter(name: str, directory: int, status: os.stat_result, path: str) -> int:
+    """As `walk` does, with the same refusals."""
+    if stat.S_ISLNK(status.st_mode):
+        raise Refused("link", f"{path} leads over a symbolic link, which is not followed.")
+    if not stat.S_ISDIR(status.st_mode):
+        raise Refused("not_found", f"There is no {path} in the workspace.")
+    try:
+        inner = os.open(name, DIRECTORY_FLAGS, dir_fd=directory)
+    except OSError as error:
+        raise Refused("no_right", f"{path} cannot be reached: {error.strerror}.") from None
+    if not os.access(".", os.X_OK, dir_fd=inner):
+        os.close(inner)
+        raise Refused("no_right", f"{path} cannot be reached.")
+    return inner
+
+
+def _is_within(path: str, tops: set[str]) -> bool:
+    """Whether a path is one of them or lies below one."""
+    while path:
+        if path in tops:
+            return True
+        path = path.rpartition("/")[0]
+    return False
+
+
+def _shown(path: str, kind: str) -> Entry:
+    return {**_text(path, "path"), "kind": kind}
+
+
+def _text(name: str, field: str) -> Entry:
+    """A name as text. One that is no UTF-8 is escaped to be read, with its bytes beside it."""
+    raw = os.fsencode(name)
+    try:
+        return {field: raw.decode("utf-8")}
+    except UnicodeDecodeError:
+        encoded = base64.b64encode(raw).decode("ascii")
+        return {field: raw.decode("utf-8", "backslashreplace"), f"{field}_base64": encoded}
+
+
+def _line(value: Entry) -> bytes:
+    """One spelling of one value, the same here and on the host."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return text.encode("ascii") + b"\n"

@@ -1,0 +1,77 @@
+"""The host of a URL, read so strictly that no two readers could take it for different ones.
+
+Values only. Where clients are known to differ (user names before the host, backslashes, blanks,
+non-ASCII names, numbers that some take for addresses) there is no answer, which who asks has to
+take for the worst.
+"""
+
+from __future__ import annotations
+
+import re
+from ipaddress import IPv4Address, IPv6Address
+
+# *Source*: RFC 3986, narrowed: no user information, no percent encoding in the host.
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)(?:[/?#].*)?", re.ASCII | re.DOTALL)
+_AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::([0-9]{0,5}))?", re.ASCII)
+_LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?", re.ASCII)
+_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*", re.ASCII)
+_UNSEEN = re.compile(r"[\x00-\x20\x7f-\xa0]")
+MAX_HOST_CHARACTERS = 253
+MAX_URL_CHARACTERS = 100_000
+MAX_PORT = 65_535
+
+
+def host_of(url: str) -> str | None:
+    """The host in lower case without a trailing dot; None where readers could differ."""
+    if len(url) > MAX_URL_CHARACTERS or _UNSEEN.search(url) or "\\" in url:
+        return None
+    found = _URL.fullmatch(url)
+    authority = _AUTHORITY.fullmatch(found[1]) if found is not None else None
+    if authority is None or int(authority[2] or 0) > MAX_PORT:
+        return None
+    return _canonical(authority[1])
+
+
+def host_pattern_fault(pattern: str) -> str | None:
+    """What is wrong with a host that a rule names (`example.org`, `*.example.org`), or None."""
+    host = pattern.removeprefix("*.")
+    if "*" in host:
+        return "may have '*' only in front, as '*.example.org'"
+    canonical = _canonical(host) if host.isascii() else None
+    if canonical is None:
+        return "is no host name; write it in ASCII ('xn--…'), without scheme, port and path"
+    if canonical != host:
+        return f"must be written as {canonical!a}"
+    if pattern != host and (host.startswith("[") or _is_number(host)):
+        return "is an address, which has no hosts below it"
+    return None
+
+
+def host_matches(host: str, pattern: str) -> bool:
+    """Whether a host is the named one or, for `*.…`, below it."""
+    return host.endswith(pattern[1:]) if pattern.startswith("*.") else host == pattern
+
+
+def _canonical(host: str) -> str | None:
+    if host.startswith("["):
+        try:
+            return f"[{IPv6Address(host[1:-1])}]"
+        except ValueError:
+            return None
+    name = host.lower().removesuffix(".")
+    if not name or len(name) > MAX_HOST_CHARACTERS:
+        return None
+    labels = name.split(".")
+    if not all(_LABEL.fullmatch(label) for label in labels):
+        return None
+    if _NUMBER.fullmatch(labels[-1]):  # some clients take 127.1 and 0x7f.0.0.1 for addresses
+        return name if _is_number(name) else None
+    return name
+
+
+def _is_number(name: str) -> bool:
+    try:
+        IPv4Address(name)
+    except ValueError:
+        return False
+    return True

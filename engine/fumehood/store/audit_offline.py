@@ -1,0 +1,76 @@
+"""The audit chain of a state directory, read beside a running engine or without one.
+
+Host side, for the command line. Invariant: nothing is written, not even a key.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from itertools import dropwhile, takewhile
+from pathlib import Path
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DatabaseError
+
+from fumehood.store.audit import all_rows
+from fumehood.store.audit_key import all_keys
+from fumehood.store.audit_verify import Anchor, AuditRow, Verdict, verify
+from fumehood.store.database import FILE_NAME
+from fumehood.store.errors import ReadFailed
+from fumehood.store.opening import in_words, open_to_read
+
+
+def verify_state(
+    state: Path, anchors: Iterable[Anchor], keys: Mapping[str, bytes] | None = None
+) -> Verdict:
+    """Walk along the chain of a state directory; with its own keys where none are given.
+
+    Raises:
+        StoreError: database or keys cannot be read.
+    """
+    known = keys if keys is not None else all_keys(state)
+    with _reading(state) as connection:
+        return verify(all_rows(connection), known, anchors)
+
+
+@contextmanager
+def exported(
+    state: Path, since: datetime | None = None, until: datetime | None = None
+) -> Iterator[Iterator[AuditRow]]:
+    """The rows from the first one at or after `since` to the last before one at or after `until`.
+
+    A part without a gap, whatever the clock did meanwhile: so it can be verified as a part.
+
+    Raises:
+        StoreError: the database cannot be read.
+    """
+    with _reading(state) as connection:
+        rows = all_rows(connection)
+        if since is not None:
+            rows = dropwhile(lambda row: _is_before(row, since), rows)
+        if until is not None:
+            rows = takewhile(lambda row: _is_before(row, until), rows)
+        yield rows
+
+
+@contextmanager
+def _reading(state: Path) -> Iterator[Connection]:
+    engine = open_to_read(state / FILE_NAME)
+    try:
+        with engine.connect() as connection:
+            yield connection
+    except DatabaseError as error:
+        raise ReadFailed(in_words(error)) from error
+    finally:
+        engine.dispose()
+
+
+def _is_before(row: AuditRow, moment: datetime) -> bool:
+    """Whether it was written before; a row that tells no time goes with its neighbours."""
+    try:
+        return datetime.fromisoformat(json.loads(row.body)["at"]) < moment
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return False

@@ -1,0 +1,385 @@
+"""Verify an audit chain: every row follows from the one before it, as far as the keys reach.
+
+Needs Python's standard library and nothing else, on purpose: the engine uses it, and a copy of
+this very file checks an export where no engine is (`audit export --with-verifier`):
+
+    python3 audit_verify.py audit.jsonl --key audit.key --anchors audit-anchors.jsonl
+
+A row's mac is HMAC-SHA-256, keyed, over the mac of the row before it (32 zero bytes before the
+first), the row's number (8 bytes, big endian) and the bytes of its body. A key's id is the
+beginning of SHA-256 over `fumehood audit key`, a zero byte and the key. The last row under a
+key has the kind `audit.rotated` and names the next one. An anchor is a row's mac, kept elsewhere.
+
+What is found is where a chain breaks. That a tail was cut can only be told from an anchor, and
+whoever has the key can make any chain: then, too, anchors alone tell.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+GENESIS = bytes(32)
+"""What stands for the mac before the first row."""
+
+SECRET_BYTES = 32
+KEY_ID_DIGITS = 16
+ROTATED = "audit.rotated"
+MAX_FINDINGS = 100
+"""Findings that are told one by one; all are counted."""
+
+_ROTATED_BODY = f'{{"kind":"{ROTATED}",'.encode()
+_MAX_SEQ = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class AuditKey:
+    """The key of a part of a chain; `id` is what rows call it."""
+
+    id: str
+    secret: bytes = field(repr=False)
+
+    @classmethod
+    def of(cls, secret: bytes) -> AuditKey:
+        """The key with this secret: its id follows from it."""
+        return cls(commitment_to(secret)[:KEY_ID_DIGITS], secret)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRow:
+    """One row as it is kept; `before` is what an export says of the row before it."""
+
+    seq: int
+    key_id: str
+    body: bytes
+    mac: bytes
+    before: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """What a row's mac was when somebody wrote it down elsewhere."""
+
+    seq: int
+    key_id: str
+    mac: bytes
+    at: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One place where the chain breaks.
+
+    `problem` is `removed`, `altered`, `order`, `no_key`, `key_changed`, `cut` or `anchor`.
+    """
+
+    seq: int
+    problem: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was found. `anchored_to` is the newest row that an anchor vouches for."""
+
+    rows: int
+    first_seq: int | None
+    last_seq: int | None
+    head: str | None
+    key_ids: tuple[str, ...]
+    anchors: int
+    anchored_to: int | None
+    problems: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether nothing was found."""
+        return self.problems == 0
+
+
+def commitment_to(secret: bytes) -> str:
+    """What tells one key from every other and nothing of what it is."""
+    return hashlib.sha256(b"fumehood audit key\0" + secret).hexdigest()
+
+
+def mac_of(secret: bytes, before: bytes, seq: int, body: bytes) -> bytes:
+    """The mac of one row."""
+    return hmac.digest(secret, before + seq.to_bytes(8, "big") + body, "sha256")
+
+
+def next_key_of(body: bytes) -> tuple[str, str] | None:
+    """Id and commitment of the key that follows, where the row with this body says so."""
+    if not body.startswith(_ROTATED_BODY):
+        return None
+    try:
+        said = json.loads(body)
+        return str(said["next_key_id"]), str(said["commitment"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def verify(
+    rows: Iterable[AuditRow],
+    keys: Mapping[str, bytes],
+    anchors: Iterable[Anchor] = (),
+    *,
+    whole: bool = True,
+) -> Verdict:
+    """Walk along a chain. `keys` are secrets by id.
+
+    With `whole` it has to begin with its first row and to reach every anchor; else it is a part.
+    """
+    walk = _Walk(keys, anchors, whole=whole)
+    for row in rows:
+        walk.take(row)
+    return walk.end()
+
+
+class _Walk:
+    """Where the walk is: what the next row has to be."""
+
+    def __init__(
+        self, keys: Mapping[str, bytes], anchors: Iterable[Anchor], *, whole: bool
+    ) -> None:
+        self._keys = keys
+        self._whole = whole
+        self._anchors: dict[int, list[Anchor]] = {}
+        for anchor in anchors:
+            self._anchors.setdefault(anchor.seq, []).append(anchor)
+        self._checked = 0
+        self._anchored_to: int | None = None
+        self._rows = 0
+        self._first: int | None = None
+        self._last = 0
+        self._before: bytes | None = GENESIS
+        self._key_id: str | None = None
+        self._key_ids: dict[str, None] = {}
+        self._problems = 0
+        self._findings: list[Finding] = []
+
+    def take(self, row: AuditRow) -> None:
+        """The next row as it stands there."""
+        self._rows += 1
+        if row.seq != self._last + 1 and not self._step_over(row):
+            return
+        if self._first is None:
+            self._first = row.seq
+        self._last = row.seq
+        if row.key_id != self._key_id:
+            self._change_key(row)
+        self._check(row)
+        self._before = row.mac
+        if row.seq in self._anchors:
+            self._compare(row, self._anchors[row.seq])
+
+    def end(self) -> Verdict:
+        """What was found on the way, and what should have followed."""
+        beyond = max((seq for seq in self._anchors if seq > self._last), default=None)
+        if self._whole and beyond is not None:
+            at = self._anchors[beyond][0].at
+            message = (
+                f"rows {self._last + 1} to {beyond} are missing at the end: there was an anchor "
+                f"at row {beyond} ({at[:40]})"
+            )
+            self._find(self._last + 1, "cut", message)
+        return Verdict(
+            rows=self._rows,
+            first_seq=self._first,
+            last_seq=self._last if self._first is not None else None,
+            head=self._before.hex() if self._before and self._first is not None else None,
+            key_ids=tuple(self._key_ids),
+            anchors=self._checked,
+            anchored_to=self._anchored_to,
+            problems=self._problems,
+            findings=tuple(self._findings),
+        )
+
+    def _step_over(self, row: AuditRow) -> bool:
+        """A number that does not follow; whether the walk can go on from there."""
+        if row.seq <= self._last or row.seq < 1:
+            self._find(row.seq, "order", f"row {row.seq} stands after row {self._last}")
+            return False
+        if self._first is not None or self._whole:
+            missing = f"rows {self._last + 1} to {row.seq - 1} are missing"
+            self._find(row.seq, "removed", f"{missing} before row {row.seq}")
+        self._before = row.before
+        return True
+
+    def _change_key(self, row: AuditRow) -> None:
+        if self._key_id is not None:
+            message = f"row {row.seq} is under the key {row.key_id[:40]}, which was not announced"
+            self._find(row.seq, "key_changed", message)
+        self._key_id = row.key_id
+        self._key_ids[row.key_id] = None
+
+    def _check(self, row: AuditRow) -> None:
+        secret = self._keys.get(row.key_id)
+        if secret is None:
+            message = f"row {row.seq} cannot be checked: there is no key {row.key_id[:40]}"
+            self._find(row.seq, "no_key", message)
+            return
+        if self._before is None:
+            return  # what stood before it is gone, which was said, or is in another part
+        expected = hmac.digest(
+            secret, self._before + row.seq.to_bytes(8, "big") + row.body, "sha256"
+        )
+        if expected != row.mac or (row.before is not None and row.before != self._before):
+            message = f"row {row.seq} does not follow from row {row.seq - 1}"
+            self._find(row.seq, "altered", message)
+        elif row.body.startswith(_ROTATED_BODY):
+            self._rotate(row, next_key_of(row.body))
+
+    def _rotate(self, row: AuditRow, announced: tuple[str, str] | None) -> None:
+        if announced is None:
+            self._find(row.seq, "key_changed", f"row {row.seq} announces a key that is no key")
+            return
+        self._key_id, commitment = announced
+        self._key_ids[self._key_id] = None
+        secret = self._keys.get(self._key_id)
+        if secret is not None and commitment_to(secret) != commitment:
+            message = f"the key {self._key_id} is not the one that row {row.seq} announced"
+            self._find(row.seq, "key_changed", message)
+
+    def _compare(self, row: AuditRow, anchors: list[Anchor]) -> None:
+        for anchor in anchors:
+            self._checked += 1
+            if anchor.mac == row.mac:
+                self._anchored_to = row.seq
+            else:
+                message = f"row {row.seq} is another than its anchor of {anchor.at[:40]} says"
+                self._find(row.seq, "anchor", message)
+
+    def _find(self, seq: int, problem: str, message: str) -> None:
+        self._problems += 1
+        if len(self._findings) < MAX_FINDINGS:
+            self._findings.append(Finding(seq, problem, message))
+
+
+class Unreadable(ValueError):
+    """A file is not what it should be. The message says where."""
+
+
+def read_export(lines: Iterable[str]) -> Iterator[AuditRow]:
+    """Rows of an export, as they come. Raises Unreadable."""
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield _row_of(json.loads(line))
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise Unreadable(f"line {number} of the export is no row of an audit chain") from None
+
+
+def read_anchors(lines: Iterable[str]) -> list[Anchor]:
+    """The anchors among the lines of a file: of one that holds nothing else, or of a log."""
+    found = []
+    for line in lines:
+        try:
+            said = json.loads(line)
+            if said.get("event", "audit.anchor") == "audit.anchor":
+                mac = bytes.fromhex(said["mac"])
+                found.append(Anchor(_seq(said["seq"]), str(said["key_id"]), mac, str(said["at"])))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            continue  # a line of a log's, or one that a crash has torn
+    return found
+
+
+def read_key(text: str) -> AuditKey:
+    """A key from the text of its file. Raises Unreadable."""
+    try:
+        secret = bytes.fromhex(text.strip())
+    except ValueError:
+        secret = b""
+    if len(secret) != SECRET_BYTES:
+        raise Unreadable("this is no key of an audit chain")
+    return AuditKey.of(secret)
+
+
+def export_line(row: AuditRow) -> str:
+    """One line of an export."""
+    return json.dumps(
+        {
+            "seq": row.seq,
+            "key_id": row.key_id,
+            "before": row.before.hex() if row.before is not None else None,
+            "mac": row.mac.hex(),
+            "body": row.body.decode("utf-8", "replace"),
+        }
+    )
+
+
+def report(verdict: Verdict) -> list[str]:
+    """What a reader should know, a line each."""
+    if verdict.first_seq is None:
+        lines = ["The chain has no rows."]
+    else:
+        which = f"from {verdict.first_seq} to {verdict.last_seq}"
+        lines = [f"{verdict.rows} rows, {which}, under {len(verdict.key_ids)} key(s)."]
+    if verdict.anchored_to is None:
+        lines.append("No anchor vouches for them: a tail that was cut would not be seen.")
+    else:
+        after = (verdict.last_seq or 0) - verdict.anchored_to
+        lines.append(f"Anchored up to row {verdict.anchored_to}; {after} rows came after it.")
+    lines += [f"{finding.problem.upper()}: {finding.message}" for finding in verdict.findings]
+    if verdict.problems > len(verdict.findings):
+        lines.append(f"… and {verdict.problems - len(verdict.findings)} more.")
+    lines.append("intact" if verdict.is_intact else f"NOT INTACT: {verdict.problems} findings")
+    return lines
+
+
+def _row_of(said: dict[str, Any]) -> AuditRow:
+    before = said["before"]
+    if set(said) != {"seq", "key_id", "before", "mac", "body"} or not isinstance(
+        said["key_id"], str
+    ):
+        raise ValueError
+    return AuditRow(
+        seq=_seq(said["seq"]),
+        key_id=said["key_id"],
+        body=said["body"].encode(),
+        mac=bytes.fromhex(said["mac"]),
+        before=bytes.fromhex(before) if before is not None else None,
+    )
+
+
+def _seq(value: Any) -> int:
+    if type(value) is not int or not 1 <= value <= _MAX_SEQ:
+        raise ValueError
+    return value
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Check an export; 0 where it is intact, 1 where it is not, 2 where it cannot be read."""
+    import argparse  # the engine never needs it
+
+    parser = argparse.ArgumentParser(description="Verify an export of an audit chain.")
+    parser.add_argument("export", type=Path, help="JSON Lines of `fumehood audit export`")
+    several: dict[str, Any] = {"type": Path, "action": "extend", "nargs": "+"}
+    parser.add_argument("--key", **several, required=True, help="files of keys")
+    parser.add_argument("--anchors", **several, default=[], help="anchors, or a JSON log")
+    parser.add_argument("--part", action="store_true", help="it is a part of a chain")
+    given = parser.parse_args(arguments)
+    try:
+        keys = [read_key(path.read_text("ascii")) for path in given.key]
+        anchors = [
+            anchor
+            for path in given.anchors
+            for anchor in read_anchors(path.read_text("utf-8", "replace").splitlines())
+        ]
+        with given.export.open(encoding="utf-8") as lines:
+            by_id = {key.id: key.secret for key in keys}
+            verdict = verify(read_export(lines), by_id, anchors, whole=not given.part)
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    print("\n".join(report(verdict)))
+    return 0 if verdict.is_intact else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

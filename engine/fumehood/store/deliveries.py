@@ -1,0 +1,79 @@
+"""Webhook messages that are owed: written with what they tell, struck off when they arrived."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import Connection, delete, insert, or_, select, update
+
+from fumehood.store.changes import stamp
+from fumehood.store.schema import DELIVERIES
+
+_IS_OWED = DELIVERIES.c.delivered_at.is_(None) & DELIVERIES.c.given_up_at.is_(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """A message that has not arrived yet. `attempts` counts those that were begun."""
+
+    seq: int
+    approval_id: str
+    event: str
+    attempts: int
+
+
+def owe(connection: Connection, approval_id: str, event: str, at: datetime) -> None:
+    """Promise a message, in the transaction of what it tells."""
+    row = {
+        "approval_id": approval_id,
+        "event": event,
+        "created_at": stamp(at),
+        "attempts": 0,
+        "delivered_at": None,
+        "given_up_at": None,
+    }
+    connection.execute(insert(DELIVERIES), row)
+
+
+def list_owed(connection: Connection, after: int, limit: int) -> list[Owed]:
+    """What is owed, oldest first, beginning behind the number `after`."""
+    found = connection.execute(
+        select(DELIVERIES)
+        .where(_IS_OWED, DELIVERIES.c.seq > after)
+        .order_by(DELIVERIES.c.seq)
+        .limit(limit)
+    )
+    return [Owed(row.seq, row.approval_id, row.event, row.attempts) for row in found]
+
+
+def note_attempt(connection: Connection, seq: int) -> None:
+    """Count an attempt before it is made: a crash in the middle has made it."""
+    connection.execute(
+        update(DELIVERIES).where(DELIVERIES.c.seq == seq).values(attempts=DELIVERIES.c.attempts + 1)
+    )
+
+
+def note_delivered(connection: Connection, seq: int, at: datetime) -> None:
+    """It has arrived."""
+    _end(connection, seq, "delivered_at", at)
+
+
+def give_up(connection: Connection, seq: int, at: datetime) -> None:
+    """It is not tried again."""
+    _end(connection, seq, "given_up_at", at)
+
+
+def forget_old(connection: Connection, before: datetime) -> int:
+    """Remove what has ended, and was promised before this moment; how many."""
+    ended = or_(DELIVERIES.c.delivered_at.is_not(None), DELIVERIES.c.given_up_at.is_not(None))
+    removed = connection.execute(
+        delete(DELIVERIES).where(ended, DELIVERIES.c.created_at < stamp(before))
+    )
+    return removed.rowcount
+
+
+def _end(connection: Connection, seq: int, column: str, at: datetime) -> None:
+    connection.execute(
+        update(DELIVERIES).where(DELIVERIES.c.seq == seq, _IS_OWED).values({column: stamp(at)})
+    )

@@ -1,0 +1,79 @@
+"""One daemon for a caller and an approver in each mode, shared by the tests of approval."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from support.site import Site, running_site
+
+POLICY = """
+[[rules]]
+id = "no-rivals"
+decision = "deny"
+tools = ["send_mail"]
+reason = "Rivals get no mail."
+[[rules.when]]
+argument = "/to"
+glob = "*@rival.example"
+
+[[rules]]
+id = "board-needs-two"
+decision = "ask"
+tools = ["send_mail"]
+quorum = 2
+reason = "Two agree to what the board reads."
+[[rules.when]]
+argument = "/to"
+prefix = "board"
+
+[[rules]]
+id = "more-words"
+decision = "ask"
+tools = ["look_up"]
+over_budget = true
+reason = "More words than there are."
+"""
+
+BUDGETS = """
+[[budgets]]
+name = "sums"
+per = ["principal"]
+tools = ["calculator"]
+calls = 2
+
+[[budgets]]
+name = "words"
+per = ["principal"]
+tools = ["look_up"]
+period = "total"
+calls = 1
+"""
+
+
+@pytest.fixture(
+    scope="session",
+    params=["single-user", pytest.param("service", marks=pytest.mark.needs("root"))],
+)
+def shared_site(request: pytest.FixtureRequest) -> Iterator[Site]:
+    """Whatever was done with it, its audit log is whole at the end."""
+    with running_site(
+        is_service=request.param == "service", policy=POLICY, extra=BUDGETS
+    ) as running:
+        yield running
+        verified = running.audit("verify")
+        assert json.loads(verified.stdout)["intact"], verified.stdout
+        assert running.stop() == 0, running.log
+        assert "internal_error" not in running.log
+
+
+@pytest.fixture
+def site(shared_site: Site) -> Iterator[Site]:
+    """The shared one. What a failed test has left undone does not fail the next."""
+    yield shared_site
+    shared_site.go_on()
+    if not shared_site.takes_calls():
+        shared_site.kill()
+        shared_site.start(BUDGETS)

@@ -1,0 +1,184 @@
+"""Budgets and rules as people meet them, and the audit log after all that was done."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+import sqlite3
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.http import Answer
+from support.site import Site, parked
+
+
+def add(site: Site) -> Answer:
+    return site.call("calculator", {"expression": "1 + 1"})
+
+
+@pytest.mark.row("E4")
+def test_budget_says_what_is_left_and_when_it_begins_anew(site: Site) -> None:
+    began, answers = datetime.now(UTC).date(), [add(site) for _ in range(3)]
+    if datetime.now(UTC).date() != began:  # it was midnight
+        answers = [add(site) for _ in range(3)]
+    assert [answer.code for answer in answers] == [None, None, "QUOTA_EXCEEDED"]
+    error = answers[2].body["error"]
+    told = error["details"]
+    assert (told["budget"], told["unit"], told["limit"], told["left"]) == ("sums", "calls", 2, 0)
+    resets = datetime.fromisoformat(told["resets_at"])
+    assert (resets.hour, resets.minute) == (0, 0)
+    assert resets > datetime.now(UTC)
+    assert 0 < error["retry_after_ms"] <= 24 * 3600 * 1000
+    assert error["retryable"] is False
+
+    budgets = json.loads(site.run("caller", "usage", "--json").stdout)["budgets"]
+    (sums,) = [one for one in budgets if one["budget"] == "sums"]
+    assert (sums["spent"], sums["left"]) == (2, 0)
+
+
+@pytest.mark.row("E4", "A1")
+def test_rule_turns_an_empty_budget_into_a_question(site: Site) -> None:
+    assert site.call("look_up", {"word": "first"}).code is None
+    waiting = parked(site.call("look_up", {"word": "second"}))
+    shown = site.approval(waiting.approval_id)
+    assert (shown["rule"], shown["reason"]) == ("more-words", "More words than there are.")
+    denied = parked(site.call("look_up", {"word": "third"}))
+    assert site.decide(denied.approval_id, decision="deny").code is None
+    assert site.decide(waiting.approval_id).code is None
+    assert site.answer(waiting.call_id)["data"] == {"value": "second"}
+    assert site.done("second") == ["looked up"]
+    assert site.done("third") == []
+
+
+@pytest.mark.row("E4")
+def test_usage_comes_as_a_table_as_json_and_as_csv(site: Site) -> None:
+    site.call("look_up", {"word": "at least one"})
+    told = json.loads(site.run("caller", "usage", "--by", "tool,day", "--json").stdout)
+    rows = {row["group"]["tool"]: row for row in told["items"]}
+    assert rows["send_mail"]["calls"] >= 1
+    assert sum(row["calls"] for row in told["items"]) == told["total"]["calls"]
+
+    written = site.run("caller", "usage", "--by", "tool", "--csv")
+    assert written.returncode == 0
+    lines = list(csv.DictReader(io.StringIO(written.stdout)))
+    assert {"send_mail", "look_up"} <= {line["tool"] for line in lines}
+    everybody = site.run(
+        "approver", "usage", "--all", "--by", "principal", "--json", credential=site.owner
+    )
+    principals = [row["group"]["principal"] for row in json.loads(everybody.stdout)["items"]]
+    assert site.caller_id in principals
+    table = site.on_a_terminal("caller", "usage")
+    assert "send_mail" in table
+    assert "words" in table  # the budgets come after the sums
+
+
+CALLS = """
+[[calls]]
+tool = "send_mail"
+arguments = {to = "x@rival.example"}
+expect = "deny"
+rule = "no-rivals"
+
+[[calls]]
+tool = "send_mail"
+arguments = {to = "ann"}
+expect = "ask"
+
+[[calls]]
+tool = "calculator"
+arguments = {expression = "1"}
+expect = "allow"
+"""
+
+
+@pytest.mark.row("A1")
+def test_policy_is_tried_out_before_it_is_used_and_explained_where_it_is(site: Site) -> None:
+    file = site.place / "calls.toml"
+    file.write_text(CALLS)
+    file.chmod(0o644)
+    passed = site.run("engine", "policy", "test", str(file))
+    assert passed.returncode == 0, passed.stderr
+    assert json.loads(passed.stdout)["passed"] == 3
+    file.write_text(CALLS.replace('expect = "ask"', 'expect = "allow"'))
+    failed = site.run("engine", "policy", "test", str(file))
+    assert failed.returncode == 1
+    told = json.loads(failed.stdout)
+    (wrong,) = [call for call in told["calls"] if not call["passed"]]
+    assert (wrong["expected"], wrong["decided"]) == ("allow", "ask")
+
+    explained = site.run(
+        "approver", "policy", "explain", "send_mail", '{"to": "x@rival.example"}',
+        credential=site.owner,
+    )  # fmt: skip
+    assert explained.returncode == 0, explained.stderr
+    decision = json.loads(explained.stdout)
+    assert (decision["verdict"], decision["rule"]) == ("deny", "no-rivals")
+    matches = {rule["id"]: rule["matches"] for rule in decision["rules"]}
+    assert matches["no-rivals"] is True
+    assert matches["board-needs-two"] is False
+    assert site.done("x@rival.example") == []
+
+
+@pytest.mark.row("A7")
+def test_audit_log_is_whole_until_somebody_changes_a_row(site: Site, tmp_path: Path) -> None:
+    waiting = site.parked("audited", "a text that is nobody's business")
+    assert site.decide(waiting.approval_id).code is None
+    assert site.answer(waiting.call_id)["success"]
+    intact = site.audit("verify")
+    assert intact.returncode == 0, intact.stdout
+    assert json.loads(intact.stdout)["intact"] is True
+    every = site.audit_rows("")
+    rows = [row for row in every if row.get("approval_id") == waiting.approval_id]
+    kinds = ["approval.created", "approval.approved", "approval.started", "approval.done"]
+    assert [row["kind"] for row in rows] == kinds
+    assert "nobody's business" not in json.dumps(every)
+
+    site.restart()
+    twin = copied(site, tmp_path / "twin")
+    assert verified(site, twin)["intact"] is True
+    changed = copied(site, tmp_path / "changed")
+    with sqlite3.connect(changed / "state.db") as database:
+        altered = database.execute(
+            "UPDATE audit SET body = replace(body, 'approver:owner', 'approver:other') "
+            "WHERE body LIKE '%approval.approved%' AND body LIKE ?",
+            [f"%{waiting.approval_id}%"],
+        )
+        assert altered.rowcount == 1
+    database.close()
+    found = verified(site, changed)
+    assert found["intact"] is False
+    assert [one["problem"] for one in found["findings"]] == ["altered"]
+    cut = copied(site, tmp_path / "cut")
+    with sqlite3.connect(cut / "state.db") as database:
+        database.execute("DELETE FROM audit WHERE seq > (SELECT max(seq) FROM audit) - 3")
+    database.close()
+    assert verified(site, cut)["intact"] is False
+
+
+def copied(site: Site, target: Path) -> Path:
+    """The state of a daemon that runs, as a thief of the disk would have it."""
+    target.mkdir(mode=0o700)
+    for file in site.state.glob("audit*"):
+        shutil.copy2(file, target)
+    with sqlite3.connect(site.state / "state.db") as source:
+        source.execute("VACUUM INTO ?", [str(target / "state.db")])
+    source.close()
+    (target / "state.db").chmod(0o600)
+    return target
+
+
+def verified(site: Site, state: Path) -> Any:
+    """By root, who may read it."""
+    done = subprocess.run(
+        [*site.command, "audit", "verify", "--json"],
+        env={**site.environment, "FUMEHOOD_HOME": str(state)},
+        cwd="/", capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == (0 if json.loads(done.stdout)["intact"] else 1), done.stderr
+    return json.loads(done.stdout)

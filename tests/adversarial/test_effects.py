@@ -1,0 +1,223 @@
+"""The boundary `approval` of files: what a program leaves so that a human says yes to something else.
+
+The programs of a session may put anything into its workspace before a call is looked at, and again
+before it acts. A real container; what is true is asked of its own programs afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from fumehood.executors.effects import Effect, effect_of
+from fumehood.executors.workspace import run_workspace
+from fumehood.model.errors import WorkspaceChanged
+from fumehood.model.identity import TrustDomain
+from fumehood.model.json_types import JsonObject
+from fumehood.model.limits import MB, Limits
+from fumehood.model.tool import ToolDefinition
+from fumehood.sandbox.container.images import Image
+from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
+from fumehood.wire.cursors import Cursors
+from fumehood_tools.delete_files import delete_files
+from fumehood_tools.write_file import write_file
+from support.attacks import Harm
+from support.one_container import OneContainer, one_container
+
+pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.row("A2")]
+
+LIMITS = Limits(20, 20, None, MB)
+
+
+@dataclass
+class Files:
+    """The tools on one container's workspace, and its programs."""
+
+    box: OneContainer
+    queue_ms: float = 0.0
+
+    async def run(
+        self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks = NO_SINKS
+    ) -> RunEnding:
+        return await self.box.run(program, arguments, wall_s=limits.wall_s)
+
+    async def shell(self, command: str) -> str:
+        ending = await self.box.shell(command)
+        assert ending.ended_by.value == "ok", ending.stderr
+        return ending.stdout
+
+    async def effect(self, tool: ToolDefinition, arguments: JsonObject) -> Effect:
+        found = await effect_of(tool, arguments, LIMITS, self)
+        assert found is not None
+        return found
+
+    async def act(self, tool: ToolDefinition, arguments: JsonObject, expected: str | None) -> Any:
+        domain = TrustDomain("ann", None, "sess_1")
+        return await run_workspace(
+            tool, arguments, LIMITS, self, domain, Cursors(b"k" * 32), expected=expected
+        )
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def shared(python_image: Image) -> AsyncIterator[Files]:
+    async with one_container(python_image) as box:
+        yield Files(box)
+
+
+@pytest.fixture
+async def files(shared: Files) -> AsyncIterator[Files]:
+    yield shared
+    await shared.shell("chmod -R u+rwX . 2>/dev/null; find . -mindepth 1 -delete")
+
+
+DELETE = (delete_files, {"paths": ["d"], "recursive": True})
+REPLACE = (write_file, {"path": "d/f", "content": "new\n", "mode": "replace"})
+APPEND = (write_file, {"path": "d/f", "content": "new\n", "mode": "append"})
+
+
+@dataclass(frozen=True)
+class Switch:
+    """Something else is put in the place of what was shown, so that it looks the same."""
+
+    name: str
+    harm: Harm
+    command: str
+    calls: tuple[tuple[ToolDefinition, JsonObject], ...] = (DELETE, REPLACE, APPEND)
+    keep: str = "cat keep d/f was/f 2>/dev/null | sort -u"
+    """What has to print the same before and after."""
+    set_up: str = field(default="mkdir d; echo shown > d/f; echo kept > keep")
+
+    def __str__(self) -> str:
+        return self.name
+
+
+SWITCHES = [
+    Switch("another-content-of-equal-size-and-time", Harm.INTEGRITY,
+           "touch -r d/f /tmp/t; echo other > d/f; touch -r /tmp/t d/f"),
+    Switch("a-link-to-what-is-kept", Harm.INTEGRITY, "rm d/f; ln -s ../keep d/f"),
+    Switch("a-second-name-of-what-is-kept", Harm.INTEGRITY, "rm d/f; ln keep d/f"),
+    Switch("a-second-name-for-what-was-shown", Harm.INTEGRITY, "ln d/f was", (APPEND, REPLACE)),
+    Switch("a-link-in-the-directorys-place", Harm.INTERNAL_ESC, "mv d was; ln -s was d"),
+    Switch("a-link-out-of-the-workspace", Harm.INTERNAL_ESC, "mv d was; ln -s /etc d"),
+    Switch("more-below", Harm.INTEGRITY, "mv keep d/keep", (DELETE,), keep="cat d/keep"),
+    Switch("more-under-a-reserved-name", Harm.INTEGRITY,
+           "mv keep d/.fumehood-upload-0123456789abcdef0123456789abcdef", (DELETE,),
+           keep="cat d/.f*"),
+    Switch("more-under-a-name-that-is-no-text", Harm.INTEGRITY,
+           "mv keep d/$'\\xff'", (DELETE,), keep="cat d/$'\\xff'"),
+    Switch("a-directory-in-a-files-place", Harm.INTEGRITY,
+           "rm d/f; mkdir d/f; mv keep d/f/", (DELETE,), keep="cat d/f/keep"),
+    Switch("a-pipe-that-nobody-reads", Harm.PEER_DOS, "rm d/f; mkfifo d/f", keep="cat keep"),
+    Switch("executable-now", Harm.INTEGRITY, "chmod 755 d/f"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("switch", SWITCHES, ids=str)
+async def test_a_yes_is_for_what_was_shown_alone(files: Files, switch: Switch) -> None:
+    for tool, arguments in switch.calls:
+        await files.shell("find . -mindepth 1 -delete")
+        await files.shell(switch.set_up)
+        shown = await files.effect(tool, arguments)
+        await files.shell(switch.command)
+        before = await files.shell(switch.keep)
+        assert before
+        with pytest.raises(WorkspaceChanged):
+            await files.act(tool, arguments, shown.base)
+        assert await files.shell(switch.keep) == before
+
+
+async def test_what_was_shown_and_left_alone_is_done(files: Files) -> None:
+    """The twin of the table: programs of the session run in between, and change other things."""
+    for tool, arguments in (DELETE, REPLACE, APPEND):
+        await files.shell("find . -mindepth 1 -delete; mkdir d; echo shown > d/f; echo 1 > keep")
+        shown = await files.effect(tool, arguments)
+        await files.shell("echo 2 > keep; mkdir other; cat d/f")
+        assert (await files.act(tool, arguments, shown.base)).error is None
+        left = await files.shell("cat d/f 2>/dev/null; true")
+        assert left == {"append": "shown\nnew\n", "replace": "new\n"}.get(
+            arguments.get("mode", ""), ""
+        )
+
+
+async def test_without_the_comparison_the_switch_succeeds(files: Files) -> None:
+    """The control: the same attack on a call that nobody holds to what was shown."""
+    await files.shell("mkdir d; echo shown > d/f; echo kept > keep")
+    await files.effect(*DELETE)
+    await files.shell("mv keep d/keep")
+    assert (await files.act(*DELETE, None)).error is None
+    assert await files.shell("ls -A") == ""
+
+
+LEFT_BEHIND = [
+    (
+        "import subprocess\n"
+        "subprocess.Popen(['setsid', 'sh', '-c', 'while :; do echo more >> d/f; done'])"
+    ),
+    (
+        "import threading\n"
+        "def write():\n"
+        "    while True:\n"
+        "        open('d/f', 'a').write('more')\n"
+        "threading.Thread(target=write, daemon=True).start()"
+    ),
+    (
+        "import signal\n"
+        "signal.signal(signal.SIGALRM, lambda *_: open('d/f', 'a').write('more'))\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)"
+    ),
+]
+
+
+@pytest.mark.parametrize("program", LEFT_BEHIND, ids=["process", "thread", "timer"])
+async def test_nothing_that_a_program_started_writes_between_look_and_deed(
+    files: Files, program: str
+) -> None:
+    await files.shell("mkdir d; echo shown > d/f")
+    ended = await files.box.python(program)
+    assert ended.ended_by.value == "ok", ended.stderr
+    shown = await files.effect(*DELETE)
+    for _ in range(3):
+        assert (await files.effect(*DELETE)).base == shown.base
+    assert (await files.act(*DELETE, shown.base)).error is None
+    assert await files.shell("ls -A") == ""
+
+
+async def test_a_hidden_second_name_is_said_where_it_would_be_written_too(files: Files) -> None:
+    """Who approves a line in a log has to know that it goes into a program as well."""
+    await files.shell("mkdir d; echo pass > program.py; ln program.py d/f")
+    (changed,) = (await files.effect(*APPEND)).shown["changed"]
+    assert changed["other_names"] == 1
+    await files.shell("rm program.py")
+    (changed,) = (await files.effect(*APPEND)).shown["changed"]
+    assert "other_names" not in changed  # the twin
+
+
+async def test_a_diff_cannot_be_made_to_show_another_file(files: Files) -> None:
+    """Heads of hunks and files that stand in a text are marked as its lines."""
+    await files.shell(
+        r"mkdir d; printf -- '@@ -1 +1 @@\n-safe\n+++ other\n\\ No newline at end of file' > d/f"
+    )
+    (changed,) = (await files.effect(*REPLACE)).shown["changed"]
+    lines = changed["diff"].split("\n")
+    assert [line for line in lines if line.startswith("@@")] == ["@@ -1,4 +1 @@"]
+    assert [line[1:] for line in lines if line.startswith("-")][:3] == [
+        "@@ -1 +1 @@", "-safe", "+++ other",
+    ]  # fmt: skip
+
+
+async def test_texts_made_to_be_slow_do_not_keep_the_engine_busy(files: Files) -> None:
+    """Two texts with every line alike and nothing in common: shown as gone and come."""
+    await files.shell("mkdir d; yes a | head -c 200000 > d/f")
+    content = "b\na\n" * 40_000
+    found = await files.effect(write_file, {"path": "d/f", "content": content, "mode": "replace"})
+    (changed,) = found.shown["changed"]
+    assert changed["diff_truncated"] is True
+    assert len(changed["diff"].encode()) <= 16 * 1024

@@ -1,0 +1,594 @@
+"""Approvals through a real daemon: both sockets, both clients, the command line, the webhook."""
+
+from __future__ import annotations
+
+import gc
+import http.server
+import json
+import os
+import pty
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from conftest import FUMEHOOD, Daemon
+from fumehood import Refused
+from fumehood.cli.main import app
+from fumehood.gates.webhook import HEADER, Callbacks, sign
+from fumehood.model.approval import ApprovalState, NewDecision, OneOfSeveral, RememberWish
+from support.approving import approving_daemon, ran
+from support.authority import ask
+from support.clients import KINDS, client_of
+from support.http import Answer
+from support.wait import wait_until
+
+pytestmark = [
+    pytest.mark.row("A6"),
+    # httpcore2 leaves the socket of a connection that could not be made to the collector.
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """What the collector warns of is collected within the test that it belongs to."""
+    yield
+    gc.collect()
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    import shutil
+    import tempfile
+
+    home = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
+    with approving_daemon(home) as running:
+        yield running
+    shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def caller(kind: str, daemon: Daemon) -> Iterator[Any]:
+    with client_of(kind, daemon.socket) as made:
+        yield made
+
+
+@pytest.fixture
+def control(kind: str, daemon: Daemon) -> Iterator[Any]:
+    with client_of(kind, daemon.control, control=True, credential=daemon.credential) as made:
+        yield made
+
+
+def asked(caller: Any, text: str, **options: Any) -> Any:
+    """A call that waits; its error."""
+    envelope = caller.call("note", {"text": text}, **options)
+    assert envelope.error is not None
+    assert envelope.error.code == "REQUIRES_HUMAN_APPROVAL", envelope.error
+    return envelope.error.approval_id
+
+
+def answer_of(caller: Any, call_id: str) -> Any:
+    """The call's answer, once it is there."""
+    wait_until(lambda: caller.call_state(call_id).envelope is not None)
+    return caller.call_state(call_id).envelope
+
+
+def valid(control: Any) -> list[Any]:
+    """The remembered rules that have not been taken back."""
+    return [rule for rule in control.approvals.remembered() if rule.removed_at is None]
+
+
+def times(daemon: Daemon, text: str) -> int:
+    return sum(line.startswith(repr(text) + " ") for line in ran(daemon))
+
+
+@pytest.mark.row("A5", "A2")
+def test_call_runs_once_after_the_yes_and_its_answer_is_found(
+    daemon: Daemon, caller: Any, control: Any, kind: str
+) -> None:
+    approval_id = asked(caller, f"yes-{kind}")
+    shown = control.approvals.show(approval_id)
+    assert shown.arguments == {"text": f"yes-{kind}", "times": 1}
+    state = caller.call_state(shown.call_id)
+    assert (state.call.code, state.approval.state) == ("REQUIRES_HUMAN_APPROVAL", "pending")
+    assert times(daemon, f"yes-{kind}") == 0
+    control.approvals.approve(approval_id, version=shown.version)
+    assert answer_of(caller, shown.call_id).data == {"noted": f"yes-{kind}"}
+    assert times(daemon, f"yes-{kind}") == 1
+    with pytest.raises(Refused) as late:
+        control.approvals.deny(approval_id, version=shown.version)
+    assert late.value.code == "IDEMPOTENCY_CONFLICT"
+
+
+@pytest.mark.row("A3")
+def test_denied_call_never_runs_and_the_model_is_told_why(
+    daemon: Daemon, caller: Any, control: Any, kind: str
+) -> None:
+    approval_id = asked(caller, f"no-{kind}")
+    denied = control.approvals.deny(approval_id, version=1, reason="not on a friday")
+    assert denied.state is ApprovalState.DENIED
+    answer = answer_of(caller, denied.call_id)
+    assert answer.error.code == "APPROVAL_DENIED"
+    assert "not on a friday" in answer.error.message
+    assert times(daemon, f"no-{kind}") == 0
+
+
+@pytest.mark.row("A3")
+def test_edited_call_runs_as_it_was_edited(
+    daemon: Daemon, caller: Any, control: Any, kind: str
+) -> None:
+    approval_id = asked(caller, f"edit-{kind}")
+    with pytest.raises(Refused) as wrong:
+        control.approvals.approve(approval_id, version=1, arguments={"text": 5, "more": 1})
+    assert wrong.value.code == "INVALID_PARAMS"
+    edited = control.approvals.approve(approval_id, version=1, arguments={"text": f"edited-{kind}"})
+    answer_of(caller, edited.call_id)
+    assert (times(daemon, f"edit-{kind}"), times(daemon, f"edited-{kind}")) == (0, 1)
+
+
+@pytest.mark.row("A3")
+def test_several_are_decided_at_once_or_none(caller: Any, control: Any, kind: str) -> None:
+    ids = [asked(caller, f"several-{kind}-{number}") for number in range(3)]
+    no = NewDecision(decision="deny")
+    items = [OneOfSeveral(approval_id=one, version=1, decision=no) for one in ids]
+    stale = items[2].model_copy(update={"version": 7})
+    with pytest.raises(Refused):
+        control.approvals.decide_all([*items[:2], stale])
+    assert all(control.approvals.show(one).state == "pending" for one in ids)
+    assert {one.state for one in control.approvals.decide_all(items)} == {ApprovalState.DENIED}
+
+
+@pytest.mark.row("A2")
+def test_caller_takes_its_call_back(daemon: Daemon, caller: Any, control: Any, kind: str) -> None:
+    approval_id = asked(caller, f"cancel-{kind}")
+    assert caller.approvals.cancel(approval_id).state is ApprovalState.CANCELLED
+    with pytest.raises(Refused):
+        control.approvals.approve(approval_id, version=None)
+    assert times(daemon, f"cancel-{kind}") == 0
+
+
+def test_own_approvals_are_listed_for_their_caller(caller: Any, kind: str) -> None:
+    approval_id = asked(caller, f"list-{kind}")
+    page = caller.approvals.list(state="pending", limit=1)
+    assert [one.id for one in page.items] == [approval_id]
+    assert page.items[0].binding is None
+    assert caller.approvals.show(approval_id).approvers == ()
+    caller.approvals.cancel(approval_id)
+
+
+@pytest.mark.row("R3")
+def test_caller_is_not_shown_what_its_agents_configuration_fixes(
+    caller: Any, control: Any, kind: str
+) -> None:
+    agent = f"fixed-{kind}"
+    control.agents.create(agent, principals=[f"uid:{os.getuid()}"])
+    control.agents.bind(agent, "note", fixed={"times": 7})
+    approval_id = asked(caller, f"fixed-{kind}", agent_id=agent)
+    mine = caller.approvals.list(limit=1).items[0]
+    for seen in (
+        mine, caller.approvals.show(approval_id), caller.call_state(mine.call_id).approval
+    ):  # fmt: skip
+        assert seen.id == approval_id
+        assert seen.arguments == {"text": f"fixed-{kind}"}
+    assert control.approvals.show(approval_id).arguments["times"] == 7
+    assert control.approvals.list(limit=1).items[0].arguments["times"] == 7
+    caller.approvals.cancel(approval_id)
+
+
+def test_next_change_is_waited_for(caller: Any, control: Any, kind: str) -> None:
+    before = control.approvals.next_change()
+    assert control.approvals.next_change(before, wait_s=0) == before
+    approval_id = asked(caller, f"change-{kind}")
+    assert control.approvals.next_change(before) > before
+    caller.approvals.cancel(approval_id)
+
+
+@pytest.mark.row("A3")
+def test_remembered_rule_is_shown_before_it_is_saved_and_can_be_forgotten(
+    daemon: Daemon, caller: Any, control: Any, kind: str
+) -> None:
+    from datetime import UTC, datetime, timedelta
+
+    approval_id = asked(caller, f"like-{kind}")
+    until = datetime.now(UTC) + timedelta(hours=1)
+    wish = RememberWish(scope="until", until=until, uses=5, arguments=("text",))
+    rule = control.approvals.preview_remember(approval_id, wish)
+    assert (rule.arguments, rule.uses_left) == ({"text": f"like-{kind}"}, 5)
+    assert valid(control) == []
+    done = control.approvals.approve(approval_id, version=1, remember=wish)
+    answer_of(caller, done.call_id)
+    assert caller.call("note", {"text": f"like-{kind}", "times": 2}).success
+    (saved,) = valid(control)
+    assert (saved.approval_id, saved.used) == (approval_id, 1)
+    listed = administer(daemon, "approvals", "remembered")
+    assert [one["id"] for one in listed] == [saved.id]
+    control.approvals.forget(saved.id)
+    assert valid(control) == []
+    assert saved.id in [one["id"] for one in administer(daemon, "approvals", "remembered", "--all")]
+    assert administer(daemon, "approvals", "remembered") == []
+    caller.approvals.cancel(asked(caller, f"like-{kind}"))
+
+
+# The command line.
+
+
+def run(daemon: Daemon, *arguments: str, stdin: str | None = None) -> Result:
+    environment = {"FUMEHOOD_HOME": str(daemon.home), "XDG_RUNTIME_DIR": None}
+    given = f"{daemon.credential}\n" if stdin is None else stdin
+    return CliRunner(env=environment).invoke(app, arguments, input=given)
+
+
+def administer(daemon: Daemon, *arguments: str) -> Any:
+    done = run(daemon, *arguments, "--credential-stdin")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout) if done.stdout else None
+
+
+def call(daemon: Daemon, text: str, *more: str) -> tuple[str, str]:
+    """A call that waits: its id and the approval's."""
+    done = run(daemon, "call", "note", json.dumps({"text": text}), *more)
+    assert done.exit_code == 3, done.output
+    envelope = json.loads(done.stdout)
+    approval_id = envelope["error"]["approval_id"]
+    assert f"fumehood approvals approve {approval_id}" in done.stderr
+    return envelope["metadata"]["call_id"], approval_id
+
+
+class Person:
+    """Somebody at a terminal of 80 columns, who types when asked."""
+
+    def __init__(self, daemon: Daemon, *arguments: str) -> None:
+        self._ours, theirs = pty.openpty()
+        self._process = subprocess.Popen(
+            [str(FUMEHOOD), *arguments], start_new_session=True,
+            env={**daemon.environment, "TERM": "dumb", "COLUMNS": "80"},
+            stdin=theirs, stdout=theirs, stderr=theirs,
+        )  # fmt: skip
+        os.close(theirs)
+        self.seen = ""
+
+    def reads(self, what: str) -> str:
+        """What is shown up to this."""
+        while what not in self.seen:
+            try:
+                chunk = os.read(self._ours, 65536)
+            except OSError:  # EIO: the other side has closed
+                chunk = b""
+            assert chunk, self.seen
+            self.seen += chunk.decode()
+        return self.seen
+
+    def types(self, line: str) -> None:
+        os.write(self._ours, f"{line}\n".encode())
+
+    def leaves(self) -> int:
+        with suppress(OSError):
+            while chunk := os.read(self._ours, 65536):
+                self.seen += chunk.decode()
+        os.close(self._ours)
+        return self._process.wait(timeout=60)
+
+
+def at_the_terminal(daemon: Daemon, *arguments: str) -> Person:
+    """Somebody who has typed the credential, where no echo shows it."""
+    person = Person(daemon, *arguments)
+    person.reads("Credential: ")
+    person.types(daemon.credential)
+    return person
+
+
+@pytest.mark.row("A5")
+def test_script_approves_and_the_answer_is_fetched(daemon: Daemon) -> None:
+    call_id, approval_id = call(daemon, "script")
+    assert administer(daemon, "approvals", "list")[0]["id"] == approval_id
+    assert administer(daemon, "approvals", "show", approval_id)["state"] == "pending"
+    waiting = run(daemon, "calls", "answer", call_id)
+    assert (waiting.exit_code, waiting.stdout) == (3, "")
+    approved = administer(daemon, "approvals", "approve", approval_id, "--yes", "--version", "1")
+    assert approved["state"] in ("approved", "started", "done")
+    wait_until(lambda: run(daemon, "calls", "answer", call_id).exit_code == 0)
+    assert json.loads(run(daemon, "calls", "answer", call_id).stdout)["data"] == {"noted": "script"}
+    assert times(daemon, "script") == 1
+
+
+@pytest.mark.row("A3")
+def test_denial_edit_and_cancel_from_the_command_line(daemon: Daemon) -> None:
+    call_id, approval_id = call(daemon, "cli-no")
+    administer(daemon, "approvals", "deny", approval_id, "--reason", "no")
+    assert run(daemon, "calls", "answer", call_id).exit_code == 1
+    call_id, approval_id = call(daemon, "cli-edit")
+    administer(
+        daemon, "approvals", "approve", approval_id, "--yes", "--edit", '{"text": "cli-edited"}'
+    )
+    wait_until(lambda: times(daemon, "cli-edited") == 1)
+    _, approval_id = call(daemon, "cli-cancel")
+    mine = json.loads(run(daemon, "approvals", "list", "--mine").stdout)
+    assert mine[0]["id"] == approval_id
+    assert run(daemon, "approvals", "cancel", approval_id).exit_code == 0
+    assert run(daemon, "approvals", "cancel", approval_id).exit_code == 1
+    assert [times(daemon, text) for text in ("cli-no", "cli-edit", "cli-cancel")] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["approve", "apr_0"], 2, "--yes"),
+        (["approve", "apr_0", "--yes"], 1, "RESOURCE_NOT_FOUND"),
+        (["approve", "a/b", "--yes"], 2, "can be no name or id"),
+        (["approve", "apr_0", "apr_1", "--yes", "--edit", "{}"], 2, "one approval"),
+        (["approve", "apr_0", "--yes", "--edit", "[]"], 2, "JSON object"),
+        (["approve", "apr_0", "--yes", "--uses", "2"], 2, "--remember"),
+        (["approve", "apr_0", "--yes", "--remember-until", "soon"], 2, "--remember-until"),
+        (["list", "--state", "lost"], 2, "--state takes"),
+        (["resolve", "apr_0", "--outcome", "done"], 1, "RESOURCE_NOT_FOUND"),
+        (["resolve", "apr_0", "--outcome", "maybe"], 2, "maybe"),
+        (["forget", "rul_0"], 1, "RESOURCE_NOT_FOUND"),
+    ],
+)
+def test_command_that_cannot_be_carried_out_says_why(
+    daemon: Daemon, arguments: list[str], code: int, says: str
+) -> None:
+    done = run(daemon, "approvals", *arguments, "--credential-stdin")
+    assert done.exit_code == code, done.output
+    assert says in done.output
+
+
+def test_wait_takes_a_time_or_none(daemon: Daemon) -> None:
+    _, approval_id = call(daemon, "wait-short", "--wait=0.2")
+    run(daemon, "approvals", "cancel", approval_id)
+    for wrong in ("--wait=soon", "--wait=0", "--wait=-1", "--wait=inf"):
+        assert run(daemon, "call", "note", '{"text": "x"}', wrong).exit_code == 2
+    local = run(daemon, "call", "calculator", '{"expression": "1"}', "--local", "--wait")
+    assert local.exit_code == 2
+
+
+@pytest.mark.row("A5")
+def test_call_that_waits_gets_its_answer_when_a_person_says_yes(daemon: Daemon) -> None:
+    waiting = subprocess.Popen(
+        [str(FUMEHOOD), "call", "note", '{"text": "wait"}', "--wait"],
+        env=daemon.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+    )  # fmt: skip
+
+    def pending() -> list[Any]:
+        return [
+            one
+            for one in administer(daemon, "approvals", "list")
+            if one["arguments"]["text"] == "wait"
+        ]
+
+    wait_until(lambda: bool(pending()))
+    person = at_the_terminal(daemon, "approvals", "approve", pending()[0]["id"])
+    person.reads("Type yes: ")
+    person.types("yes")
+    assert person.leaves() == 0, person.seen
+    stdout, _ = waiting.communicate(timeout=60)
+    assert waiting.returncode == 0, stdout
+    assert json.loads(stdout)["data"] == {"noted": "wait"}
+
+
+NASTY = 'a\x1b[2J\x1b]0;owned\x07\u202egnp.exe\u200b\n\narguments\n  text: "harmless"\r' + "x" * 300
+
+
+def test_person_sees_every_character_and_decides_nothing_with_another_word(daemon: Daemon) -> None:
+    _, approval_id = call(daemon, NASTY)
+    person = at_the_terminal(daemon, "approvals", "approve", approval_id)
+    shown = person.reads("Type yes: ")
+    person.types("y")
+    assert person.leaves() == 1
+    assert daemon.credential not in shown
+    after = shown.partition("Credential: ")[2]
+    for forbidden in ("\x1b", "\u202e", "\u200b", "\x07"):
+        assert forbidden not in after
+    for seen in ("\\u{001b}[2J", "\\u{202e}gnp.exe", "RIGHT-TO-LEFT OVERRIDE"):
+        assert seen in after
+    lines = after.replace("\r\n", "\n").split("\n")
+    assert sum(line == "arguments" for line in lines) == 1
+    assert "".join(lines).count("x") >= 300
+    assert administer(daemon, "approvals", "show", approval_id)["state"] == "pending"
+    administer(daemon, "approvals", "deny", approval_id)
+
+
+def test_watch_shows_what_comes_and_what_becomes_of_it(daemon: Daemon) -> None:
+    person = at_the_terminal(daemon, "approvals", "watch")
+    _, approval_id = call(daemon, "watched")
+    person.reads(f"{approval_id}  pending")
+    administer(daemon, "approvals", "deny", approval_id)
+    person.reads(f"{approval_id}  denied")
+    os.write(person._ours, b"\x03")
+    person._process.send_signal(2)
+    assert person.leaves() == 0
+
+
+# Restarts, and the webhook.
+
+
+@pytest.mark.row("A2", "A5")
+def test_what_waits_survives_a_restart_and_runs_once_after_it(home: Path) -> None:
+    with approving_daemon(home) as before:
+        call_id, approval_id = call(before, "restart")
+        before.process.kill()
+        before.process.wait(timeout=30)
+    with approving_daemon(home, credential=before.credential) as after:
+        assert administer(after, "approvals", "show", approval_id)["state"] == "pending"
+        administer(after, "approvals", "approve", approval_id, "--yes")
+        wait_until(lambda: run(after, "calls", "answer", call_id).exit_code == 0)
+        assert times(after, "restart") == 1
+
+
+@pytest.mark.row("A5")
+def test_call_that_a_crash_interrupted_is_resolved_by_a_human_and_not_run_again(
+    home: Path,
+) -> None:
+    with approving_daemon(home) as before:
+        done = run(before, "call", "hold", '{"text": "held"}')
+        call_id = json.loads(done.stdout)["metadata"]["call_id"]
+        approval_id = json.loads(done.stdout)["error"]["approval_id"]
+        early = run(
+            before, "approvals", "resolve", approval_id, "--outcome", "done", "--credential-stdin"
+        )
+        assert "IDEMPOTENCY_CONFLICT" in early.output
+        administer(before, "approvals", "approve", approval_id, "--yes")
+        wait_until(lambda: times(before, "held") == 1)
+        before.process.kill()
+        before.process.wait(timeout=30)
+    with approving_daemon(home, credential=before.credential) as after:
+        (found,) = administer(after, "approvals", "list", "--state", "interrupted")
+        assert found["id"] == approval_id
+        answer = run(after, "calls", "answer", call_id)
+        assert json.loads(answer.stdout)["error"]["code"] == "OUTCOME_UNKNOWN"
+        resolved = administer(
+            after, "approvals", "resolve", approval_id, "--outcome", "done", "--note", "looked"
+        )
+        assert resolved["state"] == "done"
+        assert administer(after, "approvals", "list", "--state", "interrupted") == []
+        assert times(after, "held") == 1
+
+
+def test_engine_that_stops_does_not_wait_for_who_watches(home: Path) -> None:
+    with approving_daemon(home) as daemon:
+        answers: list[Answer] = []
+        path = "/v1/approvals/changes?after=1000000"
+        poll = threading.Thread(
+            target=lambda: answers.append(ask(daemon.control, "GET", path, None, daemon.credential))
+        )
+        poll.start()
+        wait_until(lambda: is_watched(daemon))
+        assert daemon.stop() == 0, daemon.log
+        poll.join(timeout=30)
+        assert answers[0].code == "SHUTTING_DOWN"
+
+
+def is_watched(daemon: Daemon) -> bool:
+    """Whether somebody is connected to the control socket: the poll is its only request."""
+    connections = Path("/proc/net/unix").read_text(encoding="utf-8")
+    return connections.count(str(daemon.control)) > 1
+
+
+class Hook(http.server.BaseHTTPRequestHandler):
+    """Takes messages once it is told to."""
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        server: Any = self.server
+        if server.refuses:
+            server.refused += 1
+            self.send_response(503)
+        else:
+            server.got.append((body, self.headers[HEADER]))
+            self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        """Says nothing."""
+
+
+@contextmanager
+def receiver() -> Iterator[Any]:
+    server: Any = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hook)
+    server.got, server.refuses, server.refused = [], False, 0
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+SECRET = b"w" * 48
+
+
+@contextmanager
+def hooked(home: Path, hook: Any, credential: str = "") -> Iterator[Daemon]:
+    secret = home / "webhook-secret"
+    secret.write_bytes(SECRET)
+    secret.chmod(0o600)
+    settings = {
+        "webhook__url": f"http://127.0.0.1:{hook.server_address[1]}/hook",
+        "webhook__secret_file": str(secret), "webhook__may_decide": "true",
+    }  # fmt: skip
+    with approving_daemon(home, credential=credential, **settings) as daemon:
+        yield daemon
+
+
+def call_back(daemon: Daemon, body: Any, signature: str | None = None) -> Answer:
+    import time
+    from datetime import UTC, datetime
+
+    from support.http import SocketClient
+
+    raw = json.dumps(body).encode()
+    given = signature or sign(SECRET, raw, datetime.fromtimestamp(time.time(), UTC))
+    client = SocketClient(daemon.control)
+    try:
+        headers = {"content-type": "application/json", HEADER: given}
+        return client.request("POST", "/v1/approvals/callback", raw, headers)
+    finally:
+        client.close()
+
+
+@pytest.mark.row("A5")
+def test_webhook_is_told_and_its_signed_answer_runs_the_call_once(home: Path) -> None:
+    from datetime import UTC, datetime
+
+    with receiver() as hook, hooked(home, hook) as daemon:
+        call_id, approval_id = call(daemon, "hooked")
+        wait_until(lambda: len(hook.got) == 1)
+        body, signature = hook.got[0]
+        Callbacks(SECRET, window_s=60).check([signature], body, datetime.now(UTC))
+        message = json.loads(body)
+        assert message["event"] == "approval.created"
+        assert message["approval"]["arguments"] == {"text": "hooked", "times": 1}
+        decision = {
+            "approval_id": message["approval"]["id"], "version": message["approval"]["version"],
+            "decision": {"decision": "approve"},
+        }  # fmt: skip
+        reflected = call_back(daemon, message, signature)
+        assert reflected.code in ("UNAUTHORIZED", "INVALID_PARAMS")
+        assert call_back(daemon, decision, "t=1,v1=" + "0" * 64).code == "UNAUTHORIZED"
+        assert times(daemon, "hooked") == 0
+        assert call_back(daemon, decision).code is None
+        wait_until(lambda: run(daemon, "calls", "answer", call_id).exit_code == 0)
+        assert call_back(daemon, decision).code in ("UNAUTHORIZED", "IDEMPOTENCY_CONFLICT")
+        assert times(daemon, "hooked") == 1
+        (word,) = administer(daemon, "approvals", "show", approval_id)["decisions"]
+        assert (word["approver"], word["channel"]) == ("webhook", "webhook")
+        wait_until(lambda: len(hook.got) >= 3)
+        told = [json.loads(body)["event"] for body, _ in hook.got]
+        assert sorted(told) == ["approval.created", "approval.decided", "approval.ended"]
+
+
+def test_message_that_was_not_taken_is_sent_after_a_restart(home: Path) -> None:
+    with receiver() as hook:
+        hook.refuses = True
+        with hooked(home, hook) as before:
+            _, approval_id = call(before, "owed")
+            wait_until(lambda: hook.refused >= 1)
+        hook.refuses = False
+        with hooked(home, hook, before.credential):
+            wait_until(lambda: len(hook.got) >= 1)
+        assert json.loads(hook.got[0][0])["approval"]["id"] == approval_id
+
+
+def test_one_who_may_only_approve_decides_and_administers_nothing(daemon: Daemon) -> None:
+    with client_of("blocking", daemon.control, control=True, credential=daemon.credential) as owner:
+        secret = owner.approvers.add("only-approves").secret
+    _, approval_id = call(daemon, "scopes")
+    path = f"/v1/approvals/{approval_id}"
+    assert ask(daemon.control, "GET", path, None, secret).code is None
+    assert ask(daemon.control, "GET", "/v1/changes", None, secret).code is None
+    assert ask(daemon.control, "GET", "/v1/tokens", None, secret).code == "PERMISSION_DENIED"
+    assert ask(daemon.socket, "GET", path, None, secret).code == "UNAUTHORIZED"
+    run(daemon, "approvals", "cancel", approval_id)

@@ -1,0 +1,111 @@
+"""SIGKILL around every commit of calls that wait for humans: what was promised is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from conftest import CLEAN_ENVIRONMENT
+from support.crash_approvals import SCENES, lives, survive
+from support.crash_points import Crash, Run, crash_each, nursery
+
+pytestmark = pytest.mark.row("A2", "D6")
+
+SEED = 20261121
+KILLS = 10
+MODULE = "support.crash_approvals"
+MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    with nursery(f"{MODULE}:play", CLEAN_ENVIRONMENT) as running:
+        yield running
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """In memory where there is such a place: a kill is no loss of power."""
+    where = MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir())
+    directory = Path(tempfile.mkdtemp(prefix="fh-", dir=where))
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def ahead(crashes: Iterator[Crash]) -> Iterator[Crash]:
+    """While one is examined here, the next one dies over there."""
+    with ThreadPoolExecutor(1) as beside:
+        coming = beside.submit(next, crashes, None)
+        while (crash := coming.result()) is not None:
+            coming = beside.submit(next, crashes, None)
+            yield crash
+
+
+def prepare(home: Path, scene: str, weakness: str = "") -> None:
+    """What a scene finds, and which one it is."""
+    SCENES[scene].prepare(home)
+    (home / "scene").write_text(scene)
+    if weakness:
+        (home / "weakness").write_text(weakness)
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_killed_at_every_commit_nothing_is_lost_and_nothing_acts_twice(
+    name: str, run: Run, place: Path
+) -> None:
+    scene = SCENES[name]
+    seen: Counter[str] = Counter()
+    points = 0
+
+    for crash in ahead(crash_each(run, place, lambda home: prepare(home, name))):
+        found, _ = asyncio.run(
+            survive(
+                crash.home, crash.said,
+                later_s=scene.later_s, crashes=scene.crashes, in_flight=scene.in_flight,
+            )
+        )  # fmt: skip
+        assert not found.faults, (str(crash.point), found.faults, crash.said)
+        seen += found.seen
+        points += crash.point is not None
+        shutil.rmtree(crash.home)
+    assert points >= scene.least
+    assert {what for what in scene.shows if not seen[what]} == set()
+
+
+@pytest.mark.parametrize(
+    ("weakness", "scene", "words"),
+    [
+        ("a yes is not used up", "yes", "acted 2 times"),
+        ("a use is not counted", "remembering", "uses of remembered rules"),
+        ("a mark is not raised", "spending", "used, 0 counted"),
+        ("a key is not taken", "harmless", "acted 2 times"),
+    ],
+)
+def test_control_a_promise_that_is_left_out_is_found(
+    weakness: str, scene: str, words: str, run: Run, place: Path
+) -> None:
+    faults: list[str] = []
+    for crash in crash_each(run, place, lambda home: prepare(home, scene, weakness)):
+        found, _ = asyncio.run(survive(crash.home, crash.said))
+        faults += found.faults
+        if any(words in fault for fault in faults):
+            return
+    raise AssertionError(f"nobody noticed that {weakness}: {faults}")
+
+
+def test_killed_at_random_moments_nothing_is_lost_and_nothing_acts_twice(place: Path) -> None:
+    """One state, many scripts at once, one life after the other; the soak has more of them."""
+    home = place / "home"
+    with nursery(f"{MODULE}:play_until_killed", CLEAN_ENVIRONMENT) as kill:
+        found = lives(kill, home, KILLS, SEED)
+    assert not found.faults, found.faults
+    assert found.seen["deaths"] == KILLS
+    assert found.seen["heard OK"] > KILLS
+    assert found.seen["done"] > KILLS

@@ -1,0 +1,270 @@
+"""Effects in real containers: what is foretold is what happens, and nothing happens to what changed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fumehood import Config, Engine
+from fumehood.call.authorise import PermittedCall
+from fumehood.call.plan import make_plan
+from fumehood.call.preview import preview
+from fumehood.call.resolve import ResolvedCall
+from fumehood.call.validate import ValidatedCall
+from fumehood.executors.effects import Effect, effect_of
+from fumehood.executors.outcome import Outcome
+from fumehood.executors.workspace import run_workspace
+from fumehood.model.errors import EngineError, WorkspaceChanged
+from fumehood.model.identity import TrustDomain
+from fumehood.model.json_types import JsonObject
+from fumehood.model.limits import MB, Limits
+from fumehood.model.tool import ToolDefinition
+from fumehood.sandbox.container.images import Image
+from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
+from fumehood.wire.cursors import Cursors
+from fumehood_tools.delete_files import delete_files
+from fumehood_tools.write_file import write_file
+from support.definitions import by_default, request
+from support.one_container import OneContainer, one_container, value_of
+
+pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.row("A2", "S6")]
+
+LIMITS = Limits(20, 20, None, MB)
+DOMAIN = TrustDomain("ann", None, "sess_1")
+
+
+@dataclass
+class Files:
+    """The tools on one container's workspace, and its programs."""
+
+    box: OneContainer
+    queue_ms: float = 0.0
+
+    async def run(
+        self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks = NO_SINKS
+    ) -> RunEnding:
+        return await self.box.run(program, arguments, wall_s=limits.wall_s)
+
+    async def shell(self, command: str) -> str:
+        ending = await self.box.shell(command)
+        assert ending.ended_by.value == "ok", ending.stderr
+        return ending.stdout
+
+    async def effect(self, tool: ToolDefinition, **arguments: Any) -> Effect:
+        found = await effect_of(tool, arguments, LIMITS, self)
+        assert found is not None
+        return found
+
+    async def act(self, tool: ToolDefinition, expected: str, **arguments: Any) -> Outcome:
+        return await run_workspace(
+            tool, arguments, LIMITS, self, DOMAIN, Cursors(b"k" * 32), expected=expected
+        )
+
+    async def state(self) -> str:
+        """All that a change would change, as the session's own programs see it."""
+        return await self.shell(
+            "find . -mindepth 1 -printf '%p %y %m %s %n %l %T@ %C@\\n' | sort; "
+            "find . -type f -readable -exec sha256sum {} + | sort"
+        )
+
+
+@pytest.fixture(
+    scope="module", params=["runc", pytest.param("runsc", marks=pytest.mark.needs("runsc"))]
+)
+async def shared(request: pytest.FixtureRequest, python_image: Image) -> AsyncIterator[Files]:
+    async with one_container(python_image, runtime=request.param) as box:
+        yield Files(box)
+
+
+@pytest.fixture
+async def files(shared: Files) -> AsyncIterator[Files]:
+    yield shared
+    await shared.shell("chmod -R u+rwX . 2>/dev/null; find . -mindepth 1 -delete")
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+TREE = (
+    "mkdir -p d/e; echo text > d/f; echo -n secret > d/e/hidden; ln -s /etc d/l; mkfifo d/p; "
+    "touch d/.fumehood-upload-x d/$'\\xff' d/$'a\\nb'; echo other > g"
+)
+
+
+async def test_looking_changes_nothing_and_shows_everything(files: Files) -> None:
+    await files.shell(TREE)
+    before = await files.state()
+    found = await files.effect(delete_files, paths=["d", "no"], recursive=True)
+    await files.effect(write_file, path="d/f", content="x", mode="append")
+    await files.effect(write_file, path="new/deep/file", content="x")
+    assert await files.state() == before
+    assert [(one["path"], one["kind"]) for one in found.shown["removed"]] == [
+        ("d", "directory"), ("d/.fumehood-upload-x", "file"), ("d/a\nb", "file"),
+        ("d/e", "directory"), ("d/e/hidden", "file"), ("d/f", "file"), ("d/l", "link"),
+        ("d/p", "other"), ("d/\\xff", "file"),
+    ]  # fmt: skip
+    assert found.shown["removed"][4]["sha256"] == hashlib.sha256(b"secret").hexdigest()
+    assert found.shown["missing"] == ["no"]
+
+
+async def test_what_was_approved_is_what_is_done(files: Files) -> None:
+    await files.shell(TREE)
+    arguments = {"path": "d/f", "content": "more\n", "mode": "append"}
+    found = await files.effect(write_file, **arguments)
+    (changed,) = found.shown["changed"]
+    assert changed["diff"] == "@@ -1 +1,2 @@\n text\n+more\n"
+    assert (await files.act(write_file, found.base, **arguments)).error is None
+    assert changed["after"]["sha256"] in await files.shell("sha256sum d/f")
+    found = await files.effect(delete_files, paths=["d"], recursive=True)
+    done = await files.act(delete_files, found.base, paths=["d"], recursive=True)
+    assert done.data is not None
+    assert done.data["deleted"] == ["d"]
+    assert await files.shell("ls -A") == "g\n"
+
+
+CHANGES = [
+    "echo more >> d/f",
+    "touch -r d/f /tmp/t; echo txet > d/f; touch -r /tmp/t d/f",
+    "chmod 700 d/f",
+    "ln d/f other",
+    "rm d/f; ln -s /etc/passwd d/f",
+    "mv d was; ln -s was d",
+    "touch d/new",
+    "touch d/e/.fumehood-upload-new",
+    "rm d/e/hidden",
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_what_changed_between_the_look_and_the_yes_is_asked_again(
+    files: Files, change: str
+) -> None:
+    await files.shell(TREE)
+    arguments = {"paths": ["d"], "recursive": True}
+    found = await files.effect(delete_files, **arguments)
+    await files.shell(change)
+    before = await files.state()
+    with pytest.raises(WorkspaceChanged):
+        await files.act(delete_files, found.base, **arguments)
+    assert await files.state() == before
+    anew = await files.effect(delete_files, **arguments)
+    assert anew.base != found.base
+    assert (await files.act(delete_files, anew.base, **arguments)).error is None  # the twin
+
+
+async def test_what_cannot_be_shown_whole_is_not_deleted_unseen(files: Files) -> None:
+    await files.shell("mkdir -p $(seq -s / 60); touch f")
+    assert (await files.effect(delete_files, paths=["1"], recursive=True)).shown["kept"] == []
+    await files.shell("mkdir -p $(seq -s / 70)")
+    arguments = {"paths": ["1", "f"], "recursive": True}
+    found = await files.effect(delete_files, **arguments)
+    assert [one["path"] for one in found.shown["kept"]] == ["1"]
+    assert "would_fail" in found.shown
+    assert [one["path"] for one in found.shown["removed"]] == ["f"]
+    done = await files.act(delete_files, found.base, **arguments)
+    assert done.error is not None
+    assert done.error.details is not None
+    assert done.error.details["deleted"] == ["f"]
+    assert await files.shell("find . -type d | wc -l") == "71\n"
+
+
+@pytest.mark.parametrize(
+    ("set_up", "arguments"),
+    [
+        ("mkdir d; chmod 500 d", {"path": "d/new", "content": "x"}),
+        ("mkdir d; touch d/f; chmod 500 d", {"path": "d/f", "content": "x", "mode": "replace"}),
+        ("touch f; chmod 400 f", {"path": "f", "content": "x", "mode": "append"}),
+        ("mkdir d; chmod 600 d", {"path": "d/f", "content": "x"}),
+    ],
+)
+async def test_a_write_without_the_right_to_it_is_foretold(
+    files: Files, set_up: str, arguments: dict[str, Any]
+) -> None:
+    await files.shell(set_up)
+    before = await files.state()
+    found = await files.effect(write_file, **arguments)
+    assert "no right" in found.shown["would_fail"]
+    done = await files.act(write_file, found.base, **arguments)
+    assert done.error is not None
+    assert await files.state() == before
+
+
+async def test_files_with_holes_do_not_keep_the_look_busy(files: Files) -> None:
+    """Together they are much larger than what the workspace holds."""
+    await files.shell("mkdir d; for n in $(seq 30); do truncate -s 100M d/$n 2>/dev/null; done")
+    found = await files.effect(delete_files, paths=["d"], recursive=True)
+    assert found.shown["counts"]["removed"] == 31
+    assert any(one.get("unread") for one in found.shown["removed"])
+
+
+async def test_a_program_of_the_session_finds_nothing_of_the_look(files: Files) -> None:
+    """Modules that lie where programs write are not the look's."""
+    await files.shell("echo 'raise SystemExit(9)' | tee hashlib.py json.py base64.py stat.py")
+    found = await files.effect(delete_files, paths=["json.py"])
+    assert (await files.act(delete_files, found.base, paths=["json.py"])).error is None
+
+
+# -- through the engine ---------------------------------------------------------------------
+
+
+def permitted(engine: Engine, tool: ToolDefinition, session_id: str, **arguments: Any) -> Any:
+    resolved = ResolvedCall(request(session_id=session_id), engine._registry.get(tool.name), ())
+    return PermittedCall(ValidatedCall(resolved, arguments, ()), engine.owner, by_default(tool))
+
+
+async def test_preview_of_a_call_takes_the_sessions_turn_and_leaves_it(
+    home: Path, python_image: Image
+) -> None:
+    config = Config(home=home, container={"pool_min": 0}, sessions={"image": "python"})  # type: ignore[arg-type]
+    async with Engine(config=config) as engine:
+        session = await engine.sessions.create(engine.owner, memory_mb=128)
+        await engine.call("write_file", {"path": "f", "content": "1\n"}, session_id=session.id)
+        arguments = {"path": "f", "content": "2\n", "mode": "replace"}
+        call = permitted(engine, write_file, session.id, **arguments)
+        plan = make_plan(call, engine._walls.by_name, engine.sessions)
+        found = await preview(call, plan, engine.sessions)
+        assert found is not None
+        assert found.shown["changed"][0]["diff"] == "@@ -1 +1 @@\n-1\n+2\n"
+        record = engine.sessions.find(engine.owner, session.id)
+        assert (record.calls, record.is_busy) == (1, False)
+
+        async def act(expected: str) -> Outcome:
+            turn = engine.sessions.lease(
+                engine.owner, None, session.id, language=None, memory_mb=plan.limits.memory_mb
+            )
+            async with turn as lease:
+                return await run_workspace(
+                    write_file,
+                    arguments,
+                    plan.limits,
+                    lease,
+                    DOMAIN,
+                    Cursors(b"k" * 32),
+                    expected=expected,
+                )
+
+        await engine.session_files(session.id).write("f", b"sent meanwhile")
+        with pytest.raises(WorkspaceChanged):
+            await act(found.base)
+        assert await engine.session_files(session.id).read("f") == b"sent meanwhile"
+        anew = await preview(call, plan, engine.sessions)
+        assert anew is not None
+        assert (await act(anew.base)).error is None
+        assert await engine.session_files(session.id).read("f") == b"2\n"
+        await engine.sessions.end(engine.owner, session.id)
+        with pytest.raises(EngineError) as caught:
+            await preview(call, plan, engine.sessions)
+        assert caught.value.code == "RESOURCE_NOT_FOUND"
+
+
+async def test_variables_of_the_session_live_through_a_look(files: Files) -> None:
+    await files.box.python("x = 1")
+    await files.effect(write_file, path="f", content="x")
+    assert value_of(await files.box.python("x")) == 1

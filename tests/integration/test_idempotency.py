@@ -1,0 +1,148 @@
+"""Keys outlive their engine: two engines one after the other on one file, killed in between."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from conftest import CLEAN_ENVIRONMENT
+from fumehood.call.claim import Claim, Keys, Waiting
+from fumehood.model.envelope import Envelope
+from fumehood.model.idempotency import KEY_LIFETIME
+from fumehood.store import idempotency as rows
+from fumehood.store.database import Database, open_database
+from support.keyed import NOW, Driver, answer, permitted
+from support.keyed_crash import ACTING, POINTS, REPEATABLE, killed_at_random, lines, result, run_to
+from support.keyed_crash import write as act
+
+pytestmark = [pytest.mark.anyio, pytest.mark.row("P3", "D6")]
+
+KILLS = 10
+
+Opened = AbstractAsyncContextManager[tuple[Driver, Database]]
+
+
+@pytest.fixture
+def engine(home: Path) -> Callable[[], Opened]:
+    """The keys of one engine's life, on a file that outlives it."""
+
+    @asynccontextmanager
+    async def life() -> AsyncIterator[tuple[Driver, Database]]:
+        database = open_database(home / "state.db")
+        try:
+            keys = Keys(database)
+            await keys.recover(NOW)
+            yield Driver(keys), database
+        finally:
+            database.close()
+
+    return life
+
+
+async def test_next_engine_gives_the_answer_of_the_one_before(
+    engine: Callable[[], Opened],
+) -> None:
+    call = permitted({"text": "a"}, idempotency_key="k")
+    async with engine() as (driver, _):
+        await driver.call(call, "call_1")
+    async with engine() as (driver, _):
+        again = await driver.call(call, "call_2")
+        assert isinstance(again, Envelope)
+        assert (again.data, again.metadata.idempotent_replay) == ({"by": "call_1"}, True)
+        other = permitted({"text": "b"}, idempotency_key="k")
+        assert await driver.call(other, "call_3") == "IDEMPOTENCY_CONFLICT"
+        assert driver.acted == []
+
+
+async def test_call_that_waits_for_a_human_waits_on(engine: Callable[[], Opened]) -> None:
+    call = permitted(idempotency_key="k")
+    async with engine() as (driver, database):
+        held = await driver.keys.claim(call, "call_1", NOW)
+        assert isinstance(held, Claim)
+        await database.write(lambda c: rows.hand_over(c, held.principal_id, held.key, "apr_1"))
+        held.handed_over("apr_1")
+    async with engine() as (driver, database):
+        assert await driver.call(call, "call_2") == Waiting("apr_1")
+        late = NOW + timedelta(days=2)
+        text = answer("call_1", {"did": "k"}).model_dump_json()
+        await database.write(lambda c: rows.complete(c, held.principal_id, "k", text, late))
+    async with engine() as (driver, _):
+        again = await driver.call(call, "call_3", now=late + KEY_LIFETIME - timedelta(seconds=1))
+        assert isinstance(again, Envelope)
+        assert again.data == {"did": "k"}
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("repeatable", [True, False])
+async def test_killed_at_any_point_a_call_is_not_run_twice(
+    engine: Callable[[], Opened], home: Path, point: str, repeatable: bool
+) -> None:
+    run_to(point, home, CLEAN_ENVIRONMENT, repeatable=repeatable)
+    assert lines(home / "ledger") == ([] if point == "claimed" else ["k"])
+    call = permitted(tool=REPEATABLE if repeatable else ACTING, idempotency_key="k")
+
+    async def again() -> Envelope:
+        act(home / "ledger", "k")
+        return result("k")
+
+    async with engine() as (driver, _):
+        heard = await driver.call(call, "call_2", again)
+    if point == "settled":
+        assert isinstance(heard, Envelope)
+        assert heard.metadata.idempotent_replay is True
+        assert heard.data == {"did": "k"}
+    elif repeatable:  # the twin: what does no harm is simply carried out
+        assert heard == result("k")
+    else:
+        assert heard == "OUTCOME_UNKNOWN"
+        assert driver.acted == []
+
+
+async def test_killed_at_any_moment_no_call_runs_twice_and_no_answer_is_lost(
+    engine: Callable[[], Opened], home: Path
+) -> None:
+    answered: set[str] = set()
+    for life in range(KILLS):
+        answered |= set(killed_at_random(home, life, CLEAN_ENVIRONMENT))
+    done = lines(home / "ledger")
+    assert len(set(done)) == len(done)
+    assert answered <= set(done)
+
+    async def again() -> Envelope:
+        raise AssertionError("it runs a second time")
+
+    replays = 0
+    async with engine() as (driver, _):
+        for key in done:
+            heard = await driver.call(
+                permitted(tool=ACTING, idempotency_key=key), "call_again", again
+            )
+            if isinstance(heard, Envelope):
+                assert (heard.data, heard.metadata.idempotent_replay) == ({"did": key}, True)
+                replays += 1
+            else:
+                assert heard == "OUTCOME_UNKNOWN"
+                assert key not in answered
+    assert replays >= len(answered) > KILLS
+
+
+async def test_control_without_recovery_and_keys_the_same_harness_sees_a_second_run(
+    home: Path,
+) -> None:
+    """The harness itself: a call without a key runs again, and the ledger shows it."""
+    run_to("acted", home, CLEAN_ENVIRONMENT, repeatable=False)
+
+    async def again() -> Envelope:
+        act(home / "ledger", "k")
+        return result("k")
+
+    database = open_database(home / "state.db")
+    try:
+        await Driver(Keys(database)).call(permitted(tool=ACTING), "call_2", again)
+    finally:
+        database.close()
+    assert lines(home / "ledger") == ["k", "k"]

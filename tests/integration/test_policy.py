@@ -1,0 +1,336 @@
+"""A real daemon with a policy's file that changes under it, and the control socket's word on it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import FUMEHOOD, StartDaemon, launch, make_first_approver, wait_until_ready
+from fumehood import Config, ControlClient, Engine, Refused, tool
+from fumehood.model.policy import PolicyError
+from support.authority import Authority, ask
+from support.wait import wait_until
+
+DENY_SIXES = """\
+[[rules]]
+id = "no-sixes"
+decision = "deny"
+tools = ["calculator"]
+reason = "Sixes are unlucky."
+[[rules.when]]
+argument = "/expression"
+glob = "*6*"
+"""
+ASK_SEVENS = DENY_SIXES.replace("no-sixes", "sevens").replace("*6*", "*7*").replace("deny", "ask")
+SHADOW_EIGHTS = DENY_SIXES.replace("no-sixes", "eights").replace("*6*", "*8*") + "\n"
+SHADOW_EIGHTS = SHADOW_EIGHTS.replace('decision = "deny"', 'decision = "deny"\nmode = "shadow"')
+
+
+class PolicyPlace:
+    """A file that is replaced in one step."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "policy.toml"
+
+    def put(self, text: str, mode: int = 0o600) -> None:
+        unfinished = self.path.with_name(".policy.toml")
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.chmod(mode)
+        unfinished.rename(self.path)
+
+
+def place_in(home: Path) -> PolicyPlace:
+    """Beside the state of an engine."""
+    directory = home / "rules"
+    directory.mkdir(mode=0o700)
+    made = PolicyPlace(directory)
+    made.put(DENY_SIXES + ASK_SEVENS + SHADOW_EIGHTS)
+    return made
+
+
+@pytest.fixture
+def place(home: Path) -> PolicyPlace:
+    return place_in(home)
+
+
+@pytest.fixture
+def authority(home: Path, place: PolicyPlace, start_daemon: StartDaemon) -> Authority:
+    """A daemon of the test's own, whose file it may change."""
+    credential = make_first_approver(home)
+    start_daemon(policy_file=str(place.path))
+    return Authority(home, credential)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Authority]:
+    """One for those that leave the file alone."""
+    home = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
+    credential = make_first_approver(home)
+    daemon = wait_until_ready(launch(home, policy_file=str(place_in(home).path)))
+    yield Authority(home, credential)
+    assert daemon.stop() == 0, daemon.log
+    shutil.rmtree(home, ignore_errors=True)
+
+
+def code_of(authority: Authority, expression: str, **options: Any) -> str | None:
+    body = {"arguments": {"expression": expression}, "options": options}
+    return ask(authority.engine_socket, "POST", "/v1/tools/calculator/call", body).code
+
+
+def events(authority: Authority, name: str) -> list[dict[str, Any]]:
+    lines = (authority.home / "log").read_text(encoding="utf-8").splitlines()
+    found = [json.loads(line) for line in lines if line.startswith("{")]
+    return [event for event in found if event["event"] == name]
+
+
+@pytest.mark.row("A1", "P12")
+def test_call_is_denied_asked_for_or_let_through_and_a_dry_run_names_the_rule(
+    shared: Authority,
+) -> None:
+    body: dict[str, Any] = {"arguments": {"expression": "6 * 7"}}
+    denied = ask(shared.engine_socket, "POST", "/v1/tools/calculator/call", body)
+    assert denied.code == "PERMISSION_DENIED"
+    assert "Sixes are unlucky." in denied.body["error"]["message"]
+    assert denied.body["error"]["details"]["rule"] == "no-sixes"
+    assert code_of(shared, "7 + 1") == "REQUIRES_HUMAN_APPROVAL"
+    assert code_of(shared, "5 + 1") is None
+    rehearsed = {"arguments": {"expression": "7 + 1"}, "options": {"dry_run": True}}
+    told = ask(shared.engine_socket, "POST", "/v1/tools/calculator/call", rehearsed)
+    assert told.body["data"]["policy"]["rule"] == "sevens"
+    assert told.body["data"]["would_run"] is False
+
+
+@pytest.mark.row("A1")
+def test_changed_file_counts_without_a_restart_and_a_faulty_one_changes_nothing(
+    authority: Authority, place: PolicyPlace
+) -> None:
+    assert code_of(authority, "6 + 1") == "PERMISSION_DENIED"
+    place.put(DENY_SIXES.replace("*6*", "*5*"))
+    wait_until(lambda: code_of(authority, "5 + 1") == "PERMISSION_DENIED")
+    assert code_of(authority, "6 + 1") is None
+    place.put(DENY_SIXES.replace("glob", "glbo"))
+    wait_until(lambda: bool(events(authority, "policy.refused")))
+    assert code_of(authority, "5 + 1") == "PERMISSION_DENIED"
+    (refused,) = events(authority, "policy.refused")
+    assert "policy.toml:8: rule 'no-sixes': when.glbo: unknown key" in refused["faults"][0]
+    status = authority.do("GET", "/v1/policy")
+    assert (status["version"], status["refused"]) == (refused["version_kept"], refused["faults"])
+    place.put(DENY_SIXES, mode=0o622)
+    wait_until(lambda: len(events(authority, "policy.refused")) == 2)
+    assert code_of(authority, "5 + 1") == "PERMISSION_DENIED"
+    place.path.unlink()
+    wait_until(lambda: len(events(authority, "policy.refused")) == 3)
+    assert code_of(authority, "5 + 1") == "PERMISSION_DENIED"
+    place.put(DENY_SIXES)
+    wait_until(lambda: code_of(authority, "6 + 1") == "PERMISSION_DENIED")
+    wait_until(lambda: len(events(authority, "policy.loaded")) == 3)
+    versions = [event["version"] for event in events(authority, "policy.loaded")]
+    assert len(set(versions)) == 3
+    wait_until(lambda: len(_loads(authority)) == 3)
+    assert [change["details"]["version"] for change in reversed(_loads(authority))] == versions
+
+
+def _loads(authority: Authority) -> list[dict[str, Any]]:
+    changes = authority.do("GET", "/v1/changes")["items"]
+    return [change for change in changes if change["action"] == "policy.load"]
+
+
+@pytest.mark.row("A1")
+def test_engine_does_not_start_with_a_faulty_policy(
+    home: Path, place: PolicyPlace, start_daemon: StartDaemon
+) -> None:
+    place.put(DENY_SIXES.replace("calculator", "calcluator"))
+    daemon = start_daemon(ready=False, policy_file=str(place.path))
+    assert daemon.process.wait(timeout=60) == 4
+    assert (
+        "policy.toml:4: rule 'no-sixes': tools: no registered tool is 'calcluator'; did you mean "
+        "'calculator'?"
+    ) in daemon.log
+    assert "Traceback" not in daemon.log
+
+
+@pytest.mark.row("A1", "D4")
+def test_rules_are_shown_to_authority_only_and_read_anew_by_admin_only(
+    authority: Authority, place: PolicyPlace
+) -> None:
+    approver = authority.do("POST", "/v1/approvers", {"name": "ann"})["secret"]
+    caller = authority.token("robot")
+    wish = {"tool": "calculator", "arguments": {"expression": "6"}}
+    for method, path, body in (
+        ("GET", "/v1/policy", None),
+        ("POST", "/v1/policy/explain", wish),
+        ("POST", "/v1/policy/reload", None),
+    ):
+        assert authority.ask(method, path, body, caller).code == "PERMISSION_DENIED"
+        assert authority.ask(method, path, body, "").code == "UNAUTHORIZED"
+        assert ask(authority.engine_socket, method, path, body).code == "RESOURCE_NOT_FOUND"
+        expected = "PERMISSION_DENIED" if path.endswith("reload") else None
+        assert authority.ask(method, path, body, approver).code == expected
+        assert authority.ask(method, path, body).code is None
+    place.put("[[rules]")
+    refused = authority.ask("POST", "/v1/policy/reload")
+    assert (refused.code, refused.body["error"]["details"]["faults"][0][:24]) == (
+        "INVALID_PARAMS", "policy.toml: not TOML: E",
+    )  # fmt: skip
+    assert code_of(authority, "6") == "PERMISSION_DENIED"
+    place.put(ASK_SEVENS)
+    assert [rule["id"] for rule in authority.do("POST", "/v1/policy/reload")["rules"]] == ["sevens"]
+    assert code_of(authority, "6") is None
+    assert _loads(authority)[0]["principal_id"] == "approver:owner"
+
+
+@pytest.mark.row("A1")
+def test_shadow_rule_is_counted_and_logged_and_stops_nothing(shared: Authority) -> None:
+    assert [code_of(shared, "8"), code_of(shared, "8", dry_run=True)] == [None, None]
+    rules = {rule["id"]: rule for rule in shared.do("GET", "/v1/policy")["rules"]}
+    assert rules["eights"]["would_have_decided"] == 1  # a dry run is no call
+    wait_until(lambda: bool(events(shared, "policy.shadow")))
+    (event,) = events(shared, "policy.shadow")
+    assert (event["tool"], event["rules"]) == ("calculator", ["eights would deny"])
+
+
+@pytest.mark.row("A1", "R3")
+def test_policy_sees_what_will_run_and_not_what_was_sent(shared: Authority) -> None:
+    """*Source*: an approver who saw the model's arguments (control.md, A.2: pydantic-ai #6968)."""
+    shared.do("POST", "/v1/agents", {"id": "clerk", "principals": ["token:robot"]})
+    token = shared.token("robot", principal_id="token:robot", agents=["clerk"])
+    tool = "/v1/agents/clerk/tools/calculator"
+    call: dict[str, Any] = {"arguments": {}, "options": {"agent_id": "clerk"}}
+    for bound in ({"fixed": {"expression": "6"}}, {"defaults": {"expression": "6"}}):
+        shared.do("PUT", tool, bound)
+        asked = ask(shared.engine_socket, "POST", "/v1/tools/calculator/call", call, token)
+        assert asked.code == "PERMISSION_DENIED", bound
+    wish = {"tool": "calculator", "agent_id": "clerk", "principal_id": "token:robot"}
+    told = shared.do("POST", "/v1/policy/explain", wish)
+    assert (told["verdict"], told["rule"]) == ("deny", "no-sixes")
+    shared.do("PUT", tool, {"fixed": {"expression": "5"}})
+    asked = ask(shared.engine_socket, "POST", "/v1/tools/calculator/call", call, token)
+    assert asked.code is None
+
+
+@pytest.mark.row("A1", "D1")
+def test_client_shows_explains_and_reloads(shared: Authority) -> None:
+    with ControlClient(shared.control_socket, credential=shared.credential) as client:
+        assert [rule.id for rule in client.policy.show().rules] == ["no-sixes", "sevens", "eights"]
+        told = client.policy.explain("calculator", {"expression": "7"}, agent_id=None)
+        assert (told.verdict, told.rule) == ("ask", "sevens")
+        assert [rule.matches for rule in told.rules] == [False, True, False]
+        with pytest.raises(Refused, match="no tool 'nothing'"):
+            client.policy.explain("nothing")
+        with pytest.raises(Refused, match="arguments are wrong"):
+            client.policy.explain("calculator", {"expr": 1})
+        assert client.policy.reload().version == told.policy_version
+
+
+@tool
+def harmless(text: str) -> str:
+    """Say it again."""
+    return text
+
+
+@tool(dangerous=True, sandboxed=False)
+async def hurt(text: str) -> str:
+    """Do harm."""
+    HURT.append(text)
+    return text
+
+
+HURT: list[str] = []
+
+
+@pytest.mark.anyio
+@pytest.mark.row("A1")
+async def test_dangerous_tool_of_a_program_is_opened_by_its_name_only(place: PolicyPlace) -> None:
+    """With the control: without any rule it asks."""
+    for tools, ran in (('["h*"]', False), ('["hurt"]', True), (None, False)):
+        HURT.clear()
+        if tools is not None:
+            place.put(f'[[rules]]\nid = "open"\ndecision = "allow"\ntools = {tools}\n')
+        chosen = Config(home=place.path.parent, policy_file=place.path if tools else None)
+        async with Engine([hurt, harmless], config=chosen) as engine:
+            answer = await engine.call("hurt", {"text": "a"})
+        assert (answer.error is None, HURT == ["a"]) == (ran, ran)
+
+
+def test_embedding_program_hears_what_is_wrong_with_its_policy(place: PolicyPlace) -> None:
+    place.put(DENY_SIXES.replace("deny", "forbid"))
+    with pytest.raises(PolicyError, match=r"policy\.toml:3: rule 'no-sixes': decision"):
+        Engine(config=Config(home=place.path.parent, policy_file=place.path))
+
+
+CALLS = """\
+[[calls]]
+tool = "calculator"
+arguments = { expression = "6" }
+expect = "deny"
+rule = "no-sixes"
+[[calls]]
+tool = "calculator"
+arguments = { expression = "5" }
+expect = "allow"
+[[calls]]
+tool = "calculator"
+arguments = { expression = "8" }
+expect = "allow"
+[[calls]]
+tool = "delete_files"
+arguments = { paths = ["a"] }
+expect = "ask"
+"""
+
+
+def run(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(FUMEHOOD), "policy", *arguments], cwd=home / "rules", timeout=60,
+        env={"FUMEHOOD_HOME": str(home), "PATH": "/usr/bin:/bin"}, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.row("A1")
+def test_policy_is_tried_out_without_a_daemon(home: Path, place: PolicyPlace) -> None:
+    calls = place.path.with_name("calls.toml")
+    calls.write_text(CALLS, encoding="utf-8")
+    with_policy = ("test", "calls.toml", "--policy", "policy.toml")
+    done = run(home, *with_policy)
+    assert (done.returncode, json.loads(done.stdout)["passed"]) == (0, 4), done.stderr
+    enforced = run(home, *with_policy, "--enforce")
+    failed = [call for call in json.loads(enforced.stdout)["calls"] if not call["passed"]]
+    assert (enforced.returncode, failed[0]["line"], failed[0]["rule"]) == (1, 10, "eights")
+    calls.write_text(CALLS.replace('"no-sixes"', '"other"'), encoding="utf-8")
+    assert run(home, *with_policy).returncode == 1
+    calls.write_text(CALLS.replace("expect", "expects"), encoding="utf-8")
+    wrong = run(home, *with_policy)
+    assert (wrong.returncode, "calls.toml:1: call 1: expect: " in wrong.stderr) == (2, True)
+    assert run(home, "test", "calls.toml").returncode == 2  # no policy is named anywhere
+
+    told = run(home, "explain", "calculator", '{"expression": "66"}', "--file", "policy.toml")
+    assert json.loads(told.stdout)["rule"] == "no-sixes"
+    assert json.loads(run(home, "check", "policy.toml").stdout)["rules"] == 3
+    place.put(DENY_SIXES + DENY_SIXES)
+    faulty = run(home, "check", "policy.toml")
+    assert (faulty.returncode, faulty.stdout) == (1, "")
+    assert "policy.toml:10: rule 'no-sixes': id: the id no-sixes is given twice" in faulty.stderr
+
+
+@pytest.mark.row("A1")
+def test_command_line_asks_the_daemon(shared: Authority) -> None:
+    def asked(*arguments: str) -> dict[str, Any]:
+        done = subprocess.run(
+            [str(FUMEHOOD), "policy", *arguments, "--credential-stdin"], timeout=60,
+            input=shared.credential, capture_output=True, text=True,
+            env={"FUMEHOOD_HOME": str(shared.home), "PATH": "/usr/bin:/bin"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+    assert asked("explain", "calculator", '{"expression": "7"}')["rule"] == "sevens"
+    assert len(asked("show")["rules"]) == 3
+    assert asked("reload")["version"] == asked("show")["version"]

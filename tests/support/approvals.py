@@ -1,0 +1,169 @@
+"""Approvals to test with, and a desk that only remembers: the rules of the real one are its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import anyio
+
+from fumehood.model.approval import (
+    Approval,
+    ApprovalPage,
+    ApprovalQuery,
+    ApprovalState,
+    NewDecision,
+    OneOfSeveral,
+    RememberedRule,
+    RememberWish,
+    Resolution,
+)
+from fumehood.model.envelope import Envelope
+from fumehood.model.errors import IdempotencyConflict, ResourceNotFound
+from fumehood.model.identity import Principal
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+def approval(number: int = 1, **fields: Any) -> Approval:
+    """A pending one."""
+    return Approval(
+        **{
+            "id": f"apr_{number:024x}", "version": 1, "state": ApprovalState.PENDING,
+            "call_id": f"call_{number:024x}", "trace_id": "trace_20260102_000000000000",
+            "tool": "delete_files", "tool_version": "1.0.0", "principal_id": "uid:1000",
+            "agent_id": None, "session_id": None, "arguments": {"paths": ["a.txt"]},
+            "preview": None, "rule": "default: dangerous tools wait for a human", "reason": None,
+            "dangerous": True, "approvers": (), "quorum": 1, "decisions": (),
+            "policy_version": "none", "action_digest": "0" * 64, "binding": {"secret": "binding"},
+            "created_at": NOW, "expires_at": NOW + timedelta(hours=1),
+        }
+        | fields
+    )  # fmt: skip
+
+
+def rule(**fields: Any) -> RememberedRule:
+    """A remembered one."""
+    return RememberedRule(
+        **{
+            "id": "rule_1", "tool": "delete_files", "principal_id": "uid:1000", "agent_id": None,
+            "session_id": "sess_1", "arguments": {"paths": ["a.txt"]},
+            "rule": "default", "definition": "0" * 64, "approval_id": f"apr_{1:024x}", "created_by": "approver:owner", "created_at": NOW,
+            "expires_at": None, "uses_left": None, "used": 0, "removed_at": None,
+        }
+        | fields
+    )  # fmt: skip
+
+
+@dataclass
+class FakeDesk:
+    """Keeps approvals by id; `asked` is what it was told to do."""
+
+    approvals: dict[str, Approval] = field(default_factory=dict)
+    answers: dict[str, Envelope] = field(default_factory=dict)
+    asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    changes: int = 0
+
+    def __post_init__(self) -> None:
+        self._changed = anyio.Event()
+
+    def put(self, one: Approval) -> Approval:
+        """Keep it as it is now."""
+        self.approvals[one.id] = one
+        self.changes += 1
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+        return one
+
+    async def list(
+        self, query: ApprovalQuery, *, principal: Principal | None = None
+    ) -> ApprovalPage:
+        found = [
+            one
+            for one in reversed(self.approvals.values())
+            if (principal is None or one.principal_id == principal.id)
+            and query.state in (None, one.state)
+            and query.call_id in (None, one.call_id)
+        ]
+        items = tuple(found[: query.limit])
+        return ApprovalPage(
+            items=items, has_more=len(items) < len(found), next_cursor=None, total_count=len(found)
+        )
+
+    async def show(self, approval_id: str, *, principal: Principal | None = None) -> Approval:
+        one = self.approvals.get(approval_id)
+        if one is None or (principal is not None and one.principal_id != principal.id):
+            raise ResourceNotFound("There is no such approval. Do not retry.")
+        return one
+
+    async def decide(
+        self, approval_id: str, decision: NewDecision, by: Principal, *,
+        channel: str, peer: str | None = None, version: int | None = None,
+    ) -> Approval:  # fmt: skip
+        self.asked.append((
+            "decide",
+            {"id": approval_id, "decision": decision, "by": by.id, "channel": channel, "peer": peer,
+             "version": version},
+        ))  # fmt: skip
+        one = await self.show(approval_id)
+        if one.state is not ApprovalState.PENDING or version not in (None, one.version):
+            raise IdempotencyConflict(
+                "It is another by now.", details={"state": one.state, "version": one.version}
+            )
+        state = ApprovalState.APPROVED if decision.decision == "approve" else ApprovalState.DENIED
+        return self.put(one.model_copy(update={"state": state, "version": one.version + 1}))
+
+    async def decide_all(
+        self, items: Sequence[OneOfSeveral], by: Principal, *, channel: str, peer: str | None = None
+    ) -> tuple[Approval, ...]:
+        return tuple([
+            await self.decide(
+                item.approval_id, item.decision, by, channel=channel, peer=peer,
+                version=item.version,
+            )
+            for item in items
+        ])  # fmt: skip
+
+    async def preview_remember(self, approval_id: str, wish: RememberWish) -> RememberedRule:
+        one = await self.show(approval_id)
+        return rule(approval_id=one.id, uses_left=wish.uses)
+
+    async def resolve(
+        self, approval_id: str, resolution: Resolution, by: Principal, *, peer: str | None = None
+    ) -> Approval:
+        one = await self.show(approval_id)
+        state = ApprovalState(resolution.outcome)
+        return self.put(one.model_copy(update={"state": state, "version": one.version + 1}))
+
+    async def cancel(self, approval_id: str, principal: Principal) -> Approval:
+        one = await self.show(approval_id, principal=principal)
+        update = {"state": ApprovalState.CANCELLED, "version": one.version + 1}
+        return self.put(one.model_copy(update=update))
+
+    async def remembered(self) -> list[RememberedRule]:
+        return [rule()]
+
+    async def forget(self, rule_id: str, by: Principal) -> RememberedRule:
+        if rule_id != rule().id:
+            raise ResourceNotFound("There is no such rule.")
+        return rule(removed_at=NOW)
+
+    async def note_refusal(
+        self, approval_id: str | None, by: Principal, peer: str | None, why: str
+    ) -> None:
+        """Nothing is kept here."""
+
+    async def answer_of(self, call_id: str, principal: Principal) -> Envelope | None:
+        return self.answers.get(call_id)
+
+    async def of_call(self, call_id: str, principal: Principal) -> Approval | None:
+        page = await self.list(ApprovalQuery(call_id=call_id[:128]), principal=principal)
+        return page.items[0] if page.items else None
+
+    async def next_change(self, after: int, *, within_s: float = 25) -> int:
+        with anyio.move_on_after(within_s):
+            while self.changes <= after:
+                await self._changed.wait()
+        return self.changes

@@ -1,0 +1,129 @@
+"""An engine with a dangerous tool, somebody who asks and somebody who is asked."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from fumehood import Config, Engine, tool
+from fumehood.call.incoming import parse_own_call
+from fumehood.config import ApprovalsConfig
+from fumehood.model.approval import Approval, ApprovalState, NewDecision
+from fumehood.model.envelope import Envelope
+from fumehood.model.identity import Principal, Scope
+from fumehood.store.database import Database, open_database
+from fumehood.testing import FakeWall, ManualClock
+
+CALLER = Principal("uid:1000", frozenset({Scope.CALL}))
+OTHER_CALLER = Principal("uid:1001", frozenset({Scope.CALL}))
+ALICE = Principal("approver:alice", frozenset({Scope.APPROVE}))
+BOB = Principal("approver:bob", frozenset({Scope.APPROVE}))
+YES = NewDecision(decision="approve")
+NO = NewDecision(decision="deny", reason="It is needed tomorrow.")
+
+
+@dataclass
+class Deeds:
+    """What the tool has done. `gate` holds it up, once it has begun."""
+
+    done: list[str] = field(default_factory=list)
+    begun: anyio.Event = field(default_factory=anyio.Event)
+    gate: anyio.Event | None = None
+
+
+@dataclass
+class Asking:
+    """A running engine and what its tool did."""
+
+    engine: Engine
+    deeds: Deeds
+    clock: ManualClock
+
+    async def ask(self, what: str = "a", *, by: Principal = CALLER, **options: Any) -> Envelope:
+        """Call the tool."""
+        name, body = parse_own_call("erase", {"what": what}, options)
+        return await self.engine.run(name, body, by)
+
+    async def parked(self, what: str = "a", *, by: Principal = CALLER, **options: Any) -> str:
+        """Call it, and the id of the approval that it waits for."""
+        answer = await self.ask(what, by=by, **options)
+        assert answer.error is not None
+        assert answer.error.code == "REQUIRES_HUMAN_APPROVAL", answer.error
+        assert answer.error.approval_id is not None
+        return answer.error.approval_id
+
+    async def decide(
+        self, approval_id: str, decision: NewDecision = YES, by: Principal = ALICE, **more: Any
+    ) -> Approval:
+        """Say yes or no."""
+        return await self.engine.desk.decide(approval_id, decision, by, channel="test", **more)
+
+    async def state(self, approval_id: str, *states: ApprovalState) -> Approval:
+        """The approval, once it is in one of these states."""
+        desk, seen = self.engine.desk, 0
+        with anyio.fail_after(10):
+            while (approval := await desk.show(approval_id)).state not in states:
+                seen = await desk.next_change(seen, within_s=1)
+        return approval
+
+    async def ended(self, approval_id: str) -> Envelope:
+        """The answer of a call that was asked about, once it has one."""
+        approval = await self.state(
+            approval_id,
+            *(set(ApprovalState) - {ApprovalState.PENDING, ApprovalState.APPROVED,
+                                    ApprovalState.STARTED}),
+        )  # fmt: skip
+        principal = Principal(approval.principal_id, frozenset({Scope.CALL}))
+        answer = await self.engine.desk.answer_of(approval.call_id, principal)
+        assert answer is not None
+        return answer
+
+
+@asynccontextmanager
+async def asking(
+    state: Path | None = None,
+    *,
+    deeds: Deeds | None = None,
+    clock: ManualClock | None = None,
+    dangerous: bool = True,
+    description: str = "Erase something.",
+    database: Database | None = None,
+    approver: bool = True,
+    prepare: Callable[[Engine], None] = lambda engine: None,
+    **config: Any,
+) -> AsyncIterator[Asking]:
+    """An engine on the database in `state`, or on one of its own."""
+    deeds, clock = deeds or Deeds(), clock or ManualClock()
+    rules = config.pop("approvals", ApprovalsConfig())
+
+    async def erase(what: str) -> dict[str, str]:
+        deeds.begun.set()
+        if deeds.gate is not None:
+            await deeds.gate.wait()
+        deeds.done.append(what)
+        return {"erased": what}
+
+    erase.__doc__ = description
+    declared = tool(dangerous=dangerous, sandboxed=False)(erase)
+    if database is None and state is not None:
+        database = open_database(state / "state.db")
+    try:
+        engine = Engine(
+            tools=[declared], clock=clock, interpreter=FakeWall(), container=FakeWall(),
+            config=Config(approvals=rules, **config), database=database,
+        )  # fmt: skip
+        prepare(engine)
+        async with engine:
+            if approver and not engine.approvers.current():
+                admin = Principal("approver:root", frozenset({Scope.ADMIN}))
+                for name in ("alice", "bob"):
+                    await engine.approvers.add(name, [Scope.APPROVE], by=admin, now=engine.now())
+            yield Asking(engine, deeds, clock)
+    finally:
+        if database is not None:
+            database.close()

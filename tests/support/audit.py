@@ -1,0 +1,82 @@
+"""An audit chain with a rotation and anchors in it, and what the store says of it afterwards."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from fumehood.store.audit_anchors import add_anchor, own_anchors
+from fumehood.store.audit_key import keep_key, make_current, new_key
+from fumehood.store.audit_offline import verify_state
+from fumehood.store.audit_verify import Anchor, AuditRow, Verdict
+from fumehood.store.changes import stamp
+from fumehood.store.database import Database, open_database
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+ROWS = 20
+ROTATED_AT = 10
+ANCHORED_AT = (8, 18)
+
+
+def append(database: Database, number: int) -> int:
+    """One row, as the engine writes it; its number."""
+    at = stamp(START + timedelta(seconds=number))
+    return database.write_now(
+        lambda connection: database.audit.append(connection, "test.row", at, {"number": number})
+    )
+
+
+def rotate(database: Database, state: Path) -> None:
+    """A new key, step by step as the engine does it."""
+    key = new_key()
+    keep_key(state, key)
+    database.audit.learn(key)
+    database.write_now(lambda c: database.audit.rotate(c, stamp(START), key, {"by": "test"}))
+    make_current(state, key)
+
+
+def make_chain(state: Path) -> None:
+    """`ROWS` rows, of which one is a rotation and two are anchored; closed in order."""
+    database = open_database(state / "state.db")
+    for number in range(1, ROWS + 1):
+        if number == ROTATED_AT:
+            rotate(database, state)
+        else:
+            assert append(database, number) == number
+        if number in ANCHORED_AT:
+            row = rows_of(state)[-1]
+            add_anchor(state, Anchor(row.seq, row.key_id, row.mac, stamp(START)))
+    database.close()
+
+
+def rows_of(state: Path) -> list[AuditRow]:
+    """What stands in the table."""
+    connection = sqlite3.connect(state / "state.db")
+    found = connection.execute("SELECT seq, key_id, body, mac FROM audit ORDER BY seq").fetchall()
+    connection.close()
+    return [AuditRow(seq, key_id, body.encode(), mac) for seq, key_id, body, mac in found]
+
+
+def look(state: Path) -> Verdict:
+    """With the state directory's own keys and anchors."""
+    return verify_state(state, own_anchors(state))
+
+
+def tamper(state: Path, change: Callable[[sqlite3.Connection], object]) -> None:
+    """As somebody does who can write the file and has no key."""
+    connection = sqlite3.connect(state / "state.db")
+    change(connection)
+    connection.commit()
+    connection.close()
+
+
+def run_sql(state: Path, *statements: str) -> None:
+    """The same, in SQL."""
+
+    def change(connection: sqlite3.Connection) -> None:
+        for statement in statements:
+            connection.execute(statement)
+
+    tamper(state, change)

@@ -1,0 +1,74 @@
+"""What budgets do on the disk, to be killed at every commit of it; see `crash_points`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fumehood.gates.budget import Budgets
+from fumehood.model.budget import BudgetRule, Period
+from fumehood.store.counters import CounterTable
+from fumehood.store.database import open_database
+
+from .budgets import HandClock, spender, takes
+from .crash_points import Hook, Say
+
+LIMIT = 100
+RULES = (
+    BudgetRule("ever", period=Period.TOTAL, tokens=LIMIT),
+    BudgetRule("each", per=("session",), tokens=LIMIT, calls=20),
+)
+DATABASE = "state.db"
+MOST_UNTOLD = 50
+"""Tokens of one call that may be held on the disk before, and after, anybody is told of it."""
+
+
+async def spending(home: Path, hook: Hook, say: Say) -> None:
+    """Calls that take less than was held, nothing, all of it, and more by a human's leave."""
+    database = open_database(home / DATABASE, commit_hook=hook)
+    budgets = Budgets(RULES, CounterTable(database), HandClock())
+    try:
+        await _calls(budgets, say)
+        say("closing")
+        await budgets.close()
+        say("closed")
+    finally:
+        database.close()
+
+
+async def _calls(budgets: Budgets, say: Say) -> None:
+    first = await budgets.reserve(spender(session="s"), takes(tokens=30))
+    say("hold a 30")
+    second = await budgets.reserve(spender(session="t"), takes(tokens=20))
+    say("hold b 20")
+    say("take a 10")
+    first.settle(takes(tokens=10))
+    say("take b 0")
+    second.release()
+    for number in range(4):
+        third = await budgets.reserve(spender(session="s"), takes(tokens=15))
+        say(f"hold c{number} 15")
+        say(f"take c{number} 15")
+        third.settle(takes(tokens=15))
+    forced = await budgets.reserve(spender(session="s"), takes(tokens=50), force=True)
+    say("hold d 50")
+    say("take d 50")
+    forced.settle(takes(tokens=50))
+    await budgets.prune(HandClock()())
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a scenario had said when it died."""
+
+    said: tuple[str, ...]
+
+    @property
+    def taken(self) -> int:
+        """Tokens that calls took, or may have taken."""
+        figures: dict[str, int] = {}
+        for line in self.said:
+            if line[:4] in ("hold", "take"):
+                _, call, tokens = line.split()
+                figures[call] = int(tokens)
+        return sum(figures.values())

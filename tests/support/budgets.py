@@ -1,0 +1,50 @@
+"""Budgets on a database of their own, with a clock that is set by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+
+from fumehood.gates.budget import Budgets
+from fumehood.model.budget import Amounts, BudgetRule, Period, Spender
+from fumehood.store.counters import CounterTable
+from fumehood.store.database import Database
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+@dataclass
+class HandClock:
+    """Shows what it was set to."""
+
+    moment: datetime = NOON
+
+    def __call__(self) -> datetime:
+        return self.moment
+
+
+def spender(
+    tool: str = "calculator",
+    *,
+    principal: str = "uid:1",
+    agent: str | None = None,
+    session: str | None = None,
+) -> Spender:
+    """Somebody who makes a call."""
+    return Spender(principal, agent, session, tool)
+
+
+def takes(calls: int = 1, tokens: int = 0, money: str = "0") -> Amounts:
+    """What a call takes."""
+    return Amounts(calls, tokens, Decimal(money))
+
+
+def a_total(calls: int, name: str = "all") -> BudgetRule:
+    """So many calls, ever."""
+    return BudgetRule(name, period=Period.TOTAL, calls=calls)
+
+
+def budgets_on(database: Database, *rules: BudgetRule, clock: HandClock | None = None) -> Budgets:
+    """As after a start on this database."""
+    return Budgets(rules, CounterTable(database), clock or HandClock())

@@ -1,0 +1,53 @@
+"""Scenarios that die at every commit point; see `crash_points`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fumehood.config import Config
+from fumehood.engine import Engine
+from fumehood.model.identity import Principal, Scope
+from fumehood.store.database import open_database
+from fumehood.testing import FakeWall
+
+from .crash_points import Hook, Say
+from .state import put
+
+ADMIN = Principal("approver:test", frozenset({Scope.ADMIN}))
+
+
+def three_writes(home: Path, hook: Hook, say: Say) -> None:
+    """Each promised after it was kept."""
+    database = open_database(home / "state.db", commit_hook=hook)
+    for key in ("a", "b", "c"):
+        database.write_now(put(key))
+        say(key)
+    database.close()
+
+
+def liar(home: Path, hook: Hook, say: Say) -> None:
+    """The control: it promises first."""
+    database = open_database(home / "state.db", commit_hook=hook)
+    for key in ("a", "b", "c"):
+        say(key)
+        database.write_now(put(key))
+    database.close()
+
+
+def fails(home: Path, hook: Hook, say: Say) -> None:
+    """Ends by itself, and not well."""
+    raise RuntimeError("this scenario is wrong")
+
+
+async def rotations(home: Path, hook: Hook, say: Say) -> None:
+    """An engine that is started, changes authority, rotates its key twice and stops."""
+    database = open_database(home / "state.db", commit_hook=hook)
+    engine = Engine(config=Config(home=home), interpreter=FakeWall(), database=database)
+    async with engine:
+        say("started")
+        for name in ("first", "second"):
+            rotation = await engine.audit.rotate(ADMIN)
+            say(f"rotated {rotation.key_id}")
+            await engine.approvers.add(name, [Scope.APPROVE], by=ADMIN, now=engine.now())
+            say(f"added {name}")
+    database.close()

@@ -1,0 +1,54 @@
+"""Both applications of a daemon without its server: requests of whatever user the test says."""
+
+from __future__ import annotations
+
+import json
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import httpx2
+
+from fumehood.daemon.app import Faces
+from fumehood.daemon.peer import Face
+from fumehood.engine import Engine
+from fumehood.model.identity import Peer
+
+from .http import Answer
+
+
+class FacesClient:
+    """Asks an engine's applications directly."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._faces = Faces(engine)
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        face: Face = Face.CONTROL,
+        credential: str | None = None,
+        headers: list[tuple[str, str]] | None = None,
+        uid: int | None = None,
+    ) -> Answer:
+        """One request. A body of bytes goes as it is."""
+        peer = Peer(pid=1, uid=os.geteuid() if uid is None else uid, gid=0)
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            share = SimpleNamespace(held_bytes=0)
+            scope["state"] = {"face": face, "peer": peer, "share": share}
+            await self._faces(scope, receive, send)
+
+        sent = list(headers or [])
+        if credential is not None:
+            sent.append(("authorization", f"Bearer {credential}"))
+        content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        if content is not None:
+            sent.append(("content-type", "application/json"))
+        transport = httpx2.ASGITransport(app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://fumehood") as client:
+            found = await client.request(method, path, content=content, headers=sent)
+        return Answer(found.status_code, dict(found.headers), found.json())

@@ -1,0 +1,125 @@
+"""Calls with idempotency keys, carried out by a small driver in the spine's place."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from fumehood.call.authorise import PermittedCall
+from fumehood.call.claim import Claim, Keys, Replay, Waiting
+from fumehood.call.resolve import ResolvedCall
+from fumehood.call.validate import ValidatedCall
+from fumehood.model.envelope import (
+    Envelope,
+    ErrorInfo,
+    Metadata,
+    Performance,
+    Resources,
+    UsageReport,
+)
+from fumehood.model.errors import EngineError
+from fumehood.model.idempotency import KeyedCall
+from fumehood.model.identity import Principal, Scope
+from fumehood.model.json_types import JsonObject
+from fumehood.model.tool import ToolDefinition
+
+from .definitions import OWNER, by_default, function_definition, registered, request
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+KEYED = function_definition(
+    {"idempotency_key": {"type": ["string", "integer", "null"]}, "text": {"type": "string"}}
+)
+"""A tool that takes the key itself."""
+
+
+def principal(name: str) -> Principal:
+    """Somebody who may call."""
+    return Principal(name, frozenset({Scope.CALL}))
+
+
+def permitted(
+    arguments: JsonObject | None = None,
+    *,
+    tool: ToolDefinition | None = None,
+    by: Principal = OWNER,
+    effective: JsonObject | None = None,
+    **options: Any,
+) -> PermittedCall:
+    """A call as `authorise` hands it on; `effective` where that is more than was given."""
+    definition = tool or function_definition()
+    resolved = ResolvedCall(
+        request(definition.name, arguments, by, **options), registered(definition), ()
+    )
+    given = effective if effective is not None else resolved.request.arguments
+    return PermittedCall(ValidatedCall(resolved, given, ()), by, by_default(definition))
+
+
+def keyed(call_id: str = "call_1", **fields: Any) -> KeyedCall:
+    """A call with the key `k` of `uid:1`."""
+    values: dict[str, Any] = {
+        "principal_id": "uid:1", "key": "k", "fingerprint": "f", "may_repeat": False, **fields,
+    }  # fmt: skip
+    return KeyedCall(call_id=call_id, **values)
+
+
+def answer(
+    call_id: str = "call_1", data: JsonObject | None = None, error: ErrorInfo | None = None
+) -> Envelope:
+    """The envelope of a call that has ended."""
+    return Envelope(
+        success=error is None,
+        status="success" if error is None else "error",
+        data=data or {},
+        error=error,
+        metadata=Metadata(
+            tool_name="act",
+            tool_version="1.0.0",
+            call_id=call_id,
+            trace_id="trace_test",
+            timestamp="2026-01-01T00:00:00.000Z",
+            execution_time_ms=1.0,
+            performance=Performance(total_ms=1.0),
+            sandbox=None,
+            resources=Resources(),
+            usage=UsageReport(),
+        ),
+    )
+
+
+def failure(code: str, *, retryable: bool = False, **fields: Any) -> ErrorInfo:
+    """The error of an envelope."""
+    return ErrorInfo(code=code, message="No.", retryable=retryable, human_review=False, **fields)
+
+
+Act = Callable[[], Awaitable[Envelope]]
+
+
+@dataclass
+class Driver:
+    """Takes a call from its claim to its answer; `acted` says which calls really ran."""
+
+    keys: Keys
+    acted: list[str] = field(default_factory=list)
+
+    async def call(
+        self, call: PermittedCall, call_id: str, act: Act | None = None, now: datetime = NOW
+    ) -> Envelope | Waiting | str:
+        """The answer, what it waits for, or the code of the refusal."""
+        try:
+            found = await self.keys.claim(call, call_id, now)
+        except EngineError as refusal:
+            return refusal.code
+        if isinstance(found, Replay):
+            return found.envelope
+        if isinstance(found, Waiting):
+            return found
+        self.acted.append(call_id)
+        try:
+            envelope = await act() if act is not None else answer(call_id, {"by": call_id})
+        except BaseException:
+            if isinstance(found, Claim):
+                await found.abandon(acted=True)
+            raise
+        return await found.settle(envelope, acted=True) if found is not None else envelope

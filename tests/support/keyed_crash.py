@@ -1,0 +1,115 @@
+"""A process that carries out calls with keys and is killed in the middle of it.
+
+`python -m support.keyed_crash DATABASE LEDGER POINT`: one call, killed by itself at that point.
+`python -m support.keyed_crash DATABASE LEDGER many SEED`: many calls at once, killed at random.
+What a call does is a line in the ledger, which outlives the process; what its caller was
+answered is a line on standard output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from fumehood.call.claim import Claim, Keys
+from fumehood.model.envelope import Envelope
+from fumehood.store.database import open_database
+
+from .definitions import function_definition
+from .keyed import NOW, answer, permitted
+
+POINTS = ("claimed", "acted", "settled")
+ACTING = function_definition(name="act")
+REPEATABLE = function_definition(name="act", idempotent=True)
+TESTS = Path(__file__).parents[1]
+WORKERS = 4
+LIFE_S = (0.05, 0.3)
+"""When one that carries out many calls kills itself."""
+
+
+def write(ledger: Path, line: str) -> None:
+    """Act: what was written stays, whatever becomes of the process."""
+    handle = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(handle, f"{line}\n".encode())
+    finally:
+        os.close(handle)
+
+
+def lines(ledger: Path) -> list[str]:
+    """What was done so far."""
+    return ledger.read_text().splitlines() if ledger.exists() else []
+
+
+def result(key: str) -> Envelope:
+    """What the call with this key answers."""
+    return answer(f"call_{key}", {"did": key})
+
+
+async def one(keys: Keys, ledger: Path, key: str, point: str = "", *, repeatable: bool) -> None:
+    """One call; `point` is where the process dies."""
+    call = permitted(tool=REPEATABLE if repeatable else ACTING, idempotency_key=key)
+    claim = await keys.claim(call, f"call_{key}", NOW)
+    assert isinstance(claim, Claim)
+    _die_if(point == "claimed")
+    write(ledger, key)
+    _die_if(point == "acted")
+    await claim.settle(result(key), acted=True)
+    _die_if(point == "settled")
+    os.write(1, f"{key}\n".encode())
+
+
+def _die_if(now: bool) -> None:
+    if now:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def _main(database: str, ledger: str, point: str, what: str) -> None:
+    keys = Keys(open_database(Path(database)))
+    if point != "many":
+        await one(keys, Path(ledger), "k", point, repeatable=what == "repeatable")
+        return
+    life = threading.Timer(random.Random(what).uniform(*LIFE_S), _die_if, [True])
+    life.start()
+
+    async def work(worker: int) -> None:
+        for number in itertools.count():
+            key = f"{what}-{worker}-{number}"
+            await one(keys, Path(ledger), key, repeatable=False)
+
+    await asyncio.gather(*(work(worker) for worker in range(WORKERS)))
+
+
+def run_to(point: str, home: Path, environment: dict[str, str], *, repeatable: bool) -> None:
+    """Let one call run to this point in a process that dies there."""
+    what = "repeatable" if repeatable else "acting"
+    done = subprocess.run(
+        [*_command(home), point, what], env=environment, cwd=TESTS, timeout=60, check=False
+    )
+    assert done.returncode == -signal.SIGKILL
+
+
+def killed_at_random(home: Path, seed: int, environment: dict[str, str]) -> list[str]:
+    """Let many calls run until the process kills itself; the keys of all that were answered."""
+    done = subprocess.run(
+        [*_command(home), "many", str(seed)],
+        env=environment, cwd=TESTS, timeout=60, check=False, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGKILL
+    return [line.strip() for line in done.stdout.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _command(home: Path) -> list[str]:
+    paths = (str(home / "state.db"), str(home / "ledger"))
+    return [sys.executable, "-m", "support.keyed_crash", *paths]
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(*sys.argv[1:]))

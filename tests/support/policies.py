@@ -1,0 +1,65 @@
+"""Policies that tests write, and calls for them to decide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fumehood.gates.policy import PolicyGate
+from fumehood.gates.policy_file import parse_policy
+from fumehood.model.decision import CallFacts, Decision, Verdict
+from fumehood.model.policy import Policy, Rule
+from fumehood.model.tool import ToolDefinition
+
+MAIL = {"to": {"type": "string"}, "copies": {"type": "array", "items": {"type": "string"}}}
+
+
+def tool(name: str = "send_mail", **fields: Any) -> ToolDefinition:
+    """A tool, harmless unless it is said otherwise."""
+    parameters = {"type": "object", "properties": fields.pop("properties", MAIL)}
+    document = {"name": name, "description": "Act.", "parameters": parameters, **fields}
+    return ToolDefinition.model_validate(document)
+
+
+def facts(
+    of: ToolDefinition | None = None,
+    arguments: dict[str, Any] | None = None,
+    *,
+    principal: str = "uid:1000",
+    agent: str | None = None,
+    is_over_budget: Callable[[], bool] = lambda: False,
+) -> CallFacts:
+    """A call."""
+    return CallFacts(of or tool(), arguments or {}, principal, agent, None, is_over_budget)
+
+
+def policy_of(*rules: Rule | dict[str, Any]) -> Policy:
+    """A policy without a file."""
+    made = tuple(rule if isinstance(rule, Rule) else Rule.model_validate(rule) for rule in rules)
+    return Policy(version="test", file="test.toml", rules=made, lines=(None,) * len(made))
+
+
+def rule(decision: str, **fields: Any) -> dict[str, Any]:
+    """A rule as it is written."""
+    return {"id": fields.pop("id", f"a-{decision}"), "decision": decision, **fields}
+
+
+def decide(call: CallFacts, *rules: dict[str, Any], environment: str = "production") -> Decision:
+    """What these rules say of a call."""
+    return PolicyGate(policy_of(*rules), environment).decide(call)
+
+
+def verdict(call: CallFacts, *rules: dict[str, Any], environment: str = "production") -> Verdict:
+    """The same in a word."""
+    return decide(call, *rules, environment=environment).verdict
+
+
+def faults(text: str, *tools: ToolDefinition, name: str = "policy.toml") -> list[str]:
+    """What is wrong with a text, each with its file and line."""
+    from fumehood.model.policy import PolicyError
+
+    try:
+        parse_policy(name, text.encode(), tools or (tool(),))
+    except PolicyError as refused:
+        return list(refused.shown)
+    return []

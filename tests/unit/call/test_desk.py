@@ -1,0 +1,589 @@
+"""The desk: calls that wait for humans, in an engine of memory only."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import anyio
+import pytest
+
+from fumehood.config import ApprovalsConfig
+from fumehood.model.approval import (
+    ApprovalQuery,
+    ApprovalState,
+    NewDecision,
+    OneOfSeveral,
+    RememberWish,
+    Resolution,
+)
+from fumehood.model.call_log import CallQuery
+from fumehood.model.errors import (
+    ApprovalExpired,
+    EngineError,
+    IdempotencyConflict,
+    InvalidParams,
+    PermissionDenied,
+    ResourceNotFound,
+)
+from fumehood.model.identity import Principal, Scope
+from support.asking import (
+    ALICE,
+    BOB,
+    CALLER,
+    NO,
+    OTHER_CALLER,
+    YES,
+    Asking,
+    Deeds,
+    asking,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.row("A1", "A2")
+async def test_dangerous_call_waits_and_nothing_is_done() -> None:
+    async with asking() as desk:
+        approval = await desk.engine.desk.show(await desk.parked("a"))
+        assert approval.state is ApprovalState.PENDING
+        assert approval.arguments == {"what": "a"}
+        assert desk.deeds.done == []
+
+
+@pytest.mark.row("A1")
+async def test_harmless_call_of_the_same_tool_asks_nobody() -> None:
+    async with asking(dangerous=False) as desk:
+        assert (await desk.ask("a")).success
+        assert desk.deeds.done == ["a"]
+
+
+@pytest.mark.row("A5")
+async def test_after_the_yes_the_engine_carries_the_call_out_once_and_keeps_its_answer() -> None:
+    async with asking() as desk:
+        approval_id = await desk.parked("a")
+        await desk.decide(approval_id)
+        answer = await desk.ended(approval_id)
+        assert answer.data == {"erased": "a"}
+        assert desk.deeds.done == ["a"]
+        approval = await desk.engine.desk.show(approval_id)
+        assert (approval.state, approval.code) == (ApprovalState.DONE, "OK")
+        assert answer.metadata.call_id == approval.call_id
+        rows = await desk.engine.list_calls(CallQuery(), CALLER)
+        assert [row.code for row in rows.items] == ["OK"]
+
+
+@pytest.mark.row("A3")
+async def test_denied_call_never_runs_and_the_model_hears_the_reason() -> None:
+    async with asking() as desk:
+        approval_id = await desk.parked("a")
+        await desk.decide(approval_id, NO)
+        answer = await desk.ended(approval_id)
+        assert answer.error is not None
+        assert answer.error.code == "APPROVAL_DENIED"
+        assert "It is needed tomorrow." in answer.error.message
+        assert "Do not retry" in answer.error.message
+        assert desk.deeds.done == []
+
+
+@pytest.mark.row("A3")
+async def test_the_same_call_is_answered_at_once_for_a_day_after_a_no() -> None:
+    async with asking() as desk:
+        await desk.decide(await desk.parked("a"), NO)
+        again = await desk.ask("a")
+        assert again.error is not None
+        assert again.error.code == "APPROVAL_DENIED"
+        # The harmless twins: another argument, another caller, and the next day.
+        await desk.parked("b")
+        await desk.parked("a", by=OTHER_CALLER)
+        desk.clock.advance(timedelta(hours=24).total_seconds() + 1)
+        await desk.parked("a")
+
+
+@pytest.mark.row("A2")
+@pytest.mark.parametrize("first", [YES, NO], ids=["approved", "denied"])
+@pytest.mark.parametrize("second", [YES, NO], ids=["approve", "deny"])
+async def test_nobody_decides_what_is_decided(first: NewDecision, second: NewDecision) -> None:
+    async with asking() as desk:
+        approval_id = await desk.parked("a")
+        await desk.decide(approval_id, first)
+        await desk.ended(approval_id)
+        with pytest.raises(IdempotencyConflict) as caught:
+            await desk.decide(approval_id, second, BOB)
+        assert caught.value.details is not None
+        assert caught.value.details["state"] in ("done", "denied")
+        assert desk.deeds.done == (["a"] if first is YES else [])
+
+
+@pytest.mark.row("A2")
+async def test_of_two_who_decide_at_once_the_first_one_wins() -> None:
+    async with asking() as desk:
+        approval_id = await desk.parked("a")
+        refused: list[EngineError] = []
+
+        async def decide(decision: NewDecision, by: Principal) -> None:
+            try:
+                await desk.decide(approval_id, decision, by, version=1)
+            except IdempotencyConflict as conflict:
+                refused.append(conflict)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(decide, YES, ALICE)
+            group.start_soon(decide, NO, BOB)
+        assert len(refused) == 1
+        approval = await desk.state(approval_id, ApprovalState.DONE, ApprovalState.DENIED)
+        assert desk.deeds.done == (["a"] if approval.state is ApprovalState.DONE else [])
+
+
+@pytest.mark.row("A2")
+async def test_whoever_saw_an_older_version_is_told_so() -> None:
+    async with asking() as desk:
+        approval_id = await desk.parked("a")
+        with pytest.raises(IdempotencyConflict):
+            await desk.decide(approval_id, YES, version=2)
+        assert (await desk.decide(approval_id, YES, version=1)).state is ApprovalState.APPROVED
+
+
+@pytest.mark.row("A2")
+async def test_expired_is_no_denial_and_cannot_be_approved_any_more() -> None:
+    rules = ApprovalsConfig(expire_seconds=60, warn_seconds=0)
+    async with asking(approvals=rules) as desk:
+        approval_id = await desk.parked("a")
+        desk.clock.advance(61)
+        with pytest.raises(ApprovalExpired):
+            await desk.decide(approval_id)
+        await desk.parked("b")  # the desk looks round
+        answer = await desk.ended(approval_id)
+        assert answer.error is not None
+        assert answer.error.code == "APPROVAL_EXPIRED"
+        assert "no denial" in answer.error.message
+        assert desk.deeds.done == []
+        await desk.parked("a")  # asking again is allowed
+
+
+@pytest.mark.row("A2")
+async def test_a_clock_that_is_set_back_gives_no_approval_its_life_again() -> None:
+    async with asking(approvals=ApprovalsConfig(expire_seconds=60)) as desk:
+        approval_id = await desk.parked("a")
+        desk.clock.advance(61)
+        assert desk.engine.desk.now() > (await desk.engine.desk.show(approval_id)).expires_at
+        desk.clock.advance(-3600)
+        with pytest.raises(ApprovalExpired):
+            await desk.decide(approval_id)
+
+
+@pytest.mark.row("A2")
+async def test_a_warning_goes_out_once_before_the_end() -> None:
+    rules = ApprovalsConfig(expire_seconds=600, warn_seconds=60)
+    async with asking(approvals=rules) as desk:
+        approval_id = await desk.parked("a")
+        assert (await desk.engine.desk.show(approval_id)).version == 1
+        desk.clock.advance(550)
+        for what in ("b", "c"):
+            await desk.parked(what)
+        with anyio.fail_after(10):
+            while (await desk.engine.desk.show(approval_id)).version == 1:
+                await anyio.sleep(0.01)
+        for what in ("d", "e"):
+            await desk.parked(what)
+        approval = await desk.engine.desk.show(approval_id)
+        assert (approval.version, approval.state) == (2, ApprovalState.PENDING)
+
+
+@pytest.mark.row("A4")
+@pytest.mark.parametrize(
+    ("by", "peer"),
+    [
+        (Principal(CALLER.id, frozenset({Scope.APPROVE})), None),
+        (ALICE, CALLER.id),
+        (CALLER, None),
+        (Principal("approver:x", frozenset({Scope.ADMIN})), None),
+    ],
+    ids=["itself", "at its own socket", "without the scope", "admin only"],
+)
+async def test_nobody_approves_its_own_call_and_the_attempt_is_recorded(
+    by: Principal, peer: str | None
+) -> None:
+    async with asking() as desk:
+        approval_id = await desk.parked("a")
+        for decision in (YES, NO):
+            with pytest.raises(PermissionDenied):
+                await desk.decide(approval_id, decision, by, peer=peer)
+        assert (await desk.engine.desk.show(approval_id)).version == 1
+        assert desk.deeds.done == []
+        kinds = [row.kind for row in await _audited(desk)]
+        assert kinds.count("approval.refused") == 2
+
+
+@pytest.mark.row("A4")
+async def test_self_approval_is_the_operators_named_choice_and_recorded_as_such() -> None:
+    async with asking(approvals=ApprovalsConfig(allow_self_approval=True)) as desk:
+        approval_id = await desk.parked("a")
+        itself = Principal(CALLER.id, frozenset({Scope.APPROVE}))
+        approval = await desk.decide(approval_id, YES, itself)
+        assert [one.is_self_approval for one in approval.decisions] == [True]
+
+
+@pytest.mark.row("A3")
+async def test_edited_call_runs_as_edited() -> None:
+    async with asking() as desk:
+        approval_id = await desk.parked("a")
+        edited = NewDecision(decision="approve", arguments={"what": "b"})
+        approval = await desk.decide(approval_id, edited)
+        assert approval.arguments == {"what": "b"}
+        assert approval.decisions[0].edited
+        assert (await desk.ended(approval_id)).data == {"erased": "b"}
+        assert desk.deeds.done == ["b"]
+
+
+@pytest.mark.row("A3")
+@pytest.mark.parametrize("arguments", [{}, {"what": 5}], ids=["missing", "of another type"])
+async def test_what_is_edited_into_something_invalid_is_refused_with_its_fields(
+    arguments: dict[str, object],
+) -> None:
+    async with asking() as desk:
+        approval_id = await desk.parked("a")
+        with pytest.raises(InvalidParams) as caught:
+            await desk.decide(approval_id, NewDecision(decision="approve", arguments=arguments))
+        assert "what" in " ".join(caught.value.fields)
+        assert (await desk.engine.desk.show(approval_id)).state is ApprovalState.PENDING
+        assert desk.deeds.done == []
+
+
+@pytest.mark.row("A3")
+async def test_several_are_decided_all_or_none() -> None:
+    async with asking() as desk:
+        first, second = await desk.parked("a"), await desk.parked("b")
+        items = [OneOfSeveral(approval_id=one, decision=YES) for one in (first, second)]
+        stale = OneOfSeveral(approval_id=second, version=9, decision=YES)
+        with pytest.raises(IdempotencyConflict):
+            await desk.engine.desk.decide_all([items[0], stale], ALICE, channel="test")
+        assert (await desk.engine.desk.show(first)).state is ApprovalState.PENDING
+        with pytest.raises(InvalidParams):
+            await desk.engine.desk.decide_all([items[0], items[0]], ALICE, channel="test")
+        await desk.engine.desk.decide_all(items, ALICE, channel="test")
+        for one in (first, second):
+            assert (await desk.ended(one)).success
+        assert sorted(desk.deeds.done) == ["a", "b"]
+
+
+@pytest.mark.row("A2")
+async def test_the_callers_own_cancelling_takes_a_waiting_call_back() -> None:
+    async with asking() as desk:
+        approval_id = await desk.parked("a")
+        with pytest.raises(ResourceNotFound):
+            await desk.engine.desk.cancel(approval_id, OTHER_CALLER)
+        approval = await desk.engine.desk.cancel(approval_id, CALLER)
+        assert approval.state is ApprovalState.CANCELLED
+        with pytest.raises(IdempotencyConflict):
+            await desk.decide(approval_id)
+        answer = await desk.ended(approval_id)
+        assert answer.error is not None
+        assert answer.error.code == "CANCELLED"
+        assert desk.deeds.done == []
+
+
+async def test_cancelling_by_call_id_reaches_a_call_that_runs_after_its_yes() -> None:
+    deeds = Deeds(gate=anyio.Event())
+    async with asking(deeds=deeds) as desk:
+        approval_id = await desk.parked("a")
+        await desk.decide(approval_id)
+        with anyio.fail_after(10):
+            await deeds.begun.wait()
+        call_id = (await desk.engine.desk.show(approval_id)).call_id
+        await desk.engine.cancel_call(call_id, CALLER)
+        answer = await desk.ended(approval_id)
+        assert answer.error is not None
+        assert answer.error.code == "CANCELLED"
+        assert deeds.done == []
+
+
+@pytest.mark.row("A5")
+async def test_a_caller_that_cancels_while_it_waits_takes_the_call_back() -> None:
+    async with asking() as desk:
+        answers = []
+
+        async def wait() -> None:
+            answers.append(await desk.ask("a", wait_for_approval=5))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(wait)
+            with anyio.fail_after(10):
+                while not (found := await desk.engine.desk.list(ApprovalQuery())).items:
+                    await anyio.sleep(0.01)
+            await desk.engine.cancel_call(found.items[0].call_id, CALLER)
+        assert [answer.error.code for answer in answers] == ["CANCELLED"]
+        approval = await desk.engine.desk.show(found.items[0].id)
+        assert approval.state is ApprovalState.CANCELLED
+        assert desk.deeds.done == []
+
+
+@pytest.mark.row("A5")
+async def test_a_caller_that_waits_gets_the_calls_own_answer() -> None:
+    async with asking() as desk:
+        answers = []
+
+        async def wait() -> None:
+            answers.append(await desk.ask("a", wait_for_approval=5))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(wait)
+            with anyio.fail_after(10):
+                while not (found := await desk.engine.desk.list(ApprovalQuery())).items:
+                    await anyio.sleep(0.01)
+            await desk.decide(found.items[0].id)
+        assert answers[0].data == {"erased": "a"}
+        assert answers[0].metadata.call_id == found.items[0].call_id
+        assert desk.deeds.done == ["a"]
+
+
+@pytest.mark.row("A5")
+async def test_a_caller_whose_patience_ends_hears_that_the_call_still_waits() -> None:
+    async with asking() as desk:
+        answer = await desk.ask("a", wait_for_approval=0.05)
+        assert answer.error is not None
+        assert answer.error.code == "REQUIRES_HUMAN_APPROVAL"
+        assert answer.error.approval_id is not None
+        await desk.decide(answer.error.approval_id)
+        assert (await desk.ended(answer.error.approval_id)).success
+
+
+@pytest.mark.row("A5", "P3")
+async def test_the_same_key_finds_the_waiting_call_and_then_its_answer() -> None:
+    async with asking() as desk:
+        approval_id = await desk.parked("a", idempotency_key="k")
+        assert await desk.parked("a", idempotency_key="k") == approval_id
+        await desk.decide(approval_id)
+        first = await desk.ended(approval_id)
+        again = await desk.ask("a", idempotency_key="k")
+        assert again.data == first.data
+        assert again.metadata.idempotent_replay
+        assert desk.deeds.done == ["a"]
+
+
+@pytest.mark.row("A5", "P3")
+async def test_the_same_key_hears_the_no() -> None:
+    async with asking() as desk:
+        await desk.decide(await desk.parked("a", idempotency_key="k"), NO)
+        again = await desk.ask("a", idempotency_key="k")
+        assert again.error is not None
+        assert again.error.code == "APPROVAL_DENIED"
+
+
+@pytest.mark.row("A3")
+async def test_two_of_two_have_to_say_yes_and_one_no_ends_it() -> None:
+    async with asking(prepare=_ask_two) as desk:
+        approval_id = await desk.parked("a")
+        assert (await desk.decide(approval_id, YES, ALICE)).state is ApprovalState.PENDING
+        with pytest.raises(IdempotencyConflict):
+            await desk.decide(approval_id, YES, ALICE)  # one voice is one voice
+        assert desk.deeds.done == []
+        assert (await desk.decide(approval_id, YES, BOB)).state is ApprovalState.APPROVED
+        assert (await desk.ended(approval_id)).success
+        other = await desk.parked("b")
+        await desk.decide(other, YES, ALICE)
+        assert (await desk.decide(other, NO, BOB)).state is ApprovalState.DENIED
+        assert desk.deeds.done == ["a"]
+
+
+@pytest.mark.row("A3")
+async def test_a_yes_to_something_else_does_not_count_for_the_edited_call() -> None:
+    async with asking(prepare=_ask_two) as desk:
+        approval_id = await desk.parked("a")
+        await desk.decide(approval_id, YES, ALICE)
+        edited = NewDecision(decision="approve", arguments={"what": "b"})
+        assert (await desk.decide(approval_id, edited, BOB)).state is ApprovalState.PENDING
+        assert desk.deeds.done == []
+        assert (await desk.decide(approval_id, YES, ALICE)).state is ApprovalState.APPROVED
+        assert (await desk.ended(approval_id)).data == {"erased": "b"}
+
+
+@pytest.mark.row("A3")
+async def test_the_yes_of_somebody_who_may_not_approve_any_more_does_not_count() -> None:
+    async with asking(prepare=_ask_two) as desk:
+        approval_id = await desk.parked("a")
+        await desk.decide(approval_id, YES, ALICE)
+        await _remove(desk, "alice")
+        assert (await desk.decide(approval_id, YES, BOB)).state is ApprovalState.PENDING
+        assert desk.deeds.done == []
+
+
+@pytest.mark.row("A3")
+async def test_a_remembered_rule_ends_with_its_authors_authority() -> None:
+    async with asking() as desk:
+        until = desk.clock.now() + timedelta(hours=1)
+        wish = RememberWish(scope="until", until=until)
+        approval_id = await desk.parked("a")
+        await desk.decide(approval_id, NewDecision(decision="approve", remember=wish))
+        await desk.ended(approval_id)
+        assert (await desk.ask("a")).success
+        await _remove(desk, "alice")
+        await desk.parked("a")
+
+
+@pytest.mark.row("A2")
+async def test_one_callers_large_calls_do_not_fill_the_disk() -> None:
+    rules = ApprovalsConfig(max_pending_mb_per_principal=1)
+    async with asking(approvals=rules) as desk:
+        first = await desk.parked("a" * 200_000)
+        refused = await desk.ask("b" * 200_000)
+        assert refused.error is not None
+        assert refused.error.code == "RATE_LIMITED"
+        await desk.parked("b" * 200_000, by=OTHER_CALLER)
+        await desk.decide(first, NO)
+        await desk.parked("b" * 200_000)
+
+
+async def _remove(desk: Asking, name: str) -> None:
+    admin, approvers = Principal("approver:root", frozenset({Scope.ADMIN})), desk.engine.approvers
+    await approvers.add("root", [Scope.ADMIN], by=admin, now=desk.engine.now())
+    await approvers.remove(name, by=admin, now=desk.engine.now())
+
+
+@pytest.mark.row("A3")
+async def test_only_named_approvers_decide() -> None:
+    async with asking(prepare=_ask_two) as desk:
+        approval_id = await desk.parked("a")
+        carol = Principal("approver:carol", frozenset({Scope.APPROVE}))
+        for decision in (YES, NO):
+            with pytest.raises(PermissionDenied, match="alice, bob"):
+                await desk.decide(approval_id, decision, carol)
+
+
+@pytest.mark.row("A3")
+async def test_remembered_for_a_time_lets_the_like_of_it_through_so_often() -> None:
+    async with asking() as desk:
+        approval_id = await desk.parked("a")
+        until = desk.clock.now() + timedelta(hours=1)
+        wish = RememberWish(scope="until", until=until, uses=2)
+        shown = await desk.engine.desk.preview_remember(approval_id, wish)
+        assert (shown.arguments, shown.uses_left) == ({"what": "a"}, 2)
+        assert await desk.engine.desk.remembered() == []
+        await desk.decide(approval_id, NewDecision(decision="approve", remember=wish))
+        await desk.ended(approval_id)
+        await desk.parked("b")  # another argument
+        await desk.parked("a", by=OTHER_CALLER)
+        for _ in range(2):
+            assert (await desk.ask("a")).success
+        await desk.parked("a")  # used up
+        assert desk.deeds.done == ["a", "a", "a"]
+
+
+@pytest.mark.row("A3")
+async def test_remembered_ends_with_its_time_or_when_it_is_taken_back() -> None:
+    async with asking() as desk:
+        until = desk.clock.now() + timedelta(hours=1)
+        wish = RememberWish(scope="until", until=until, arguments=())
+        approval_id = await desk.parked("a")
+        await desk.decide(approval_id, NewDecision(decision="approve", remember=wish))
+        await desk.ended(approval_id)
+        assert (await desk.ask("anything")).success
+        (rule,) = await desk.engine.desk.remembered()
+        assert rule.created_by == ALICE.id
+        await desk.engine.desk.forget(rule.id, ALICE)
+        await desk.parked("anything")
+        with pytest.raises(ResourceNotFound):
+            await desk.engine.desk.forget(rule.id, ALICE)
+
+
+@pytest.mark.row("A3")
+async def test_what_cannot_be_remembered_is_refused_and_nothing_decided() -> None:
+    async with asking() as desk:
+        approval_id = await desk.parked("a")
+        past = desk.clock.now() - timedelta(seconds=1)
+        for wish in (
+            RememberWish(scope="session"),
+            RememberWish(scope="until", until=past),
+            RememberWish(scope="until", until=past + timedelta(days=1), arguments=("other",)),
+        ):
+            with pytest.raises(InvalidParams):
+                await desk.decide(approval_id, NewDecision(decision="approve", remember=wish))
+        assert (await desk.engine.desk.show(approval_id)).state is ApprovalState.PENDING
+
+
+@pytest.mark.row("A1")
+async def test_with_nobody_to_ask_the_call_is_refused_and_nothing_is_kept() -> None:
+    async with asking(approver=False) as desk:
+        answer = await desk.ask("a")
+        assert answer.error is not None
+        assert answer.error.code == "REQUIRES_HUMAN_APPROVAL"
+        assert answer.error.approval_id is None
+        assert "approvers" in answer.error.message
+        assert (await desk.engine.desk.list(ApprovalQuery())).items == ()
+
+
+@pytest.mark.row("A2")
+async def test_one_callers_waiting_calls_take_no_room_from_anothers() -> None:
+    rules = ApprovalsConfig(max_pending=3, max_pending_per_principal=2)
+    async with asking(approvals=rules) as desk:
+        first = await desk.parked("a")
+        await desk.parked("b")
+        refused = await desk.ask("c")
+        assert refused.error is not None
+        assert refused.error.code == "RATE_LIMITED"
+        await desk.parked("c", by=OTHER_CALLER)
+        await desk.decide(first, NO)
+        await desk.parked("c")
+
+
+@pytest.mark.row("D4")
+async def test_a_caller_sees_its_own_approvals_only_and_not_how_they_are_bound() -> None:
+    async with asking() as desk:
+        approval_id = await desk.parked("a")
+        own = await desk.engine.desk.show(approval_id, principal=CALLER)
+        assert (own.binding, own.approvers, own.arguments) == (None, (), {"what": "a"})
+        with pytest.raises(ResourceNotFound):
+            await desk.engine.desk.show(approval_id, principal=OTHER_CALLER)
+        seen = await desk.engine.desk.list(ApprovalQuery(), principal=OTHER_CALLER)
+        assert seen.items == ()
+        with pytest.raises(ResourceNotFound):
+            await desk.engine.desk.list(ApprovalQuery(cursor=approval_id), principal=OTHER_CALLER)
+
+
+async def test_lists_go_from_the_newest_to_the_oldest_page_by_page() -> None:
+    async with asking() as desk:
+        made = [await desk.parked(str(number)) for number in range(5)]
+        page = await desk.engine.desk.list(ApprovalQuery(limit=2))
+        seen = [one.id for one in page.items]
+        while page.has_more:
+            query = ApprovalQuery(limit=2, cursor=page.next_cursor)
+            page = await desk.engine.desk.list(query)
+            seen += [one.id for one in page.items]
+        assert seen == made[::-1]
+        pending = ApprovalQuery(state=ApprovalState.DENIED)
+        assert (await desk.engine.desk.list(pending)).items == ()
+
+
+async def test_only_what_was_interrupted_can_be_resolved() -> None:
+    async with asking() as desk:
+        approval_id = await desk.parked("a")
+        with pytest.raises(IdempotencyConflict):
+            await desk.engine.desk.resolve(approval_id, Resolution(outcome="done"), ALICE)
+
+
+async def _audited(desk: Asking) -> list[_Row]:
+    from sqlalchemy import select
+
+    from fumehood.store.schema import AUDIT
+    from fumehood.wire import strict_json
+
+    await desk.engine.database.flush()
+    bodies = await desk.engine.database.read(
+        lambda c: c.execute(select(AUDIT.c.body).order_by(AUDIT.c.seq)).scalars().all()
+    )
+    return [_Row(strict_json.loads(body.encode())["kind"]) for body in bodies]
+
+
+class _Row:
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+
+def _ask_two(engine: object) -> None:
+    """A policy that wants two named people."""
+    from fumehood.gates.policy import PolicyGate
+    from fumehood.model.decision import CallFacts, Decision, Verdict
+
+    def decide(self: PolicyGate, facts: CallFacts) -> Decision:
+        return Decision(Verdict.ASK, "two", approvers=("alice", "bob"), quorum=2)
+
+    engine.policy.gate.decide = decide.__get__(engine.policy.gate)  # type: ignore[attr-defined]

@@ -1,0 +1,130 @@
+"""Diffs: what they say is true, and what they cost is bounded."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from fumehood.executors import effect_diff
+from fumehood.executors.effect_diff import MAX_DIFF_BYTES, text_of, unified
+
+TEXTS = st.lists(st.sampled_from(["a\n", "b\n", "c\r\n", "\n", "d\u2028d\n", "x"]), max_size=30)
+
+
+def applied(before: str, diff: str) -> str:
+    """The text that a unified diff makes of another, checked line by line."""
+    old = before.split("\n")
+    old = [f"{line}\n" for line in old[:-1]] + ([old[-1]] if old[-1] else [])
+    new: list[str] = []
+    at = 0
+    lines = re.findall(r"[^\n]*\n", diff)
+    for number, marked in enumerate(lines):
+        if marked.startswith("@@"):
+            found = re.fullmatch(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@\n", marked)
+            assert found is not None, marked
+            begins = int(found[1]) - (found[2] != "0")
+            new += old[at:begins]
+            at = begins
+            assert len(new) == int(found[3]) - (found[4] != "0")
+            continue
+        if marked.startswith("\\"):
+            continue
+        line = marked[1:]
+        if number + 1 < len(lines) and lines[number + 1].startswith("\\"):
+            line = line.removesuffix("\n")
+        if marked[0] in " -":
+            assert old[at] == line
+            at += 1
+        if marked[0] in " +":
+            new.append(line)
+    return "".join(new + old[at:])
+
+
+@given(TEXTS.map("".join), TEXTS.map("".join))
+@example("", "")
+@example("", "a")
+@example("a", "")
+@example("a", "a\n")
+@example("a\nb", "a\nb\nc")
+def test_a_diff_makes_one_text_of_the_other(before: str, after: str) -> None:
+    diff = unified(before, after)
+    assert not diff.is_truncated
+    assert applied(before, diff.text) == after
+    assert (diff.text == "") is (before == after)
+
+
+@given(TEXTS.map("".join), TEXTS.map("".join))
+def test_texts_that_are_not_compared_line_by_line_give_a_true_diff_too(
+    before: str, after: str
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(effect_diff, "MAX_COMPARED_LINES", 3)
+        assert applied(before, unified(before, after).text) == after
+        patch.setattr(effect_diff, "MAX_COMPARED_LINES", 1000)
+        patch.setattr(effect_diff, "MAX_EDITS", 2)
+        assert applied(before, unified(before, after).text) == after
+
+
+@pytest.mark.skipif(shutil.which("patch") is None, reason="this host has no patch")
+def test_patch_understands_it(tmp_path: Path) -> None:
+    before = "".join(f"line {n}\n" for n in range(60))
+    after = before.replace("line 7\n", "seven\n").replace("line 40\n", "") + "end"
+    (tmp_path / "f").write_text(before)
+    subprocess.run(
+        ["patch", "--silent", "f"], input=unified(before, after).text.encode(),
+        cwd=tmp_path, check=True, timeout=60,
+    )  # fmt: skip
+    assert (tmp_path / "f").read_text() == after
+
+
+def test_a_change_is_shown_with_three_lines_around_it() -> None:
+    before = "".join(f"{n}\n" for n in range(20))
+    assert unified(before, before.replace("10\n", "ten\n")).text == (
+        "@@ -8,7 +8,7 @@\n 7\n 8\n 9\n-10\n+ten\n 11\n 12\n 13\n"
+    )
+
+
+def test_lines_of_a_file_never_look_like_a_head() -> None:
+    hostile = "@@ -1 +1 @@\n--- a\n+++ b\n\\ No newline at end of file\n"
+    heads = [line for line in unified("", hostile).text.splitlines() if not line.startswith("+")]
+    assert heads == ["@@ -0,0 +1,4 @@"]
+
+
+def test_a_long_diff_ends_at_its_bound_and_says_so() -> None:
+    for after in ("é" * 100_000, "line\n" * 100_000):
+        diff = unified("", after)
+        assert diff.is_truncated
+        assert MAX_DIFF_BYTES - 8 <= len(diff.text.encode()) <= MAX_DIFF_BYTES
+
+
+def test_texts_made_to_be_slow_are_compared_in_bounded_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Counted, not timed: what a comparison looks at grows with its bounds, not with the texts."""
+    steps = 0
+    real = effect_diff._step
+
+    def counted(furthest: dict[int, int], k: int, edits: int) -> int:
+        nonlocal steps
+        steps += 1
+        return real(furthest, k, edits)
+
+    monkeypatch.setattr(effect_diff, "_step", counted)
+    one, other = "a\nb\n" * 1900, "b\nc\na\n" * 1300
+    unified(one, other)
+    assert 0 < steps <= (effect_diff.MAX_EDITS + 2) ** 2
+    steps = 0
+    unified(one * 10, other * 10)
+    assert steps == 0
+
+
+def test_bytes_that_nobody_reads_are_no_text() -> None:
+    assert text_of(b"a\0b") is None
+    assert text_of(b"\xff") is None
+    assert text_of("é\r\n".encode()) == "é\r\n"

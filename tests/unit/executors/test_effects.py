@@ -1,0 +1,449 @@
+"""Effects: what an approver is shown of a call on files, and what a lying guest can make of it."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fumehood.executors import effect_claims, effects
+from fumehood.executors.effects import Effect, effect_of
+from fumehood.executors.workspace import run_workspace
+from fumehood.guest.container import survey
+from fumehood.model.errors import (
+    ApprovalExpired,
+    EndedBy,
+    EngineError,
+    InternalError,
+    InvalidParams,
+    WorkspaceChanged,
+)
+from fumehood.model.identity import TrustDomain
+from fumehood.model.json_types import JsonObject
+from fumehood.model.limits import Limits
+from fumehood.model.tool import ToolDefinition
+from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
+from fumehood.wire import strict_json
+from fumehood.wire.cursors import Cursors
+from support.fake_files import FakeFiles
+
+pytestmark = [pytest.mark.anyio, pytest.mark.row("A2")]
+
+LIMITS = Limits(10, 10, 256, 1 << 20)
+DOMAIN = TrustDomain("ann", None, "sess_1")
+CURSORS = Cursors(b"k" * 32)
+
+
+def tool(executor: str) -> ToolDefinition:
+    return ToolDefinition(name="t", description="d", type="BUILTIN", executor=executor)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> FakeFiles:
+    return FakeFiles(tmp_path, room=1 << 30)
+
+
+async def effect(action: str, lease: Any, **arguments: Any) -> Effect:
+    found = await effect_of(tool(f"workspace:{action}"), arguments, LIMITS, lease)
+    assert found is not None
+    return found
+
+
+async def shown(action: str, lease: Any, **arguments: Any) -> Any:
+    found = (await effect(action, lease, **arguments)).shown
+    assert strict_json.loads(strict_json.dumps(found)) == found
+    return found
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+async def test_a_new_file_is_shown_with_the_directories_that_come_with_it(
+    files: FakeFiles,
+) -> None:
+    (files.root / "a").mkdir()
+    found = await shown("write", files, path="a/b/c/f", content="one\ntwo")
+    assert found == {
+        "added": [
+            {"path": "a/b", "kind": "directory", "mode": "0755"},
+            {"path": "a/b/c", "kind": "directory", "mode": "0755"},
+            {
+                "path": "a/b/c/f", "kind": "file", "mode": "0644", "size": 7,
+                "sha256": sha256(b"one\ntwo"),
+                "diff": "@@ -0,0 +1,2 @@\n+one\n+two\n\\ No newline at end of file\n",
+            },
+        ],
+        "changed": [],
+        "removed": [],
+        "missing": [],
+        "kept": [],
+        "counts": {"added": 3, "changed": 0, "removed": 0, "removed_bytes": 0},
+        "truncated": False,
+    }  # fmt: skip
+    assert os.listdir(files.root / "a") == []
+
+
+async def test_a_replaced_file_is_shown_before_and_after_with_a_diff(files: FakeFiles) -> None:
+    (files.root / "f").write_text("one\ntwo\n")
+    (files.root / "f").chmod(0o755)
+    found = await shown("write", files, path="f", content="one\n2\n", mode="replace")
+    assert found["changed"] == [
+        {
+            "path": "f",
+            "before": {"mode": "0755", "size": 8, "sha256": sha256(b"one\ntwo\n")},
+            "after": {"mode": "0644", "size": 6, "sha256": sha256(b"one\n2\n")},
+            "diff": "@@ -1,2 +1,2 @@\n one\n-two\n+2\n",
+        }
+    ]
+    assert (files.root / "f").read_text() == "one\ntwo\n"
+
+
+async def test_what_is_added_at_the_end_says_which_other_names_change_too(
+    files: FakeFiles,
+) -> None:
+    (files.root / "f").write_text("one\n")
+    os.link(files.root / "f", files.root / "settings.py")
+    (changed,) = (await shown("write", files, path="f", content="two\n", mode="append"))["changed"]
+    assert changed["after"]["sha256"] == sha256(b"one\ntwo\n")
+    assert changed["diff"] == "@@ -1 +1,2 @@\n one\n+two\n"
+    assert changed["other_names"] == 1
+
+
+async def test_what_is_no_text_or_too_long_is_shown_by_sizes_and_hashes(files: FakeFiles) -> None:
+    (files.root / "f").write_bytes(b"\xff")
+    encoded = base64.b64encode(b"a\0").decode()
+    for content in ({"content": "text"}, {"content_base64": encoded}):
+        (changed,) = (await shown("write", files, path="f", mode="replace", **content))["changed"]
+        assert changed["binary"] is True
+        assert "diff" not in changed
+    long = "x" * (effects.MAX_COMPARED_BYTES + 1)
+    (changed,) = (await shown("write", files, path="f", mode="replace", content=long))["changed"]
+    assert (changed["too_large"], "diff" in changed) == (True, False)
+    (added,) = (await shown("write", files, path="new", content=long))["added"]
+    assert (added["too_large"], added["sha256"]) == (True, sha256(long.encode()))
+    (added,) = (await shown("write", files, path="new", content="line\n" * 9000))["added"]
+    assert added["diff_truncated"] is True
+    assert len(added["diff"].encode()) <= 16 * 1024
+
+
+@pytest.mark.parametrize(
+    ("mode", "path", "words"),
+    [
+        ("create", "f", "one already"),
+        ("replace", "d", "no plain file"),
+        ("append", "l", "symbolic link"),
+        ("create", "l/new", "symbolic link"),
+        ("create", "f/new", "no such file or directory"),
+    ],
+)
+async def test_a_write_that_would_fail_says_so(
+    files: FakeFiles, mode: str, path: str, words: str
+) -> None:
+    (files.root / "f").write_text("")
+    (files.root / "d").mkdir()
+    (files.root / "l").symlink_to("/etc")
+    found = await shown("write", files, path=path, content="x", mode=mode)
+    assert words in found["would_fail"]
+    assert (found["added"], found["changed"]) == ([], [])
+
+
+async def test_a_deletion_shows_all_that_goes_what_is_missing_and_what_stays(
+    files: FakeFiles,
+) -> None:
+    (files.root / "d/e").mkdir(parents=True)
+    (files.root / "d/e/f").write_text("text")
+    (files.root / "d/l").symlink_to("/etc/passwd")
+    (files.root / "full").mkdir()
+    (files.root / "full/x").write_text("")
+    found = await shown("delete", files, paths=["d", "no", "d"], recursive=True)
+    assert [(one["path"], one["kind"]) for one in found["removed"]] == [
+        ("d", "directory"), ("d/e", "directory"), ("d/e/f", "file"), ("d/l", "link"),
+    ]  # fmt: skip
+    assert found["removed"][2]["sha256"] == sha256(b"text")
+    assert found["removed"][3]["target"] == "/etc/passwd"
+    assert found["missing"] == ["no"]
+    assert found["counts"]["removed"] == 4
+    assert found["counts"]["removed_bytes"] == 4
+    assert "would_fail" not in found
+    found = await shown("delete", files, paths=["full", "d/l"])
+    assert [one["path"] for one in found["removed"]] == ["d/l"]
+    assert found["kept"][0]["path"] == "full"
+    assert "not empty" in found["kept"][0]["why"]
+    assert "would_fail" in found
+
+
+async def test_a_large_deletion_is_counted_whole_and_shown_in_part(files: FakeFiles) -> None:
+    (files.root / "d").mkdir()
+    for number in range(1200):
+        (files.root / f"d/{number:04}").write_text("x")
+    found = await shown("delete", files, paths=["d"], recursive=True)
+    assert (found["truncated"], len(found["removed"])) == (True, survey.MAX_SHOWN)
+    assert found["counts"]["removed"] == 1201
+    assert found["counts"]["removed_bytes"] == 1200
+
+
+async def test_two_deletions_of_equal_hash_are_of_the_same_things(files: FakeFiles) -> None:
+    for name in "ab":
+        (files.root / name).write_text("same")
+    first = await effect("delete", files, paths=["a"])
+    assert await effect("delete", files, paths=["a"]) == first
+    for other in (
+        await effect("delete", files, paths=["b"]),
+        await effect("delete", files, paths=["a", "b"]),
+        await effect("write", files, path="a", content="x", mode="replace"),
+    ):
+        assert other.effect != first.effect
+    assert (await effect("delete", files, paths=["b"])).base != first.base
+    contents = [
+        (await effect("write", files, path="new", content=content)).effect for content in ("1", "2")
+    ]
+    assert len(set(contents)) == 2
+
+
+async def test_a_tool_of_another_executor_has_no_preview(files: FakeFiles) -> None:
+    for executor in ("workspace:read", "workspace:list", "code:python"):
+        assert await effect_of(tool(executor), {"path": "f"}, LIMITS, files) is None
+    with pytest.raises(InternalError):
+        await run_workspace(
+            tool("workspace:read"), {"path": "f"}, LIMITS, files, DOMAIN, CURSORS, expected="0" * 64
+        )
+    assert files.requests == []
+
+
+async def test_too_much_to_look_at_is_refused_before_anybody_is_asked(
+    files: FakeFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(survey, "MAX_LOOKED_AT", 1)
+    for name in "ab":
+        (files.root / name).write_text("")
+    with pytest.raises(InvalidParams) as caught:
+        await effect("delete", files, paths=["a", "b"])
+    assert caught.value.details == {"fault": "too_many"}
+    assert await effect("delete", files, paths=["a"])  # the twin
+
+
+async def test_a_call_that_was_approved_for_other_files_changes_nothing(files: FakeFiles) -> None:
+    (files.root / "f").write_text("one")
+    found = await effect("delete", files, paths=["f"])
+    (files.root / "f").write_text("two")
+    deletion = tool("workspace:delete"), {"paths": ["f"]}, LIMITS, files, DOMAIN, CURSORS
+    with pytest.raises(WorkspaceChanged) as caught:
+        await run_workspace(*deletion, expected=found.base)
+    assert isinstance(caught.value, ApprovalExpired)
+    assert (caught.value.code, caught.value.details) == (
+        "APPROVAL_EXPIRED", {"changed": ["workspace"]},
+    )  # fmt: skip
+    assert (files.root / "f").read_text() == "two"
+    anew = await effect("delete", files, paths=["f"])
+    assert (await run_workspace(*deletion, expected=anew.base)).error is None
+    assert not (files.root / "f").exists()
+
+
+async def test_a_write_that_was_approved_is_asked_and_done_in_one_request(
+    files: FakeFiles,
+) -> None:
+    arguments = {"path": "f", "content": "x"}
+    found = await effect("write", files, **arguments)
+    files.requests.clear()
+    written = await run_workspace(
+        tool("workspace:write"), arguments, LIMITS, files, DOMAIN, CURSORS, expected=found.base
+    )
+    assert written.data is not None
+    (request,) = files.requests
+    assert (request["do"], request["expected"]) == ("write", found.base)
+
+
+CONTENTS = st.one_of(st.text(max_size=40).filter(lambda text: "\0" not in text), st.just("a\nb\n"))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(
+    before=st.none() | CONTENTS,
+    content=CONTENTS,
+    mode=st.sampled_from(["create", "replace", "append"]),
+)
+async def test_a_file_is_afterwards_what_was_shown(
+    files: FakeFiles, before: str | None, content: str, mode: str
+) -> None:
+    target = files.root / "f"
+    target.unlink(missing_ok=True)
+    if before is not None:
+        target.write_bytes(before.encode())
+    arguments = {"path": "f", "content": content, "mode": mode}
+    found = await effect("write", files, **arguments)
+    outcome = await run_workspace(
+        tool("workspace:write"), arguments, LIMITS, files, DOMAIN, CURSORS, expected=found.base
+    )
+    assert (outcome.error is not None) is ("would_fail" in found.shown)
+    if outcome.error is None:
+        added, changed = found.shown["added"], found.shown["changed"]
+        foretold = added[0] if added else changed[0]["after"]
+        assert sha256(target.read_bytes()) == foretold["sha256"]
+        assert target.stat().st_size == foretold["size"]
+
+
+async def test_the_preview_in_the_how_to_is_a_real_one(files: FakeFiles) -> None:
+    page = Path(__file__).parents[3] / "docs/howto/see-what-will-change.md"
+    call, preview = map(
+        json.loads, re.findall(r"^```json\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    )
+    (files.root / "prices.csv").write_text("apple,3\nplum,4\n")
+    found = await shown("write", files, **call["arguments"])
+    for one in (found["changed"][0]["before"], found["changed"][0]["after"]):
+        one["sha256"] = f"{one['sha256'][:12]}…"
+    assert preview == found
+
+
+# -- a guest that lies ---------------------------------------------------------------------
+
+
+class Lies:
+    """The program's own answers, changed on the way. `lie` gets the request and the answer."""
+
+    queue_ms = 0.0
+
+    def __init__(self, files: FakeFiles, lie: Callable[[JsonObject, Any], Any]) -> None:
+        self._files = files
+        self._lie = lie
+
+    async def run(
+        self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks = NO_SINKS
+    ) -> RunEnding:
+        answer = copy.deepcopy(self._files.answer(arguments))
+        return RunEnding(EndedBy.OK, "session", result=self._lie(arguments, answer) or answer)
+
+
+@dataclass(frozen=True)
+class Lie:
+    """One thing that a guest says which is not so; `rehashed` lies with a hash that fits."""
+
+    name: str
+    tell: Callable[[Any], Any]
+    rehashed: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def entry(answer: Any, path: str) -> Any:
+    return next(one for one in answer["entries"] if one["path"] == path)
+
+
+LIES = [
+    Lie("another-hash", lambda answer: answer.update(base="0" * 64)),
+    Lie("no-hash", lambda answer: answer.update(base="")),
+    Lie("a-file-left-out", lambda answer: answer["entries"].remove(entry(answer, "d/f"))),
+    Lie("a-file-called-smaller", lambda answer: entry(answer, "d/f").update(size=0)),
+    Lie("a-file-called-a-link",
+        lambda answer: (entry(answer, "d/f").clear(),
+                        answer["entries"][1].update(path="d/f", kind="link"))),
+    Lie("a-path-that-nobody-named",
+        lambda answer: entry(answer, "d/f").update(path="elsewhere"), rehashed=True),
+    Lie("a-path-that-leads-out",
+        lambda answer: entry(answer, "d/f").update(path="d/../../etc"), rehashed=True),
+    Lie("an-absolute-path", lambda answer: entry(answer, "d").update(path="/d"), rehashed=True),
+    Lie("a-path-with-a-nul",
+        lambda answer: entry(answer, "d/f").update(path="d/\0"), rehashed=True),
+    Lie("bytes-of-another-name",
+        lambda answer: entry(answer, "d/f").update(path_base64="ZC94"), rehashed=True),
+    Lie("bytes-that-are-text",
+        lambda answer: entry(answer, "d/f").update(path_base64="ZC9m"), rehashed=True),
+    Lie("twice", lambda answer: answer["entries"].append(answer["entries"][0]), rehashed=True),
+    Lie("out-of-order", lambda answer: answer["entries"].reverse(), rehashed=True),
+    Lie("a-field-more", lambda answer: entry(answer, "d/f").update(note="trust me"), rehashed=True),
+    Lie("a-mode-that-is-none",
+        lambda answer: entry(answer, "d/f").update(mode=1 << 20), rehashed=True),
+    Lie("another-outcome", lambda answer: answer.update(faults=["not_empty"])),
+    Lie("no-outcome", lambda answer: answer["faults"].clear()),
+    Lie("an-outcome-more", lambda answer: answer["faults"].append(None)),
+    Lie("an-unknown-fault", lambda answer: answer.update(faults=["sorry"])),
+    Lie("a-wrong-count", lambda answer: answer.update(count=1)),
+    Lie("a-wrong-size", lambda answer: answer.update(size=1)),
+    Lie("fewer-than-shown", lambda answer: answer.update(has_more=True, count=1)),
+    Lie("too-many-entries", lambda answer: answer.update(entries=answer["entries"] * 400)),
+    Lie("no-survey", lambda answer: {"result": "fine"}),
+    Lie("a-text", lambda answer: answer.update(entries="none")),
+]  # fmt: skip
+
+
+def rehash(answer: Any) -> None:
+    total = hashlib.sha256(survey.FORMAT)
+    for one in [*answer["entries"], {"path": "d", "fault": None}]:
+        total.update(survey._line(one))
+    answer["base"] = total.hexdigest()
+
+
+@pytest.mark.parametrize("lie", LIES, ids=str)
+async def test_a_lie_of_the_guest_is_no_preview(files: FakeFiles, lie: Lie) -> None:
+    (files.root / "d").mkdir()
+    (files.root / "d/f").write_text("text")
+
+    def tell(request: JsonObject, answer: Any) -> Any:
+        other = lie.tell(answer)
+        if lie.rehashed:
+            rehash(answer)
+        return other if isinstance(other, dict) else None
+
+    with pytest.raises(EngineError) as caught:
+        await effect("delete", Lies(files, tell), paths=["d"], recursive=True)
+    assert caught.value.code == "SANDBOX_UNAVAILABLE"
+    assert caught.value.may_retry is False
+    truth = Lies(files, lambda request, answer: None)
+    assert await effect("delete", truth, paths=["d"], recursive=True)  # the twin
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        Lie("another-content", lambda answer: answer.update(content_base64="eHh4")),
+        Lie("less-of-it", lambda answer: answer.update(content_base64="b24=", size=2)),
+        Lie("another-end", lambda answer: answer["appended"].update(sha256="0" * 64)),
+        Lie("another-length", lambda answer: answer["appended"].update(size=99)),
+        Lie("no-end", lambda answer: answer.update(appended=None)),
+    ],
+    ids=str,
+)
+async def test_a_lie_about_a_files_content_is_no_preview(files: FakeFiles, lie: Lie) -> None:
+    (files.root / "f").write_text("one")
+
+    def tell(request: JsonObject, answer: Any) -> None:
+        is_of_reading = request["do"] == "read"
+        if is_of_reading is (lie.name in ("another-content", "less-of-it")):
+            lie.tell(answer)
+
+    arguments = {"path": "f", "content": "two", "mode": "append"}
+    with pytest.raises(EngineError) as caught:
+        await effect("write", Lies(files, tell), **arguments)
+    assert caught.value.code == "SANDBOX_UNAVAILABLE"
+    assert await effect("write", files, **arguments)  # the twin
+
+
+async def test_a_place_that_is_lost_meanwhile_gives_no_preview() -> None:
+    class Lost:
+        queue_ms = 0.0
+
+        async def run(self, *_: Any) -> RunEnding:
+            return RunEnding(EndedBy.SANDBOX_LOST, "session")
+
+    with pytest.raises(EngineError) as caught:
+        await effect("delete", Lost(), paths=["f"])
+    assert caught.value.code == "SANDBOX_UNAVAILABLE"
+
+
+def test_guest_and_host_write_one_manifest() -> None:
+    value = {"b": "é\u202e\n", "a": None, "mode": 0o644}
+    assert survey._line(value) == effect_claims.line(value)
+    assert survey.FORMAT == effect_claims.FORMAT
+    assert survey.MAX_SHOWN == effect_claims.MAX_SHOWN

@@ -1,0 +1,443 @@
+"""Surveys: what a write or a deletion would come to, on an ordinary directory."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fumehood.guest.container import files, survey, walk
+
+pytestmark = pytest.mark.row("A2")
+
+Request = dict[str, Any]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    place = tmp_path / "workspace"
+    place.mkdir()
+    monkeypatch.setattr(walk, "WORKSPACE", str(place))
+    return place
+
+
+def do(request: Request) -> dict[str, Any]:
+    exit_code, claim = files.run(request)
+    assert exit_code == 0
+    result: dict[str, Any] = claim["result"]
+    return result
+
+
+def look(request: Request) -> dict[str, Any]:
+    told = do({"do": "survey", "of": request})
+    assert "fault" not in told, told
+    asked = request.get("paths") or [request["path"]]
+    return {**told, "faults": dict(zip(asked, told["faults"], strict=True))}
+
+
+def writing(path: str, mode: str = "create", content: bytes = b"new") -> Request:
+    encoded = base64.b64encode(content).decode()
+    return {"do": "write", "path": path, "mode": mode, "content_base64": encoded}
+
+
+def deleting(*paths: str, recursive: bool = True) -> Request:
+    return {"do": "delete", "paths": list(paths), "recursive": recursive}
+
+
+def entries(told: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {entry.pop("path"): entry for entry in told["entries"]}
+
+
+def outcomes(told: dict[str, Any]) -> dict[str, str | None]:
+    faults: dict[str, str | None] = told["faults"]
+    return faults
+
+
+def snapshot(place: Path) -> list[tuple[Any, ...]]:
+    """Everything below, with what a change would change."""
+    found = []
+    for path in sorted(place.rglob("*")):
+        status = path.lstat()
+        content = path.read_bytes() if path.is_file() and not path.is_symlink() else None
+        found.append((str(path), status.st_mode, status.st_mtime_ns, status.st_ctime_ns, content))
+    return found
+
+
+def some_of_everything(place: Path) -> None:
+    (place / "d/e").mkdir(parents=True)
+    (place / "d/e/f").write_text("text")
+    (place / "d/e/f").chmod(0o640)
+    (place / "d/link").symlink_to("/etc")
+    os.mkfifo(place / "d/pipe")
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(place / "d/socket"))
+    (place / "d/.fumehood-upload-hidden").write_text("x")
+    (Path(os.fsdecode(bytes(place / "d") + b"/\xff"))).write_text("")
+    (place / "g").write_text("other")
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def test_a_deletion_is_told_with_everything_that_would_go(place: Path) -> None:
+    some_of_everything(place)
+    before = snapshot(place)
+    told = look(deleting("d"))
+    assert snapshot(place) == before
+    assert (told["has_more"], outcomes(told), told["count"]) == (False, {"d": None}, 8)
+    assert told["size"] == 5
+    found = entries(told)
+    assert [*found] == [
+        "d", "d/.fumehood-upload-hidden", "d/e", "d/e/f", "d/link", "d/pipe", "d/socket", "d/\\xff",
+    ]  # fmt: skip
+    assert found["d/e/f"] == {
+        "kind": "file", "mode": 0o640, "size": 4, "links": 1, "sha256": sha256(b"text"),
+    }  # fmt: skip
+    assert found["d/link"] == {"kind": "link", "mode": 0o777, "target": "/etc"}
+    assert (found["d/pipe"]["special"], found["d/socket"]["special"]) == ("pipe", "socket")
+    assert base64.b64decode(found["d/\\xff"]["path_base64"]) == b"d/\xff"
+
+
+def test_what_is_looked_at_on_the_way_is_told_too(place: Path) -> None:
+    (place / "a/b").mkdir(parents=True)
+    told = look(writing("a/b/c/d"))
+    assert outcomes(told) == {"a/b/c/d": None}
+    assert [(path, entry["kind"]) for path, entry in entries(told).items()] == [
+        ("a", "directory"), ("a/b", "directory"), ("a/b/c", "absent"), ("a/b/c/d", "absent"),
+    ]  # fmt: skip
+    assert os.listdir(place / "a/b") == []
+
+
+def test_a_file_after_something_was_added_is_known_before(place: Path) -> None:
+    (place / "f").write_text("one")
+    told = look(writing("f", "append", b"two"))
+    assert told["appended"] == {"size": 6, "sha256": sha256(b"onetwo")}
+    assert (place / "f").read_text() == "one"
+
+
+@dataclass(frozen=True)
+class Change:
+    """What happens to a workspace between the look and the deed."""
+
+    name: str
+    make: Callable[[Path], Any]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def replace_by_directory(place: Path) -> None:
+    (place / "d/f").unlink()
+    (place / "d/f").mkdir()
+
+
+def replace_by_link(place: Path, target: str = "/etc/passwd") -> None:
+    (place / "d/f").unlink()
+    (place / "d/f").symlink_to(target)
+
+
+def same_size_and_times(place: Path) -> None:
+    """What a look at size and times would not find."""
+    status = (place / "d/f").stat()
+    (place / "d/f").write_text("txet")
+    os.utime(place / "d/f", ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def swap_parent(place: Path) -> None:
+    (place / "d").rename(place / "was")
+    (place / "d").symlink_to("was")
+
+
+CHANGES = [
+    Change("content", lambda place: (place / "d/f").write_text("longer text")),
+    Change("content-of-the-same-size-and-time", same_size_and_times),
+    Change("mode", lambda place: (place / "d/f").chmod(0o755)),
+    Change("mode-of-a-directory-above", lambda place: (place / "d").chmod(0o700)),
+    Change("second-name", lambda place: os.link(place / "d/f", place / "other")),
+    Change("gone", lambda place: (place / "d/f").unlink()),
+    Change("a-directory-now", replace_by_directory),
+    Change("a-link-now", replace_by_link),
+    Change("a-link-above-now", swap_parent),
+]
+CHANGES_OF_A_TREE = [
+    *CHANGES,
+    Change("one-more", lambda place: (place / "d/new").write_text("")),
+    Change("one-more-hidden", lambda place: (place / "d/.fumehood-upload-x").write_text("")),
+    Change("one-more-without-a-text-name",
+           lambda place: open(bytes(place / "d") + b"/\xff", "wb").close()),
+    Change("one-more-below", lambda place: (place / "d/e/new").mkdir()),
+    Change("link-led-elsewhere",
+           lambda place: ((place / "d/l").unlink(), (place / "d/l").symlink_to("g"))),
+]  # fmt: skip
+
+
+@pytest.fixture
+def tree(place: Path) -> Path:
+    (place / "d/e").mkdir(parents=True)
+    (place / "d/f").write_text("text")
+    (place / "d/l").symlink_to("f")
+    (place / "other-file").write_text("1")
+    return place
+
+
+@pytest.mark.parametrize("change", CHANGES_OF_A_TREE, ids=str)
+def test_a_deletion_that_was_approved_for_something_else_changes_nothing(
+    tree: Path, change: Change
+) -> None:
+    request = deleting("d")
+    expected = look(request)["base"]
+    change.make(tree)
+    before = snapshot(tree)
+    assert do({**request, "expected": expected})["fault"]["kind"] == "not_as_seen"
+    assert snapshot(tree) == before
+
+
+@pytest.mark.parametrize("mode", ["replace", "append"])
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_a_write_that_was_approved_for_something_else_changes_nothing(
+    tree: Path, change: Change, mode: str
+) -> None:
+    request = writing("d/f", mode)
+    expected = look(request)["base"]
+    change.make(tree)
+    before = snapshot(tree)
+    assert do({**request, "expected": expected})["fault"]["kind"] == "not_as_seen"
+    assert snapshot(tree) == before
+
+
+def test_a_file_that_came_where_there_was_none_is_not_written_over(place: Path) -> None:
+    for mode in ("create", "replace", "append"):
+        request = writing("d/f", mode)
+        expected = look(request)["base"]
+        (place / "d").mkdir()
+        assert do({**request, "expected": expected})["fault"]["kind"] == "not_as_seen"
+        (place / "d").rmdir()
+
+
+@pytest.mark.parametrize(
+    "request_", [deleting("d"), writing("d/f", "replace"), writing("d/f", "append")], ids=str
+)
+def test_what_was_approved_is_done_also_where_something_else_has_changed(
+    tree: Path, request_: Request
+) -> None:
+    """The twin: what the call does not look at may change."""
+    expected = look(request_)["base"]
+    (tree / "other-file").write_text("2")
+    (tree / "new").mkdir()
+    done = do({**request_, "expected": expected})
+    assert "fault" not in done
+    assert not (tree / "d").exists() or "new" in (tree / "d/f").read_text()
+
+
+def test_without_a_hash_to_hold_to_a_changed_file_is_written_over(tree: Path) -> None:
+    """The control: it is the comparison that keeps it."""
+    look(writing("d/f", "replace"))
+    (tree / "d/f").write_text("longer text")
+    assert do(writing("d/f", "replace")) == {"size": 3}
+    assert (tree / "d/f").read_text() == "new"
+
+
+def test_a_wrong_hash_and_one_of_another_request_are_refused(tree: Path) -> None:
+    other = look(deleting("d/f"))["base"]
+    for expected in ("", "0" * 64, other, other.upper(), None):
+        done = do({**deleting("d"), "expected": expected})
+        assert done["fault"]["kind"] == "not_as_seen"
+    assert (tree / "d/f").exists()
+
+
+def test_paths_are_looked_at_in_the_order_in_which_they_would_go(place: Path) -> None:
+    (place / "d").mkdir()
+    (place / "d/a").write_text("")
+    assert outcomes(look(deleting("d/a", "d", recursive=False))) == {"d/a": None, "d": None}
+    assert outcomes(look(deleting("d", "d/a", recursive=False))) == {"d": "not_empty", "d/a": None}
+    assert outcomes(look(deleting("d", "d/a"))) == {"d": None, "d/a": "not_found"}
+
+
+def test_what_cannot_be_seen_whole_is_left_alone(place: Path) -> None:
+    deep = "/".join("d" * (survey.MAX_DEPTH + 1))
+    (place / deep).mkdir(parents=True)
+    (place / "f").write_text("")
+    request = deleting("d", "f")
+    told = look(request)
+    assert outcomes(told) == {"d": "unseen", "f": None}
+    done = do({**request, "expected": told["base"]})
+    assert (done["deleted"], [one["path"] for one in done["failed"]]) == (["f"], ["d"])
+    assert (place / deep).exists()
+    shutil.rmtree(place / deep)
+    assert outcomes(look(deleting("d"))) == {"d": None}  # the twin, one step less
+
+
+def test_what_may_not_be_read_is_left_alone_or_told_by_its_version(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a program's user without the right; whoever runs the tests may have it."""
+    (place / "d/shut").mkdir(parents=True)
+    (place / "d/shut/x").write_text("")
+    (place / "f").write_text("text")
+    real = os.open
+
+    def refusing(path: Any, *arguments: Any, **more: Any) -> int:
+        if path in ("shut", "f"):
+            raise PermissionError(13, "Permission denied")
+        return real(path, *arguments, **more)
+
+    monkeypatch.setattr(os, "open", refusing)
+    request = deleting("d", "f")
+    told = look(request)
+    assert outcomes(told) == {"d": "unseen", "f": None}
+    assert "version" in entries(told)["f"]
+    assert outcomes(look(deleting("d/shut", recursive=False))) == {"d/shut": "unseen"}
+    assert outcomes(look(writing("d/shut/new"))) == {"d/shut/new": "no_right"}
+    assert outcomes(look(writing("f", "append"))) == {"f": "unseen"}
+    assert outcomes(look(writing("f", "replace"))) == {"f": None}
+    done = do({**request, "expected": told["base"]})
+    assert (done["deleted"], [one["path"] for one in done["failed"]]) == (["f"], ["d"])
+    assert (place / "d/shut/x").exists()
+
+
+def test_too_much_to_look_at_is_refused_whole(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(20):
+        (place / f"{number}").write_text("")
+    names = [f"{number}" for number in range(20)]
+    monkeypatch.setattr(survey, "MAX_LOOKED_AT", 10)
+    refused = do({"do": "survey", "of": deleting(*names)})
+    assert refused["fault"]["kind"] == "too_many"
+    monkeypatch.setattr(survey, "MAX_LOOKED_AT", 20)
+    assert look(deleting(*names))["count"] == 20
+
+
+def test_more_than_fits_is_cut_and_still_all_in_the_hash(place: Path) -> None:
+    (place / "d").mkdir()
+    for number in range(survey.MAX_SHOWN + 50):
+        (place / f"d/{number:05}").write_text("")
+    told = look(deleting("d"))
+    assert (told["has_more"], len(told["entries"])) == (True, survey.MAX_SHOWN)
+    assert told["count"] == survey.MAX_SHOWN + 51
+    (place / f"d/{survey.MAX_SHOWN + 49:05}").write_text("changed")
+    assert look(deleting("d"))["base"] != told["base"]
+
+
+def test_long_names_do_not_make_an_answer_too_long(place: Path) -> None:
+    (place / "d").mkdir()
+    for number in range(500):
+        (place / "d" / f"{number:03}{chr(0x202E) * 80}").write_text("")
+    told = look(deleting("d"))
+    assert told["has_more"]
+    assert len(str(told).encode()) < 400 * 1024
+
+
+def test_files_beyond_what_is_hashed_are_told_by_their_version(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(survey, "MAX_HASHED_BYTES", 10)
+    (place / "small").write_text("x" * 10)
+    (place / "zlarge").write_text("x" * 11)
+    request = deleting("small", "zlarge")
+    told = look(request)
+    found = entries(told)
+    assert "sha256" in found["small"]
+    assert "version" in found["zlarge"]
+    os.utime(place / "zlarge", ns=(1, 1))
+    assert do({**request, "expected": told["base"]})["fault"]["kind"] == "not_as_seen"
+
+
+@pytest.mark.parametrize(
+    "path", ["..", "../outside", "a/../../outside", "/etc/passwd", "a//b", "."]
+)
+def test_a_survey_never_leaves_the_workspace(place: Path, path: str) -> None:
+    (place.parent / "outside").write_text("secret")
+    (place / "a").mkdir()
+    for request in (deleting(path), writing(path), writing(path, "append")):
+        told = look(request)
+        assert outcomes(told) == {path: "invalid"}
+        assert sha256(b"secret") not in str(told)
+
+
+def test_a_survey_follows_no_link(place: Path) -> None:
+    outside = place.parent / "outside"
+    outside.mkdir()
+    (outside / "secret").write_text("secret")
+    (place / "file").symlink_to(outside / "secret")
+    (place / "dir").symlink_to(outside)
+    assert outcomes(look(writing("file", "append"))) == {"file": "link"}
+    assert outcomes(look(writing("file", "create"))) == {"file": "exists"}
+    assert outcomes(look(writing("dir/secret", "replace"))) == {"dir/secret": "link"}
+    told = look(deleting("dir", "dir/secret", "file"))
+    assert outcomes(told) == {"dir": None, "dir/secret": "not_found", "file": None}
+    assert sha256(b"secret") not in str(told)
+    assert [entry["kind"] for entry in told["entries"]] == ["link", "link"]
+
+
+NAMES = st.sampled_from(["a", "b", "c"])
+PATHS = st.lists(NAMES, min_size=1, max_size=3).map("/".join)
+KINDS = st.sampled_from(["file", "directory", "link", "pipe"])
+
+
+def make(place: Path, path: str, kind: str) -> None:
+    """As far as that can be, with what is there already."""
+    target = place / path
+    if os.path.lexists(target):
+        return
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if kind == "file":
+            target.write_text(path)
+        elif kind == "directory":
+            target.mkdir()
+        elif kind == "link":
+            target.symlink_to("a")
+        else:
+            os.mkfifo(target)
+    except OSError:
+        pass
+
+
+@pytest.fixture(scope="module")
+def ground() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as directory:
+        yield Path(directory) / "workspace"
+
+
+REQUESTS = st.one_of(
+    st.builds(
+        lambda paths, recursive: deleting(*paths, recursive=recursive),
+        st.lists(PATHS, min_size=1, max_size=4, unique=True),
+        st.booleans(),
+    ),
+    st.builds(writing, PATHS, st.sampled_from(["create", "replace", "append"])),
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(PATHS, KINDS), max_size=8), REQUESTS)
+def test_what_was_foretold_is_what_happens(
+    ground: Path, made: list[tuple[str, str]], request_: Request
+) -> None:
+    shutil.rmtree(ground, ignore_errors=True)
+    ground.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(walk, "WORKSPACE", str(ground))
+        for path, kind in made:
+            if not any(parent.is_symlink() for parent in (ground / path).parents):
+                make(ground, path, kind)
+        told = look(request_)
+        done = do(request_)  # as a call does that nobody had to approve
+    foretold = outcomes(told)
+    if request_["do"] == "write":
+        assert done.get("fault", {}).get("kind") == foretold[request_["path"]]
+        return
+    assert done["deleted"] == [path for path, fault in foretold.items() if fault is None]
+    assert done["missing"] == [path for path, fault in foretold.items() if fault == "not_found"]
+    assert len(done["failed"]) == len(foretold) - len(done["deleted"]) - len(done["missing"])

@@ -1,0 +1,240 @@
+"""The engine's audit chain: when it is anchored, and what a new key leaves behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from fumehood import Config, Engine
+from fumehood.config import AuditConfig
+from fumehood.model.identity import Principal, Scope
+from fumehood.store.audit_anchors import own_anchors
+from fumehood.store.database import open_database
+from fumehood.store.errors import ReadFailed, WriteFailed
+from fumehood.testing import FakeWall
+from support.audit import look, rows_of, run_sql
+from support.state import set_full, set_roomy, writer_held
+
+pytestmark = [pytest.mark.anyio, pytest.mark.row("A7")]
+
+ADMIN = Principal("approver:olga", frozenset({Scope.ADMIN}))
+DEADLINE_S = 20
+
+
+@dataclass
+class Log:
+    """Events as they come."""
+
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    def info(self, event: str, **values: Any) -> None:
+        self.events.append({"event": event, **values})
+
+    debug = warning = error = info
+
+    def is_enabled_for(self, level: int) -> bool:
+        return False
+
+    def bind(self, **values: Any) -> Log:
+        return self
+
+    def named(self, event: str) -> list[dict[str, Any]]:
+        return [{**found} for found in self.events if found["event"] == event]
+
+
+@asynccontextmanager
+async def engine_at(home: Path, **settings: Any) -> AsyncIterator[tuple[Engine, Log]]:
+    log = Log()
+    database = open_database(home / "state.db")
+    audit = AuditConfig().model_copy(update=settings)  # also less than an operator may set
+    config = Config(home=home).model_copy(update={"audit": audit})
+    engine = Engine(config=config, interpreter=FakeWall(), database=database, log=log)
+    try:
+        async with engine:
+            yield engine, log
+    finally:
+        database.close()
+
+
+def kinds(home: Path) -> list[str]:
+    found = [json.loads(row.body) for row in rows_of(home)]
+    return [row["kind"] + (f":{row['why']}" if "why" in row else "") for row in found]
+
+
+async def until(log: Log, count: int) -> None:
+    """So many anchors were told."""
+    with anyio.fail_after(DEADLINE_S):
+        while len(log.named("audit.anchor")) < count:
+            await anyio.sleep(0.01)
+
+
+async def test_chain_is_anchored_at_start_and_stop_in_log_and_file(home: Path) -> None:
+    async with engine_at(home) as (engine, log):
+        await engine.call("calculator", {"expression": "1"})
+    assert kinds(home) == ["audit.anchored:start", "call.ended", "audit.anchored:stop"]
+    anchors = own_anchors(home)
+    assert [anchor.seq for anchor in anchors] == [1, 3]
+    assert [row.mac for row in rows_of(home)] == [
+        anchors[0].mac, rows_of(home)[1].mac, anchors[1].mac,
+    ]  # fmt: skip
+    told = log.named("audit.anchor")
+    assert [(event["seq"], event["mac"]) for event in told] == [
+        (anchor.seq, anchor.mac.hex()) for anchor in anchors
+    ]
+    verdict = look(home)
+    assert (verdict.is_intact, verdict.anchored_to) == (True, verdict.last_seq)
+
+
+async def test_chain_is_anchored_after_so_many_rows(home: Path) -> None:
+    async with engine_at(home, anchor_rows=3) as (engine, log):
+        for _ in range(3):
+            await engine.call("calculator", {"expression": "1"})
+        await until(log, 2)
+        assert own_anchors(home)[-1].seq == 5
+    assert kinds(home)[4] == "audit.anchored:rows"
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"), [({"anchor_seconds": 0.05}, "time"), ({"anchor_rows": 1}, "rows")]
+)
+async def test_chain_that_has_not_grown_is_not_anchored_again(
+    home: Path, settings: dict[str, float], why: str
+) -> None:
+    """Not even by the anchor's own row, of which there would be no end."""
+    async with engine_at(home, **settings) as (engine, log):
+        for number in (1, 2):
+            await engine.call("calculator", {"expression": "1"})
+            await until(log, number + 1)
+    assert kinds(home) == [
+        "audit.anchored:start", *("call.ended", f"audit.anchored:{why}") * 2, "audit.anchored:stop",
+    ]  # fmt: skip
+
+
+async def test_engine_in_memory_has_a_chain_and_no_anchors() -> None:
+    log = Log()
+    async with Engine(config=Config(), interpreter=FakeWall(), log=log) as engine:
+        await engine.call("calculator", {"expression": "1"})
+        (row,) = await engine.audit.page(0, 10)
+        assert json.loads(row.body)["tool"] == "calculator"
+        assert (await engine.audit.verify()).intact
+        await engine.audit.rotate(ADMIN)
+        await engine.call("calculator", {"expression": "1"})
+        verdict = await engine.audit.verify()
+        assert (verdict.intact, verdict.rows, len(verdict.key_ids)) == (True, 3, 2)
+    assert log.named("audit.anchor") == []
+
+
+async def test_arguments_and_results_are_not_in_the_chain(home: Path) -> None:
+    async with engine_at(home) as (engine, _):
+        await engine.call("calculator", {"expression": "31337 * 2"})
+        await engine.call("calculator", {"expression": "31337 +"})
+        await engine.call("nothing", {"secret": "31337"})
+        await engine.call("calculator", {"expression": "31337"}, dry_run=True)
+    bodies = b"".join(row.body for row in rows_of(home))
+    assert b"31337" not in bodies
+    assert b"62674" not in bodies
+    assert kinds(home).count("call.ended") == 3
+
+
+async def test_rotation_keeps_the_old_key_and_says_who_asked(home: Path) -> None:
+    async with engine_at(home) as (engine, _):
+        before = (home / "audit.key").read_text()
+        rotation = await engine.audit.rotate(ADMIN)
+        assert rotation.key_id != rotation.previous_key_id
+        assert (home / f"audit-{rotation.previous_key_id}.key").read_text() == before
+        assert (home / "audit.key").read_text() != before
+        verdict = await engine.audit.verify()
+        assert (verdict.intact, verdict.anchored_to) == (True, verdict.last_seq)
+    told = next(row for row in rows_of(home) if row.seq == rotation.seq)
+    body = json.loads(told.body)
+    assert (told.key_id, body["next_key_id"], body["by"]) == (
+        rotation.previous_key_id, rotation.key_id, "approver:olga",
+    )  # fmt: skip
+    assert look(home).is_intact
+
+
+async def test_rotation_that_cannot_be_written_changes_nothing(home: Path) -> None:
+    async with engine_at(home) as (engine, _):
+        before = (home / "audit.key").read_text()
+        engine.database.write_now(
+            lambda c: (
+                c.exec_driver_sql(
+                    "CREATE TRIGGER refuse BEFORE INSERT ON audit BEGIN SELECT RAISE(ABORT, 'no'); END"
+                )
+                and None
+            )
+        )
+        with pytest.raises(WriteFailed):
+            await engine.audit.rotate(ADMIN)
+        engine.database.write_now(lambda c: c.exec_driver_sql("DROP TRIGGER refuse") and None)
+        assert (home / "audit.key").read_text() == before
+        await engine.call("calculator", {"expression": "1"})
+    assert len({row.key_id for row in rows_of(home)}) == 1
+    assert look(home).is_intact
+
+
+async def test_full_disk_costs_an_anchor_and_no_call(home: Path) -> None:
+    async with engine_at(home) as (engine, _):
+        set_full(engine.database)
+        assert await engine.audit.anchor("test") is None or own_anchors(home)
+        answer = await engine.call("calculator", {"expression": "1"})
+        assert answer.success
+        set_roomy(engine.database)
+        assert await engine.audit.anchor("test") is not None
+    assert look(home).is_intact
+
+
+async def test_start_says_at_once_that_the_chain_is_not_what_it_was(home: Path) -> None:
+    async with engine_at(home) as (engine, log):
+        await engine.call("calculator", {"expression": "1"})
+    assert log.named("audit.broken") == []
+    async with engine_at(home) as (_, log):  # the twin: nobody has touched it
+        assert log.named("audit.broken") == []
+    last = rows_of(home)[-1].seq
+    for change in (f"DELETE FROM audit WHERE seq = {last}",
+                   "UPDATE audit SET mac = randomblob(32) WHERE seq = (SELECT max(seq) FROM audit)"):  # fmt: skip
+        run_sql(home, change)
+        async with engine_at(home) as (engine, log):
+            (told,) = log.named("audit.broken")
+            assert "audit verify" in told["reason"]
+            assert (await engine.call("calculator", {"expression": "1"})).success
+    assert not look(home).is_intact
+
+
+async def test_anchors_that_cannot_be_written_or_read_stop_nothing(home: Path) -> None:
+    (home / "audit-anchors.jsonl").mkdir()
+    async with engine_at(home) as (engine, log):
+        assert (await engine.call("calculator", {"expression": "1"})).success
+    assert log.named("audit.anchor_unreadable")
+    assert len(log.named("audit.anchor_failed")) == 2
+    assert len(log.named("audit.anchor")) == 2  # the log has them all the same
+
+
+@pytest.mark.parametrize("spoilt", ["audit.key", "audit-anchors.jsonl"])
+async def test_what_cannot_be_read_is_an_answer_without_a_path(home: Path, spoilt: str) -> None:
+    async with engine_at(home) as (engine, _):
+        assert (await engine.audit.verify()).intact
+        (home / spoilt).unlink()
+        (home / spoilt).mkdir()
+        with pytest.raises(ReadFailed) as refused:
+            await engine.audit.verify()
+        assert str(home) not in refused.value.message
+        (home / spoilt).rmdir()
+
+
+async def test_call_waits_for_no_row_of_the_chain(home: Path) -> None:
+    """Its row is written by the writer's thread, some time later, with the rows of others."""
+    async with engine_at(home) as (engine, _):
+        with writer_held(engine.database):
+            for _ in range(3):
+                assert (await engine.call("calculator", {"expression": "1"})).success
+            assert kinds(home) == ["audit.anchored:start"]
+        await engine.database.flush()
+        assert kinds(home).count("call.ended") == 3

@@ -1,0 +1,299 @@
+"""What is owed arrives, once more where need be, and holds up nobody."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import httpx2
+import pytest
+
+from fumehood.config import ConfigError, WebhookConfig
+from fumehood.engine_webhook import AT_ONCE, EngineWebhook, read_secret
+from fumehood.gates.webhook import HEADER, Callbacks
+from fumehood.model.errors import Unauthorized
+from fumehood.observe.log import quiet_logger
+from fumehood.store import deliveries
+from fumehood.store.database import Database, open_database
+from support.approvals import NOW, FakeDesk, approval
+
+pytestmark = pytest.mark.row("A6")
+
+SECRET = b"s" * 40
+
+
+@pytest.fixture
+def secret_file(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    path.write_bytes(SECRET + b"\n")
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture
+def database() -> Iterator[Database]:
+    opened = open_database(None)
+    yield opened
+    opened.close()
+
+
+class Receiver:
+    """Takes messages, or answers as it is told; the last answer stays."""
+
+    def __init__(self, *answers: int | Exception) -> None:
+        self.answers = list(answers) or [200]
+        self.got: list[tuple[bytes, dict[str, str]]] = []
+
+    async def __call__(self, body: bytes, headers: dict[str, str]) -> int:
+        self.got.append((body, headers))
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        return [json.loads(body) for body, _ in self.got]
+
+
+def make(
+    database: Database, secret_file: Path, *, desk: FakeDesk | None = None, **config: Any
+) -> EngineWebhook:
+    chosen = WebhookConfig(url="https://example.org/hook", secret_file=secret_file, **config)
+    desk = desk or FakeDesk({approval(number).id: approval(number) for number in range(1, 20)})
+    return EngineWebhook(chosen, database, desk.show, lambda: NOW, quiet_logger())
+
+
+def owe(database: Database, number: int = 1, event: str = "approval.created") -> None:
+    database.write_now(
+        partial(deliveries.owe, approval_id=approval(number).id, event=event, at=NOW)
+    )
+
+
+def owed(database: Database) -> list[deliveries.Owed]:
+    return database.read_now(partial(deliveries.list_owed, after=0, limit=100))
+
+
+@pytest.mark.anyio
+async def test_message_is_signed_and_says_what_happened_without_the_binding(
+    database: Database, secret_file: Path
+) -> None:
+    owe(database)
+    receiver = Receiver()
+    assert await make(database, secret_file).send_owed(receiver)
+    ((body, headers),) = receiver.got
+    (message,) = receiver.messages
+    assert message["event"] == "approval.created"
+    assert message["delivery"] == 1
+    assert message["approval"]["id"] == approval().id
+    assert "binding" not in message["approval"]
+    Callbacks(SECRET, window_s=300).check([headers[HEADER]], body, NOW)
+    with pytest.raises(Unauthorized):
+        Callbacks(SECRET, window_s=300).check([headers[HEADER]], body + b" ", NOW)
+    assert owed(database) == []
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "answer", [500, 404, 302, 199, httpx2.ConnectError("no"), TimeoutError(), OSError("no")]
+)
+async def test_what_is_not_taken_is_owed_still(
+    database: Database, secret_file: Path, answer: Any
+) -> None:
+    owe(database)
+    webhook = make(database, secret_file)
+    assert not await webhook.send_owed(Receiver(answer))
+    (left,) = owed(database)
+    assert left.attempts == 1
+    assert await webhook.send_owed(Receiver(204))
+    assert owed(database) == []
+
+
+@pytest.mark.anyio
+async def test_what_is_owed_survives_a_restart_with_its_attempts(
+    secret_file: Path, tmp_path: Path
+) -> None:
+    before = open_database(tmp_path / "state.db")
+    owe(before)
+    assert not await make(before, secret_file, attempts=2).send_owed(Receiver(500))
+    before.close()
+    after = open_database(tmp_path / "state.db")
+    try:
+        receiver = Receiver(500)
+        assert await make(after, secret_file, attempts=2).send_owed(receiver)  # and gives up
+        assert len(receiver.got) == 1
+        assert owed(after) == []
+    finally:
+        after.close()
+
+
+@pytest.mark.anyio
+async def test_one_that_is_never_taken_does_not_hold_up_the_others_for_ever(
+    database: Database, secret_file: Path
+) -> None:
+    for number in (1, 2, 3):
+        owe(database, number)
+
+    got: list[str] = []
+
+    async def refuses_one(body: bytes, headers: dict[str, str]) -> int:
+        message = json.loads(body)
+        if message["approval"]["id"] == approval(1).id:
+            return 500
+        got.append(message["approval"]["id"])
+        return 200
+
+    webhook = make(database, secret_file, attempts=3)
+    assert [await webhook.send_owed(refuses_one) for _ in range(3)] == [False, False, True]
+    assert got == [approval(2).id, approval(3).id]
+    assert owed(database) == []
+
+
+@pytest.mark.anyio
+async def test_silent_address_is_not_asked_for_each_of_many(
+    database: Database, secret_file: Path
+) -> None:
+    for number in range(1, 16):
+        owe(database, number)
+    receiver = Receiver(503)
+    assert not await make(database, secret_file).send_owed(receiver)
+    assert len(receiver.got) == AT_ONCE
+    assert [one.attempts for one in owed(database)[AT_ONCE:]] == [0] * (15 - AT_ONCE)
+    again = Receiver(200)
+    assert await make(database, secret_file).send_owed(again)
+    assert len(again.got) == 15
+
+
+@pytest.mark.anyio
+async def test_message_about_what_is_no_longer_kept_is_given_up(
+    database: Database, secret_file: Path
+) -> None:
+    owe(database, 99)
+    receiver = Receiver()
+    assert await make(database, secret_file).send_owed(receiver)
+    assert (receiver.got, owed(database)) == ([], [])
+
+
+@pytest.mark.anyio
+async def test_receiver_that_never_answers_is_left(database: Database, secret_file: Path) -> None:
+    owe(database)
+
+    async def silent(body: bytes, headers: dict[str, str]) -> int:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    with anyio.fail_after(20):
+        assert not await make(database, secret_file, timeout_seconds=0.05).send_owed(silent)
+
+
+@pytest.mark.anyio
+async def test_what_is_owed_while_it_runs_goes_out_when_it_is_woken(
+    database: Database, secret_file: Path
+) -> None:
+    receiver = Receiver()
+    webhook = make(database, secret_file)
+    webhook._send = receiver
+    with anyio.fail_after(20):
+        async with webhook.running():
+            owe(database)
+            while not receiver.got:
+                webhook.wake()
+                await anyio.lowlevel.checkpoint()
+
+
+@pytest.mark.anyio
+async def test_neither_a_fault_inside_nor_a_refusal_ends_it(
+    database: Database, secret_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fumehood.engine_webhook.FIRST_PAUSE_S", 0.001)
+    desk = FakeDesk({approval().id: approval()})
+    shown = desk.show
+    broken = iter([True, False])
+
+    async def show(approval_id: str) -> Any:
+        if next(broken, False):
+            raise RuntimeError("a bug")
+        return await shown(approval_id)
+
+    desk.show = show  # type: ignore[method-assign]
+    webhook = make(database, secret_file, desk=desk)
+    webhook._send = receiver = Receiver(500, 200)
+    owe(database)
+    with anyio.fail_after(20):
+        async with webhook.running():
+            while owed(database):
+                await anyio.lowlevel.checkpoint()
+    assert len(receiver.got) == 2
+
+
+@pytest.mark.anyio
+async def test_old_messages_that_have_ended_are_removed_and_owed_ones_kept(
+    database: Database, secret_file: Path
+) -> None:
+    owe(database, 1)
+    webhook = make(database, secret_file)
+    await webhook.send_owed(Receiver(200))
+    owe(database, 2)
+    from datetime import timedelta
+
+    before = NOW + timedelta(days=1)
+    assert database.write_now(partial(deliveries.forget_old, before=before)) == 1
+    assert len(owed(database)) == 1
+    assert database.write_now(partial(deliveries.forget_old, before=before)) == 0
+
+
+def test_callbacks_are_judged_only_where_they_may_decide(
+    database: Database, secret_file: Path
+) -> None:
+    assert make(database, secret_file).callbacks is None
+    assert make(database, secret_file, may_decide=True).callbacks is not None
+
+
+def _short(path: Path) -> None:
+    path.write_bytes(b"short\n")
+
+
+def _open_to_the_group(path: Path) -> None:
+    path.chmod(0o640)
+
+
+def _link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+def _pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path, 0o600)
+
+
+def _gone(path: Path) -> None:
+    path.unlink()
+
+
+def _too_long(path: Path) -> None:
+    path.write_bytes(b"x" * 5000)
+
+
+def test_secret_is_read_without_the_end_of_its_line(secret_file: Path) -> None:
+    assert read_secret(secret_file) == SECRET
+
+
+@pytest.mark.parametrize("spoil", [_short, _open_to_the_group, _link, _pipe, _gone, _too_long])
+def test_secret_that_cannot_be_trusted_is_refused(secret_file: Path, spoil: Any) -> None:
+    spoil(secret_file)
+    with pytest.raises(ConfigError, match=r"webhook\.secret_file") as refused:
+        read_secret(secret_file)
+    assert "short" not in str(refused.value).replace("too short", "")
+    assert str(secret_file) not in str(refused.value)
+
+
+def test_secret_is_named_by_a_whole_path() -> None:
+    with pytest.raises(ConfigError, match="absolute"):
+        read_secret(Path("secret"))
