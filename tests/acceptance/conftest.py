@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -53,12 +54,13 @@ calls = 1
 """
 
 
-@pytest.fixture(
-    scope="session",
-    params=["single-user", pytest.param("service", marks=pytest.mark.needs("root"))],
-)
+@pytest.fixture(scope="session", params=["service" if os.geteuid() == 0 else "single-user"])
 def shared_site(request: pytest.FixtureRequest) -> Iterator[Site]:
-    """Whatever was done with it, its audit log is whole at the end."""
+    """Whatever was done with it, its audit log is whole at the end.
+
+    With two real users where the machine lets us make them. What is so in both modes alike is
+    tried with one user in `tests/integration/test_approvals.py`.
+    """
     with running_site(
         is_service=request.param == "service", policy=POLICY, extra=BUDGETS
     ) as running:

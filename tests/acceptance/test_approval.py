@@ -1,6 +1,6 @@
 """A call that waits for a human: asked, decided and carried out, through sockets and commands.
 
-Each test is asked in single-user mode and in service mode, there by two real users.
+Asked in service mode by two real users, where the machine lets us make them; else by one.
 """
 
 from __future__ import annotations
