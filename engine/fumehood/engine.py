@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import anyio
 import anyio.lowlevel
@@ -39,7 +39,6 @@ from fumehood.engine_calls import EngineCalls
 from fumehood.engine_directory import EngineDirectory
 from fumehood.engine_policy import EnginePolicy
 from fumehood.engine_walls import TROUBLE, EngineWalls
-from fumehood.engine_webhook import EngineWebhook
 from fumehood.executors.live import Live
 from fumehood.executors.session_files import SessionFiles
 from fumehood.gates.approvers import Approvers
@@ -90,6 +89,9 @@ from fumehood.store.spool import SpoolStore
 from fumehood.store.usage import UsageLog
 from fumehood.wire.blob_urls import parse_blob_url
 from fumehood.wire.cursors import Cursors
+
+if TYPE_CHECKING:
+    from fumehood.engine_webhook import EngineWebhook
 
 CURSOR_KEY_BYTES = 32
 
@@ -219,12 +221,7 @@ class Engine:
             self.log,
             self._clock.now,
         )
-        chosen = self.config.webhook
-        self.webhook = (
-            EngineWebhook(chosen, self.database, self.desk.show, self.desk.now, self.log)
-            if chosen is not None
-            else None
-        )
+        self.webhook = self._make_webhook()
         self.keys = Keys(self.database)
         self._rooms = Rooms(
             registry=self._registry,
@@ -258,6 +255,16 @@ class Engine:
             output_bytes=self.config.container.output_kb * 1024,
         )
         self._stack = AsyncExitStack()
+
+    def _make_webhook(self) -> EngineWebhook | None:
+        """What tells another program of approvals, where one is configured."""
+        chosen = self.config.webhook
+        if chosen is None:
+            return None
+        # Here, because it brings an HTTP client with it, and most engines have no use for one.
+        from fumehood.engine_webhook import EngineWebhook
+
+        return EngineWebhook(chosen, self.database, self.desk.show, self.desk.now, self.log)
 
     async def __aenter__(self) -> Engine:
         if self._owns_database:

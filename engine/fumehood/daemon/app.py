@@ -7,6 +7,7 @@ gets JSON of a documented form; no stack, no path of this host.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 
 from starlette.applications import Starlette
@@ -98,7 +99,8 @@ def make_app(engine: Engine, title: str, operations: Sequence[Operation]) -> Sta
     )
     app.router.redirect_slashes = False
     app.state.engine = engine
-    app.state.openapi = make_document(title, _version(), operations)
+    # Made once it is asked for: it takes megabytes, and few ever ask.
+    app.state.openapi = cache(partial(make_document, title, _version(), operations))
     return app
 
 

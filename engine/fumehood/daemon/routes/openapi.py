@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -10,7 +11,8 @@ from fumehood.daemon.operation import Needs, Operation
 
 async def openapi(request: Request) -> Response:
     """The OpenAPI document of this socket."""
-    return JSONResponse(request.app.state.openapi)
+    document = await anyio.to_thread.run_sync(request.app.state.openapi)
+    return JSONResponse(document)
 
 
 OPERATIONS = [Operation("GET", "/v1/openapi.json", openapi, Needs.NOBODY, plain=(200,))]
