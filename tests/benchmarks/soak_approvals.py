@@ -17,8 +17,9 @@ from tests.support.crash_approvals import Aftermath, lives
 from tests.support.crash_points import nursery
 
 KILLS = 200
-LIVES_OF_ONE_STATE = 20
-"""After so many, another state begins: each look at one takes longer."""
+LIVES_OF_ONE_STATE = 10
+"""After so many, another state begins: each look at one takes longer, and each crash may cost a
+budget a block of its limit, until nothing is left of it."""
 
 SCENARIO = "support.crash_approvals:play_until_killed"
 
