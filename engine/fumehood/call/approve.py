@@ -33,7 +33,6 @@ from fumehood.observe.trail import Trail
 from fumehood.sandbox.sessions import SessionKeeper
 from fumehood.sandbox.wall import Walls
 from fumehood.store.approvals import StoredApproval, StoredRequest
-from fumehood.wire.cursors import Cursors
 
 GIVE_UP_S = 10.0
 """How long a cancelled caller may take to take its waiting call back."""
@@ -68,7 +67,6 @@ class ApprovalRooms:
     desk: ApprovalDesk
     walls: Walls
     sessions: SessionKeeper
-    cursors: Cursors
 
 
 async def approve(
