@@ -13,13 +13,15 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, select, update
+from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.engine import Row
 
 from fumehood.model.errors import InternalError
 from fumehood.model.idempotency import KEY_LIFETIME, KeptKey, KeyedCall, KeyState
 from fumehood.store.changes import stamp
 from fumehood.store.errors import StoreError
+from fumehood.store.prepared import Prepared
 from fumehood.store.schema import IDEMPOTENCY
 
 FORGOTTEN_AT_ONCE = 500
@@ -27,18 +29,18 @@ FORGOTTEN_AT_ONCE = 500
 
 _KEY = IDEMPOTENCY.c
 
-# On the way of every call with a key: built once, because building costs more than running.
+# On the way of every call with a key.
 _THIS = (_KEY.principal_id == bindparam("this_principal")) & (_KEY.key == bindparam("this_key"))
 _RUNNING = _THIS & (_KEY.state == KeyState.RUNNING.value) & (_KEY.call_id == bindparam("this_call"))
-_FIND = select(IDEMPOTENCY).where(_THIS)
-_INSERT = insert(IDEMPOTENCY)
-_FINISH = (
+_FIND = Prepared(select(IDEMPOTENCY).where(_THIS))
+_INSERT = Prepared(insert(IDEMPOTENCY).on_conflict_do_nothing())
+_FINISH = Prepared(
     update(IDEMPOTENCY)
     .where(_RUNNING)
     .values(state=KeyState.DONE.value, answer=bindparam("this_answer"))
 )
-_RELEASE = delete(IDEMPOTENCY).where(_RUNNING)
-_LOSE = update(IDEMPOTENCY).where(_RUNNING).values(state=KeyState.UNKNOWN.value)
+_RELEASE = Prepared(delete(IDEMPOTENCY).where(_RUNNING))
+_LOSE = Prepared(update(IDEMPOTENCY).where(_RUNNING).values(state=KeyState.UNKNOWN.value))
 
 
 class KeyLost(StoreError, InternalError):
@@ -59,28 +61,16 @@ def take(
     `is_held` says of a call id whether this engine still carries that call out. One that
     nobody does, and that has no ending, is a lost one.
     """
+    if _insert(connection, call, now):
+        return None
     found = _find(connection, call.principal_id, call.key)
     if found is not None and found.state == KeyState.RUNNING and not is_held(found.call_id):
         _lose(connection, found, now)
         found = _find(connection, call.principal_id, call.key)
-    if found is not None and _is_forgotten(found, now):
-        connection.execute(delete(IDEMPOTENCY).where(_is(call.principal_id, call.key)))
-        found = None
-    if found is not None:
+    if found is not None and not _is_forgotten(found, now):
         return _kept(found)
-    connection.execute(
-        _INSERT,
-        {
-            "principal_id": call.principal_id,
-            "key": call.key,
-            "fingerprint": call.fingerprint,
-            "call_id": call.call_id,
-            "state": KeyState.RUNNING.value,
-            "may_repeat": call.may_repeat,
-            "created_at": stamp(now),
-            "expires_at": stamp(now + KEY_LIFETIME),
-        },
-    )
+    connection.execute(delete(IDEMPOTENCY).where(_is(call.principal_id, call.key)))
+    _insert(connection, call, now)
     return None
 
 
@@ -90,12 +80,12 @@ def finish(connection: Connection, call: KeyedCall, answer: str) -> None:
     Raises:
         KeyLost: the key is not this call's.
     """
-    _one(connection.execute(_FINISH, {**_this(call), "this_answer": answer}).rowcount)
+    _one(_FINISH.execute(connection, {**_this(call), "this_answer": answer}).rowcount)
 
 
 def release(connection: Connection, call: KeyedCall) -> None:
     """Give the key of a running call back: it did not act, or may act twice."""
-    connection.execute(_RELEASE, _this(call))
+    _RELEASE.execute(connection, _this(call))
 
 
 def lose(connection: Connection, call: KeyedCall) -> None:
@@ -103,7 +93,7 @@ def lose(connection: Connection, call: KeyedCall) -> None:
     if call.may_repeat:
         release(connection, call)
         return
-    connection.execute(_LOSE, _this(call))
+    _LOSE.execute(connection, _this(call))
 
 
 def hand_over(connection: Connection, principal_id: str, key: str, approval_id: str) -> None:
@@ -179,8 +169,23 @@ def forget_old(connection: Connection, now: datetime) -> int:
     return len(rows)
 
 
+def _insert(connection: Connection, call: KeyedCall, now: datetime) -> bool:
+    """Whether the key was nobody's: nearly always, so nobody looks before."""
+    values = {
+        "principal_id": call.principal_id,
+        "key": call.key,
+        "fingerprint": call.fingerprint,
+        "call_id": call.call_id,
+        "state": KeyState.RUNNING.value,
+        "may_repeat": call.may_repeat,
+        "created_at": stamp(now),
+        "expires_at": stamp(now + KEY_LIFETIME),
+    }
+    return _INSERT.execute(connection, values).rowcount == 1
+
+
 def _find(connection: Connection, principal_id: str, key: str) -> Row[Any] | None:
-    return connection.execute(_FIND, {"this_principal": principal_id, "this_key": key}).first()
+    return _FIND.execute(connection, {"this_principal": principal_id, "this_key": key}).first()
 
 
 def _lose(connection: Connection, row: Row[Any], now: datetime) -> None:
@@ -223,5 +228,5 @@ def _one(count: int) -> None:
 
 
 def _kept(row: Row[Any]) -> KeptKey:
-    call = KeyedCall(row.principal_id, row.key, row.fingerprint, row.call_id, row.may_repeat)
+    call = KeyedCall(row.principal_id, row.key, row.fingerprint, row.call_id, bool(row.may_repeat))
     return KeptKey(call, KeyState(row.state), row.approval_id, row.answer)

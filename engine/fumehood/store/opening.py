@@ -223,7 +223,8 @@ def _begin_explicitly(engine: Engine, statement: str) -> None:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        connection.exec_driver_sql(statement)
+        raw: Any = connection.connection.driver_connection  # a third of the time of a statement
+        raw.execute(statement)
 
 
 def _migrate(engine: Engine) -> None:

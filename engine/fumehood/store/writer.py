@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -51,6 +52,10 @@ class _RolledBack(Exception):
     """SQLite gave up the whole transaction, whatever a job made of the error."""
 
 
+class _Refused(Exception):
+    """A job that was alone in its transaction failed, and has been told so."""
+
+
 class Writer:
     """Runs jobs in order of arrival, posts in an order of their own."""
 
@@ -77,6 +82,8 @@ class Writer:
         self._lost = 0
         self._told_dropped = 0
         self._thread: threading.Thread | None = None
+        self._connection: Connection | None = None
+        self._wrote_posts_at = time.monotonic()
         self.is_failing = False
 
     @property
@@ -149,13 +156,14 @@ class Writer:
             closing = self._closing
             self._take_turn()
             if closing and not (self._waiting or self._posts or self._flushing):
+                self._disconnect()
                 return
 
     def _take_turn(self) -> None:
         """Jobs and posts in turn, so that neither keeps the other waiting for ever."""
         with self._lock:
             flushing, self._flushing = self._flushing, []
-        owed = len(self._posts)
+            owed = len(self._posts) if flushing or self._posts_are_due() else 0
         self._write_jobs()
         while owed > 0:
             owed -= self._write_posts(min(owed, MAX_GROUP))
@@ -165,6 +173,11 @@ class Writer:
             self._on_event("state.rows_dropped", {"dropped_rows": self._dropped})
         for future in flushing:
             future.set_result(None)
+
+    def _posts_are_due(self) -> bool:
+        """Not with every job: who waits for the next one would wait for these rows, too."""
+        is_time = time.monotonic() - self._wrote_posts_at >= GATHER_S
+        return is_time or self._closing or len(self._posts) >= MAX_GROUP
 
     def _write_jobs(self) -> None:
         with self._lock:
@@ -177,7 +190,9 @@ class Writer:
         try:
             with self._transaction(flushed=writes) as connection:
                 for waiting in group:
-                    self._try(connection, waiting, done)
+                    self._try(connection, waiting, done, is_alone=len(group) == 1)
+        except _Refused:
+            return
         except Exception as error:
             self._note_failure(error)
             for waiting in group:
@@ -190,11 +205,19 @@ class Writer:
             future.set_result(result)
 
     def _try(
-        self, connection: Connection, waiting: _Waiting[Any], done: list[tuple[Future[Any], Any]]
+        self,
+        connection: Connection,
+        waiting: _Waiting[Any],
+        done: list[tuple[Future[Any], Any]],
+        *,
+        is_alone: bool,
     ) -> None:
-        """One job in a savepoint of its own: its failure is its own."""
+        """One job in a savepoint of its own: its failure is its own.
+
+        One that is alone has the transaction for that: a savepoint takes as long as its work.
+        """
         try:
-            with connection.begin_nested():
+            with nullcontext() if is_alone else connection.begin_nested():
                 result = waiting.job(connection)
         except BaseException as error:
             if not _in_transaction(connection):
@@ -205,6 +228,8 @@ class Writer:
                 waiting.future.set_exception(RuntimeError("a job raised StopIteration"))
             else:
                 waiting.future.set_exception(error)
+            if is_alone:
+                raise _Refused from None
         else:
             # A job that swallowed the error must not save the others' promises.
             if not _in_transaction(connection):
@@ -214,7 +239,8 @@ class Writer:
     @contextmanager
     def _transaction(self, *, flushed: bool) -> Iterator[Connection]:
         """A transaction; with `flushed` it is on the disk when this is left."""
-        with self._engine.connect() as connection:
+        connection = self._connected()
+        try:
             level = "FULL" if flushed else "NORMAL"
             if connection.info.get("synchronous") != level:
                 raw: Any = connection.connection.driver_connection
@@ -224,8 +250,23 @@ class Writer:
                 yield connection
                 if flushed:
                     self._at_commit("before")
-            if flushed:
-                self._at_commit("after")
+        except BaseException:
+            self._disconnect()
+            raise
+        if flushed:
+            self._at_commit("after")
+
+    def _connected(self) -> Connection:
+        """One connection for all: to take it from its pool costs as much as a small job."""
+        if self._connection is None:
+            self._connection = self._engine.connect()
+        return self._connection
+
+    def _disconnect(self) -> None:
+        """Back to its pool, which rolls back what is open: after whatever went wrong."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
     def _at_commit(self, moment: str) -> None:
         """A seam: tests end the process here."""
@@ -235,6 +276,7 @@ class Writer:
 
     def _write_posts(self, count: int) -> int:
         group = [self._posts.popleft() for _ in range(count)]
+        self._wrote_posts_at = time.monotonic()
         try:
             with self._transaction(flushed=False) as connection:
                 for how, posts in itertools.groupby(group, key=lambda post: post[0]):

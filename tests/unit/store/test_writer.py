@@ -362,14 +362,51 @@ def test_hook_is_called_around_flushed_commits_and_no_others(home: Path) -> None
     database._writer.flush().result(20)
     assert database.read_now(keys) == {"a"}
     with pytest.raises(WriteFailed):
-        database.write_now(put("a"))  # an attempt is committed too, without it
-    database.write_now(put("b"))
+        database.write_now(put("a"))  # alone, so that nothing is committed
+    with writer_held(database):  # which takes a commit for itself
+        group = [submit(database, put("a")), submit(database, put("b"))]
+    assert outcomes(group) == [WriteFailed, "b"]
     database.close()
     assert heard == [
         ("before", 1, set()), ("after", 1, {"a"}),
-        ("before", 2, {"a"}), ("after", 2, {"a"}),
-        ("before", 3, {"a"}), ("after", 3, {"a", "b"}),
+        ("before", 2, {"a"}), ("after", 2, {"a", "b"}),
     ]  # fmt: skip
+
+
+@pytest.mark.row("D6")
+def test_job_that_fails_alone_is_taken_back_and_no_trouble_of_the_disks(
+    database: Database, events: Events
+) -> None:
+    def half(connection: Connection) -> None:
+        put("half")(connection)
+        raise LookupError("changed its mind")
+
+    for _ in range(3):
+        with pytest.raises(LookupError, match="changed its mind"):
+            database.write_now(half)
+    assert database.write_now(put("whole")) == "whole"
+    assert database.read_now(keys) == {"whole"}
+    assert not database.is_failing
+    assert events.seen == []
+
+
+@pytest.mark.row("D6")
+def test_posted_rows_keep_no_job_waiting(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written with every job they would cost each caller their time, too."""
+    monkeypatch.setattr(writer_module, "GATHER_S", 3600)
+    order: list[str] = []
+
+    def late(connection: Connection, rows: list[dict[str, Any]]) -> None:
+        order.append("posted")
+
+    database.post(late, {})
+    for number in range(3):
+        database.write_now(lambda c, n=number: order.append(f"job {n}"))
+    assert order == ["job 0", "job 1", "job 2"]
+    database._writer.flush().result(20)
+    assert order[3:] == ["posted"]
 
 
 @pytest.mark.row("D6")
