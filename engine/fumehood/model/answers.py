@@ -20,7 +20,7 @@ from fumehood.model.workspace import WorkspaceEntry
 
 
 class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Pagination(_Data):

@@ -45,7 +45,7 @@ OPEN_STATES = frozenset({ApprovalState.PENDING, ApprovalState.APPROVED, Approval
 
 
 class _Value(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class DecisionRecord(_Value):
@@ -182,7 +182,7 @@ class Resolution(_Value):
 class ApprovalQuery(BaseModel):
     """Which approvals to list, newest first; `cursor` is the id of the last one seen."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     state: ApprovalState | None = None
     tool: str | None = Field(default=None, max_length=80)

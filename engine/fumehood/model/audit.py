@@ -8,7 +8,7 @@ MAX_AUDIT_PAGE = 1000
 
 
 class _Value(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class AuditRecord(_Value):

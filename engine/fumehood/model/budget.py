@@ -138,7 +138,7 @@ class BudgetStanding(BaseModel):
     `held` is reserved for calls that run. Money is a text with six decimal places.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     budget: str
     subject: dict[str, str]

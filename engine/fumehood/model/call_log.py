@@ -20,7 +20,7 @@ DEFAULT_PAGE = 10
 class CallRecord(BaseModel):
     """What is kept of one call. `code` is `OK`, or the error's."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
     call_id: str
     timestamp: str
@@ -44,7 +44,7 @@ class CallRecord(BaseModel):
 class CallPage(BaseModel):
     """Some records, newest first. `total_count` is null where counting was not worth it."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
     items: tuple[CallRecord, ...]
     has_more: bool
@@ -73,7 +73,7 @@ Moment = Annotated[datetime, BeforeValidator(_moment)]
 class CallQuery(BaseModel):
     """What to list. Absent filters hold nothing back."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     since: Moment | None = None
     until: Moment | None = None

@@ -17,7 +17,7 @@ StreamName = Literal["stdout", "stderr"]
 
 
 class _Event(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, strict=True)
 
     id: str
     """`SEQUENCE:OFFSET`."""
@@ -26,7 +26,7 @@ class _Event(BaseModel):
 class EventMetadata(BaseModel):
     """Whose event it is, and when it was recorded."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, strict=True)
 
     call_id: str
     trace_id: str

@@ -11,7 +11,7 @@ from fumehood.model.tool import Megabytes, Seconds
 class NewSession(BaseModel):
     """The body of `POST /v1/sessions`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, strict=True)
 
     image: str | None = Field(default=None, min_length=1, max_length=64)
     agent_id: Id | None = None

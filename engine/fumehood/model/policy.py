@@ -42,7 +42,7 @@ Mode = Literal["enforce", "shadow"]
 
 
 class _Value(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class _Written(_Value):

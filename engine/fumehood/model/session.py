@@ -25,7 +25,7 @@ class SessionStatus(StrEnum):
 class SessionRecord(BaseModel):
     """One session. `why` is one sentence, and null while it is active."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
     id: str
     state: SessionStatus

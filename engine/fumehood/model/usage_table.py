@@ -26,7 +26,7 @@ _ONE = f"({'|'.join(GROUPS)})"
 class UsageQuery(BaseModel):
     """What to add up. Absent filters hold nothing back."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     by: str = Field(default="tool", pattern=f"^{_ONE}(,{_ONE}){{0,4}}$")
     """`principal`, `agent`, `session`, `tool` and `day` (UTC), with commas between; each once."""
@@ -67,7 +67,7 @@ class AllUsageQuery(UsageQuery):
 
 
 class _Value(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class UsageRow(_Value):

@@ -24,7 +24,7 @@ UPLOAD_PIECE_BYTES = 1 << 20
 class WorkspaceEntry(BaseModel):
     """One file, directory, link or other thing in a workspace."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     path: str = Field(description="Relative to the workspace.")
     kind: EntryKind

@@ -15,8 +15,11 @@ from typing import Any
 
 import re2
 
-from fumehood.wire import strict_json, yaml_values
+from fumehood.wire import strict_json
 from fumehood.wire.toml_lines import Lines, lines_of
+
+MAX_VALUES = 200_000
+"""Scalars, arrays and objects of one text. A definition has some dozens."""
 
 MAX_INTEGER_BITS = math.ceil(strict_json.MAX_INTEGER_DIGITS * math.log2(10))
 
@@ -75,6 +78,8 @@ def _toml(data: bytes, lines: Lines | None) -> Any:
 
 
 def _yaml(data: bytes, lines: Lines | None) -> Any:
+    from fumehood.wire import yaml_values  # a megabyte that most engines never need
+
     return yaml_values.loads(data.decode(), lines)
 
 
@@ -93,8 +98,8 @@ def _check_values(value: Any) -> None:
     seen = 0
     for depth in range(strict_json.MAX_DEPTH + 2):
         seen += len(level)
-        if seen > yaml_values.MAX_VALUES:
-            raise ValueError(f"it holds more than {yaml_values.MAX_VALUES} values")
+        if seen > MAX_VALUES:
+            raise ValueError(f"it holds more than {MAX_VALUES} values")
         deeper: list[Any] = []
         for item in level:
             if isinstance(item, dict):

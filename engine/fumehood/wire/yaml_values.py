@@ -15,11 +15,9 @@ from typing import Any
 
 import yaml
 
+from fumehood.wire.plain_values import MAX_VALUES
 from fumehood.wire.strict_json import MAX_DEPTH, MAX_INTEGER_DIGITS
 from fumehood.wire.toml_lines import Lines, Path
-
-MAX_VALUES = 200_000
-"""Scalars, arrays and objects of one text. A definition has some dozens."""
 
 # *Source*: yaml.org, YAML 1.2.2, section 10.3.2 (core schema).
 _NULL = {"", "~", "null", "Null", "NULL"}

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fumehood.wire import yaml_values
-from fumehood.wire.yaml_values import MAX_VALUES, YamlError, loads
+from fumehood.wire.plain_values import MAX_VALUES
+from fumehood.wire.yaml_values import YamlError, loads
 
 
 @pytest.fixture(params=["libyaml", "pure Python"], autouse=True)
