@@ -25,7 +25,7 @@ bench: $(STAMP)
 	$(BIN)/python -m tests.benchmarks.run
 
 soak: $(STAMP)
-	$(BIN)/python -m tests.benchmarks.soak
+	PYTHONPATH=tests $(BIN)/python -m tests.benchmarks.soak
 
 # Without Docker everything but containers works, so a failure here ends nothing; it says why.
 docker:

@@ -1,8 +1,9 @@
 """`make soak`: hours of use in minutes. Calls, attacks, deaths and rude clients, mixed.
 
 Then a writer of the state is killed again and again (`soak_crashes`), and an engine while humans
-approve its calls (`soak_approvals`). Prints a report in Markdown and exits 1 where an answer was wrong or something grew. The
-mix is drawn from a fixed seed; the run is bounded by its number of rounds.
+approve its calls (`soak_approvals`) or have very many to approve (`soak_pending`). Prints a report
+in Markdown and exits 1 where an answer was wrong or something grew. The mix is drawn from a fixed
+seed; the run is bounded by its number of rounds.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from tests.benchmarks.run import Footprint, footprint
 from tests.benchmarks.soak_approvals import report_approvals
 from tests.benchmarks.soak_containers import report_containers
 from tests.benchmarks.soak_crashes import report_crashes
+from tests.benchmarks.soak_pending import report_pending
 from tests.benchmarks.soak_sessions import report_sessions
 
 ROUNDS = 200
@@ -80,7 +82,7 @@ def main() -> int:
     left = [process for process in family if psutil.pid_exists(process.pid) and is_running(process)]
     is_sound = report(tally, before, after, left, seconds)
     crashes_are_sound = report_crashes(chance)
-    approvals_are_sound = report_approvals(chance)
+    approvals_are_sound = report_approvals(chance) & report_pending()
     containers_are_sound = report_containers(chance)
     sessions_are_sound = report_sessions(chance)
     parts = (
