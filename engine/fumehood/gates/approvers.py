@@ -16,7 +16,13 @@ from datetime import datetime
 
 import anyio.to_thread
 
-from fumehood.gates.secrets import make_credential, parse_credential, slow_hash
+from fumehood.gates.secrets import (
+    Presented,
+    RecentlyRight,
+    make_credential,
+    parse_credential,
+    slow_hash,
+)
 from fumehood.model.authority import ApproverInfo
 from fumehood.model.errors import (
     IdempotencyConflict,
@@ -81,6 +87,7 @@ class Approvers:
         self._database = database
         self._changing = OneChange()
         self._checking = anyio.CapacityLimiter(CHECKS_AT_ONCE)
+        self._right = RecentlyRight()
         self._load(database.read_now(identities.all_approvers))
 
     async def principal_of(self, text: str) -> Principal:
@@ -90,12 +97,23 @@ class Approvers:
             Unauthorized: nobody that is known; it does not say what is wrong.
             RateLimited: too many credentials are being checked.
         """
+        presented = parse_credential(text)
+        approver = self._approvers.get(presented.id) if presented is not None else None
+        if approver is None or not self._right.has(text):
+            approver = await self._check(text, presented, approver)
+        # Looked up again: it may have been taken back while the hash was made.
+        if self._approvers[approver.id].removed_at is not None:
+            raise Unauthorized("This credential was taken back. Do not retry.")
+        return approver.principal
+
+    async def _check(
+        self, text: str, presented: Presented | None, approver: Approver | None
+    ) -> Approver:
+        """Whose credential it is, found out slowly, and as slowly where it is nobody's."""
         if self._checking.statistics().tasks_waiting >= MAX_WAITING_CHECKS:
             raise RateLimited(
                 "Too many credentials are being checked. Try again later.", retry_after_ms=2000
             )
-        presented = parse_credential(text)
-        approver = self._approvers.get(presented.id) if presented is not None else None
         salt = approver.salt if approver is not None else bytes(SALT_BYTES)
         secret = presented.secret if presented is not None else ""
         given = await anyio.to_thread.run_sync(slow_hash, secret, salt, limiter=self._checking)
@@ -103,10 +121,8 @@ class Approvers:
         matches = hmac.compare_digest(known, given)
         if presented is None or presented.kind != KIND or approver is None or not matches:
             raise Unauthorized("This credential is not known. Do not retry.")
-        # Looked up again: it may have been taken back while the hash was made.
-        if self._approvers[approver.id].removed_at is not None:
-            raise Unauthorized("This credential was taken back. Do not retry.")
-        return approver.principal
+        self._right.add(text)
+        return approver
 
     def current(self) -> list[Approver]:
         """Those who have authority now, oldest first."""

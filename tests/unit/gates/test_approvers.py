@@ -207,6 +207,39 @@ async def test_whatever_is_wrong_costs_one_hash_and_one_comparison(
 
 
 @pytest.mark.row("D4")
+async def test_who_was_right_a_moment_ago_pays_for_no_other_hash_and_who_guesses_does(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = make_first_approver(database, "owner", NOW)
+    approvers = Approvers(database)
+    _, text = await approvers.add("anna", BOTH, by=ADMIN, now=NOW)
+    hashed: list[bytes] = []
+    hash_now, now = module.slow_hash, [1000.0]
+
+    def hashing(secret: str, salt: bytes) -> bytes:
+        hashed.append(salt)
+        return hash_now(secret, salt)
+
+    monkeypatch.setattr(module, "slow_hash", hashing)
+    monkeypatch.setattr("fumehood.gates.secrets.time.monotonic", lambda: now[0])
+    for _ in range(5):
+        assert (await approvers.principal_of(text)).id == "approver:anna"
+    assert len(hashed) == 1
+    near = text[:-1] + ("A" if text[-1] != "A" else "B")
+    for _ in range(2):  # the attack: all but one character, and one's id with another's secret
+        for wrong in (near, text[:-43] + first[-43:]):
+            with pytest.raises(Unauthorized, match="not known"):
+                await approvers.principal_of(wrong)
+    assert len(hashed) == 5
+    now[0] += 61
+    assert (await approvers.principal_of(text)).id == "approver:anna"
+    assert len(hashed) == 6
+    await approvers.remove("anna", by=ADMIN, now=NOW)
+    with pytest.raises(Unauthorized, match="taken back"):
+        await approvers.principal_of(text)
+
+
+@pytest.mark.row("D4")
 async def test_guesses_beyond_a_bound_are_refused_and_the_loop_goes_on(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fumehood.gates.secrets import (
+    MOST_RECENT,
     Presented,
+    RecentlyRight,
     make_credential,
     parse_credential,
     quick_hash,
@@ -59,3 +61,13 @@ def test_what_is_kept_depends_on_the_secret_and_holds_nothing_of_it() -> None:
     assert salted == slow_hash(secret, b"salt" * 4)
     assert salted != slow_hash(secret, b"tlas" * 4)
     assert salted != slow_hash(secret[:-1], b"salt" * 4)
+
+
+def test_what_was_right_is_kept_for_the_newest_few_only() -> None:
+    right = RecentlyRight()
+    for number in range(MOST_RECENT + 3):
+        right.add(f"credential {number}")
+    assert not any(right.has(f"credential {number}") for number in range(3))
+    assert right.has("credential 3")
+    assert not right.has("credential")
+    assert not right.has("\ud800")  # no text that could be kept
