@@ -143,7 +143,10 @@ class Engine:
         register_all(self._registry, tools, private)
         self._owns_database = database is None
         self.database = database if database is not None else open_database(None)
-        self.audit = EngineAudit(self.database, self.config.audit, self.log, self._clock.now)
+        self.audit = EngineAudit(
+            self.database, self.config.audit, self.log, self._clock.now,
+            on_owed=self._wake_webhook if self.config.webhook is not None else None,
+        )  # fmt: skip
         with understood("definitions of tools"):
             self.registrations = Registrations(self._registry, self.database)
         for left_out in self.registrations.load_faults:
@@ -646,6 +649,9 @@ class Engine:
     def _on_approval_event(self, event: str, values: JsonObject) -> None:
         level = self.log.info if event == "approval.changed" else self.log.warning
         level(event, **values)
+        self._wake_webhook()
+
+    def _wake_webhook(self) -> None:
         if self.webhook is not None:
             self.webhook.wake()
 

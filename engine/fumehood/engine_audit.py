@@ -28,6 +28,7 @@ from fumehood.store.audit_key import all_keys, keep_key, make_current, new_key
 from fumehood.store.audit_verify import Anchor, AuditRow, Verdict, verify
 from fumehood.store.changes import stamp
 from fumehood.store.database import Database
+from fumehood.store.deliveries import owe_newest
 from fumehood.store.errors import AuditKeyLost, ReadFailed, StoreError, WriteFailed
 
 ANCHORED = "audit.anchored"
@@ -37,14 +38,22 @@ class EngineAudit:
     """The chain of one database. A chain in memory has no anchors: nobody looks later."""
 
     def __init__(
-        self, database: Database, config: AuditConfig, log: Logger, now: Callable[[], datetime]
+        self,
+        database: Database,
+        config: AuditConfig,
+        log: Logger,
+        now: Callable[[], datetime],
+        *,
+        on_owed: Callable[[], None] | None = None,
     ) -> None:
+        """`on_owed`: there is a webhook, which is owed each anchor, and hears so by this."""
         self._database = database
         self._chain = database.audit
         self._state = database.path.parent if database.path is not None else None
         self._config = config
         self._log = log
         self._now = now
+        self._on_owed = on_owed
         self._lock = anyio.Lock()
         self._grown = 0
         self._is_due = asyncio.Event()
@@ -82,18 +91,20 @@ class EngineAudit:
         if self._state is None:
             return None
         async with self._lock:
-            at = stamp(self._now())
+            now = self._now()
 
-            def job(connection: Connection) -> AuditRow:
-                self._chain.append(connection, ANCHORED, at, {"why": why})
+            def job(connection: Connection) -> Anchor:
+                self._chain.append(connection, ANCHORED, stamp(now), {"why": why})
                 self._grown = 0  # its own row is no reason for the next anchor
                 head = head_of(connection)
                 assert head is not None
-                return head
+                anchor = Anchor(head.seq, head.key_id, head.mac, stamp(now))
+                if self._on_owed is not None:
+                    owe_newest(connection, "audit.anchor", shown(anchor), now)
+                return anchor
 
             try:
-                head = await self._database.write(job)
-                anchor = Anchor(head.seq, head.key_id, head.mac, at)
+                anchor = await self._database.write(job)
                 self._log.info("audit.anchor", **shown(anchor))
                 await anyio.to_thread.run_sync(add_anchor, self._state, anchor)
             except StoreError as fault:
@@ -101,6 +112,8 @@ class EngineAudit:
                 return None
             except OSError as error:
                 self._log.error("audit.anchor_failed", reason=error.strerror)
+        if self._on_owed is not None:
+            self._on_owed()
         return anchor
 
     async def page(self, after: int, limit: int) -> tuple[AuditRecord, ...]:

@@ -1,4 +1,4 @@
-"""The webhook: tells another program of approvals, and knows who may answer for it.
+"""The webhook: tells another program of approvals and anchors, and knows who may answer for it.
 
 Part of the composition root. What is owed stands in the table `deliveries`, written with what it
 tells; this sends it, beside the calls. Rounds: each goes once through what is owed, oldest
@@ -193,11 +193,11 @@ class EngineWebhook:
         """One attempt; whether the message is settled now."""
         await self._database.write(partial(deliveries.note_attempt, seq=owed.seq))
         try:
-            approval = await self._show(owed.approval_id)
+            told = owed.document or told_of(await self._show(owed.approval_id))
         except ResourceNotFound:  # it is no longer kept, so there is nothing to tell
             await self._settle(deliveries.give_up, owed)
             return True
-        if await self._attempt(owed, approval, send):
+        if await self._attempt(owed, told, send):
             await self._settle(deliveries.note_delivered, owed)
             return True
         if owed.attempts + 1 < self._config.attempts:
@@ -208,10 +208,10 @@ class EngineWebhook:
         )
         return True
 
-    async def _attempt(self, owed: Owed, approval: Approval, send: Send) -> bool:
+    async def _attempt(self, owed: Owed, told: JsonObject, send: Send) -> bool:
         """Whether it was taken. The address and what it answers stay out of the log."""
         now = self._now()
-        body = strict_json.dumps(message_of(owed, approval, now))
+        body = strict_json.dumps(message_of(owed, told, now))
         headers = {"content-type": "application/json", HEADER: sign(self._secret, body, now)}
         try:
             with anyio.fail_after(self._config.timeout_seconds):
@@ -248,14 +248,14 @@ class EngineWebhook:
             self._failed_rounds = 0
 
 
-def message_of(owed: Owed, approval: Approval, now: datetime) -> JsonObject:
-    """The body: the approval as it is when it is sent, which may be later than the event."""
-    return {
-        "event": owed.event,
-        "approval": approval.model_dump(mode="json", exclude={"binding"}),
-        "delivery": owed.seq,
-        "sent_at": timestamp(now),
-    }
+def told_of(approval: Approval) -> JsonObject:
+    """The approval as it is when it is sent, which may be later than the event."""
+    return {"approval": approval.model_dump(mode="json", exclude={"binding"})}
+
+
+def message_of(owed: Owed, told: JsonObject, now: datetime) -> JsonObject:
+    """The body of a message."""
+    return {"event": owed.event, **told, "delivery": owed.seq, "sent_at": timestamp(now)}
 
 
 async def _post(client: httpx2.AsyncClient, url: str, body: bytes, headers: dict[str, str]) -> int:
@@ -263,4 +263,4 @@ async def _post(client: httpx2.AsyncClient, url: str, body: bytes, headers: dict
         return answer.status_code
 
 
-__all__ = ["EngineWebhook", "message_of", "read_secret"]
+__all__ = ["EngineWebhook", "message_of", "read_secret", "told_of"]

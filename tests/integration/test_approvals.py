@@ -7,10 +7,11 @@ import http.server
 import json
 import os
 import pty
+import sqlite3
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -486,7 +487,9 @@ class Hook(http.server.BaseHTTPRequestHandler):
             server.refused += 1
             self.send_response(503)
         else:
-            server.got.append((body, self.headers[HEADER]))
+            is_anchor = json.loads(body)["event"] == "audit.anchor"
+            got = server.anchors if is_anchor else server.got
+            got.append((body, self.headers[HEADER]))
             self.send_response(204)
         self.end_headers()
 
@@ -497,7 +500,7 @@ class Hook(http.server.BaseHTTPRequestHandler):
 @contextmanager
 def receiver() -> Iterator[Any]:
     server: Any = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hook)
-    server.got, server.refuses, server.refused = [], False, 0
+    server.got, server.anchors, server.refuses, server.refused = [], [], False, 0
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -580,6 +583,29 @@ def test_message_that_was_not_taken_is_sent_after_a_restart(home: Path) -> None:
         with hooked(home, hook, before.credential):
             wait_until(lambda: len(hook.got) >= 1)
         assert json.loads(hook.got[0][0])["approval"]["id"] == approval_id
+
+
+@pytest.mark.row("A7")
+def test_anchors_that_the_webhook_was_told_find_what_was_cut_with_the_file_of_anchors(
+    home: Path,
+) -> None:
+    """With the control: without them nothing is found, because those beside it were cut, too."""
+    with receiver() as hook:
+        with hooked(home, hook) as daemon:
+            for number in range(3):
+                call(daemon, f"anchored {number}")
+        with hooked(home, hook, daemon.credential):
+            wait_until(lambda: json.loads(hook.anchors[-1][0])["seq"] > 5)
+        kept = home / "kept.jsonl"
+        kept.write_bytes(b"\n".join(body for body, _ in hook.anchors))
+    assert run(daemon, "audit", "verify", "--anchor", str(kept)).exit_code == 0
+    (home / "audit-anchors.jsonl").unlink()
+    with closing(sqlite3.connect(home / "state.db")) as connection, connection:
+        connection.execute("DELETE FROM audit WHERE seq > 4")
+    assert run(daemon, "audit", "verify").exit_code == 0
+    found = run(daemon, "audit", "verify", "--anchor", str(kept))
+    assert found.exit_code == 1
+    assert "missing at the end" in found.output
 
 
 def test_one_who_may_only_approve_decides_and_administers_nothing(daemon: Daemon) -> None:

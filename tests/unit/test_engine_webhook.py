@@ -100,6 +100,30 @@ async def test_message_is_signed_and_says_what_happened_without_the_binding(
 
 
 @pytest.mark.anyio
+async def test_of_what_says_all_that_came_before_only_the_newest_is_owed(
+    database: Database, secret_file: Path
+) -> None:
+    owe(database)
+    for seq in (7, 8):
+        document = {"seq": seq, "mac": "ab"}
+        database.write_now(
+            partial(deliveries.owe_newest, event="audit.anchor", document=document, at=NOW)
+        )
+    receiver = Receiver()
+    webhook = make(database, secret_file)
+    assert await webhook.send_owed(receiver)
+    first, anchor = sorted(receiver.messages, key=lambda message: message["delivery"])
+    assert first["event"] == "approval.created"
+    assert (anchor["event"], anchor["seq"], anchor["mac"]) == ("audit.anchor", 8, "ab")
+    assert owed(database) == []
+    database.write_now(
+        partial(deliveries.owe_newest, event="audit.anchor", document={"seq": 9}, at=NOW)
+    )
+    assert await webhook.send_owed(receiver)
+    assert receiver.messages[-1]["seq"] == 9
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize(
     "answer", [500, 404, 302, 199, httpx2.ConnectError("no"), TimeoutError(), OSError("no")]
 )

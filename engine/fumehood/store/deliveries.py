@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import Connection, delete, insert, or_, select, update
 
+from fumehood.model.json_types import JsonObject
 from fumehood.store.changes import stamp
 from fumehood.store.schema import DELIVERIES
 
@@ -19,21 +21,22 @@ class Owed:
 
     seq: int
     approval_id: str
+    """Empty where the message is about none."""
     event: str
     attempts: int
+    document: JsonObject | None
+    """What is told, where it is about no approval."""
 
 
 def owe(connection: Connection, approval_id: str, event: str, at: datetime) -> None:
-    """Promise a message, in the transaction of what it tells."""
-    row = {
-        "approval_id": approval_id,
-        "event": event,
-        "created_at": stamp(at),
-        "attempts": 0,
-        "delivered_at": None,
-        "given_up_at": None,
-    }
-    connection.execute(insert(DELIVERIES), row)
+    """Promise a message about an approval, in the transaction of what it tells."""
+    _owe(connection, event, at, approval_id=approval_id, document=None)
+
+
+def owe_newest(connection: Connection, event: str, document: JsonObject, at: datetime) -> None:
+    """Promise a message that says all that earlier ones of its kind would have said."""
+    connection.execute(delete(DELIVERIES).where(_IS_OWED, DELIVERIES.c.event == event))
+    _owe(connection, event, at, approval_id="", document=document)
 
 
 def list_owed(connection: Connection, after: int, limit: int) -> list[Owed]:
@@ -44,7 +47,7 @@ def list_owed(connection: Connection, after: int, limit: int) -> list[Owed]:
         .order_by(DELIVERIES.c.seq)
         .limit(limit)
     )
-    return [Owed(row.seq, row.approval_id, row.event, row.attempts) for row in found]
+    return [Owed(row.seq, row.approval_id, row.event, row.attempts, row.document) for row in found]
 
 
 def note_attempt(connection: Connection, seq: int) -> None:
@@ -77,3 +80,15 @@ def _end(connection: Connection, seq: int, column: str, at: datetime) -> None:
     connection.execute(
         update(DELIVERIES).where(DELIVERIES.c.seq == seq, _IS_OWED).values({column: stamp(at)})
     )
+
+
+def _owe(connection: Connection, event: str, at: datetime, **about: Any) -> None:
+    row = {
+        "event": event,
+        "created_at": stamp(at),
+        "attempts": 0,
+        "delivered_at": None,
+        "given_up_at": None,
+        **about,
+    }
+    connection.execute(insert(DELIVERIES), row)

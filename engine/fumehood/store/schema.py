@@ -287,6 +287,8 @@ DELIVERIES = Table(
     Column("attempts", Integer, nullable=False),
     Column("delivered_at", String),
     Column("given_up_at", String),
+    Column("document", JSON(none_as_null=True)),
     Index("deliveries_by_state", "delivered_at", "given_up_at"),
 )
-"""Webhook messages that are owed; a row is written in the transaction of what it tells."""
+"""Webhook messages that are owed; a row is written in the transaction of what it tells, which is
+an approval (by its id) or stands in `document`."""

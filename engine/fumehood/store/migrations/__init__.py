@@ -15,6 +15,7 @@ from fumehood.store.migrations import (
     m0002_blobs,
     m0003_sessions,
     m0004_approvals,
+    m0005_anchors_by_webhook,
 )
 
 STEPS: tuple[Callable[[Connection], None], ...] = (
@@ -22,5 +23,6 @@ STEPS: tuple[Callable[[Connection], None], ...] = (
     m0002_blobs.upgrade,
     m0003_sessions.upgrade,
     m0004_approvals.upgrade,
+    m0005_anchors_by_webhook.upgrade,
 )
 """In order; the schema's version is how many of them a database has passed."""

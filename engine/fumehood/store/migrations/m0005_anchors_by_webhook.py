@@ -1,0 +1,10 @@
+"""Webhook messages that tell of no approval hold what they tell themselves."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, text
+
+
+def upgrade(connection: Connection) -> None:
+    """Run the step."""
+    connection.execute(text("ALTER TABLE deliveries ADD COLUMN document JSON"))
