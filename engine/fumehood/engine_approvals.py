@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fumehood.call.desk import ApprovalDesk, DeskRules
+from fumehood.call.desk import ApprovalDesk
+from fumehood.call.desk_rules import DeskRules
 from fumehood.call.remembering import Remembering
 from fumehood.call.resume import ResumedWay
 from fumehood.call.rooms import Rooms

@@ -250,7 +250,7 @@ class User:
     def pass_time(self, seconds: float) -> None:
         """The desk looks at its clock now and then only: it is told to."""
         self.clock.advance(seconds)
-        self.desk._look.set()
+        self.desk._keeper.look()
 
 
 Script = Callable[[User, str], Awaitable[None]]
@@ -393,7 +393,7 @@ def prepare_start(home: Path) -> None:
             for one in (has_yes, *begun):
                 await user.decide(one)
             for one in begun:
-                await user.desk.begin(await user.desk._get(one))
+                await user.desk.begin(await user.desk._changes.get(one))
             mark(home, "start-d")  # of the two that had begun, one has acted
 
     asyncio.run(make())

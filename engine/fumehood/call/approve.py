@@ -16,6 +16,7 @@ from datetime import datetime
 import anyio
 
 from fumehood.call.action import Action, action_of, definition_digest
+from fumehood.call.approval_refusals import denial
 from fumehood.call.authorise import PermittedCall
 from fumehood.call.carry_through import carry_through
 from fumehood.call.claim import ClaimedCall
@@ -28,7 +29,7 @@ from fumehood.model.approval import Approval, ApprovalState
 from fumehood.model.call import CallRequest
 from fumehood.model.decision import Verdict
 from fumehood.model.envelope import Envelope
-from fumehood.model.errors import ApprovalDenied, CallInProgress, RequiresHumanApproval
+from fumehood.model.errors import CallInProgress, RequiresHumanApproval
 from fumehood.observe.trail import Trail
 from fumehood.sandbox.sessions import SessionKeeper
 from fumehood.sandbox.wall import Walls
@@ -236,15 +237,3 @@ async def _refuse_what_was_denied(claimed: ClaimedCall, action: Action, desk: Ap
     )
     if denied is not None:
         raise denial(denied, again=True)
-
-
-def denial(approval: Approval, *, again: bool = False) -> ApprovalDenied:
-    """What the caller hears of a no."""
-    word = next((one for one in reversed(approval.decisions) if one.decision == "deny"), None)
-    reason = f" The reason: {word.reason}" if word is not None and word.reason else ""
-    already = " already" if again else ""
-    return ApprovalDenied(
-        f"A human said no to this call of {approval.tool}{already}.{reason} Do not retry it, and "
-        "do not try to reach the same by other means; ask the user how to go on.",
-        extra={"approval_id": approval.id},
-    )

@@ -1,141 +1,58 @@
 """The desk: where calls wait for humans, and where humans say yes or no.
 
-Host side, held by the engine; what waits is in `store/approvals`, so nothing is lost with the
-process. The desk lets approvals expire, wakes those who wait, and has a call carried out after
-its yes (`carry_out`, which is `resume`). Invariants: nobody approves its own call; a state is
-changed in the database before anybody acts on it; after a restart what was pending still is,
-what was approved and not started starts, and what was started and has no end is interrupted.
+Host side, held by the engine: the one face of approvals, for calls and for people. What waits is
+in `store/approvals`, so nothing is lost with the process. Below it, a purpose each:
+`approval_decision` (who decides, and what it becomes), `approval_runs` (what runs after its yes),
+`approval_keeper` (time and crashes), `approval_quota` (how many may wait), `approval_changes`
+(the database, and who is told). Invariants: nobody approves its own call; a state is changed in
+the database before anybody acts on it; after a restart what was pending still is, what was
+approved and not started starts, and what was started and has no end is interrupted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
 
-from fumehood.call.carry_through import carry_through
-from fumehood.call.remembering import Remembering, may_decide, remembered_rule
+from fumehood.call import approval_refusals as refusals
+from fumehood.call import approval_steps as steps
+from fumehood.call.approval_changes import ApprovalChanges
+from fumehood.call.approval_decision import ApprovalDecision
+from fumehood.call.approval_keeper import ApprovalKeeper
+from fumehood.call.approval_quota import ApprovalQuota
+from fumehood.call.approval_runs import ApprovalRuns
+from fumehood.call.approval_way import CallWay
+from fumehood.call.desk_rules import DeskRules
+from fumehood.call.remembering import Remembering, remembered_rule
 from fumehood.executors.live import Live
 from fumehood.executors.outcome import cancelled
 from fumehood.model.approval import (
-    OPEN_STATES,
     Approval,
     ApprovalPage,
     ApprovalQuery,
     ApprovalState,
-    DecisionRecord,
     NewDecision,
     OneOfSeveral,
     RememberedRule,
     RememberWish,
     Resolution,
 )
-from fumehood.model.decision import Decision, Verdict
 from fumehood.model.envelope import Envelope
-from fumehood.model.errors import (
-    ApprovalExpired,
-    EngineError,
-    IdempotencyConflict,
-    InvalidParams,
-    OutcomeUnknown,
-    PermissionDenied,
-    RateLimited,
-    RequiresHumanApproval,
-    ResourceNotFound,
-    SandboxUnavailable,
-    ShuttingDown,
-)
-from fumehood.model.identity import Principal, Scope
+from fumehood.model.errors import IdempotencyConflict, ResourceNotFound
+from fumehood.model.identity import Principal
 from fumehood.model.json_types import JsonObject
-from fumehood.store.approvals import (
-    ApprovalTable,
-    PendingOf,
-    Stale,
-    Step,
-    StoredApproval,
-    TooLate,
-    UnknownApproval,
-    size_of,
-)
-from fumehood.store.errors import ReadFailed, WriteFailed
+from fumehood.store.approvals import ApprovalTable, Stale, StoredApproval, UnknownApproval
 from fumehood.wire.messages import decode_envelope
 
 DENIED_FOR = timedelta(hours=24)
 """How long a no answers the same call again."""
 
-LOOK_S = 5.0
-"""How often the desk looks for what has expired, besides when it knows of an end."""
-
-MAX_ID_CHARACTERS = 100
-WAITING = frozenset({ApprovalState.PENDING, ApprovalState.APPROVED})
 WATCH_S = 25.0
 """The longest that somebody who watches is kept waiting."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeskRules:
-    """What the operator chose."""
-
-    expire_s: float = 3600
-    start_within_s: float = 300
-    warn_s: float = 300
-    max_wait_s: float = 600
-    max_pending: int = 10_000
-    max_pending_of_one: int = 1000
-    max_pending_bytes_of_one: int = 64 << 20
-    """Of the records of one caller's calls that wait."""
-    allow_self_approval: bool = False
-    url: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Edited:
-    """What an edited call is: another action, checked like a new call."""
-
-    request_arguments: JsonObject
-    arguments: JsonObject
-    preview: JsonObject | None
-    expected: str | None
-    digest: str
-    document: JsonObject
-    decision: Decision
-    """What the policy says of it, which is no denial."""
-
-
-class CallWay(Protocol):
-    """What the desk needs of the way of a call (`resume`)."""
-
-    async def carry_out(self, stored: StoredApproval, live: Live) -> None:
-        """Carry an approved call out and keep its answer. Never raises but when cancelled."""
-        ...
-
-    async def edited(self, stored: StoredApproval, arguments: JsonObject) -> Edited:
-        """Check other arguments like those of a new call. Raises EngineError."""
-        ...
-
-    async def answer(self, stored: StoredApproval, error: EngineError) -> Envelope:
-        """The envelope of a call that ends here."""
-        ...
-
-    async def resolved(self, stored: StoredApproval, resolution: Resolution, by: str) -> Envelope:
-        """The envelope of a call of which a human has found out what became of it."""
-        ...
-
-    def record(self, stored: StoredApproval, envelope: Envelope) -> None:
-        """Enter the end of a call into the call log."""
-        ...
-
-
-@dataclass(slots=True)
-class _Run:
-    """A call that is being carried out after its yes."""
-
-    live: Live
-    over: anyio.Event = field(default_factory=anyio.Event)
 
 
 class ApprovalDesk:
@@ -154,6 +71,7 @@ class ApprovalDesk:
         on_event: Callable[[str, JsonObject], None],
     ) -> None:
         self.way: CallWay
+        self.is_draining: Callable[[], bool] = lambda: False
         self.new_id = new_id
         self.remembering = remembering
         self._table = table
@@ -162,24 +80,37 @@ class ApprovalDesk:
         self._latest = now()
         self._can_ask = can_ask
         self._still_approves = still_approves
-        self._on_event = on_event
-        self._pending: dict[str, PendingOf] = {}
-        self._runs: dict[str, _Run] = {}
-        self._followers: dict[str, list[Live]] = {}
-        self._changes = 0
-        self._changed = anyio.Event()
-        self._look = anyio.Event()
         self._stack = AsyncExitStack()
-        self._tasks: anyio.abc.TaskGroup | None = None
-        self.is_draining: Callable[[], bool] = lambda: False
+
+        def way() -> CallWay:
+            return self.way  # it is made after the desk, which it needs
+
+        def is_draining() -> bool:
+            return self.is_draining()
+
+        self._quota = ApprovalQuota(table, rules)
+        self._changes = ApprovalChanges(
+            table, then=self._act_on, is_draining=is_draining, on_event=on_event
+        )
+        self._runs = ApprovalRuns(
+            self._changes, way=way, is_draining=is_draining, now=self.now, on_event=on_event
+        )
+        self._keeper = ApprovalKeeper(
+            table, self._changes, self._runs,
+            warn_s=rules.warn_s, way=way, now=self.now, on_event=on_event,
+        )  # fmt: skip
+        self._decision = ApprovalDecision(
+            table, self._changes, remembering, rules,
+            way=way, now=self.now, new_id=new_id, still_approves=still_approves, on_event=on_event,
+        )  # fmt: skip
 
     async def __aenter__(self) -> ApprovalDesk:
-        self._pending = await self._table.pending()
-        for approval_id in await self._table.in_state(ApprovalState.STARTED):
-            await self._interrupt_started(approval_id)
-        self._tasks = await self._stack.enter_async_context(anyio.create_task_group())
-        self._stack.callback(self._tasks.cancel_scope.cancel)
-        self._tasks.start_soon(self._keep_time)
+        await self._quota.count()
+        await self._keeper.interrupt_what_had_begun()
+        tasks = await self._stack.enter_async_context(anyio.create_task_group())
+        self._stack.callback(tasks.cancel_scope.cancel)
+        self._runs.tasks = tasks
+        tasks.start_soon(self._keeper.keep_time)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -187,8 +118,13 @@ class ApprovalDesk:
 
     async def drained(self) -> None:
         """Wait until no call runs any more that had its yes. None begins while the engine stops."""
-        while self._runs:
-            await next(iter(self._runs.values())).over.wait()
+        await self._runs.drained()
+
+    def _act_on(self, approval: Approval) -> None:
+        """Do what a change asks for: an end may be nearer now, and a yes is carried out."""
+        self._keeper.look()
+        if approval.state is ApprovalState.APPROVED:
+            self._runs.start(approval.id)
 
     # What a call on its way asks for.
 
@@ -218,11 +154,7 @@ class ApprovalDesk:
     def require_somebody_to_ask(self, tool: str) -> None:
         """Raises RequiresHumanApproval where there is nobody."""
         if not self._can_ask():
-            raise RequiresHumanApproval(
-                f"{tool} needs a human's yes, and this engine has nobody to ask: its operator has "
-                "to make an approver (`fumehood approvers init` before the first start, or "
-                "`approvers add`). Do not retry; tell the user what you wanted to do."
-            )
+            raise refusals.nobody_to_ask(tool)
 
     async def denied_before(
         self, digest: str, principal: Principal, session_id: str | None
@@ -240,27 +172,9 @@ class ApprovalDesk:
             RateLimited: too many wait.
             WriteFailed: it is not kept.
         """
-        who, size = stored.approval.principal_id, size_of(stored)
-        if self._is_full(who, size):  # as far as was counted: what is over was not taken off
-            self._pending = await self._table.pending()
-        own = self._pending.get(who, PendingOf())
-        if self._is_full(who, size):
-            raise RateLimited(
-                f"{own.count} calls of yours wait for a human already, and one more could not be "
-                "kept. Let some of them be decided first, or cancel them.",
-                retry_after_ms=60_000,
-            )
-        self._pending[who] = PendingOf(own.count + 1, own.size_bytes + size)
+        await self._quota.take(stored)
         await self._table.create(stored)
-        self._tell(stored.approval)
-
-    def _is_full(self, who: str, size: int) -> bool:
-        rules, own = self._rules, self._pending.get(who, PendingOf())
-        return (
-            sum(one.count for one in self._pending.values()) >= rules.max_pending
-            or own.count >= rules.max_pending_of_one
-            or own.size_bytes + size > rules.max_pending_bytes_of_one
-        )
+        self._changes.tell(stored.approval)
 
     async def wait(self, approval_id: str, seconds: float, live: Live | None) -> Envelope | None:
         """The call's answer, once there is one; None where it did not come in time."""
@@ -268,25 +182,24 @@ class ApprovalDesk:
         try:
             with anyio.move_on_after(seconds):
                 while True:
-                    changes = self._changes
+                    seen = self._changes.number
                     if live is not None:
-                        self._follow(followed, live)
+                        self._runs.follow(followed, live)
                     stored = await self._table.get(followed)
                     if stored.approval.superseded_by is not None:
                         followed = stored.approval.superseded_by
                         continue
                     if stored.answer is not None:
                         return decode_envelope(stored.answer.encode())
-                    await self._until_changed(changes)
+                    await self._changes.until_beyond(seen)
         finally:
-            for waiting in self._followers.values():
-                if live in waiting:
-                    waiting.remove(live)
+            if live is not None:
+                self._runs.unfollow(live)
         return None
 
     async def kept_answer(self, approval_id: str) -> Envelope:
         """The answer of a call that has one."""
-        stored = await self._get(approval_id)
+        stored = await self._changes.get(approval_id)
         return decode_envelope((stored.answer or "").encode())
 
     async def give_up(self, approval_id: str, by: str) -> None:
@@ -296,9 +209,9 @@ class ApprovalDesk:
 
     async def newest(self, approval_id: str) -> Approval:
         """The approval, or the one that asks again in its place."""
-        approval = (await self._get(approval_id)).approval
+        approval = (await self._changes.get(approval_id)).approval
         while approval.superseded_by is not None:
-            approval = (await self._get(approval.superseded_by)).approval
+            approval = (await self._changes.get(approval.superseded_by)).approval
         return approval
 
     # What a call that was approved asks for.
@@ -310,19 +223,11 @@ class ApprovalDesk:
             ApprovalExpired: it is too late, or was decided otherwise meanwhile.
             WriteFailed: nothing was used up, and nothing may run.
         """
-        approval = stored.approval
-        now = self.now()
-        step = Step(
-            "approval.started", "engine", now, frozenset({ApprovalState.APPROVED}),
-            ApprovalState.STARTED, digest=approval.action_digest, in_time=True,
-            columns={"started_at": _stamp(now)},
-        )  # fmt: skip
+        step = steps.started(stored.approval, self.now())
         try:
-            await self._change(approval.id, step)
+            await self._changes.change(stored.approval.id, step)
         except (Stale, UnknownApproval):
-            raise ApprovalExpired(
-                "The yes for this call could not be used any more. Ask again if it is still needed."
-            ) from None
+            raise refusals.unusable_yes() from None
 
     async def end(
         self,
@@ -338,34 +243,16 @@ class ApprovalDesk:
             Stale: somebody else has ended it.
             WriteFailed: the engine stops, and it will count as interrupted.
         """
-        code = envelope.error.code if envelope.error is not None else "OK"
-        now = self.now()
-        step = Step(
-            f"approval.{to.value}", "engine", now,
-            frozenset({ApprovalState.APPROVED, ApprovalState.STARTED}), to,
-            columns={"ended_at": _stamp(now), "code": code},
-            document={"changed": list(changed)} if changed else {},
-            answer=envelope, event="approval.ended", details={"code": code},
-        )  # fmt: skip
-        await self._until_kept(lambda: self._change(stored.approval.id, step))
+        step = steps.ended(to, envelope, changed, self.now())
+        await self._changes.until_kept(lambda: self._changes.change(stored.approval.id, step))
 
     async def ask_again(self, stored: StoredApproval, new: StoredApproval) -> None:
         """End one and make another for the same call, because the workspace has changed."""
-        now = self.now()
-        step = Step(
-            "approval.superseded", "engine", now,
-            frozenset({ApprovalState.APPROVED, ApprovalState.STARTED}), ApprovalState.EXPIRED,
-            columns={"ended_at": _stamp(now)},
-            document={"changed": ["workspace"], "superseded_by": new.approval.id},
-            event="approval.ended",
-        )  # fmt: skip
-        await self._until_kept(lambda: self._table.supersede(stored.approval.id, step, new))
-        who = new.approval.principal_id
-        own = self._pending.get(who, PendingOf())
-        self._pending[who] = PendingOf(own.count + 1, own.size_bytes + size_of(new))
-        for live in self._followers.get(stored.approval.id, []):
-            self._follow(new.approval.id, live)
-        self._tell(new.approval)
+        step = steps.superseded(new.approval.id, self.now())
+        await self._changes.until_kept(lambda: self._table.supersede(stored.approval.id, step, new))
+        self._quota.add(new)
+        self._runs.follow_on(stored.approval.id, new.approval.id)
+        self._changes.tell(new.approval)
 
     # What people ask for.
 
@@ -380,18 +267,18 @@ class ApprovalDesk:
         try:
             page = await self._table.page(query, principal.id if principal is not None else None)
         except UnknownApproval:
-            raise _unknown() from None
+            raise refusals.unknown() from None
         if principal is None:
             return page
         return page.model_copy(update={"items": tuple(_own_view(one, ()) for one in page.items)})
 
     async def show(self, approval_id: str, *, principal: Principal | None = None) -> Approval:
         """One of them. Raises ResourceNotFound."""
-        stored = await self._get(approval_id)
+        stored = await self._changes.get(approval_id)
         if principal is None:
             return stored.approval
         if stored.approval.principal_id != principal.id:
-            raise _unknown()
+            raise refusals.unknown()
         return _own_view(stored.approval, stored.request.hidden)
 
     async def of_call(self, call_id: str, principal: Principal) -> Approval | None:
@@ -438,51 +325,30 @@ class ApprovalDesk:
         peer: str | None = None,
     ) -> tuple[Approval, ...]:
         """Several decisions in one transaction: all of them, or none."""
-        if len({one.approval_id for one in items}) != len(items):
-            raise InvalidParams("An approval is decided twice.", fields=["items"])
-        stored = [await self._get(one.approval_id) for one in items]
-        is_self = [await self._require_approver(one.approval, by, peer) for one in stored]
-        steps: list[tuple[str, Step]] = []
-        answers: list[Envelope | None] = []
-        for one, kept, own in zip(items, stored, is_self, strict=True):
-            step, answer = await self._step(one, kept, by, channel, is_self_approval=own)
-            steps.append((one.approval_id, step))
-            answers.append(answer)
-        try:
-            after = await carry_through(self._write(steps, answers))
-        except UnknownApproval:
-            raise _unknown() from None
-        except TooLate as late:
-            raise _too_late(late.approval) from None
-        except Stale as stale:
-            raise _conflict(stale.approval) from None
-        return tuple(kept.approval for kept in after)
+        return await self._decision.decide_all(items, by, channel=channel, peer=peer)
 
     async def preview_remember(self, approval_id: str, wish: RememberWish) -> RememberedRule:
         """The rule that a yes with this wish would leave behind. Nothing is saved."""
-        stored = await self._get(approval_id)
+        stored = await self._changes.get(approval_id)
         return remembered_rule(stored.approval, wish, "rul_" + "0" * 24, "", self.now())
 
     async def resolve(
         self, approval_id: str, resolution: Resolution, by: Principal, *, peer: str | None = None
     ) -> Approval:
         """Say what became of an interrupted call; only a human can know, and not its caller."""
-        stored = await self._get(approval_id)
-        await self._require_approver(stored.approval, by, peer)
-        to = ApprovalState.DONE if resolution.outcome == "done" else ApprovalState.FAILED
-        now = self.now()
-        step = Step(
-            "approval.resolved", by.id, now, frozenset({ApprovalState.INTERRUPTED}), to,
-            answer=await self.way.resolved(stored, resolution, by.id), event="approval.ended",
-            details={"outcome": resolution.outcome, "note": resolution.note},
-        )  # fmt: skip
-        return (await self._decided(approval_id, step)).approval
+        return await self._decision.resolve(approval_id, resolution, by, peer=peer)
+
+    async def note_refusal(
+        self, approval_id: str | None, by: Principal, peer: str | None, why: str
+    ) -> None:
+        """Keep that somebody who may not, wanted to decide; None: on several at once."""
+        await self._decision.note_refusal(approval_id, by, peer, why)
 
     async def cancel_call(self, call_id: str, principal: Principal) -> Approval:
         """Take a call back by its id, as `cancel` does."""
         stored = await self._table.of_call(call_id)
         if stored is None or stored.approval.principal_id != principal.id:
-            raise _unknown()
+            raise refusals.unknown()
         return await self._cancel(stored.approval.id, principal.id)
 
     async def cancel(self, approval_id: str, principal: Principal) -> Approval:
@@ -492,9 +358,9 @@ class ApprovalDesk:
             ResourceNotFound: no such approval of this caller.
             IdempotencyConflict: it is over.
         """
-        stored = await self._get(approval_id)
+        stored = await self._changes.get(approval_id)
         if stored.approval.principal_id != principal.id:
-            raise _unknown()
+            raise refusals.unknown()
         return await self._cancel(approval_id, principal.id)
 
     async def remembered(self) -> Sequence[RememberedRule]:
@@ -507,393 +373,20 @@ class ApprovalDesk:
 
     async def next_change(self, after: int, *, within_s: float = WATCH_S) -> int:
         """A number that grows with every change; waits, bounded, until it is beyond `after`."""
-        if self._changes <= after:
+        if self._changes.number <= after:
             with anyio.move_on_after(within_s):
-                await self._until_changed(after)
-        return self._changes
-
-    # Inside.
-
-    async def _write(
-        self, steps: Sequence[tuple[str, Step]], answers: Sequence[Envelope | None]
-    ) -> Sequence[StoredApproval]:
-        after = await self._table.change(steps)
-        for kept, answer in zip(after, answers, strict=True):
-            self._after(kept)
-            if answer is not None:
-                self.way.record(kept, answer)
-        if any(step.remember is not None for _, step in steps):
-            await self.remembering.reload()
-        return after
-
-    async def _step(
-        self,
-        one: OneOfSeveral,
-        stored: StoredApproval,
-        by: Principal,
-        channel: str,
-        *,
-        is_self_approval: bool,
-    ) -> tuple[Step, Envelope | None]:
-        approval, decision, now = stored.approval, one.decision, self.now()
-        if approval.state is not ApprovalState.PENDING:
-            raise (
-                _too_late(approval)
-                if approval.state is ApprovalState.EXPIRED
-                else _conflict(approval)
-            )
-        digest = approval.action_digest
-        document: dict[str, Any] = {}
-        edited = None
-        if decision.arguments is not None:
-            edited = await self.way.edited(stored, decision.arguments)
-            digest = edited.digest
-            document = _edited_document(stored, edited)
-            await self._require_named(approval, document["approvers"], by, None)
-        word = DecisionRecord(
-            at=now, approver=by.id, channel=channel, decision=decision.decision,
-            action_digest=digest, reason=decision.reason, edited=edited is not None,
-            is_self_approval=is_self_approval,
-        )  # fmt: skip
-        details = {"channel": channel, "edited": edited is not None, "reason": decision.reason}
-        if is_self_approval:
-            details["self_approval"] = True
-        if decision.decision == "deny":
-            return await self._denial(one, stored, word, details)
-        rule = None
-        if decision.remember is not None:
-            if approval.quorum > 1 or edited is not None:
-                raise InvalidParams(
-                    "What several have to agree to, or what was edited, is not remembered.",
-                    fields=["remember"],
-                )
-            rule = remembered_rule(
-                approval, decision.remember, self.new_id().replace("apr_", "rul_"), by.id, now
-            )
-            details["remembered"] = rule.id
-        start_by = now + timedelta(seconds=self._rules.start_within_s)
-        step = Step(
-            "approval.approved", by.id, now, frozenset({ApprovalState.PENDING}),
-            ApprovalState.APPROVED, version=one.version, in_time=True,
-            columns={"decided_at": _stamp(now), "expires_at": _stamp(start_by)},
-            document=document, decision=word, remember=rule, event="approval.decided",
-            details=details, counts=self._still_approves,
-        )  # fmt: skip
-        return step, None
-
-    async def _denial(
-        self, one: OneOfSeveral, stored: StoredApproval, word: DecisionRecord, details: JsonObject
-    ) -> tuple[Step, Envelope]:
-        from fumehood.call.approve import denial  # it parks calls here
-
-        now = word.at
-        said = stored.approval.model_copy(update={"decisions": (*stored.approval.decisions, word)})
-        answer = await self.way.answer(stored, denial(said))
-        step = Step(
-            "approval.denied", word.approver, now, frozenset({ApprovalState.PENDING}),
-            ApprovalState.DENIED, version=one.version, in_time=True,
-            columns={"decided_at": _stamp(now), "ended_at": _stamp(now), "code": "APPROVAL_DENIED"},
-            decision=word, answer=answer, event="approval.decided",
-            details=details,
-        )  # fmt: skip
-        return step, answer
-
-    async def _require_approver(self, approval: Approval, by: Principal, peer: str | None) -> bool:
-        """Whether it would be its caller's own yes. Raises PermissionDenied."""
-        if Scope.APPROVE not in by.scopes:
-            await self.note_refusal(approval.id, by, peer, "no scope")
-            raise PermissionDenied("This identity may not approve. Do not retry.")
-        is_own = approval.principal_id in (by.id, peer)
-        if is_own and not self._rules.allow_self_approval:
-            await self.note_refusal(approval.id, by, peer, "own call")
-            raise PermissionDenied(
-                "Nobody approves a call of their own. Another approver has to decide. Do not retry."
-            )
-        await self._require_named(approval, approval.approvers, by, peer)
-        return is_own
-
-    async def _require_named(
-        self, approval: Approval, approvers: Sequence[str], by: Principal, peer: str | None
-    ) -> None:
-        if not may_decide(approvers, by.id):
-            await self.note_refusal(approval.id, by, peer, "not among the approvers")
-            raise PermissionDenied(
-                f"Only {', '.join(approvers)} may decide this one. Do not retry."
-            )
-
-    async def note_refusal(
-        self, approval_id: str | None, by: Principal, peer: str | None, why: str
-    ) -> None:
-        """Keep that somebody who may not, wanted to decide; None: on several at once."""
-        about = None if approval_id is None else approval_id[:MAX_ID_CHARACTERS]
-        values = {"approval_id": about, "by": by.id, "peer": peer, "why": why}
-        self._on_event("approval.refused", values)
-        await self._table.note("approval.refused", self.now(), values)
+                await self._changes.until_beyond(after)
+        return self._changes.number
 
     async def _cancel(self, approval_id: str, by: str) -> Approval:
-        run = self._runs.get(approval_id)
-        if run is not None and run.live.cancel():
-            with anyio.move_on_after(15):
-                await run.over.wait()
-            return (await self._get(approval_id)).approval
-        stored = await self._get(approval_id)
-        step, answer = await self._taken_back(stored, by)
-        after = await self._decided(approval_id, step)
+        if await self._runs.stop(approval_id):
+            return (await self._changes.get(approval_id)).approval
+        stored = await self._changes.get(approval_id)
+        answer = await self.way.answer(stored, cancelled())
+        step = steps.taken_back(by, self.now(), answer)
+        after = await self._changes.change_for(approval_id, step)
         self.way.record(after, answer)
         return after.approval
-
-    async def _taken_back(self, stored: StoredApproval, by: str) -> tuple[Step, Envelope]:
-        answer = await self.way.answer(stored, cancelled())
-        now = self.now()
-        step = Step(
-            "approval.cancelled", by, now, WAITING, ApprovalState.CANCELLED,
-            columns={"ended_at": _stamp(now), "code": "CANCELLED"},
-            answer=answer, event="approval.ended",
-        )  # fmt: skip
-        return step, answer
-
-    async def _decided(self, approval_id: str, step: Step) -> StoredApproval:
-        try:
-            return await self._change(approval_id, step)
-        except UnknownApproval:
-            raise _unknown() from None
-        except Stale as stale:
-            raise _conflict(stale.approval) from None
-
-    async def _change(self, approval_id: str, step: Step) -> StoredApproval:
-        return (await carry_through(self._write([(approval_id, step)], [None])))[0]
-
-    async def _until_kept(self, write: Callable[[], Awaitable[object]]) -> None:
-        """Write how something ended that cannot be done again: also once there is room again."""
-        while True:
-            try:
-                await write()
-            except WriteFailed as fault:
-                if self.is_draining():
-                    raise
-                self._on_event("approval.end_not_kept", {"reason": str(fault)})
-                await anyio.sleep(LOOK_S)
-            else:
-                return
-
-    def _after(self, stored: StoredApproval) -> None:
-        """Act on what is in the database now."""
-        self._tell(stored.approval)
-        if stored.approval.state is ApprovalState.APPROVED:
-            self._start(stored.approval.id)
-
-    def _tell(self, approval: Approval) -> None:
-        self._on_event(
-            "approval.changed",
-            {"approval_id": approval.id, "state": approval.state.value, "tool": approval.tool},
-        )
-        self._changes += 1
-        changed, self._changed = self._changed, anyio.Event()
-        changed.set()
-        self._look.set()
-
-    async def _until_changed(self, after: int) -> None:
-        while self._changes <= after:
-            await self._changed.wait()
-
-    def _follow(self, approval_id: str, live: Live) -> None:
-        followers = self._followers.setdefault(approval_id, [])
-        if live not in followers:
-            followers.append(live)
-
-    def _start(self, approval_id: str) -> None:
-        """Have it carried out, unless it is already, or the engine is about to stop."""
-        if self._tasks is None or approval_id in self._runs or self.is_draining():
-            return
-        followers = self._followers.setdefault(approval_id, [])
-        self._runs[approval_id] = run = _Run(_live_for(followers))
-        self._tasks.start_soon(self._carry_out, approval_id, run)
-
-    async def _carry_out(self, approval_id: str, run: _Run) -> None:
-        try:
-            stored = await self._get(approval_id)
-            if stored.approval.state is ApprovalState.APPROVED:
-                await self.way.carry_out(stored, run.live)
-        except (ReadFailed, WriteFailed, ShuttingDown, SandboxUnavailable, Stale) as fault:
-            # It is as the database says; what still has its yes is looked for again.
-            self._on_event("approval.not_carried_out", {"reason": str(fault)})
-        except Exception as fault:  # others wait, too
-            self._note_fault(approval_id, fault)
-            await self._interrupt_started(approval_id)
-        finally:
-            del self._runs[approval_id]
-            if not self._followers.get(approval_id):
-                self._followers.pop(approval_id, None)
-            run.over.set()
-
-    async def _keep_time(self) -> None:
-        """Start what has its yes, let expire what is over, warn of what is about to be."""
-        while True:
-            self._look = anyio.Event()
-            try:
-                await self._look_round()
-                end = await self._table.next_end()
-            except (ReadFailed, WriteFailed) as fault:
-                self._on_event("approval.not_looked_after", {"reason": str(fault)})
-                end = None
-                await anyio.sleep(LOOK_S)
-            with anyio.move_on_after(self._pause(end)):
-                await self._look.wait()
-
-    def _pause(self, end: str | None) -> float:
-        if end is None:
-            return 60.0
-        left_s = (datetime.fromisoformat(end) - self.now()).total_seconds()
-        # What is over and still here is being carried out, or the disk takes nothing.
-        return min(max(left_s, 0.02), LOOK_S) if left_s > 0 else 1.0
-
-    async def _look_round(self) -> None:
-        now = self.now()
-        warn_before = now + timedelta(seconds=self._rules.warn_s)
-        over, near = await self._table.due(now, warn_before)
-        for approval_id in over:
-            try:
-                await self._expire(approval_id)
-            except (ReadFailed, WriteFailed):
-                raise
-            except Exception as fault:  # the others are to expire all the same
-                self._note_fault(approval_id, fault)
-                await anyio.sleep(LOOK_S)
-        for approval_id in near:
-            step = Step(
-                "approval.expiring", "engine", now, frozenset({ApprovalState.PENDING}),
-                columns={"warned_at": _stamp(now)}, event="approval.expiring",
-            )  # fmt: skip
-            await self._try(approval_id, step)
-        for approval_id in await self._table.in_state(ApprovalState.APPROVED):
-            self._start(approval_id)
-
-    async def _expire(self, approval_id: str) -> None:
-        if approval_id in self._runs:
-            return
-        stored = await self._get(approval_id)
-        was = (
-            "Nobody answered in time"
-            if stored.approval.decided_at is None
-            else ("The yes came, but the call could not be started in time")
-        )
-        error = ApprovalExpired(
-            f"{was}: the approval of this call of {stored.approval.tool} has expired, which is "
-            "no denial. Ask again only if it is still needed.",
-            extra={"approval_id": approval_id},
-        )
-        answer = await self.way.answer(stored, error)
-        now = self.now()
-        step = Step(
-            "approval.expired", "engine", now, WAITING, ApprovalState.EXPIRED,
-            columns={"ended_at": _stamp(now), "code": "APPROVAL_EXPIRED"},
-            answer=answer, event="approval.ended",
-        )  # fmt: skip
-        after = await self._try(approval_id, step)
-        if after is not None:
-            self.way.record(after, answer)
-
-    def _note_fault(self, approval_id: str, fault: Exception) -> None:
-        """A bug, or a row that cannot be understood: said in the log, and it stays as it is."""
-        values: JsonObject = {"approval_id": approval_id, "reason": repr(fault)[:500]}
-        self._on_event("approval.fault", values)
-
-    async def _interrupt_started(self, approval_id: str) -> None:
-        """End it as interrupted where it has begun, as far as it can be understood."""
-        try:
-            if (await self._table.get(approval_id)).approval.state is ApprovalState.STARTED:
-                await self._interrupt(approval_id)
-        except (ReadFailed, WriteFailed) as fault:
-            self._on_event("approval.not_looked_after", {"reason": str(fault)})
-        except Exception as fault:
-            self._note_fault(approval_id, fault)
-
-    async def _interrupt(self, approval_id: str) -> None:
-        """The engine ended while it ran: whether it has acted nobody knows."""
-        stored = await self._table.get(approval_id)
-        error = OutcomeUnknown(
-            f"The engine ended while this call of {stored.approval.tool} ran. It may have acted. "
-            "Do not repeat it; a human has to find out and resolve it.",
-            extra={"approval_id": approval_id},
-        )
-        answer = await self.way.answer(stored, error)
-        now = self.now()
-        step = Step(
-            "approval.interrupted", "engine", now, frozenset({ApprovalState.STARTED}),
-            ApprovalState.INTERRUPTED,
-            columns={"ended_at": _stamp(now), "code": "OUTCOME_UNKNOWN"},
-            answer=answer, event="approval.ended",
-        )  # fmt: skip
-        after = await self._change(approval_id, step)
-        self.way.record(after, answer)
-
-    async def _try(self, approval_id: str, step: Step) -> StoredApproval | None:
-        """A change that somebody else may have made needless."""
-        try:
-            return await self._change(approval_id, step)
-        except Stale:
-            return None
-
-    async def _get(self, approval_id: str) -> StoredApproval:
-        try:
-            return await self._table.get(approval_id)
-        except UnknownApproval:
-            raise _unknown() from None
-
-
-def _live_for(followers: Sequence[Live]) -> Live:
-    """One that hands on to whoever follows the call."""
-
-    def output(stream: str, text: str) -> None:
-        for live in followers:
-            if live.output is not None:
-                live.output(stream, text)
-
-    def progress(percent: float, message: str) -> None:
-        for live in followers:
-            live.report(percent, message)
-
-    return Live(output=output if followers else None, progress=progress)
-
-
-def _edited_document(stored: StoredApproval, edited: Edited) -> dict[str, Any]:
-    request = stored.request
-    return {
-        **_asked_for_edited(stored.approval, edited.decision),
-        "arguments": edited.arguments,
-        "preview": edited.preview,
-        "binding": edited.document,
-        "action_digest": edited.digest,
-        "request": {
-            "arguments": edited.request_arguments,
-            "options": request.options,
-            "token_id": request.token_id,
-            "expected": edited.expected,
-            "may_exceed_budget": request.may_exceed_budget,
-            "hidden": list(request.hidden),
-        },
-    }
-
-
-def _asked_for_edited(before: Approval, decision: Decision) -> dict[str, Any]:
-    """Who has to agree to an edited call: whom its own rules want, and whom those before wanted.
-
-    Raises:
-        PermissionDenied: too few are wanted by both.
-    """
-    both = [names for names in (before.approvers, decision.approvers) if names]
-    approvers = [name for name in both[0] if all(name in them for them in both)] if both else []
-    quorum = max(before.quorum, decision.quorum)
-    if both and len(approvers) < quorum:
-        raise PermissionDenied(
-            "The rules want other approvers for the edited call than for this one. Deny this one, "
-            "and let the edited call be asked for."
-        )
-    asked: dict[str, Any] = {"approvers": approvers, "quorum": quorum}
-    if decision.verdict is Verdict.ASK:
-        asked |= {"rule": decision.rule, "asked_by": list(decision.asked_by),
-                  "reason": decision.reason, "policy_version": decision.policy_version}  # fmt: skip
-    return asked
 
 
 def _own_view(approval: Approval, hidden: Sequence[str]) -> Approval:
@@ -902,27 +395,3 @@ def _own_view(approval: Approval, hidden: Sequence[str]) -> Approval:
     return approval.model_copy(
         update={"binding": None, "arguments": shown, "approvers": (), "decisions": ()}
     )
-
-
-def _unknown() -> ResourceNotFound:
-    return ResourceNotFound("There is no such approval. Do not retry.")
-
-
-def _too_late(approval: Approval) -> ApprovalExpired:
-    return ApprovalExpired(
-        f"It is too late: this approval expired at {approval.expires_at:%Y-%m-%d %H:%M:%S} UTC.",
-        details={"state": approval.state.value, "version": approval.version},
-    )
-
-
-def _conflict(approval: Approval) -> IdempotencyConflict:
-    is_open = approval.state in OPEN_STATES
-    words = "It has changed since you looked" if is_open else f"It is {approval.state} already"
-    return IdempotencyConflict(
-        f"{words}. Look at it again.",
-        details={"state": approval.state.value, "version": approval.version},
-    )
-
-
-def _stamp(moment: datetime) -> str:
-    return moment.isoformat(timespec="microseconds")

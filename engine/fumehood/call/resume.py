@@ -14,11 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fumehood.call.action import Action, action_of, changed_fields
+from fumehood.call.approval_edit import Edited
 from fumehood.call.approve import approved_by_human, stored_approval
 from fumehood.call.authorise import PermittedCall, authorise
 from fumehood.call.claim import claimed
 from fumehood.call.compose import compose
-from fumehood.call.desk import Edited
 from fumehood.call.plan import make_plan, until_place_is_known
 from fumehood.call.preview import preview
 from fumehood.call.record import record_ending

@@ -1,0 +1,107 @@
+"""The keeper: lets approvals expire, warns of their end, and starts what has its yes.
+
+Host side, one task of the engine, entered by the desk. It looks at the database, not at what it
+remembers, so what a crash or a full disk left undone is done at one of its next looks.
+Invariants: what is being carried out does not expire; one row that cannot be understood holds
+up no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+import anyio
+
+from fumehood.call import approval_refusals as refusals
+from fumehood.call import approval_steps as steps
+from fumehood.call.approval_changes import ApprovalChanges
+from fumehood.call.approval_runs import ApprovalRuns
+from fumehood.call.approval_way import CallWay
+from fumehood.model.approval import ApprovalState
+from fumehood.model.json_types import JsonObject
+from fumehood.store.approvals import ApprovalTable
+from fumehood.store.errors import ReadFailed, WriteFailed
+
+LOOK_S = 5.0
+"""How often the keeper looks for what has expired, besides when it knows of an end."""
+
+
+class ApprovalKeeper:
+    """The clock of one engine's approvals."""
+
+    def __init__(
+        self,
+        table: ApprovalTable,
+        changes: ApprovalChanges,
+        runs: ApprovalRuns,
+        *,
+        warn_s: float,
+        way: Callable[[], CallWay],
+        now: Callable[[], datetime],
+        on_event: Callable[[str, JsonObject], None],
+    ) -> None:
+        self._table = table
+        self._changes = changes
+        self._runs = runs
+        self._warn_s = warn_s
+        self._way = way
+        self._now = now
+        self._on_event = on_event
+        self._look = anyio.Event()
+
+    async def interrupt_what_had_begun(self) -> None:
+        """Before anything starts: what is `started` now was cut short by a crash."""
+        for approval_id in await self._table.in_state(ApprovalState.STARTED):
+            await self._runs.interrupt(approval_id)
+
+    def look(self) -> None:
+        """Something has changed: look at once."""
+        self._look.set()
+
+    async def keep_time(self) -> None:
+        """Start what has its yes, let expire what is over, warn of what is about to be."""
+        while True:
+            self._look = anyio.Event()
+            try:
+                await self._look_round()
+                end = await self._table.next_end()
+            except (ReadFailed, WriteFailed) as fault:
+                self._on_event("approval.not_looked_after", {"reason": str(fault)})
+                end = None
+                await anyio.sleep(LOOK_S)
+            with anyio.move_on_after(self._pause(end)):
+                await self._look.wait()
+
+    def _pause(self, end: str | None) -> float:
+        if end is None:
+            return 60.0
+        left_s = (datetime.fromisoformat(end) - self._now()).total_seconds()
+        # What is over and still here is being carried out, or the disk takes nothing.
+        return min(max(left_s, 0.02), LOOK_S) if left_s > 0 else 1.0
+
+    async def _look_round(self) -> None:
+        now = self._now()
+        over, near = await self._table.due(now, now + timedelta(seconds=self._warn_s))
+        for approval_id in over:
+            try:
+                await self._expire(approval_id)
+            except (ReadFailed, WriteFailed):
+                raise
+            except Exception as fault:  # the others are to expire all the same
+                self._changes.tell_fault(approval_id, fault)
+                await anyio.sleep(LOOK_S)
+        for approval_id in near:
+            await self._changes.change_unless_stale(approval_id, steps.expiring(now))
+        for approval_id in await self._table.in_state(ApprovalState.APPROVED):
+            self._runs.start(approval_id)
+
+    async def _expire(self, approval_id: str) -> None:
+        if approval_id in self._runs.running:
+            return
+        stored = await self._changes.get(approval_id)
+        answer = await self._way().answer(stored, refusals.expired(stored.approval))
+        step = steps.expired(self._now(), answer)
+        after = await self._changes.change_unless_stale(approval_id, step)
+        if after is not None:
+            self._way().record(after, answer)
