@@ -30,43 +30,42 @@ from fumehood.call.incoming import (
     parse_query,
 )
 from fumehood.call.rooms import Rooms
-from fumehood.call.shape import shape_error
 from fumehood.call.stream import StreamedCall, events_of
 from fumehood.config import Config, config_file, load_config
+from fumehood.engine_answers import EngineAnswers
 from fumehood.engine_approvals import EngineApprovals
 from fumehood.engine_audit import EngineAudit
-from fumehood.engine_calls import EngineCalls
+from fumehood.engine_calls import EngineCalls, Intake
 from fumehood.engine_directory import EngineDirectory
 from fumehood.engine_policy import EnginePolicy
-from fumehood.engine_walls import TROUBLE, EngineWalls
+from fumehood.engine_records import EngineRecords
+from fumehood.engine_sessions import make_sessions
+from fumehood.engine_walls import EngineWalls, logged
 from fumehood.executors.live import Live
 from fumehood.executors.session_files import SessionFiles
 from fumehood.gates.approvers import Approvers
 from fumehood.gates.binding import require_agent
 from fumehood.gates.budget import Budgets
-from fumehood.gates.identity import require_caller
 from fumehood.gates.tokens import Tokens
 from fumehood.model.answers import ToolDetails
-from fumehood.model.budget import BudgetStanding
 from fumehood.model.call import CallBody, CallOptions
 from fumehood.model.call_log import CallPage, CallQuery, CallRecord
-from fumehood.model.envelope import Envelope, Metadata, Performance, Resources, UsageReport
+from fumehood.model.envelope import Envelope
 from fumehood.model.errors import (
     EngineError,
     IdempotencyConflict,
     ResourceNotFound,
-    ShuttingDown,
 )
 from fumehood.model.events import Event, last_event
 from fumehood.model.idempotency import KEY_LIFETIME
 from fumehood.model.identity import Principal, Scope, uid_principal_id
 from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import MB
-from fumehood.model.status import Readiness, StateReadiness, WallReadiness
+from fumehood.model.status import Readiness, StateReadiness
 from fumehood.model.tool import ToolDefinition
 from fumehood.model.usage import EstimatingCounter, TokenCounter
-from fumehood.model.usage_table import MAX_STANDINGS, AllUsageQuery, UsageQuery, UsageTable
-from fumehood.observe.clock import Clock, IdSource, SystemClock, timestamp
+from fumehood.model.usage_table import AllUsageQuery, UsageQuery, UsageTable
+from fumehood.observe.clock import Clock, IdSource, SystemClock
 from fumehood.observe.log import Logger, log_fault, quiet_logger
 from fumehood.registry.agents import Agents
 from fumehood.registry.directory import DirectoryFault
@@ -76,15 +75,13 @@ from fumehood.registry.index import ToolIndex
 from fumehood.registry.listing import DEFAULT_LIMIT, ToolFilter, ToolPage, page_of_tools
 from fumehood.registry.loading import Tool, import_paths, register_all
 from fumehood.registry.registrations import Registrations
-from fumehood.sandbox.sessions import SessionClock, SessionKeeper
 from fumehood.sandbox.wall import Wall
 from fumehood.store.blobs import Blob, BlobStore
-from fumehood.store.calls import CallLog, UnknownCursor
+from fumehood.store.calls import CallLog
 from fumehood.store.counters import CounterTable
 from fumehood.store.database import Database, open_database
 from fumehood.store.errors import StoreError, understood
 from fumehood.store.retention import Kept, retention
-from fumehood.store.sessions import SessionTable
 from fumehood.store.spool import SpoolStore
 from fumehood.store.usage import UsageLog
 from fumehood.wire.blob_urls import parse_blob_url
@@ -159,7 +156,7 @@ class Engine:
             self.config,
             import_paths(self._registry),
             state=self.database.path.parent if self.database.path is not None else None,
-            on_event=self._on_wall_event,
+            on_event=logged(self.log),
             interpreter=interpreter,
             jail=jail,
             container=container,
@@ -188,17 +185,15 @@ class Engine:
             lifetime_s=max(1, int(self.config.blobs_kept_hours * 3600)),
             now=self._clock.now,
         )
-        session_rows = SessionTable(self.database)
-        with understood("sessions"):
-            kept_sessions = session_rows.all_now()
-        self.sessions = SessionKeeper(
+        self._intake = Intake()
+        self.sessions = make_sessions(
+            self.config,
+            self.database,
             self._walls.container,
-            session_rows,
-            self.config.session_rules,
-            SessionClock(self._clock.now, self._clock.monotonic),
-            self._check_session_maker,
-            kept=kept_sessions,
-            on_event=self._on_wall_event,
+            self.agents,
+            self._clock,
+            is_draining=lambda: self._intake.is_draining,
+            on_event=logged(self.log),
         )
         with understood("approvals"):
             self._approvals = EngineApprovals(
@@ -209,7 +204,7 @@ class Engine:
                 agents=self.agents,
                 clock=self._clock,
                 ids=self._ids,
-                on_event=self._on_approval_event,
+                log=self.log,
             )
         self.desk = self._approvals.desk
         self.policy = EnginePolicy(
@@ -232,7 +227,7 @@ class Engine:
             counter=self._counter,
             prices=self.config.resource_prices,
             allow_debug=self.config.allow_debug,
-            is_draining=lambda: self._own_calls.takes_none,
+            is_draining=self._intake.takes_none,
             calls=self._calls,
             blobs=self.blobs,
             cursors=self._cursors,
@@ -242,18 +237,25 @@ class Engine:
             budgets=self.budgets,
             desk=self.desk,
         )
-        self._approvals.connect(self._rooms, lambda: self._own_calls.takes_none)
+        self._approvals.connect(
+            self._rooms,
+            self._intake.takes_none,
+            self.webhook.wake if self.webhook is not None else None,
+        )
         self._spools = SpoolStore(
             self.database.path.parent if self.database.path is not None else None,
             max_bytes=self.config.streams_mb * MB,
         )
         self._own_calls = EngineCalls(
+            self._intake,
             self._rooms,
             self._ids,
             self._clock,
             self._spools,
             output_bytes=self.config.container.output_kb * 1024,
         )
+        self._records = EngineRecords(self._calls, self._usage, self.budgets)
+        self._answers = EngineAnswers(self._clock, self._ids, self.config.prices.currency)
         self._stack = AsyncExitStack()
 
     def _make_webhook(self) -> EngineWebhook | None:
@@ -300,7 +302,7 @@ class Engine:
                 retention(kept, self._clock.now, self._on_retention_fault, kept_s=kept_s)
             )
         await self._recover_keys()
-        self._own_calls.is_open = True
+        self._intake.is_open = True
         if self.webhook is not None:
             await self._stack.enter_async_context(self.webhook.running())
         await self._stack.enter_async_context(self.desk)
@@ -317,7 +319,7 @@ class Engine:
             self.log.warning("idempotency.outcomes_unknown", calls=lost)
 
     async def __aexit__(self, *exc: object) -> None:
-        self._own_calls.is_open = False
+        self._intake.is_open = False
         await self._stack.aclose()
         await anyio.lowlevel.checkpoint()  # the last calls' last events are still to be logged
 
@@ -449,19 +451,10 @@ class Engine:
 
     def ready(self) -> Readiness:
         """Whether calls are served, and what each wall in use enforces here."""
-        walls = self.walls
-        is_held = all(wall["ready"] for wall in walls.values() if wall["essential"])
-        serves = not self._own_calls.takes_none and is_held
-        shown = {
-            name: WallReadiness(
-                ready=wall["ready"],
-                enforced=tuple(wall["enforced"]),
-                missing=tuple(wall["missing"]),
-            )
-            for name, wall in walls.items()
-        }
+        is_held, walls = self._walls.readiness()
+        serves = is_held and not self._intake.takes_none()
         state = StateReadiness(failing=self.database.is_failing, lost_rows=self.database.lost_posts)
-        return Readiness(status="ready" if serves else "not_ready", walls=shown, state=state)
+        return Readiness(status="ready" if serves else "not_ready", walls=walls, state=state)
 
     def agent_tools(
         self,
@@ -512,17 +505,11 @@ class Engine:
 
     async def list_calls(self, query: CallQuery, principal: Principal) -> CallPage:
         """A page of one principal's calls. Raises as `calls` does."""
-        try:
-            return await self._calls.page(principal.id, query)
-        except UnknownCursor:
-            raise ResourceNotFound("There is no such cursor. Begin again without one.") from None
+        return await self._records.page(query, principal)
 
     async def find_call(self, call_id: str, principal: Principal) -> CallRecord:
         """One call of one principal; another's is not found. Raises as `call_record` does."""
-        record = await self._calls.get(principal.id, call_id)
-        if record is None:
-            raise ResourceNotFound("There is no such call of yours in the log. Do not retry.")
-        return record
+        return await self._records.find(call_id, principal)
 
     async def usage(self, **query: Any) -> UsageTable:
         """What calls of this process's owner took together, and what budgets have left.
@@ -537,19 +524,11 @@ class Engine:
 
     async def usage_of(self, principal: Principal, query: UsageQuery) -> UsageTable:
         """The same of one principal's calls, with the budgets that limit it."""
-        table = await self._usage.table(query, principal.id)
-        return self._with_budgets(table, self.budgets.standings(principal))
+        return await self._records.usage_of(principal, query)
 
     async def all_usage(self, query: AllUsageQuery) -> UsageTable:
         """The same of everybody's calls or of one principal's, with all budgets."""
-        table = await self._usage.table(query, query.principal)
-        return self._with_budgets(table, self.budgets.standings())
-
-    @staticmethod
-    def _with_budgets(table: UsageTable, standings: list[BudgetStanding]) -> UsageTable:
-        has_more = table.has_more or len(standings) > MAX_STANDINGS
-        shown = tuple(standings[:MAX_STANDINGS])
-        return table.model_copy(update={"budgets": shown, "has_more": has_more})
+        return await self._records.all_usage(query)
 
     async def open_blob(
         self, blob_id: str, principal: Principal, *, expires: str, signature: str
@@ -583,11 +562,11 @@ class Engine:
 
     def answer(self, data: JsonObject) -> Envelope:
         """An envelope for what is no call, such as a list of tools."""
-        return self._outside_calls(data, None, None)
+        return self._answers.envelope(data)
 
     def refusal(self, error: EngineError, tool: str | None = None) -> Envelope:
         """An envelope for what was refused before it became a call."""
-        return self._outside_calls({}, error, tool)
+        return self._answers.envelope({}, error, tool)
 
     def drain(self) -> None:
         """Take no new calls from now on; what runs goes on."""
@@ -601,7 +580,7 @@ class Engine:
     @property
     def is_draining(self) -> bool:
         """Whether new calls are refused."""
-        return self._own_calls.is_draining
+        return self._intake.is_draining
 
     @property
     def directory_faults(self) -> tuple[DirectoryFault, ...]:
@@ -617,16 +596,6 @@ class Engine:
         """
         return self._walls.report()
 
-    def _check_session_maker(self, principal: Principal, agent_id: str | None) -> None:
-        """Who may make a session, and for which agent: whoever may make such calls."""
-        require_caller(principal)
-        if agent_id is not None:
-            require_agent(principal, agent_id, self.agents.find(agent_id))
-        if self.is_draining:
-            raise ShuttingDown(
-                "The engine is stopping. Repeat the call when it is back.", retry_after_ms=2000
-            )
-
     def _on_store_fault(self, name: str, fault: StoreError) -> None:
         self.log.error(f"{name}.unavailable", reason=str(fault))
 
@@ -638,39 +607,6 @@ class Engine:
 
     def _on_retention_fault(self, fault: Exception) -> None:
         log_fault(self.log, "state.retention_failed", fault)
-
-    def _on_wall_event(self, event: str, values: JsonObject) -> None:
-        level = self.log.warning if event in TROUBLE else self.log.info
-        level(event, **values)
-
-    def _on_approval_event(self, event: str, values: JsonObject) -> None:
-        level = self.log.info if event == "approval.changed" else self.log.warning
-        level(event, **values)
-        if self.webhook is not None:
-            self.webhook.wake()
-
-    def _outside_calls(
-        self, data: JsonObject, error: EngineError | None, tool: str | None
-    ) -> Envelope:
-        now = self._clock.now()
-        return Envelope(
-            success=error is None,
-            status="success" if error is None else "error",
-            data=data,
-            error=shape_error(error) if error is not None else None,
-            metadata=Metadata(
-                tool_name=tool[:80] if tool is not None else None,
-                tool_version=None,
-                call_id=None,
-                trace_id=self._ids.trace_id(now),
-                timestamp=timestamp(now),
-                execution_time_ms=0.0,
-                performance=Performance(total_ms=0.0),
-                sandbox=None,
-                resources=Resources(),
-                usage=UsageReport(currency=self.config.prices.currency),
-            ),
-        )
 
 
 __all__ = ["CallOptions", "Engine", "Tool", "parse_call_body", "parse_call_query"]
