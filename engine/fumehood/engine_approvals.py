@@ -1,6 +1,6 @@
 """The engine's desk: made from its configuration, its state and the way of its calls.
 
-Part of the composition root, which names concrete classes. Above it `engine`, below
+Part of the composition root, which names concrete classes. Above it `engine_composition`, below
 it `call/`.
 """
 

@@ -1,8 +1,8 @@
 """The engine's audit chain: anchored while it runs, looked through and given a new key on request.
 
-Part of the composition root. Above it `engine`, below it `store`. Invariant: an anchor is told
-after the row that it names is on the disk, so that no loss of power makes it point beyond the
-chain's end.
+Part of the composition root. Above it `engine_composition`, below it `store`. Invariant: an anchor
+is told after the row that it names is on the disk, so that no loss of power makes it point beyond
+the chain's end.
 """
 
 from __future__ import annotations

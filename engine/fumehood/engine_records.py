@@ -1,6 +1,6 @@
 """The engine's records: what can be looked up of calls that are over, and what they took.
 
-Host side, part of the composition root. Above it `engine`, below it `gates` and
+Host side, part of the composition root. Above it `engine_composition`, below it `gates` and
 `store`. Invariant: a question about one principal is answered with nothing of another's.
 """
 

@@ -1,6 +1,6 @@
 """The engine's sessions: made from what the state still knows of them, with who may make one.
 
-Host side, part of the composition root. Above it `engine`, below it `gates`, `store`
+Host side, part of the composition root. Above it `engine_composition`, below it `gates`, `store`
 and `sandbox`. Invariant: a session is made by nobody who could not make its calls, and by none
 while the engine drains.
 """

@@ -1,6 +1,6 @@
 """The engine's walls: made from its configuration, entered and left together.
 
-Part of the composition root, which names concrete classes. Above it `engine`, below it
+Part of the composition root, which names concrete classes. Above it `engine_composition`, below it
 the folders of `sandbox`.
 """
 
