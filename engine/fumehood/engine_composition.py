@@ -59,7 +59,7 @@ class Basis:
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """The parts of one engine. It closes the database where `owns_database`."""
+    """The parts of one engine. The database ends with it where `owns_database`."""
 
     basis: Basis
     registry: ToolIndex
