@@ -1,27 +1,22 @@
-"""The engine: the composition root. The only place that names concrete classes.
+"""The engine: what an embedding program, the daemon and the command line see of it.
 
-Above it the faces (daemon, command line, an embedding program); below it the rooms.
+Host side. Above it the faces; below it `engine_life`, which starts and stops it, and
+`engine_composition`, which makes its parts. Every entrance goes through here, so that none can
+skip a gate: a call by `run` or `open_stream`, and with no more rights than its principal has.
 Entering it starts the walls, leaving it ends them with everything that runs in them.
 """
 
 from __future__ import annotations
 
-import math
 import os
-import secrets
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterable
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
-import anyio
-import anyio.lowlevel
 import anyio.to_thread
 
-from fumehood.call.claim import Keys
 from fumehood.call.incoming import (
     NotJson,
     parse_call_body,
@@ -29,71 +24,35 @@ from fumehood.call.incoming import (
     parse_own_call,
     parse_query,
 )
-from fumehood.call.rooms import Rooms
-from fumehood.call.shape import shape_error
 from fumehood.call.stream import StreamedCall, events_of
-from fumehood.config import Config, config_file, load_config
-from fumehood.engine_approvals import EngineApprovals
-from fumehood.engine_audit import EngineAudit
-from fumehood.engine_calls import EngineCalls
-from fumehood.engine_directory import EngineDirectory
-from fumehood.engine_policy import EnginePolicy
-from fumehood.engine_walls import TROUBLE, EngineWalls
+from fumehood.config import Config
+from fumehood.engine_composition import compose, make_basis
+from fumehood.engine_life import EngineLife
 from fumehood.executors.live import Live
 from fumehood.executors.session_files import SessionFiles
-from fumehood.gates.approvers import Approvers
 from fumehood.gates.binding import require_agent
-from fumehood.gates.budget import Budgets
-from fumehood.gates.identity import require_caller
-from fumehood.gates.tokens import Tokens
 from fumehood.model.answers import ToolDetails
-from fumehood.model.budget import BudgetStanding
 from fumehood.model.call import CallBody, CallOptions
 from fumehood.model.call_log import CallPage, CallQuery, CallRecord
-from fumehood.model.envelope import Envelope, Metadata, Performance, Resources, UsageReport
-from fumehood.model.errors import (
-    EngineError,
-    IdempotencyConflict,
-    ResourceNotFound,
-    ShuttingDown,
-)
+from fumehood.model.envelope import Envelope
+from fumehood.model.errors import EngineError, IdempotencyConflict, ResourceNotFound
 from fumehood.model.events import Event, last_event
-from fumehood.model.idempotency import KEY_LIFETIME
 from fumehood.model.identity import Principal, Scope, uid_principal_id
 from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import MB
-from fumehood.model.status import Readiness, StateReadiness, WallReadiness
+from fumehood.model.status import Readiness, StateReadiness
 from fumehood.model.tool import ToolDefinition
-from fumehood.model.usage import EstimatingCounter, TokenCounter
-from fumehood.model.usage_table import MAX_STANDINGS, AllUsageQuery, UsageQuery, UsageTable
-from fumehood.observe.clock import Clock, IdSource, SystemClock, timestamp
-from fumehood.observe.log import Logger, log_fault, quiet_logger
-from fumehood.registry.agents import Agents
+from fumehood.model.usage import TokenCounter
+from fumehood.model.usage_table import AllUsageQuery, UsageQuery, UsageTable
+from fumehood.observe.clock import Clock
+from fumehood.observe.log import Logger
 from fumehood.registry.directory import DirectoryFault
-from fumehood.registry.discover import LoadFault, discover
 from fumehood.registry.filtering import Selection, filter_tools
-from fumehood.registry.index import ToolIndex
 from fumehood.registry.listing import DEFAULT_LIMIT, ToolFilter, ToolPage, page_of_tools
-from fumehood.registry.loading import Tool, import_paths, register_all
-from fumehood.registry.registrations import Registrations
-from fumehood.sandbox.sessions import SessionClock, SessionKeeper
+from fumehood.registry.loading import Tool
 from fumehood.sandbox.wall import Wall
-from fumehood.store.blobs import Blob, BlobStore
-from fumehood.store.calls import CallLog, UnknownCursor
-from fumehood.store.counters import CounterTable
-from fumehood.store.database import Database, open_database
-from fumehood.store.errors import StoreError, understood
-from fumehood.store.retention import Kept, retention
-from fumehood.store.sessions import SessionTable
-from fumehood.store.spool import SpoolStore
-from fumehood.store.usage import UsageLog
+from fumehood.store.blobs import Blob
+from fumehood.store.database import Database
 from fumehood.wire.blob_urls import parse_blob_url
-from fumehood.wire.cursors import Cursors
-
-if TYPE_CHECKING:
-    from fumehood.engine_webhook import EngineWebhook
-
-CURSOR_KEY_BYTES = 32
 
 
 class Engine:
@@ -128,201 +87,39 @@ class Engine:
         container: Wall | None = None,
         database: Database | None = None,
     ) -> None:
-        self.config = config if config is not None else load_config()
-        self.log = log if log is not None else quiet_logger()
-        self._clock = clock if clock is not None else SystemClock()
-        self._counter = token_counter if token_counter is not None else EstimatingCounter()
-        self._ids = IdSource()
-        self._registry = ToolIndex()
-        private = (Path.home(), self.config.state_directory, config_file().parent)
-        self.load_faults: list[LoadFault] = discover(
-            self._registry, self.config.host_tools, private=private
-        )
-        for fault in self.load_faults:
-            self.log.error("tools.left_out", entry_point=fault.entry_point, reason=fault.reason)
-        register_all(self._registry, tools, private)
-        self._owns_database = database is None
-        self.database = database if database is not None else open_database(None)
-        self.audit = EngineAudit(
-            self.database, self.config.audit, self.log, self._clock.now,
-            on_owed=self._wake_webhook if self.config.webhook is not None else None,
-        )  # fmt: skip
-        with understood("definitions of tools"):
-            self.registrations = Registrations(self._registry, self.database)
-        for left_out in self.registrations.load_faults:
-            self.log.error("tools.left_out", registered=True, reason=left_out.message)
-        directory = self.config.tools_directory
-        self._directory = (
-            EngineDirectory(directory, self._registry, self.registrations, self.log)
-            if directory is not None
-            else None
-        )
-        self._cursors = Cursors(secrets.token_bytes(CURSOR_KEY_BYTES))
-        self._walls = EngineWalls(
-            self.config,
-            import_paths(self._registry),
-            state=self.database.path.parent if self.database.path is not None else None,
-            on_event=self._on_wall_event,
+        made = compose(
+            make_basis(config, token_counter, log, clock),
+            tools,
+            database,
             interpreter=interpreter,
             jail=jail,
             container=container,
         )
-        with understood("agents"):
-            self.agents = Agents(self.database)
-        with understood("tokens"):
-            self.tokens = Tokens(self.database)
-        with understood("approvers"):
-            self.approvers = Approvers(self.database)
-        self._calls = CallLog(
-            self.database, kept_days=self.config.calls_kept_days, kept=self.config.calls_kept
-        )
-        self._usage = UsageLog(self.database)
-        with understood("counters of budgets"):
-            self.budgets = Budgets(
-                self.config.budget_rules, CounterTable(self.database), self._clock.now
-            )
-        known = {tool.definition.name for tool in self._registry}
-        for name in self.budgets.unmatched(known):
-            self.log.warning("budget.covers_no_tool", budget=name)
-        self.blobs = BlobStore(
-            self.database,
-            self.database.path.parent if self.database.path is not None else None,
-            max_bytes=self.config.blobs_kept_mb * MB,
-            lifetime_s=max(1, int(self.config.blobs_kept_hours * 3600)),
-            now=self._clock.now,
-        )
-        session_rows = SessionTable(self.database)
-        with understood("sessions"):
-            kept_sessions = session_rows.all_now()
-        self.sessions = SessionKeeper(
-            self._walls.container,
-            session_rows,
-            self.config.session_rules,
-            SessionClock(self._clock.now, self._clock.monotonic),
-            self._check_session_maker,
-            kept=kept_sessions,
-            on_event=self._on_wall_event,
-        )
-        with understood("approvals"):
-            self._approvals = EngineApprovals(
-                self.config,
-                self.database,
-                approvers=self.approvers,
-                tokens=self.tokens,
-                agents=self.agents,
-                clock=self._clock,
-                ids=self._ids,
-                on_event=self._on_approval_event,
-            )
-        self.desk = self._approvals.desk
-        self.policy = EnginePolicy(
-            self.config.policy_file,
-            self.config.environment,
-            self._registry,
-            self.agents,
-            self.database,
-            self.log,
-            self._clock.now,
-        )
-        self.webhook = self._make_webhook()
-        self.keys = Keys(self.database)
-        self._rooms = Rooms(
-            registry=self._registry,
-            agents=self.agents,
-            walls=self._walls.by_name,
-            clock=self._clock,
-            log=self.log,
-            counter=self._counter,
-            prices=self.config.resource_prices,
-            allow_debug=self.config.allow_debug,
-            is_draining=lambda: self._own_calls.takes_none,
-            calls=self._calls,
-            blobs=self.blobs,
-            cursors=self._cursors,
-            sessions=self.sessions,
-            policy=self.policy.gate,
-            keys=self.keys,
-            budgets=self.budgets,
-            desk=self.desk,
-        )
-        self._approvals.connect(self._rooms, lambda: self._own_calls.takes_none)
-        self._spools = SpoolStore(
-            self.database.path.parent if self.database.path is not None else None,
-            max_bytes=self.config.streams_mb * MB,
-        )
-        self._own_calls = EngineCalls(
-            self._rooms,
-            self._ids,
-            self._clock,
-            self._spools,
-            output_bytes=self.config.container.output_kb * 1024,
-        )
-        self._stack = AsyncExitStack()
-
-    def _make_webhook(self) -> EngineWebhook | None:
-        """What tells another program of approvals, where one is configured."""
-        chosen = self.config.webhook
-        if chosen is None:
-            return None
-        # Here, because it brings an HTTP client with it, and most engines have no use for one.
-        from fumehood.engine_webhook import EngineWebhook
-
-        return EngineWebhook(chosen, self.database, self.desk.show, self.desk.now, self.log)
+        self._made = made
+        self._life = EngineLife(made)
+        self.config = made.basis.config
+        self.log = made.basis.log
+        self.load_faults = made.load_faults
+        self.database = made.database
+        self.audit = made.audit
+        self.registrations = made.registrations
+        self.agents = made.state.agents
+        self.tokens = made.state.tokens
+        self.approvers = made.state.approvers
+        self.budgets = made.state.budgets
+        self.blobs = made.state.blobs
+        self.keys = made.state.keys
+        self.sessions = made.sessions
+        self.desk = made.approvals.desk
+        self.policy = made.policy
+        self.webhook = made.webhook
 
     async def __aenter__(self) -> Engine:
-        if self._owns_database:
-            self._stack.callback(self.database.close)
-        await self._stack.enter_async_context(self.audit.anchored())
-        await self._stack.enter_async_context(self._walls)
-        await self._stack.enter_async_context(self.sessions)
-        await self.policy.start()
-        group = await self._stack.enter_async_context(anyio.create_task_group())
-        self._stack.callback(group.cancel_scope.cancel)
-        group.start_soon(self.policy.follow)
-        if self._directory is not None:
-            group.start_soon(self._directory.follow)
-        self._stack.callback(self.blobs.close)
-        self._stack.callback(self._spools.close)
-        self._stack.push_async_callback(self._close_budgets)
-        self._stack.push_async_callback(self._own_calls.end_streamed)
-        # Without them what is too large is not kept, or what happens not told: answers say so.
-        for name, open_store in (("blobs", self.blobs.open), ("streams", self._spools.open)):
-            try:
-                await open_store()
-            except StoreError as fault:
-                self._on_store_fault(name, fault)
-        all_kept: tuple[tuple[Kept, float], ...] = (
-            (self._calls, self.config.calls_kept_days * 86_400),
-            (self.blobs, self.config.blobs_kept_hours * 3600),
-            (self.keys, KEY_LIFETIME.total_seconds()),
-            (self.budgets, math.inf),
-            (self._approvals.table, math.inf),
-        )
-        for kept, kept_s in all_kept:
-            await self._stack.enter_async_context(
-                retention(kept, self._clock.now, self._on_retention_fault, kept_s=kept_s)
-            )
-        await self._recover_keys()
-        self._own_calls.is_open = True
-        if self.webhook is not None:
-            await self._stack.enter_async_context(self.webhook.running())
-        await self._stack.enter_async_context(self.desk)
+        await self._life.begin()
         return self
 
-    async def _recover_keys(self) -> None:
-        """Where it fails, each lost call is found when its key comes again."""
-        try:
-            lost = await self.keys.recover(self._clock.now())
-        except StoreError as fault:
-            self._on_store_fault("idempotency_keys", fault)
-            return
-        if lost:
-            self.log.warning("idempotency.outcomes_unknown", calls=lost)
-
     async def __aexit__(self, *exc: object) -> None:
-        self._own_calls.is_open = False
-        await self._stack.aclose()
-        await anyio.lowlevel.checkpoint()  # the last calls' last events are still to be logged
+        await self._life.end()
 
     async def call(
         self, tool: str, arguments: JsonObject | None = None, **options: Any
@@ -353,7 +150,7 @@ class Engine:
 
     def now(self) -> datetime:
         """The engine's clock."""
-        return self._clock.now()
+        return self._made.basis.clock.now()
 
     def run(
         self, tool: str, body: CallBody, principal: Principal | None, live: Live | None = None
@@ -362,11 +159,11 @@ class Engine:
 
         `live` hears of it meanwhile, and can end it. To be awaited.
         """
-        return self._own_calls.run(tool, body, principal, live or Live())
+        return self._made.calls.run(tool, body, principal, live or Live())
 
     def open_stream(self, tool: str, body: CallBody, principal: Principal | None) -> StreamedCall:
         """Carry out one call beside its caller, who follows its events or leaves."""
-        return self._own_calls.open_stream(tool, body, principal)
+        return self._made.calls.open_stream(tool, body, principal)
 
     async def stream(
         self, tool: str, arguments: JsonObject | None = None, **options: Any
@@ -406,8 +203,8 @@ class Engine:
         Raises:
             ResourceNotFound: no such call of this principal's, or it is over.
         """
-        if self._own_calls.running.has(call_id, principal):
-            await self._own_calls.running.cancel(call_id, principal)
+        if self._made.calls.running.has(call_id, principal):
+            await self._made.calls.running.cancel(call_id, principal)
             return
         try:
             await self.desk.cancel_call(call_id, principal)
@@ -416,7 +213,7 @@ class Engine:
 
     def tools(self) -> list[ToolDefinition]:
         """The preferred version of every registered tool, by name."""
-        return [tool.definition for tool in self._registry]
+        return [tool.definition for tool in self._made.registry]
 
     def tools_page(
         self,
@@ -432,8 +229,8 @@ class Engine:
             InvalidParams: the limit is not from 1 to 100, or the cursor is of another list.
         """
         return page_of_tools(
-            self._registry,
-            self._cursors,
+            self._made.registry,
+            self._made.cursors,
             (principal or self.owner).id,
             filter_by=filter_by or ToolFilter(),
             limit=limit,
@@ -442,8 +239,8 @@ class Engine:
 
     def tool(self, reference: str) -> ToolDetails:
         """One tool by `name` or `name@version`, with its other versions. Raises ToolNotFound."""
-        found = self._registry.get(reference)
-        versions = self._registry.versions(found.definition.name)
+        found = self._made.registry.get(reference)
+        versions = self._made.registry.versions(found.definition.name)
         return ToolDetails(
             tool=found.definition,
             versions=tuple(tool.definition.version for tool in versions),
@@ -452,19 +249,10 @@ class Engine:
 
     def ready(self) -> Readiness:
         """Whether calls are served, and what each wall in use enforces here."""
-        walls = self.walls
-        is_held = all(wall["ready"] for wall in walls.values() if wall["essential"])
-        serves = not self._own_calls.takes_none and is_held
-        shown = {
-            name: WallReadiness(
-                ready=wall["ready"],
-                enforced=tuple(wall["enforced"]),
-                missing=tuple(wall["missing"]),
-            )
-            for name, wall in walls.items()
-        }
+        is_held, walls = self._made.walls.readiness()
+        serves = is_held and not self._made.intake.takes_none()
         state = StateReadiness(failing=self.database.is_failing, lost_rows=self.database.lost_posts)
-        return Readiness(status="ready" if serves else "not_ready", walls=shown, state=state)
+        return Readiness(status="ready" if serves else "not_ready", walls=walls, state=state)
 
     def agent_tools(
         self,
@@ -482,7 +270,7 @@ class Engine:
             ResourceNotFound: no such agent, or not this principal's to speak for.
         """
         require_agent(principal, agent_id, self.agents.find(agent_id))
-        seen, missing = self.agents.tools(agent_id, self._registry)
+        seen, missing = self.agents.tools(agent_id, self._made.registry)
         selection = filter_tools(
             seen,
             categories=categories,
@@ -515,17 +303,11 @@ class Engine:
 
     async def list_calls(self, query: CallQuery, principal: Principal) -> CallPage:
         """A page of one principal's calls. Raises as `calls` does."""
-        try:
-            return await self._calls.page(principal.id, query)
-        except UnknownCursor:
-            raise ResourceNotFound("There is no such cursor. Begin again without one.") from None
+        return await self._made.records.page(query, principal)
 
     async def find_call(self, call_id: str, principal: Principal) -> CallRecord:
         """One call of one principal; another's is not found. Raises as `call_record` does."""
-        record = await self._calls.get(principal.id, call_id)
-        if record is None:
-            raise ResourceNotFound("There is no such call of yours in the log. Do not retry.")
-        return record
+        return await self._made.records.find(call_id, principal)
 
     async def usage(self, **query: Any) -> UsageTable:
         """What calls of this process's owner took together, and what budgets have left.
@@ -540,19 +322,11 @@ class Engine:
 
     async def usage_of(self, principal: Principal, query: UsageQuery) -> UsageTable:
         """The same of one principal's calls, with the budgets that limit it."""
-        table = await self._usage.table(query, principal.id)
-        return self._with_budgets(table, self.budgets.standings(principal))
+        return await self._made.records.usage_of(principal, query)
 
     async def all_usage(self, query: AllUsageQuery) -> UsageTable:
         """The same of everybody's calls or of one principal's, with all budgets."""
-        table = await self._usage.table(query, query.principal)
-        return self._with_budgets(table, self.budgets.standings())
-
-    @staticmethod
-    def _with_budgets(table: UsageTable, standings: list[BudgetStanding]) -> UsageTable:
-        has_more = table.has_more or len(standings) > MAX_STANDINGS
-        shown = tuple(standings[:MAX_STANDINGS])
-        return table.model_copy(update={"budgets": shown, "has_more": has_more})
+        return await self._made.records.all_usage(query)
 
     async def open_blob(
         self, blob_id: str, principal: Principal, *, expires: str, signature: str
@@ -582,34 +356,34 @@ class Engine:
 
     def session_files(self, session_id: str, principal: Principal | None = None) -> SessionFiles:
         """The files of a session of this process's owner, or of another principal."""
-        return SessionFiles(self.sessions, self._cursors, principal or self.owner, session_id)
+        return SessionFiles(self.sessions, self._made.cursors, principal or self.owner, session_id)
 
     def answer(self, data: JsonObject) -> Envelope:
         """An envelope for what is no call, such as a list of tools."""
-        return self._outside_calls(data, None, None)
+        return self._made.answers.envelope(data)
 
     def refusal(self, error: EngineError, tool: str | None = None) -> Envelope:
         """An envelope for what was refused before it became a call."""
-        return self._outside_calls({}, error, tool)
+        return self._made.answers.envelope({}, error, tool)
 
     def drain(self) -> None:
         """Take no new calls from now on; what runs goes on."""
-        self._own_calls.drain()
+        self._life.drain()
 
     async def drained(self) -> None:
         """Wait, after `drain`, until no call runs any more, those with a human's yes included."""
-        await self._own_calls.drained()
-        await self.desk.drained()
+        await self._life.drained()
 
     @property
     def is_draining(self) -> bool:
         """Whether new calls are refused."""
-        return self._own_calls.is_draining
+        return self._made.intake.is_draining
 
     @property
     def directory_faults(self) -> tuple[DirectoryFault, ...]:
         """What is wrong in the directory of definitions now."""
-        return self._directory.faults if self._directory is not None else ()
+        directory = self._made.directory
+        return directory.faults if directory is not None else ()
 
     @property
     def walls(self) -> dict[str, dict[str, Any]]:
@@ -618,65 +392,7 @@ class Engine:
         Without an `essential` one the engine serves nobody; without another, its own tools are
         refused.
         """
-        return self._walls.report()
-
-    def _check_session_maker(self, principal: Principal, agent_id: str | None) -> None:
-        """Who may make a session, and for which agent: whoever may make such calls."""
-        require_caller(principal)
-        if agent_id is not None:
-            require_agent(principal, agent_id, self.agents.find(agent_id))
-        if self.is_draining:
-            raise ShuttingDown(
-                "The engine is stopping. Repeat the call when it is back.", retry_after_ms=2000
-            )
-
-    def _on_store_fault(self, name: str, fault: StoreError) -> None:
-        self.log.error(f"{name}.unavailable", reason=str(fault))
-
-    async def _close_budgets(self) -> None:
-        try:
-            await self.budgets.close()
-        except StoreError as fault:  # what was reserved ahead counts as spent then
-            self._on_store_fault("budgets", fault)
-
-    def _on_retention_fault(self, fault: Exception) -> None:
-        log_fault(self.log, "state.retention_failed", fault)
-
-    def _on_wall_event(self, event: str, values: JsonObject) -> None:
-        level = self.log.warning if event in TROUBLE else self.log.info
-        level(event, **values)
-
-    def _on_approval_event(self, event: str, values: JsonObject) -> None:
-        level = self.log.info if event == "approval.changed" else self.log.warning
-        level(event, **values)
-        self._wake_webhook()
-
-    def _wake_webhook(self) -> None:
-        if self.webhook is not None:
-            self.webhook.wake()
-
-    def _outside_calls(
-        self, data: JsonObject, error: EngineError | None, tool: str | None
-    ) -> Envelope:
-        now = self._clock.now()
-        return Envelope(
-            success=error is None,
-            status="success" if error is None else "error",
-            data=data,
-            error=shape_error(error) if error is not None else None,
-            metadata=Metadata(
-                tool_name=tool[:80] if tool is not None else None,
-                tool_version=None,
-                call_id=None,
-                trace_id=self._ids.trace_id(now),
-                timestamp=timestamp(now),
-                execution_time_ms=0.0,
-                performance=Performance(total_ms=0.0),
-                sandbox=None,
-                resources=Resources(),
-                usage=UsageReport(currency=self.config.prices.currency),
-            ),
-        )
+        return self._made.walls.report()
 
 
 __all__ = ["CallOptions", "Engine", "Tool", "parse_call_body", "parse_call_query"]

@@ -1,6 +1,7 @@
 """The engine's desk: made from its configuration, its state and the way of its calls.
 
-Part of the composition root, which names concrete classes. Above it `engine`, below it `call/`.
+Part of the composition root, which names concrete classes. Above it `engine_composition`, below
+it `call/`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from fumehood.gates.tokens import Tokens
 from fumehood.model.identity import Principal, Scope
 from fumehood.model.json_types import JsonObject
 from fumehood.observe.clock import Clock, IdSource
+from fumehood.observe.log import Logger
 from fumehood.registry.agents import Agents
 from fumehood.store.approvals import ApprovalTable, StoredApproval
 from fumehood.store.database import Database
@@ -39,13 +41,15 @@ class EngineApprovals:
         agents: Agents,
         clock: Clock,
         ids: IdSource,
-        on_event: Callable[[str, JsonObject], None],
+        log: Logger,
     ) -> None:
         self._config = config
         self._approvers = approvers
         self._tokens = tokens
         self._agents = agents
         self._clock = clock
+        self._log = log
+        self._tell: Callable[[], None] | None = None
         chosen = config.approvals
         self.table = ApprovalTable(
             database,
@@ -71,13 +75,28 @@ class EngineApprovals:
             new_id=ids.approval_id,
             can_ask=self._can_ask,
             still_approves=self._still_approves,
-            on_event=on_event,
+            on_event=self._on_event,
         )
 
-    def connect(self, rooms: Rooms, is_draining: Callable[[], bool]) -> None:
-        """Give the desk the way of calls, which needs the desk itself."""
+    def connect(
+        self,
+        rooms: Rooms,
+        is_draining: Callable[[], bool],
+        tell: Callable[[], None] | None,
+    ) -> None:
+        """Give the desk what needs the desk itself: the way of calls, and who tells others.
+
+        `tell` is called after each event; None where nobody is to be told.
+        """
         self.desk.way = ResumedWay(rooms, self._principal_again)
         self.desk.is_draining = is_draining
+        self._tell = tell
+
+    def _on_event(self, event: str, values: JsonObject) -> None:
+        level = self._log.info if event == "approval.changed" else self._log.warning
+        level(event, **values)
+        if self._tell is not None:
+            self._tell()
 
     def _can_ask(self) -> bool:
         """Whether anybody could say yes."""

@@ -1,8 +1,8 @@
 """The engine's audit chain: anchored while it runs, looked through and given a new key on request.
 
-Part of the composition root. Above it `engine`, below it `store`. Invariant: an anchor is told
-after the row that it names is on the disk, so that no loss of power makes it point beyond the
-chain's end.
+Part of the composition root. Above it `engine_composition`, below it `store`. Invariant: an anchor
+is told after the row that it names is on the disk, so that no loss of power makes it point beyond
+the chain's end.
 """
 
 from __future__ import annotations
@@ -38,25 +38,22 @@ class EngineAudit:
     """The chain of one database. A chain in memory has no anchors: nobody looks later."""
 
     def __init__(
-        self,
-        database: Database,
-        config: AuditConfig,
-        log: Logger,
-        now: Callable[[], datetime],
-        *,
-        on_owed: Callable[[], None] | None = None,
+        self, database: Database, config: AuditConfig, log: Logger, now: Callable[[], datetime]
     ) -> None:
-        """`on_owed`: there is a webhook, which is owed each anchor, and hears so by this."""
         self._database = database
         self._chain = database.audit
         self._state = database.path.parent if database.path is not None else None
         self._config = config
         self._log = log
         self._now = now
-        self._on_owed = on_owed
+        self._on_owed: Callable[[], None] | None = None
         self._lock = anyio.Lock()
         self._grown = 0
         self._is_due = asyncio.Event()
+
+    def connect(self, on_owed: Callable[[], None]) -> None:
+        """There is a webhook: it is owed each anchor, and hears so by `on_owed`."""
+        self._on_owed = on_owed
 
     @asynccontextmanager
     async def anchored(self) -> AsyncIterator[None]:

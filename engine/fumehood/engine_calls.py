@@ -1,7 +1,7 @@
 """The calls that an engine carries out now: each on its way through the spine, followed or not.
 
-Part of the composition root. Above it `engine`, below it `call/`. Invariant: a call that was
-taken has an end, also where whoever made it has left; when the engine is left, none runs.
+Part of the composition root. Above it `engine_composition`, below it `call/`. Invariant: a call
+that was taken has an end, also where whoever made it has left; when the engine is left, none runs.
 """
 
 from __future__ import annotations
@@ -24,30 +24,46 @@ from fumehood.observe.clock import Clock, IdSource, timestamp
 from fumehood.store.spool import SpoolStore
 
 
+class Intake:
+    """Whether calls are taken: from when it is open until it drains.
+
+    Made before the calls, because the rooms that they pass through ask it.
+    """
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self.is_draining = False
+
+    def takes_none(self) -> bool:
+        """Whether new calls are refused."""
+        return self.is_draining or not self.is_open
+
+
 class EngineCalls:
-    """Takes calls while it is open, and none any more once it drains.
+    """Carries calls out. It drains `intake`, and leaves the refusing to the rooms.
 
     `output_bytes` is the most that a stream of a program can have.
     """
 
     def __init__(
-        self, rooms: Rooms, ids: IdSource, clock: Clock, spools: SpoolStore, *, output_bytes: int
+        self,
+        intake: Intake,
+        rooms: Rooms,
+        ids: IdSource,
+        clock: Clock,
+        spools: SpoolStore,
+        *,
+        output_bytes: int,
     ) -> None:
         self.running = RunningCalls()
         self.streamed: set[asyncio.Task[None]] = set()
-        self.is_draining = False
-        self.is_open = False
+        self._intake = intake
         self._rooms = rooms
         self._ids = ids
         self._clock = clock
         self._spools = spools
         self._output_bytes = output_bytes
         self._idle = anyio.Event()
-
-    @property
-    def takes_none(self) -> bool:
-        """Whether new calls are refused."""
-        return self.is_draining or not self.is_open
 
     def run(
         self, tool: str, body: CallBody, principal: Principal | None, live: Live
@@ -74,7 +90,7 @@ class EngineCalls:
 
     def drain(self) -> None:
         """Take no new calls from now on; what runs goes on."""
-        self.is_draining = True
+        self._intake.is_draining = True
         if not self.running:
             self._idle.set()
 
@@ -104,7 +120,7 @@ class EngineCalls:
             return await run_call(request, self._rooms, live)
         finally:
             self.running.leave(request.call_id)
-            if self.is_draining and not self.running:
+            if self._intake.is_draining and not self.running:
                 self._idle.set()
 
     async def _run_streamed(self, request: CallRequest, call: StreamedCall) -> None:

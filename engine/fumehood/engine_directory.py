@@ -1,6 +1,6 @@
 """The engine's directory of definitions: what it offers, and what in it is wrong.
 
-Part of the composition root. Above it `engine`, below it `registry`.
+Part of the composition root. Above it `engine_composition`, below it `registry`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The engine's policy: read at the start, watched, exchanged whole, and explained.
 
-Part of the composition root. Above it `engine`, below it `gates`. Invariants: an engine whose
-policy is faulty at the start does not start; one that becomes faulty later is left out, and the
-old rules stay.
+Part of the composition root. Above it `engine_composition`, below it `gates`. Invariants: an engine
+whose policy is faulty at the start does not start; one that becomes faulty later is left out, and
+the old rules stay.
 """
 
 from __future__ import annotations

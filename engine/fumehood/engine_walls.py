@@ -1,7 +1,7 @@
 """The engine's walls: made from its configuration, entered and left together.
 
-Part of the composition root, which names concrete classes. Above it `engine`, below it the
-folders of `sandbox`.
+Part of the composition root, which names concrete classes. Above it `engine_composition`, below it
+the folders of `sandbox`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any
 from fumehood.config import Config
 from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import Limit
+from fumehood.model.status import WallReadiness
+from fumehood.observe.log import Logger
 from fumehood.sandbox.container.docker_api import QUICK_S, Docker
 from fumehood.sandbox.container.pool import PoolRules
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
@@ -45,6 +47,16 @@ TROUBLE = frozenset(
 """Events of walls that the log shows as warnings."""
 
 OnEvent = Callable[[str, JsonObject], None]
+
+
+def logged(log: Logger) -> OnEvent:
+    """What takes the events of walls, and of the sessions behind them, into the log."""
+
+    def on_event(event: str, values: JsonObject) -> None:
+        level = log.warning if event in TROUBLE else log.info
+        level(event, **values)
+
+    return on_event
 
 
 class EngineWalls:
@@ -105,6 +117,20 @@ class EngineWalls:
         if getattr(self.container, "is_in_use", True):
             walls["container"] = self.container
         return {name: _report(wall, name == "interpreter") for name, wall in walls.items()}
+
+    def readiness(self) -> tuple[bool, dict[str, WallReadiness]]:
+        """Whether every essential wall is ready, and what is shown of each to anybody."""
+        report = self.report()
+        is_held = all(wall["ready"] for wall in report.values() if wall["essential"])
+        shown = {
+            name: WallReadiness(
+                ready=wall["ready"],
+                enforced=tuple(wall["enforced"]),
+                missing=tuple(wall["missing"]),
+            )
+            for name, wall in report.items()
+        }
+        return is_held, shown
 
 
 def _report(wall: Wall, is_essential: bool) -> dict[str, Any]:

@@ -215,7 +215,9 @@ async def test_a_program_of_the_session_finds_nothing_of_the_look(files: Files) 
 
 
 def permitted(engine: Engine, tool: ToolDefinition, session_id: str, **arguments: Any) -> Any:
-    resolved = ResolvedCall(request(session_id=session_id), engine._registry.get(tool.name), ())
+    resolved = ResolvedCall(
+        request(session_id=session_id), engine._made.registry.get(tool.name), ()
+    )
     return PermittedCall(ValidatedCall(resolved, arguments, ()), engine.owner, by_default(tool))
 
 
@@ -228,7 +230,7 @@ async def test_preview_of_a_call_takes_the_sessions_turn_and_leaves_it(
         await engine.call("write_file", {"path": "f", "content": "1\n"}, session_id=session.id)
         arguments = {"path": "f", "content": "2\n", "mode": "replace"}
         call = permitted(engine, write_file, session.id, **arguments)
-        plan = make_plan(call, engine._walls.by_name, engine.sessions)
+        plan = make_plan(call, engine._made.walls.by_name, engine.sessions)
         found = await preview(call, plan, engine.sessions)
         assert found is not None
         assert found.shown["changed"][0]["diff"] == "@@ -1 +1 @@\n-1\n+2\n"

@@ -68,7 +68,7 @@ def place_of(engine: Engine, session: SessionRecord) -> str:
 
 
 def running(engine: Engine) -> list[str]:
-    wall = engine._walls.container
+    wall = engine._made.walls.container
     assert isinstance(wall, ContainerWall)
     found = containers_of(f"fumehood.engine={wall._identity.engine_id}")
     return [one["Name"].removeprefix("/") for one in found]
@@ -224,7 +224,7 @@ async def test_stopping_engine_leaves_no_container_of_a_session(
 ) -> None:
     async with Engine(config=config(home)) as engine:
         await create(engine)
-        wall = engine._walls.container
+        wall = engine._made.walls.container
         assert isinstance(wall, ContainerWall)
     assert containers_of(f"fumehood.engine={wall._identity.engine_id}") == []
 

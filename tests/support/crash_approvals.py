@@ -170,9 +170,9 @@ async def engine_in(
     try:
         async with AsyncExitStack() as stack:
             with (
-                patch("fumehood.engine.discover", lambda *args, **options: []),
+                patch("fumehood.engine_composition.discover", lambda *args, **options: []),
                 # It writes whenever it comes to it: commits would have other numbers each time.
-                patch("fumehood.engine.retention", lambda *args, **options: nullcontext()),
+                patch("fumehood.engine_life.retention", lambda *args, **options: nullcontext()),
             ):
                 engine = Engine(
                     (*TOOLS, *more), config=config, clock=clock, database=database, **walls

@@ -1,4 +1,4 @@
-"""Rooms: everything that a call passes through, put together in `engine`.
+"""Rooms: everything that a call passes through, put together in `engine_composition`.
 
 Beside the spine, which hands it on; made once an engine.
 """
@@ -29,7 +29,7 @@ from fumehood.wire.cursors import Cursors
 
 @dataclass(frozen=True, slots=True)
 class Rooms:
-    """What a call passes through; put together in `engine.py`."""
+    """What a call passes through; put together in `engine_composition.py`."""
 
     registry: ToolIndex
     agents: Agents

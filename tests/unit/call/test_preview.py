@@ -31,12 +31,12 @@ class Bench:
     session: SessionRecord
 
     async def look(self, tool: str, arguments: dict[str, Any], **options: Any) -> Effect | None:
-        found = self.engine._registry.get(tool)
+        found = self.engine._made.registry.get(tool)
         resolved = ResolvedCall(request(**options), found, ())
         permitted = PermittedCall(
             ValidatedCall(resolved, arguments, ()), self.engine.owner, by_default(found.definition)
         )
-        plan = make_plan(permitted, self.engine._walls.by_name, self.engine.sessions)
+        plan = make_plan(permitted, self.engine._made.walls.by_name, self.engine.sessions)
         return await preview(permitted, plan, self.engine.sessions)
 
     @property

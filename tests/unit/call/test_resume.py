@@ -257,7 +257,7 @@ async def test_a_stored_request_that_was_changed_in_the_database_is_not_done(
 
 def _slower(engine: Engine) -> None:
     """Another timeout of the tool than the one that was approved."""
-    index: Any = engine._registry
+    index: Any = engine._made.registry
     found = index.get("erase")
     definition = found.definition.model_copy(update={"timeout_seconds": 7.0})
     tools = index._now

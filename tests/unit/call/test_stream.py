@@ -115,7 +115,9 @@ async def followed(
 async def nothing_recorded(engine: Engine) -> None:
     """Wait until no recording is there any more."""
     with anyio.fail_after(20):
-        while engine._spools.room.taken or os.listdir(engine._spools.directory):
+        while engine._made.state.spools.room.taken or os.listdir(
+            engine._made.state.spools.directory
+        ):
             await anyio.lowlevel.checkpoint()
 
 
@@ -259,7 +261,7 @@ async def test_cancelled_call_leaves_its_task_as_it_was(home: Path) -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(call)
             with anyio.fail_after(20):
-                while not (running := list(engine._own_calls.running._calls)):
+                while not (running := list(engine._made.calls.running._calls)):
                     await anyio.lowlevel.checkpoint()
                 await engine.cancel(running[0])
     assert ended[0] is not None
@@ -282,10 +284,10 @@ async def test_leaving_ends_the_call_where_that_was_asked_for(home: Path, cancel
         assert (await anext(events)).type == "tool_progress"
         await events.aclose()  # type: ignore[attr-defined]
         if not cancels:
-            (call_id,) = engine._own_calls.running._calls
+            (call_id,) = engine._made.calls.running._calls
             await engine.cancel(call_id)
         with anyio.fail_after(20):
-            while len(engine._own_calls.running):
+            while len(engine._made.calls.running):
                 await anyio.lowlevel.checkpoint()
         (record,) = (await engine.calls()).items
     assert record.code == "CANCELLED"
@@ -303,7 +305,7 @@ async def test_engine_that_stops_ends_what_is_followed(home: Path) -> None:
             kinds += [record.kind for record in records]
     reader.close()
     assert "tool_result" not in kinds
-    made = engine._spools.directory  # only where anything was written before the end
+    made = engine._made.state.spools.directory  # only where anything was written before the end
     assert made == Path() or not made.exists()
 
 
@@ -315,6 +317,6 @@ async def test_one_who_leaves_before_the_call_begins_leaves_no_recording(home: P
         with pytest.raises(asyncio.CancelledError):
             waiting.throw(asyncio.CancelledError())
         with anyio.fail_after(20):
-            while engine._own_calls.streamed:
+            while engine._made.calls.streamed:
                 await anyio.lowlevel.checkpoint()
         await nothing_recorded(engine)

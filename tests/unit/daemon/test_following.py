@@ -67,9 +67,9 @@ async def respond(home: Path, connection: Connection, until: Any, *, cancels: bo
                 while not until():
                     await anyio.lowlevel.checkpoint()
                 connection.left.set()
-            while cancels and len(engine._own_calls.running):
+            while cancels and len(engine._made.calls.running):
                 await anyio.lowlevel.checkpoint()
-        assert len(engine._own_calls.running) == (0 if cancels else 1)
+        assert len(engine._made.calls.running) == (0 if cancels else 1)
 
 
 async def test_comments_show_that_a_call_which_says_nothing_still_runs(
