@@ -59,7 +59,7 @@ def test_refused_call_names_a_cure_that_leads_out(
     daemon = start_daemon(policy_file=str(policy))
     refused = run(daemon, "call", "calculator", '{"expression": "1"}')
     error = json.loads(refused.stdout)["error"]
-    assert error["code"] == "REQUIRES_HUMAN_APPROVAL"
+    assert (error["code"], refused.returncode) == ("REQUIRES_HUMAN_APPROVAL", 1)
     assert "approval_id" not in error
     assert "new FUMEHOOD_HOME" in error["message"]
     assert daemon.stop() == 0
