@@ -6,7 +6,7 @@ Tools that were registered over the control socket are in the daemon's state and
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -66,11 +66,16 @@ class Result(BaseModel):
 class Offline:
     """The tools that are to be found here."""
 
-    def __init__(self, config: Config, tools_directory: Path | None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        tools_directory: Path | None,
+        warn: Callable[[str], None] = lambda words: _warn(words),
+    ) -> None:
         self._config = config
         self._index = ToolIndex()
         for fault in discover(self._index, config.host_tools, private=()):
-            _warn(f"{fault.entry_point} was left out: {fault.reason}")
+            warn(f"{fault.entry_point} was left out: {fault.reason}")
         if tools_directory is not None:
             contents = ToolDirectory(
                 tools_directory,
@@ -78,14 +83,17 @@ class Offline:
             ).load()
             self._index.replace_source(Source.DIRECTORY, contents.tools)
             for left_out in contents.faults:
-                _warn(f"{left_out.file or tools_directory}: {left_out.reason}")
+                warn(f"{left_out.file or tools_directory}: {left_out.reason}")
+
+    def definitions(self) -> Iterable[ToolDefinition]:
+        """Every version of each."""
+        names = [tool.definition.name for tool in self._index]
+        return [one.definition for name in names for one in self._index.versions(name)]
 
     def load(self, path: Path) -> Policy:
         """The policy; with a fault the command ends, and all of them are told."""
-        names = [tool.definition.name for tool in self._index]
-        tools = [one.definition for name in names for one in self._index.versions(name)]
         try:
-            return load_policy(path.absolute(), tools)
+            return load_policy(path.absolute(), self.definitions())
         except PolicyError as refused:
             fail(str(refused), ExitCode.TOOL_FAILED)
 

@@ -106,9 +106,7 @@ class Approvers:
     @property
     def cure(self) -> str:
         """What the operator can do, as things stand, to have one more who may be asked."""
-        if self.current():
-            return "`fumehood approvers add NAME`, with the credential of one who has admin"
-        return NEW_HOME if self._has_served else INIT_FIRST
+        return cure_of_none(any_there=bool(self.current()), has_served=self._has_served)
 
     async def principal_of(self, text: str) -> Principal:
         """Who presents this credential.
@@ -213,6 +211,13 @@ class Approvers:
 
     def _load(self, rows: list[identities.Row]) -> None:
         self._approvers = {row["id"]: _approver(row) for row in rows}
+
+
+def cure_of_none(*, any_there: bool, has_served: bool) -> str:
+    """What makes somebody who may approve; of those who are there, one has admin."""
+    if any_there:
+        return "`fumehood approvers add NAME`, with the credential of one who has admin"
+    return NEW_HOME if has_served else INIT_FIRST
 
 
 def make_first_approver(database: Database, name: str, now: datetime) -> str:

@@ -48,7 +48,7 @@ class EngineError(Exception):
     fault: ClassVar[Fault] = Fault.HOST
     sandbox_reusable: ClassVar[bool] = True
     exit_code: ClassVar[int] = 1
-    """The command line's: 1 the tool failed, 3 waits for a human (`cli/exits`), 4 engine unavailable."""
+    """The command line's: 1 the tool failed, 3 waits for a human, 4 engine unavailable."""
 
     def __init__(
         self,
