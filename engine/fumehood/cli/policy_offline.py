@@ -19,6 +19,7 @@ from fumehood.cli.tables import printable
 from fumehood.config import Config
 from fumehood.gates.policy import PolicyGate
 from fumehood.gates.policy_file import load_policy
+from fumehood.gates.policy_words import plain_words
 from fumehood.model.decision import CallFacts, Verdict
 from fumehood.model.errors import ToolNotFound
 from fumehood.model.policy import ExplainWish, Explanation, Policy, PolicyError
@@ -46,6 +47,9 @@ class ExpectedCall(BaseModel):
     over_budget: bool = False
     expect: Verdict
     rule: str | None = None
+
+
+_KEYS = sorted(ExpectedCall.model_fields)
 
 
 class Result(BaseModel):
@@ -212,7 +216,7 @@ def _parsed(path: Path, lines: Lines, number: int, entry: Any) -> tuple[int | No
         fault = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, fault["loc"]))
         line = line_of(lines, ("calls", number, *fault["loc"]))
-        _refuse(path, line, f"call {number + 1}: {where}: {fault['msg']}")
+        _refuse(path, line, f"call {number + 1}: {where}: {plain_words(fault, _KEYS)}")
 
 
 def _refuse(path: Path, line: int | None, words: str) -> NoReturn:

@@ -36,7 +36,6 @@ def check_rules(
     `names` are those of every tool with its version; without `definitions` what the tools are and
     take is not looked at.
     """
-    _check_ids(rules, report)
     tools = _Tools(names, definitions)
     for number, rule in enumerate(rules):
         is_known = _check_tools(number, rule, tools, report)
@@ -64,13 +63,6 @@ class _Tools:
             return any(fits(name, one) for name, all_ in self.versions.items() for one in all_)
         fits_version = compile_glob(version or "*")
         return any(map(fits_version, self.versions.get(name, ())))
-
-
-def _check_ids(rules: Sequence[Rule], report: Report) -> None:
-    first: dict[str, int] = {}
-    for number, rule in enumerate(rules):
-        if first.setdefault(rule.id, number) != number:
-            report(number, ("id",), f"the id {rule.id} is given twice")
 
 
 def _check_tools(number: int, rule: Rule, tools: _Tools, report: Report) -> bool:

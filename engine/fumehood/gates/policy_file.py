@@ -15,9 +15,9 @@ from threading import RLock
 from typing import Any, NoReturn
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from fumehood.gates.policy_faults import Place, check_rules
+from fumehood.gates.policy_words import plain_words
 from fumehood.model.policy import MAX_RULES, PREDICATES, Policy, PolicyError, PolicyFault, Rule
 from fumehood.model.tool import ToolDefinition
 from fumehood.sandbox.trusted_files import Signature, Untrusted, open_directory, read_file
@@ -50,12 +50,16 @@ def parse_policy(name: str, data: bytes, tools: Iterable[Known]) -> Policy:
     found = _Faults(name, lines)
     document = _document(name, data, lines)
     entries = found.checked_entries(document)
-    rules = [rule for number, entry in enumerate(entries) if (rule := found.rule(number, entry))]
-    if len(rules) == len(entries):
-        given = list(tools)
-        definitions = [tool for tool in given if isinstance(tool, ToolDefinition)]
-        names = [_name(tool) for tool in given]
-        check_rules(rules, names, definitions, found.add)
+    shaped = {n: rule for n, entry in enumerate(entries) if (rule := found.rule(n, entry))}
+    found.check_ids()
+    given = list(tools)
+    definitions = [tool for tool in given if isinstance(tool, ToolDefinition)]
+    names = [_name(tool) for tool in given]
+    numbers, rules = list(shaped), list(shaped.values())
+    # Also where others have no shape: whoever mends a file wants to be told everything at once.
+    check_rules(
+        rules, names, definitions, lambda at, place, words: found.add(numbers[at], place, words)
+    )
     found.raise_if_any()
     if document.get("mode") == "shadow":
         rules = [rule.model_copy(update={"mode": "shadow"}) for rule in rules]
@@ -179,8 +183,15 @@ class _Faults:
             return Rule.model_validate(entry)
         except ValidationError as error:
             for fault in error.errors(include_url=False, include_input=False):
-                self.add(number, fault["loc"], _words(fault))
+                self.add(number, fault["loc"], plain_words(fault, _KEYS))
             return None
+
+    def check_ids(self) -> None:
+        """Each is given once, those of rules that are otherwise wrong included."""
+        first: dict[str, int] = {}
+        for number, name in self._ids.items():
+            if first.setdefault(name, number) != number:
+                self.add(number, ("id",), f"the id {one_line(name, 80)} is given twice")
 
     def add(self, number: int, place: Place, words: str) -> None:
         """Something is wrong in one rule."""
@@ -196,21 +207,17 @@ class _Faults:
     def raise_if_any(self) -> None:
         """Raises PolicyError with what was found, in the order of the lines."""
         if self._found:
-            ordered = sorted(self._found, key=lambda fault: fault.line or 0)[:MAX_FAULTS]
-            raise PolicyError(self._file, tuple(ordered))
+            ordered = sorted(self._found, key=lambda fault: fault.line or 0)
+            told, more = ordered[:MAX_FAULTS], len(ordered) - MAX_FAULTS
+            if more > 0:
+                told.append(PolicyFault(line=None, message=f"and {more} more faults"))
+            raise PolicyError(self._file, tuple(told))
 
 
 _KEYS = sorted({
     *(field.alias or name for name, field in Rule.model_fields.items()),
     *PREDICATES, "not", "argument",
 })  # fmt: skip
-
-
-def _words(fault: ErrorDetails) -> str:
-    if fault["type"] == "extra_forbidden":
-        near = get_close_matches(str(fault["loc"][-1]), _KEYS, n=1)
-        return f"unknown key{f'; did you mean {near[0]!a}?' if near else ''}"
-    return fault["msg"].removeprefix("Value error, ")
 
 
 __all__ = ["Known", "PolicyFile", "load_policy", "parse_policy"]
