@@ -18,7 +18,7 @@ from fumehood.cli.show import show_json, wants_json
 from fumehood.cli.tables import printable
 from fumehood.config import Config
 from fumehood.gates.policy import PolicyGate
-from fumehood.gates.policy_file import load_policy
+from fumehood.gates.policy_file import check_policy
 from fumehood.gates.policy_words import plain_words
 from fumehood.model.decision import CallFacts, Verdict
 from fumehood.model.errors import ToolNotFound
@@ -96,8 +96,12 @@ class Offline:
 
     def load(self, path: Path) -> Policy:
         """The policy; with a fault the command ends, and all of them are told."""
+        return self.check(path)[0]
+
+    def check(self, path: Path) -> tuple[Policy, tuple[str, ...]]:
+        """The same, and what was perhaps not meant."""
         try:
-            return load_policy(path.absolute(), self.definitions())
+            return check_policy(path.absolute(), self.definitions())
         except PolicyError as refused:
             fail(str(refused), ExitCode.TOOL_FAILED)
 
@@ -146,10 +150,13 @@ class Offline:
         return results
 
 
-def show_checked(policy: Policy, *, as_json: bool) -> None:
-    """That nothing is wrong."""
+def show_checked(policy: Policy, notices: tuple[str, ...], *, as_json: bool) -> None:
+    """That nothing is wrong, and what was perhaps not meant."""
+    for notice in notices:
+        print(printable(f"notice: {notice}"), file=sys.stderr)
     if wants_json(as_json):
-        show_json({"version": policy.version, "file": policy.file, "rules": len(policy.rules)})
+        counted = {"version": policy.version, "file": policy.file, "rules": len(policy.rules)}
+        show_json({**counted, "notices": list(notices)})
         return
     print(printable(f"{policy.file}: {len(policy.rules)} rules, version {policy.version}"))
 

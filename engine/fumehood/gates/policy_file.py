@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from pydantic import ValidationError
 
 from fumehood.gates.policy_faults import Place, check_rules
+from fumehood.gates.policy_notices import note_rules
 from fumehood.gates.policy_words import plain_words
 from fumehood.model.policy import MAX_RULES, PREDICATES, Policy, PolicyError, PolicyFault, Rule
 from fumehood.model.tool import ToolDefinition
@@ -44,15 +45,25 @@ def load_policy(path: Path, tools: Iterable[Known]) -> Policy:
     return parse_policy(path.name, _read(path)[0], tools)
 
 
+def check_policy(path: Path, tools: Iterable[Known]) -> tuple[Policy, tuple[str, ...]]:
+    """The same, and beside it what was perhaps not meant, as `file:line: …`."""
+    return _parsed(path.name, _read(path)[0], list(tools), with_notices=True)
+
+
 def parse_policy(name: str, data: bytes, tools: Iterable[Known]) -> Policy:
     """The policy in these bytes of a file of this name. Raises as `load_policy`."""
+    return _parsed(name, data, list(tools))[0]
+
+
+def _parsed(
+    name: str, data: bytes, given: list[Known], *, with_notices: bool = False
+) -> tuple[Policy, tuple[str, ...]]:
     lines: Lines = {}
     found = _Faults(name, lines)
     document = _document(name, data, lines)
     entries = found.checked_entries(document)
     shaped = {n: rule for n, entry in enumerate(entries) if (rule := found.rule(n, entry))}
     found.check_ids()
-    given = list(tools)
     definitions = [tool for tool in given if isinstance(tool, ToolDefinition)]
     names = [_name(tool) for tool in given]
     numbers, rules = list(shaped), list(shaped.values())
@@ -61,14 +72,18 @@ def parse_policy(name: str, data: bytes, tools: Iterable[Known]) -> Policy:
         rules, names, definitions, lambda at, place, words: found.add(numbers[at], place, words)
     )
     found.raise_if_any()
+    notices = found.beside()
+    if with_notices:
+        note_rules(rules, definitions, notices.add)
     if document.get("mode") == "shadow":
         rules = [rule.model_copy(update={"mode": "shadow"}) for rule in rules]
-    return Policy(
+    policy = Policy(
         version=hashlib.sha256(data).hexdigest()[:VERSION_DIGITS],
         file=name,
         rules=tuple(rules),
         lines=tuple(line_of(lines, ("rules", number)) for number in range(len(rules))),
     )
+    return policy, notices.shown
 
 
 class PolicyFile:
@@ -204,14 +219,28 @@ class _Faults:
         fault = PolicyFault(line=line_of(self._lines, place), message=one_line(words))
         self._found.append(fault)
 
+    def beside(self) -> _Faults:
+        """For what is to be told of the same rules and is no fault."""
+        other = _Faults(self._file, self._lines)
+        other._ids = self._ids
+        return other
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """What was found, as `raise_if_any` tells it."""
+        return PolicyError(self._file, self._ordered()).shown
+
     def raise_if_any(self) -> None:
         """Raises PolicyError with what was found, in the order of the lines."""
         if self._found:
-            ordered = sorted(self._found, key=lambda fault: fault.line or 0)
-            told, more = ordered[:MAX_FAULTS], len(ordered) - MAX_FAULTS
-            if more > 0:
-                told.append(PolicyFault(line=None, message=f"and {more} more faults"))
-            raise PolicyError(self._file, tuple(told))
+            raise PolicyError(self._file, self._ordered())
+
+    def _ordered(self) -> tuple[PolicyFault, ...]:
+        ordered = sorted(self._found, key=lambda fault: fault.line or 0)
+        told, more = ordered[:MAX_FAULTS], len(ordered) - MAX_FAULTS
+        if more > 0:
+            told.append(PolicyFault(line=None, message=f"and {more} more"))
+        return tuple(told)
 
 
 _KEYS = sorted({
@@ -220,4 +249,4 @@ _KEYS = sorted({
 })  # fmt: skip
 
 
-__all__ = ["Known", "PolicyFile", "load_policy", "parse_policy"]
+__all__ = ["Known", "PolicyFile", "check_policy", "load_policy", "parse_policy"]

@@ -278,7 +278,7 @@ def test_rules_of_right_shape_are_held_against_the_tools_although_others_have_no
 def test_faults_beyond_the_first_fifty_are_counted() -> None:
     found = faults("".join(_rule(number, "permit") for number in range(60)))
     assert len(found) == 51
-    assert found[-1] == "policy.toml: and 10 more faults"
+    assert found[-1] == "policy.toml: and 10 more"
 
 
 NOT_SHAPED = st.recursive(
