@@ -52,7 +52,8 @@ code of `fumehood call`.
 - **human review** says that a person has to look at it.
 - **sandbox reusable** says whether the process that ran the call may serve another one. An
   expression that is refused or fails loses its process; the next one gets a new one.
-- **exit** is the exit code of `fumehood call`.
+- **exit** is the exit code of `fumehood call`. `REQUIRES_HUMAN_APPROVAL` without an
+  `error.approval_id` is 1: there was nobody to ask, and nothing waits.
 
 Some codes are defined already and not raised by this version, because what would raise them
 (calls of REST and MCP tools, the circuit breaker) is not in this version.

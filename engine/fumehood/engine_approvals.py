@@ -74,6 +74,7 @@ class EngineApprovals:
             now=clock.now,
             new_id=ids.approval_id,
             can_ask=self._can_ask,
+            cure=lambda: approvers.cure,
             still_approves=self._still_approves,
             on_event=self._on_event,
         )

@@ -114,8 +114,8 @@ def test_tools_list_and_show_give_whole_definitions(shared_daemon: Daemon) -> No
 
 
 @pytest.mark.row("D7")
-def test_doctor_finds_this_host_fit(shared_daemon: Daemon) -> None:
-    answer = run(shared_daemon, "doctor")
+def test_doctor_finds_this_host_fit(administered_daemon: Daemon) -> None:
+    answer = run(administered_daemon, "doctor")
     findings = {finding["check"]: finding for finding in json.loads(answer.stdout)}
     assert answer.returncode == 0, answer.stdout
     of_containers = {name for name in findings if name.startswith(("docker", "image"))}
@@ -126,6 +126,18 @@ def test_doctor_finds_this_host_fit(shared_daemon: Daemon) -> None:
     assert "missing" not in {findings[name]["verdict"] for name in of_containers}
     assert findings["interpreter: memory"]["found"].startswith("enforced")
     assert {"asteval", "RestrictedPython"} <= findings.keys()
+    assert findings["approvers"]["found"] == "owner"
+    assert findings["audit key"]["found"].startswith(f"{administered_daemon.home}/audit.key")
+
+
+@pytest.mark.row("D7", "D4")
+def test_doctor_beside_an_engine_that_has_nobody_to_ask_warns_and_names_the_way_out(
+    shared_daemon: Daemon,
+) -> None:
+    answer = run(shared_daemon, "doctor")
+    findings = {finding["check"]: finding for finding in json.loads(answer.stdout)}
+    assert (findings["approvers"]["verdict"], answer.returncode) == ("warning", 0)
+    assert "new FUMEHOOD_HOME" in findings["approvers"]["cure"]
 
 
 @pytest.mark.row("D7")

@@ -320,6 +320,45 @@ def test_policy_is_tried_out_without_a_daemon(home: Path, place: PolicyPlace) ->
 
 
 @pytest.mark.row("A1")
+def test_explanation_shows_the_argument_that_is_compared_and_not_what_was_sent(
+    home: Path, place: PolicyPlace
+) -> None:
+    """The engine clamps arguments of tools that only read, before the rules see them."""
+    place.put(
+        DENY_SIXES.replace("/expression", "/precision").replace('glob = "*6*"', "min = 10")
+        + DENY_SIXES.replace("no-sixes", "dead").replace("/expression", "/precision")
+        .replace('glob = "*6*"', "min = 40").replace("deny", "allow")
+    )  # fmt: skip
+    refused = run(home, "check", "policy.toml")
+    assert refused.returncode == 1
+    assert (
+        "policy.toml:14: rule 'dead': when: it can never match: calculator takes" in refused.stderr
+    )
+    place.put(DENY_SIXES.replace("/expression", "/precision").replace('glob = "*6*"', "min = 10"))
+    sent = '{"expression": "1", "precision": 40}'
+    told = json.loads(run(home, "explain", "calculator", sent, "--file", "policy.toml").stdout)
+    assert told["rules"][0]["parts"][-1] == {
+        "says": "argument /precision min 10", "holds": True, "compared": "15",
+    }  # fmt: skip
+
+
+@pytest.mark.row("A1")
+def test_check_notes_a_rule_that_is_always_in_doubt_for_one_of_its_tools(
+    home: Path, place: PolicyPlace
+) -> None:
+    keys = DENY_SIXES.replace("/expression", "/paths/*")
+    place.put(keys.replace('["calculator"]', '["delete_files", "write_file"]'))
+    noted = run(home, "check", "policy.toml")
+    assert noted.returncode == 0
+    assert "notice: policy.toml:6: rule 'no-sixes': when: write_file takes no" in noted.stderr
+    (notice,) = json.loads(noted.stdout)["notices"]
+    assert "'/paths/*'" in notice
+    place.put(keys.replace('["calculator"]', '["delete_files"]'))
+    silent = run(home, "check", "policy.toml")
+    assert (silent.returncode, silent.stderr, json.loads(silent.stdout)["notices"]) == (0, "", [])
+
+
+@pytest.mark.row("A1")
 def test_command_line_asks_the_daemon(shared: Authority) -> None:
     def asked(*arguments: str) -> dict[str, Any]:
         done = subprocess.run(

@@ -24,12 +24,12 @@ from fumehood.model.errors import (
 # What a caller hears.
 
 
-def nobody_to_ask(tool: str) -> RequiresHumanApproval:
-    """There are no approvers."""
+def nobody_to_ask(tool: str, cure: str) -> RequiresHumanApproval:
+    """There are no approvers; `cure` is what can make one as things stand."""
     return RequiresHumanApproval(
         f"{tool} needs a human's yes, and this engine has nobody to ask: its operator has "
-        "to make an approver (`fumehood approvers init` before the first start, or "
-        "`approvers add`). Do not retry; tell the user what you wanted to do."
+        f"to make an approver ({cure}). Nothing waits. Do not retry; tell the user what you "
+        "wanted to do."
     )
 
 

@@ -67,6 +67,7 @@ class ApprovalDesk:
         now: Callable[[], datetime],
         new_id: Callable[[], str],
         can_ask: Callable[[], bool],
+        cure: Callable[[], str],
         still_approves: Callable[[str], bool],
         on_event: Callable[[str, JsonObject], None],
     ) -> None:
@@ -79,6 +80,7 @@ class ApprovalDesk:
         self._now = now
         self._latest = now()
         self._can_ask = can_ask
+        self._cure = cure
         self._still_approves = still_approves
         self._stack = AsyncExitStack()
 
@@ -153,8 +155,12 @@ class ApprovalDesk:
 
     def require_somebody_to_ask(self, tool: str) -> None:
         """Raises RequiresHumanApproval where there is nobody."""
-        if not self._can_ask():
-            raise refusals.nobody_to_ask(tool)
+        if (cure := self.cure_of_nobody()) is not None:
+            raise refusals.nobody_to_ask(tool, cure)
+
+    def cure_of_nobody(self) -> str | None:
+        """What the operator has to do where nobody could say yes; None where somebody could."""
+        return None if self._can_ask() else self._cure()
 
     async def denied_before(
         self, digest: str, principal: Principal, session_id: str | None

@@ -84,6 +84,7 @@ def _examine(socket: Path | None) -> Iterator[Finding]:
     yield Finding("configuration", "ok", "read")
     yield _state(config)
     yield _socket(config)
+    yield from _authority(config)
     yield from _interpreter(config)
     yield from _jail(config)
     yield from _docker(config)
@@ -114,6 +115,9 @@ def _state(config: Config) -> Finding:
     if not path.exists():
         return Finding("state directory", "ok", f"{path} will be made by `fumehood serve`")
     found = path.stat()
+    if found.st_uid != os.geteuid() and config.mode == "service":
+        # As it should be; what of it cannot be looked at is said below.
+        return Finding("state directory", "ok", f"{path}, the service's own")
     if found.st_uid != os.geteuid():
         cure = "Set FUMEHOOD_HOME to a directory of your own."
         return Finding("state directory", "missing", f"{path} belongs to another user", cure)
@@ -139,6 +143,12 @@ def _socket(config: Config) -> Finding:
     if status == "ready":
         return Finding("daemon", "ok", f"ready on {path}")
     return Finding("daemon", "missing", f"{path} answers: {status}", "See its log.")
+
+
+def _authority(config: Config) -> Iterator[Finding]:
+    from fumehood.cli.doctor_authority import authority_findings
+
+    yield from authority_findings(config)
 
 
 def _interpreter(config: Config) -> Iterator[Finding]:

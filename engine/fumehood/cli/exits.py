@@ -10,7 +10,7 @@ from typing import NoReturn
 import typer
 
 from fumehood.model.envelope import Envelope
-from fumehood.model.errors import ERROR_CODES
+from fumehood.model.errors import ERROR_CODES, RequiresHumanApproval
 from fumehood.model.tool import NAME_PATTERN
 
 
@@ -25,9 +25,14 @@ class ExitCode(IntEnum):
 
 
 def exit_code_of(envelope: Envelope) -> int:
-    """The exit code that an answer stands for; a tool's own error code is 1."""
+    """The exit code that an answer stands for; a tool's own error code is 1.
+
+    A call waits for a human only where it names its approval: without anybody to ask it is refused.
+    """
     if envelope.error is None:
         return ExitCode.SUCCESS
+    if envelope.error.code == RequiresHumanApproval.code and envelope.error.approval_id is None:
+        return ExitCode.TOOL_FAILED
     known = ERROR_CODES.get(envelope.error.code)
     return known.exit_code if known is not None else ExitCode.TOOL_FAILED
 

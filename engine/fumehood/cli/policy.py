@@ -39,7 +39,8 @@ def check(
     from fumehood.cli.policy_offline import show_checked
 
     offline = _offline(tools_directory)
-    show_checked(offline.load(_policy_path(file)), as_json=as_json)
+    policy, notices = offline.check(_policy_path(file))
+    show_checked(policy, notices, as_json=as_json)
 
 
 @policy.command("test")

@@ -6,7 +6,7 @@ Tools that were registered over the control socket are in the daemon's state and
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -18,7 +18,8 @@ from fumehood.cli.show import show_json, wants_json
 from fumehood.cli.tables import printable
 from fumehood.config import Config
 from fumehood.gates.policy import PolicyGate
-from fumehood.gates.policy_file import load_policy
+from fumehood.gates.policy_file import check_policy
+from fumehood.gates.policy_words import plain_words
 from fumehood.model.decision import CallFacts, Verdict
 from fumehood.model.errors import ToolNotFound
 from fumehood.model.policy import ExplainWish, Explanation, Policy, PolicyError
@@ -48,6 +49,9 @@ class ExpectedCall(BaseModel):
     rule: str | None = None
 
 
+_KEYS = sorted(ExpectedCall.model_fields)
+
+
 class Result(BaseModel):
     """What became of one of them."""
 
@@ -66,11 +70,16 @@ class Result(BaseModel):
 class Offline:
     """The tools that are to be found here."""
 
-    def __init__(self, config: Config, tools_directory: Path | None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        tools_directory: Path | None,
+        warn: Callable[[str], None] = lambda words: _warn(words),
+    ) -> None:
         self._config = config
         self._index = ToolIndex()
         for fault in discover(self._index, config.host_tools, private=()):
-            _warn(f"{fault.entry_point} was left out: {fault.reason}")
+            warn(f"{fault.entry_point} was left out: {fault.reason}")
         if tools_directory is not None:
             contents = ToolDirectory(
                 tools_directory,
@@ -78,14 +87,21 @@ class Offline:
             ).load()
             self._index.replace_source(Source.DIRECTORY, contents.tools)
             for left_out in contents.faults:
-                _warn(f"{left_out.file or tools_directory}: {left_out.reason}")
+                warn(f"{left_out.file or tools_directory}: {left_out.reason}")
+
+    def definitions(self) -> Iterable[ToolDefinition]:
+        """Every version of each."""
+        names = [tool.definition.name for tool in self._index]
+        return [one.definition for name in names for one in self._index.versions(name)]
 
     def load(self, path: Path) -> Policy:
         """The policy; with a fault the command ends, and all of them are told."""
-        names = [tool.definition.name for tool in self._index]
-        tools = [one.definition for name in names for one in self._index.versions(name)]
+        return self.check(path)[0]
+
+    def check(self, path: Path) -> tuple[Policy, tuple[str, ...]]:
+        """The same, and what was perhaps not meant."""
         try:
-            return load_policy(path.absolute(), tools)
+            return check_policy(path.absolute(), self.definitions())
         except PolicyError as refused:
             fail(str(refused), ExitCode.TOOL_FAILED)
 
@@ -134,10 +150,13 @@ class Offline:
         return results
 
 
-def show_checked(policy: Policy, *, as_json: bool) -> None:
-    """That nothing is wrong."""
+def show_checked(policy: Policy, notices: tuple[str, ...], *, as_json: bool) -> None:
+    """That nothing is wrong, and what was perhaps not meant."""
+    for notice in notices:
+        print(printable(f"notice: {notice}"), file=sys.stderr)
     if wants_json(as_json):
-        show_json({"version": policy.version, "file": policy.file, "rules": len(policy.rules)})
+        counted = {"version": policy.version, "file": policy.file, "rules": len(policy.rules)}
+        show_json({**counted, "notices": list(notices)})
         return
     print(printable(f"{policy.file}: {len(policy.rules)} rules, version {policy.version}"))
 
@@ -204,7 +223,7 @@ def _parsed(path: Path, lines: Lines, number: int, entry: Any) -> tuple[int | No
         fault = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, fault["loc"]))
         line = line_of(lines, ("calls", number, *fault["loc"]))
-        _refuse(path, line, f"call {number + 1}: {where}: {fault['msg']}")
+        _refuse(path, line, f"call {number + 1}: {where}: {plain_words(fault, _KEYS)}")
 
 
 def _refuse(path: Path, line: int | None, words: str) -> NoReturn:

@@ -29,7 +29,8 @@ def show_explanation(told: Explanation, *, as_json: bool) -> None:
         where = f" (line {rule.line})" if rule.line is not None else ""
         print(printable(f"\n{rule.id}{where}: {rule.decision}{shadow}: {marks}"))
         for part in rule.parts:
-            print(printable(f"  {ANSWERS[part.holds]:8}  {part.says}"))
+            compared = f" (it is {part.compared})" if part.compared is not None else ""
+            print(printable(f"  {ANSWERS[part.holds]:8}  {part.says}{compared}"))
 
 
 def show_status(status: PolicyStatus, *, as_json: bool) -> None:

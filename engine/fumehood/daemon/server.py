@@ -15,7 +15,6 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 
 import anyio
 import anyio.abc
@@ -31,10 +30,8 @@ from fumehood.engine import Engine, Tool
 from fumehood.model.errors import EngineError
 from fumehood.model.json_types import JsonObject
 from fumehood.observe.log import Logger, flush
-from fumehood.store.changes import stamp
 from fumehood.store.database import FILE_NAME, open_database
 from fumehood.store.directory import hold_lock, private_directory
-from fumehood.store.identities import note_first_served
 from fumehood.wire.messages import encode_envelope
 
 KEEP_ALIVE_S = 75
@@ -66,7 +63,8 @@ async def serve(
         places.callback(database.close)
         async with Engine(tools, config=config, log=log, database=database) as engine:
             # Before anybody can connect: from now on there is no first approver to be made.
-            await database.write(partial(note_first_served, at=stamp(engine.now())))
+            await engine.approvers.note_served(engine.now())
+            _warn_where_nobody_can_be_asked(engine)
             # Nor is a signal lost that comes as soon as somebody can.
             signals = places.enter_context(
                 anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT)
@@ -86,6 +84,14 @@ async def serve(
                 group.cancel_scope.cancel()
         log.info("daemon.stopped")
     flush(log)
+
+
+def _warn_where_nobody_can_be_asked(engine: Engine) -> None:
+    """Now, and not first when an agent's call is refused."""
+    cure = engine.desk.cure_of_nobody()
+    if cure is not None:
+        told = "Dangerous calls will be refused: there is nobody to ask."
+        engine.log.warning("approvers.none", message=told, cure=f"Make an approver: {cure}.")
 
 
 def _state_events_to(log: Logger) -> Callable[[str, JsonObject], None]:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 
 import anyio.to_thread
 
@@ -45,6 +46,12 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}", re.ASCII)
 
 CHECKS_AT_ONCE = 2
 """Each guess costs a thread 40 ms and 16 MB (`gates/secrets.py`)."""
+
+INIT_FIRST = "`fumehood approvers init` before the first `fumehood serve`"
+NEW_HOME = (
+    "an engine has served from this state directory, so that takes a new FUMEHOOD_HOME, and "
+    f"there {INIT_FIRST}"
+)
 
 MAX_WAITING_CHECKS = 32
 """Beyond it who guesses in parallel is refused at once, instead of filling the daemon."""
@@ -89,6 +96,17 @@ class Approvers:
         self._checking = anyio.CapacityLimiter(CHECKS_AT_ONCE)
         self._right = RecentlyRight()
         self._load(database.read_now(identities.all_approvers))
+        self._has_served = database.read_now(identities.first_served_at) is not None
+
+    async def note_served(self, now: datetime) -> None:
+        """Remember that whoever can reach the engine may do so now: no first approver any more."""
+        await self._database.write(partial(identities.note_first_served, at=stamp(now)))
+        self._has_served = True
+
+    @property
+    def cure(self) -> str:
+        """What the operator can do, as things stand, to have one more who may be asked."""
+        return cure_of_none(any_there=bool(self.current()), has_served=self._has_served)
 
     async def principal_of(self, text: str) -> Principal:
         """Who presents this credential.
@@ -195,6 +213,13 @@ class Approvers:
         self._approvers = {row["id"]: _approver(row) for row in rows}
 
 
+def cure_of_none(*, any_there: bool, has_served: bool) -> str:
+    """What makes somebody who may approve; of those who are there, one has admin."""
+    if any_there:
+        return "`fumehood approvers add NAME`, with the credential of one who has admin"
+    return NEW_HOME if has_served else INIT_FIRST
+
+
 def make_first_approver(database: Database, name: str, now: datetime) -> str:
     """The first approver of a new state directory; returns the credential.
 
@@ -215,8 +240,8 @@ def make_first_approver(database: Database, name: str, now: datetime) -> str:
     if served is not None:
         raise PermissionDenied(
             f"An engine has served from this state directory already (since {served[:19]}), so "
-            "whoever could reach it could name himself the approver now. Use a new "
-            "FUMEHOOD_HOME, and run `fumehood approvers init` before the first `fumehood serve`."
+            "whoever could reach it could name himself the approver now. Take a new "
+            f"FUMEHOOD_HOME, and there {INIT_FIRST}."
         )
     row, text = _new_row(name, GRANTABLE, "init", now)
     database.write_now(

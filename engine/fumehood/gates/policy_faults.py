@@ -12,7 +12,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from difflib import get_close_matches
 from typing import Any
 
-from fumehood.gates.policy_predicates import compile_glob, same
+from fumehood.gates.policy_contradictions import exclude
+from fumehood.gates.policy_predicates import compile_glob
+from fumehood.gates.policy_reach import answers_of, is_plain, place_of, takes_in_words
 from fumehood.gates.policy_rules import compile_rule, compile_tool, names_exactly
 from fumehood.model.decision import Verdict
 from fumehood.model.policy import Condition, Rule
@@ -36,11 +38,10 @@ def check_rules(
     `names` are those of every tool with its version; without `definitions` what the tools are and
     take is not looked at.
     """
-    _check_ids(rules, report)
     tools = _Tools(names, definitions)
     for number, rule in enumerate(rules):
         is_known = _check_tools(number, rule, tools, report)
-        if is_known and definitions:
+        if is_known and definitions and len(definitions) == len(names):
             _check_definitions(number, rule, definitions, report)
         _check_contradictions(number, rule, report)
     _check_shadowed(rules, report)
@@ -64,13 +65,6 @@ class _Tools:
             return any(fits(name, one) for name, all_ in self.versions.items() for one in all_)
         fits_version = compile_glob(version or "*")
         return any(map(fits_version, self.versions.get(name, ())))
-
-
-def _check_ids(rules: Sequence[Rule], report: Report) -> None:
-    first: dict[str, int] = {}
-    for number, rule in enumerate(rules):
-        if first.setdefault(rule.id, number) != number:
-            report(number, ("id",), f"the id {rule.id} is given twice")
 
 
 def _check_tools(number: int, rule: Rule, tools: _Tools, report: Report) -> bool:
@@ -98,7 +92,7 @@ def _check_definitions(
             if name not in known:
                 words = f"no registered tool has {name[:80]!a} in its {key}{_meant(name, known)}"
                 report(number, (key,), words)
-    meant = list(_meant_tools(rule, definitions))
+    meant = list(meant_tools(rule, definitions))
     if not meant:
         if rule.tools is not None and all(map(names_exactly, rule.tools)):
             report(number, ("tools",), "it can never match: none of these tools is what it says")
@@ -111,9 +105,39 @@ def _check_definitions(
                 f"{_meant(condition.segments[0], known_names)}"
             )
             report(number, ("when", position, "argument"), words)
+    if rule.tools is not None and all(map(names_exactly, rule.tools)):
+        # Of others it may be about one that comes later.
+        _check_satisfiable(number, rule, meant, report)
 
 
-def _meant_tools(rule: Rule, definitions: Collection[ToolDefinition]) -> Iterator[ToolDefinition]:
+def _check_satisfiable(
+    number: int, rule: Rule, meant: Sequence[ToolDefinition], report: Report
+) -> None:
+    """Conditions that no call of any of these tools satisfies."""
+    is_found = False
+    for position, condition in enumerate(rule.when):
+        if all(_never_holds(condition, tool, rule) for tool in meant):
+            is_found = True
+            place = place_of(meant[0], condition.segments)
+            schema = place.schema if place is not None else None
+            takes = f": {meant[0].name} takes {takes_in_words(schema)} there" if schema else ""
+            report(number, ("when", position), f"it can never match{takes}")
+    if not is_found and all(
+        any(_never_holds(condition, tool, rule) for condition in rule.when) for tool in meant
+    ):
+        report(number, ("when",), "it can never match: no call of these tools satisfies all of it")
+
+
+def _never_holds(condition: Condition, tool: ToolDefinition, rule: Rule) -> bool:
+    """Whether it holds for no call that the tool's schema lets pass; in doubt it may."""
+    place = place_of(tool, condition.segments)
+    if place is None or place.schema is None:
+        return False  # an agent's configuration may fix what the schema does not name
+    answers = answers_of(condition, tool)
+    return True not in answers if rule.decision is Verdict.ALLOW else answers == {False}
+
+
+def meant_tools(rule: Rule, definitions: Collection[ToolDefinition]) -> Iterator[ToolDefinition]:
     """The registered tools that it is about, in whichever environment."""
     compiled = compile_rule(rule.model_copy(update={"environments": None}), None, "")
     return (tool for tool in definitions if compiled.is_about(tool))
@@ -123,7 +147,7 @@ def _takes(tool: ToolDefinition, segments: Sequence[str]) -> bool:
     """Whether the tool's parameters have room for such an argument, as far as they say."""
     schema: Any = tool.parameters
     for segment in segments:
-        if not isinstance(schema, Mapping) or not _is_plain(schema):
+        if not isinstance(schema, Mapping) or not is_plain(schema):
             return True
         properties = schema.get("properties", {})
         if segment in properties:
@@ -139,15 +163,6 @@ def _takes(tool: ToolDefinition, segments: Sequence[str]) -> bool:
 
 
 _SCALARS = ("string", "number", "integer", "boolean", "null")
-_NOT_PLAIN = frozenset({
-    "$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if", "then", "else",
-    "patternProperties", "additionalProperties", "prefixItems", "dependentSchemas",
-})  # fmt: skip
-
-
-def _is_plain(schema: Mapping[str, Any]) -> bool:
-    """Whether what it takes can be read off: keywords that say more are not followed."""
-    return all(schema.get(key) is False for key in _NOT_PLAIN & schema.keys())
 
 
 def _check_contradictions(number: int, rule: Rule, report: Report) -> None:
@@ -156,31 +171,9 @@ def _check_contradictions(number: int, rule: Rule, report: Report) -> None:
         for other in rule.when[:position]:
             if condition == other:
                 report(number, ("when", position), "it is written twice")
-            elif condition.argument == other.argument and _exclude(condition, other, rule):
+            elif condition.argument == other.argument and exclude(condition, other, rule):
                 words = "no value can satisfy this condition and an earlier one on the argument"
                 report(number, ("when", position), words)
-
-
-def _exclude(one: Condition, other: Condition, rule: Rule) -> bool:
-    if "*" in one.segments and rule.decision is not Verdict.ALLOW:
-        return False  # different elements may be meant
-    questions = one.question | other.question
-    if "missing" in questions:
-        is_allow = rule.decision is Verdict.ALLOW  # what is missing is in doubt for the others
-        return is_allow and "not" not in questions and len(questions) == 2
-    if questions <= {"equals", "in"}:
-        return not any(same(a, b) for a in _wanted(one) for b in _wanted(other))
-    if questions == {"range"}:
-        return _is_below(one, other) or _is_below(other, one)
-    return False
-
-
-def _wanted(condition: Condition) -> Sequence[Any]:
-    return (condition.equals,) if condition.one_of is None else condition.one_of
-
-
-def _is_below(one: Condition, other: Condition) -> bool:
-    return one.max is not None and other.min is not None and one.max < other.min
 
 
 def _check_shadowed(rules: Sequence[Rule], report: Report) -> None:
@@ -289,4 +282,4 @@ def _meant(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!a}?" if near else ""
 
 
-__all__ = ["Place", "Report", "check_rules"]
+__all__ = ["Place", "Report", "check_rules", "meant_tools"]

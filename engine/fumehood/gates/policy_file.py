@@ -15,9 +15,10 @@ from threading import RLock
 from typing import Any, NoReturn
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from fumehood.gates.policy_faults import Place, check_rules
+from fumehood.gates.policy_notices import note_rules
+from fumehood.gates.policy_words import plain_words
 from fumehood.model.policy import MAX_RULES, PREDICATES, Policy, PolicyError, PolicyFault, Rule
 from fumehood.model.tool import ToolDefinition
 from fumehood.sandbox.trusted_files import Signature, Untrusted, open_directory, read_file
@@ -44,27 +45,45 @@ def load_policy(path: Path, tools: Iterable[Known]) -> Policy:
     return parse_policy(path.name, _read(path)[0], tools)
 
 
+def check_policy(path: Path, tools: Iterable[Known]) -> tuple[Policy, tuple[str, ...]]:
+    """The same, and beside it what was perhaps not meant, as `file:line: …`."""
+    return _parsed(path.name, _read(path)[0], list(tools), with_notices=True)
+
+
 def parse_policy(name: str, data: bytes, tools: Iterable[Known]) -> Policy:
     """The policy in these bytes of a file of this name. Raises as `load_policy`."""
+    return _parsed(name, data, list(tools))[0]
+
+
+def _parsed(
+    name: str, data: bytes, given: list[Known], *, with_notices: bool = False
+) -> tuple[Policy, tuple[str, ...]]:
     lines: Lines = {}
     found = _Faults(name, lines)
     document = _document(name, data, lines)
     entries = found.checked_entries(document)
-    rules = [rule for number, entry in enumerate(entries) if (rule := found.rule(number, entry))]
-    if len(rules) == len(entries):
-        given = list(tools)
-        definitions = [tool for tool in given if isinstance(tool, ToolDefinition)]
-        names = [_name(tool) for tool in given]
-        check_rules(rules, names, definitions, found.add)
+    shaped = {n: rule for n, entry in enumerate(entries) if (rule := found.rule(n, entry))}
+    found.check_ids()
+    definitions = [tool for tool in given if isinstance(tool, ToolDefinition)]
+    names = [_name(tool) for tool in given]
+    numbers, rules = list(shaped), list(shaped.values())
+    # Also where others have no shape: whoever mends a file wants to be told everything at once.
+    check_rules(
+        rules, names, definitions, lambda at, place, words: found.add(numbers[at], place, words)
+    )
     found.raise_if_any()
+    notices = found.beside()
+    if with_notices:
+        note_rules(rules, definitions, notices.add)
     if document.get("mode") == "shadow":
         rules = [rule.model_copy(update={"mode": "shadow"}) for rule in rules]
-    return Policy(
+    policy = Policy(
         version=hashlib.sha256(data).hexdigest()[:VERSION_DIGITS],
         file=name,
         rules=tuple(rules),
         lines=tuple(line_of(lines, ("rules", number)) for number in range(len(rules))),
     )
+    return policy, notices.shown
 
 
 class PolicyFile:
@@ -179,8 +198,15 @@ class _Faults:
             return Rule.model_validate(entry)
         except ValidationError as error:
             for fault in error.errors(include_url=False, include_input=False):
-                self.add(number, fault["loc"], _words(fault))
+                self.add(number, fault["loc"], plain_words(fault, _KEYS))
             return None
+
+    def check_ids(self) -> None:
+        """Each is given once, those of rules that are otherwise wrong included."""
+        first: dict[str, int] = {}
+        for number, name in self._ids.items():
+            if first.setdefault(name, number) != number:
+                self.add(number, ("id",), f"the id {one_line(name, 80)} is given twice")
 
     def add(self, number: int, place: Place, words: str) -> None:
         """Something is wrong in one rule."""
@@ -193,11 +219,28 @@ class _Faults:
         fault = PolicyFault(line=line_of(self._lines, place), message=one_line(words))
         self._found.append(fault)
 
+    def beside(self) -> _Faults:
+        """For what is to be told of the same rules and is no fault."""
+        other = _Faults(self._file, self._lines)
+        other._ids = self._ids
+        return other
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """What was found, as `raise_if_any` tells it."""
+        return PolicyError(self._file, self._ordered()).shown
+
     def raise_if_any(self) -> None:
         """Raises PolicyError with what was found, in the order of the lines."""
         if self._found:
-            ordered = sorted(self._found, key=lambda fault: fault.line or 0)[:MAX_FAULTS]
-            raise PolicyError(self._file, tuple(ordered))
+            raise PolicyError(self._file, self._ordered())
+
+    def _ordered(self) -> tuple[PolicyFault, ...]:
+        ordered = sorted(self._found, key=lambda fault: fault.line or 0)
+        told, more = ordered[:MAX_FAULTS], len(ordered) - MAX_FAULTS
+        if more > 0:
+            told.append(PolicyFault(line=None, message=f"and {more} more"))
+        return tuple(told)
 
 
 _KEYS = sorted({
@@ -206,11 +249,4 @@ _KEYS = sorted({
 })  # fmt: skip
 
 
-def _words(fault: ErrorDetails) -> str:
-    if fault["type"] == "extra_forbidden":
-        near = get_close_matches(str(fault["loc"][-1]), _KEYS, n=1)
-        return f"unknown key{f'; did you mean {near[0]!a}?' if near else ''}"
-    return fault["msg"].removeprefix("Value error, ")
-
-
-__all__ = ["Known", "PolicyFile", "load_policy", "parse_policy"]
+__all__ = ["Known", "PolicyFile", "check_policy", "load_policy", "parse_policy"]

@@ -50,6 +50,11 @@ def compile_condition(condition: Condition, *, for_every: bool) -> Callable[[Jso
     return asked
 
 
+def values_at(arguments: JsonObject, segments: Sequence[str]) -> Sequence[Any]:
+    """What a condition at this pointer looks at, without what is not there."""
+    return [value for value in _all(arguments, segments) or () if value is not ABSENT]
+
+
 def compile_predicate(predicate: Predicate) -> Callable[[Any], Answer]:
     """Ask it of one value, or of ABSENT."""
     (question,) = predicate.question
@@ -84,10 +89,11 @@ def same(left: Any, right: Any) -> bool:
         return left.keys() == right.keys() and all(same(left[k], right[k]) for k in left)
     if isinstance(left, list | tuple) and isinstance(right, list | tuple):
         return len(left) == len(right) and all(map(same, left, right))
-    return _kind(left) == _kind(right) and bool(left == right)
+    return kind_of(left) == kind_of(right) and bool(left == right)
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """The name of a JSON value's type; all numbers are one."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -122,13 +128,13 @@ def _one_of(predicate: Predicate) -> Callable[[Any], Answer]:
 
 
 def _among(wanted: Sequence[Any]) -> Callable[[Any], Answer]:
-    kinds = frozenset(map(_kind, wanted))
+    kinds = frozenset(map(kind_of, wanted))
     if kinds == {"string"}:
         texts = frozenset(wanted)
         return _on_text(lambda text: text in texts)
 
     def asked(value: Any) -> Answer:
-        if value is ABSENT or _kind(value) not in kinds:
+        if value is ABSENT or kind_of(value) not in kinds:
             return None
         return any(same(value, one) for one in wanted)
 

@@ -7,14 +7,26 @@ Invariant: in doubt a rule that denies or asks holds, one that allows does not.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from fumehood.gates.policy_predicates import Answer, compile_condition, compile_glob
+from fumehood.gates.policy_predicates import (
+    Answer,
+    compile_condition,
+    compile_glob,
+    values_at,
+)
 from fumehood.model.decision import CallFacts, Verdict
 from fumehood.model.policy import CheckedPart as Part
 from fumehood.model.policy import Condition, ExplainedRule, Predicate, Rule
 from fumehood.model.tool import ToolDefinition
+
+MAX_COMPARED = 5
+"""Elements of a `*` that an explanation shows."""
+
+MAX_SHOWN = 200
+"""Characters of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +43,8 @@ class OfCall:
 
     says: str
     ask: Callable[[CallFacts], Answer]
+    argument: Condition | None = None
+    """The condition that it asks, where it asks one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +74,10 @@ class CompiledRule:
     def explained(self, facts: CallFacts) -> ExplainedRule:
         """Each thing that it asks, and what the answer is."""
         parts = [Part(says=one.says, holds=one.ask(facts.tool)) for one in self.of_tool]
-        parts += [Part(says=one.says, holds=one.ask(facts)) for one in self.of_call]
+        parts += [
+            Part(says=one.says, holds=one.ask(facts), compared=_compared(one.argument, facts))
+            for one in self.of_call
+        ]
         return ExplainedRule(
             id=self.rule.id,
             decision=self.rule.decision,
@@ -151,8 +168,20 @@ def _of_call(rule: Rule) -> Iterable[OfCall]:
 def _of_argument(condition: Condition, *, for_every: bool) -> OfCall:
     ask = compile_condition(condition, for_every=for_every)
     return OfCall(
-        f"argument {condition.argument} {_words(condition)}", lambda facts: ask(facts.arguments)
+        f"argument {condition.argument} {_words(condition)}",
+        lambda facts: ask(facts.arguments),
+        condition,
     )
+
+
+def _compared(condition: Condition | None, facts: CallFacts) -> str | None:
+    """What a condition looks at, after coercion; None where there is nothing."""
+    if condition is None:
+        return None
+    found = values_at(facts.arguments, condition.segments)
+    text = ", ".join(json.dumps(value, default=str) for value in found[:MAX_COMPARED])
+    is_cut = len(text) > MAX_SHOWN or len(found) > MAX_COMPARED
+    return f"{text[:MAX_SHOWN]}…" if is_cut else text or None
 
 
 def _any_name(patterns: tuple[str, ...]) -> Callable[[str], bool]:

@@ -304,6 +304,8 @@ class CheckedPart(_Value):
 
     says: str
     holds: bool | None
+    compared: str | None = None
+    """Of a condition, what it looked at: the effective argument as JSON, shortened."""
 
 
 class ExplainedRule(_Value):

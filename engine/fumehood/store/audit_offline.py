@@ -12,15 +12,10 @@ from datetime import datetime
 from itertools import dropwhile, takewhile
 from pathlib import Path
 
-from sqlalchemy import Connection
-from sqlalchemy.exc import DatabaseError
-
 from fumehood.store.audit import all_rows
 from fumehood.store.audit_key import all_keys
 from fumehood.store.audit_verify import Anchor, AuditRow, Verdict, verify
-from fumehood.store.database import FILE_NAME
-from fumehood.store.errors import ReadFailed
-from fumehood.store.opening import in_words, open_to_read
+from fumehood.store.offline import reading
 
 
 def verify_state(
@@ -32,7 +27,7 @@ def verify_state(
         StoreError: database or keys cannot be read.
     """
     known = keys if keys is not None else all_keys(state)
-    with _reading(state) as connection:
+    with reading(state) as connection:
         return verify(all_rows(connection), known, anchors)
 
 
@@ -47,25 +42,13 @@ def exported(
     Raises:
         StoreError: the database cannot be read.
     """
-    with _reading(state) as connection:
+    with reading(state) as connection:
         rows = all_rows(connection)
         if since is not None:
             rows = dropwhile(lambda row: _is_before(row, since), rows)
         if until is not None:
             rows = takewhile(lambda row: _is_before(row, until), rows)
         yield rows
-
-
-@contextmanager
-def _reading(state: Path) -> Iterator[Connection]:
-    engine = open_to_read(state / FILE_NAME)
-    try:
-        with engine.connect() as connection:
-            yield connection
-    except DatabaseError as error:
-        raise ReadFailed(in_words(error)) from error
-    finally:
-        engine.dispose()
 
 
 def _is_before(row: AuditRow, moment: datetime) -> bool:

@@ -69,6 +69,27 @@ def test_no_first_approver_is_made_where_an_engine_has_served(database: Database
     assert Approvers(database).current() == []
 
 
+@pytest.mark.row("D4")
+async def test_the_cure_that_is_told_is_one_that_is_possible(database: Database) -> None:
+    never = Approvers(database)
+    assert "approvers init" in never.cure
+    assert "new FUMEHOOD_HOME" not in never.cure
+    await never.note_served(NOW)
+    for served in (never, Approvers(database)):
+        assert "new FUMEHOOD_HOME" in served.cure
+    with pytest.raises(PermissionDenied, match="new FUMEHOOD_HOME"):
+        make_first_approver(database, "owner", NOW)
+
+
+async def test_where_one_administers_more_approvers_are_added(database: Database) -> None:
+    make_first_approver(database, "owner", NOW)
+    approvers = Approvers(database)
+    await approvers.note_served(NOW)
+    assert "approvers add" in approvers.cure
+    assert "FUMEHOOD_HOME" not in approvers.cure
+    await approvers.add("anna", [Scope.APPROVE], by=ADMIN, now=NOW)
+
+
 @pytest.mark.parametrize("name", ["", "-x", "a b", "a\nb", "é", "a" * 65, "../x", "a/b"])
 async def test_a_name_that_could_be_mistaken_is_refused(database: Database, name: str) -> None:
     with pytest.raises(InvalidParams):

@@ -227,6 +227,7 @@ def test_explanation_says_of_every_rule_what_holds() -> None:
     ]
     assert not second.matches
     assert [part.holds for part in second.parts] == [False, True, True]
+    assert [part.compared for part in first.parts] == [None, "5"]
 
 
 # What follows is drawn from so few names that rules and calls meet often.
