@@ -401,6 +401,17 @@ def test_person_sees_every_character_and_decides_nothing_with_another_word(daemo
     administer(daemon, "approvals", "deny", approval_id)
 
 
+def test_reason_of_a_denial_is_not_obeyed_by_the_caller_s_terminal(daemon: Daemon) -> None:
+    call_id, approval_id = call(daemon, "nasty-reason")
+    administer(daemon, "approvals", "deny", approval_id, "--reason", "no\x1b[2J\u202eX")
+    person = Person(daemon, "calls", "answer", call_id)
+    assert person.leaves() == 1
+    assert "no\\u{001b}[2J\\u{202e}X" in person.seen
+    assert "\x1b[2J" not in person.seen
+    assert "\u202e" not in person.seen
+    assert "nothing ran" in person.seen
+
+
 def test_watch_shows_what_comes_and_what_becomes_of_it(daemon: Daemon) -> None:
     person = at_the_terminal(daemon, "approvals", "watch")
     _, approval_id = call(daemon, "watched")
@@ -449,10 +460,17 @@ def test_call_that_a_crash_interrupted_is_resolved_by_a_human_and_not_run_again(
         assert found["id"] == approval_id
         answer = run(after, "calls", "answer", call_id)
         assert json.loads(answer.stdout)["error"]["code"] == "OUTCOME_UNKNOWN"
+        caller = Person(after, "calls", "answer", call_id)
+        assert caller.leaves() == 1
+        assert "whether it acted is not known" in " ".join(caller.seen.split())
+        assert "nothing ran" not in " ".join(caller.seen.split())
         resolved = administer(
             after, "approvals", "resolve", approval_id, "--outcome", "done", "--note", "looked"
         )
         assert resolved["state"] == "done"
+        caller = Person(after, "calls", "answer", call_id)
+        assert caller.leaves() == 0
+        assert "a human found that it took effect" in " ".join(caller.seen.split())
         assert administer(after, "approvals", "list", "--state", "interrupted") == []
         assert times(after, "held") == 1
 

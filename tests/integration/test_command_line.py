@@ -171,6 +171,37 @@ def test_on_a_terminal_the_answer_is_readable_and_cannot_move_the_cursor(
     assert '"metadata"' not in shown
 
 
+@pytest.mark.row("D1")
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            ["run_restricted_python", r'{"code": "raise ValueError(\"a\\u001b[31mred\\u202eX\")"}'],
+            r"a\u{001b}[31mred\u{202e}X",
+        ),
+        (["calculator", r'{"\u001b[2Jx\u202e": "1"}'], r"\u{001b}[2Jx\u{202e}"),
+        (["calculator", r'{"\u001b[2Jx\u202e": "1"}', "--json"], r"\u001b[2Jx\u202e"),
+    ],
+)
+def test_words_of_a_refusal_are_not_obeyed_by_a_terminal(
+    shared_daemon: Daemon, arguments: list[str], says: str
+) -> None:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [str(FUMEHOOD), "call", "--local", *arguments],
+        env={**shared_daemon.environment, "TERM": "xterm", "COLUMNS": "300", "NO_COLOR": "1"},
+        stdout=theirs, stderr=theirs, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert process.wait(timeout=60) == 1
+    os.close(theirs)
+    shown = os.read(ours, 65536).decode()
+    os.close(ours)
+    assert says in shown
+    assert "\u202e" not in shown
+    assert "\x1b[31m" not in shown
+    assert "\x1b[2J" not in shown
+
+
 @pytest.mark.row("D1", "D7")
 def test_stranger_on_the_socket_is_named_by_every_command(
     home: Path, shared_daemon: Daemon

@@ -8,7 +8,6 @@ turn the direction of reading are shown as what they are, and named.
 
 from __future__ import annotations
 
-import json
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -18,6 +17,7 @@ from typing import Any, Literal
 
 from rich.cells import cell_len
 
+from fumehood.cli.escaping import escapes, json_line, json_lines, visible
 from fumehood.model.approval import Approval, ApprovalState, RememberedRule
 from fumehood.model.json_types import JsonObject
 
@@ -27,16 +27,6 @@ INDENT = "  "
 MARK = "  │ "
 MIN_COLUMNS = 20
 MAX_NAMED = 8
-MAX_MARKS_IN_A_ROW = 3
-"""Accents on one letter: what languages need. More of them paint over other lines."""
-
-_SHOW_NOTHING = frozenset(
-    {0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0}
-    | set(range(0x180B, 0x1810))
-    | set(range(0xFE00, 0xFE10))
-    | set(range(0xE0000, 0xE1000))
-)
-"""*Source*: Unicode's Default_Ignorable_Code_Point of letters and marks, and the empty braille."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +40,7 @@ class Line:
 def approval_lines(approval: Approval, now: datetime, columns: int) -> list[Line]:
     """All of it, folded to so many columns."""
     lines = [
-        Line(f"{approval.id}  {approval.state}", "head"),
+        Line(f"{visible(approval.id)}  {approval.state}", "head"),
         *(_field(name, value, columns) for name, value in _facts(approval, now)),
         Line(""),
         Line("arguments", "head"),
@@ -81,11 +71,6 @@ def rule_lines(rule: RememberedRule, columns: int) -> list[Line]:
     if rule.arguments:
         return [*lines, Line("where these are equal", "head"), *_arguments(rule.arguments, columns)]
     return [*lines, Line("WHATEVER ITS ARGUMENTS ARE", "warning")]
-
-
-def visible(text: str) -> str:
-    """One line of a stranger's text, in which nothing moves, hides or turns anything."""
-    return "".join(_visible(text, breaks=False))
 
 
 def one_line(value: str, columns: int) -> str:
@@ -151,10 +136,10 @@ def _value(name: str, value: Any, columns: int) -> Iterator[Line]:
         yield from _plain(f"{INDENT}{name} ({len(value)} characters)", columns)
         yield from _theirs(value, columns)
         return
-    shown = visible(json.dumps(value, ensure_ascii=False, allow_nan=False))
+    shown = json_line(value)
     if isinstance(value, dict | list) and len(shown) > columns - len(name) - 2:
         yield from _plain(INDENT + name, columns)
-        yield from _theirs(json.dumps(value, ensure_ascii=False, indent=2), columns)
+        yield from _theirs(json_lines(value), columns)
         return
     yield from _plain(f"{INDENT}{name}: {shown}", columns)
 
@@ -194,7 +179,7 @@ def _preview(preview: JsonObject, columns: int) -> Iterator[Line]:
 
 def _entry(sign: str, entry: JsonObject, columns: int) -> Iterator[Line]:
     facts = {key: value for key, value in entry.items() if key not in ("path", "diff")}
-    said = visible(json.dumps(facts, ensure_ascii=False)) if facts else ""
+    said = json_line(facts) if facts else ""
     path = visible(str(entry.get("path")))
     yield from _plain(f"{INDENT}{sign} {path}  {said}".rstrip(), columns)
     diff = entry.get("diff")
@@ -226,7 +211,7 @@ def _hidden_in(approval: Approval) -> str:
     """The names of characters that are shown escaped, with how many there are of each."""
     found: Counter[str] = Counter()
     for text in _texts([approval.arguments, approval.preview, approval.reason, approval.tool]):
-        found.update(char for char, shown in _each(text, breaks=True) if shown != char)
+        found.update(char for char, shown in escapes(text, breaks=True) if shown != char)
     named = [
         f"U+{ord(char):04X} {unicodedata.name(char, 'control character')} ×{count}"
         for char, count in found.most_common(MAX_NAMED)
@@ -245,30 +230,6 @@ def _texts(value: Any) -> Iterator[str]:
             waiting += [*item.keys(), *item.values()]
         elif isinstance(item, list):
             waiting += item
-
-
-def _visible(text: str, *, breaks: bool) -> Iterator[str]:
-    return (shown for _, shown in _each(text, breaks=breaks))
-
-
-def _each(text: str, *, breaks: bool) -> Iterator[tuple[str, str]]:
-    """Each character and how it is shown; with `breaks` line ends are no news."""
-    marks = 0
-    can_carry = False
-    for char in text:
-        is_mark = unicodedata.category(char) in ("Mn", "Me")
-        marks = marks + 1 if is_mark else 0
-        paints_over = is_mark and (not can_carry or marks > MAX_MARKS_IN_A_ROW)
-        if (char in "\n\t" and breaks) or (_is_seen(char) and not paints_over):
-            yield char, char
-        else:
-            yield char, f"\\u{{{ord(char):04x}}}"
-        can_carry = char.isalpha() or (is_mark and can_carry)
-
-
-def _is_seen(char: str) -> bool:
-    """No control, format, private or separating character but the space, and not empty."""
-    return char.isprintable() and ord(char) not in _SHOW_NOTHING
 
 
 def _folded(text: str, columns: int, indent: str = "") -> Iterable[str]:

@@ -209,7 +209,8 @@ def remembered(
     socket: ControlSocketPath = None,
 ) -> None:
     """List the rules that approvers' decisions left behind."""
-    from fumehood.cli.approval_view import one_line, visible
+    from fumehood.cli.approval_view import one_line
+    from fumehood.cli.escaping import json_line, visible
     from fumehood.cli.show import wants_json
     from fumehood.cli.tables import Field, show_table
 
@@ -225,7 +226,7 @@ def remembered(
     rows = [
         (
             rule.id, visible(rule.tool), visible(rule.agent_id or rule.principal_id),
-            one_line(json.dumps(rule.arguments, ensure_ascii=False), 200),
+            one_line(json_line(rule.arguments), 200),
             f"{rule.expires_at:%Y-%m-%d %H:%M}" if rule.expires_at else "session's end",
             "any" if rule.uses_left is None else str(rule.uses_left), rule.created_by,
         )
@@ -446,7 +447,8 @@ def _show_decided(decided: Sequence[Approval], *, as_json: bool) -> None:
 
 
 def _show_list(found: Sequence[Approval]) -> None:
-    from fumehood.cli.approval_view import ago, one_line, visible
+    from fumehood.cli.approval_view import ago, one_line
+    from fumehood.cli.escaping import json_line, visible
     from fumehood.cli.tables import Field, show_table
 
     now = datetime.now(UTC)
@@ -461,7 +463,7 @@ def _show_list(found: Sequence[Approval]) -> None:
             visible(f"{approval.tool}@{approval.tool_version}"),
             visible(approval.agent_id or approval.principal_id),
             ago(approval.expires_at, now) if approval.state is ApprovalState.PENDING else "",
-            one_line(json.dumps(approval.arguments, ensure_ascii=False), 120),
+            one_line(json_line(approval.arguments), 120),
         )
         for approval in found
     ]
@@ -470,7 +472,8 @@ def _show_list(found: Sequence[Approval]) -> None:
 
 def _show_line(approval: Approval, *, as_json: bool) -> None:
     """One approval on one line, at once: whoever reads may be waiting."""
-    from fumehood.cli.approval_view import one_line, visible
+    from fumehood.cli.approval_view import one_line
+    from fumehood.cli.escaping import json_line, visible
 
     if as_json:
         line = json.dumps(approval.model_dump(mode="json"))
@@ -478,15 +481,16 @@ def _show_line(approval: Approval, *, as_json: bool) -> None:
         bell = "\a" if approval.state is ApprovalState.PENDING else ""
         who = visible(approval.agent_id or approval.principal_id)
         tool = visible(f"{approval.tool}@{approval.tool_version}")
-        shown = one_line(json.dumps(approval.arguments, ensure_ascii=False), 60)
-        line = f"{bell}{approval.id}  {approval.state.value:<11}  {tool}  {who}  {shown}"
+        shown = one_line(json_line(approval.arguments), 60)
+        line = f"{bell}{visible(approval.id)}  {approval.state.value:<11}  {tool}  {who}  {shown}"
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 def _show_changes(changes: Sequence[Any]) -> None:
     """What changed authority lately: somebody else may have done it in one's name."""
-    from fumehood.cli.approval_view import one_line, visible
+    from fumehood.cli.approval_view import one_line
+    from fumehood.cli.escaping import visible
 
     since = datetime.now(UTC) - CHANGES_SINCE
     fresh = [change for change in changes if change.at >= since][:SHOWN_CHANGES]

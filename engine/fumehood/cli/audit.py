@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fumehood.cli.control import AsJson, CredentialStdin
+from fumehood.cli.escaping import say, visible
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.reach import ControlSocketPath, controlling
 from fumehood.cli.settings import read_config
@@ -47,7 +48,6 @@ def verify(
 ) -> None:
     """Find what was changed, removed, inserted or reordered, and a tail cut before an anchor."""
     from fumehood.cli.show import show_json, wants_json
-    from fumehood.cli.tables import printable
     from fumehood.engine_audit import shown_verdict
     from fumehood.store.audit_verify import report
 
@@ -58,7 +58,8 @@ def verify(
     if wants_json(as_json):
         show_json(shown_verdict(verdict).model_dump(mode="json"))
     else:
-        print("\n".join(printable(line) for line in report(verdict)))
+        for line in report(verdict):
+            say(visible(line))
     if verdict.anchors == 0:
         print(
             "No anchor was compared: rows that were cut off at the end are not found. Give one "
@@ -107,8 +108,8 @@ def rotate(
     if wants_json(as_json):
         show_json(rotation.model_dump(mode="json"))
         return
-    print(f"From row {rotation.seq + 1} on the chain is under the key {rotation.key_id}.")
-    print(f"Keep audit-{rotation.previous_key_id}.key: earlier rows are verified with it.")
+    say(f"From row {rotation.seq + 1} on the chain is under the key {rotation.key_id}.")
+    say(f"Keep audit-{rotation.previous_key_id}.key: earlier rows are verified with it.")
 
 
 def _verdict(anchor: list[Path], export: Path | None, key: list[Path], *, part: bool) -> Verdict:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from fumehood.cli.escaping import say, visible
 from fumehood.cli.exits import ExitCode, exit_code_of, fail, require_tool_name
 from fumehood.cli.reach import SocketPath, calling
 from fumehood.cli.settings import read_config
@@ -124,14 +125,12 @@ def say_how_to_approve(envelope: Envelope) -> None:
         return
     if error.code != RequiresHumanApproval.code:
         return
-    from fumehood.cli.tables import printable
-
     lines = [
         f"The call waits for a yes: {error.approval_id}",
         f"An approver runs:  fumehood approvals approve {error.approval_id}",
         f"Its answer then:   fumehood calls answer {envelope.metadata.call_id}",
     ]
-    print("\n".join(printable(line) for line in lines), file=sys.stderr)
+    say("\n".join(visible(line) for line in lines), to_stderr=True)
 
 
 def _waiting(given: str) -> bool | float:

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from fumehood.cli.escaping import say
 from fumehood.cli.exits import ExitCode, fail
 
 CredentialStdin = Annotated[
@@ -41,4 +42,4 @@ def read_credential(*, from_stdin: bool) -> str:
 def show_secret(secret: str, what: str) -> None:
     """A secret on stdout, once, with a word about it on stderr."""
     print(f"This {what} is shown only now. Keep it where no caller can read it.", file=sys.stderr)
-    print(secret)
+    say(secret)

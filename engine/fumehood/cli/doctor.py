@@ -221,6 +221,8 @@ def _show(findings: list[Finding]) -> None:
     from rich.table import Column, Table
     from rich.text import Text
 
+    from fumehood.cli.escaping import printable
+
     colours: dict[Verdict, str] = {"ok": "green", "warning": "yellow", "missing": "red"}
     table = Table(
         Column("check", min_width=CHECK_WIDTH, overflow="fold"),
@@ -230,5 +232,8 @@ def _show(findings: list[Finding]) -> None:
     )
     for finding in findings:
         verdict = Text(finding.verdict, style=colours[finding.verdict])
-        table.add_row(finding.check, verdict, Text(finding.found), Text(finding.cure))
+        table.add_row(
+            Text(printable(finding.check)), verdict,
+            Text(printable(finding.found)), Text(printable(finding.cure)),
+        )  # fmt: skip
     Console().print(table)

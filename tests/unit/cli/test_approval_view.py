@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from fumehood.cli.approval_view import MARK, ago, approval_lines, one_line, rule_lines, visible
+from fumehood.cli.approval_view import MARK, ago, approval_lines, one_line, rule_lines
+from fumehood.cli.escaping import visible
 from fumehood.model.approval import Approval, ApprovalState, DecisionRecord
 from support.approvals import NOW, approval, rule
 
