@@ -129,6 +129,33 @@ def test_refusal_has_its_exit_code_and_its_words(
 
 
 @pytest.mark.row("D4")
+@pytest.mark.parametrize(
+    ("arguments", "scope"),
+    [
+        (["approvals", "list"], "approve"),
+        (["approvals", "show", "apr_0"], "approve"),
+        (["approvals", "approve", "apr_0", "--yes"], "approve"),
+        (["approvals", "deny", "apr_0"], "approve"),
+        (["approvals", "watch"], "approve"),
+        (["approvals", "remembered"], "approve"),
+        (["policy", "show"], "approve or admin"),
+        (["policy", "explain", "calculator"], "approve or admin"),
+        (["policy", "reload"], "admin"),
+        (["tokens", "list"], "admin"),
+        (["audit", "rotate"], "admin"),
+        (["usage", "--all"], "admin"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else value,
+)
+def test_without_a_credential_the_scope_that_is_needed_is_named(
+    administered_daemon: Daemon, arguments: list[str], scope: str
+) -> None:
+    done = run(administered_daemon, *arguments)
+    assert done.exit_code == 2
+    assert f"This needs a credential with {scope}. " in done.stderr
+
+
+@pytest.mark.row("D4")
 def test_wrong_credential_changes_nothing(administered_daemon: Daemon) -> None:
     stranger = Daemon(
         administered_daemon.process, administered_daemon.home, {}, "fha_0123456789abcdef_wrong"

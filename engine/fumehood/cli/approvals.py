@@ -10,7 +10,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -19,7 +19,7 @@ import typer
 
 from fumehood.cli.control import CredentialStdin
 from fumehood.cli.exits import ExitCode, fail
-from fumehood.cli.reach import ControlSocketPath, SocketPath, calling, controlling
+from fumehood.cli.reach import APPROVE, ControlSocketPath, SocketPath, calling, controlling
 from fumehood.model.approval import (
     Approval,
     ApprovalState,
@@ -169,7 +169,7 @@ def watch(
     from fumehood.cli.show import wants_json
 
     try:
-        with controlling(socket, credential_stdin=credential_stdin, as_json=as_json) as client:
+        with _approving(socket, credential_stdin, as_json=as_json) as client:
             for approval in _followed(client):
                 _show_line(approval, as_json=wants_json(as_json))
     except KeyboardInterrupt:
@@ -186,7 +186,7 @@ def resolve(
     socket: ControlSocketPath = None,
 ) -> None:
     """Say what became of a call that the engine's end interrupted. It is not run again."""
-    with controlling(socket, credential_stdin=credential_stdin, as_json=as_json) as client:
+    with _approving(socket, credential_stdin, as_json=as_json) as client:
         found = client.approvals.resolve(approval_id, outcome, note=note)
     _show_decided([found], as_json=as_json)
 
@@ -214,7 +214,7 @@ def remembered(
     from fumehood.cli.show import wants_json
     from fumehood.cli.tables import Field, show_table
 
-    with controlling(socket, credential_stdin=credential_stdin, as_json=as_json) as client:
+    with _approving(socket, credential_stdin, as_json=as_json) as client:
         rules = [rule for rule in client.approvals.remembered() if every or _holds(rule)]
     if wants_json(as_json):
         _show_json([rule.model_dump(mode="json") for rule in rules])
@@ -242,8 +242,14 @@ def forget(
     socket: ControlSocketPath = None,
 ) -> None:
     """End a remembered rule: what it allowed is asked about again."""
-    with controlling(socket, credential_stdin=credential_stdin) as client:
+    with _approving(socket, credential_stdin) as client:
         client.approvals.forget(rule_id)
+
+
+def _approving(
+    socket: Path | None, credential_stdin: bool, *, as_json: bool = False
+) -> AbstractContextManager[ControlClient]:
+    return controlling(socket, credential_stdin=credential_stdin, as_json=as_json, scope=APPROVE)
 
 
 def _holds(rule: RememberedRule) -> bool:
@@ -264,7 +270,7 @@ def _decide(
     """Show, ask, and decide on exactly what was shown."""
     if not yes and (credential_stdin or not sys.stdin.isatty()):
         fail("Nobody can be asked here. Look at it first, then add --yes.", ExitCode.USAGE)
-    with controlling(socket, credential_stdin=credential_stdin, as_json=as_json) as client:
+    with _approving(socket, credential_stdin, as_json=as_json) as client:
         seen = [client.approvals.show(approval_id) for approval_id in dict.fromkeys(approval_ids)]
         if not yes:
             _ask(client, seen, decision)
@@ -359,7 +365,7 @@ def _seeing(
         with calling(socket, as_json=as_json) as own:
             yield own
         return
-    with controlling(socket, credential_stdin=credential_stdin, as_json=as_json) as every:
+    with _approving(socket, credential_stdin, as_json=as_json) as every:
         yield every
 
 
