@@ -322,6 +322,37 @@ def test_denial_edit_and_cancel_from_the_command_line(daemon: Daemon) -> None:
     assert [times(daemon, text) for text in ("cli-no", "cli-edit", "cli-cancel")] == [0, 0, 0]
 
 
+def test_several_are_approved_only_as_they_were_looked_at(daemon: Daemon) -> None:
+    """The control: with the versions that they have, the same command approves them."""
+    ids = [call(daemon, text)[1] for text in ("several-1", "several-2")]
+    stale = run(
+        daemon, "approvals", "approve", f"{ids[0]}@1", f"{ids[1]}@2", "--yes", "--credential-stdin"
+    )
+    assert stale.exit_code == 1
+    assert "IDEMPOTENCY_CONFLICT" in stale.stdout
+    states = [administer(daemon, "approvals", "show", one)["state"] for one in ids]
+    assert states == ["pending", "pending"]
+    administer(daemon, "approvals", "approve", f"{ids[0]}@1", f"{ids[1]}@1", "--yes")
+    wait_until(lambda: [times(daemon, f"several-{n}") for n in (1, 2)] == [1, 1])
+
+
+def test_person_is_not_asked_about_what_waits_for_no_yes(daemon: Daemon) -> None:
+    _, over = call(daemon, "over")
+    administer(daemon, "approvals", "deny", over)
+    _, open_one = call(daemon, "still-open")
+    for ids, says in (
+        ([over], f"{over} is denied: it waits for no yes."),
+        ([over, open_one], f"{over} is denied"),
+        ([f"{open_one}@7"], f"{open_one} is version 1 by now, and not 7"),
+    ):
+        person = at_the_terminal(daemon, "approvals", "approve", *ids)
+        assert person.leaves() == 1
+        assert says in person.seen
+        assert "Nothing was decided." in person.seen
+        assert "Type yes" not in person.seen
+    administer(daemon, "approvals", "deny", open_one)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
@@ -329,6 +360,12 @@ def test_denial_edit_and_cancel_from_the_command_line(daemon: Daemon) -> None:
         (["approve", "apr_0", "--yes"], 1, "RESOURCE_NOT_FOUND"),
         (["approve", "a/b", "--yes"], 2, "can be no name or id"),
         (["approve", "apr_0", "apr_1", "--yes", "--edit", "{}"], 2, "one approval"),
+        (["approve", "apr_0", "apr_1", "--yes", "--version", "1"], 2, "ID@VERSION"),
+        (["approve", "apr_0@1", "--yes", "--version", "1"], 2, "ID@VERSION"),
+        (["approve", "apr_0@one", "--yes"], 2, "a number"),
+        (["approve", "apr_0@0", "--yes"], 2, "a number"),
+        (["approve", "apr_0@", "--yes"], 2, "a number"),
+        (["deny", "apr_0@1", "apr_0@2"], 2, "two versions"),
         (["approve", "apr_0", "--yes", "--edit", "[]"], 2, "JSON object"),
         (["approve", "apr_0", "--yes", "--uses", "2"], 2, "--remember"),
         (["approve", "apr_0", "--yes", "--remember-until", "soon"], 2, "--remember-until"),
@@ -464,6 +501,10 @@ def test_call_that_a_crash_interrupted_is_resolved_by_a_human_and_not_run_again(
         assert caller.leaves() == 1
         assert "whether it acted is not known" in " ".join(caller.seen.split())
         assert "nothing ran" not in " ".join(caller.seen.split())
+        approver = at_the_terminal(after, "approvals", "approve", approval_id)
+        assert approver.leaves() == 1
+        assert f"fumehood approvals resolve {approval_id} --outcome done|failed" in approver.seen
+        assert "Type yes" not in approver.seen
         resolved = administer(
             after, "approvals", "resolve", approval_id, "--outcome", "done", "--note", "looked"
         )

@@ -40,7 +40,7 @@ class Line:
 def approval_lines(approval: Approval, now: datetime, columns: int) -> list[Line]:
     """All of it, folded to so many columns."""
     lines = [
-        Line(f"{visible(approval.id)}  {approval.state}", "head"),
+        Line(f"{visible(approval.id)}  {approval.state}, version {approval.version}", "head"),
         *(_field(name, value, columns) for name, value in _facts(approval, now)),
         Line(""),
         Line("arguments", "head"),

@@ -7,9 +7,10 @@ what was shown: its version goes with the decision, and if it has changed meanwh
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -36,13 +37,20 @@ if TYPE_CHECKING:
 approvals = typer.Typer(help="Calls that wait for a human's yes.", no_args_is_help=True)
 
 MAX_LISTED = 1000
+VERSION = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 PAGE = 100
 SHOWN_CHANGES = 5
 CHANGES_SINCE = timedelta(days=1)
 ENDED = frozenset({"approved", "denied", "expired", "cancelled", "done", "failed", "interrupted"})
 
 ApprovalId = Annotated[str, typer.Argument(help="The approval's id, apr_….")]
-ApprovalIds = Annotated[list[str], typer.Argument(help="Approvals' ids, apr_….")]
+ApprovalIds = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="ID[@VERSION]...",
+        help="Approvals' ids, apr_…; with @VERSION only if it still is the one looked at.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 Mine = Annotated[
     bool, typer.Option("--mine", help="Those of your own calls, by the callers' socket.")
@@ -50,7 +58,7 @@ Mine = Annotated[
 Yes = Annotated[bool, typer.Option("--yes", help="Do not show it and ask; for scripts.")]
 Version = Annotated[
     int | None,
-    typer.Option("--version", help="Only if it still is the version that was looked at."),
+    typer.Option("--version", help="For one approval: as ID@VERSION."),
 ]
 
 
@@ -130,10 +138,11 @@ def approve(
     wish = _wish(remember, remember_until, uses, same, any_arguments=any_arguments)
     arguments = None if edit is None else _edited(edit)
     decision = NewDecision(decision="approve", reason=reason, arguments=arguments, remember=wish)
-    if len(approval_ids) > 1 and (edit is not None or version is not None):
-        fail("--edit and --version go with one approval.", ExitCode.USAGE)
+    looked_at = _looked_at(approval_ids, version)
+    if len(looked_at) > 1 and edit is not None:
+        fail("--edit goes with one approval.", ExitCode.USAGE)
     _decide(
-        approval_ids, decision, version, yes=yes, as_json=as_json,
+        looked_at, decision, yes=yes, as_json=as_json,
         credential_stdin=credential_stdin, socket=socket,
     )  # fmt: skip
 
@@ -150,11 +159,9 @@ def deny(
     socket: ControlSocketPath = None,
 ) -> None:
     """Deny calls. Nothing is asked: a no does no harm."""
-    if len(approval_ids) > 1 and version is not None:
-        fail("--version goes with one approval.", ExitCode.USAGE)
     decision = NewDecision(decision="deny", reason=reason)
     _decide(
-        approval_ids, decision, version, yes=True, as_json=as_json,
+        _looked_at(approval_ids, version), decision, yes=True, as_json=as_json,
         credential_stdin=credential_stdin, socket=socket,
     )  # fmt: skip
 
@@ -257,10 +264,26 @@ def _holds(rule: RememberedRule) -> bool:
     return rule.removed_at is None and rule.uses_left != 0 and not is_over
 
 
+def _looked_at(given: Sequence[str], version: int | None) -> dict[str, int | None]:
+    """Each approval with the version that was looked at, where one was named."""
+    found: dict[str, int | None] = {}
+    for text in given:
+        approval_id, at, number = text.partition("@")
+        if at and not VERSION.fullmatch(number):
+            fail(f"{text[:80]!r}: after the @ stands a version, a number.", ExitCode.USAGE)
+        wanted = int(number) if at else None
+        if found.setdefault(approval_id, wanted) != wanted:
+            fail(f"{approval_id[:80]!r} is named with two versions.", ExitCode.USAGE)
+    if version is None:
+        return found
+    if len(found) > 1 or set(found.values()) != {None}:
+        fail("--version goes with one approval. With several: ID@VERSION.", ExitCode.USAGE)
+    return dict.fromkeys(found, version)
+
+
 def _decide(
-    approval_ids: Sequence[str],
+    looked_at: Mapping[str, int | None],
     decision: NewDecision,
-    version: int | None,
     *,
     yes: bool,
     as_json: bool,
@@ -271,19 +294,43 @@ def _decide(
     if not yes and (credential_stdin or not sys.stdin.isatty()):
         fail("Nobody can be asked here. Look at it first, then add --yes.", ExitCode.USAGE)
     with _approving(socket, credential_stdin, as_json=as_json) as client:
-        seen = [client.approvals.show(approval_id) for approval_id in dict.fromkeys(approval_ids)]
+        seen = [client.approvals.show(approval_id) for approval_id in looked_at]
         if not yes:
+            _require_open(seen, looked_at)
             _ask(client, seen, decision)
         items = [
             OneOfSeveral(
                 approval_id=approval.id,
-                version=approval.version if version is None else version,
+                version=looked_at[asked] or approval.version,
                 decision=decision,
             )
-            for approval in seen
+            for asked, approval in zip(looked_at, seen, strict=True)
         ]
         decided = _send(client, items)
     _show_decided(decided, as_json=as_json)
+
+
+def _require_open(seen: Sequence[Approval], looked_at: Mapping[str, int | None]) -> None:
+    """Nobody is asked about what the engine would refuse anyway; all of them are named."""
+    faults = []
+    for (approval_id, version), approval in zip(looked_at.items(), seen, strict=True):
+        if approval.state is ApprovalState.INTERRUPTED:
+            faults.append(
+                f"{approval_id} is interrupted: its call may have acted, and is not run again. "
+                "Find out what happened, and say it:\n"
+                f"  fumehood approvals resolve {approval_id} --outcome done|failed"
+            )
+        elif approval.state is not ApprovalState.PENDING:
+            again = approval.superseded_by
+            after = f" It is asked again as {again}." if again is not None else ""
+            faults.append(f"{approval_id} is {approval.state}: it waits for no yes.{after}")
+        elif version not in (None, approval.version):
+            faults.append(
+                f"{approval_id} is version {approval.version} by now, and not {version}. "
+                "Look at it again."
+            )
+    if faults:
+        fail("\n".join([*faults, "Nothing was decided."]), ExitCode.TOOL_FAILED)
 
 
 def _send(client: ControlClient, items: Sequence[OneOfSeveral]) -> Sequence[Approval]:
