@@ -10,50 +10,40 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from datetime import datetime
-from typing import Any, Literal
-
-from rich.cells import cell_len
+from typing import Any
 
 from fumehood.cli.escaping import escapes, json_line, json_lines, visible
+from fumehood.cli.marked_lines import INDENT, Line, folded, plain, theirs, warning
+from fumehood.cli.preview_view import preview_lines
 from fumehood.model.approval import Approval, ApprovalState, RememberedRule
 from fumehood.model.json_types import JsonObject
 
-Kind = Literal["head", "plain", "theirs", "added", "removed", "warning"]
-
-INDENT = "  "
-MARK = "  │ "
-MIN_COLUMNS = 20
 MAX_NAMED = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One line of text, safe to print, and how it may be coloured."""
-
-    text: str
-    kind: Kind = "plain"
 
 
 def approval_lines(approval: Approval, now: datetime, columns: int) -> list[Line]:
     """All of it, folded to so many columns."""
     lines = [
-        Line(f"{visible(approval.id)}  {approval.state}, version {approval.version}", "head"),
+        Line(f"{visible(approval.id)}  {approval.state}", "head"),
         *(_field(name, value, columns) for name, value in _facts(approval, now)),
         Line(""),
         Line("arguments", "head"),
         *_arguments(approval.arguments, columns),
     ]
     if approval.preview is not None:
-        lines += [Line(""), Line("what will change", "head"), *_preview(approval.preview, columns)]
+        lines += [
+            Line(""),
+            Line("what will change", "head"),
+            *preview_lines(approval.preview, columns),
+        ]
     if approval.decisions:
         lines += [Line(""), Line("decisions", "head"), *_decisions(approval, columns)]
     hidden = _hidden_in(approval)
     if hidden:
         said = f"Shown escaped, since it is not what it seems: {hidden}"
-        lines += [Line(""), *_warning(said, columns)]
+        lines += [Line(""), *warning(said, columns)]
     return lines
 
 
@@ -103,6 +93,7 @@ def _facts(approval: Approval, now: datetime) -> Iterator[tuple[str, str]]:
         yield "changed", ", ".join(approval.changed)
     if approval.superseded_by is not None:
         yield "asked again", approval.superseded_by
+    yield "version", str(approval.version)
     yield "call", approval.call_id
 
 
@@ -120,7 +111,7 @@ def ago(moment: datetime, now: datetime) -> str:
 
 
 def _field(name: str, value: str, columns: int) -> Line:
-    return Line("\n".join(_folded(f"{name + ':':<13}{visible(value)}", columns, indent=" " * 13)))
+    return Line("\n".join(folded(f"{name + ':':<13}{visible(value)}", columns, indent=" " * 13)))
 
 
 def _arguments(arguments: JsonObject, columns: int) -> Iterator[Line]:
@@ -133,66 +124,15 @@ def _arguments(arguments: JsonObject, columns: int) -> Iterator[Line]:
 def _value(name: str, value: Any, columns: int) -> Iterator[Line]:
     """A text of several lines as those; all else as JSON."""
     if isinstance(value, str) and "\n" in value:
-        yield from _plain(f"{INDENT}{name} ({len(value)} characters)", columns)
-        yield from _theirs(value, columns)
+        yield from plain(f"{INDENT}{name} ({len(value)} characters)", columns)
+        yield from theirs(value, columns)
         return
     shown = json_line(value)
     if isinstance(value, dict | list) and len(shown) > columns - len(name) - 2:
-        yield from _plain(INDENT + name, columns)
-        yield from _theirs(json_lines(value), columns)
+        yield from plain(INDENT + name, columns)
+        yield from theirs(json_lines(value), columns)
         return
-    yield from _plain(f"{INDENT}{name}: {shown}", columns)
-
-
-def _plain(text: str, columns: int) -> Iterator[Line]:
-    return (Line(piece) for piece in _folded(text, columns, indent=MARK))
-
-
-def _warning(text: str, columns: int) -> Iterator[Line]:
-    return (Line(piece, "warning") for piece in _folded(text, columns, indent=MARK))
-
-
-def _theirs(text: str, columns: int) -> Iterator[Line]:
-    for line in text.split("\n"):
-        for folded in _folded(visible(line), columns - len(MARK)):
-            yield Line(MARK + folded, "theirs")
-
-
-def _preview(preview: JsonObject, columns: int) -> Iterator[Line]:
-    """What the engine computed; names and contents in it are strangers'."""
-    if "would_fail" in preview:
-        said = visible(str(preview["would_fail"]))
-        yield from _warning(f"The call would fail: {said}", columns)
-    for kind, sign in (("added", "+"), ("changed", "~"), ("removed", "-")):
-        for entry in preview.get(kind) or []:
-            yield from _entry(sign, entry if isinstance(entry, dict) else {"path": entry}, columns)
-    rest = {
-        key: value
-        for key, value in preview.items()
-        if key not in ("added", "changed", "removed", "would_fail", "truncated")
-    }
-    if rest:
-        yield from _value("in all", rest, columns)
-    if preview.get("truncated"):
-        yield Line("There is more than could be listed.", "warning")
-
-
-def _entry(sign: str, entry: JsonObject, columns: int) -> Iterator[Line]:
-    facts = {key: value for key, value in entry.items() if key not in ("path", "diff")}
-    said = json_line(facts) if facts else ""
-    path = visible(str(entry.get("path")))
-    yield from _plain(f"{INDENT}{sign} {path}  {said}".rstrip(), columns)
-    diff = entry.get("diff")
-    if isinstance(diff, str):
-        yield from _diff(diff, columns)
-
-
-def _diff(diff: str, columns: int) -> Iterator[Line]:
-    kinds: dict[str, Kind] = {"+": "added", "-": "removed"}
-    for line in diff.removesuffix("\n").split("\n"):
-        kind = kinds.get(line[:1], "theirs")
-        for folded in _folded(visible(line), columns - len(MARK)):
-            yield Line(MARK + folded, kind)
+    yield from plain(f"{INDENT}{name}: {shown}", columns)
 
 
 def _decisions(approval: Approval, columns: int) -> Iterator[Line]:
@@ -204,7 +144,7 @@ def _decisions(approval: Approval, columns: int) -> Iterator[Line]:
             marks.append("of what it was before an edit")
         said = f": {one.reason}" if one.reason else ""
         text = f"{one.at:%H:%M:%S} {one.approver} ({', '.join(marks)}){said}"
-        yield from _plain(INDENT + visible(text), columns)
+        yield from plain(INDENT + visible(text), columns)
 
 
 def _hidden_in(approval: Approval) -> str:
@@ -230,20 +170,3 @@ def _texts(value: Any) -> Iterator[str]:
             waiting += [*item.keys(), *item.values()]
         elif isinstance(item, list):
             waiting += item
-
-
-def _folded(text: str, columns: int, indent: str = "") -> Iterable[str]:
-    """Pieces that fit; those after the first begin with `indent`."""
-    columns = max(columns, MIN_COLUMNS)
-    if len(text) <= columns and cell_len(text) <= columns:
-        return [text]
-    pieces: list[str] = []
-    piece, used = "", 0
-    for char in text:
-        width = cell_len(char)
-        if used + width > columns:
-            pieces.append(piece)
-            piece, used = indent, cell_len(indent)
-        piece += char
-        used += width
-    return [*pieces, piece]

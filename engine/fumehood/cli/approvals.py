@@ -353,7 +353,8 @@ def _send(client: ControlClient, items: Sequence[OneOfSeveral]) -> Sequence[Appr
 
 def _ask(client: ControlClient, seen: Sequence[Approval], decision: NewDecision) -> None:
     """All of it on standard error, and only the word `yes` goes on."""
-    from fumehood.cli.approval_view import Line, approval_lines, rule_lines
+    from fumehood.cli.approval_view import approval_lines, rule_lines
+    from fumehood.cli.marked_lines import Line
 
     columns = _columns()
     for approval in seen:
@@ -527,6 +528,7 @@ def _show_line(approval: Approval, *, as_json: bool) -> None:
     """One approval on one line, at once: whoever reads may be waiting."""
     from fumehood.cli.approval_view import one_line
     from fumehood.cli.escaping import json_line, visible
+    from fumehood.cli.preview_view import preview_in_words
 
     if as_json:
         line = json.dumps(approval.model_dump(mode="json"))
@@ -534,8 +536,12 @@ def _show_line(approval: Approval, *, as_json: bool) -> None:
         bell = "\a" if approval.state is ApprovalState.PENDING else ""
         who = visible(approval.agent_id or approval.principal_id)
         tool = visible(f"{approval.tool}@{approval.tool_version}")
+        change = ""
+        if approval.preview is not None and approval.state is ApprovalState.PENDING:
+            change = f"{preview_in_words(approval.preview)}  "
         shown = one_line(json_line(approval.arguments), 60)
-        line = f"{bell}{visible(approval.id)}  {approval.state.value:<11}  {tool}  {who}  {shown}"
+        what = f"{visible(approval.id)}  {approval.state.value:<11}"
+        line = f"{bell}{what}  {tool}  {who}  {change}{shown}"
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
