@@ -128,6 +128,26 @@ def test_refusal_has_its_exit_code_and_its_words(
     assert says in done.stdout + done.stderr
 
 
+@pytest.mark.row("D1")
+@pytest.mark.parametrize(
+    ("by", "code", "says"),
+    [
+        (["nonsense"], 2, "--by 'nonsense' is none of principal, agent, session, tool, day."),
+        (["tool,"], 2, "--by '' is none of"),
+        (["tool", "tool"], 2, "twice"),
+        (["tool,day"], 0, ""),
+        (["tool", "day"], 0, ""),
+    ],
+)
+def test_usage_is_grouped_by_words_that_are_named_where_one_is_wrong(
+    administered_daemon: Daemon, by: list[str], code: int, says: str
+) -> None:
+    done = run(administered_daemon, "usage", *(part for one in by for part in ("--by", one)))
+    assert done.exit_code == code, done.output
+    assert says in done.stderr
+    assert "pattern" not in done.output
+
+
 @pytest.mark.row("D4")
 @pytest.mark.parametrize(
     ("arguments", "scope"),
