@@ -70,6 +70,44 @@ def test_no_daemon_is_exit_code_4_and_says_how_to_start_one(
 
 
 @pytest.mark.row("D1")
+@pytest.mark.parametrize("command", [["call", "calculator", "{}"], ["policy", "show"]])
+def test_mere_caller_of_a_service_is_told_whom_to_ask_where_it_does_not_run(
+    home: Path, shared_daemon: Daemon, command: list[str]
+) -> None:
+    """The twin is `test_no_daemon_is_exit_code_4_and_says_how_to_start_one`."""
+    file = home / "config.toml"
+    file.write_text(f'mode = "service"\n[service]\nrun_directory = "{home}/run"\n')
+    more = ["--credential-stdin"] if command[0] == "policy" else []
+    answer = run(
+        shared_daemon, *command, *more, stdin=b"fha_0_x\n",
+        FUMEHOOD_CONFIG=str(file), FUMEHOOD_HOME=str(home),
+    )  # fmt: skip
+    assert answer.returncode == 4, answer.stderr
+    assert b"the socket of a service, which is not running" in answer.stderr
+    assert b"systemctl start fumehood" in answer.stderr
+    assert b"fumehood serve" not in answer.stderr
+
+
+@pytest.mark.row("D1")
+@pytest.mark.parametrize(
+    "arguments", [["{}", "--wait", "2"], ["--wait", "60s", "{}"], ["--wait", "0.5"]]
+)
+def test_seconds_after_wait_are_told_where_they_belong(
+    shared_daemon: Daemon, arguments: list[str]
+) -> None:
+    answer = run(shared_daemon, "call", "calculator", *arguments)
+    assert answer.returncode == 2
+    assert b"equals sign: --wait=" in b" ".join(answer.stderr.split())
+
+
+@pytest.mark.row("D1")
+def test_wait_without_a_value_stands_anywhere(shared_daemon: Daemon) -> None:
+    for arguments in (["--wait", '{"expression": "2"}'], ['{"expression": "2"}', "--wait"]):
+        answer = run(shared_daemon, "call", "calculator", *arguments)
+        assert answer.returncode == 0, answer.stderr
+
+
+@pytest.mark.row("D1")
 def test_arguments_come_from_a_file_and_from_standard_input(
     shared_daemon: Daemon, tmp_path: Path
 ) -> None:

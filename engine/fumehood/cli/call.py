@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,14 +23,21 @@ from fumehood.wire import strict_json
 
 MAX_ARGUMENT_BYTES = 8 * 1024 * 1024
 WAIT_AS_LONG_AS_ALLOWED = "allowed"
+SECONDS = re.compile(r"-?[0-9.]+[smhd]?", re.ASCII)
 
 
 class CallCommand(TyperCommand):
     """`--wait` may stand without a value, which options of the library cannot."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Give it one."""
+        """Give it one; a number that follows was meant for it."""
         end = args.index("--") if "--" in args else len(args)
+        for option, after in pairwise(args[:end]):
+            if option == "--wait" and SECONDS.fullmatch(after):
+                ctx.fail(
+                    f"--wait takes seconds only after an equals sign: --wait={after}. Alone it "
+                    "waits as long as the engine lets you."
+                )
         given = [f"--wait={WAIT_AS_LONG_AS_ALLOWED}" if a == "--wait" else a for a in args[:end]]
         return super().parse_args(ctx, given + args[end:])
 

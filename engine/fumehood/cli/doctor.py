@@ -135,7 +135,9 @@ def _socket(config: Config) -> Finding:
         with Client(path) as client:
             status = client.ready().status
     except DaemonUnavailable as error:
-        return Finding("daemon", "warning", str(error), "Start one: fumehood serve")
+        is_service = config.mode == "service"
+        cure = "systemctl start fumehood" if is_service else "fumehood serve"
+        return Finding("daemon", "warning", str(error), f"Start one: {cure}")
     if status == "ready":
         return Finding("daemon", "ok", f"ready on {path}")
     return Finding("daemon", "missing", f"{path} answers: {status}", "See its log.")
