@@ -28,6 +28,7 @@ from support.approving import approving_daemon, ran
 from support.authority import ask
 from support.clients import KINDS, client_of
 from support.http import Answer
+from support.scripted_daemon import running_scripted_daemon
 from support.wait import wait_until
 
 pytestmark = [
@@ -447,6 +448,24 @@ def test_reason_of_a_denial_is_not_obeyed_by_the_caller_s_terminal(daemon: Daemo
     assert "\x1b[2J" not in person.seen
     assert "\u202e" not in person.seen
     assert "nothing ran" in person.seen
+
+
+def test_approver_is_told_what_will_go_and_that_the_session_has_ended(tmp_path: Path) -> None:
+    with running_scripted_daemon(approver=True) as daemon:
+        session = run(daemon, "sessions", "new", "--memory", "128").stdout.strip()
+        (daemon.home / "workspaces" / session).mkdir(parents=True)
+        (tmp_path / "old.csv").write_text("1,2,3,4")
+        assert run(daemon, "sessions", "put", session, str(tmp_path / "old.csv")).exit_code == 0
+        asked = run(daemon, "call", "delete_files", '{"paths": ["old.csv"]}', "--session", session)
+        approval_id = json.loads(asked.stdout)["error"]["approval_id"]
+        person = at_the_terminal(daemon, "approvals", "show", approval_id)
+        assert person.leaves() == 0
+        assert "  removes 1 file, 7 bytes\r\n  - file, 7 bytes: old.csv\r\n" in person.seen
+        assert "has ended" not in person.seen
+        run(daemon, "sessions", "end", session)
+        person = at_the_terminal(daemon, "approvals", "show", approval_id)
+        assert person.leaves() == 0
+        assert "Its session has ended" in person.seen
 
 
 def test_watch_shows_what_comes_and_what_becomes_of_it(daemon: Daemon) -> None:

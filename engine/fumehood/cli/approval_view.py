@@ -23,8 +23,10 @@ from fumehood.model.json_types import JsonObject
 MAX_NAMED = 8
 
 
-def approval_lines(approval: Approval, now: datetime, columns: int) -> list[Line]:
-    """All of it, folded to so many columns."""
+def approval_lines(
+    approval: Approval, now: datetime, columns: int, *, session_is_over: bool = False
+) -> list[Line]:
+    """All of it, folded to so many columns. `session_is_over` is what is known of its session."""
     lines = [
         Line(f"{visible(approval.id)}  {approval.state}", "head"),
         *(_field(name, value, columns) for name, value in _facts(approval, now)),
@@ -32,6 +34,9 @@ def approval_lines(approval: Approval, now: datetime, columns: int) -> list[Line
         Line("arguments", "head"),
         *_arguments(approval.arguments, columns),
     ]
+    if session_is_over:
+        said = "Its session has ended, and its files are gone: after a yes the call would fail."
+        lines += [Line(""), *warning(said, columns)]
     if approval.preview is not None:
         lines += [
             Line(""),

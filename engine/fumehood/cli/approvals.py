@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -30,6 +30,7 @@ from fumehood.model.approval import (
     RememberWish,
 )
 from fumehood.model.json_types import JsonObject
+from fumehood.model.session import SessionStatus
 
 if TYPE_CHECKING:
     from fumehood.client import ControlClient
@@ -102,7 +103,7 @@ def show_approval(
     """Show one approval whole: every argument, and what will change."""
     with _seeing(mine, socket, credential_stdin, as_json=as_json) as client:
         found = client.approvals.show(approval_id)
-    _show_one(found, as_json=as_json)
+    _show_one(found, as_json=as_json, is_elsewhere=socket is not None)
 
 
 @approvals.command("approve")
@@ -297,7 +298,7 @@ def _decide(
         seen = [client.approvals.show(approval_id) for approval_id in looked_at]
         if not yes:
             _require_open(seen, looked_at)
-            _ask(client, seen, decision)
+            _ask(client, seen, decision, is_elsewhere=socket is not None)
         items = [
             OneOfSeveral(
                 approval_id=approval.id,
@@ -351,14 +352,22 @@ def _send(client: ControlClient, items: Sequence[OneOfSeveral]) -> Sequence[Appr
     ]
 
 
-def _ask(client: ControlClient, seen: Sequence[Approval], decision: NewDecision) -> None:
+def _ask(
+    client: ControlClient,
+    seen: Sequence[Approval],
+    decision: NewDecision,
+    *,
+    is_elsewhere: bool,
+) -> None:
     """All of it on standard error, and only the word `yes` goes on."""
     from fumehood.cli.approval_view import approval_lines, rule_lines
     from fumehood.cli.marked_lines import Line
 
     columns = _columns()
     for approval in seen:
-        lines = approval_lines(approval, datetime.now(UTC), columns)
+        is_over = not is_elsewhere and _session_is_over(approval)
+        now = datetime.now(UTC)
+        lines = approval_lines(approval, now, columns, session_is_over=is_over)
         if decision.arguments is not None:
             edited = approval.model_copy(update={"arguments": decision.arguments, "preview": None})
             lines += [Line(""), Line("AS EDITED", "head")]
@@ -479,14 +488,38 @@ def _show_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
-def _show_one(approval: Approval, *, as_json: bool) -> None:
+def _show_one(approval: Approval, *, as_json: bool, is_elsewhere: bool) -> None:
     from fumehood.cli.approval_view import approval_lines
     from fumehood.cli.show import wants_json
 
     if wants_json(as_json):
         _show_json(approval.model_dump(mode="json"))
     else:
-        _print_lines(approval_lines(approval, datetime.now(UTC), _columns()), to_stderr=False)
+        is_over = not is_elsewhere and _session_is_over(approval)
+        now, columns = datetime.now(UTC), _columns()
+        lines = approval_lines(approval, now, columns, session_is_over=is_over)
+        _print_lines(lines, to_stderr=False)
+
+
+def _session_is_over(approval: Approval) -> bool:
+    """Whether the call would find its session gone, as far as who looks can tell.
+
+    A session is its owner's to see: only where approver and caller are one user is it asked for.
+    """
+    from fumehood.cli.agents import own_principal
+    from fumehood.cli.settings import read_config, read_socket_path
+    from fumehood.client import Client, DaemonUnavailable, Refused
+
+    if approval.session_id is None or approval.state is not ApprovalState.PENDING:
+        return False
+    if approval.principal_id != own_principal():
+        return False
+    with (
+        suppress(DaemonUnavailable, Refused, ValueError),
+        Client(read_socket_path(read_config())) as client,
+    ):
+        return client.session(approval.session_id).state is not SessionStatus.ACTIVE
+    return False
 
 
 def _show_decided(decided: Sequence[Approval], *, as_json: bool) -> None:

@@ -47,6 +47,13 @@ def test_facts_are_there() -> None:
         assert fact in text
 
 
+def test_session_that_has_ended_is_a_warning_and_one_that_lasts_is_none() -> None:
+    one = approval(session_id="sess_1")
+    over = approval_lines(one, NOW, 200, session_is_over=True)
+    assert [line.kind for line in over if "Its session has ended" in line.text] == ["warning"]
+    assert not any("has ended" in line.text for line in approval_lines(one, NOW, 200))
+
+
 ATTACKS = {
     "moves the cursor": "\x1b[2J\x1b[1;1H",
     "sets the title": "\x1b]0;x\x07",
