@@ -253,4 +253,4 @@ def test_on_a_terminal_calls_are_readable_and_cannot_forge_a_line(
     assert "\u202e" not in text
     assert not [line for line in text.splitlines() if line.startswith("calculator")]
     followed = [line for line in text.splitlines() if line.startswith("2") and "  call_" in line]
-    assert [("x\\x0acalculator" in line) for line in followed[-2:]] == [True, False]
+    assert [("x\\u{000a}calculator" in line) for line in followed[-2:]] == [True, False]

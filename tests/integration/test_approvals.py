@@ -28,6 +28,7 @@ from support.approving import approving_daemon, ran
 from support.authority import ask
 from support.clients import KINDS, client_of
 from support.http import Answer
+from support.scripted_daemon import running_scripted_daemon
 from support.wait import wait_until
 
 pytestmark = [
@@ -322,6 +323,37 @@ def test_denial_edit_and_cancel_from_the_command_line(daemon: Daemon) -> None:
     assert [times(daemon, text) for text in ("cli-no", "cli-edit", "cli-cancel")] == [0, 0, 0]
 
 
+def test_several_are_approved_only_as_they_were_looked_at(daemon: Daemon) -> None:
+    """The control: with the versions that they have, the same command approves them."""
+    ids = [call(daemon, text)[1] for text in ("several-1", "several-2")]
+    stale = run(
+        daemon, "approvals", "approve", f"{ids[0]}@1", f"{ids[1]}@2", "--yes", "--credential-stdin"
+    )
+    assert stale.exit_code == 1
+    assert "IDEMPOTENCY_CONFLICT" in stale.stdout
+    states = [administer(daemon, "approvals", "show", one)["state"] for one in ids]
+    assert states == ["pending", "pending"]
+    administer(daemon, "approvals", "approve", f"{ids[0]}@1", f"{ids[1]}@1", "--yes")
+    wait_until(lambda: [times(daemon, f"several-{n}") for n in (1, 2)] == [1, 1])
+
+
+def test_person_is_not_asked_about_what_waits_for_no_yes(daemon: Daemon) -> None:
+    _, over = call(daemon, "over")
+    administer(daemon, "approvals", "deny", over)
+    _, open_one = call(daemon, "still-open")
+    for ids, says in (
+        ([over], f"{over} is denied: it waits for no yes."),
+        ([over, open_one], f"{over} is denied"),
+        ([f"{open_one}@7"], f"{open_one} is version 1 by now, and not 7"),
+    ):
+        person = at_the_terminal(daemon, "approvals", "approve", *ids)
+        assert person.leaves() == 1
+        assert says in person.seen
+        assert "Nothing was decided." in person.seen
+        assert "Type yes" not in person.seen
+    administer(daemon, "approvals", "deny", open_one)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
@@ -329,6 +361,12 @@ def test_denial_edit_and_cancel_from_the_command_line(daemon: Daemon) -> None:
         (["approve", "apr_0", "--yes"], 1, "RESOURCE_NOT_FOUND"),
         (["approve", "a/b", "--yes"], 2, "can be no name or id"),
         (["approve", "apr_0", "apr_1", "--yes", "--edit", "{}"], 2, "one approval"),
+        (["approve", "apr_0", "apr_1", "--yes", "--version", "1"], 2, "ID@VERSION"),
+        (["approve", "apr_0@1", "--yes", "--version", "1"], 2, "ID@VERSION"),
+        (["approve", "apr_0@one", "--yes"], 2, "a number"),
+        (["approve", "apr_0@0", "--yes"], 2, "a number"),
+        (["approve", "apr_0@", "--yes"], 2, "a number"),
+        (["deny", "apr_0@1", "apr_0@2"], 2, "two versions"),
         (["approve", "apr_0", "--yes", "--edit", "[]"], 2, "JSON object"),
         (["approve", "apr_0", "--yes", "--uses", "2"], 2, "--remember"),
         (["approve", "apr_0", "--yes", "--remember-until", "soon"], 2, "--remember-until"),
@@ -401,6 +439,35 @@ def test_person_sees_every_character_and_decides_nothing_with_another_word(daemo
     administer(daemon, "approvals", "deny", approval_id)
 
 
+def test_reason_of_a_denial_is_not_obeyed_by_the_caller_s_terminal(daemon: Daemon) -> None:
+    call_id, approval_id = call(daemon, "nasty-reason")
+    administer(daemon, "approvals", "deny", approval_id, "--reason", "no\x1b[2J\u202eX")
+    person = Person(daemon, "calls", "answer", call_id)
+    assert person.leaves() == 1
+    assert "no\\u{001b}[2J\\u{202e}X" in person.seen
+    assert "\x1b[2J" not in person.seen
+    assert "\u202e" not in person.seen
+    assert "nothing ran" in person.seen
+
+
+def test_approver_is_told_what_will_go_and_that_the_session_has_ended(tmp_path: Path) -> None:
+    with running_scripted_daemon(approver=True) as daemon:
+        session = run(daemon, "sessions", "new", "--memory", "128").stdout.strip()
+        (daemon.home / "workspaces" / session).mkdir(parents=True)
+        (tmp_path / "old.csv").write_text("1,2,3,4")
+        assert run(daemon, "sessions", "put", session, str(tmp_path / "old.csv")).exit_code == 0
+        asked = run(daemon, "call", "delete_files", '{"paths": ["old.csv"]}', "--session", session)
+        approval_id = json.loads(asked.stdout)["error"]["approval_id"]
+        person = at_the_terminal(daemon, "approvals", "show", approval_id)
+        assert person.leaves() == 0
+        assert "  removes 1 file, 7 bytes\r\n  - file, 7 bytes: old.csv\r\n" in person.seen
+        assert "has ended" not in person.seen
+        run(daemon, "sessions", "end", session)
+        person = at_the_terminal(daemon, "approvals", "show", approval_id)
+        assert person.leaves() == 0
+        assert "Its session has ended" in person.seen
+
+
 def test_watch_shows_what_comes_and_what_becomes_of_it(daemon: Daemon) -> None:
     person = at_the_terminal(daemon, "approvals", "watch")
     _, approval_id = call(daemon, "watched")
@@ -449,10 +516,21 @@ def test_call_that_a_crash_interrupted_is_resolved_by_a_human_and_not_run_again(
         assert found["id"] == approval_id
         answer = run(after, "calls", "answer", call_id)
         assert json.loads(answer.stdout)["error"]["code"] == "OUTCOME_UNKNOWN"
+        caller = Person(after, "calls", "answer", call_id)
+        assert caller.leaves() == 1
+        assert "whether it acted is not known" in " ".join(caller.seen.split())
+        assert "nothing ran" not in " ".join(caller.seen.split())
+        approver = at_the_terminal(after, "approvals", "approve", approval_id)
+        assert approver.leaves() == 1
+        assert f"fumehood approvals resolve {approval_id} --outcome done|failed" in approver.seen
+        assert "Type yes" not in approver.seen
         resolved = administer(
             after, "approvals", "resolve", approval_id, "--outcome", "done", "--note", "looked"
         )
         assert resolved["state"] == "done"
+        caller = Person(after, "calls", "answer", call_id)
+        assert caller.leaves() == 0
+        assert "a human found that it took effect" in " ".join(caller.seen.split())
         assert administer(after, "approvals", "list", "--state", "interrupted") == []
         assert times(after, "held") == 1
 

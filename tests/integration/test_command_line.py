@@ -70,6 +70,44 @@ def test_no_daemon_is_exit_code_4_and_says_how_to_start_one(
 
 
 @pytest.mark.row("D1")
+@pytest.mark.parametrize("command", [["call", "calculator", "{}"], ["policy", "show"]])
+def test_mere_caller_of_a_service_is_told_whom_to_ask_where_it_does_not_run(
+    home: Path, shared_daemon: Daemon, command: list[str]
+) -> None:
+    """The twin is `test_no_daemon_is_exit_code_4_and_says_how_to_start_one`."""
+    file = home / "config.toml"
+    file.write_text(f'mode = "service"\n[service]\nrun_directory = "{home}/run"\n')
+    more = ["--credential-stdin"] if command[0] == "policy" else []
+    answer = run(
+        shared_daemon, *command, *more, stdin=b"fha_0_x\n",
+        FUMEHOOD_CONFIG=str(file), FUMEHOOD_HOME=str(home),
+    )  # fmt: skip
+    assert answer.returncode == 4, answer.stderr
+    assert b"the socket of a service, which is not running" in answer.stderr
+    assert b"systemctl start fumehood" in answer.stderr
+    assert b"fumehood serve" not in answer.stderr
+
+
+@pytest.mark.row("D1")
+@pytest.mark.parametrize(
+    "arguments", [["{}", "--wait", "2"], ["--wait", "60s", "{}"], ["--wait", "0.5"]]
+)
+def test_seconds_after_wait_are_told_where_they_belong(
+    shared_daemon: Daemon, arguments: list[str]
+) -> None:
+    answer = run(shared_daemon, "call", "calculator", *arguments)
+    assert answer.returncode == 2
+    assert b"equals sign: --wait=" in b" ".join(answer.stderr.split())
+
+
+@pytest.mark.row("D1")
+def test_wait_without_a_value_stands_anywhere(shared_daemon: Daemon) -> None:
+    for arguments in (["--wait", '{"expression": "2"}'], ['{"expression": "2"}', "--wait"]):
+        answer = run(shared_daemon, "call", "calculator", *arguments)
+        assert answer.returncode == 0, answer.stderr
+
+
+@pytest.mark.row("D1")
 def test_arguments_come_from_a_file_and_from_standard_input(
     shared_daemon: Daemon, tmp_path: Path
 ) -> None:
@@ -181,6 +219,37 @@ def test_on_a_terminal_the_answer_is_readable_and_cannot_move_the_cursor(
     assert "value: 1144" in shown
     assert "ended by ok" in shown
     assert '"metadata"' not in shown
+
+
+@pytest.mark.row("D1")
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            ["run_restricted_python", r'{"code": "raise ValueError(\"a\\u001b[31mred\\u202eX\")"}'],
+            r"a\u{001b}[31mred\u{202e}X",
+        ),
+        (["calculator", r'{"\u001b[2Jx\u202e": "1"}'], r"\u{001b}[2Jx\u{202e}"),
+        (["calculator", r'{"\u001b[2Jx\u202e": "1"}', "--json"], r"\u001b[2Jx\u202e"),
+    ],
+)
+def test_words_of_a_refusal_are_not_obeyed_by_a_terminal(
+    shared_daemon: Daemon, arguments: list[str], says: str
+) -> None:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [str(FUMEHOOD), "call", "--local", *arguments],
+        env={**shared_daemon.environment, "TERM": "xterm", "COLUMNS": "300", "NO_COLOR": "1"},
+        stdout=theirs, stderr=theirs, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert process.wait(timeout=60) == 1
+    os.close(theirs)
+    shown = os.read(ours, 65536).decode()
+    os.close(ours)
+    assert says in shown
+    assert "\u202e" not in shown
+    assert "\x1b[31m" not in shown
+    assert "\x1b[2J" not in shown
 
 
 @pytest.mark.row("D1", "D7")

@@ -128,6 +128,53 @@ def test_refusal_has_its_exit_code_and_its_words(
     assert says in done.stdout + done.stderr
 
 
+@pytest.mark.row("D1")
+@pytest.mark.parametrize(
+    ("by", "code", "says"),
+    [
+        (["nonsense"], 2, "--by 'nonsense' is none of principal, agent, session, tool, day."),
+        (["tool,"], 2, "--by '' is none of"),
+        (["tool", "tool"], 2, "twice"),
+        (["tool,day"], 0, ""),
+        (["tool", "day"], 0, ""),
+    ],
+)
+def test_usage_is_grouped_by_words_that_are_named_where_one_is_wrong(
+    administered_daemon: Daemon, by: list[str], code: int, says: str
+) -> None:
+    done = run(administered_daemon, "usage", *(part for one in by for part in ("--by", one)))
+    assert done.exit_code == code, done.output
+    assert says in done.stderr
+    assert "pattern" not in done.output
+
+
+@pytest.mark.row("D4")
+@pytest.mark.parametrize(
+    ("arguments", "scope"),
+    [
+        (["approvals", "list"], "approve"),
+        (["approvals", "show", "apr_0"], "approve"),
+        (["approvals", "approve", "apr_0", "--yes"], "approve"),
+        (["approvals", "deny", "apr_0"], "approve"),
+        (["approvals", "watch"], "approve"),
+        (["approvals", "remembered"], "approve"),
+        (["policy", "show"], "approve or admin"),
+        (["policy", "explain", "calculator"], "approve or admin"),
+        (["policy", "reload"], "admin"),
+        (["tokens", "list"], "admin"),
+        (["audit", "rotate"], "admin"),
+        (["usage", "--all"], "admin"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else value,
+)
+def test_without_a_credential_the_scope_that_is_needed_is_named(
+    administered_daemon: Daemon, arguments: list[str], scope: str
+) -> None:
+    done = run(administered_daemon, *arguments)
+    assert done.exit_code == 2
+    assert f"This needs a credential with {scope}. " in done.stderr
+
+
 @pytest.mark.row("D4")
 def test_wrong_credential_changes_nothing(administered_daemon: Daemon) -> None:
     stranger = Daemon(

@@ -72,7 +72,7 @@ def test_on_a_terminal_what_a_program_wrote_can_change_nothing(run: Runner) -> N
     os.close(theirs)
     shown = os.read(ours, 65536)
     os.close(ours)
-    assert b"\\x1b]0;owned\\x07\\x1b[2J\\x202eok" in shown
+    assert b"\\u{001b}]0;owned\\u{0007}\\u{001b}[2J\\u{202e}ok" in shown
     assert b"\x1b]" not in shown
     assert "\u202e".encode() not in shown
 

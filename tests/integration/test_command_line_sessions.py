@@ -176,7 +176,7 @@ def test_on_a_terminal_no_name_and_no_file_can_change_anything(shell: Shell) -> 
     assert not any(line.startswith(b"forged") for line in shown.splitlines())
     assert b"a " in shown
     shown = on_a_terminal(shell, "get", shell.session, "a", "-")
-    assert shown.strip() == b"\\x1b[2J\\x202eok"
+    assert shown.strip() == b"\\u{001b}[2J\\u{202e}ok"
 
 
 @pytest.mark.row("S7")

@@ -95,9 +95,9 @@ def test_on_a_terminal_nothing_a_program_says_can_change_it(daemon: Daemon, prog
     )
     status, seen = on_a_terminal(daemon, "run", "--stream", path)
     assert status == 0
-    assert "a\\x1b[2J" in seen
-    assert "\\x1b]0;title\\x07" in seen
-    assert "\\x1b[2Jhalf" in seen  # in the bar
+    assert "a\\u{001b}[2J" in seen
+    assert "\\u{001b}]0;title\\u{0007}" in seen
+    assert "\\u{001b}[2Jhalf" in seen  # in the bar
     assert "[red]" in seen
     assert "50%" in seen
     assert "\x1b[2J" not in seen

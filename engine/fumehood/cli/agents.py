@@ -34,7 +34,7 @@ def create(
     socket: ControlSocketPath = None,
 ) -> None:
     """Make an agent. It has no tools until some are bound to it."""
-    principals = principal or [_own_principal()]
+    principals = principal or [own_principal()]
     with controlling(socket, credential_stdin=credential_stdin) as client:
         client.agents.create(agent_id, description=description, principals=principals)
 
@@ -154,7 +154,8 @@ def unbind(
         client.agents.unbind(agent_id, tool)
 
 
-def _own_principal() -> str:
+def own_principal() -> str:
+    """Who the user of this command is as a caller."""
     uid = os.getuid()
     return read_config().principal_ids.get(uid) or uid_principal_id(uid)
 

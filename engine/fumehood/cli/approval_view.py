@@ -8,62 +8,47 @@ turn the direction of reading are shown as what they are, and named.
 
 from __future__ import annotations
 
-import json
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any
 
-from rich.cells import cell_len
-
+from fumehood.cli.escaping import escapes, json_line, json_lines, visible
+from fumehood.cli.marked_lines import INDENT, Line, folded, plain, theirs, warning
+from fumehood.cli.preview_view import preview_lines
 from fumehood.model.approval import Approval, ApprovalState, RememberedRule
 from fumehood.model.json_types import JsonObject
 
-Kind = Literal["head", "plain", "theirs", "added", "removed", "warning"]
-
-INDENT = "  "
-MARK = "  │ "
-MIN_COLUMNS = 20
 MAX_NAMED = 8
-MAX_MARKS_IN_A_ROW = 3
-"""Accents on one letter: what languages need. More of them paint over other lines."""
-
-_SHOW_NOTHING = frozenset(
-    {0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0}
-    | set(range(0x180B, 0x1810))
-    | set(range(0xFE00, 0xFE10))
-    | set(range(0xE0000, 0xE1000))
-)
-"""*Source*: Unicode's Default_Ignorable_Code_Point of letters and marks, and the empty braille."""
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One line of text, safe to print, and how it may be coloured."""
-
-    text: str
-    kind: Kind = "plain"
-
-
-def approval_lines(approval: Approval, now: datetime, columns: int) -> list[Line]:
-    """All of it, folded to so many columns."""
+def approval_lines(
+    approval: Approval, now: datetime, columns: int, *, session_is_over: bool = False
+) -> list[Line]:
+    """All of it, folded to so many columns. `session_is_over` is what is known of its session."""
     lines = [
-        Line(f"{approval.id}  {approval.state}", "head"),
+        Line(f"{visible(approval.id)}  {approval.state}", "head"),
         *(_field(name, value, columns) for name, value in _facts(approval, now)),
         Line(""),
         Line("arguments", "head"),
         *_arguments(approval.arguments, columns),
     ]
+    if session_is_over:
+        said = "Its session has ended, and its files are gone: after a yes the call would fail."
+        lines += [Line(""), *warning(said, columns)]
     if approval.preview is not None:
-        lines += [Line(""), Line("what will change", "head"), *_preview(approval.preview, columns)]
+        lines += [
+            Line(""),
+            Line("what will change", "head"),
+            *preview_lines(approval.preview, columns),
+        ]
     if approval.decisions:
         lines += [Line(""), Line("decisions", "head"), *_decisions(approval, columns)]
     hidden = _hidden_in(approval)
     if hidden:
         said = f"Shown escaped, since it is not what it seems: {hidden}"
-        lines += [Line(""), *_warning(said, columns)]
+        lines += [Line(""), *warning(said, columns)]
     return lines
 
 
@@ -81,11 +66,6 @@ def rule_lines(rule: RememberedRule, columns: int) -> list[Line]:
     if rule.arguments:
         return [*lines, Line("where these are equal", "head"), *_arguments(rule.arguments, columns)]
     return [*lines, Line("WHATEVER ITS ARGUMENTS ARE", "warning")]
-
-
-def visible(text: str) -> str:
-    """One line of a stranger's text, in which nothing moves, hides or turns anything."""
-    return "".join(_visible(text, breaks=False))
 
 
 def one_line(value: str, columns: int) -> str:
@@ -118,6 +98,7 @@ def _facts(approval: Approval, now: datetime) -> Iterator[tuple[str, str]]:
         yield "changed", ", ".join(approval.changed)
     if approval.superseded_by is not None:
         yield "asked again", approval.superseded_by
+    yield "version", str(approval.version)
     yield "call", approval.call_id
 
 
@@ -135,7 +116,7 @@ def ago(moment: datetime, now: datetime) -> str:
 
 
 def _field(name: str, value: str, columns: int) -> Line:
-    return Line("\n".join(_folded(f"{name + ':':<13}{visible(value)}", columns, indent=" " * 13)))
+    return Line("\n".join(folded(f"{name + ':':<13}{visible(value)}", columns, indent=" " * 13)))
 
 
 def _arguments(arguments: JsonObject, columns: int) -> Iterator[Line]:
@@ -148,66 +129,15 @@ def _arguments(arguments: JsonObject, columns: int) -> Iterator[Line]:
 def _value(name: str, value: Any, columns: int) -> Iterator[Line]:
     """A text of several lines as those; all else as JSON."""
     if isinstance(value, str) and "\n" in value:
-        yield from _plain(f"{INDENT}{name} ({len(value)} characters)", columns)
-        yield from _theirs(value, columns)
+        yield from plain(f"{INDENT}{name} ({len(value)} characters)", columns)
+        yield from theirs(value, columns)
         return
-    shown = visible(json.dumps(value, ensure_ascii=False, allow_nan=False))
+    shown = json_line(value)
     if isinstance(value, dict | list) and len(shown) > columns - len(name) - 2:
-        yield from _plain(INDENT + name, columns)
-        yield from _theirs(json.dumps(value, ensure_ascii=False, indent=2), columns)
+        yield from plain(INDENT + name, columns)
+        yield from theirs(json_lines(value), columns)
         return
-    yield from _plain(f"{INDENT}{name}: {shown}", columns)
-
-
-def _plain(text: str, columns: int) -> Iterator[Line]:
-    return (Line(piece) for piece in _folded(text, columns, indent=MARK))
-
-
-def _warning(text: str, columns: int) -> Iterator[Line]:
-    return (Line(piece, "warning") for piece in _folded(text, columns, indent=MARK))
-
-
-def _theirs(text: str, columns: int) -> Iterator[Line]:
-    for line in text.split("\n"):
-        for folded in _folded(visible(line), columns - len(MARK)):
-            yield Line(MARK + folded, "theirs")
-
-
-def _preview(preview: JsonObject, columns: int) -> Iterator[Line]:
-    """What the engine computed; names and contents in it are strangers'."""
-    if "would_fail" in preview:
-        said = visible(str(preview["would_fail"]))
-        yield from _warning(f"The call would fail: {said}", columns)
-    for kind, sign in (("added", "+"), ("changed", "~"), ("removed", "-")):
-        for entry in preview.get(kind) or []:
-            yield from _entry(sign, entry if isinstance(entry, dict) else {"path": entry}, columns)
-    rest = {
-        key: value
-        for key, value in preview.items()
-        if key not in ("added", "changed", "removed", "would_fail", "truncated")
-    }
-    if rest:
-        yield from _value("in all", rest, columns)
-    if preview.get("truncated"):
-        yield Line("There is more than could be listed.", "warning")
-
-
-def _entry(sign: str, entry: JsonObject, columns: int) -> Iterator[Line]:
-    facts = {key: value for key, value in entry.items() if key not in ("path", "diff")}
-    said = visible(json.dumps(facts, ensure_ascii=False)) if facts else ""
-    path = visible(str(entry.get("path")))
-    yield from _plain(f"{INDENT}{sign} {path}  {said}".rstrip(), columns)
-    diff = entry.get("diff")
-    if isinstance(diff, str):
-        yield from _diff(diff, columns)
-
-
-def _diff(diff: str, columns: int) -> Iterator[Line]:
-    kinds: dict[str, Kind] = {"+": "added", "-": "removed"}
-    for line in diff.removesuffix("\n").split("\n"):
-        kind = kinds.get(line[:1], "theirs")
-        for folded in _folded(visible(line), columns - len(MARK)):
-            yield Line(MARK + folded, kind)
+    yield from plain(f"{INDENT}{name}: {shown}", columns)
 
 
 def _decisions(approval: Approval, columns: int) -> Iterator[Line]:
@@ -219,14 +149,14 @@ def _decisions(approval: Approval, columns: int) -> Iterator[Line]:
             marks.append("of what it was before an edit")
         said = f": {one.reason}" if one.reason else ""
         text = f"{one.at:%H:%M:%S} {one.approver} ({', '.join(marks)}){said}"
-        yield from _plain(INDENT + visible(text), columns)
+        yield from plain(INDENT + visible(text), columns)
 
 
 def _hidden_in(approval: Approval) -> str:
     """The names of characters that are shown escaped, with how many there are of each."""
     found: Counter[str] = Counter()
     for text in _texts([approval.arguments, approval.preview, approval.reason, approval.tool]):
-        found.update(char for char, shown in _each(text, breaks=True) if shown != char)
+        found.update(char for char, shown in escapes(text, breaks=True) if shown != char)
     named = [
         f"U+{ord(char):04X} {unicodedata.name(char, 'control character')} ×{count}"
         for char, count in found.most_common(MAX_NAMED)
@@ -245,44 +175,3 @@ def _texts(value: Any) -> Iterator[str]:
             waiting += [*item.keys(), *item.values()]
         elif isinstance(item, list):
             waiting += item
-
-
-def _visible(text: str, *, breaks: bool) -> Iterator[str]:
-    return (shown for _, shown in _each(text, breaks=breaks))
-
-
-def _each(text: str, *, breaks: bool) -> Iterator[tuple[str, str]]:
-    """Each character and how it is shown; with `breaks` line ends are no news."""
-    marks = 0
-    can_carry = False
-    for char in text:
-        is_mark = unicodedata.category(char) in ("Mn", "Me")
-        marks = marks + 1 if is_mark else 0
-        paints_over = is_mark and (not can_carry or marks > MAX_MARKS_IN_A_ROW)
-        if (char in "\n\t" and breaks) or (_is_seen(char) and not paints_over):
-            yield char, char
-        else:
-            yield char, f"\\u{{{ord(char):04x}}}"
-        can_carry = char.isalpha() or (is_mark and can_carry)
-
-
-def _is_seen(char: str) -> bool:
-    """No control, format, private or separating character but the space, and not empty."""
-    return char.isprintable() and ord(char) not in _SHOW_NOTHING
-
-
-def _folded(text: str, columns: int, indent: str = "") -> Iterable[str]:
-    """Pieces that fit; those after the first begin with `indent`."""
-    columns = max(columns, MIN_COLUMNS)
-    if len(text) <= columns and cell_len(text) <= columns:
-        return [text]
-    pieces: list[str] = []
-    piece, used = "", 0
-    for char in text:
-        width = cell_len(char)
-        if used + width > columns:
-            pieces.append(piece)
-            piece, used = indent, cell_len(indent)
-        piece += char
-        used += width
-    return [*pieces, piece]

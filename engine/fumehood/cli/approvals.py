@@ -7,10 +7,11 @@ what was shown: its version goes with the decision, and if it has changed meanwh
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -19,7 +20,7 @@ import typer
 
 from fumehood.cli.control import CredentialStdin
 from fumehood.cli.exits import ExitCode, fail
-from fumehood.cli.reach import ControlSocketPath, SocketPath, calling, controlling
+from fumehood.cli.reach import APPROVE, ControlSocketPath, SocketPath, calling, controlling
 from fumehood.model.approval import (
     Approval,
     ApprovalState,
@@ -29,6 +30,7 @@ from fumehood.model.approval import (
     RememberWish,
 )
 from fumehood.model.json_types import JsonObject
+from fumehood.model.session import SessionStatus
 
 if TYPE_CHECKING:
     from fumehood.client import ControlClient
@@ -36,13 +38,20 @@ if TYPE_CHECKING:
 approvals = typer.Typer(help="Calls that wait for a human's yes.", no_args_is_help=True)
 
 MAX_LISTED = 1000
+VERSION = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 PAGE = 100
 SHOWN_CHANGES = 5
 CHANGES_SINCE = timedelta(days=1)
 ENDED = frozenset({"approved", "denied", "expired", "cancelled", "done", "failed", "interrupted"})
 
 ApprovalId = Annotated[str, typer.Argument(help="The approval's id, apr_….")]
-ApprovalIds = Annotated[list[str], typer.Argument(help="Approvals' ids, apr_….")]
+ApprovalIds = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="ID[@VERSION]...",
+        help="Approvals' ids, apr_…; with @VERSION only if it still is the one looked at.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 Mine = Annotated[
     bool, typer.Option("--mine", help="Those of your own calls, by the callers' socket.")
@@ -50,7 +59,7 @@ Mine = Annotated[
 Yes = Annotated[bool, typer.Option("--yes", help="Do not show it and ask; for scripts.")]
 Version = Annotated[
     int | None,
-    typer.Option("--version", help="Only if it still is the version that was looked at."),
+    typer.Option("--version", help="For one approval: as ID@VERSION."),
 ]
 
 
@@ -94,7 +103,7 @@ def show_approval(
     """Show one approval whole: every argument, and what will change."""
     with _seeing(mine, socket, credential_stdin, as_json=as_json) as client:
         found = client.approvals.show(approval_id)
-    _show_one(found, as_json=as_json)
+    _show_one(found, as_json=as_json, is_elsewhere=socket is not None)
 
 
 @approvals.command("approve")
@@ -130,10 +139,11 @@ def approve(
     wish = _wish(remember, remember_until, uses, same, any_arguments=any_arguments)
     arguments = None if edit is None else _edited(edit)
     decision = NewDecision(decision="approve", reason=reason, arguments=arguments, remember=wish)
-    if len(approval_ids) > 1 and (edit is not None or version is not None):
-        fail("--edit and --version go with one approval.", ExitCode.USAGE)
+    looked_at = _looked_at(approval_ids, version)
+    if len(looked_at) > 1 and edit is not None:
+        fail("--edit goes with one approval.", ExitCode.USAGE)
     _decide(
-        approval_ids, decision, version, yes=yes, as_json=as_json,
+        looked_at, decision, yes=yes, as_json=as_json,
         credential_stdin=credential_stdin, socket=socket,
     )  # fmt: skip
 
@@ -150,11 +160,9 @@ def deny(
     socket: ControlSocketPath = None,
 ) -> None:
     """Deny calls. Nothing is asked: a no does no harm."""
-    if len(approval_ids) > 1 and version is not None:
-        fail("--version goes with one approval.", ExitCode.USAGE)
     decision = NewDecision(decision="deny", reason=reason)
     _decide(
-        approval_ids, decision, version, yes=True, as_json=as_json,
+        _looked_at(approval_ids, version), decision, yes=True, as_json=as_json,
         credential_stdin=credential_stdin, socket=socket,
     )  # fmt: skip
 
@@ -169,7 +177,7 @@ def watch(
     from fumehood.cli.show import wants_json
 
     try:
-        with controlling(socket, credential_stdin=credential_stdin, as_json=as_json) as client:
+        with _approving(socket, credential_stdin, as_json=as_json) as client:
             for approval in _followed(client):
                 _show_line(approval, as_json=wants_json(as_json))
     except KeyboardInterrupt:
@@ -186,7 +194,7 @@ def resolve(
     socket: ControlSocketPath = None,
 ) -> None:
     """Say what became of a call that the engine's end interrupted. It is not run again."""
-    with controlling(socket, credential_stdin=credential_stdin, as_json=as_json) as client:
+    with _approving(socket, credential_stdin, as_json=as_json) as client:
         found = client.approvals.resolve(approval_id, outcome, note=note)
     _show_decided([found], as_json=as_json)
 
@@ -209,11 +217,12 @@ def remembered(
     socket: ControlSocketPath = None,
 ) -> None:
     """List the rules that approvers' decisions left behind."""
-    from fumehood.cli.approval_view import one_line, visible
+    from fumehood.cli.approval_view import one_line
+    from fumehood.cli.escaping import json_line, visible
     from fumehood.cli.show import wants_json
     from fumehood.cli.tables import Field, show_table
 
-    with controlling(socket, credential_stdin=credential_stdin, as_json=as_json) as client:
+    with _approving(socket, credential_stdin, as_json=as_json) as client:
         rules = [rule for rule in client.approvals.remembered() if every or _holds(rule)]
     if wants_json(as_json):
         _show_json([rule.model_dump(mode="json") for rule in rules])
@@ -225,7 +234,7 @@ def remembered(
     rows = [
         (
             rule.id, visible(rule.tool), visible(rule.agent_id or rule.principal_id),
-            one_line(json.dumps(rule.arguments, ensure_ascii=False), 200),
+            one_line(json_line(rule.arguments), 200),
             f"{rule.expires_at:%Y-%m-%d %H:%M}" if rule.expires_at else "session's end",
             "any" if rule.uses_left is None else str(rule.uses_left), rule.created_by,
         )
@@ -241,8 +250,14 @@ def forget(
     socket: ControlSocketPath = None,
 ) -> None:
     """End a remembered rule: what it allowed is asked about again."""
-    with controlling(socket, credential_stdin=credential_stdin) as client:
+    with _approving(socket, credential_stdin) as client:
         client.approvals.forget(rule_id)
+
+
+def _approving(
+    socket: Path | None, credential_stdin: bool, *, as_json: bool = False
+) -> AbstractContextManager[ControlClient]:
+    return controlling(socket, credential_stdin=credential_stdin, as_json=as_json, scope=APPROVE)
 
 
 def _holds(rule: RememberedRule) -> bool:
@@ -250,10 +265,26 @@ def _holds(rule: RememberedRule) -> bool:
     return rule.removed_at is None and rule.uses_left != 0 and not is_over
 
 
+def _looked_at(given: Sequence[str], version: int | None) -> dict[str, int | None]:
+    """Each approval with the version that was looked at, where one was named."""
+    found: dict[str, int | None] = {}
+    for text in given:
+        approval_id, at, number = text.partition("@")
+        if at and not VERSION.fullmatch(number):
+            fail(f"{text[:80]!r}: after the @ stands a version, a number.", ExitCode.USAGE)
+        wanted = int(number) if at else None
+        if found.setdefault(approval_id, wanted) != wanted:
+            fail(f"{approval_id[:80]!r} is named with two versions.", ExitCode.USAGE)
+    if version is None:
+        return found
+    if len(found) > 1 or set(found.values()) != {None}:
+        fail("--version goes with one approval. With several: ID@VERSION.", ExitCode.USAGE)
+    return dict.fromkeys(found, version)
+
+
 def _decide(
-    approval_ids: Sequence[str],
+    looked_at: Mapping[str, int | None],
     decision: NewDecision,
-    version: int | None,
     *,
     yes: bool,
     as_json: bool,
@@ -263,20 +294,44 @@ def _decide(
     """Show, ask, and decide on exactly what was shown."""
     if not yes and (credential_stdin or not sys.stdin.isatty()):
         fail("Nobody can be asked here. Look at it first, then add --yes.", ExitCode.USAGE)
-    with controlling(socket, credential_stdin=credential_stdin, as_json=as_json) as client:
-        seen = [client.approvals.show(approval_id) for approval_id in dict.fromkeys(approval_ids)]
+    with _approving(socket, credential_stdin, as_json=as_json) as client:
+        seen = [client.approvals.show(approval_id) for approval_id in looked_at]
         if not yes:
-            _ask(client, seen, decision)
+            _require_open(seen, looked_at)
+            _ask(client, seen, decision, is_elsewhere=socket is not None)
         items = [
             OneOfSeveral(
                 approval_id=approval.id,
-                version=approval.version if version is None else version,
+                version=looked_at[asked] or approval.version,
                 decision=decision,
             )
-            for approval in seen
+            for asked, approval in zip(looked_at, seen, strict=True)
         ]
         decided = _send(client, items)
     _show_decided(decided, as_json=as_json)
+
+
+def _require_open(seen: Sequence[Approval], looked_at: Mapping[str, int | None]) -> None:
+    """Nobody is asked about what the engine would refuse anyway; all of them are named."""
+    faults = []
+    for (approval_id, version), approval in zip(looked_at.items(), seen, strict=True):
+        if approval.state is ApprovalState.INTERRUPTED:
+            faults.append(
+                f"{approval_id} is interrupted: its call may have acted, and is not run again. "
+                "Find out what happened, and say it:\n"
+                f"  fumehood approvals resolve {approval_id} --outcome done|failed"
+            )
+        elif approval.state is not ApprovalState.PENDING:
+            again = approval.superseded_by
+            after = f" It is asked again as {again}." if again is not None else ""
+            faults.append(f"{approval_id} is {approval.state}: it waits for no yes.{after}")
+        elif version not in (None, approval.version):
+            faults.append(
+                f"{approval_id} is version {approval.version} by now, and not {version}. "
+                "Look at it again."
+            )
+    if faults:
+        fail("\n".join([*faults, "Nothing was decided."]), ExitCode.TOOL_FAILED)
 
 
 def _send(client: ControlClient, items: Sequence[OneOfSeveral]) -> Sequence[Approval]:
@@ -297,13 +352,22 @@ def _send(client: ControlClient, items: Sequence[OneOfSeveral]) -> Sequence[Appr
     ]
 
 
-def _ask(client: ControlClient, seen: Sequence[Approval], decision: NewDecision) -> None:
+def _ask(
+    client: ControlClient,
+    seen: Sequence[Approval],
+    decision: NewDecision,
+    *,
+    is_elsewhere: bool,
+) -> None:
     """All of it on standard error, and only the word `yes` goes on."""
-    from fumehood.cli.approval_view import Line, approval_lines, rule_lines
+    from fumehood.cli.approval_view import approval_lines, rule_lines
+    from fumehood.cli.marked_lines import Line
 
     columns = _columns()
     for approval in seen:
-        lines = approval_lines(approval, datetime.now(UTC), columns)
+        is_over = not is_elsewhere and _session_is_over(approval)
+        now = datetime.now(UTC)
+        lines = approval_lines(approval, now, columns, session_is_over=is_over)
         if decision.arguments is not None:
             edited = approval.model_copy(update={"arguments": decision.arguments, "preview": None})
             lines += [Line(""), Line("AS EDITED", "head")]
@@ -358,7 +422,7 @@ def _seeing(
         with calling(socket, as_json=as_json) as own:
             yield own
         return
-    with controlling(socket, credential_stdin=credential_stdin, as_json=as_json) as every:
+    with _approving(socket, credential_stdin, as_json=as_json) as every:
         yield every
 
 
@@ -424,14 +488,38 @@ def _show_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
-def _show_one(approval: Approval, *, as_json: bool) -> None:
+def _show_one(approval: Approval, *, as_json: bool, is_elsewhere: bool) -> None:
     from fumehood.cli.approval_view import approval_lines
     from fumehood.cli.show import wants_json
 
     if wants_json(as_json):
         _show_json(approval.model_dump(mode="json"))
     else:
-        _print_lines(approval_lines(approval, datetime.now(UTC), _columns()), to_stderr=False)
+        is_over = not is_elsewhere and _session_is_over(approval)
+        now, columns = datetime.now(UTC), _columns()
+        lines = approval_lines(approval, now, columns, session_is_over=is_over)
+        _print_lines(lines, to_stderr=False)
+
+
+def _session_is_over(approval: Approval) -> bool:
+    """Whether the call would find its session gone, as far as who looks can tell.
+
+    A session is its owner's to see: only where approver and caller are one user is it asked for.
+    """
+    from fumehood.cli.agents import own_principal
+    from fumehood.cli.settings import read_config, read_socket_path
+    from fumehood.client import Client, DaemonUnavailable, Refused
+
+    if approval.session_id is None or approval.state is not ApprovalState.PENDING:
+        return False
+    if approval.principal_id != own_principal():
+        return False
+    with (
+        suppress(DaemonUnavailable, Refused, ValueError),
+        Client(read_socket_path(read_config())) as client,
+    ):
+        return client.session(approval.session_id).state is not SessionStatus.ACTIVE
+    return False
 
 
 def _show_decided(decided: Sequence[Approval], *, as_json: bool) -> None:
@@ -446,7 +534,8 @@ def _show_decided(decided: Sequence[Approval], *, as_json: bool) -> None:
 
 
 def _show_list(found: Sequence[Approval]) -> None:
-    from fumehood.cli.approval_view import ago, one_line, visible
+    from fumehood.cli.approval_view import ago, one_line
+    from fumehood.cli.escaping import json_line, visible
     from fumehood.cli.tables import Field, show_table
 
     now = datetime.now(UTC)
@@ -461,7 +550,7 @@ def _show_list(found: Sequence[Approval]) -> None:
             visible(f"{approval.tool}@{approval.tool_version}"),
             visible(approval.agent_id or approval.principal_id),
             ago(approval.expires_at, now) if approval.state is ApprovalState.PENDING else "",
-            one_line(json.dumps(approval.arguments, ensure_ascii=False), 120),
+            one_line(json_line(approval.arguments), 120),
         )
         for approval in found
     ]
@@ -470,7 +559,9 @@ def _show_list(found: Sequence[Approval]) -> None:
 
 def _show_line(approval: Approval, *, as_json: bool) -> None:
     """One approval on one line, at once: whoever reads may be waiting."""
-    from fumehood.cli.approval_view import one_line, visible
+    from fumehood.cli.approval_view import one_line
+    from fumehood.cli.escaping import json_line, visible
+    from fumehood.cli.preview_view import preview_in_words
 
     if as_json:
         line = json.dumps(approval.model_dump(mode="json"))
@@ -478,15 +569,20 @@ def _show_line(approval: Approval, *, as_json: bool) -> None:
         bell = "\a" if approval.state is ApprovalState.PENDING else ""
         who = visible(approval.agent_id or approval.principal_id)
         tool = visible(f"{approval.tool}@{approval.tool_version}")
-        shown = one_line(json.dumps(approval.arguments, ensure_ascii=False), 60)
-        line = f"{bell}{approval.id}  {approval.state.value:<11}  {tool}  {who}  {shown}"
+        change = ""
+        if approval.preview is not None and approval.state is ApprovalState.PENDING:
+            change = f"{preview_in_words(approval.preview)}  "
+        shown = one_line(json_line(approval.arguments), 60)
+        what = f"{visible(approval.id)}  {approval.state.value:<11}"
+        line = f"{bell}{what}  {tool}  {who}  {change}{shown}"
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 def _show_changes(changes: Sequence[Any]) -> None:
     """What changed authority lately: somebody else may have done it in one's name."""
-    from fumehood.cli.approval_view import one_line, visible
+    from fumehood.cli.approval_view import one_line
+    from fumehood.cli.escaping import visible
 
     since = datetime.now(UTC) - CHANGES_SINCE
     fresh = [change for change in changes if change.at >= since][:SHOWN_CHANGES]

@@ -6,6 +6,7 @@ not: what is to be checked is not asked to check itself.
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from contextlib import contextmanager
@@ -16,7 +17,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fumehood.cli.control import AsJson, CredentialStdin
+from fumehood.cli.escaping import say, visible
 from fumehood.cli.exits import ExitCode, fail
+from fumehood.cli.moments import moment
 from fumehood.cli.reach import ControlSocketPath, controlling
 from fumehood.cli.settings import read_config
 
@@ -47,7 +50,6 @@ def verify(
 ) -> None:
     """Find what was changed, removed, inserted or reordered, and a tail cut before an anchor."""
     from fumehood.cli.show import show_json, wants_json
-    from fumehood.cli.tables import printable
     from fumehood.engine_audit import shown_verdict
     from fumehood.store.audit_verify import report
 
@@ -58,7 +60,8 @@ def verify(
     if wants_json(as_json):
         show_json(shown_verdict(verdict).model_dump(mode="json"))
     else:
-        print("\n".join(printable(line) for line in report(verdict)))
+        for line in report(verdict):
+            say(visible(line))
     if verdict.anchors == 0:
         print(
             "No anchor was compared: rows that were cut off at the end are not found. Give one "
@@ -71,8 +74,11 @@ def verify(
 
 @audit.command("export")
 def export(
-    since: Annotated[str | None, typer.Option(help="Not before this time, in ISO 8601.")] = None,
-    until: Annotated[str | None, typer.Option(help="Before this time, in ISO 8601.")] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(help="Not before: an age (10m, 1h, 7d) or a time (2026-01-31T09:30)."),
+    ] = None,
+    until: Annotated[str | None, typer.Option(help="Before this age or time.")] = None,
     with_verifier: Annotated[
         Path | None,
         typer.Option(help="Put a program that verifies exports, and the anchors, here."),
@@ -83,7 +89,9 @@ def export(
     from fumehood.store.audit_verify import export_line
 
     state = read_config().state_directory
-    first, last = _moment(since, "--since"), _moment(until, "--until")
+    now = datetime.now(UTC)
+    first, last = _moment(since, now, "--since"), _moment(until, now, "--until")
+    _require_readable(state)
     with _in_words():
         if with_verifier is not None:
             _put_verifier(state, with_verifier)
@@ -107,8 +115,8 @@ def rotate(
     if wants_json(as_json):
         show_json(rotation.model_dump(mode="json"))
         return
-    print(f"From row {rotation.seq + 1} on the chain is under the key {rotation.key_id}.")
-    print(f"Keep audit-{rotation.previous_key_id}.key: earlier rows are verified with it.")
+    say(f"From row {rotation.seq + 1} on the chain is under the key {rotation.key_id}.")
+    say(f"Keep audit-{rotation.previous_key_id}.key: earlier rows are verified with it.")
 
 
 def _verdict(anchor: list[Path], export: Path | None, key: list[Path], *, part: bool) -> Verdict:
@@ -118,6 +126,8 @@ def _verdict(anchor: list[Path], export: Path | None, key: list[Path], *, part: 
     from fumehood.store.audit_verify import read_export, read_key, verify
 
     state = read_config().state_directory
+    if export is None or not key:
+        _require_readable(state)
     given = [read_key(path.read_text("ascii", "replace")) for path in key]
     keys = {one.id: one.secret for one in given} if given else None
     anchors: list[Anchor] = [one for path in anchor for one in _some(load_anchors(path), path)]
@@ -146,13 +156,25 @@ def _put_verifier(state: Path, directory: Path) -> None:
         shutil.copyfile(own, directory / audit_anchors.FILE_NAME)
 
 
-def _moment(text: str | None, option: str) -> datetime | None:
-    if text is None:
-        return None
+def _require_readable(state: Path) -> None:
+    """End with a cure where an engine's state is not there, or not this user's to read."""
+    cure = "Set FUMEHOOD_HOME to the engine's state directory, or run this as the engine's user."
     try:
-        return datetime.fromisoformat(text).astimezone(UTC)
-    except (ValueError, OverflowError):
-        fail(f"{option} takes a time in ISO 8601, such as 2026-01-31T09:30.", ExitCode.USAGE)
+        owner = state.stat().st_uid
+        is_readable = os.access(state, os.R_OK | os.X_OK)
+    except (FileNotFoundError, NotADirectoryError):
+        fail(f"There is no state directory {state}. {cure}", ExitCode.UNAVAILABLE)
+    except PermissionError:
+        fail(f"You may not look into {state}. {cure}", ExitCode.UNAVAILABLE)
+    except OSError:
+        return  # what reads there says it
+    if not is_readable:
+        whose = "" if owner == os.geteuid() else f": it belongs to the user {owner}"
+        fail(f"You may not read the state directory {state}{whose}. {cure}", ExitCode.UNAVAILABLE)
+
+
+def _moment(text: str | None, now: datetime, option: str) -> datetime | None:
+    return None if text is None else moment(text, now, option)
 
 
 @contextmanager

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
+from fumehood.cli.escaping import say, visible
 from fumehood.cli.exits import ExitCode, exit_code_of, fail, require_tool_name
 from fumehood.cli.reach import SocketPath, calling
 from fumehood.cli.settings import read_config
@@ -20,14 +23,21 @@ from fumehood.wire import strict_json
 
 MAX_ARGUMENT_BYTES = 8 * 1024 * 1024
 WAIT_AS_LONG_AS_ALLOWED = "allowed"
+SECONDS = re.compile(r"-?[0-9.]+[smhd]?", re.ASCII)
 
 
 class CallCommand(TyperCommand):
     """`--wait` may stand without a value, which options of the library cannot."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Give it one."""
+        """Give it one; a number that follows was meant for it."""
         end = args.index("--") if "--" in args else len(args)
+        for option, after in pairwise(args[:end]):
+            if option == "--wait" and SECONDS.fullmatch(after):
+                ctx.fail(
+                    f"--wait takes seconds only after an equals sign: --wait={after}. Alone it "
+                    "waits as long as the engine lets you."
+                )
         given = [f"--wait={WAIT_AS_LONG_AS_ALLOWED}" if a == "--wait" else a for a in args[:end]]
         return super().parse_args(ctx, given + args[end:])
 
@@ -124,14 +134,12 @@ def say_how_to_approve(envelope: Envelope) -> None:
         return
     if error.code != RequiresHumanApproval.code:
         return
-    from fumehood.cli.tables import printable
-
     lines = [
         f"The call waits for a yes: {error.approval_id}",
         f"An approver runs:  fumehood approvals approve {error.approval_id}",
         f"Its answer then:   fumehood calls answer {envelope.metadata.call_id}",
     ]
-    print("\n".join(printable(line) for line in lines), file=sys.stderr)
+    say("\n".join(visible(line) for line in lines), to_stderr=True)
 
 
 def _waiting(given: str) -> bool | float:

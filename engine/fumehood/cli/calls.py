@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fumehood.cli.escaping import say
 from fumehood.cli.exits import ExitCode, exit_code_of, fail
 from fumehood.cli.moments import moment as read_moment
 from fumehood.cli.reach import SocketPath, calling
@@ -93,7 +94,7 @@ def show_answer(
     if found.approval is None:
         fail("Answers are kept of calls that a human was asked about.", ExitCode.TOOL_FAILED)
     state = found.approval.state.value
-    print(f"There is no answer yet: {found.approval.id} is {state}.", file=sys.stderr)
+    say(f"There is no answer yet: {found.approval.id} is {state}.", to_stderr=True)
     raise typer.Exit(ExitCode.WAITING_FOR_APPROVAL)
 
 

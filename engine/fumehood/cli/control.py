@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from fumehood.cli.escaping import say
 from fumehood.cli.exits import ExitCode, fail
 
 CredentialStdin = Annotated[
@@ -21,15 +22,15 @@ CredentialStdin = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 
-def read_credential(*, from_stdin: bool) -> str:
-    """The credential of whoever sits there."""
+def read_credential(*, from_stdin: bool, scope: str) -> str:
+    """The credential of whoever sits there; `scope` is what it has to have."""
     if from_stdin:
         credential = sys.stdin.readline().strip()
     elif sys.stdin.isatty():
         credential = getpass.getpass("Credential: ").strip()
     else:
         fail(
-            "This needs a credential with admin. Type it on a terminal, or pipe it in with "
+            f"This needs a credential with {scope}. Type it on a terminal, or pipe it in with "
             "--credential-stdin.",
             ExitCode.USAGE,
         )
@@ -41,4 +42,4 @@ def read_credential(*, from_stdin: bool) -> str:
 def show_secret(secret: str, what: str) -> None:
     """A secret on stdout, once, with a word about it on stderr."""
     print(f"This {what} is shown only now. Keep it where no caller can read it.", file=sys.stderr)
-    print(secret)
+    say(secret)

@@ -139,7 +139,9 @@ def _socket(config: Config) -> Finding:
         with Client(path) as client:
             status = client.ready().status
     except DaemonUnavailable as error:
-        return Finding("daemon", "warning", str(error), "Start one: fumehood serve")
+        is_service = config.mode == "service"
+        cure = "systemctl start fumehood" if is_service else "fumehood serve"
+        return Finding("daemon", "warning", str(error), f"Start one: {cure}")
     if status == "ready":
         return Finding("daemon", "ok", f"ready on {path}")
     return Finding("daemon", "missing", f"{path} answers: {status}", "See its log.")
@@ -231,6 +233,8 @@ def _show(findings: list[Finding]) -> None:
     from rich.table import Column, Table
     from rich.text import Text
 
+    from fumehood.cli.escaping import printable
+
     colours: dict[Verdict, str] = {"ok": "green", "warning": "yellow", "missing": "red"}
     table = Table(
         Column("check", min_width=CHECK_WIDTH, overflow="fold"),
@@ -240,5 +244,8 @@ def _show(findings: list[Finding]) -> None:
     )
     for finding in findings:
         verdict = Text(finding.verdict, style=colours[finding.verdict])
-        table.add_row(finding.check, verdict, Text(finding.found), Text(finding.cure))
+        table.add_row(
+            Text(printable(finding.check)), verdict,
+            Text(printable(finding.found)), Text(printable(finding.cure)),
+        )  # fmt: skip
     Console().print(table)

@@ -14,6 +14,7 @@ import typer
 
 from fumehood.attack.scorecard import Scorecard, Verdict, WallCard
 from fumehood.attack.targets import WALLS, targets_of
+from fumehood.cli.escaping import printable, visible
 from fumehood.cli.exits import ExitCode, fail
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ def _show_faults(console: Console, cards: Sequence[WallCard]) -> None:
     columns = ("wall", "attack", "it tried to", "why")
     table = Table(*(Column(name, overflow="fold") for name in columns))
     for card, line in wrong:
-        why = f"{line.why} {line.cure}".strip()[:MAX_WHY]
+        why = printable(f"{line.why} {line.cure}".strip()[:MAX_WHY])
         style = COLOURS[line.verdict]
         table.add_row(card.name, Text(line.id, style=style), Text(line.tries), Text(why))
     console.print(table)
@@ -189,7 +190,8 @@ def _show_differences(console: Console, cards: Sequence[WallCard]) -> None:
     for card in cards:
         for line in card.attacks:
             if line.differs:
-                console.print(Text(f"* {card.name}, {line.id}: {line.differs}", style="dim"))
+                said = visible(f"* {card.name}, {line.id}: {line.differs}")
+                console.print(Text(said, style="dim"))
 
 
 def _summary(card: WallCard) -> Text:
@@ -197,7 +199,7 @@ def _summary(card: WallCard) -> Text:
 
     if not card.attacks:
         said = "not here" if card.verdict is Verdict.ABSENT else "could not be tried"
-        words = f"{card.name}: {said}. {card.why} {card.cure}".rstrip()
+        words = printable(f"{card.name}: {said}. {card.why} {card.cure}".rstrip())
         return Text(words, style=COLOURS[card.verdict])
     counts = ", ".join(
         f"{card.count(verdict)} {words}" for verdict, words in SHOWN.items() if card.count(verdict)

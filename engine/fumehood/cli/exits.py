@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from enum import IntEnum
 from typing import NoReturn
 
 import typer
 
+from fumehood.cli.escaping import say
 from fumehood.model.envelope import Envelope
 from fumehood.model.errors import ERROR_CODES, RequiresHumanApproval
 from fumehood.model.tool import NAME_PATTERN
@@ -47,7 +47,5 @@ def fail(message: str, code: ExitCode) -> NoReturn:
     """Say why on stderr (on stdout where that is closed) and end. A server's or an index's own
     words may be part of it, which a terminal must not obey.
     """
-    from fumehood.cli.tables import printable
-
-    print(printable(message), file=sys.stderr)
+    say(message, to_stderr=True)
     raise typer.Exit(code)

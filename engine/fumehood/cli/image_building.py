@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fumehood.cli.escaping import visible
 from fumehood.cli.exits import ExitCode, fail
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def progress(name: str) -> Iterator[Callable[[str], None]]:
     if not sys.stderr.isatty():
 
         def say(step: str) -> None:
-            print(f"{name}: {time.monotonic() - started:5.1f} s  {step}", file=sys.stderr)
+            print(f"{name}: {time.monotonic() - started:5.1f} s  {visible(step)}", file=sys.stderr)
             sys.stderr.flush()
 
         yield say
@@ -76,7 +77,7 @@ def progress(name: str) -> Iterator[Callable[[str], None]]:
         def move(step: str) -> None:
             if done:
                 console.print(Text(done[-1], style="dim"))
-            done.append(f"{name}: {step}")
-            progress.update(task, description=f"{name}: {step}")
+            done.append(f"{name}: {visible(step)}")
+            progress.update(task, description=done[-1])
 
         yield move

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from fumehood.cli.tables import printable
+from fumehood.cli.escaping import printable
 from fumehood.model.envelope import Envelope
 from fumehood.model.events import (
     ErrorEvent,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,13 +10,14 @@ import typer
 
 from fumehood.cli.control import AsJson, CredentialStdin
 from fumehood.cli.exits import ExitCode, fail, require_tool_name
-from fumehood.cli.reach import ControlSocketPath, controlling
+from fumehood.cli.reach import EITHER, ControlSocketPath, controlling
 from fumehood.cli.settings import read_config
 from fumehood.model.json_types import JsonObject
 from fumehood.wire import strict_json
 
 if TYPE_CHECKING:
     from fumehood.cli.policy_offline import Offline
+    from fumehood.client import ControlClient
 
 policy = typer.Typer(help="The policy: rules that allow, ask or deny calls.", no_args_is_help=True)
 
@@ -100,7 +102,7 @@ def explain(
     else:
         if environment is not None:
             fail("--environment goes with --file; a daemon has its own.", ExitCode.USAGE)
-        with controlling(socket, credential_stdin=credential_stdin, as_json=as_json) as client:
+        with _seeing(socket, credential_stdin, as_json=as_json) as client:
             told = client.policy.explain(
                 tool, given, principal_id=principal, agent_id=agent, session_id=session
             )
@@ -113,10 +115,13 @@ def show(
     credential_stdin: CredentialStdin = False,
     socket: ControlSocketPath = None,
 ) -> None:
-    """Show the rules of the running engine, and how often those in shadow mode matched."""
+    """Show the rules of the running engine, and how often those in shadow mode matched.
+
+    Needs a credential with approve or admin.
+    """
     from fumehood.cli.policy_view import show_status
 
-    with controlling(socket, credential_stdin=credential_stdin, as_json=as_json) as client:
+    with _seeing(socket, credential_stdin, as_json=as_json) as client:
         status = client.policy.show()
     show_status(status, as_json=as_json)
 
@@ -133,6 +138,12 @@ def reload(
     with controlling(socket, credential_stdin=credential_stdin, as_json=as_json) as client:
         status = client.policy.reload()
     show_status(status, as_json=as_json)
+
+
+def _seeing(
+    socket: Path | None, credential_stdin: bool, *, as_json: bool
+) -> AbstractContextManager[ControlClient]:
+    return controlling(socket, credential_stdin=credential_stdin, as_json=as_json, scope=EITHER)
 
 
 def _offline(tools_directory: Path | None) -> Offline:

@@ -5,7 +5,6 @@ Tools that were registered over the control socket are in the daemon's state and
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -13,9 +12,9 @@ from typing import Annotated, Any, NoReturn
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fumehood.call.coerce import coerce
+from fumehood.cli.escaping import say
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.show import show_json, wants_json
-from fumehood.cli.tables import printable
 from fumehood.config import Config
 from fumehood.gates.policy import PolicyGate
 from fumehood.gates.policy_file import check_policy
@@ -153,12 +152,12 @@ class Offline:
 def show_checked(policy: Policy, notices: tuple[str, ...], *, as_json: bool) -> None:
     """That nothing is wrong, and what was perhaps not meant."""
     for notice in notices:
-        print(printable(f"notice: {notice}"), file=sys.stderr)
+        say(f"notice: {notice}", to_stderr=True)
     if wants_json(as_json):
         counted = {"version": policy.version, "file": policy.file, "rules": len(policy.rules)}
         show_json({**counted, "notices": list(notices)})
         return
-    print(printable(f"{policy.file}: {len(policy.rules)} rules, version {policy.version}"))
+    say(f"{policy.file}: {len(policy.rules)} rules, version {policy.version}")
 
 
 def show_results(results: list[Result], *, as_json: bool) -> None:
@@ -172,11 +171,9 @@ def show_results(results: list[Result], *, as_json: bool) -> None:
         if not result.passed:
             where = f"line {result.line}, " if result.line is not None else ""
             wanted = f" by {result.expected_rule}" if result.expected_rule is not None else ""
-            print(
-                printable(
-                    f"{where}{result.tool}: expected {result.expected}{wanted}, decided "
-                    f"{result.decided} by {result.rule}"
-                )
+            say(
+                f"{where}{result.tool}: expected {result.expected}{wanted}, decided "
+                f"{result.decided} by {result.rule}"
             )
     print(f"{passed} of {len(results)} calls are decided as expected")
 
@@ -232,7 +229,7 @@ def _refuse(path: Path, line: int | None, words: str) -> NoReturn:
 
 
 def _warn(words: str) -> None:
-    print(printable(one_line(words)), file=sys.stderr)
+    say(one_line(words), to_stderr=True)
 
 
 __all__ = ["ExpectedCall", "Offline", "Result", "show_checked", "show_results"]

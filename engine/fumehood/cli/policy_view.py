@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from fumehood.cli.escaping import say
 from fumehood.cli.show import show_json, wants_json
-from fumehood.cli.tables import Field, printable, show_table
+from fumehood.cli.tables import Field, show_table
 from fumehood.model.policy import Explanation, PolicyStatus
 
 ANSWERS = {True: "yes", False: "no", None: "in doubt"}
@@ -14,23 +15,23 @@ def show_explanation(told: Explanation, *, as_json: bool) -> None:
     if wants_json(as_json):
         show_json(told.model_dump(mode="json"))
         return
-    print(printable(f"{told.verdict}  {told.tool}  by {told.rule}"))
-    print(f"policy {told.policy_version}, environment {told.environment}")
+    say(f"{told.verdict}  {told.tool}  by {told.rule}")
+    say(f"policy {told.policy_version}, environment {told.environment}")
     if told.reason is not None:
-        print(printable(f"reason: {told.reason}"))
+        say(f"reason: {told.reason}")
     if told.approvers or told.quorum > 1:
         who = ", ".join(told.approvers) or "any approver"
-        print(printable(f"{told.quorum} of: {who}"))
+        say(f"{told.quorum} of: {who}")
     for line in told.shadow:
-        print(printable(f"in shadow mode: {line}"))
+        say(f"in shadow mode: {line}")
     for rule in told.rules:
         marks = "matches" if rule.matches else "does not match"
         shadow = ", in shadow mode" if rule.mode == "shadow" else ""
         where = f" (line {rule.line})" if rule.line is not None else ""
-        print(printable(f"\n{rule.id}{where}: {rule.decision}{shadow}: {marks}"))
+        say(f"\n{rule.id}{where}: {rule.decision}{shadow}: {marks}")
         for part in rule.parts:
             compared = f" (it is {part.compared})" if part.compared is not None else ""
-            print(printable(f"  {ANSWERS[part.holds]:8}  {part.says}{compared}"))
+            say(f"  {ANSWERS[part.holds]:8}  {part.says}{compared}")
 
 
 def show_status(status: PolicyStatus, *, as_json: bool) -> None:
@@ -38,10 +39,10 @@ def show_status(status: PolicyStatus, *, as_json: bool) -> None:
     if wants_json(as_json):
         show_json(status.model_dump(mode="json"))
         return
-    print(printable(f"policy {status.version} ({status.file or 'no file: the defaults'})"))
-    print(f"environment {status.environment}")
+    say(f"policy {status.version} ({status.file or 'no file: the defaults'})")
+    say(f"environment {status.environment}")
     for fault in status.refused:
-        print(printable(f"the file is refused, older rules stay: {fault}"))
+        say(f"the file is refused, older rules stay: {fault}")
     fields = (
         Field("rule"), Field("decision"), Field("line", drop=3), Field("mode", drop=2),
         Field("here", drop=2), Field("would have", drop=1), Field("reason", drop=4),

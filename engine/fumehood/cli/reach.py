@@ -16,6 +16,10 @@ from fumehood.cli.settings import read_config, read_control_path, read_socket_pa
 if TYPE_CHECKING:
     from fumehood.client import Client, ControlClient
 
+ADMIN = "admin"
+APPROVE = "approve"
+EITHER = "approve or admin"
+
 SocketPath = Annotated[
     Path | None,
     typer.Option("--socket", help="The engine's socket; default: by configuration."),
@@ -47,13 +51,16 @@ def calling(
 
 @contextmanager
 def controlling(
-    socket: Path | None, *, credential_stdin: bool, as_json: bool = False
+    socket: Path | None, *, credential_stdin: bool, as_json: bool = False, scope: str = ADMIN
 ) -> Iterator[ControlClient]:
-    """A client of the control socket, with the credential of whoever sits there."""
+    """A client of the control socket, with the credential of whoever sits there.
+
+    `scope` names to them what the operation needs; the engine itself looks.
+    """
     from fumehood.client import ControlClient
 
     path = socket.absolute() if socket is not None else read_control_path(read_config())
-    credential = read_credential(from_stdin=credential_stdin)
+    credential = read_credential(from_stdin=credential_stdin, scope=scope)
     with _ending_the_command(as_json=as_json), ControlClient(path, credential=credential) as client:
         yield client
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from fumehood.cli.escaping import printable, say
 from fumehood.cli.exits import ExitCode, exit_code_of, fail
 from fumehood.cli.reach import SocketPath, calling
 from fumehood.cli.sending import MAX_BYTES, files_to_send, read_text
@@ -176,7 +177,6 @@ def _whole(fields: JsonObject, name: str, client: Client) -> str:
 
 
 def _write(stream: TextIO, text: str) -> None:
-    from fumehood.cli.tables import printable
 
     if stream.isatty():
         stream.write(printable(text))
@@ -189,7 +189,6 @@ def _write(stream: TextIO, text: str) -> None:
 def _save(envelope: Envelope, client: Client, directory: Path, *, force: bool) -> bool:
     """Write the files; whether all that the program made are there now."""
     from fumehood.cli.saving import SaveFailed, Saving
-    from fumehood.cli.tables import printable
     from fumehood.client import Refused
 
     fields: Any = envelope.data if envelope.error is None else envelope.error.details or {}
@@ -200,8 +199,7 @@ def _save(envelope: Envelope, client: Client, directory: Path, *, force: bool) -
                 try:
                     saving.save(entry, client.download_blob)
                 except (SaveFailed, Refused) as reason:
-                    name = printable(entry["filename"])
-                    print(f"{name} was not saved: {printable(str(reason))}", file=sys.stderr)
+                    say(f"{entry['filename']} was not saved: {reason}", to_stderr=True)
                     is_whole = False
     except SaveFailed as reason:
         fail(f"Nothing was saved: {reason}", ExitCode.TOOL_FAILED)

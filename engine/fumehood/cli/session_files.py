@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fumehood.cli.escaping import printable
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.saving import SaveFailed, Saving
-from fumehood.cli.tables import printable
 from fumehood.client.sending import plain_file
 from fumehood.model.answers import WrittenFile
 

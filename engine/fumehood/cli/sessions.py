@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fumehood.cli.escaping import say, visible
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.reach import SocketPath, calling
 
@@ -61,7 +62,7 @@ def new_session(
     if as_json:
         show_json(record.model_dump(mode="json"))
     else:
-        print(record.id)
+        say(record.id)
 
 
 @sessions.command("show")
@@ -153,7 +154,6 @@ def put_file(
     """Copy a file into a session. It replaces one that is there, unless --create is given."""
     from fumehood.cli.session_files import send_file
     from fumehood.cli.show import show_json, wants_json
-    from fumehood.cli.tables import printable
 
     if path is None and source == "-":
         fail("Say what standard input is to be called in the session.", ExitCode.USAGE)
@@ -163,7 +163,7 @@ def put_file(
     if wants_json(as_json):
         show_json(written.model_dump())
     else:
-        print(f"{printable(written.path)}: {written.size} bytes")
+        print(f"{visible(written.path)}: {written.size} bytes")
 
 
 @sessions.command("rm")
@@ -204,5 +204,4 @@ def _columns(record: dict[str, Any]) -> tuple[str, ...]:
 
 def _file_columns(entry: dict[str, Any]) -> tuple[str, ...]:
     # A name that a program chose may not begin a line of its own.
-    path = entry["path"].replace("\n", "\\x0a").replace("\t", "\\x09")
-    return (path, entry["kind"], str(entry["size"]), entry["modified_at"])
+    return (visible(entry["path"]), entry["kind"], str(entry["size"]), entry["modified_at"])

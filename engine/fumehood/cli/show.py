@@ -7,13 +7,28 @@ import sys
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
-from fumehood.cli.tables import Field, printable, show_table
+from fumehood.cli.escaping import indented, json_document, json_line, printable, visible
+from fumehood.cli.tables import Field, show_table
 from fumehood.model.call_log import CallRecord
 from fumehood.model.envelope import Envelope
+from fumehood.model.errors import (
+    ERROR_CODES,
+    CallerError,
+    CallInProgress,
+    CircuitOpen,
+    EngineError,
+    ExecutionError,
+    RuleError,
+    SandboxUnavailable,
+    ShuttingDown,
+)
 from fumehood.model.json_types import JsonObject
 from fumehood.model.tool import ToolDefinition
+
+NOTHING_RAN = (CallerError, RuleError, CircuitOpen, SandboxUnavailable, ShuttingDown)
+"""Without a sandbox's report these say that the call did not come so far."""
 
 
 def wants_json(asked: bool) -> bool:
@@ -22,8 +37,12 @@ def wants_json(asked: bool) -> bool:
 
 
 def show_json(value: Any) -> None:
-    """One JSON document on stdout."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=2) + "\n")
+    """One JSON document on stdout. On a terminal JSON escapes what that would obey."""
+    if sys.stdout.isatty():
+        document = json_document(value)
+    else:
+        document = json.dumps(value, ensure_ascii=False, indent=2)
+    sys.stdout.write(document + "\n")
 
 
 def show_envelope(envelope: Envelope, *, as_json: bool) -> None:
@@ -34,19 +53,18 @@ def show_envelope(envelope: Envelope, *, as_json: bool) -> None:
         return
     console = Console(highlight=False)
     if envelope.error is not None:
-        console.print(
-            f"[bold red]{escape(envelope.error.code)}[/] {escape(envelope.error.message)}"
-        )
+        code = (visible(envelope.error.code), "bold red")
+        console.print(Text.assemble(code, " ", indented(envelope.error.message)))
         if envelope.error.details:
             _print_data(console, envelope.error.details)
     else:
         _print_data(console, envelope.data)
     for warning in envelope.metadata.warnings:
-        console.print(f"[yellow]warning[/] {escape(warning)}")
+        console.print(Text.assemble(("warning", "yellow"), " ", indented(warning)))
     if envelope.metadata.idempotent_replay:
-        first = escape(envelope.metadata.call_id or "an earlier call")
-        console.print(f"[dim]the stored answer of {first}; nothing was run again[/]")
-    console.print(f"[dim]{escape(_summary(envelope))}[/]")
+        first = visible(envelope.metadata.call_id or "an earlier call")
+        console.print(Text(f"the stored answer of {first}; nothing was run again", style="dim"))
+    console.print(Text(visible(_summary(envelope)), style="dim"))
     if envelope.debug_info is not None:
         _print_data(console, envelope.debug_info)
 
@@ -102,7 +120,7 @@ def _columns(record: CallRecord) -> tuple[str, ...]:
     tool = record.tool_name + (f"@{record.tool_version}" if record.tool_version else "")
     return (
         record.timestamp,
-        _on_one_line(tool),
+        visible(tool),
         record.code,
         f"{record.execution_time_ms:.1f}",
         record.agent_id or "",
@@ -110,15 +128,10 @@ def _columns(record: CallRecord) -> tuple[str, ...]:
     )
 
 
-def _on_one_line(text: str) -> str:
-    """A name that somebody asked for may not begin a line of its own."""
-    return printable(text).replace("\n", "\\x0a").replace("\t", "\\x09")
-
-
 def _print_data(console: Console, data: JsonObject) -> None:
     for key, value in data.items():
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        console.print(f"[bold]{escape(key)}[/]: {escape(printable(text))}")
+        text = printable(value) if isinstance(value, str) else json_line(value)
+        console.print(Text.assemble((visible(key), "bold"), ": ", text))
 
 
 def _summary(envelope: Envelope) -> str:
@@ -128,7 +141,7 @@ def _summary(envelope: Envelope) -> str:
     where = (
         f"{sandbox.placement}, {sandbox.isolation}, ended by {sandbox.ended_by}"
         if sandbox
-        else "nothing ran"
+        else _what_ran(envelope)
     )
     name = (
         f"{metadata.tool_name}@{metadata.tool_version}"
@@ -139,3 +152,19 @@ def _summary(envelope: Envelope) -> str:
         f"{name} · {metadata.execution_time_ms:.1f} ms · {where} · "
         f"{metadata.usage.cost} {metadata.usage.currency} · {metadata.trace_id}"
     )
+
+
+def _what_ran(envelope: Envelope) -> str:
+    """What is known of a call of which no sandbox reported."""
+    error = envelope.error
+    if error is None:
+        if isinstance(envelope.data.get("resolution"), dict):
+            return "interrupted, and a human found that it took effect"
+        return "nothing ran"
+    if error.code == ExecutionError.code and error.approval_id is not None:
+        return "interrupted, and a human found that it took no effect"
+    if error.code == CallInProgress.code:
+        return "it still runs"
+    if issubclass(ERROR_CODES.get(error.code, EngineError), NOTHING_RAN):
+        return "nothing ran"
+    return "whether it acted is not known"

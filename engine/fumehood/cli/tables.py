@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from fumehood.cli.escaping import printable
+
 READABLE = 20
 """Characters that are enough to read a cell by; longer ones are folded."""
 
@@ -56,11 +58,6 @@ def fitting(fields: Sequence[Field], rows: Sequence[Sequence[str]], width: int) 
             break
         kept.remove(index)
     return kept
-
-
-def printable(text: str) -> str:
-    """What somebody wrote may not move the reader's cursor or colour the terminal."""
-    return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)
 
 
 def _needed(fields: Sequence[Field], rows: Sequence[Sequence[str]], kept: Sequence[int]) -> int:

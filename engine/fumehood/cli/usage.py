@@ -13,7 +13,7 @@ from fumehood.cli.control import AsJson, CredentialStdin
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.moments import moment
 from fumehood.cli.reach import calling, controlling
-from fumehood.model.usage_table import MAX_ROWS, UsageTable
+from fumehood.model.usage_table import GROUPS, MAX_ROWS, UsageTable
 
 
 def usage(
@@ -62,6 +62,7 @@ def usage(
         fail("--csv and --json are two forms: choose one.", ExitCode.USAGE)
     if not everybody and (principal is not None or credential_stdin):
         fail("--principal and --credential-stdin need --all.", ExitCode.USAGE)
+    groups = _groups(by or [])
     now = datetime.now(UTC)
     query: dict[str, Any] = {
         "since": None if since is None else moment(since, now),
@@ -70,7 +71,6 @@ def usage(
         "session": session,
         "tool": tool,
     }
-    groups = ",".join(by) if by else None
     table: UsageTable
     if everybody:
         with controlling(socket, credential_stdin=credential_stdin, as_json=as_json) as control:
@@ -90,3 +90,14 @@ def usage(
             "--since, --agent or --tool.",
             file=sys.stderr,
         )
+
+
+def _groups(given: list[str]) -> str | None:
+    """What to group by, as the engine wants it: each of its words at most once."""
+    names = [name.strip() for text in given for name in text.split(",")]
+    for name in names:
+        if name not in GROUPS:
+            fail(f"--by {name[:80]!r} is none of {', '.join(GROUPS)}.", ExitCode.USAGE)
+    if len(set(names)) != len(names):
+        fail("--by names one thing twice.", ExitCode.USAGE)
+    return ",".join(names) or None

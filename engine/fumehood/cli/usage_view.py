@@ -10,7 +10,8 @@ import csv
 from collections.abc import Sequence
 from typing import TextIO
 
-from fumehood.cli.tables import Field, printable, show_table
+from fumehood.cli.escaping import visible
+from fumehood.cli.tables import Field, show_table
 from fumehood.model.budget import BudgetStanding
 from fumehood.model.usage_table import UsageRow, UsageTable
 
@@ -59,12 +60,12 @@ def write_csv(table: UsageTable, file: TextIO) -> None:
 
 def as_cell(text: str) -> str:
     """A text that a spreadsheet shows as it is, and does not calculate."""
-    shown = _on_one_line(text)
+    shown = visible(text)
     return f"'{shown}" if shown.lstrip().startswith(FORMULA_BEGINS) else shown
 
 
 def _cells(table: UsageTable, row: UsageRow) -> list[str]:
-    names = [_on_one_line(row.group.get(name) or "–") for name in table.by]
+    names = [visible(row.group.get(name) or "–") for name in table.by]
     sums = [str(getattr(row, name)) for name in _SUMS]
     return [*names, *sums, ", ".join(f"{cost} {currency}" for currency, cost in row.cost.items())]
 
@@ -79,7 +80,3 @@ def _standing(one: BudgetStanding) -> tuple[str, ...]:
         str(one.left),
         "never" if one.resets_at is None else f"{one.resets_at:%Y-%m-%d %H:%M}",
     )
-
-
-def _on_one_line(text: str) -> str:
-    return printable(text).replace("\n", "\\x0a").replace("\t", "\\x09")

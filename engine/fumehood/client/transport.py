@@ -403,9 +403,7 @@ def _unavailable(
                 f"You may not open {place.path}. Where the engine is a service, your user must be "
                 "in the socket's group, and log in anew after joining it."
             )
-        return DaemonUnavailable(
-            f"No engine answers on {place.path}. Start one with: fumehood serve"
-        )
+        return DaemonUnavailable(f"No engine answers on {place.path}. {_how_to_start(place.path)}")
     was_sent = not (isinstance(error, NEVER_SENT) or progress.did_head_fail)
     may_have_acted = was_sent and ask.method not in CHANGES_NOTHING
     words = "Whether the engine acted on it is not known. " if may_have_acted else ""
@@ -414,6 +412,19 @@ def _unavailable(
         "See the engine's log; it may have been stopped, or it is no fumehood engine.",
         may_have_acted=may_have_acted,
     )
+
+
+def _how_to_start(path: Path) -> str:
+    """A service's socket is not the caller's to open: an engine of its own would not be there."""
+    names = path.parts[-2:]
+    is_laid_out = names in (("engine", "engine.sock"), ("control", "control.sock"))
+    is_system_s = path.is_relative_to("/run") and not path.is_relative_to("/run/user")
+    if is_laid_out or is_system_s:
+        return (
+            "It is the socket of a service, which is not running. Ask who administers this "
+            "machine to start it: systemctl start fumehood"
+        )
+    return "Start one with: fumehood serve"
 
 
 def _is_forbidden(error: BaseException) -> bool:

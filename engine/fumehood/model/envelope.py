@@ -65,7 +65,7 @@ class LimitsApplied(_Value):
 
 
 class SandboxReport(_Value):
-    """Where the call ran and what ended it. Null as a whole where nothing ran."""
+    """Where the call ran and what ended it. Null as a whole where nothing ran, or nobody knows."""
 
     placement: str
     isolation: str

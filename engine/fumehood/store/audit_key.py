@@ -63,7 +63,7 @@ def all_keys(state: Path) -> dict[str, bytes]:
     Raises:
         AuditKeyLost: one cannot be read.
     """
-    with _in_words(state):
+    with _in_words(state, "cannot be read"):
         names = [CURRENT, *sorted(p.name for p in state.iterdir() if KEPT.fullmatch(p.name))]
         found = [key for name in names if (key := _read(state / name)) is not None]
     return {key.id: key.secret for key in found}
@@ -150,13 +150,11 @@ def _read(path: Path) -> AuditKey | None:
 
 
 @contextmanager
-def _in_words(state: Path) -> Iterator[None]:
+def _in_words(state: Path, fault: str = "can be neither read nor made") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise AuditKeyLost(
-            f"The audit key in {state} can be neither read nor made: {error.strerror}."
-        ) from None
+        raise AuditKeyLost(f"The audit key in {state} {fault}: {error.strerror}.") from None
 
 
 def _is_id(text: str) -> bool:

@@ -142,6 +142,24 @@ def verify(
     return walk.end()
 
 
+@dataclass(slots=True)
+class _Unchecked:
+    """Rows under a key that is not there, and the place of their finding."""
+
+    finding: int
+    first: int
+    last: int
+    rows: int = 1
+
+    @property
+    def which(self) -> str:
+        if self.rows == 1:
+            return f"row {self.first}"
+        has_others = self.rows < self.last - self.first + 1
+        some = f", {self.rows} of them," if has_others else ""
+        return f"rows {self.first} to {self.last}{some}"
+
+
 class _Walk:
     """Where the walk is: what the next row has to be."""
 
@@ -163,6 +181,7 @@ class _Walk:
         self._key_ids: dict[str, None] = {}
         self._problems = 0
         self._findings: list[Finding] = []
+        self._unchecked: dict[str, _Unchecked] = {}
 
     def take(self, row: AuditRow) -> None:
         """The next row as it stands there."""
@@ -181,6 +200,7 @@ class _Walk:
 
     def end(self) -> Verdict:
         """What was found on the way, and what should have followed."""
+        self._tell_unchecked()
         beyond = max((seq for seq in self._anchors if seq > self._last), default=None)
         if self._whole and beyond is not None:
             at = self._anchors[beyond][0].at
@@ -222,8 +242,7 @@ class _Walk:
     def _check(self, row: AuditRow) -> None:
         secret = self._keys.get(row.key_id)
         if secret is None:
-            message = f"row {row.seq} cannot be checked: there is no key {row.key_id[:40]}"
-            self._find(row.seq, "no_key", message)
+            self._lack_key(row)
             return
         if self._before is None:
             return  # what stood before it is gone, which was said, or is in another part
@@ -235,6 +254,22 @@ class _Walk:
             self._find(row.seq, "altered", message)
         elif row.body.startswith(_ROTATED_BODY):
             self._rotate(row, next_key_of(row.body))
+
+    def _lack_key(self, row: AuditRow) -> None:
+        """Found once a key, with the rows that are under it; which ones is known at the end."""
+        lacking = self._unchecked.get(row.key_id)
+        if lacking is None:
+            if len(self._findings) < MAX_FINDINGS:
+                self._unchecked[row.key_id] = _Unchecked(len(self._findings), row.seq, row.seq)
+            self._find(row.seq, "no_key", f"there is no key {row.key_id[:40]}")
+            return
+        lacking.last = row.seq
+        lacking.rows += 1
+
+    def _tell_unchecked(self) -> None:
+        for key_id, lacking in self._unchecked.items():
+            message = f"{lacking.which} cannot be checked: there is no key {key_id[:40]}"
+            self._findings[lacking.finding] = Finding(lacking.first, "no_key", message)
 
     def _rotate(self, row: AuditRow, announced: tuple[str, str] | None) -> None:
         if announced is None:

@@ -14,5 +14,5 @@ def test_words_of_others_in_a_message_cannot_change_a_terminal(
     with pytest.raises(typer.Exit):
         fail("The index said: \x1b]0;title\x07\x1b[2J\r\u202ebad\nMend that.", ExitCode.UNAVAILABLE)
     assert capsys.readouterr().err == (
-        "The index said: \\x1b]0;title\\x07\\x1b[2J\\x0d\\x202ebad\nMend that.\n"
+        "The index said: \\u{001b}]0;title\\u{0007}\\u{001b}[2J\\u{000d}\\u{202e}bad\nMend that.\n"
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fumehood.cli.tables import Field, fitting, printable, show_table
+from fumehood.cli.escaping import printable
+from fumehood.cli.tables import Field, fitting, show_table
 
 FIELDS = [Field("id", whole=True), Field("scopes", drop=1), Field("agents", drop=2), Field("valid")]
 ROW = ["0123456789abcdef", "call, approve", "clerk", "True"]
@@ -44,4 +45,4 @@ def test_what_somebody_wrote_cannot_move_the_cursor(capsys: pytest.CaptureFixtur
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
     assert "[red]word[/red]" in shown
-    assert printable("a\x07b\nc") == "a\\x07b\nc"
+    assert printable("a\x07b\nc") == "a\\u{0007}b\nc"

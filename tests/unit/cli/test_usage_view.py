@@ -71,7 +71,7 @@ def test_harmless_name_stays_as_it_is(text: str) -> None:
 
 
 def test_separators_and_quotes_stay_within_their_cell() -> None:
-    assert lines(row('a","b\nc;d'))[1][0] == 'a","b\\x0ac;d'
+    assert lines(row('a","b\nc;d'))[1][0] == 'a","b\\u{000a}c;d'
 
 
 def test_table_shows_total_budgets_and_nothing_that_moves_the_cursor(

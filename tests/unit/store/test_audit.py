@@ -287,8 +287,12 @@ def test_chain_under_a_swapped_key_cannot_be_checked_nor_gone_on_with(state: Pat
     for kept in state.glob("audit-*.key"):
         kept.write_text(other.secret.hex())
     verdict = look(state)
-    assert verdict.problems >= ROWS
-    assert verdict.findings[0].problem == "no_key"
+    assert not verdict.is_intact
+    lacking = [found for found in verdict.findings if found.problem == "no_key"]
+    assert len(lacking) == len({row.key_id for row in rows_of(state)})
+    assert lacking[0].seq == 1
+    assert lacking[0].message.startswith("rows 1 to ")
+    assert f" to {ROWS} cannot be checked" in lacking[-1].message
     before = (state / "state.db").read_bytes()
     with pytest.raises(AuditKeyLost, match="Restore the key"):
         open_database(state / "state.db")
@@ -389,8 +393,28 @@ def test_part_of_a_chain_is_verified_from_its_first_row_on() -> None:
 
 
 def test_many_findings_are_counted_and_the_first_are_told() -> None:
-    verdict = verify(chain_of_rows(500), {})
+    altered = [replace(row, mac=bytes(32)) for row in chain_of_rows(500)]
+    verdict = verify(altered, {SECRETS[0].id: SECRETS[0].secret})
     assert verdict.problems == 500
+    assert len(verdict.findings) == audit_verify.MAX_FINDINGS
+
+
+def test_key_that_lacks_is_one_finding_whatever_the_number_of_its_rows() -> None:
+    verdict = verify(chain_of_rows(500), {})
+    assert verdict.problems == 1
+    (found,) = verdict.findings
+    key_id = SECRETS[0].id
+    assert found.message == f"rows 1 to 500 cannot be checked: there is no key {key_id}"
+    one, gap = chain_of_rows(1), [row for row in chain_of_rows(9) if row.seq != 5]
+    assert verify(one, {}).findings[0].message.startswith("row 1 cannot be checked")
+    said = [found.message for found in verify(gap, {}).findings if found.problem == "no_key"]
+    assert said == [f"rows 1 to 9, 8 of them, cannot be checked: there is no key {key_id}"]
+
+
+def test_many_keys_that_lack_are_counted_and_the_first_are_told() -> None:
+    rows = [replace(row, key_id=f"{row.seq:016x}") for row in chain_of_rows(500)]
+    verdict = verify(rows, {})
+    assert verdict.problems >= 500
     assert len(verdict.findings) == audit_verify.MAX_FINDINGS
 
 

@@ -1,0 +1,100 @@
+"""A stranger's text on a terminal: what that would obey, or not show, is shown as what it is.
+
+Everything that a command prints and did not think up itself goes through here: what an engine
+answers, what a program writes, names, reasons, files. Invariant: no character comes out that moves
+the cursor, colours, shows nothing, paints over another or turns the direction of reading. There
+is one way to write such a character, `\\u{202e}`, also within JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import unicodedata
+from collections.abc import Iterator
+from typing import Any
+
+MAX_MARKS_IN_A_ROW = 3
+"""Accents on one letter: what languages need. More of them paint over other lines."""
+
+_SHOW_NOTHING = frozenset(
+    {0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0}
+    | set(range(0x180B, 0x1810))
+    | set(range(0xFE00, 0xFE10))
+    | set(range(0xE0000, 0xE1000))
+)
+"""*Source*: Unicode's Default_Ignorable_Code_Point of letters and marks, and the empty braille."""
+
+_JSON_ESCAPE = re.compile(r"\\(u00([01][0-9a-f])|.)", re.DOTALL)
+_SHORT_ESCAPES = {r"\b": r"\u{0008}", r"\f": r"\u{000c}", r"\r": r"\u{000d}"}
+
+
+def visible(text: str) -> str:
+    """One line of a stranger's text: its line ends and tabs are escaped, too."""
+    return "".join(shown for _, shown in escapes(text, breaks=False))
+
+
+def printable(text: str) -> str:
+    """A stranger's text with the lines that it has."""
+    return "".join(shown for _, shown in escapes(text, breaks=True))
+
+
+def indented(text: str) -> str:
+    """A stranger's text behind words of ours: no line of it begins where one of ours could."""
+    return printable(text).replace("\n", "\n    ")
+
+
+def json_line(value: Any) -> str:
+    """A value as JSON on one line, to be read by people."""
+    return visible(_one_style(json.dumps(value, ensure_ascii=False, allow_nan=False)))
+
+
+def json_lines(value: Any) -> str:
+    """A value as JSON on several lines, to be read by people. Its line ends are JSON's own."""
+    return printable(_one_style(json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2)))
+
+
+def json_document(value: Any) -> str:
+    """A value as JSON to be read by programs, on a terminal all the same: still JSON."""
+    document = json.dumps(value, ensure_ascii=False, indent=2)
+    return "".join(
+        char if shown == char else json.dumps(char)[1:-1]
+        for char, shown in escapes(document, breaks=True)
+    )
+
+
+def say(text: str, *, to_stderr: bool = False) -> None:
+    """Print words that a stranger's are among."""
+    print(printable(text), file=sys.stderr if to_stderr else sys.stdout)
+
+
+def escapes(text: str, *, breaks: bool) -> Iterator[tuple[str, str]]:
+    """Each character and how it is shown; with `breaks` line ends and tabs stay."""
+    marks = 0
+    can_carry = False
+    for char in text:
+        is_mark = unicodedata.category(char) in ("Mn", "Me")
+        marks = marks + 1 if is_mark else 0
+        paints_over = is_mark and (not can_carry or marks > MAX_MARKS_IN_A_ROW)
+        if (char in "\n\t" and breaks) or (_is_seen(char) and not paints_over):
+            yield char, char
+        else:
+            yield char, f"\\u{{{ord(char):04x}}}"
+        can_carry = char.isalpha() or (is_mark and can_carry)
+
+
+def _is_seen(char: str) -> bool:
+    """No control, format, private or separating character but the space, and not empty."""
+    return char.isprintable() and ord(char) not in _SHOW_NOTHING
+
+
+def _one_style(document: str) -> str:
+    """JSON's own escapes of characters that are not shown, written as ours are."""
+
+    def ours(found: re.Match[str]) -> str:
+        if found[2] is not None:
+            return f"\\u{{00{found[2]}}}"
+        return _SHORT_ESCAPES.get(found[0], found[0])
+
+    return _JSON_ESCAPE.sub(ours, document)
