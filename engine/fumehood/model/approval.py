@@ -65,7 +65,7 @@ class DecisionRecord(_Value):
 
 
 class Approval(_Value):
-    """One approval. `version` grows with every change of it and is its ETag.
+    """One approval. `version` grows with every change of what is shown of it, and is its ETag.
 
     What a caller is shown of its own leaves out `binding`, the arguments that its agent's
     configuration fixes, and who may approve.

@@ -4,8 +4,8 @@ Host side, used by the desk and its parts (`call/desk`, `call/approval_…`). Ev
 durable before anybody is told of it. One `Step` is one transaction: the state, an approver's
 word, the rule that it leaves behind, the call's answer, the idempotency key that waits for it,
 the audit row and the webhook's message stand or fall together. Invariant: a state is only left
-for one that `Step.leaves` allows, and `version` grows with each change, so that of two who
-decide at once one is told.
+for one that `Step.leaves` allows, and `version` grows with each change of what people are shown,
+so that of two who decide at once one is told.
 """
 
 from __future__ import annotations
@@ -143,6 +143,8 @@ class Step:
     """For the audit chain."""
     counts: Callable[[str], bool] | None = None
     """Whose earlier yes counts; None: everybody's. Who decides now has just shown who he is."""
+    is_seen: bool = True
+    """Whether it changes what people are shown; else it is the same version still."""
 
 
 class ApprovalTable:
@@ -274,11 +276,19 @@ class ApprovalTable:
 
         return await self._database.read(find)
 
-    async def next_end(self) -> str | None:
-        """When the next one that waits expires."""
+    async def next_ends(self) -> tuple[datetime | None, datetime | None]:
+        """When the next one that waits expires, and the next that nobody was warned of."""
         waiting = APPROVALS.c.state.in_([ApprovalState.PENDING.value, ApprovalState.APPROVED.value])
         first = select(func.min(APPROVALS.c.expires_at)).where(waiting)
-        return await self._database.read(lambda c: c.execute(first).scalar_one_or_none())
+        unwarned = select(func.min(APPROVALS.c.expires_at)).where(
+            APPROVALS.c.state == ApprovalState.PENDING.value, APPROVALS.c.warned_at.is_(None)
+        )
+
+        def find(connection: Connection) -> tuple[datetime | None, datetime | None]:
+            ends = [connection.execute(one).scalar_one_or_none() for one in (first, unwarned)]
+            return _moment(ends[0]), _moment(ends[1])
+
+        return await self._database.read(find)
 
     async def pending(self) -> dict[str, PendingOf]:
         """What waits, by principal."""
@@ -319,7 +329,7 @@ class ApprovalTable:
                 to = None
         at = stamp(step.at)
         moved = to is not None and to is not approval.state
-        values: dict[str, Any] = {"version": approval.version + 1, **step.columns}
+        values: dict[str, Any] = {"version": approval.version + step.is_seen, **step.columns}
         if to is None and step.to is not None:
             values.pop("decided_at", None)  # one yes of several
             values.pop("expires_at", None)

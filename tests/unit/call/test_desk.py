@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import anyio
 import pytest
@@ -181,12 +182,55 @@ async def test_a_warning_goes_out_once_before_the_end() -> None:
         for what in ("b", "c"):
             await desk.parked(what)
         with anyio.fail_after(10):
-            while (await desk.engine.desk.show(approval_id)).version == 1:
+            while not await _warned_of(desk, approval_id):
                 await anyio.sleep(0.01)
         for what in ("d", "e"):
             await desk.parked(what)
         approval = await desk.engine.desk.show(approval_id)
-        assert (approval.version, approval.state) == (2, ApprovalState.PENDING)
+        assert approval.state is ApprovalState.PENDING
+        assert await _warned_of(desk, approval_id) == 1
+
+
+@pytest.mark.row("A2")
+async def test_whoever_was_shown_it_before_the_warning_decides_on_the_same_after_it() -> None:
+    rules = ApprovalsConfig(expire_seconds=600, warn_seconds=60)
+    async with asking(approvals=rules) as desk:
+        approval_id = await desk.parked("a")
+        shown = await desk.engine.desk.show(approval_id)
+        desk.clock.advance(550)
+        await desk.parked("b")  # the desk looks round
+        with anyio.fail_after(10):
+            while not await _warned_of(desk, approval_id):
+                await anyio.sleep(0.01)
+        assert await desk.engine.desk.show(approval_id) == shown
+        decided = await desk.decide(approval_id, YES, version=shown.version)
+        assert decided.state is ApprovalState.APPROVED
+        # The control: an edit is news to whoever was shown the call before it.
+        other = await desk.parked("c")
+        shown = await desk.engine.desk.show(other)
+        await desk.decide(other, NewDecision(decision="approve", arguments={"what": "d"}), ALICE)
+        with pytest.raises(IdempotencyConflict):
+            await desk.decide(other, YES, BOB, version=shown.version)
+
+
+@pytest.mark.row("A2")
+async def test_the_keeper_wakes_when_the_next_warning_is_due_and_when_the_next_end_is() -> None:
+    rules = ApprovalsConfig(expire_seconds=12, warn_seconds=9)
+    async with asking(approvals=rules) as desk:
+        keeper = desk.engine.desk._keeper
+        approval_id = await desk.parked("a")
+        assert await keeper.pause_s() == 3
+        desk.clock.advance(2)
+        assert await keeper.pause_s() == 1
+        desk.clock.advance(1)
+        await desk.parked("b")  # the desk looks round
+        with anyio.fail_after(10):
+            while not await _warned_of(desk, approval_id):
+                await anyio.sleep(0.01)
+        assert await keeper.pause_s() == 3  # the warning of the second
+        desk.clock.advance(7)
+        await desk.parked("c")
+        assert await keeper.pause_s() == 2  # the end of the first
 
 
 @pytest.mark.row("A4")
@@ -570,12 +614,21 @@ async def _audited(desk: Asking) -> list[_Row]:
     bodies = await desk.engine.database.read(
         lambda c: c.execute(select(AUDIT.c.body).order_by(AUDIT.c.seq)).scalars().all()
     )
-    return [_Row(strict_json.loads(body.encode())["kind"]) for body in bodies]
+    return [_Row(strict_json.loads(body.encode())) for body in bodies]
 
 
 class _Row:
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    def __init__(self, body: dict[str, Any]) -> None:
+        self.kind: str = body["kind"]
+        self.body = body
+
+
+async def _warned_of(desk: Asking, approval_id: str) -> int:
+    """How often people were told that its end is near."""
+    return sum(
+        row.kind == "approval.expiring" and approval_id in str(row.body)
+        for row in await _audited(desk)
+    )
 
 
 def _ask_two(engine: object) -> None:
