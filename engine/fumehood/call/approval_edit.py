@@ -15,6 +15,11 @@ from fumehood.model.decision import Decision, Verdict
 from fumehood.model.errors import PermissionDenied
 from fumehood.model.json_types import JsonObject
 from fumehood.store.approvals import StoredApproval
+from fumehood.wire.canonical import canonical
+
+MAX_NAMED = 20
+MAX_POINTER = 100
+"""Characters: arguments' names are a stranger's where a tool takes any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,7 @@ def edited_document(stored: StoredApproval, edited: Edited) -> dict[str, Any]:
     return {
         **_asked_for_edited(stored.approval, edited.decision),
         "arguments": edited.arguments,
+        "asked_arguments": _asked_arguments(stored.approval, edited),
         "preview": edited.preview,
         "binding": edited.document,
         "action_digest": edited.digest,
@@ -53,6 +59,42 @@ def edited_document(stored: StoredApproval, edited: Edited) -> dict[str, Any]:
             "hidden": list(request.hidden),
         },
     }
+
+
+def _asked_arguments(before: Approval, edited: Edited) -> JsonObject | None:
+    """As the caller asked; none where a second edit has brought just that back."""
+    asked = before.arguments if before.asked_arguments is None else before.asked_arguments
+    return None if canonical(asked) == canonical(edited.arguments) else asked
+
+
+def edit_warning(stored: StoredApproval) -> str | None:
+    """What the caller of a call that was carried out is told, where it was edited.
+
+    It names arguments, and no value; of those that its agent's configuration fixes not even that.
+    """
+    approval = stored.approval
+    asked, done = approval.asked_arguments, approval.arguments
+    if asked is None:
+        return None
+    names = sorted((asked.keys() | done.keys()).difference(stored.request.hidden))
+    changed = [name for name in names if not _is_same(asked, done, name)]
+    shown = [_pointer(name) for name in changed[:MAX_NAMED]]
+    shown += ["…"] if len(changed) > MAX_NAMED else []
+    which = f": changed {', '.join(shown)}" if shown else ""
+    return f"approval: a human changed the arguments before this call was carried out{which}"
+
+
+def _is_same(asked: JsonObject, done: JsonObject, name: str) -> bool:
+    """Equal in type, too, as in the digest."""
+    if name not in asked or name not in done:
+        return False
+    return canonical(asked[name]) == canonical(done[name])
+
+
+def _pointer(name: str) -> str:
+    """A JSON pointer (RFC 6901), bounded: a tool that takes anything takes any name."""
+    escaped = name.replace("~", "~0").replace("/", "~1")
+    return "/" + (escaped if len(escaped) <= MAX_POINTER else escaped[:MAX_POINTER] + "…")
 
 
 def _asked_for_edited(before: Approval, decision: Decision) -> dict[str, Any]:

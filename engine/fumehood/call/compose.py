@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from fumehood.call.account import account
 from fumehood.call.admit import AdmittedCall
+from fumehood.call.approval_edit import edit_warning
 from fumehood.call.approve import ApprovedCall
 from fumehood.call.plan import Plan
 from fumehood.call.resolve import ResolvedCall
@@ -19,6 +20,7 @@ from fumehood.call.shorten import shorten, shortened
 from fumehood.call.validate import ValidatedCall, spare_fixed
 from fumehood.executors.function import HostFunctionFailed
 from fumehood.executors.outcome import Outcome
+from fumehood.model.approval import ApprovalState
 from fumehood.model.call import CallRequest
 from fumehood.model.envelope import (
     Envelope,
@@ -34,7 +36,10 @@ from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import MB
 from fumehood.observe.clock import timestamp
 from fumehood.observe.trail import Trail
+from fumehood.store.approvals import StoredApproval
 from fumehood.wire import strict_json
+
+HAS_BEGUN = frozenset({ApprovalState.STARTED, ApprovalState.INTERRUPTED})
 
 
 async def compose(
@@ -80,7 +85,10 @@ class _Facts:
     plan: Plan | None = None
     queue_ms: float | None = None
     ran: bool = False
-    approved: ApprovedCall | None = None
+    stored: StoredApproval | None = None
+    """Of a call that goes on, or ends, after it has waited for a human."""
+    was_carried_out: bool = False
+    """Whether it went on with its yes, as far as is known."""
 
 
 def plan_of(trail: Trail) -> Plan | None:
@@ -92,13 +100,16 @@ def _facts(trail: Trail) -> _Facts:
     reached = {type(value): value for value in trail.values}
     resolved = reached.get(ResolvedCall)
     admitted: AdmittedCall | None = reached.get(AdmittedCall)
+    stored: StoredApproval | None = reached.get(StoredApproval)
     return _Facts(
         resolved=resolved,
         validated=reached.get(ValidatedCall),
         plan=admitted.plan if admitted is not None else None,
         queue_ms=admitted.lease.queue_ms if admitted is not None else None,
         ran=Outcome in reached and not reached[Outcome].is_rehearsal,
-        approved=reached.get(ApprovedCall),
+        stored=stored,
+        was_carried_out=stored is not None
+        and (ApprovedCall in reached or stored.approval.state in HAS_BEGUN),
     )
 
 
@@ -166,17 +177,17 @@ def _performance(stages_ms: dict[str, float], facts: _Facts, total_ms: float) ->
         total_ms=total_ms,
         validation_ms=stages_ms.get("validate"),
         queue_ms=_rounded(facts.queue_ms),
-        approval_ms=_waited_ms(facts.approved) or stages_ms.get("approve"),
+        approval_ms=_waited_ms(facts.stored) or stages_ms.get("approve"),
         processing_ms=stages_ms.get("execute"),
         network_ms=0.0 if facts.ran else None,
     )
 
 
-def _waited_ms(approved: ApprovedCall | None) -> float | None:
+def _waited_ms(stored: StoredApproval | None) -> float | None:
     """How long the call waited for its human."""
-    approval = approved.approval.approval if approved and approved.approval else None
-    if approval is None or approval.decided_at is None:
+    if stored is None or stored.approval.decided_at is None:
         return None
+    approval = stored.approval
     return round((approval.decided_at - approval.created_at).total_seconds() * 1e3, 3)
 
 
@@ -214,6 +225,9 @@ def _warnings(
         warnings += facts.plan.warnings
     if outcome is not None:
         warnings += outcome.warnings
+    edited = edit_warning(facts.stored) if facts.stored and facts.was_carried_out else None
+    if edited is not None:
+        warnings += (edited,)
     if request.options.debug and not rooms.allow_debug:
         warnings += ("debug: the engine's configuration does not allow it",)
     return warnings

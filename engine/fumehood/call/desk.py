@@ -45,7 +45,13 @@ from fumehood.model.envelope import Envelope
 from fumehood.model.errors import IdempotencyConflict, ResourceNotFound
 from fumehood.model.identity import Principal
 from fumehood.model.json_types import JsonObject
-from fumehood.store.approvals import ApprovalTable, Stale, StoredApproval, UnknownApproval
+from fumehood.store.approvals import (
+    ApprovalTable,
+    Stale,
+    StoredApproval,
+    UnknownApproval,
+    without_arguments,
+)
 from fumehood.wire.messages import decode_envelope
 
 DENIED_FOR = timedelta(hours=24)
@@ -391,7 +397,6 @@ class ApprovalDesk:
 
 def _own_view(approval: Approval, hidden: Sequence[str]) -> Approval:
     """What a caller sees of its own: not how it is bound, nor who may decide."""
-    shown = {k: v for k, v in approval.arguments.items() if k not in hidden}
-    return approval.model_copy(
-        update={"binding": None, "arguments": shown, "approvers": (), "decisions": ()}
+    return without_arguments(approval, hidden).model_copy(
+        update={"binding": None, "approvers": (), "decisions": ()}
     )

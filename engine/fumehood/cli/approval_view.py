@@ -56,6 +56,9 @@ def approval_lines(approval: Approval, now: datetime, columns: int) -> list[Line
         Line("arguments", "head"),
         *_arguments(approval.arguments, columns),
     ]
+    if approval.asked_arguments is not None:
+        asked = _arguments(approval.asked_arguments, columns)
+        lines += [Line(""), Line("as it was asked, before an edit", "head"), *asked]
     if approval.preview is not None:
         lines += [Line(""), Line("what will change", "head"), *_preview(approval.preview, columns)]
     if approval.decisions:
@@ -225,7 +228,7 @@ def _decisions(approval: Approval, columns: int) -> Iterator[Line]:
 def _hidden_in(approval: Approval) -> str:
     """The names of characters that are shown escaped, with how many there are of each."""
     found: Counter[str] = Counter()
-    for text in _texts([approval.arguments, approval.preview, approval.reason, approval.tool]):
+    for text in _texts([approval.arguments, approval.asked_arguments, approval.preview, approval.reason, approval.tool]):
         found.update(char for char, shown in _each(text, breaks=True) if shown != char)
     named = [
         f"U+{ord(char):04X} {unicodedata.name(char, 'control character')} ×{count}"

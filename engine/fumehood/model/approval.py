@@ -83,6 +83,8 @@ class Approval(_Value):
     session_id: str | None
     arguments: JsonObject
     """The effective ones, whole; after an edit the edited ones."""
+    asked_arguments: JsonObject | None = None
+    """The effective ones of the call as it was asked for; null where no approver has edited it."""
     preview: JsonObject | None
     """What will change in the workspace, where that was computed."""
     rule: str

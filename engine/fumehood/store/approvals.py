@@ -472,12 +472,28 @@ def _that_fit(
 def _listed(stored: StoredApproval, *, is_own: bool) -> Approval:
     """Without its binding; for its caller also without what its agent fixes."""
     hidden = stored.request.hidden if is_own else ()
-    shown = {k: v for k, v in stored.approval.arguments.items() if k not in hidden}
-    return stored.approval.model_copy(update={"binding": None, "arguments": shown})
+    return without_arguments(stored.approval, hidden).model_copy(update={"binding": None})
+
+
+def without_arguments(approval: Approval, hidden: Sequence[str]) -> Approval:
+    """Without what its caller may not see of it, also as it was asked for."""
+    if not hidden:
+        return approval
+    asked = approval.asked_arguments
+    return approval.model_copy(
+        update={
+            "arguments": _without(approval.arguments, hidden),
+            "asked_arguments": None if asked is None else _without(asked, hidden),
+        }
+    )
+
+
+def _without(arguments: JsonObject, hidden: Sequence[str]) -> JsonObject:
+    return {name: value for name, value in arguments.items() if name not in hidden}
 
 
 _IN_DOCUMENT = (
-    "trace_id", "tool_version", "arguments", "preview", "rule", "asked_by", "reason", "dangerous",
+    "trace_id", "tool_version", "arguments", "asked_arguments", "preview", "rule", "asked_by", "reason", "dangerous",
     "approvers", "quorum", "policy_version", "binding", "changed", "superseded_by",
 )  # fmt: skip
 _TIMES = ("created_at", "expires_at", "decided_at", "started_at", "ended_at")
@@ -528,7 +544,7 @@ def _stored(row: RowMapping, decisions: list[DecisionRecord]) -> StoredApproval:
     document = row["document"]
     request = document["request"]
     fields: dict[str, Any] = {name: row[name] for name in _COLUMNS}
-    fields.update({name: document[name] for name in _IN_DOCUMENT})
+    fields.update({name: document[name] for name in _IN_DOCUMENT if name in document})
     fields.update({name: _moment(row[name]) for name in _TIMES})
     approval = Approval(
         **fields,

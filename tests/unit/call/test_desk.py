@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -277,6 +278,67 @@ async def test_edited_call_runs_as_edited() -> None:
         assert approval.decisions[0].edited
         assert (await desk.ended(approval_id)).data == {"erased": "b"}
         assert desk.deeds.done == ["b"]
+
+
+EDITED = "approval: a human changed the arguments before this call was carried out: changed /what"
+
+
+@pytest.mark.row("A3")
+async def test_the_caller_of_an_edited_call_is_told_so_in_every_answer() -> None:
+    async with asking() as desk:
+        answers = []
+
+        async def wait() -> None:
+            answers.append(await desk.ask("a", wait_for_approval=5, idempotency_key="k"))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(wait)
+            with anyio.fail_after(10):
+                while not (found := await desk.engine.desk.list(ApprovalQuery())).items:
+                    await anyio.sleep(0.01)
+            approval_id = found.items[0].id
+            edited = NewDecision(decision="approve", arguments={"what": "b"})
+            await desk.decide(approval_id, edited)
+        answers.append(await desk.ended(approval_id))
+        answers.append(await desk.ask("a", idempotency_key="k"))
+        assert [answer.metadata.warnings for answer in answers] == [(EDITED,)] * 3
+        own = await desk.engine.desk.show(approval_id, principal=CALLER)
+        assert (own.arguments, own.asked_arguments) == ({"what": "b"}, {"what": "a"})
+        # The harmless twin: an edit that changes nothing, and no edit.
+        for decision in (YES, NewDecision(decision="approve", arguments={"what": "c"})):
+            twin = await desk.parked("c")
+            await desk.decide(twin, decision)
+            assert (await desk.ended(twin)).metadata.warnings == ()
+            assert (await desk.engine.desk.show(twin)).asked_arguments is None
+
+
+@pytest.mark.row("A3")
+async def test_the_second_approver_sees_what_was_asked_and_what_it_was_edited_to() -> None:
+    async with asking(prepare=_ask_two) as desk:
+        approval_id = await desk.parked("a")
+        for what in ("b", "c"):
+            edited = NewDecision(decision="approve", arguments={"what": what})
+            await desk.decide(approval_id, edited, ALICE)
+        shown = await desk.engine.desk.show(approval_id)
+        assert (shown.arguments, shown.asked_arguments) == ({"what": "c"}, {"what": "a"})
+        back = await desk.decide(
+            approval_id, NewDecision(decision="approve", arguments={"what": "a"}), ALICE
+        )
+        assert back.asked_arguments is None  # it is what was asked for again
+        rows = [row.body for row in await _audited(desk) if row.kind == "approval.approved"]
+        assert rows[-1]["action_digest"] == back.action_digest
+
+
+@pytest.mark.row("A3")
+async def test_the_warning_of_an_edit_survives_a_crash_in_the_middle(tmp_path: Path) -> None:
+    deeds = Deeds(gate=anyio.Event())
+    async with asking(tmp_path, deeds=deeds) as desk:
+        approval_id = await desk.parked("a")
+        await desk.decide(approval_id, NewDecision(decision="approve", arguments={"what": "b"}))
+        with anyio.fail_after(10):
+            await deeds.begun.wait()
+    async with asking(tmp_path, deeds=deeds) as desk:
+        assert (await desk.ended(approval_id)).metadata.warnings == (EDITED,)
 
 
 @pytest.mark.row("A3")
