@@ -61,6 +61,20 @@ def edited_document(stored: StoredApproval, edited: Edited) -> dict[str, Any]:
     }
 
 
+def as_edited(stored: StoredApproval, edited: Edited) -> Approval:
+    """The approval as an edit would make it, to be looked at; nothing of it is kept.
+
+    Raises:
+        PermissionDenied: as `edited_document`.
+    """
+    document = edited_document(stored, edited)
+    fields = {name: document[name] for name in document.keys() & Approval.model_fields.keys()}
+    for name in ("approvers", "asked_by"):
+        if name in fields:
+            fields[name] = tuple(fields[name])
+    return stored.approval.model_copy(update=fields)
+
+
 def _asked_arguments(before: Approval, edited: Edited) -> JsonObject | None:
     """As the caller asked; none where a second edit has brought just that back."""
     asked = before.arguments if before.asked_arguments is None else before.asked_arguments

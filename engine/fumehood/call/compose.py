@@ -185,9 +185,9 @@ def _performance(stages_ms: dict[str, float], facts: _Facts, total_ms: float) ->
 
 def _waited_ms(stored: StoredApproval | None) -> float | None:
     """How long the call waited for its human."""
-    if stored is None or stored.approval.decided_at is None:
+    approval = stored.approval if stored is not None else None
+    if approval is None or approval.decided_at is None:
         return None
-    approval = stored.approval
     return round((approval.decided_at - approval.created_at).total_seconds() * 1e3, 3)
 
 

@@ -338,6 +338,17 @@ class ApprovalDesk:
         stored = await self._changes.get(approval_id)
         return remembered_rule(stored.approval, wish, "rul_" + "0" * 24, "", self.now())
 
+    async def preview_edit(
+        self, approval_id: str, arguments: JsonObject, by: Principal, *, peer: str | None = None
+    ) -> Approval:
+        """What a yes of this approver to other arguments would make of it. Nothing is saved.
+
+        Raises:
+            ResourceNotFound, PermissionDenied, IdempotencyConflict, ApprovalExpired,
+            InvalidParams: as the decision would be refused.
+        """
+        return await self._decision.preview_edit(approval_id, arguments, by, peer=peer)
+
     async def resolve(
         self, approval_id: str, resolution: Resolution, by: Principal, *, peer: str | None = None
     ) -> Approval:

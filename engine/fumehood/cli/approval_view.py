@@ -228,7 +228,8 @@ def _decisions(approval: Approval, columns: int) -> Iterator[Line]:
 def _hidden_in(approval: Approval) -> str:
     """The names of characters that are shown escaped, with how many there are of each."""
     found: Counter[str] = Counter()
-    for text in _texts([approval.arguments, approval.asked_arguments, approval.preview, approval.reason, approval.tool]):
+    shown = [approval.arguments, approval.asked_arguments, approval.preview]
+    for text in _texts([*shown, approval.reason, approval.tool]):
         found.update(char for char, shown in _each(text, breaks=True) if shown != char)
     named = [
         f"U+{ord(char):04X} {unicodedata.name(char, 'control character')} ×{count}"

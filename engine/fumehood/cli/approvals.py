@@ -266,7 +266,7 @@ def _decide(
     with controlling(socket, credential_stdin=credential_stdin, as_json=as_json) as client:
         seen = [client.approvals.show(approval_id) for approval_id in dict.fromkeys(approval_ids)]
         if not yes:
-            _ask(client, seen, decision)
+            decision = _ask(client, seen, decision)
         items = [
             OneOfSeveral(
                 approval_id=approval.id,
@@ -293,19 +293,21 @@ def _send(client: ControlClient, items: Sequence[OneOfSeveral]) -> Sequence[Appr
             reason=chosen.reason,
             arguments=chosen.arguments,
             remember=chosen.remember,
+            action_digest=chosen.action_digest,
         )
     ]
 
 
-def _ask(client: ControlClient, seen: Sequence[Approval], decision: NewDecision) -> None:
-    """All of it on standard error, and only the word `yes` goes on."""
+def _ask(client: ControlClient, seen: Sequence[Approval], decision: NewDecision) -> NewDecision:
+    """All of it on standard error, and only the word `yes` goes on: to just what was shown."""
     from fumehood.cli.approval_view import Line, approval_lines, rule_lines
 
     columns = _columns()
     for approval in seen:
         lines = approval_lines(approval, datetime.now(UTC), columns)
         if decision.arguments is not None:
-            edited = approval.model_copy(update={"arguments": decision.arguments, "preview": None})
+            edited = client.approvals.preview_edit(approval.id, decision.arguments)
+            decision = decision.model_copy(update={"action_digest": edited.action_digest})
             lines += [Line(""), Line("AS EDITED", "head")]
             lines += approval_lines(edited, datetime.now(UTC), columns)
         if decision.remember is not None:
@@ -316,6 +318,7 @@ def _ask(client: ControlClient, seen: Sequence[Approval], decision: NewDecision)
     print(f"Approve {what}? Type yes: ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() != "yes":
         fail("Nothing was decided.", ExitCode.TOOL_FAILED)
+    return decision
 
 
 def _followed(client: ControlClient) -> Iterator[Approval]:

@@ -145,18 +145,27 @@ class RememberWish(_Value):
 
 class NewDecision(_Value):
     """An approver's word. `arguments` replace the call's: an edit, which is an approval of
-    something else and is validated like a new call. A denial's `reason` reaches the model."""
+    something else and is validated like a new call. A denial's `reason` reaches the model.
+    `action_digest` is that of what was looked at, the preview of an edit: where it is another by
+    now, nothing is done."""
 
     decision: Literal["approve", "deny"]
     reason: str | None = Field(default=None, max_length=MAX_REASON_CHARACTERS)
     arguments: dict[str, Any] | None = None
     remember: RememberWish | None = None
+    action_digest: str | None = Field(default=None, max_length=100)
 
     @model_validator(mode="after")
     def _only_a_yes_changes(self) -> NewDecision:
         if self.decision == "deny" and (self.arguments is not None or self.remember is not None):
             raise ValueError("a denial takes no `arguments` and no `remember`")
         return self
+
+
+class NewEdit(_Value):
+    """What an approver would change: all of the call's arguments, as `NewDecision` takes them."""
+
+    arguments: dict[str, Any]
 
 
 class OneOfSeveral(_Value):
@@ -235,6 +244,7 @@ __all__ = [
     "ApprovalState",
     "DecisionRecord",
     "NewDecision",
+    "NewEdit",
     "OneOfSeveral",
     "RememberWish",
     "RememberedRule",

@@ -19,6 +19,7 @@ from fumehood.model.approval import (
     Resolution,
 )
 from fumehood.model.call_log import CallQuery
+from fumehood.model.decision import CallFacts, Decision, Verdict
 from fumehood.model.errors import (
     ApprovalExpired,
     EngineError,
@@ -339,6 +340,79 @@ async def test_the_warning_of_an_edit_survives_a_crash_in_the_middle(tmp_path: P
             await deeds.begun.wait()
     async with asking(tmp_path, deeds=deeds) as desk:
         assert (await desk.ended(approval_id)).metadata.warnings == (EDITED,)
+
+
+@pytest.mark.row("A3")
+async def test_an_edit_is_looked_at_before_the_yes_and_nothing_of_it_is_kept() -> None:
+    async with asking() as desk:
+        approval_id = await desk.parked("a")
+        before, rows = await desk.engine.desk.show(approval_id), await _audited(desk)
+        shown = await desk.engine.desk.preview_edit(approval_id, {"what": "b"}, ALICE)
+        assert (shown.arguments, shown.asked_arguments) == ({"what": "b"}, {"what": "a"})
+        assert shown.action_digest != before.action_digest
+        assert await desk.engine.desk.show(approval_id) == before
+        assert len(await _audited(desk)) == len(rows)
+        edited = NewDecision(
+            decision="approve", arguments={"what": "b"}, action_digest=shown.action_digest
+        )
+        decided = await desk.decide(approval_id, edited, version=shown.version)
+        unstable = {"state", "version", "decisions", "decided_at", "expires_at"}
+        assert decided.model_dump(exclude=unstable) == shown.model_dump(exclude=unstable)
+        assert (await desk.ended(approval_id)).data == {"erased": "b"}
+
+
+@pytest.mark.row("A3")
+async def test_a_yes_to_what_was_shown_is_no_yes_to_something_else() -> None:
+    async with asking() as desk:
+        approval_id = await desk.parked("a")
+        shown = await desk.engine.desk.preview_edit(approval_id, {"what": "b"}, ALICE)
+        for arguments in ({"what": "c"}, None):
+            other = NewDecision(
+                decision="approve", arguments=arguments, action_digest=shown.action_digest
+            )
+            with pytest.raises(IdempotencyConflict):
+                await desk.decide(approval_id, other)
+        assert (await desk.engine.desk.show(approval_id)).state is ApprovalState.PENDING
+        assert desk.deeds.done == []
+        # The control: without it, whatever the arguments make of it by then is decided on.
+        await desk.decide(approval_id, NewDecision(decision="approve", arguments={"what": "c"}))
+        assert (await desk.ended(approval_id)).data == {"erased": "c"}
+
+
+@pytest.mark.row("A3")
+async def test_an_edit_that_would_be_refused_is_refused_when_it_is_looked_at() -> None:
+    carol = Principal("approver:carol", frozenset({Scope.APPROVE}))
+    itself = Principal(CALLER.id, frozenset({Scope.APPROVE}))
+
+    def prepare(engine: Any) -> None:
+        def decide(facts: CallFacts) -> Decision:
+            what = facts.arguments["what"]
+            if what == "never":
+                return Decision(Verdict.DENY, "never")
+            names = {"carols": ("carol",), "bobs": ("bob",)}.get(what, ("alice", "bob"))
+            return Decision(Verdict.ASK, "named", approvers=names)
+
+        engine.policy.gate.decide = decide
+
+    async with asking(prepare=prepare) as desk:
+        approval_id = await desk.parked("a")
+        look = desk.engine.desk.preview_edit
+        for arguments, by, error in (
+            ({"what": 5}, ALICE, InvalidParams),
+            ({"what": "never"}, ALICE, PermissionDenied),
+            ({"what": "carols"}, ALICE, PermissionDenied),  # nobody whom both calls want
+            ({"what": "bobs"}, ALICE, PermissionDenied),
+            ({"what": "b"}, carol, PermissionDenied),
+            ({"what": "b"}, itself, PermissionDenied),
+        ):
+            with pytest.raises(error):
+                await look(approval_id, arguments, by)
+        with pytest.raises(ResourceNotFound):
+            await look("apr_0", {"what": "b"}, ALICE)
+        assert (await look(approval_id, {"what": "bobs"}, BOB)).approvers == ("bob",)
+        await desk.decide(approval_id, NO)
+        with pytest.raises(IdempotencyConflict):
+            await look(approval_id, {"what": "b"}, ALICE)
 
 
 @pytest.mark.row("A3")
@@ -696,7 +770,6 @@ async def _warned_of(desk: Asking, approval_id: str) -> int:
 def _ask_two(engine: object) -> None:
     """A policy that wants two named people."""
     from fumehood.gates.policy import PolicyGate
-    from fumehood.model.decision import CallFacts, Decision, Verdict
 
     def decide(self: PolicyGate, facts: CallFacts) -> Decision:
         return Decision(Verdict.ASK, "two", approvers=("alice", "bob"), quorum=2)
