@@ -134,15 +134,16 @@ def _envelope(
         counter=rooms.counter,
         prices=rooms.prices,
     )
-    total_ms = round(trail.total_ms, 3)
+    total_ms = _total_ms(trail, facts.stored, rooms)
+    name, version = _tool_names(request, facts)
     return Envelope(
         success=error is None,
         status="success" if error is None else "error",
         data=shaped.data if shaped is not None and error is None else {},
         error=_error_info(error, shaped),
         metadata=Metadata(
-            tool_name=tool.name if tool is not None else request.tool[:80],
-            tool_version=tool.version if tool is not None else None,
+            tool_name=name,
+            tool_version=version,
             call_id=request.call_id,
             trace_id=request.trace_id,
             timestamp=timestamp(rooms.clock.now()),
@@ -181,6 +182,28 @@ def _performance(stages_ms: dict[str, float], facts: _Facts, total_ms: float) ->
         processing_ms=stages_ms.get("execute"),
         network_ms=0.0 if facts.ran else None,
     )
+
+
+def _total_ms(trail: Trail, stored: StoredApproval | None, rooms: Rooms) -> float:
+    """From the call's arrival to its answer; this trail of one that has waited began after that.
+
+    Where the clock was set back meanwhile, at least what was measured of it.
+    """
+    if stored is None:
+        return round(trail.total_ms, 3)
+    since_asked = rooms.clock.now() - stored.approval.created_at
+    measured_ms = (_waited_ms(stored) or 0.0) + trail.total_ms
+    return round(max(since_asked.total_seconds() * 1e3, measured_ms), 3)
+
+
+def _tool_names(request: CallRequest, facts: _Facts) -> tuple[str, str | None]:
+    """Name and version of what was called; where it was not found, what was asked for."""
+    if facts.resolved is not None:
+        tool = facts.resolved.tool.definition
+        return tool.name, tool.version
+    if facts.stored is not None:  # it was found when it was asked for
+        return facts.stored.approval.tool, facts.stored.approval.tool_version
+    return request.tool[:80], None
 
 
 def _waited_ms(stored: StoredApproval | None) -> float | None:
