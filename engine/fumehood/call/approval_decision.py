@@ -16,6 +16,7 @@ from fumehood.call import approval_refusals as refusals
 from fumehood.call import approval_steps as steps
 from fumehood.call.approval_changes import ApprovalChanges
 from fumehood.call.approval_edit import as_edited, edited_document
+from fumehood.call.approval_voices import ApprovalVoices
 from fumehood.call.approval_way import CallWay
 from fumehood.call.carry_through import carry_through
 from fumehood.call.desk_rules import DeskRules
@@ -58,7 +59,7 @@ class ApprovalDecision:
         way: Callable[[], CallWay],
         now: Callable[[], datetime],
         new_id: Callable[[], str],
-        still_approves: Callable[[str], bool],
+        voices: ApprovalVoices,
         on_event: Callable[[str, JsonObject], None],
     ) -> None:
         self._table = table
@@ -68,7 +69,7 @@ class ApprovalDecision:
         self._way = way
         self._now = now
         self._new_id = new_id
-        self._still_approves = still_approves
+        self._voices = voices
         self._on_event = on_event
 
     async def decide_all(
@@ -93,7 +94,7 @@ class ApprovalDecision:
             raise refusals.too_late(late.approval) from None
         except Stale as stale:
             raise refusals.conflict(stale.approval) from None
-        return tuple(kept.approval for kept in after)
+        return tuple(self._voices.shown(kept.approval) for kept in after)
 
     async def preview_edit(
         self, approval_id: str, arguments: JsonObject, by: Principal, *, peer: str | None
@@ -107,7 +108,7 @@ class ApprovalDecision:
         edited = as_edited(stored, await self._way().edited(stored, arguments))
         if not may_decide(edited.approvers, by.id):
             raise refusals.not_among(edited.approvers)
-        return edited
+        return self._voices.shown(edited)
 
     async def resolve(
         self, approval_id: str, resolution: Resolution, by: Principal, *, peer: str | None
@@ -174,7 +175,7 @@ class ApprovalDecision:
             start_by=now + timedelta(seconds=self._rules.start_within_s),
             document=document,
             remember=self._rule_of(one, approval, word),
-            counts=self._still_approves,
+            counts=self._voices.counts,
         )
         return step, None
 

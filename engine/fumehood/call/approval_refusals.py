@@ -33,6 +33,15 @@ def nobody_to_ask(tool: str) -> RequiresHumanApproval:
     )
 
 
+def too_few_to_ask(tool: str, lack: str) -> RequiresHumanApproval:
+    """There are not enough of the approvers whom the rules want."""
+    return RequiresHumanApproval(
+        f"{tool} needs a human's yes, and nobody could complete it: {lack}. The operator has to "
+        "change the rule, or to add approvers (`fumehood approvers add`). Do not retry; tell the "
+        "user what you wanted to do."
+    )
+
+
 def too_many_wait(of_this_caller: int) -> RateLimited:
     """There is no room for one more call that waits."""
     return RateLimited(

@@ -78,7 +78,8 @@ async def approve(
     Raises:
         Parked: it waits for a human.
         Underway: it was approved while this waited, and still runs.
-        RequiresHumanApproval: it would have to, and there is nobody to ask.
+        RequiresHumanApproval: it would have to, and there is nobody to ask, or too few of those
+            whom the rules want.
         ApprovalDenied: a human said no to the same call a short time ago.
         RateLimited: too many calls wait already.
     """
@@ -92,7 +93,7 @@ async def approve(
     remembered = desk.remembered_for(permitted, definition)
     if remembered is not None:
         return ApprovedCall(claimed, f"remembered: {remembered}", remembered=remembered)
-    desk.require_somebody_to_ask(permitted.tool.definition.name)
+    desk.require_somebody_to_ask(permitted.tool.definition.name, decision, permitted.principal.id)
     await until_place_is_known(plan)
     effect = await preview(permitted, plan, rooms.sessions)
     action = action_of(permitted, plan, effect)

@@ -111,7 +111,9 @@ def _facts(approval: Approval, now: datetime) -> Iterator[tuple[str, str]]:
     yield "because", approval.rule + (f": {approval.reason}" if approval.reason else "")
     if approval.quorum > 1 or approval.approvers:
         who = f" of {', '.join(approval.approvers)}" if approval.approvers else ""
-        yield "needs", f"{approval.quorum} yes{who} ({len(approval.yes_votes)} so far)"
+        yield "needs", f"{approval.quorum} yes{who} ({len(approval.counted)} so far)"
+    if approval.stuck is not None:
+        yield "stuck", approval.stuck
     yield "made", f"{approval.created_at:%Y-%m-%d %H:%M:%S} UTC"
     if approval.state is ApprovalState.PENDING:
         yield "expires", f"{approval.expires_at:%H:%M:%S} UTC ({ago(approval.expires_at, now)})"

@@ -111,6 +111,10 @@ class Approval(_Value):
     """What was not as approved any more when the call was to start."""
     superseded_by: str | None = None
     """The approval that asks again, because the workspace changed meanwhile."""
+    counted: tuple[str, ...] = ()
+    """Whose yes to what it is now counts: while it waits, of those who still may approve."""
+    stuck: str | None = None
+    """Why nobody could complete it, as things are now."""
     has_answer: bool = False
     """Whether the call's envelope is kept."""
 

@@ -319,14 +319,7 @@ class ApprovalTable:
         before = _get(connection, approval_id)
         approval = before.approval
         _require(approval, step)
-        to = step.to
-        if step.decision is not None:
-            connection.execute(insert(DECISIONS), _decision_row(approval_id, step.decision))
-            voted = {**step.document}.get("action_digest", approval.action_digest)
-            quorum = {**step.document}.get("quorum", approval.quorum)
-            voices = _votes(connection, approval_id, voted, step)
-            if to is ApprovalState.APPROVED and voices < quorum:
-                to = None
+        to = _after_word(connection, approval, step)
         at = stamp(step.at)
         moved = to is not None and to is not approval.state
         values: dict[str, Any] = {"version": approval.version + step.is_seen, **step.columns}
@@ -382,13 +375,39 @@ def _require(approval: Approval, step: Step) -> None:
         raise Stale(approval)
     if step.in_time and approval.expires_at <= step.at:
         raise TooLate(approval)
-    if step.decision is not None and any(
-        one.approver == step.decision.approver
-        and one.action_digest == step.decision.action_digest
-        and one.decision == step.decision.decision
-        for one in approval.decisions
-    ):
+
+
+def _after_word(connection: Connection, approval: Approval, step: Step) -> ApprovalState | None:
+    """Keep the word that was said, if one was; the state that follows, None where none does yet.
+
+    Raises:
+        Stale: it was said before, and changes nothing.
+    """
+    word = step.decision
+    if word is None:
+        return step.to
+    is_repeated = _is_repeated(approval, word)
+    if not is_repeated:
+        connection.execute(insert(DECISIONS), _decision_row(approval.id, word))
+    voted = step.document.get("action_digest", approval.action_digest)
+    quorum = step.document.get("quorum", approval.quorum)
+    voices = _votes(connection, approval.id, voted, step)
+    if step.to is not ApprovalState.APPROVED or voices >= quorum:
+        return step.to
+    if is_repeated:  # one voice is one voice
         raise Stale(approval)
+    return None
+
+
+def _is_repeated(approval: Approval, word: DecisionRecord) -> bool:
+    """Whether it was said before. Then it decides something only where its voice did not count
+    when the last one was heard, and does now."""
+    return any(
+        one.approver == word.approver
+        and one.action_digest == word.action_digest
+        and one.decision == word.decision
+        for one in approval.decisions
+    )
 
 
 def _votes(connection: Connection, approval_id: str, digest: str, step: Step) -> int:

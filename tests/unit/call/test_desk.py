@@ -356,7 +356,7 @@ async def test_an_edit_is_looked_at_before_the_yes_and_nothing_of_it_is_kept() -
             decision="approve", arguments={"what": "b"}, action_digest=shown.action_digest
         )
         decided = await desk.decide(approval_id, edited, version=shown.version)
-        unstable = {"state", "version", "decisions", "decided_at", "expires_at"}
+        unstable = {"state", "version", "decisions", "decided_at", "expires_at", "counted"}
         assert decided.model_dump(exclude=unstable) == shown.model_dump(exclude=unstable)
         assert (await desk.ended(approval_id)).data == {"erased": "b"}
 
@@ -588,6 +588,70 @@ async def test_the_yes_of_somebody_who_may_not_approve_any_more_does_not_count()
 
 
 @pytest.mark.row("A3")
+async def test_what_nobody_can_complete_any_more_says_so_until_it_can_be_again() -> None:
+    async with asking(prepare=_ask_two) as desk:
+        approval_id = await desk.parked("a")
+        await desk.decide(approval_id, YES, ALICE)
+        shown = await desk.engine.desk.show(approval_id)
+        assert (shown.counted, shown.stuck) == ((ALICE.id,), None)
+        await _remove(desk, "alice")
+        decided = await desk.decide(approval_id, YES, BOB)
+        for shown in (
+            decided,
+            await desk.engine.desk.show(approval_id),
+            (await desk.engine.desk.list(ApprovalQuery())).items[0],
+        ):
+            assert shown.counted == (BOB.id,)
+            assert shown.stuck is not None
+            assert "Nobody is left who could complete it" in shown.stuck
+            assert "alice is not among" in shown.stuck
+        own = await desk.engine.desk.show(approval_id, principal=CALLER)
+        assert (own.counted, own.stuck) == ((), None)  # who may approve is not its caller's
+        _approve_now(desk, ALICE, BOB)  # as a webhook may that was switched off for a time
+        shown = await desk.engine.desk.show(approval_id)
+        assert (shown.counted, shown.stuck) == ((ALICE.id, BOB.id), None)
+        assert desk.deeds.done == []
+        await desk.decide(approval_id, YES, BOB)  # the same word, and now it is enough
+        assert (await desk.ended(approval_id)).success
+        _approve_now(desk, BOB)
+        after = await desk.engine.desk.show(approval_id)
+        assert (after.counted, after.stuck) == ((ALICE.id, BOB.id), None)  # what was, was
+
+
+@pytest.mark.row("A3")
+async def test_a_call_that_would_wait_for_approvers_who_are_none_is_refused_at_once() -> None:
+    async with asking(prepare=_ask_two) as desk:
+        await desk.parked("a")
+        await _remove(desk, "alice")
+        answer = await desk.ask("b")
+        assert answer.error is not None
+        assert answer.error.code == "REQUIRES_HUMAN_APPROVAL"
+        assert answer.error.approval_id is None
+        assert "alice is not among" in answer.error.message
+        assert len((await desk.engine.desk.list(ApprovalQuery())).items) == 1
+        _approve_now(desk, ALICE, BOB)
+        await desk.parked("b")
+
+
+@pytest.mark.row("A3")
+@pytest.mark.parametrize("quorum", [1, 2, 3])
+async def test_a_quorum_larger_than_all_approvers_is_refused_and_one_as_large_waits(
+    quorum: int,
+) -> None:
+    def prepare(engine: Any) -> None:
+        engine.policy.gate.decide = lambda facts: Decision(Verdict.ASK, "many", quorum=quorum)
+
+    async with asking(prepare=prepare) as desk:
+        if quorum <= 2:
+            await desk.parked("a")
+            return
+        answer = await desk.ask("a")
+        assert answer.error is not None
+        assert (answer.error.code, answer.error.approval_id) == ("REQUIRES_HUMAN_APPROVAL", None)
+        assert "3 have to say yes, and 2 could" in answer.error.message
+
+
+@pytest.mark.row("A3")
 async def test_a_remembered_rule_ends_with_its_authors_authority() -> None:
     async with asking() as desk:
         until = desk.clock.now() + timedelta(hours=1)
@@ -611,6 +675,10 @@ async def test_one_callers_large_calls_do_not_fill_the_disk() -> None:
         await desk.parked("b" * 200_000, by=OTHER_CALLER)
         await desk.decide(first, NO)
         await desk.parked("b" * 200_000)
+
+
+def _approve_now(desk: Asking, *who: Principal) -> None:
+    desk.engine.desk._voices._who_approves = lambda: frozenset(one.id for one in who)
 
 
 async def _remove(desk: Asking, name: str) -> None:
