@@ -30,7 +30,7 @@ from fumehood.model.approval import (
     Resolution,
 )
 from fumehood.model.envelope import Envelope
-from fumehood.model.errors import InvalidParams, PermissionDenied
+from fumehood.model.errors import InvalidParams, PermissionDenied, ResourceNotFound
 from fumehood.model.identity import Principal, Scope
 from fumehood.model.json_types import JsonObject
 from fumehood.store.approvals import (
@@ -78,7 +78,7 @@ class ApprovalDecision:
         """Several decisions in one transaction, as `ApprovalDesk.decide_all`."""
         if len({one.approval_id for one in items}) != len(items):
             raise InvalidParams("An approval is decided twice.", fields=["items"])
-        stored = [await self._changes.get(one.approval_id) for one in items]
+        stored = [await self._get(one.approval_id) for one in items]
         is_self = [await self._require_approver(one.approval, by, peer) for one in stored]
         decided: list[tuple[str, Step]] = []
         answers: list[Envelope | None] = []
@@ -88,7 +88,7 @@ class ApprovalDecision:
             answers.append(answer)
         try:
             after = await carry_through(self._write(decided, answers))
-        except UnknownApproval:
+        except UnknownApproval:  # forgotten in this moment
             raise refusals.unknown() from None
         except TooLate as late:
             raise refusals.too_late(late.approval) from None
@@ -129,6 +129,13 @@ class ApprovalDecision:
         values = {"approval_id": about, "by": by.id, "peer": peer, "why": why}
         self._on_event("approval.refused", values)
         await self._table.note("approval.refused", self._now(), values)
+
+    async def _get(self, approval_id: str) -> StoredApproval:
+        """One of those to be decided. Raises ResourceNotFound, which says which one is not there."""
+        try:
+            return await self._changes.get(approval_id)
+        except ResourceNotFound:
+            raise refusals.nothing_to_decide(approval_id) from None
 
     async def _write(
         self, decided: Sequence[tuple[str, Step]], answers: Sequence[Envelope | None]

@@ -446,6 +446,19 @@ async def test_several_are_decided_all_or_none() -> None:
         assert sorted(desk.deeds.done) == ["a", "b"]
 
 
+@pytest.mark.row("A3")
+async def test_of_several_the_one_that_is_not_there_is_named_and_none_is_decided() -> None:
+    async with asking() as desk:
+        first = await desk.parked("a")
+        for unknown, shown in (("apr_0", "apr_0"), ("\x1b[2J\n\u202e", "\\x1b[2J\\n\\u202e")):
+            items = [OneOfSeveral(approval_id=one, decision=YES) for one in (first, unknown)]
+            with pytest.raises(ResourceNotFound) as caught:
+                await desk.engine.desk.decide_all(items, ALICE, channel="test")
+            assert f"'{shown}'" in caught.value.message
+            assert caught.value.details == {"approval_id": shown}
+        assert (await desk.engine.desk.show(first)).state is ApprovalState.PENDING
+
+
 @pytest.mark.row("A2")
 async def test_the_callers_own_cancelling_takes_a_waiting_call_back() -> None:
     async with asking() as desk:
