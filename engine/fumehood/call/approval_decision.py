@@ -131,7 +131,7 @@ class ApprovalDecision:
         await self._table.note("approval.refused", self._now(), values)
 
     async def _get(self, approval_id: str) -> StoredApproval:
-        """One of those to be decided. Raises ResourceNotFound, which says which one is not there."""
+        """One of those to be decided. Raises ResourceNotFound, which says which is not there."""
         try:
             return await self._changes.get(approval_id)
         except ResourceNotFound:

@@ -10,7 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from fumehood.call.over_budget import budget_record, reason_with_budget
 from fumehood.model.approval import Approval
+from fumehood.model.budget import Exceeded
 from fumehood.model.decision import Decision, Verdict
 from fumehood.model.errors import PermissionDenied
 from fumehood.model.json_types import JsonObject
@@ -34,6 +36,8 @@ class Edited:
     document: JsonObject
     decision: Decision
     """What the policy says of it, which is no denial."""
+    exceeded: Exceeded | None
+    """The budget that the yes would let it exceed."""
 
 
 def edited_document(stored: StoredApproval, edited: Edited) -> dict[str, Any]:
@@ -44,7 +48,7 @@ def edited_document(stored: StoredApproval, edited: Edited) -> dict[str, Any]:
     """
     request = stored.request
     return {
-        **_asked_for_edited(stored.approval, edited.decision),
+        **_asked_for_edited(stored.approval, edited),
         "arguments": edited.arguments,
         "asked_arguments": _asked_arguments(stored.approval, edited),
         "preview": edited.preview,
@@ -111,12 +115,13 @@ def _pointer(name: str) -> str:
     return "/" + (escaped if len(escaped) <= MAX_POINTER else escaped[:MAX_POINTER] + "…")
 
 
-def _asked_for_edited(before: Approval, decision: Decision) -> dict[str, Any]:
+def _asked_for_edited(before: Approval, edited: Edited) -> dict[str, Any]:
     """Who has to agree to an edited call: whom its own rules want, and whom those before wanted.
 
     Raises:
         PermissionDenied: too few are wanted by both.
     """
+    decision = edited.decision
     both = [names for names in (before.approvers, decision.approvers) if names]
     approvers = [name for name in both[0] if all(name in them for them in both)] if both else []
     quorum = max(before.quorum, decision.quorum)
@@ -128,5 +133,7 @@ def _asked_for_edited(before: Approval, decision: Decision) -> dict[str, Any]:
     asked: dict[str, Any] = {"approvers": approvers, "quorum": quorum}
     if decision.verdict is Verdict.ASK:
         asked |= {"rule": decision.rule, "asked_by": list(decision.asked_by),
-                  "reason": decision.reason, "policy_version": decision.policy_version}  # fmt: skip
+                  "reason": reason_with_budget(decision, edited.exceeded),
+                  "budget": budget_record(edited.exceeded),
+                  "policy_version": decision.policy_version}  # fmt: skip
     return asked

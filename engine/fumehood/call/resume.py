@@ -153,6 +153,7 @@ class ResumedWay:
             digest=action.digest,
             document=action.document,
             decision=permitted.decision,
+            exceeded=rooms.asking.exceeded_by(permitted),
         )
 
     async def answer(self, stored: StoredApproval, error: EngineError) -> Envelope:
@@ -216,8 +217,9 @@ class ResumedWay:
         action = action_of(permitted, plan, effect)
         desk, key = rooms.desk, stored.idempotency_key
         again = stored_approval(
-            permitted, action, effect, key, desk.new_id(), desk.now(), desk.expiry()
-        )
+            permitted, action, effect, key, desk.new_id(), desk.now(), desk.expiry(),
+            rooms.asking.exceeded_by(permitted),
+        )  # fmt: skip
         asked = {"asked_arguments": stored.approval.asked_arguments}
         return replace(again, approval=again.approval.model_copy(update=asked))
 

@@ -92,6 +92,8 @@ class Approval(_Value):
     """The ids of all rules that ask; none where a default does."""
     reason: str | None
     """Why the policy asks."""
+    budget: JsonObject | None = None
+    """The budget that the call would exceed, as it was then, where the yes lets it do that."""
     dangerous: bool
     approvers: tuple[str, ...]
     quorum: int

@@ -513,7 +513,7 @@ def _without(arguments: JsonObject, hidden: Sequence[str]) -> JsonObject:
 
 _IN_DOCUMENT = (
     "trace_id", "tool_version", "arguments", "asked_arguments", "preview", "rule", "asked_by",
-    "reason", "dangerous", "approvers", "quorum", "policy_version", "binding", "changed",
+    "reason", "budget", "dangerous", "approvers", "quorum", "policy_version", "binding", "changed",
     "superseded_by",
 )  # fmt: skip
 _TIMES = ("created_at", "expires_at", "decided_at", "started_at", "ended_at")

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from fumehood.config import ApprovalsConfig
+from fumehood.config import ApprovalsConfig, BudgetConfig
 from fumehood.model.approval import (
     ApprovalQuery,
     ApprovalState,
@@ -183,9 +183,7 @@ async def test_a_warning_goes_out_once_before_the_end() -> None:
         desk.clock.advance(550)
         for what in ("b", "c"):
             await desk.parked(what)
-        with anyio.fail_after(10):
-            while not await _warned_of(desk, approval_id):
-                await anyio.sleep(0.01)
+        await _until_warned_of(desk, approval_id)
         for what in ("d", "e"):
             await desk.parked(what)
         approval = await desk.engine.desk.show(approval_id)
@@ -201,9 +199,7 @@ async def test_whoever_was_shown_it_before_the_warning_decides_on_the_same_after
         shown = await desk.engine.desk.show(approval_id)
         desk.clock.advance(550)
         await desk.parked("b")  # the desk looks round
-        with anyio.fail_after(10):
-            while not await _warned_of(desk, approval_id):
-                await anyio.sleep(0.01)
+        await _until_warned_of(desk, approval_id)
         assert await desk.engine.desk.show(approval_id) == shown
         decided = await desk.decide(approval_id, YES, version=shown.version)
         assert decided.state is ApprovalState.APPROVED
@@ -225,13 +221,12 @@ async def test_the_keeper_wakes_when_the_next_warning_is_due_and_when_the_next_e
         desk.clock.advance(2)
         assert await keeper.pause_s() == 1
         desk.clock.advance(1)
-        await desk.parked("b")  # the desk looks round
-        with anyio.fail_after(10):
-            while not await _warned_of(desk, approval_id):
-                await anyio.sleep(0.01)
+        second = await desk.parked("b")  # the desk looks round
+        await _until_warned_of(desk, approval_id)
         assert await keeper.pause_s() == 3  # the warning of the second
         desk.clock.advance(7)
         await desk.parked("c")
+        await _until_warned_of(desk, second)
         assert await keeper.pause_s() == 2  # the end of the first
 
 
@@ -457,6 +452,42 @@ async def test_of_several_the_one_that_is_not_there_is_named_and_none_is_decided
             assert f"'{shown}'" in caught.value.message
             assert caught.value.details == {"approval_id": shown}
         assert (await desk.engine.desk.show(first)).state is ApprovalState.PENDING
+
+
+@pytest.mark.row("A3", "E4")
+@pytest.mark.parametrize("period", ["day", "total"])
+async def test_who_is_asked_to_exceed_a_budget_sees_which_whose_how_much_and_until_when(
+    period: Any,
+) -> None:
+    def prepare(engine: Any) -> None:
+        def decide(facts: CallFacts) -> Decision:
+            if not facts.is_over_budget():
+                return Decision(Verdict.ALLOW, "within")
+            return Decision(Verdict.ASK, "more", "It is used up.", may_exceed_budget=True)
+
+        engine.policy.gate.decide = decide
+
+    budget = BudgetConfig(name="daily", per=("principal",), period=period, calls=1)
+    async with asking(prepare=prepare, budgets=(budget,)) as desk:
+        assert (await desk.ask("a")).success
+        approval_id = await desk.parked("b")
+        shown = await desk.engine.desk.show(approval_id)
+        resets_at = "2026-01-02T00:00:00Z" if period == "day" else None
+        assert shown.budget == {
+            "budget": "daily", "unit": "calls", "limit": 1, "left": 0, "needed": 1,
+            "resets_at": resets_at, "subject": {"principal": CALLER.id},
+        }  # fmt: skip
+        when = f"resets at {resets_at}" if resets_at else "does not reset"
+        assert shown.reason == (
+            f"It is used up. Over budget: daily of principal {CALLER.id} had 0 of 1 calls left "
+            f"when this was asked, the call needs 1, and it {when}."
+        )
+        edited = await desk.engine.desk.preview_edit(approval_id, {"what": "c"}, ALICE)
+        assert (edited.reason, edited.budget) == (shown.reason, shown.budget)
+        await desk.decide(approval_id)
+        assert (await desk.ended(approval_id)).success
+        # The harmless twin: somebody else's budget has room, and nobody is asked.
+        assert (await desk.ask("d", by=OTHER_CALLER)).success
 
 
 @pytest.mark.row("A2")
@@ -838,6 +869,12 @@ class _Row:
     def __init__(self, body: dict[str, Any]) -> None:
         self.kind: str = body["kind"]
         self.body = body
+
+
+async def _until_warned_of(desk: Asking, approval_id: str) -> None:
+    with anyio.fail_after(10):
+        while not await _warned_of(desk, approval_id):
+            await anyio.sleep(0.01)
 
 
 async def _warned_of(desk: Asking, approval_id: str) -> int:
