@@ -73,9 +73,8 @@ class EngineApprovals:
             ),
             now=clock.now,
             new_id=ids.approval_id,
-            can_ask=self._can_ask,
+            who_approves=self._who_approves,
             cure=lambda: approvers.cure,
-            still_approves=self._still_approves,
             on_event=self._on_event,
         )
 
@@ -99,35 +98,19 @@ class EngineApprovals:
         if self._tell is not None:
             self._tell()
 
-    def _can_ask(self) -> bool:
-        """Whether anybody could say yes."""
-        webhook = self._config.webhook
-        if webhook is not None and webhook.may_decide:
-            return True
-        if any(Scope.APPROVE in approver.scopes for approver in self._approvers.current()):
-            return True
-        now = self._clock.now()
-        return any(
-            Scope.APPROVE in token.scopes and token.is_valid(now) for token in self._tokens.all()
-        )
-
-    def _still_approves(self, principal_id: str) -> bool:
-        """Whether whoever decided as this principal could still do so."""
-        webhook = self._config.webhook
-        if principal_id == WEBHOOK_ID:
-            return webhook is not None and webhook.may_decide
-        if any(
-            approver.principal.id == principal_id and Scope.APPROVE in approver.scopes
-            for approver in self._approvers.current()
-        ):
-            return True
-        now = self._clock.now()
-        return any(
-            token.principal_id == principal_id
-            and Scope.APPROVE in token.scopes
-            and token.is_valid(now)
-            for token in self._tokens.all()
-        )
+    def _who_approves(self) -> frozenset[str]:
+        """Everybody who could say yes now, as principals."""
+        now, webhook = self._clock.now(), self._config.webhook
+        approvers = {
+            one.principal.id for one in self._approvers.current() if Scope.APPROVE in one.scopes
+        }
+        tokens = {
+            one.principal_id
+            for one in self._tokens.all()
+            if Scope.APPROVE in one.scopes and one.is_valid(now)
+        }
+        decides = webhook is not None and webhook.may_decide
+        return frozenset(approvers | tokens | ({WEBHOOK_ID} if decides else set()))
 
     def _principal_again(self, stored: StoredApproval) -> Principal | None:
         """Whoever asked, as far as that identity is still good."""

@@ -15,7 +15,8 @@ from typing import Any
 from fumehood.call import approval_refusals as refusals
 from fumehood.call import approval_steps as steps
 from fumehood.call.approval_changes import ApprovalChanges
-from fumehood.call.approval_edit import edited_document
+from fumehood.call.approval_edit import as_edited, edited_document
+from fumehood.call.approval_voices import ApprovalVoices
 from fumehood.call.approval_way import CallWay
 from fumehood.call.carry_through import carry_through
 from fumehood.call.desk_rules import DeskRules
@@ -29,7 +30,7 @@ from fumehood.model.approval import (
     Resolution,
 )
 from fumehood.model.envelope import Envelope
-from fumehood.model.errors import InvalidParams
+from fumehood.model.errors import InvalidParams, PermissionDenied, ResourceNotFound
 from fumehood.model.identity import Principal, Scope
 from fumehood.model.json_types import JsonObject
 from fumehood.store.approvals import (
@@ -42,6 +43,7 @@ from fumehood.store.approvals import (
 )
 
 MAX_ID_CHARACTERS = 100
+NOT_NAMED = "not among the approvers"
 
 
 class ApprovalDecision:
@@ -57,7 +59,7 @@ class ApprovalDecision:
         way: Callable[[], CallWay],
         now: Callable[[], datetime],
         new_id: Callable[[], str],
-        still_approves: Callable[[str], bool],
+        voices: ApprovalVoices,
         on_event: Callable[[str, JsonObject], None],
     ) -> None:
         self._table = table
@@ -67,7 +69,7 @@ class ApprovalDecision:
         self._way = way
         self._now = now
         self._new_id = new_id
-        self._still_approves = still_approves
+        self._voices = voices
         self._on_event = on_event
 
     async def decide_all(
@@ -76,7 +78,7 @@ class ApprovalDecision:
         """Several decisions in one transaction, as `ApprovalDesk.decide_all`."""
         if len({one.approval_id for one in items}) != len(items):
             raise InvalidParams("An approval is decided twice.", fields=["items"])
-        stored = [await self._changes.get(one.approval_id) for one in items]
+        stored = [await self._get(one.approval_id) for one in items]
         is_self = [await self._require_approver(one.approval, by, peer) for one in stored]
         decided: list[tuple[str, Step]] = []
         answers: list[Envelope | None] = []
@@ -86,13 +88,27 @@ class ApprovalDecision:
             answers.append(answer)
         try:
             after = await carry_through(self._write(decided, answers))
-        except UnknownApproval:
+        except UnknownApproval:  # forgotten in this moment
             raise refusals.unknown() from None
         except TooLate as late:
             raise refusals.too_late(late.approval) from None
         except Stale as stale:
             raise refusals.conflict(stale.approval) from None
-        return tuple(kept.approval for kept in after)
+        return tuple(self._voices.shown(kept.approval) for kept in after)
+
+    async def preview_edit(
+        self, approval_id: str, arguments: JsonObject, by: Principal, *, peer: str | None
+    ) -> Approval:
+        """What a yes to other arguments would make of it, as `ApprovalDesk.preview_edit`."""
+        stored = await self._changes.get(approval_id)
+        self._require_open(stored.approval)
+        refused = self._refused(stored.approval, by, peer)
+        if refused is not None:
+            raise refused[1]
+        edited = as_edited(stored, await self._way().edited(stored, arguments))
+        if not may_decide(edited.approvers, by.id):
+            raise refusals.not_among(edited.approvers)
+        return self._voices.shown(edited)
 
     async def resolve(
         self, approval_id: str, resolution: Resolution, by: Principal, *, peer: str | None
@@ -113,6 +129,13 @@ class ApprovalDecision:
         values = {"approval_id": about, "by": by.id, "peer": peer, "why": why}
         self._on_event("approval.refused", values)
         await self._table.note("approval.refused", self._now(), values)
+
+    async def _get(self, approval_id: str) -> StoredApproval:
+        """One of those to be decided. Raises ResourceNotFound, which says which is not there."""
+        try:
+            return await self._changes.get(approval_id)
+        except ResourceNotFound:
+            raise refusals.nothing_to_decide(approval_id) from None
 
     async def _write(
         self, decided: Sequence[tuple[str, Step]], answers: Sequence[Envelope | None]
@@ -136,14 +159,14 @@ class ApprovalDecision:
     ) -> tuple[Step, Envelope | None]:
         """The change that a word asks for, and the call's answer where that is its end."""
         approval, decision, now = stored.approval, one.decision, self._now()
-        if approval.state is not ApprovalState.PENDING:
-            is_late = approval.state is ApprovalState.EXPIRED
-            raise refusals.too_late(approval) if is_late else refusals.conflict(approval)
+        self._require_open(approval)
         digest, document = approval.action_digest, dict[str, Any]()
         if decision.arguments is not None:
             edited = await self._way().edited(stored, decision.arguments)
             digest, document = edited.digest, edited_document(stored, edited)
-            await self._require_named(approval, document["approvers"], by, None)
+            await self._require_named(approval, document["approvers"], by)
+        if decision.action_digest not in (None, digest):
+            raise refusals.conflict(approval)
         word = DecisionRecord(
             at=now, approver=by.id, channel=channel, decision=decision.decision,
             action_digest=digest, reason=decision.reason, edited=decision.arguments is not None,
@@ -159,7 +182,7 @@ class ApprovalDecision:
             start_by=now + timedelta(seconds=self._rules.start_within_s),
             document=document,
             remember=self._rule_of(one, approval, word),
-            counts=self._still_approves,
+            counts=self._voices.counts,
         )
         return step, None
 
@@ -178,21 +201,37 @@ class ApprovalDecision:
         rule_id = self._new_id().replace("apr_", "rul_")
         return remembered_rule(approval, wish, rule_id, word.approver, word.at)
 
+    @staticmethod
+    def _require_open(approval: Approval) -> None:
+        """Raises ApprovalExpired, IdempotencyConflict: it is decided already."""
+        if approval.state is not ApprovalState.PENDING:
+            is_late = approval.state is ApprovalState.EXPIRED
+            raise refusals.too_late(approval) if is_late else refusals.conflict(approval)
+
     async def _require_approver(self, approval: Approval, by: Principal, peer: str | None) -> bool:
         """Whether it would be its caller's own yes. Raises PermissionDenied."""
+        refused = self._refused(approval, by, peer)
+        if refused is not None:
+            why, refusal = refused
+            await self.note_refusal(approval.id, by, peer, why)
+            raise refusal
+        return approval.principal_id in (by.id, peer)
+
+    def _refused(
+        self, approval: Approval, by: Principal, peer: str | None
+    ) -> tuple[str, PermissionDenied] | None:
+        """Why this one may not decide: in a word for the record, and as the error."""
         if Scope.APPROVE not in by.scopes:
-            await self.note_refusal(approval.id, by, peer, "no scope")
-            raise refusals.no_scope()
-        is_own = approval.principal_id in (by.id, peer)
-        if is_own and not self._rules.allow_self_approval:
-            await self.note_refusal(approval.id, by, peer, "own call")
-            raise refusals.own_call()
-        await self._require_named(approval, approval.approvers, by, peer)
-        return is_own
+            return "no scope", refusals.no_scope()
+        if approval.principal_id in (by.id, peer) and not self._rules.allow_self_approval:
+            return "own call", refusals.own_call()
+        if not may_decide(approval.approvers, by.id):
+            return NOT_NAMED, refusals.not_among(approval.approvers)
+        return None
 
     async def _require_named(
-        self, approval: Approval, approvers: Sequence[str], by: Principal, peer: str | None
+        self, approval: Approval, approvers: Sequence[str], by: Principal
     ) -> None:
         if not may_decide(approvers, by.id):
-            await self.note_refusal(approval.id, by, peer, "not among the approvers")
+            await self.note_refusal(approval.id, by, None, NOT_NAMED)
             raise refusals.not_among(approvers)

@@ -10,11 +10,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from fumehood.call.over_budget import budget_record, reason_with_budget
 from fumehood.model.approval import Approval
+from fumehood.model.budget import Exceeded
 from fumehood.model.decision import Decision, Verdict
 from fumehood.model.errors import PermissionDenied
 from fumehood.model.json_types import JsonObject
 from fumehood.store.approvals import StoredApproval
+from fumehood.wire.canonical import canonical
+
+MAX_NAMED = 20
+MAX_POINTER = 100
+"""Characters: arguments' names are a stranger's where a tool takes any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +36,8 @@ class Edited:
     document: JsonObject
     decision: Decision
     """What the policy says of it, which is no denial."""
+    exceeded: Exceeded | None
+    """The budget that the yes would let it exceed."""
 
 
 def edited_document(stored: StoredApproval, edited: Edited) -> dict[str, Any]:
@@ -39,8 +48,9 @@ def edited_document(stored: StoredApproval, edited: Edited) -> dict[str, Any]:
     """
     request = stored.request
     return {
-        **_asked_for_edited(stored.approval, edited.decision),
+        **_asked_for_edited(stored.approval, edited),
         "arguments": edited.arguments,
+        "asked_arguments": _asked_arguments(stored.approval, edited),
         "preview": edited.preview,
         "binding": edited.document,
         "action_digest": edited.digest,
@@ -55,12 +65,63 @@ def edited_document(stored: StoredApproval, edited: Edited) -> dict[str, Any]:
     }
 
 
-def _asked_for_edited(before: Approval, decision: Decision) -> dict[str, Any]:
+def as_edited(stored: StoredApproval, edited: Edited) -> Approval:
+    """The approval as an edit would make it, to be looked at; nothing of it is kept.
+
+    Raises:
+        PermissionDenied: as `edited_document`.
+    """
+    document = edited_document(stored, edited)
+    fields = {name: document[name] for name in document.keys() & Approval.model_fields.keys()}
+    for name in ("approvers", "asked_by"):
+        if name in fields:
+            fields[name] = tuple(fields[name])
+    return stored.approval.model_copy(update=fields)
+
+
+def _asked_arguments(before: Approval, edited: Edited) -> JsonObject | None:
+    """As the caller asked; none where a second edit has brought just that back."""
+    asked = before.arguments if before.asked_arguments is None else before.asked_arguments
+    return None if canonical(asked) == canonical(edited.arguments) else asked
+
+
+def edit_warning(stored: StoredApproval) -> str | None:
+    """What the caller of a call that was carried out is told, where it was edited.
+
+    It names arguments, and no value; of those that its agent's configuration fixes not even that.
+    """
+    approval = stored.approval
+    asked, done = approval.asked_arguments, approval.arguments
+    if asked is None:
+        return None
+    names = sorted((asked.keys() | done.keys()).difference(stored.request.hidden))
+    changed = [name for name in names if not _is_same(asked, done, name)]
+    shown = [_pointer(name) for name in changed[:MAX_NAMED]]
+    shown += ["…"] if len(changed) > MAX_NAMED else []
+    which = f": changed {', '.join(shown)}" if shown else ""
+    return f"approval: a human changed the arguments before this call was carried out{which}"
+
+
+def _is_same(asked: JsonObject, done: JsonObject, name: str) -> bool:
+    """Equal in type, too, as in the digest."""
+    if name not in asked or name not in done:
+        return False
+    return canonical(asked[name]) == canonical(done[name])
+
+
+def _pointer(name: str) -> str:
+    """A JSON pointer (RFC 6901), bounded: a tool that takes anything takes any name."""
+    escaped = name.replace("~", "~0").replace("/", "~1")
+    return "/" + (escaped if len(escaped) <= MAX_POINTER else escaped[:MAX_POINTER] + "…")
+
+
+def _asked_for_edited(before: Approval, edited: Edited) -> dict[str, Any]:
     """Who has to agree to an edited call: whom its own rules want, and whom those before wanted.
 
     Raises:
         PermissionDenied: too few are wanted by both.
     """
+    decision = edited.decision
     both = [names for names in (before.approvers, decision.approvers) if names]
     approvers = [name for name in both[0] if all(name in them for them in both)] if both else []
     quorum = max(before.quorum, decision.quorum)
@@ -72,5 +133,7 @@ def _asked_for_edited(before: Approval, decision: Decision) -> dict[str, Any]:
     asked: dict[str, Any] = {"approvers": approvers, "quorum": quorum}
     if decision.verdict is Verdict.ASK:
         asked |= {"rule": decision.rule, "asked_by": list(decision.asked_by),
-                  "reason": decision.reason, "policy_version": decision.policy_version}  # fmt: skip
+                  "reason": reason_with_budget(decision, edited.exceeded),
+                  "budget": budget_record(edited.exceeded),
+                  "policy_version": decision.policy_version}  # fmt: skip
     return asked

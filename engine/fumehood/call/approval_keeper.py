@@ -26,6 +26,9 @@ from fumehood.store.errors import ReadFailed, WriteFailed
 LOOK_S = 5.0
 """How often the keeper looks for what has expired, besides when it knows of an end."""
 
+IDLE_S = 60.0
+"""How often it looks where nothing waits."""
+
 
 class ApprovalKeeper:
     """The clock of one engine's approvals."""
@@ -44,7 +47,7 @@ class ApprovalKeeper:
         self._table = table
         self._changes = changes
         self._runs = runs
-        self._warn_s = warn_s
+        self._warn_before = timedelta(seconds=warn_s)
         self._way = way
         self._now = now
         self._on_event = on_event
@@ -65,24 +68,27 @@ class ApprovalKeeper:
             self._look = anyio.Event()
             try:
                 await self._look_round()
-                end = await self._table.next_end()
+                pause_s = await self.pause_s()
             except (ReadFailed, WriteFailed) as fault:
                 self._on_event("approval.not_looked_after", {"reason": str(fault)})
-                end = None
                 await anyio.sleep(LOOK_S)
-            with anyio.move_on_after(self._pause(end)):
+                pause_s = 0.0
+            with anyio.move_on_after(pause_s):
                 await self._look.wait()
 
-    def _pause(self, end: str | None) -> float:
+    async def pause_s(self) -> float:
+        """How long until there is something to look for: an end, or a warning that is due."""
+        end, unwarned = await self._table.next_ends()
         if end is None:
-            return 60.0
-        left_s = (datetime.fromisoformat(end) - self._now()).total_seconds()
+            return IDLE_S
+        moments = [end] if unwarned is None else [end, unwarned - self._warn_before]
+        left_s = (min(moments) - self._now()).total_seconds()
         # What is over and still here is being carried out, or the disk takes nothing.
         return min(max(left_s, 0.02), LOOK_S) if left_s > 0 else 1.0
 
     async def _look_round(self) -> None:
         now = self._now()
-        over, near = await self._table.due(now, now + timedelta(seconds=self._warn_s))
+        over, near = await self._table.due(now, now + self._warn_before)
         for approval_id in over:
             try:
                 await self._expire(approval_id)

@@ -21,6 +21,8 @@ from fumehood.model.errors import (
     ResourceNotFound,
 )
 
+MAX_SHOWN_ID = 100
+
 # What a caller hears.
 
 
@@ -30,6 +32,15 @@ def nobody_to_ask(tool: str, cure: str) -> RequiresHumanApproval:
         f"{tool} needs a human's yes, and this engine has nobody to ask: its operator has "
         f"to make an approver ({cure}). Nothing waits. Do not retry; tell the user what you "
         "wanted to do."
+    )
+
+
+def too_few_to_ask(tool: str, lack: str) -> RequiresHumanApproval:
+    """There are not enough of the approvers whom the rules want."""
+    return RequiresHumanApproval(
+        f"{tool} needs a human's yes, and nobody could complete it: {lack}. The operator has to "
+        "change the rule, or to add approvers (`fumehood approvers add`). Do not retry; tell the "
+        "user what you wanted to do."
     )
 
 
@@ -90,6 +101,15 @@ def interrupted(approval: Approval) -> OutcomeUnknown:
 def unknown() -> ResourceNotFound:
     """There is none, or not for who asks."""
     return ResourceNotFound("There is no such approval. Do not retry.")
+
+
+def nothing_to_decide(approval_id: str) -> ResourceNotFound:
+    """There is none with this id, which is a stranger's text; nothing was decided."""
+    shown = ascii(approval_id[:MAX_SHOWN_ID])
+    return ResourceNotFound(
+        f"There is no such approval: {shown}. Nothing was decided. Do not retry.",
+        details={"approval_id": shown[1:-1]},
+    )
 
 
 def too_late(approval: Approval) -> ApprovalExpired:

@@ -120,10 +120,10 @@ def superseded(by: str, now: datetime) -> Step:
 
 
 def expiring(now: datetime) -> Step:
-    """Its end is near, and people are told. It stays what it is."""
+    """Its end is near, and people are told. Whoever was shown it was shown what it is."""
     return Step(
         "approval.expiring", "engine", now, PENDING,
-        columns={"warned_at": stamp(now)}, event="approval.expiring",
+        columns={"warned_at": stamp(now)}, event="approval.expiring", is_seen=False,
     )  # fmt: skip
 
 

@@ -21,11 +21,14 @@ from fumehood.call.authorise import PermittedCall
 from fumehood.call.carry_through import carry_through
 from fumehood.call.claim import ClaimedCall
 from fumehood.call.desk import ApprovalDesk
+from fumehood.call.over_budget import budget_record, reason_with_budget
 from fumehood.call.plan import make_plan, until_place_is_known
 from fumehood.call.preview import preview
+from fumehood.call.validate import ValidatedCall
 from fumehood.executors.effects import Effect
 from fumehood.executors.live import Live
 from fumehood.model.approval import Approval, ApprovalState
+from fumehood.model.budget import Exceeded
 from fumehood.model.call import CallRequest
 from fumehood.model.decision import Verdict
 from fumehood.model.envelope import Envelope
@@ -61,6 +64,10 @@ class Underway(CallInProgress):
     """A human has said yes, and it runs."""
 
 
+def _none(validated: ValidatedCall) -> Exceeded | None:
+    """No budgets."""
+
+
 @dataclass(frozen=True, slots=True)
 class ApprovalRooms:
     """What asking needs."""
@@ -68,6 +75,14 @@ class ApprovalRooms:
     desk: ApprovalDesk
     walls: Walls
     sessions: SessionKeeper
+    exceeded: Callable[[ValidatedCall], Exceeded | None] = _none
+    """The budget that has too little left for a call."""
+
+    def exceeded_by(self, permitted: PermittedCall) -> Exceeded | None:
+        """The same, where the yes that is asked for would let the call exceed it."""
+        if not permitted.decision.may_exceed_budget:
+            return None
+        return self.exceeded(permitted.validated)
 
 
 async def approve(
@@ -78,7 +93,8 @@ async def approve(
     Raises:
         Parked: it waits for a human.
         Underway: it was approved while this waited, and still runs.
-        RequiresHumanApproval: it would have to, and there is nobody to ask.
+        RequiresHumanApproval: it would have to, and there is nobody to ask, or too few of those
+            whom the rules want.
         ApprovalDenied: a human said no to the same call a short time ago.
         RateLimited: too many calls wait already.
     """
@@ -92,15 +108,16 @@ async def approve(
     remembered = desk.remembered_for(permitted, definition)
     if remembered is not None:
         return ApprovedCall(claimed, f"remembered: {remembered}", remembered=remembered)
-    desk.require_somebody_to_ask(permitted.tool.definition.name)
+    desk.require_somebody_to_ask(permitted.tool.definition.name, decision, permitted.principal.id)
     await until_place_is_known(plan)
     effect = await preview(permitted, plan, rooms.sessions)
     action = action_of(permitted, plan, effect)
     await _refuse_what_was_denied(claimed, action, desk)
     key = claimed.claim.key if claimed.claim is not None else None
     stored = stored_approval(
-        permitted, action, effect, key, desk.new_id(), desk.now(), desk.expiry()
-    )
+        permitted, action, effect, key, desk.new_id(), desk.now(), desk.expiry(),
+        rooms.exceeded_by(permitted),
+    )  # fmt: skip
     try:
         await carry_through(_park(stored, claimed, desk, trail))
     except asyncio.CancelledError:
@@ -188,6 +205,7 @@ def stored_approval(
     approval_id: str,
     now: datetime,
     expires_at: datetime,
+    exceeded: Exceeded | None,
 ) -> StoredApproval:
     """The record of a call that is to wait."""
     request, decision = permitted.request, permitted.decision
@@ -207,7 +225,8 @@ def stored_approval(
         preview=effect.shown if effect is not None else None,
         rule=decision.rule,
         asked_by=decision.asked_by,
-        reason=decision.reason,
+        reason=reason_with_budget(decision, exceeded),
+        budget=budget_record(exceeded),
         dangerous=tool.dangerous,
         approvers=decision.approvers,
         quorum=decision.quorum,

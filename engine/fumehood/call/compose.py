@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from fumehood.call.account import account
 from fumehood.call.admit import AdmittedCall
+from fumehood.call.approval_edit import edit_warning
 from fumehood.call.approve import ApprovedCall
 from fumehood.call.plan import Plan
 from fumehood.call.resolve import ResolvedCall
@@ -19,6 +20,7 @@ from fumehood.call.shorten import shorten, shortened
 from fumehood.call.validate import ValidatedCall, spare_fixed
 from fumehood.executors.function import HostFunctionFailed
 from fumehood.executors.outcome import Outcome
+from fumehood.model.approval import ApprovalState
 from fumehood.model.call import CallRequest
 from fumehood.model.envelope import (
     Envelope,
@@ -34,7 +36,10 @@ from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import MB
 from fumehood.observe.clock import timestamp
 from fumehood.observe.trail import Trail
+from fumehood.store.approvals import StoredApproval
 from fumehood.wire import strict_json
+
+HAS_BEGUN = frozenset({ApprovalState.STARTED, ApprovalState.INTERRUPTED})
 
 
 async def compose(
@@ -80,7 +85,10 @@ class _Facts:
     plan: Plan | None = None
     queue_ms: float | None = None
     ran: bool = False
-    approved: ApprovedCall | None = None
+    stored: StoredApproval | None = None
+    """Of a call that goes on, or ends, after it has waited for a human."""
+    was_carried_out: bool = False
+    """Whether it went on with its yes, as far as is known."""
 
 
 def plan_of(trail: Trail) -> Plan | None:
@@ -92,13 +100,16 @@ def _facts(trail: Trail) -> _Facts:
     reached = {type(value): value for value in trail.values}
     resolved = reached.get(ResolvedCall)
     admitted: AdmittedCall | None = reached.get(AdmittedCall)
+    stored: StoredApproval | None = reached.get(StoredApproval)
     return _Facts(
         resolved=resolved,
         validated=reached.get(ValidatedCall),
         plan=admitted.plan if admitted is not None else None,
         queue_ms=admitted.lease.queue_ms if admitted is not None else None,
         ran=Outcome in reached and not reached[Outcome].is_rehearsal,
-        approved=reached.get(ApprovedCall),
+        stored=stored,
+        was_carried_out=stored is not None
+        and (ApprovedCall in reached or stored.approval.state in HAS_BEGUN),
     )
 
 
@@ -123,15 +134,16 @@ def _envelope(
         counter=rooms.counter,
         prices=rooms.prices,
     )
-    total_ms = round(trail.total_ms, 3)
+    total_ms = _total_ms(trail, facts.stored, rooms)
+    name, version = _tool_names(request, facts)
     return Envelope(
         success=error is None,
         status="success" if error is None else "error",
         data=shaped.data if shaped is not None and error is None else {},
         error=_error_info(error, shaped),
         metadata=Metadata(
-            tool_name=tool.name if tool is not None else request.tool[:80],
-            tool_version=tool.version if tool is not None else None,
+            tool_name=name,
+            tool_version=version,
             call_id=request.call_id,
             trace_id=request.trace_id,
             timestamp=timestamp(rooms.clock.now()),
@@ -166,15 +178,37 @@ def _performance(stages_ms: dict[str, float], facts: _Facts, total_ms: float) ->
         total_ms=total_ms,
         validation_ms=stages_ms.get("validate"),
         queue_ms=_rounded(facts.queue_ms),
-        approval_ms=_waited_ms(facts.approved) or stages_ms.get("approve"),
+        approval_ms=_waited_ms(facts.stored) or stages_ms.get("approve"),
         processing_ms=stages_ms.get("execute"),
         network_ms=0.0 if facts.ran else None,
     )
 
 
-def _waited_ms(approved: ApprovedCall | None) -> float | None:
+def _total_ms(trail: Trail, stored: StoredApproval | None, rooms: Rooms) -> float:
+    """From the call's arrival to its answer; this trail of one that has waited began after that.
+
+    Where the clock was set back meanwhile, at least what was measured of it.
+    """
+    if stored is None:
+        return round(trail.total_ms, 3)
+    since_asked = rooms.clock.now() - stored.approval.created_at
+    measured_ms = (_waited_ms(stored) or 0.0) + trail.total_ms
+    return round(max(since_asked.total_seconds() * 1e3, measured_ms), 3)
+
+
+def _tool_names(request: CallRequest, facts: _Facts) -> tuple[str, str | None]:
+    """Name and version of what was called; where it was not found, what was asked for."""
+    if facts.resolved is not None:
+        tool = facts.resolved.tool.definition
+        return tool.name, tool.version
+    if facts.stored is not None:  # it was found when it was asked for
+        return facts.stored.approval.tool, facts.stored.approval.tool_version
+    return request.tool[:80], None
+
+
+def _waited_ms(stored: StoredApproval | None) -> float | None:
     """How long the call waited for its human."""
-    approval = approved.approval.approval if approved and approved.approval else None
+    approval = stored.approval if stored is not None else None
     if approval is None or approval.decided_at is None:
         return None
     return round((approval.decided_at - approval.created_at).total_seconds() * 1e3, 3)
@@ -214,6 +248,9 @@ def _warnings(
         warnings += facts.plan.warnings
     if outcome is not None:
         warnings += outcome.warnings
+    edited = edit_warning(facts.stored) if facts.stored and facts.was_carried_out else None
+    if edited is not None:
+        warnings += (edited,)
     if request.options.debug and not rooms.allow_debug:
         warnings += ("debug: the engine's configuration does not allow it",)
     return warnings

@@ -2,11 +2,12 @@
 
 Host side, held by the engine: the one face of approvals, for calls and for people. What waits is
 in `store/approvals`, so nothing is lost with the process. Below it, a purpose each:
-`approval_decision` (who decides, and what it becomes), `approval_runs` (what runs after its yes),
-`approval_keeper` (time and crashes), `approval_quota` (how many may wait), `approval_changes`
-(the database, and who is told). Invariants: nobody approves its own call; a state is changed in
-the database before anybody acts on it; after a restart what was pending still is, what was
-approved and not started starts, and what was started and has no end is interrupted.
+`approval_decision` (who decides, and what it becomes), `approval_voices` (whose word counts),
+`approval_runs` (what runs after its yes), `approval_keeper` (time and crashes), `approval_quota`
+(how many may wait), `approval_changes` (the database, and who is told). Invariants: nobody
+approves its own call; a state is changed in the database before anybody acts on it; after a
+restart what was pending still is, what was approved and not started starts, and what was started
+and has no end is interrupted.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from fumehood.call.approval_decision import ApprovalDecision
 from fumehood.call.approval_keeper import ApprovalKeeper
 from fumehood.call.approval_quota import ApprovalQuota
 from fumehood.call.approval_runs import ApprovalRuns
+from fumehood.call.approval_voices import ApprovalVoices
 from fumehood.call.approval_way import CallWay
 from fumehood.call.desk_rules import DeskRules
 from fumehood.call.remembering import Remembering, remembered_rule
@@ -41,11 +43,18 @@ from fumehood.model.approval import (
     RememberWish,
     Resolution,
 )
+from fumehood.model.decision import Decision
 from fumehood.model.envelope import Envelope
 from fumehood.model.errors import IdempotencyConflict, ResourceNotFound
 from fumehood.model.identity import Principal
 from fumehood.model.json_types import JsonObject
-from fumehood.store.approvals import ApprovalTable, Stale, StoredApproval, UnknownApproval
+from fumehood.store.approvals import (
+    ApprovalTable,
+    Stale,
+    StoredApproval,
+    UnknownApproval,
+    without_arguments,
+)
 from fumehood.wire.messages import decode_envelope
 
 DENIED_FOR = timedelta(hours=24)
@@ -66,9 +75,8 @@ class ApprovalDesk:
         *,
         now: Callable[[], datetime],
         new_id: Callable[[], str],
-        can_ask: Callable[[], bool],
+        who_approves: Callable[[], frozenset[str]],
         cure: Callable[[], str],
-        still_approves: Callable[[str], bool],
         on_event: Callable[[str, JsonObject], None],
     ) -> None:
         self.way: CallWay
@@ -79,9 +87,9 @@ class ApprovalDesk:
         self._rules = rules
         self._now = now
         self._latest = now()
-        self._can_ask = can_ask
-        self._cure = cure
-        self._still_approves = still_approves
+        self._voices = ApprovalVoices(
+            who_approves, cure, allow_self_approval=rules.allow_self_approval
+        )
         self._stack = AsyncExitStack()
 
         def way() -> CallWay:
@@ -103,7 +111,7 @@ class ApprovalDesk:
         )  # fmt: skip
         self._decision = ApprovalDecision(
             table, self._changes, remembering, rules,
-            way=way, now=self.now, new_id=new_id, still_approves=still_approves, on_event=on_event,
+            way=way, now=self.now, new_id=new_id, voices=self._voices, on_event=on_event,
         )  # fmt: skip
 
     async def __aenter__(self) -> ApprovalDesk:
@@ -151,16 +159,15 @@ class ApprovalDesk:
 
     def remembered_for(self, permitted: Any, definition: str) -> str | None:
         """The remembered rule that lets a call through, by its id."""
-        return self.remembering.rule_for(permitted, definition, self.now(), self._still_approves)
+        return self.remembering.rule_for(permitted, definition, self.now(), self._voices.counts)
 
-    def require_somebody_to_ask(self, tool: str) -> None:
-        """Raises RequiresHumanApproval where there is nobody."""
-        if (cure := self.cure_of_nobody()) is not None:
-            raise refusals.nobody_to_ask(tool, cure)
+    def require_somebody_to_ask(self, tool: str, decision: Decision, principal_id: str) -> None:
+        """Raises RequiresHumanApproval where there is nobody, or too few of whom a rule wants."""
+        self._voices.require_enough(tool, decision, principal_id)
 
     def cure_of_nobody(self) -> str | None:
         """What the operator has to do where nobody could say yes; None where somebody could."""
-        return None if self._can_ask() else self._cure()
+        return self._voices.cure_of_nobody()
 
     async def denied_before(
         self, digest: str, principal: Principal, session_id: str | None
@@ -275,14 +282,15 @@ class ApprovalDesk:
         except UnknownApproval:
             raise refusals.unknown() from None
         if principal is None:
-            return page
+            shown = tuple(self._voices.shown(one) for one in page.items)
+            return page.model_copy(update={"items": shown})
         return page.model_copy(update={"items": tuple(_own_view(one, ()) for one in page.items)})
 
     async def show(self, approval_id: str, *, principal: Principal | None = None) -> Approval:
         """One of them. Raises ResourceNotFound."""
         stored = await self._changes.get(approval_id)
         if principal is None:
-            return stored.approval
+            return self._voices.shown(stored.approval)
         if stored.approval.principal_id != principal.id:
             raise refusals.unknown()
         return _own_view(stored.approval, stored.request.hidden)
@@ -337,6 +345,17 @@ class ApprovalDesk:
         """The rule that a yes with this wish would leave behind. Nothing is saved."""
         stored = await self._changes.get(approval_id)
         return remembered_rule(stored.approval, wish, "rul_" + "0" * 24, "", self.now())
+
+    async def preview_edit(
+        self, approval_id: str, arguments: JsonObject, by: Principal, *, peer: str | None = None
+    ) -> Approval:
+        """What a yes of this approver to other arguments would make of it. Nothing is saved.
+
+        Raises:
+            ResourceNotFound, PermissionDenied, IdempotencyConflict, ApprovalExpired,
+            InvalidParams: as the decision would be refused.
+        """
+        return await self._decision.preview_edit(approval_id, arguments, by, peer=peer)
 
     async def resolve(
         self, approval_id: str, resolution: Resolution, by: Principal, *, peer: str | None = None
@@ -397,7 +416,6 @@ class ApprovalDesk:
 
 def _own_view(approval: Approval, hidden: Sequence[str]) -> Approval:
     """What a caller sees of its own: not how it is bound, nor who may decide."""
-    shown = {k: v for k, v in approval.arguments.items() if k not in hidden}
-    return approval.model_copy(
-        update={"binding": None, "arguments": shown, "approvers": (), "decisions": ()}
+    return without_arguments(approval, hidden).model_copy(
+        update={"binding": None, "approvers": (), "decisions": ()}
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fumehood.call.action import Action, action_of, changed_fields
 from fumehood.call.approval_edit import Edited
@@ -153,6 +153,7 @@ class ResumedWay:
             digest=action.digest,
             document=action.document,
             decision=permitted.decision,
+            exceeded=rooms.asking.exceeded_by(permitted),
         )
 
     async def answer(self, stored: StoredApproval, error: EngineError) -> Envelope:
@@ -215,9 +216,12 @@ class ResumedWay:
             return None
         action = action_of(permitted, plan, effect)
         desk, key = rooms.desk, stored.idempotency_key
-        return stored_approval(
-            permitted, action, effect, key, desk.new_id(), desk.now(), desk.expiry()
-        )
+        again = stored_approval(
+            permitted, action, effect, key, desk.new_id(), desk.now(), desk.expiry(),
+            rooms.asking.exceeded_by(permitted),
+        )  # fmt: skip
+        asked = {"asked_arguments": stored.approval.asked_arguments}
+        return replace(again, approval=again.approval.model_copy(update=asked))
 
     def _permitted(self, stored: StoredApproval, trail: Trail) -> PermittedCall:
         rooms = self.rooms
@@ -288,7 +292,9 @@ class ResumedWay:
     def _trail(self, stored: StoredApproval) -> Trail:
         approval = stored.approval
         clock, log = self.rooms.clock, self.rooms.log
-        return Trail(approval.tool, approval.call_id, approval.trace_id, clock, log)
+        trail = Trail(approval.tool, approval.call_id, approval.trace_id, clock, log)
+        trail.values.append(stored)
+        return trail
 
 
 def _passes(refusal: EngineError) -> bool:

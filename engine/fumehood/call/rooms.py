@@ -52,7 +52,7 @@ class Rooms:
     @property
     def asking(self) -> ApprovalRooms:
         """What asking a human needs."""
-        return ApprovalRooms(self.desk, self.walls, self.sessions)
+        return ApprovalRooms(self.desk, self.walls, self.sessions, self.exceeded)
 
     def estimate(self, validated: ValidatedCall) -> Amounts:
         """What a call is expected to take of budgets."""

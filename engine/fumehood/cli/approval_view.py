@@ -37,6 +37,9 @@ def approval_lines(
     if session_is_over:
         said = "Its session has ended, and its files are gone: after a yes the call would fail."
         lines += [Line(""), *warning(said, columns)]
+    if approval.asked_arguments is not None:
+        asked = _arguments(approval.asked_arguments, columns)
+        lines += [Line(""), Line("as it was asked, before an edit", "head"), *asked]
     if approval.preview is not None:
         lines += [
             Line(""),
@@ -88,7 +91,9 @@ def _facts(approval: Approval, now: datetime) -> Iterator[tuple[str, str]]:
     yield "because", approval.rule + (f": {approval.reason}" if approval.reason else "")
     if approval.quorum > 1 or approval.approvers:
         who = f" of {', '.join(approval.approvers)}" if approval.approvers else ""
-        yield "needs", f"{approval.quorum} yes{who} ({len(approval.yes_votes)} so far)"
+        yield "needs", f"{approval.quorum} yes{who} ({len(approval.counted)} so far)"
+    if approval.stuck is not None:
+        yield "stuck", approval.stuck
     yield "made", f"{approval.created_at:%Y-%m-%d %H:%M:%S} UTC"
     if approval.state is ApprovalState.PENDING:
         yield "expires", f"{approval.expires_at:%H:%M:%S} UTC ({ago(approval.expires_at, now)})"
@@ -155,8 +160,9 @@ def _decisions(approval: Approval, columns: int) -> Iterator[Line]:
 def _hidden_in(approval: Approval) -> str:
     """The names of characters that are shown escaped, with how many there are of each."""
     found: Counter[str] = Counter()
-    for text in _texts([approval.arguments, approval.preview, approval.reason, approval.tool]):
-        found.update(char for char, shown in escapes(text, breaks=True) if shown != char)
+    shown = [approval.arguments, approval.asked_arguments, approval.preview]
+    for text in _texts([*shown, approval.reason, approval.tool]):
+        found.update(char for char, seen in escapes(text, breaks=True) if seen != char)
     named = [
         f"U+{ord(char):04X} {unicodedata.name(char, 'control character')} ×{count}"
         for char, count in found.most_common(MAX_NAMED)

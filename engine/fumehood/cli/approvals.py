@@ -298,7 +298,7 @@ def _decide(
         seen = [client.approvals.show(approval_id) for approval_id in looked_at]
         if not yes:
             _require_open(seen, looked_at)
-            _ask(client, seen, decision, is_elsewhere=socket is not None)
+            decision = _ask(client, seen, decision, is_elsewhere=socket is not None)
         items = [
             OneOfSeveral(
                 approval_id=approval.id,
@@ -348,6 +348,7 @@ def _send(client: ControlClient, items: Sequence[OneOfSeveral]) -> Sequence[Appr
             reason=chosen.reason,
             arguments=chosen.arguments,
             remember=chosen.remember,
+            action_digest=chosen.action_digest,
         )
     ]
 
@@ -358,8 +359,8 @@ def _ask(
     decision: NewDecision,
     *,
     is_elsewhere: bool,
-) -> None:
-    """All of it on standard error, and only the word `yes` goes on."""
+) -> NewDecision:
+    """All of it on standard error, and only the word `yes` goes on: to just what was shown."""
     from fumehood.cli.approval_view import approval_lines, rule_lines
     from fumehood.cli.marked_lines import Line
 
@@ -369,7 +370,8 @@ def _ask(
         now = datetime.now(UTC)
         lines = approval_lines(approval, now, columns, session_is_over=is_over)
         if decision.arguments is not None:
-            edited = approval.model_copy(update={"arguments": decision.arguments, "preview": None})
+            edited = client.approvals.preview_edit(approval.id, decision.arguments)
+            decision = decision.model_copy(update={"action_digest": edited.action_digest})
             lines += [Line(""), Line("AS EDITED", "head")]
             lines += approval_lines(edited, datetime.now(UTC), columns)
         if decision.remember is not None:
@@ -380,6 +382,7 @@ def _ask(
     print(f"Approve {what}? Type yes: ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() != "yes":
         fail("Nothing was decided.", ExitCode.TOOL_FAILED)
+    return decision
 
 
 def _followed(client: ControlClient) -> Iterator[Approval]:

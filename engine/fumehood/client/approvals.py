@@ -19,12 +19,14 @@ from fumehood.model.approval import (
     Approval,
     ApprovalPage,
     NewDecision,
+    NewEdit,
     OneOfSeveral,
     RememberedRule,
     RememberWish,
     Resolution,
     SeveralDecisions,
 )
+from fumehood.model.json_types import JsonObject
 
 LONGEST_POLL_S = 25.0
 
@@ -75,6 +77,12 @@ def preview_remember(approval_id: str, wish: RememberWish) -> Ask[RememberedRule
     return Ask("POST", path, _rule, encode(_given(wish)))
 
 
+def preview_edit(approval_id: str, arguments: JsonObject) -> Ask[Approval]:
+    """The approval as a yes to these arguments would make it."""
+    path = address("approvals", approval_id, "edit-preview")
+    return Ask("POST", path, _approval, encode(_given(NewEdit(arguments=arguments))))
+
+
 def resolve(
     approval_id: str, outcome: Literal["done", "failed"], note: str | None
 ) -> Ask[Approval]:
@@ -113,7 +121,7 @@ def _if_match(version: int | None) -> Mapping[str, str]:
 
 
 def _given(
-    body: NewDecision | SeveralDecisions | RememberWish | Resolution,
+    body: NewDecision | NewEdit | SeveralDecisions | RememberWish | Resolution,
 ) -> dict[str, Any]:
     """What was said. What was not said is left out, at every depth."""
     return body.model_dump(mode="json", exclude_unset=True)

@@ -63,11 +63,17 @@ class AsyncControlledApprovals:
         reason: str | None = None,
         arguments: JsonObject | None = None,
         remember: RememberWish | None = None,
+        action_digest: str | None = None,
     ) -> Approval:
-        """Say yes, to the call with other `arguments` where they are given."""
+        """Say yes, to the call with other `arguments` where they are given.
+
+        `action_digest` is that of what was looked at (`preview_edit`): if it would be something
+        else by now, nothing is done.
+        """
         decision = NewDecision(
-            decision="approve", reason=reason, arguments=arguments, remember=remember
-        )
+            decision="approve", reason=reason, arguments=arguments, remember=remember,
+            action_digest=action_digest,
+        )  # fmt: skip
         return await self._transport.send(approvals.decide(approval_id, decision, version))
 
     async def deny(
@@ -84,6 +90,10 @@ class AsyncControlledApprovals:
     async def preview_remember(self, approval_id: str, wish: RememberWish) -> RememberedRule:
         """The rule that approving with this wish would leave behind. Nothing is saved."""
         return await self._transport.send(approvals.preview_remember(approval_id, wish))
+
+    async def preview_edit(self, approval_id: str, arguments: JsonObject) -> Approval:
+        """It as a yes to these arguments would make it, or why that cannot be. Nothing is saved."""
+        return await self._transport.send(approvals.preview_edit(approval_id, arguments))
 
     async def resolve(
         self, approval_id: str, outcome: Literal["done", "failed"], *, note: str | None = None

@@ -336,14 +336,20 @@ def refusal(exceeded: Exceeded, now: datetime) -> QuotaExceeded:
         f"The budget {exceeded.budget} has {exceeded.left} of {exceeded.limit} {what} left, and "
         f"this call needs {exceeded.needed}. {when}",
         retry_after_ms=wait_ms,
-        details={
-            "budget": exceeded.budget,
-            "unit": exceeded.unit.value,
-            "limit": exceeded.limit,
-            "left": exceeded.left,
-            "resets_at": None if resets_at is None else _in_words(resets_at),
-        },
+        details=details_of(exceeded),
     )
+
+
+def details_of(exceeded: Exceeded) -> JsonObject:
+    """Which budget it is, what is left of how much, and when it resets."""
+    resets_at = exceeded.resets_at
+    return {
+        "budget": exceeded.budget,
+        "unit": exceeded.unit.value,
+        "limit": exceeded.limit,
+        "left": exceeded.left,
+        "resets_at": None if resets_at is None else _in_words(resets_at),
+    }
 
 
 def _exceeded(accounts: Iterable[Account], needed: Figures) -> Exceeded | None:
@@ -358,4 +364,4 @@ def _in_words(moment: datetime) -> str:
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-__all__ = ["Budgets", "Reservation", "estimate_of", "refusal", "taken_by"]
+__all__ = ["Budgets", "Reservation", "details_of", "estimate_of", "refusal", "taken_by"]

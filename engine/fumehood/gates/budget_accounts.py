@@ -189,6 +189,7 @@ class Account:
                     left=_shown(i, max(0, limit - used)),
                     needed=_shown(i, needed[i]),
                     resets_at=self.resets_at,
+                    subject=self.key.subject,
                 )
         return None
 

@@ -65,7 +65,7 @@ class DecisionRecord(_Value):
 
 
 class Approval(_Value):
-    """One approval. `version` grows with every change of it and is its ETag.
+    """One approval. `version` grows with every change of what is shown of it, and is its ETag.
 
     What a caller is shown of its own leaves out `binding`, the arguments that its agent's
     configuration fixes, and who may approve.
@@ -83,6 +83,8 @@ class Approval(_Value):
     session_id: str | None
     arguments: JsonObject
     """The effective ones, whole; after an edit the edited ones."""
+    asked_arguments: JsonObject | None = None
+    """The effective ones of the call as it was asked for; null where no approver has edited it."""
     preview: JsonObject | None
     """What will change in the workspace, where that was computed."""
     rule: str
@@ -90,6 +92,8 @@ class Approval(_Value):
     """The ids of all rules that ask; none where a default does."""
     reason: str | None
     """Why the policy asks."""
+    budget: JsonObject | None = None
+    """The budget that the call would exceed, as it was then, where the yes lets it do that."""
     dangerous: bool
     approvers: tuple[str, ...]
     quorum: int
@@ -109,6 +113,10 @@ class Approval(_Value):
     """What was not as approved any more when the call was to start."""
     superseded_by: str | None = None
     """The approval that asks again, because the workspace changed meanwhile."""
+    counted: tuple[str, ...] = ()
+    """Whose yes to what it is now counts: while it waits, of those who still may approve."""
+    stuck: str | None = None
+    """Why nobody could complete it, as things are now."""
     has_answer: bool = False
     """Whether the call's envelope is kept."""
 
@@ -143,18 +151,27 @@ class RememberWish(_Value):
 
 class NewDecision(_Value):
     """An approver's word. `arguments` replace the call's: an edit, which is an approval of
-    something else and is validated like a new call. A denial's `reason` reaches the model."""
+    something else and is validated like a new call. A denial's `reason` reaches the model.
+    `action_digest` is that of what was looked at, the preview of an edit: where it is another by
+    now, nothing is done."""
 
     decision: Literal["approve", "deny"]
     reason: str | None = Field(default=None, max_length=MAX_REASON_CHARACTERS)
     arguments: dict[str, Any] | None = None
     remember: RememberWish | None = None
+    action_digest: str | None = Field(default=None, max_length=100)
 
     @model_validator(mode="after")
     def _only_a_yes_changes(self) -> NewDecision:
         if self.decision == "deny" and (self.arguments is not None or self.remember is not None):
             raise ValueError("a denial takes no `arguments` and no `remember`")
         return self
+
+
+class NewEdit(_Value):
+    """What an approver would change: all of the call's arguments, as `NewDecision` takes them."""
+
+    arguments: dict[str, Any]
 
 
 class OneOfSeveral(_Value):
@@ -233,6 +250,7 @@ __all__ = [
     "ApprovalState",
     "DecisionRecord",
     "NewDecision",
+    "NewEdit",
     "OneOfSeveral",
     "RememberWish",
     "RememberedRule",

@@ -130,6 +130,8 @@ class Exceeded:
     needed: int | str
     resets_at: datetime | None
     """None where it does not reset by itself."""
+    subject: Subject
+    """Whose it is."""
 
 
 class BudgetStanding(BaseModel):

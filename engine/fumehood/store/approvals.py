@@ -4,8 +4,8 @@ Host side, used by the desk and its parts (`call/desk`, `call/approval_…`). Ev
 durable before anybody is told of it. One `Step` is one transaction: the state, an approver's
 word, the rule that it leaves behind, the call's answer, the idempotency key that waits for it,
 the audit row and the webhook's message stand or fall together. Invariant: a state is only left
-for one that `Step.leaves` allows, and `version` grows with each change, so that of two who
-decide at once one is told.
+for one that `Step.leaves` allows, and `version` grows with each change of what people are shown,
+so that of two who decide at once one is told.
 """
 
 from __future__ import annotations
@@ -143,6 +143,8 @@ class Step:
     """For the audit chain."""
     counts: Callable[[str], bool] | None = None
     """Whose earlier yes counts; None: everybody's. Who decides now has just shown who he is."""
+    is_seen: bool = True
+    """Whether it changes what people are shown; else it is the same version still."""
 
 
 class ApprovalTable:
@@ -274,11 +276,19 @@ class ApprovalTable:
 
         return await self._database.read(find)
 
-    async def next_end(self) -> str | None:
-        """When the next one that waits expires."""
+    async def next_ends(self) -> tuple[datetime | None, datetime | None]:
+        """When the next one that waits expires, and the next that nobody was warned of."""
         waiting = APPROVALS.c.state.in_([ApprovalState.PENDING.value, ApprovalState.APPROVED.value])
         first = select(func.min(APPROVALS.c.expires_at)).where(waiting)
-        return await self._database.read(lambda c: c.execute(first).scalar_one_or_none())
+        unwarned = select(func.min(APPROVALS.c.expires_at)).where(
+            APPROVALS.c.state == ApprovalState.PENDING.value, APPROVALS.c.warned_at.is_(None)
+        )
+
+        def find(connection: Connection) -> tuple[datetime | None, datetime | None]:
+            ends = [connection.execute(one).scalar_one_or_none() for one in (first, unwarned)]
+            return _moment(ends[0]), _moment(ends[1])
+
+        return await self._database.read(find)
 
     async def pending(self) -> dict[str, PendingOf]:
         """What waits, by principal."""
@@ -309,17 +319,10 @@ class ApprovalTable:
         before = _get(connection, approval_id)
         approval = before.approval
         _require(approval, step)
-        to = step.to
-        if step.decision is not None:
-            connection.execute(insert(DECISIONS), _decision_row(approval_id, step.decision))
-            voted = {**step.document}.get("action_digest", approval.action_digest)
-            quorum = {**step.document}.get("quorum", approval.quorum)
-            voices = _votes(connection, approval_id, voted, step)
-            if to is ApprovalState.APPROVED and voices < quorum:
-                to = None
+        to = _after_word(connection, approval, step)
         at = stamp(step.at)
         moved = to is not None and to is not approval.state
-        values: dict[str, Any] = {"version": approval.version + 1, **step.columns}
+        values: dict[str, Any] = {"version": approval.version + step.is_seen, **step.columns}
         if to is None and step.to is not None:
             values.pop("decided_at", None)  # one yes of several
             values.pop("expires_at", None)
@@ -372,13 +375,39 @@ def _require(approval: Approval, step: Step) -> None:
         raise Stale(approval)
     if step.in_time and approval.expires_at <= step.at:
         raise TooLate(approval)
-    if step.decision is not None and any(
-        one.approver == step.decision.approver
-        and one.action_digest == step.decision.action_digest
-        and one.decision == step.decision.decision
-        for one in approval.decisions
-    ):
+
+
+def _after_word(connection: Connection, approval: Approval, step: Step) -> ApprovalState | None:
+    """Keep the word that was said, if one was; the state that follows, None where none does yet.
+
+    Raises:
+        Stale: it was said before, and changes nothing.
+    """
+    word = step.decision
+    if word is None:
+        return step.to
+    is_repeated = _is_repeated(approval, word)
+    if not is_repeated:
+        connection.execute(insert(DECISIONS), _decision_row(approval.id, word))
+    voted = step.document.get("action_digest", approval.action_digest)
+    quorum = step.document.get("quorum", approval.quorum)
+    voices = _votes(connection, approval.id, voted, step)
+    if step.to is not ApprovalState.APPROVED or voices >= quorum:
+        return step.to
+    if is_repeated:  # one voice is one voice
         raise Stale(approval)
+    return None
+
+
+def _is_repeated(approval: Approval, word: DecisionRecord) -> bool:
+    """Whether it was said before. Then it decides something only where its voice did not count
+    when the last one was heard, and does now."""
+    return any(
+        one.approver == word.approver
+        and one.action_digest == word.action_digest
+        and one.decision == word.decision
+        for one in approval.decisions
+    )
 
 
 def _votes(connection: Connection, approval_id: str, digest: str, step: Step) -> int:
@@ -462,13 +491,30 @@ def _that_fit(
 def _listed(stored: StoredApproval, *, is_own: bool) -> Approval:
     """Without its binding; for its caller also without what its agent fixes."""
     hidden = stored.request.hidden if is_own else ()
-    shown = {k: v for k, v in stored.approval.arguments.items() if k not in hidden}
-    return stored.approval.model_copy(update={"binding": None, "arguments": shown})
+    return without_arguments(stored.approval, hidden).model_copy(update={"binding": None})
+
+
+def without_arguments(approval: Approval, hidden: Sequence[str]) -> Approval:
+    """Without what its caller may not see of it, also as it was asked for."""
+    if not hidden:
+        return approval
+    asked = approval.asked_arguments
+    return approval.model_copy(
+        update={
+            "arguments": _without(approval.arguments, hidden),
+            "asked_arguments": None if asked is None else _without(asked, hidden),
+        }
+    )
+
+
+def _without(arguments: JsonObject, hidden: Sequence[str]) -> JsonObject:
+    return {name: value for name, value in arguments.items() if name not in hidden}
 
 
 _IN_DOCUMENT = (
-    "trace_id", "tool_version", "arguments", "preview", "rule", "asked_by", "reason", "dangerous",
-    "approvers", "quorum", "policy_version", "binding", "changed", "superseded_by",
+    "trace_id", "tool_version", "arguments", "asked_arguments", "preview", "rule", "asked_by",
+    "reason", "budget", "dangerous", "approvers", "quorum", "policy_version", "binding", "changed",
+    "superseded_by",
 )  # fmt: skip
 _TIMES = ("created_at", "expires_at", "decided_at", "started_at", "ended_at")
 _COLUMNS = (
@@ -518,7 +564,7 @@ def _stored(row: RowMapping, decisions: list[DecisionRecord]) -> StoredApproval:
     document = row["document"]
     request = document["request"]
     fields: dict[str, Any] = {name: row[name] for name in _COLUMNS}
-    fields.update({name: document[name] for name in _IN_DOCUMENT})
+    fields.update({name: document[name] for name in _IN_DOCUMENT if name in document})
     fields.update({name: _moment(row[name]) for name in _TIMES})
     approval = Approval(
         **fields,

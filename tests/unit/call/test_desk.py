@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
-from fumehood.config import ApprovalsConfig
+from fumehood.config import ApprovalsConfig, BudgetConfig
 from fumehood.model.approval import (
     ApprovalQuery,
     ApprovalState,
@@ -17,6 +19,7 @@ from fumehood.model.approval import (
     Resolution,
 )
 from fumehood.model.call_log import CallQuery
+from fumehood.model.decision import CallFacts, Decision, Verdict
 from fumehood.model.errors import (
     ApprovalExpired,
     EngineError,
@@ -180,13 +183,51 @@ async def test_a_warning_goes_out_once_before_the_end() -> None:
         desk.clock.advance(550)
         for what in ("b", "c"):
             await desk.parked(what)
-        with anyio.fail_after(10):
-            while (await desk.engine.desk.show(approval_id)).version == 1:
-                await anyio.sleep(0.01)
+        await _until_warned_of(desk, approval_id)
         for what in ("d", "e"):
             await desk.parked(what)
         approval = await desk.engine.desk.show(approval_id)
-        assert (approval.version, approval.state) == (2, ApprovalState.PENDING)
+        assert approval.state is ApprovalState.PENDING
+        assert await _warned_of(desk, approval_id) == 1
+
+
+@pytest.mark.row("A2")
+async def test_whoever_was_shown_it_before_the_warning_decides_on_the_same_after_it() -> None:
+    rules = ApprovalsConfig(expire_seconds=600, warn_seconds=60)
+    async with asking(approvals=rules) as desk:
+        approval_id = await desk.parked("a")
+        shown = await desk.engine.desk.show(approval_id)
+        desk.clock.advance(550)
+        await desk.parked("b")  # the desk looks round
+        await _until_warned_of(desk, approval_id)
+        assert await desk.engine.desk.show(approval_id) == shown
+        decided = await desk.decide(approval_id, YES, version=shown.version)
+        assert decided.state is ApprovalState.APPROVED
+        # The control: an edit is news to whoever was shown the call before it.
+        other = await desk.parked("c")
+        shown = await desk.engine.desk.show(other)
+        await desk.decide(other, NewDecision(decision="approve", arguments={"what": "d"}), ALICE)
+        with pytest.raises(IdempotencyConflict):
+            await desk.decide(other, YES, BOB, version=shown.version)
+
+
+@pytest.mark.row("A2")
+async def test_the_keeper_wakes_when_the_next_warning_is_due_and_when_the_next_end_is() -> None:
+    rules = ApprovalsConfig(expire_seconds=12, warn_seconds=9)
+    async with asking(approvals=rules) as desk:
+        keeper = desk.engine.desk._keeper
+        approval_id = await desk.parked("a")
+        assert await keeper.pause_s() == 3
+        desk.clock.advance(2)
+        assert await keeper.pause_s() == 1
+        desk.clock.advance(1)
+        second = await desk.parked("b")  # the desk looks round
+        await _until_warned_of(desk, approval_id)
+        assert await keeper.pause_s() == 3  # the warning of the second
+        desk.clock.advance(7)
+        await desk.parked("c")
+        await _until_warned_of(desk, second)
+        assert await keeper.pause_s() == 2  # the end of the first
 
 
 @pytest.mark.row("A4")
@@ -235,6 +276,140 @@ async def test_edited_call_runs_as_edited() -> None:
         assert desk.deeds.done == ["b"]
 
 
+EDITED = "approval: a human changed the arguments before this call was carried out: changed /what"
+
+
+@pytest.mark.row("A3")
+async def test_the_caller_of_an_edited_call_is_told_so_in_every_answer() -> None:
+    async with asking() as desk:
+        answers = []
+
+        async def wait() -> None:
+            answers.append(await desk.ask("a", wait_for_approval=5, idempotency_key="k"))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(wait)
+            with anyio.fail_after(10):
+                while not (found := await desk.engine.desk.list(ApprovalQuery())).items:
+                    await anyio.sleep(0.01)
+            approval_id = found.items[0].id
+            edited = NewDecision(decision="approve", arguments={"what": "b"})
+            await desk.decide(approval_id, edited)
+        answers.append(await desk.ended(approval_id))
+        answers.append(await desk.ask("a", idempotency_key="k"))
+        assert [answer.metadata.warnings for answer in answers] == [(EDITED,)] * 3
+        own = await desk.engine.desk.show(approval_id, principal=CALLER)
+        assert (own.arguments, own.asked_arguments) == ({"what": "b"}, {"what": "a"})
+        # The harmless twin: an edit that changes nothing, and no edit.
+        for decision in (YES, NewDecision(decision="approve", arguments={"what": "c"})):
+            twin = await desk.parked("c")
+            await desk.decide(twin, decision)
+            assert (await desk.ended(twin)).metadata.warnings == ()
+            assert (await desk.engine.desk.show(twin)).asked_arguments is None
+
+
+@pytest.mark.row("A3")
+async def test_the_second_approver_sees_what_was_asked_and_what_it_was_edited_to() -> None:
+    async with asking(prepare=_ask_two) as desk:
+        approval_id = await desk.parked("a")
+        for what in ("b", "c"):
+            edited = NewDecision(decision="approve", arguments={"what": what})
+            await desk.decide(approval_id, edited, ALICE)
+        shown = await desk.engine.desk.show(approval_id)
+        assert (shown.arguments, shown.asked_arguments) == ({"what": "c"}, {"what": "a"})
+        back = await desk.decide(
+            approval_id, NewDecision(decision="approve", arguments={"what": "a"}), ALICE
+        )
+        assert back.asked_arguments is None  # it is what was asked for again
+        rows = [row.body for row in await _audited(desk) if row.kind == "approval.approved"]
+        assert rows[-1]["action_digest"] == back.action_digest
+
+
+@pytest.mark.row("A3")
+async def test_the_warning_of_an_edit_survives_a_crash_in_the_middle(tmp_path: Path) -> None:
+    deeds = Deeds(gate=anyio.Event())
+    async with asking(tmp_path, deeds=deeds) as desk:
+        approval_id = await desk.parked("a")
+        await desk.decide(approval_id, NewDecision(decision="approve", arguments={"what": "b"}))
+        with anyio.fail_after(10):
+            await deeds.begun.wait()
+    async with asking(tmp_path, deeds=deeds) as desk:
+        assert (await desk.ended(approval_id)).metadata.warnings == (EDITED,)
+
+
+@pytest.mark.row("A3")
+async def test_an_edit_is_looked_at_before_the_yes_and_nothing_of_it_is_kept() -> None:
+    async with asking() as desk:
+        approval_id = await desk.parked("a")
+        before, rows = await desk.engine.desk.show(approval_id), await _audited(desk)
+        shown = await desk.engine.desk.preview_edit(approval_id, {"what": "b"}, ALICE)
+        assert (shown.arguments, shown.asked_arguments) == ({"what": "b"}, {"what": "a"})
+        assert shown.action_digest != before.action_digest
+        assert await desk.engine.desk.show(approval_id) == before
+        assert len(await _audited(desk)) == len(rows)
+        edited = NewDecision(
+            decision="approve", arguments={"what": "b"}, action_digest=shown.action_digest
+        )
+        decided = await desk.decide(approval_id, edited, version=shown.version)
+        unstable = {"state", "version", "decisions", "decided_at", "expires_at", "counted"}
+        assert decided.model_dump(exclude=unstable) == shown.model_dump(exclude=unstable)
+        assert (await desk.ended(approval_id)).data == {"erased": "b"}
+
+
+@pytest.mark.row("A3")
+async def test_a_yes_to_what_was_shown_is_no_yes_to_something_else() -> None:
+    async with asking() as desk:
+        approval_id = await desk.parked("a")
+        shown = await desk.engine.desk.preview_edit(approval_id, {"what": "b"}, ALICE)
+        for arguments in ({"what": "c"}, None):
+            other = NewDecision(
+                decision="approve", arguments=arguments, action_digest=shown.action_digest
+            )
+            with pytest.raises(IdempotencyConflict):
+                await desk.decide(approval_id, other)
+        assert (await desk.engine.desk.show(approval_id)).state is ApprovalState.PENDING
+        assert desk.deeds.done == []
+        # The control: without it, whatever the arguments make of it by then is decided on.
+        await desk.decide(approval_id, NewDecision(decision="approve", arguments={"what": "c"}))
+        assert (await desk.ended(approval_id)).data == {"erased": "c"}
+
+
+@pytest.mark.row("A3")
+async def test_an_edit_that_would_be_refused_is_refused_when_it_is_looked_at() -> None:
+    carol = Principal("approver:carol", frozenset({Scope.APPROVE}))
+    itself = Principal(CALLER.id, frozenset({Scope.APPROVE}))
+
+    def prepare(engine: Any) -> None:
+        def decide(facts: CallFacts) -> Decision:
+            what = facts.arguments["what"]
+            if what == "never":
+                return Decision(Verdict.DENY, "never")
+            names = {"carols": ("carol",), "bobs": ("bob",)}.get(what, ("alice", "bob"))
+            return Decision(Verdict.ASK, "named", approvers=names)
+
+        engine.policy.gate.decide = decide
+
+    async with asking(prepare=prepare) as desk:
+        approval_id = await desk.parked("a")
+        look = desk.engine.desk.preview_edit
+        for arguments, by, error in (
+            ({"what": 5}, ALICE, InvalidParams),
+            ({"what": "never"}, ALICE, PermissionDenied),
+            ({"what": "carols"}, ALICE, PermissionDenied),  # nobody whom both calls want
+            ({"what": "bobs"}, ALICE, PermissionDenied),
+            ({"what": "b"}, carol, PermissionDenied),
+            ({"what": "b"}, itself, PermissionDenied),
+        ):
+            with pytest.raises(error):
+                await look(approval_id, arguments, by)
+        with pytest.raises(ResourceNotFound):
+            await look("apr_0", {"what": "b"}, ALICE)
+        assert (await look(approval_id, {"what": "bobs"}, BOB)).approvers == ("bob",)
+        await desk.decide(approval_id, NO)
+        with pytest.raises(IdempotencyConflict):
+            await look(approval_id, {"what": "b"}, ALICE)
+
+
 @pytest.mark.row("A3")
 @pytest.mark.parametrize("arguments", [{}, {"what": 5}], ids=["missing", "of another type"])
 async def test_what_is_edited_into_something_invalid_is_refused_with_its_fields(
@@ -264,6 +439,55 @@ async def test_several_are_decided_all_or_none() -> None:
         for one in (first, second):
             assert (await desk.ended(one)).success
         assert sorted(desk.deeds.done) == ["a", "b"]
+
+
+@pytest.mark.row("A3")
+async def test_of_several_the_one_that_is_not_there_is_named_and_none_is_decided() -> None:
+    async with asking() as desk:
+        first = await desk.parked("a")
+        for unknown, shown in (("apr_0", "apr_0"), ("\x1b[2J\n\u202e", "\\x1b[2J\\n\\u202e")):
+            items = [OneOfSeveral(approval_id=one, decision=YES) for one in (first, unknown)]
+            with pytest.raises(ResourceNotFound) as caught:
+                await desk.engine.desk.decide_all(items, ALICE, channel="test")
+            assert f"'{shown}'" in caught.value.message
+            assert caught.value.details == {"approval_id": shown}
+        assert (await desk.engine.desk.show(first)).state is ApprovalState.PENDING
+
+
+@pytest.mark.row("A3", "E4")
+@pytest.mark.parametrize("period", ["day", "total"])
+async def test_who_is_asked_to_exceed_a_budget_sees_which_whose_how_much_and_until_when(
+    period: Any,
+) -> None:
+    def prepare(engine: Any) -> None:
+        def decide(facts: CallFacts) -> Decision:
+            if not facts.is_over_budget():
+                return Decision(Verdict.ALLOW, "within")
+            return Decision(Verdict.ASK, "more", "It is used up.", may_exceed_budget=True)
+
+        engine.policy.gate.decide = decide
+
+    budget = BudgetConfig(name="daily", per=("principal",), period=period, calls=1)
+    async with asking(prepare=prepare, budgets=(budget,)) as desk:
+        assert (await desk.ask("a")).success
+        approval_id = await desk.parked("b")
+        shown = await desk.engine.desk.show(approval_id)
+        resets_at = "2026-01-02T00:00:00Z" if period == "day" else None
+        assert shown.budget == {
+            "budget": "daily", "unit": "calls", "limit": 1, "left": 0, "needed": 1,
+            "resets_at": resets_at, "subject": {"principal": CALLER.id},
+        }  # fmt: skip
+        when = f"resets at {resets_at}" if resets_at else "does not reset"
+        assert shown.reason == (
+            f"It is used up. Over budget: daily of principal {CALLER.id} had 0 of 1 calls left "
+            f"when this was asked, the call needs 1, and it {when}."
+        )
+        edited = await desk.engine.desk.preview_edit(approval_id, {"what": "c"}, ALICE)
+        assert (edited.reason, edited.budget) == (shown.reason, shown.budget)
+        await desk.decide(approval_id)
+        assert (await desk.ended(approval_id)).success
+        # The harmless twin: somebody else's budget has room, and nobody is asked.
+        assert (await desk.ask("d", by=OTHER_CALLER)).success
 
 
 @pytest.mark.row("A2")
@@ -408,6 +632,70 @@ async def test_the_yes_of_somebody_who_may_not_approve_any_more_does_not_count()
 
 
 @pytest.mark.row("A3")
+async def test_what_nobody_can_complete_any_more_says_so_until_it_can_be_again() -> None:
+    async with asking(prepare=_ask_two) as desk:
+        approval_id = await desk.parked("a")
+        await desk.decide(approval_id, YES, ALICE)
+        shown = await desk.engine.desk.show(approval_id)
+        assert (shown.counted, shown.stuck) == ((ALICE.id,), None)
+        await _remove(desk, "alice")
+        decided = await desk.decide(approval_id, YES, BOB)
+        for shown in (
+            decided,
+            await desk.engine.desk.show(approval_id),
+            (await desk.engine.desk.list(ApprovalQuery())).items[0],
+        ):
+            assert shown.counted == (BOB.id,)
+            assert shown.stuck is not None
+            assert "Nobody is left who could complete it" in shown.stuck
+            assert "alice is not among" in shown.stuck
+        own = await desk.engine.desk.show(approval_id, principal=CALLER)
+        assert (own.counted, own.stuck) == ((), None)  # who may approve is not its caller's
+        _approve_now(desk, ALICE, BOB)  # as a webhook may that was switched off for a time
+        shown = await desk.engine.desk.show(approval_id)
+        assert (shown.counted, shown.stuck) == ((ALICE.id, BOB.id), None)
+        assert desk.deeds.done == []
+        await desk.decide(approval_id, YES, BOB)  # the same word, and now it is enough
+        assert (await desk.ended(approval_id)).success
+        _approve_now(desk, BOB)
+        after = await desk.engine.desk.show(approval_id)
+        assert (after.counted, after.stuck) == ((ALICE.id, BOB.id), None)  # what was, was
+
+
+@pytest.mark.row("A3")
+async def test_a_call_that_would_wait_for_approvers_who_are_none_is_refused_at_once() -> None:
+    async with asking(prepare=_ask_two) as desk:
+        await desk.parked("a")
+        await _remove(desk, "alice")
+        answer = await desk.ask("b")
+        assert answer.error is not None
+        assert answer.error.code == "REQUIRES_HUMAN_APPROVAL"
+        assert answer.error.approval_id is None
+        assert "alice is not among" in answer.error.message
+        assert len((await desk.engine.desk.list(ApprovalQuery())).items) == 1
+        _approve_now(desk, ALICE, BOB)
+        await desk.parked("b")
+
+
+@pytest.mark.row("A3")
+@pytest.mark.parametrize("quorum", [1, 2, 3])
+async def test_a_quorum_larger_than_all_approvers_is_refused_and_one_as_large_waits(
+    quorum: int,
+) -> None:
+    def prepare(engine: Any) -> None:
+        engine.policy.gate.decide = lambda facts: Decision(Verdict.ASK, "many", quorum=quorum)
+
+    async with asking(prepare=prepare) as desk:
+        if quorum <= 2:
+            await desk.parked("a")
+            return
+        answer = await desk.ask("a")
+        assert answer.error is not None
+        assert (answer.error.code, answer.error.approval_id) == ("REQUIRES_HUMAN_APPROVAL", None)
+        assert "3 have to say yes, and 2 could" in answer.error.message
+
+
+@pytest.mark.row("A3")
 async def test_a_remembered_rule_ends_with_its_authors_authority() -> None:
     async with asking() as desk:
         until = desk.clock.now() + timedelta(hours=1)
@@ -431,6 +719,10 @@ async def test_one_callers_large_calls_do_not_fill_the_disk() -> None:
         await desk.parked("b" * 200_000, by=OTHER_CALLER)
         await desk.decide(first, NO)
         await desk.parked("b" * 200_000)
+
+
+def _approve_now(desk: Asking, *who: Principal) -> None:
+    desk.engine.desk._voices._who_approves = lambda: frozenset(one.id for one in who)
 
 
 async def _remove(desk: Asking, name: str) -> None:
@@ -570,18 +862,32 @@ async def _audited(desk: Asking) -> list[_Row]:
     bodies = await desk.engine.database.read(
         lambda c: c.execute(select(AUDIT.c.body).order_by(AUDIT.c.seq)).scalars().all()
     )
-    return [_Row(strict_json.loads(body.encode())["kind"]) for body in bodies]
+    return [_Row(strict_json.loads(body.encode())) for body in bodies]
 
 
 class _Row:
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    def __init__(self, body: dict[str, Any]) -> None:
+        self.kind: str = body["kind"]
+        self.body = body
+
+
+async def _until_warned_of(desk: Asking, approval_id: str) -> None:
+    with anyio.fail_after(10):
+        while not await _warned_of(desk, approval_id):
+            await anyio.sleep(0.01)
+
+
+async def _warned_of(desk: Asking, approval_id: str) -> int:
+    """How often people were told that its end is near."""
+    return sum(
+        row.kind == "approval.expiring" and approval_id in str(row.body)
+        for row in await _audited(desk)
+    )
 
 
 def _ask_two(engine: object) -> None:
     """A policy that wants two named people."""
     from fumehood.gates.policy import PolicyGate
-    from fumehood.model.decision import CallFacts, Decision, Verdict
 
     def decide(self: PolicyGate, facts: CallFacts) -> Decision:
         return Decision(Verdict.ASK, "two", approvers=("alice", "bob"), quorum=2)

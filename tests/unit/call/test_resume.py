@@ -16,11 +16,12 @@ from fumehood import Engine
 from fumehood.config import ApprovalsConfig
 from fumehood.gates.policy import PolicyGate
 from fumehood.model.agent import Binding
-from fumehood.model.approval import ApprovalState
+from fumehood.model.approval import ApprovalState, Resolution
 from fumehood.model.decision import CallFacts, Decision, Verdict
+from fumehood.model.envelope import Envelope
 from fumehood.model.identity import Principal, Scope
 from fumehood.testing import ManualClock
-from support.asking import ALICE, CALLER, YES, Asking, Deeds, asking
+from support.asking import ALICE, CALLER, NO, YES, Asking, Deeds, asking
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("A2", "A5")]
 
@@ -104,8 +105,6 @@ async def test_what_had_begun_when_the_engine_ended_is_interrupted_and_never_run
 
 
 async def test_a_human_resolves_what_was_interrupted(tmp_path: Path) -> None:
-    from fumehood.model.approval import Resolution
-
     deeds = Deeds(gate=anyio.Event())
     async with asking(tmp_path, deeds=deeds) as desk:
         approval_id = await desk.parked("a", idempotency_key="k")
@@ -120,6 +119,67 @@ async def test_a_human_resolves_what_was_interrupted(tmp_path: Path) -> None:
         assert again.success
         assert again.data["resolution"]["note"] == "The file is gone."
     assert deeds.done == []
+
+
+@pytest.mark.parametrize("how", ["done", "denied", "expired", "cancelled", "never started", "gone"])
+async def test_every_answer_names_the_tool_and_its_version_and_the_whole_time(
+    tmp_path: Path, how: str
+) -> None:
+    deeds, clock = Deeds(), ManualClock()
+    async with asking(tmp_path, deeds=deeds, clock=clock) as desk:
+        approval_id = await desk.parked("a")
+        clock.advance(5)
+        if how == "denied":
+            await desk.decide(approval_id, NO)
+        elif how == "cancelled":
+            await desk.engine.desk.cancel(approval_id, CALLER)
+        elif how == "expired":
+            clock.advance(3600)
+            await desk.parked("b")  # the desk looks round
+        elif how == "done":
+            await desk.decide(approval_id)
+        else:
+            desk.engine.drain()
+            await desk.decide(approval_id)
+        if how not in ("never started", "gone"):
+            _require_named(await desk.ended(approval_id))
+            return
+    if how == "never started":
+        clock.advance(301)
+    async with asking(tmp_path, deeds=deeds, clock=clock, prepare=_without_tools(how)) as desk:
+        _require_named(await desk.ended(approval_id))
+    assert deeds.done == []
+
+
+async def test_an_interrupted_calls_answers_name_the_tool_and_its_version(tmp_path: Path) -> None:
+    deeds, clock = Deeds(gate=anyio.Event()), ManualClock()
+    async with asking(tmp_path, deeds=deeds, clock=clock) as desk:
+        approval_id = await desk.parked("a")
+        clock.advance(5)
+        await desk.decide(approval_id)
+        with anyio.fail_after(10):
+            await deeds.begun.wait()
+    async with asking(tmp_path, deeds=deeds, clock=clock) as desk:
+        _require_named(await desk.ended(approval_id))
+        await desk.engine.desk.resolve(approval_id, Resolution(outcome="done"), ALICE)
+        _require_named(await desk.ended(approval_id))
+
+
+def _without_tools(how: str) -> Callable[[Engine], None]:
+    """Take the tool away, where that is how it ends."""
+
+    def prepare(engine: Engine) -> None:
+        if how == "gone":
+            engine._made.registry.remove("erase", "1.0.0")
+
+    return prepare
+
+
+def _require_named(answer: Envelope) -> None:
+    metadata = answer.metadata
+    assert (metadata.tool_name, metadata.tool_version) == ("erase", "1.0.0")
+    assert metadata.execution_time_ms == metadata.performance.total_ms >= 5000
+    assert (metadata.performance.approval_ms or 0) <= metadata.performance.total_ms
 
 
 @pytest.mark.parametrize("what", ["the definition", "the limits", "the answer of another rule"])

@@ -27,7 +27,7 @@ async def test_yes_that_is_about_to_start_when_the_engine_stops_stays_a_yes(
         ran.append(1)
 
     async with Engine(tools=[act], config=Config(home=home, host_tools=("act",))) as engine:
-        engine.desk.require_somebody_to_ask = lambda tool: None  # type: ignore[method-assign]
+        engine.desk.require_somebody_to_ask = lambda *asked: None  # type: ignore[method-assign]
         waiting = await engine.call("act")
         assert waiting.error is not None
         approval_id = waiting.error.approval_id

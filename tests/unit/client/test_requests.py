@@ -122,6 +122,8 @@ CONTROL: list[tuple[Ask[Any], str, Any]] = [
      {"items": [{"approval_id": "apr_1", "decision": {"decision": "deny"}}]}),
     (approvals.preview_remember("apr_1", RememberWish(uses=2)),
      "POST /v1/approvals/apr_1/remember-preview", {"uses": 2}),
+    (approvals.preview_edit("apr_1", {"a": None}),
+     "POST /v1/approvals/apr_1/edit-preview", {"arguments": {"a": None}}),
     (approvals.resolve("apr_1", "done", None), "POST /v1/approvals/apr_1/resolve",
      {"outcome": "done", "note": None}),
     (approvals.next_change(4, 2.5), "GET /v1/approvals/changes?after=4&wait=2.5", None),

@@ -47,6 +47,7 @@ from fumehood.model.approval import (
     ApprovalPage,
     ApprovalQuery,
     NewDecision,
+    NewEdit,
     OneOfSeveral,
     RememberWish,
     Resolution,
@@ -163,6 +164,21 @@ async def preview_remembered(request: Request) -> Response:
     wish = parse_body(RememberWish, document)
     rule = await engine_of(request).desk.preview_remember(_id(request), wish)
     return answer(request, RememberedAnswer(rule=rule))
+
+
+async def preview_edit(request: Request) -> Response:
+    """The approval as a yes to these arguments would make it: what would be done, what would
+    change, and who would have to agree. Nothing is saved.
+
+    Its `action_digest` goes with the decision, which then is for this and nothing else; the
+    `ETag` is that of the approval as it is.
+    """
+    document = await read_json(request)
+    by = await require_approver(request)
+    edit = parse_body(NewEdit, document)
+    peer = peer_principal_id(request)
+    edited = await engine_of(request).desk.preview_edit(_id(request), edit.arguments, by, peer=peer)
+    return _approval(request, edited)
 
 
 async def resolve_approval(request: Request) -> Response:
@@ -362,6 +378,16 @@ CONTROL_OPERATIONS = [
         body=RememberWish,
         parameters=APPROVAL,
         errors=frozenset({ResourceNotFound}),
+    ),
+    Operation(
+        "POST",
+        "/v1/approvals/{approval_id}/edit-preview",
+        preview_edit,
+        Needs.APPROVER,
+        data=ApprovalAnswer,
+        body=NewEdit,
+        parameters=APPROVAL,
+        errors=DECIDING,
     ),
     Operation(
         "POST",

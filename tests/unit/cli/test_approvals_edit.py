@@ -1,0 +1,65 @@
+"""`fumehood approvals approve --edit`: what is asked about is what would be done."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import typer
+
+from fumehood.cli import approvals
+from fumehood.model.approval import Approval, NewDecision
+from fumehood.model.errors import InvalidParams
+from support.approvals import approval
+
+pytestmark = pytest.mark.row("A3")
+
+EDIT = NewDecision(decision="approve", arguments={"text": "better"})
+
+
+class _Control:
+    """A client whose engine coerces, adds a default and computes what will change."""
+
+    def __init__(self, refusal: Exception | None = None) -> None:
+        self.approvals = self
+        self._refusal = refusal
+
+    def preview_edit(self, approval_id: str, arguments: dict[str, Any]) -> Approval:
+        if self._refusal is not None:
+            raise self._refusal
+        return approval(
+            arguments={**arguments, "times": 7},
+            preview={"added": ["new.txt"]},
+            action_digest="sha256:edited",
+            approvers=("carol",),
+        )
+
+
+def _asked(monkeypatch: pytest.MonkeyPatch, word: str, **control: Any) -> NewDecision:
+    monkeypatch.setattr("sys.stdin", io.StringIO(word + "\n"))
+    client: Any = _Control(**control)
+    return approvals._ask(client, [approval()], EDIT)
+
+
+def test_the_edited_call_is_shown_as_it_would_be_and_the_yes_is_for_that(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    decision = _asked(monkeypatch, "yes")
+    assert decision == EDIT.model_copy(update={"action_digest": "sha256:edited"})
+    shown = capsys.readouterr().err.partition("AS EDITED")[2]
+    for part in ("better", "times: 7", "what will change", "new.txt", "carol"):
+        assert part in shown
+
+
+def test_what_cannot_be_is_said_before_anybody_is_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(InvalidParams):
+        _asked(monkeypatch, "yes", refusal=InvalidParams("No.", fields=["arguments.text"]))
+    assert "Type yes" not in capsys.readouterr().err
+
+
+def test_any_other_word_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(typer.Exit):
+        _asked(monkeypatch, "y")
