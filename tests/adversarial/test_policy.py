@@ -143,16 +143,16 @@ BOMBS = {
     "alias.yaml": ("a: &a [x, x]\nrules: [*a, *a]\n", "anchors and aliases are not accepted"),
     "tag.yaml": ("rules: !!python/object/apply:os.system [id]\n", "tags are not accepted"),
     "digits.toml": (HEAD + "quorum = " + "9" * 100_000, "a number has too many digits"),
-    "brackets.toml": (HEAD + "reason = '" + "[" * 900_000 + "'", "String should have at most 1000"),
-    "quotes.toml": (HEAD + 'reason = """' + '\\"""' * 200_000 + '"""', "String should have at most"),
+    "brackets.toml": (HEAD + "reason = '" + "[" * 900_000 + "'", "reason: has more than 1000 characters"),
+    "quotes.toml": (HEAD + 'reason = """' + '\\"""' * 200_000 + '"""', "reason: has more than 1000 characters"),
     "conditions.toml": (
         HEAD + '[[rules.when]]\nargument = "/a"\nprefix = "x"\n' * 20_000,
-        "Tuple should have at most 50 items",
+        "has more than 50 entries",
     ),
-    "names.toml": (HEAD + f"tools = {json.dumps(['a'] * 100_000)}", "Tuple should have at most 1000"),
+    "names.toml": (HEAD + f"tools = {json.dumps(['a'] * 100_000)}", "tools: has more than 1000 entries"),
     "pointer.toml": (
         HEAD + '[[rules.when]]\nargument = "' + "/*" * 300_000 + '"\nprefix = "x"\n',
-        "String should have at most 4096",
+        "has more than 4096 characters",
     ),
     "equals.toml": (
         HEAD + '[[rules.when]]\nargument = "/a"\nequals = ' + "[" * 70 + "]" * 70,

@@ -33,6 +33,7 @@ from fumehood.model.call import CallRequest
 from fumehood.model.decision import Verdict
 from fumehood.model.envelope import Envelope
 from fumehood.model.errors import CallInProgress, RequiresHumanApproval
+from fumehood.model.json_types import JsonObject
 from fumehood.observe.trail import Trail
 from fumehood.sandbox.sessions import SessionKeeper
 from fumehood.sandbox.wall import Walls
@@ -206,8 +207,9 @@ def stored_approval(
     now: datetime,
     expires_at: datetime,
     exceeded: Exceeded | None,
+    asked_arguments: JsonObject | None = None,
 ) -> StoredApproval:
-    """The record of a call that is to wait."""
+    """The record of a call that is to wait; `asked_arguments` where it was edited before."""
     request, decision = permitted.request, permitted.decision
     tool, options = permitted.tool.definition, request.options
     approval = Approval(
@@ -222,6 +224,7 @@ def stored_approval(
         agent_id=options.agent_id,
         session_id=options.session_id,
         arguments=permitted.validated.arguments,
+        asked_arguments=asked_arguments,
         preview=effect.shown if effect is not None else None,
         rule=decision.rule,
         asked_by=decision.asked_by,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fumehood.call.action import Action, action_of, changed_fields
 from fumehood.call.approval_edit import Edited
@@ -216,12 +216,10 @@ class ResumedWay:
             return None
         action = action_of(permitted, plan, effect)
         desk, key = rooms.desk, stored.idempotency_key
-        again = stored_approval(
+        return stored_approval(
             permitted, action, effect, key, desk.new_id(), desk.now(), desk.expiry(),
-            rooms.asking.exceeded_by(permitted),
+            rooms.asking.exceeded_by(permitted), stored.approval.asked_arguments,
         )  # fmt: skip
-        asked = {"asked_arguments": stored.approval.asked_arguments}
-        return replace(again, approval=again.approval.model_copy(update=asked))
 
     def _permitted(self, stored: StoredApproval, trail: Trail) -> PermittedCall:
         rooms = self.rooms
