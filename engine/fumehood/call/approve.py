@@ -237,16 +237,21 @@ def stored_approval(
         created_at=now,
         expires_at=expires_at,
     )
-    binding = permitted.validated.resolved.binding
     kept = StoredRequest(
         arguments=request.arguments,
         options=options.model_dump(mode="json"),
         token_id=permitted.principal.token_id,
         expected=effect.base if effect is not None else None,
         may_exceed_budget=decision.may_exceed_budget,
-        hidden=tuple(sorted(binding.fixed)) if binding is not None else (),
+        hidden=hidden_of(permitted),
     )
     return StoredApproval(approval, kept, idempotency_key)
+
+
+def hidden_of(permitted: PermittedCall) -> tuple[str, ...]:
+    """The arguments that the agent's configuration fixes, and that its caller does not see."""
+    binding = permitted.validated.resolved.binding
+    return tuple(sorted(binding.fixed)) if binding is not None else ()
 
 
 async def _refuse_what_was_denied(claimed: ClaimedCall, action: Action, desk: ApprovalDesk) -> None:
