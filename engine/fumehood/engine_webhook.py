@@ -193,11 +193,16 @@ class EngineWebhook:
         """One attempt; whether the message is settled now."""
         await self._database.write(partial(deliveries.note_attempt, seq=owed.seq))
         try:
-            told = owed.document or told_of(await self._show(owed.approval_id))
+            is_taken = await self._tell(owed, send)
         except ResourceNotFound:  # it is no longer kept, so there is nothing to tell
             await self._settle(deliveries.give_up, owed)
             return True
-        if await self._attempt(owed, told, send):
+        except StoreError:
+            raise
+        except Exception as fault:  # what cannot be told must not hold up what can
+            log_fault(self._log, "webhook.internal_error", fault, delivery=owed.seq)
+            is_taken = False
+        if is_taken:
             await self._settle(deliveries.note_delivered, owed)
             return True
         if owed.attempts + 1 < self._config.attempts:
@@ -207,6 +212,11 @@ class EngineWebhook:
             "webhook.given_up", delivery=owed.seq, approval_id=owed.approval_id, told=owed.event
         )
         return True
+
+    async def _tell(self, owed: Owed, send: Send) -> bool:
+        """Whether it was taken, as it is by now. Raises ResourceNotFound."""
+        told = owed.document or told_of(await self._show(owed.approval_id))
+        return await self._attempt(owed, told, send)
 
     async def _attempt(self, owed: Owed, told: JsonObject, send: Send) -> bool:
         """Whether it was taken. The address and what it answers stay out of the log."""

@@ -13,6 +13,7 @@ import pytest
 
 from fumehood import Config, Engine
 from fumehood.model.approval import Approval, ApprovalState, NewDecision
+from fumehood.model.decision import CallFacts, Decision, Verdict
 from fumehood.model.identity import Principal, Scope
 from support.container import scripted_wall
 
@@ -94,3 +95,34 @@ async def test_files_that_changed_meanwhile_are_asked_about_again(bench: Bench) 
     assert [one["path"] for one in second.preview["removed"]] == ["d", "d/f", "d/new"]
     assert (await bench.agree(second.id)).state is ApprovalState.DONE
     assert list(bench.root.iterdir()) == []
+
+
+async def test_an_edit_that_is_asked_about_again_needs_those_whom_the_first_call_needed(
+    bench: Bench,
+) -> None:
+    gate: Any = bench.engine.policy.gate
+
+    def decide(facts: CallFacts) -> Decision:
+        if facts.arguments["paths"] == ["d"]:
+            return Decision(
+                Verdict.ASK, "two", policy_version="v", quorum=2, approvers=("alice", "bob")
+            )
+        return Decision(Verdict.ASK, "anybody", policy_version="v")
+
+    gate.decide = decide
+    admin = Principal("approver:first", frozenset({Scope.ADMIN}))
+    made, _ = await bench.engine.approvers.add(
+        "bob", [Scope.APPROVE], by=admin, now=datetime.now(UTC)
+    )
+    for name in ("d", "e"):
+        (bench.root / name).mkdir()
+    approval_id = await bench.ask(paths=["d"], recursive=True)
+    edited = NewDecision(decision="approve", arguments={"paths": ["e"], "recursive": True})
+    await bench.engine.desk.decide(approval_id, edited, made.principal, channel="test")
+    (bench.root / "e/new").write_text("never shown")
+    first = await bench.agree(approval_id)
+    assert first.superseded_by is not None
+    second = await bench.engine.desk.show(first.superseded_by)
+    assert (second.approvers, second.quorum) == (("alice", "bob"), 2)
+    assert second.asked_arguments is not None
+    assert second.asked_arguments["paths"] == ["d"]

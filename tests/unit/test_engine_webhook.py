@@ -17,6 +17,7 @@ import pytest
 from fumehood.config import ConfigError, WebhookConfig
 from fumehood.engine_webhook import AT_ONCE, EngineWebhook, read_secret
 from fumehood.gates.webhook import HEADER, Callbacks
+from fumehood.model.approval import Approval
 from fumehood.model.errors import Unauthorized
 from fumehood.observe.log import quiet_logger
 from fumehood.store import deliveries
@@ -176,6 +177,56 @@ async def test_one_that_is_never_taken_does_not_hold_up_the_others_for_ever(
     webhook = make(database, secret_file, attempts=3)
     assert [await webhook.send_owed(refuses_one) for _ in range(3)] == [False, False, True]
     assert got == [approval(2).id, approval(3).id]
+    assert owed(database) == []
+
+
+@pytest.mark.anyio
+async def test_one_that_cannot_be_understood_does_not_hold_up_the_others(
+    database: Database, secret_file: Path
+) -> None:
+    class Desk(FakeDesk):
+        async def show(self, approval_id: str, **how: Any) -> Approval:
+            if approval_id == approval(1).id:
+                raise ValueError("a damaged row")
+            return await super().show(approval_id, **how)
+
+    for number in range(1, 10):
+        owe(database, number)
+    desk = Desk({approval(number).id: approval(number) for number in range(1, 20)})
+    webhook = make(database, secret_file, desk=desk, attempts=2)
+    receiver = Receiver()
+    assert not await webhook.send_owed(receiver)
+    told = {message["approval"]["id"] for message in receiver.messages}
+    assert told == {approval(number).id for number in range(2, 10)}
+    assert len(receiver.got) == 8
+    assert await webhook.send_owed(receiver)  # and gives it up
+    assert owed(database) == []
+
+
+@pytest.mark.anyio
+async def test_an_anchor_that_arrives_late_does_not_strike_off_the_newer_one(
+    database: Database, secret_file: Path
+) -> None:
+    def owe_anchor(seq: int) -> None:
+        database.write_now(
+            partial(deliveries.owe_newest, event="audit.anchor", document={"seq": seq}, at=NOW)
+        )
+
+    got: list[tuple[int, int]] = []
+
+    async def slow(body: bytes, headers: dict[str, str]) -> int:
+        message = json.loads(body)
+        got.append((message["delivery"], message["seq"]))
+        if message["seq"] == 7:
+            owe_anchor(8)  # while the earlier one is on its way
+        return 200
+
+    owe_anchor(7)
+    webhook = make(database, secret_file)
+    assert await webhook.send_owed(slow)
+    assert await webhook.send_owed(slow)
+    assert [seq for _, seq in got] == [7, 8]
+    assert len({delivery for delivery, _ in got}) == 2
     assert owed(database) == []
 
 

@@ -7,6 +7,7 @@ never lets fewer, or other, people agree than the call that was asked for wanted
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from fumehood.model.budget import Exceeded
 from fumehood.model.decision import Decision, Verdict
 from fumehood.model.errors import PermissionDenied
 from fumehood.model.json_types import JsonObject
-from fumehood.store.approvals import StoredApproval
+from fumehood.store.approvals import StoredApproval, StoredRequest
 from fumehood.wire.canonical import canonical
 
 MAX_NAMED = 20
@@ -38,6 +39,8 @@ class Edited:
     """What the policy says of it, which is no denial."""
     exceeded: Exceeded | None
     """The budget that the yes would let it exceed."""
+    hidden: tuple[str, ...]
+    """Arguments that the agent's configuration fixes now."""
 
 
 def edited_document(stored: StoredApproval, edited: Edited) -> dict[str, Any]:
@@ -60,7 +63,7 @@ def edited_document(stored: StoredApproval, edited: Edited) -> dict[str, Any]:
             "token_id": request.token_id,
             "expected": edited.expected,
             "may_exceed_budget": request.may_exceed_budget,
-            "hidden": list(request.hidden),
+            "hidden": sorted({*request.hidden, *edited.hidden}),
         },
     }
 
@@ -77,6 +80,30 @@ def as_edited(stored: StoredApproval, edited: Edited) -> Approval:
         if name in fields:
             fields[name] = tuple(fields[name])
     return stored.approval.model_copy(update=fields)
+
+
+def asked_again(before: StoredApproval, again: StoredApproval) -> StoredApproval:
+    """A call that is to be asked for once more, with what stays of an edit of the first one.
+
+    Raises:
+        PermissionDenied: as `edited_document`.
+    """
+    was, now = before.approval, again.approval
+    if was.asked_arguments is None:
+        return again
+    approvers, quorum = _wanted_by_both(was, now.approvers, now.quorum)
+    kept = {"asked_arguments": was.asked_arguments, "approvers": approvers, "quorum": quorum}
+    hidden = tuple(sorted({*before.request.hidden, *again.request.hidden}))
+    asks = again.request
+    request = StoredRequest(
+        arguments=asks.arguments,
+        options=asks.options,
+        token_id=asks.token_id,
+        expected=asks.expected,
+        may_exceed_budget=asks.may_exceed_budget,
+        hidden=hidden,
+    )
+    return StoredApproval(now.model_copy(update=kept), request, again.idempotency_key)
 
 
 def _asked_arguments(before: Approval, edited: Edited) -> JsonObject | None:
@@ -122,18 +149,26 @@ def _asked_for_edited(before: Approval, edited: Edited) -> dict[str, Any]:
         PermissionDenied: too few are wanted by both.
     """
     decision = edited.decision
-    both = [names for names in (before.approvers, decision.approvers) if names]
-    approvers = [name for name in both[0] if all(name in them for them in both)] if both else []
-    quorum = max(before.quorum, decision.quorum)
-    if both and len(approvers) < quorum:
-        raise PermissionDenied(
-            "The rules want other approvers for the edited call than for this one. Deny this one, "
-            "and let the edited call be asked for."
-        )
-    asked: dict[str, Any] = {"approvers": approvers, "quorum": quorum}
+    approvers, quorum = _wanted_by_both(before, decision.approvers, decision.quorum)
+    asked: dict[str, Any] = {"approvers": list(approvers), "quorum": quorum}
     if decision.verdict is Verdict.ASK:
         asked |= {"rule": decision.rule, "asked_by": list(decision.asked_by),
                   "reason": reason_with_budget(decision, edited.exceeded),
                   "budget": budget_record(edited.exceeded),
                   "policy_version": decision.policy_version}  # fmt: skip
     return asked
+
+
+def _wanted_by_both(
+    before: Approval, approvers: Sequence[str], quorum: int
+) -> tuple[tuple[str, ...], int]:
+    """Who is wanted, and how many, where these are wanted, too. Raises PermissionDenied."""
+    both = [names for names in (before.approvers, approvers) if names]
+    wanted = tuple(name for name in both[0] if all(name in them for them in both)) if both else ()
+    quorum = max(before.quorum, quorum)
+    if both and len(wanted) < quorum:
+        raise PermissionDenied(
+            "The rules want other approvers for the edited call than for this one. Deny this one, "
+            "and let the edited call be asked for."
+        )
+    return wanted, quorum

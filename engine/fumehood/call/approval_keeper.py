@@ -3,12 +3,12 @@
 Host side, one task of the engine, entered by the desk. It looks at the database, not at what it
 remembers, so what a crash or a full disk left undone is done at one of its next looks.
 Invariants: what is being carried out does not expire; one row that cannot be understood holds
-up no other.
+up no other, and ends nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime, timedelta
 
 import anyio
@@ -70,9 +70,9 @@ class ApprovalKeeper:
                 await self._look_round()
                 pause_s = await self.pause_s()
             except (ReadFailed, WriteFailed) as fault:
-                self._on_event("approval.not_looked_after", {"reason": str(fault)})
-                await anyio.sleep(LOOK_S)
-                pause_s = 0.0
+                pause_s = await self._not_looked(str(fault))
+            except Exception as fault:  # the engine must not end with this task
+                pause_s = await self._not_looked(type(fault).__name__)
             with anyio.move_on_after(pause_s):
                 await self._look.wait()
 
@@ -89,18 +89,36 @@ class ApprovalKeeper:
     async def _look_round(self) -> None:
         now = self._now()
         over, near = await self._table.due(now, now + self._warn_before)
-        for approval_id in over:
-            try:
-                await self._expire(approval_id)
-            except (ReadFailed, WriteFailed):
-                raise
-            except Exception as fault:  # the others are to expire all the same
-                self._changes.tell_fault(approval_id, fault)
-                await anyio.sleep(LOOK_S)
-        for approval_id in near:
-            await self._changes.change_unless_stale(approval_id, steps.expiring(now))
+        all_understood = await self._of_each(over, self._expire)
+        all_understood &= await self._of_each(near, self._warn)
         for approval_id in await self._table.in_state(ApprovalState.APPROVED):
             self._runs.start(approval_id)
+        if not all_understood:  # they are found again at once
+            await anyio.sleep(LOOK_S)
+
+    async def _of_each(
+        self, approval_ids: Iterable[str], work: Callable[[str], Awaitable[None]]
+    ) -> bool:
+        """Whether every one could be understood; those that can are worked on all the same."""
+        all_understood = True
+        for approval_id in approval_ids:
+            try:
+                await work(approval_id)
+            except (ReadFailed, WriteFailed):
+                raise
+            except Exception as fault:
+                self._changes.tell_fault(approval_id, fault)
+                all_understood = False
+        return all_understood
+
+    async def _not_looked(self, reason: str) -> float:
+        """Say so, and look again a little later; no pause is needed after that."""
+        self._on_event("approval.not_looked_after", {"reason": reason})
+        await anyio.sleep(LOOK_S)
+        return 0.0
+
+    async def _warn(self, approval_id: str) -> None:
+        await self._changes.change_unless_stale(approval_id, steps.expiring(self._now()))
 
     async def _expire(self, approval_id: str) -> None:
         if approval_id in self._runs.running:

@@ -33,7 +33,6 @@ from fumehood.model.call import CallRequest
 from fumehood.model.decision import Verdict
 from fumehood.model.envelope import Envelope
 from fumehood.model.errors import CallInProgress, RequiresHumanApproval
-from fumehood.model.json_types import JsonObject
 from fumehood.observe.trail import Trail
 from fumehood.sandbox.sessions import SessionKeeper
 from fumehood.sandbox.wall import Walls
@@ -207,9 +206,8 @@ def stored_approval(
     now: datetime,
     expires_at: datetime,
     exceeded: Exceeded | None,
-    asked_arguments: JsonObject | None = None,
 ) -> StoredApproval:
-    """The record of a call that is to wait; `asked_arguments` where it was edited before."""
+    """The record of a call that is to wait."""
     request, decision = permitted.request, permitted.decision
     tool, options = permitted.tool.definition, request.options
     approval = Approval(
@@ -224,7 +222,6 @@ def stored_approval(
         agent_id=options.agent_id,
         session_id=options.session_id,
         arguments=permitted.validated.arguments,
-        asked_arguments=asked_arguments,
         preview=effect.shown if effect is not None else None,
         rule=decision.rule,
         asked_by=decision.asked_by,
@@ -240,16 +237,21 @@ def stored_approval(
         created_at=now,
         expires_at=expires_at,
     )
-    binding = permitted.validated.resolved.binding
     kept = StoredRequest(
         arguments=request.arguments,
         options=options.model_dump(mode="json"),
         token_id=permitted.principal.token_id,
         expected=effect.base if effect is not None else None,
         may_exceed_budget=decision.may_exceed_budget,
-        hidden=tuple(sorted(binding.fixed)) if binding is not None else (),
+        hidden=hidden_of(permitted),
     )
     return StoredApproval(approval, kept, idempotency_key)
+
+
+def hidden_of(permitted: PermittedCall) -> tuple[str, ...]:
+    """The arguments that the agent's configuration fixes, and that its caller does not see."""
+    binding = permitted.validated.resolved.binding
+    return tuple(sorted(binding.fixed)) if binding is not None else ()
 
 
 async def _refuse_what_was_denied(claimed: ClaimedCall, action: Action, desk: ApprovalDesk) -> None:

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fumehood.call.action import Action, action_of, changed_fields
-from fumehood.call.approval_edit import Edited
-from fumehood.call.approve import approved_by_human, stored_approval
+from fumehood.call.approval_edit import Edited, asked_again
+from fumehood.call.approve import approved_by_human, hidden_of, stored_approval
 from fumehood.call.authorise import PermittedCall, authorise
 from fumehood.call.claim import claimed
 from fumehood.call.compose import compose
@@ -154,6 +154,7 @@ class ResumedWay:
             document=action.document,
             decision=permitted.decision,
             exceeded=rooms.asking.exceeded_by(permitted),
+            hidden=hidden_of(permitted),
         )
 
     async def answer(self, stored: StoredApproval, error: EngineError) -> Envelope:
@@ -212,14 +213,15 @@ class ResumedWay:
             plan = make_plan(permitted, rooms.walls, rooms.sessions)
             await until_place_is_known(plan)
             effect = await preview(permitted, plan, rooms.sessions)
+            action = action_of(permitted, plan, effect)
+            desk, key = rooms.desk, stored.idempotency_key
+            again = stored_approval(
+                permitted, action, effect, key, desk.new_id(), desk.now(), desk.expiry(),
+                rooms.asking.exceeded_by(permitted),
+            )  # fmt: skip
+            return asked_again(stored, again)
         except EngineError:
             return None
-        action = action_of(permitted, plan, effect)
-        desk, key = rooms.desk, stored.idempotency_key
-        return stored_approval(
-            permitted, action, effect, key, desk.new_id(), desk.now(), desk.expiry(),
-            rooms.asking.exceeded_by(permitted), stored.approval.asked_arguments,
-        )  # fmt: skip
 
     def _permitted(self, stored: StoredApproval, trail: Trail) -> PermittedCall:
         rooms = self.rooms

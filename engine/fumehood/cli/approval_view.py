@@ -8,6 +8,7 @@ turn the direction of reading are shown as what they are, and named.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ from fumehood.model.approval import Approval, ApprovalState, RememberedRule
 from fumehood.model.json_types import JsonObject
 
 MAX_NAMED = 8
+
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
 
 
 def approval_lines(
@@ -128,7 +131,12 @@ def _arguments(arguments: JsonObject, columns: int) -> Iterator[Line]:
     if not arguments:
         yield Line(f"{INDENT}none")
     for name, value in arguments.items():
-        yield from _value(visible(name), value, columns)
+        yield from _value(_name(name), value, columns)
+
+
+def _name(name: str) -> str:
+    """An argument's name; in quotes where it could pass for one with a value behind it."""
+    return name if _PLAIN_NAME.fullmatch(name) else json_line(name)
 
 
 def _value(name: str, value: Any, columns: int) -> Iterator[Line]:

@@ -100,9 +100,8 @@ def _is_shown(key: str, value: Any) -> bool:
 
 def _entry(sign: str, entry: JsonObject, columns: int) -> Iterator[Line]:
     kinds: dict[str, Kind] = {"+": "added", "-": "removed"}
-    facts = ", ".join(_facts(entry))
-    path = visible(str(entry["path"]))
-    said = f"{facts}: {path}" if facts else path
+    facts = ", ".join(_facts(entry)) or "entry"
+    said = f"{facts}: {visible(str(entry['path']))}"
     yield from plain(f"{INDENT}{sign} {said}", columns, kinds.get(sign, "plain"))
     if "target" in entry:
         yield from plain(f"{INDENT * 3}leads to: {visible(str(entry['target']))}", columns)

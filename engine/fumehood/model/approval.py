@@ -11,6 +11,7 @@ its states and who may bring it from one to the next are in DESIGN "Approval":
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -123,11 +124,17 @@ class Approval(_Value):
     @property
     def yes_votes(self) -> frozenset[str]:
         """Who said yes to what it is now."""
-        return frozenset(
-            one.approver
-            for one in self.decisions
-            if one.decision == "approve" and one.action_digest == self.action_digest
-        )
+        return yes_votes(self.decisions, self.action_digest)
+
+
+def yes_votes(decisions: Iterable[DecisionRecord], action_digest: str) -> frozenset[str]:
+    """Whose newest word is a yes to this action: one who has edited it since wants another."""
+    newest = {one.approver: one for one in decisions}
+    return frozenset(
+        one.approver
+        for one in newest.values()
+        if one.decision == "approve" and one.action_digest == action_digest
+    )
 
 
 class RememberWish(_Value):
@@ -256,4 +263,5 @@ __all__ = [
     "RememberedRule",
     "Resolution",
     "SeveralDecisions",
+    "yes_votes",
 ]

@@ -38,6 +38,7 @@ from fumehood.model.approval import (
     ApprovalState,
     DecisionRecord,
     RememberedRule,
+    yes_votes,
 )
 from fumehood.model.envelope import Envelope
 from fumehood.model.json_types import JsonObject
@@ -331,12 +332,11 @@ class ApprovalTable:
         if step.answer is not None:
             answer = values["answer"] = pack_answer(step.answer)
             if before.idempotency_key is not None:
-                key = before.idempotency_key
+                key, who = before.idempotency_key, approval.principal_id
                 if approval.state is ApprovalState.INTERRUPTED:  # another one was told before
-                    end = idempotency.correct
+                    idempotency.correct(connection, who, key, approval.id, answer, step.at)
                 else:
-                    end = idempotency.complete
-                end(connection, approval.principal_id, key, answer, step.at)
+                    idempotency.complete(connection, who, key, answer, step.at)
         document = {**_document(before), **step.document}
         values["action_digest"] = document.pop("action_digest", approval.action_digest)
         values["document"] = document
@@ -391,7 +391,7 @@ def _after_word(connection: Connection, approval: Approval, step: Step) -> Appro
         connection.execute(insert(DECISIONS), _decision_row(approval.id, word))
     voted = step.document.get("action_digest", approval.action_digest)
     quorum = step.document.get("quorum", approval.quorum)
-    voices = _votes(connection, approval.id, voted, step)
+    voices = _votes((*approval.decisions, word), voted, step)
     if step.to is not ApprovalState.APPROVED or voices >= quorum:
         return step.to
     if is_repeated:  # one voice is one voice
@@ -400,25 +400,19 @@ def _after_word(connection: Connection, approval: Approval, step: Step) -> Appro
 
 
 def _is_repeated(approval: Approval, word: DecisionRecord) -> bool:
-    """Whether it was said before. Then it decides something only where its voice did not count
-    when the last one was heard, and does now."""
-    return any(
-        one.approver == word.approver
-        and one.action_digest == word.action_digest
-        and one.decision == word.decision
-        for one in approval.decisions
+    """Whether it is what this approver said last. Then it decides something only where its voice
+    did not count when the last one was heard, and does now."""
+    said = [one for one in approval.decisions if one.approver == word.approver]
+    return bool(said) and (said[-1].action_digest, said[-1].decision) == (
+        word.action_digest,
+        word.decision,
     )
 
 
-def _votes(connection: Connection, approval_id: str, digest: str, step: Step) -> int:
+def _votes(decisions: Sequence[DecisionRecord], digest: str, step: Step) -> int:
     """How many different approvers said yes to this action, as far as they still may."""
-    voters = select(DECISIONS.c.approver).where(
-        DECISIONS.c.approval_id == approval_id,
-        DECISIONS.c.decision == "approve",
-        DECISIONS.c.action_digest == digest,
-    )
     counts, now = step.counts, step.by
-    found = set(connection.execute(voters).scalars())
+    found = yes_votes(decisions, digest)
     return sum(one == now or counts is None or counts(one) for one in found)
 
 

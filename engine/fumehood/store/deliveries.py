@@ -34,9 +34,14 @@ def owe(connection: Connection, approval_id: str, event: str, at: datetime) -> N
 
 
 def owe_newest(connection: Connection, event: str, document: JsonObject, at: datetime) -> None:
-    """Promise a message that says all that earlier ones of its kind would have said."""
-    connection.execute(delete(DELIVERIES).where(_IS_OWED, DELIVERIES.c.event == event))
-    _owe(connection, event, at, approval_id="", document=document)
+    """Promise a message that says all that earlier ones of its kind would have said.
+
+    Those go only once it is there: a number that is free again would be given to it, and an
+    earlier one that is just being sent would then strike this one off.
+    """
+    seq = _owe(connection, event, at, approval_id="", document=document)
+    earlier = _IS_OWED & (DELIVERIES.c.event == event) & (DELIVERIES.c.seq < seq)
+    connection.execute(delete(DELIVERIES).where(earlier))
 
 
 def list_owed(connection: Connection, after: int, limit: int) -> list[Owed]:
@@ -82,7 +87,8 @@ def _end(connection: Connection, seq: int, column: str, at: datetime) -> None:
     )
 
 
-def _owe(connection: Connection, event: str, at: datetime, **about: Any) -> None:
+def _owe(connection: Connection, event: str, at: datetime, **about: Any) -> int:
+    """Its number."""
     row = {
         "event": event,
         "created_at": stamp(at),
@@ -91,4 +97,6 @@ def _owe(connection: Connection, event: str, at: datetime, **about: Any) -> None
         "given_up_at": None,
         **about,
     }
-    connection.execute(insert(DELIVERIES), row)
+    made = connection.execute(insert(DELIVERIES).values(row)).inserted_primary_key
+    assert made is not None
+    return int(made[0])

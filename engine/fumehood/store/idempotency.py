@@ -136,11 +136,19 @@ def free(connection: Connection, principal_id: str, key: str) -> None:
 
 
 def correct(
-    connection: Connection, principal_id: str, key: str, answer_json: str, now: datetime
+    connection: Connection,
+    principal_id: str,
+    key: str,
+    approval_id: str,
+    answer_json: str,
+    now: datetime,
 ) -> None:
-    """Another answer than the one that repeats got so far: a human has found out more."""
+    """Another answer than the one that repeats got so far: a human has found out more.
+
+    Nothing happens where the key is another call's by now: that may take longer than a day.
+    """
     done = _is(principal_id, key) & (_KEY.state == KeyState.DONE.value)
-    done &= _KEY.approval_id.is_not(None)
+    done &= _KEY.approval_id == approval_id
     values = {"answer": answer_json, "expires_at": stamp(now + KEY_LIFETIME)}
     connection.execute(update(IDEMPOTENCY).where(done).values(values))
 

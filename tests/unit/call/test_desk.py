@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,27 @@ async def test_a_warning_goes_out_once_before_the_end() -> None:
         approval = await desk.engine.desk.show(approval_id)
         assert approval.state is ApprovalState.PENDING
         assert await _warned_of(desk, approval_id) == 1
+
+
+@pytest.mark.row("A2")
+@pytest.mark.parametrize("damage", ["document = '{}'", "document = '{'", "expires_at = '2'"])
+async def test_one_that_cannot_be_understood_ends_neither_the_keeper_nor_the_engine(
+    tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fumehood.call.approval_keeper.LOOK_S", 0.01)
+    rules = ApprovalsConfig(expire_seconds=600, warn_seconds=60)
+    async with asking(tmp_path, approvals=rules) as desk:
+        damaged, sound = await desk.parked("a"), await desk.parked("b")
+        with sqlite3.connect(tmp_path / "state.db") as connection:
+            connection.execute(f"UPDATE approvals SET {damage} WHERE id = ?", (damaged,))
+        connection.close()
+        desk.clock.advance(550)
+        last = await desk.parked("c")  # the desk looks round
+        await _until_warned_of(desk, sound)
+        desk.clock.advance(60)
+        await desk.state(sound, ApprovalState.EXPIRED)
+        await desk.decide(last)
+        assert (await desk.ended(last)).success
 
 
 @pytest.mark.row("A2")
@@ -619,6 +641,22 @@ async def test_a_yes_to_something_else_does_not_count_for_the_edited_call() -> N
         assert desk.deeds.done == []
         assert (await desk.decide(approval_id, YES, ALICE)).state is ApprovalState.APPROVED
         assert (await desk.ended(approval_id)).data == {"erased": "b"}
+
+
+@pytest.mark.row("A3")
+async def test_who_has_edited_a_call_since_says_yes_to_the_edited_one_only() -> None:
+    async with asking(prepare=_ask_two) as desk:
+        approval_id = await desk.parked("a")
+        await desk.decide(approval_id, YES, ALICE)
+        edited = NewDecision(decision="approve", arguments={"what": "b"})
+        assert (await desk.decide(approval_id, edited, ALICE)).counted == (ALICE.id,)
+        back = NewDecision(decision="approve", arguments={"what": "a"})
+        after = await desk.decide(approval_id, back, BOB)
+        assert (after.state, after.counted) == (ApprovalState.PENDING, (BOB.id,))
+        assert desk.deeds.done == []
+        # The twin: said once more, it counts again.
+        assert (await desk.decide(approval_id, YES, ALICE)).state is ApprovalState.APPROVED
+        assert (await desk.ended(approval_id)).data == {"erased": "a"}
 
 
 @pytest.mark.row("A3")

@@ -16,7 +16,7 @@ from fumehood import Engine
 from fumehood.config import ApprovalsConfig
 from fumehood.gates.policy import PolicyGate
 from fumehood.model.agent import Binding
-from fumehood.model.approval import ApprovalState, Resolution
+from fumehood.model.approval import ApprovalQuery, ApprovalState, NewDecision, Resolution
 from fumehood.model.decision import CallFacts, Decision, Verdict
 from fumehood.model.envelope import Envelope
 from fumehood.model.identity import Principal, Scope
@@ -292,6 +292,25 @@ async def test_a_binding_that_changed_meanwhile_is_another_action() -> None:
         assert ended.error is not None
         assert ended.error.code == "APPROVAL_EXPIRED"
         assert desk.deeds.done == []
+
+
+@pytest.mark.row("R3")
+async def test_what_is_fixed_by_the_time_of_an_edit_is_not_shown_to_the_caller_either() -> None:
+    async with asking() as desk:
+        await _bind(desk, Binding(tool="erase"))
+        answer = await desk.engine.run(*_call({"what": "a"}, agent_id="writer"), _speaker())
+        assert answer.error is not None
+        assert answer.error.approval_id is not None
+        approval_id = answer.error.approval_id
+        await _bind(desk, Binding(tool="erase", fixed={"what": "the draft"}))
+        await desk.decide(approval_id, NewDecision(decision="approve", arguments={}))
+        assert (await desk.ended(approval_id)).success
+        whole = await desk.engine.desk.show(approval_id)
+        assert whole.arguments == {"what": "the draft"}
+        own = await desk.engine.desk.show(approval_id, principal=_speaker())
+        assert (own.arguments, own.asked_arguments) == ({}, {})
+        (listed,) = (await desk.engine.desk.list(ApprovalQuery(), principal=_speaker())).items
+        assert (listed.arguments, listed.asked_arguments) == ({}, {})
 
 
 async def test_a_stored_request_that_was_changed_in_the_database_is_not_done(

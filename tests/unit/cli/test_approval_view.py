@@ -54,6 +54,14 @@ def test_session_that_has_ended_is_a_warning_and_one_that_lasts_is_none() -> Non
     assert not any("has ended" in line.text for line in approval_lines(one, NOW, 200))
 
 
+def test_no_name_of_an_argument_passes_for_an_argument_with_its_value() -> None:
+    lines = arguments(**{'path: "notes.txt"' + " " * COLUMNS: "everything", "x (9 characters)": 1})
+    assert not any(line.startswith("  path:") for line in lines)
+    assert lines[0].startswith('  "path: ')
+    assert '  "x (9 characters)": 1' in lines
+    assert arguments(**{"a-b.c_1": 1})[0] == "  a-b.c_1: 1"  # the twin
+
+
 ATTACKS = {
     "moves the cursor": "\x1b[2J\x1b[1;1H",
     "sets the title": "\x1b]0;x\x07",

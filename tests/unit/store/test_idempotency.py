@@ -192,6 +192,26 @@ def test_approval_changes_no_key_that_does_not_wait(
     assert _take(do, keyed("call_3")) == before
 
 
+def test_what_became_of_one_call_is_no_answer_to_another_with_its_key(
+    do: Callable[..., Any],
+) -> None:
+    """An interrupted call is resolved when its key has long been used for another one."""
+    later = NOW + KEY_LIFETIME
+    for number, now in ((1, NOW), (2, later)):
+        call = keyed(call_id=f"call_{number}")
+        assert _take(do, call, now) is None
+        do(rows.hand_over, call.principal_id, call.key, f"apr_{number}")
+        do(rows.complete, call.principal_id, call.key, f"answer {number}", now)
+    do(rows.correct, call.principal_id, call.key, "apr_1", "resolved", later)
+    kept = _take(do, call, later)
+    assert kept is not None
+    assert (kept.approval_id, kept.answer) == ("apr_2", "answer 2")
+    do(rows.correct, call.principal_id, call.key, "apr_2", "resolved", later)  # the twin
+    kept = _take(do, call, later)
+    assert kept is not None
+    assert kept.answer == "resolved"
+
+
 @pytest.mark.parametrize("end", [_done, _unknown, _waits])
 def test_key_that_is_not_running_cannot_be_handed_over(
     do: Callable[..., Any], end: Callable[..., None]
