@@ -105,6 +105,7 @@ class EngineAudit:
                 self._log.info("audit.anchor", **shown(anchor))
                 await anyio.to_thread.run_sync(add_anchor, self._state, anchor)
             except StoreError as fault:
+                self._grown = max(self._grown, 1)  # what has grown has no anchor yet
                 self._log.error("audit.anchor_failed", reason=str(fault))
                 return None
             except OSError as error:

@@ -16,6 +16,7 @@ from fumehood import Config, Engine
 from fumehood.config import AuditConfig
 from fumehood.model.identity import Principal, Scope
 from fumehood.store.audit_anchors import own_anchors
+from fumehood.store.audit_verify import Anchor
 from fumehood.store.database import open_database
 from fumehood.store.errors import ReadFailed, WriteFailed
 from fumehood.testing import FakeWall
@@ -100,6 +101,29 @@ async def test_chain_is_anchored_after_so_many_rows(home: Path) -> None:
             while own_anchors(home)[-1].seq != 5:
                 await anyio.sleep(0.01)
     assert kinds(home)[4] == "audit.anchored:rows"
+
+
+async def test_anchor_that_the_disk_did_not_take_is_made_the_next_time(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with engine_at(home, anchor_seconds=0.05) as (engine, log):
+        write, failures = engine.database.write, [1]
+
+        async def failing_once(job: Any) -> Any:
+            def then(connection: Any) -> Any:
+                result = job(connection)
+                if failures and isinstance(result, Anchor):
+                    failures.pop()
+                    raise WriteFailed("full")
+                return result
+
+            return await write(then)
+
+        monkeypatch.setattr(engine.database, "write", failing_once)
+        await engine.call("calculator", {"expression": "1"})
+        await until(log, 2)
+        assert len(log.named("audit.anchor_failed")) == 1
+    assert kinds(home)[:3] == ["audit.anchored:start", "call.ended", "audit.anchored:time"]
 
 
 @pytest.mark.parametrize(
