@@ -127,7 +127,7 @@ async def test_program_runs_and_its_container_is_as_hardened_as_it_was_specified
         assert config["ReadonlyRootfs"] is True
         assert config["CapDrop"] == ["ALL"]
         assert sorted(name.removeprefix("CAP_") for name in config["CapAdd"]) == [
-            "KILL", "SETGID", "SETUID",
+            "KILL", "SETGID", "SETPCAP", "SETUID",
         ]  # fmt: skip
         assert config["SecurityOpt"] == ["no-new-privileges:true"]
         assert config["Memory"] == config["MemorySwap"] == 160 * MB
@@ -141,6 +141,7 @@ async def test_program_runs_and_its_container_is_as_hardened_as_it_was_specified
         assert "\nNoNewPrivs:\t1\n" in status
         assert "\nSeccomp:\t2\n" in status
         assert "\nCapEff:\t00000000000000e0\n" in status
+        assert "\nCapBnd:\t0000000000000000\n" in status
         for name in ("ipc", "net", "mnt", "pid", "uts", "cgroup"):
             theirs, ours = (os.readlink(f"/proc/{who}/ns/{name}") for who in (pid, "self"))
             assert theirs != ours, name

@@ -14,6 +14,9 @@ def main() -> None:
     config = json.loads(sys.argv[1])
     sys.path.extend(config["import_paths"])
     if config.get("wall") == "container":
+        from fumehood.guest.container.forks import HOOKS
+
+        HOOKS.hold()  # before the first module that registers any
         from fumehood.guest.container.supervisor import supervise as supervise_container
 
         supervise_container(config)

@@ -7,6 +7,7 @@ keeps the module but the system-call filter decides what can still be asked for.
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import termios
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
+PR_CAPBSET_DROP = 24
 PR_SET_NO_NEW_PRIVS = 38
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -67,6 +69,30 @@ def warm_up() -> None:
     """Touch what `drop_capabilities` needs, without dropping any."""
     found = (_CapabilitySets * 2)()
     _checked(_libc.capget(_OWN_CAPABILITIES, found), "capget")
+
+
+CAPABILITIES = 64
+"""As many as there can be; the kernel knows fewer."""
+
+
+def empty_bounding_set() -> None:
+    """Let no process that comes from this one ever gain a capability by starting a program.
+
+    Raises OSError where the kernel refuses, for want of CAP_SETPCAP.
+    """
+    for capability in range(CAPABILITIES):
+        if _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == -1:
+            error = ctypes.get_errno()
+            if error == errno.EINVAL:  # the kernel knows no more
+                return
+            raise OSError(error, f"bounding set: {os.strerror(error)}")
+
+
+def keep_capabilities(kept: int) -> None:
+    """Keep these of this process's capabilities, as a mask of bits. Raises OSError."""
+    sets = (_CapabilitySets * 2)()
+    sets[0].effective = sets[0].permitted = kept
+    _checked(_libc.capset(_OWN_CAPABILITIES, sets), "capset")
 
 
 def drop_capabilities() -> None:

@@ -5,10 +5,12 @@ here; each kind is small, so a guest cannot make this side hold more than one fr
 
 Host to guest:
     {"op": "part", "id", "text"}        a piece of a long request's JSON, in order, before `run`
-    {"op": "run", "id", "program", "arguments" | null, "keep", "live", "limits": {wall_s, cpu_s,
-     memory_bytes, output_bytes}}       `arguments` is null where the request came in parts;
+    {"op": "run", "id", "program", "arguments" | null, "keep", "live", "thin", "limits": {wall_s,
+     cpu_s, memory_bytes, output_bytes}}
+                                        `arguments` is null where the request came in parts;
                                         `keep` leaves files and variables for the next run;
-                                        `live`: somebody listens to output and progress
+                                        `live`: somebody listens to output and progress;
+                                        `thin`: it seems to need nothing that the image preloads
     {"op": "cancel", "id"}
 Guest to host: `ready` once (see `messages`), then for each run any number of `output` and
 `progress`, then for each file one `file` and its `data`, one `ended`, one `reset`. One run at a
@@ -194,6 +196,7 @@ def run_frames(
     *,
     keep: bool = False,
     live: bool = False,
+    thin: bool = False,
 ) -> list[JsonObject]:
     """The frames that start a run: one, or the parts of a long request and then one."""
     if limits.memory_mb is None:
@@ -205,6 +208,7 @@ def run_frames(
         "arguments": arguments,
         "keep": keep,
         "live": live,
+        "thin": thin,
         "limits": {
             "wall_s": limits.wall_s,
             "cpu_s": limits.cpu_s,

@@ -20,6 +20,7 @@ from typing import Any
 from fumehood.guest import kernel, seccomp
 from fumehood.guest.container import files, link, probe
 from fumehood.guest.container.filter import build_container_filter
+from fumehood.guest.container.forks import HOOKS
 from fumehood.guest.container.image import read_image
 from fumehood.guest.container.request import (
     REPLY_FD,
@@ -36,6 +37,10 @@ from fumehood.guest.languages import javascript, python, shell
 from fumehood.wire import framing
 
 GO = b"G"
+
+REHEARSALS = 5
+"""Of the program that warms a child up, in the zygote. Python rewrites code that runs often; done
+there, its pages stay shared."""
 
 NICENESS = 10
 """A program that fills every processor must leave the supervisor enough to end it."""
@@ -58,22 +63,25 @@ Program = Callable[[dict[str, Any]], tuple[int, dict[str, Any]]]
 """Takes a call's arguments, gives the exit code and the claim."""
 
 
-def preload(config: dict[str, Any]) -> Callable[[list[int]], None]:
-    """Load what every program needs; what prepares a forked child comes back."""
+def preload(config: dict[str, Any], *, thin: bool) -> Callable[[list[int]], None]:
+    """Load what programs need, in a thin zygote without the image's modules; what prepares a
+    forked child comes back.
+    """
     image = read_image()
     os.environ.clear()
     os.environ.update(ENVIRONMENT | image.environment)
     sys.argv[:] = ["main.py"]
     sys.path[:] = [WORKSPACE, *(path for path in sys.path if path not in config["import_paths"])]
     sys.path += image.site_paths
-    filter_program = build_container_filter()
     limits = (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_NOFILE, int(config["nofile"])),
         (resource.RLIMIT_FSIZE, int(config["fsize_bytes"])),
     )
     memory_bytes = int(config["memory_bytes"])
-    python.preload(image.preload)
+    python.preload(() if thin else image.preload)
+    if thin and image.preload:
+        python.expect_late()
     programs: dict[str, Program] = {
         "python": lambda arguments: _run_python(arguments, memory_bytes),
         "shell": _run_shell,
@@ -82,11 +90,17 @@ def preload(config: dict[str, Any]) -> Callable[[list[int]], None]:
         "probe": probe.run,
     }
     _forget_the_guest(config["import_paths"])
+    _open_streams()
+    for _ in range(REHEARSALS):
+        _warm_up()
+    # Here once, and not in each child: a filter is inherited, and takes a while to install.
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    seccomp.install(build_container_filter())
 
     def prepare(descriptors: list[int]) -> None:
         try:
             _keep_only(descriptors)
-            _get_ready(limits, filter_program)
+            _get_ready(limits)
         except BaseException as fault:
             tell({"ready": False, "fault": f"{type(fault).__name__}: {fault}"})
             os._exit(SEAL_FAILED)
@@ -128,11 +142,29 @@ def _above_standard(descriptor: int) -> int:
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD, 64)
 
 
-def _get_ready(limits: tuple[tuple[int, int], ...], filter_program: bytes) -> None:
+def _open_streams() -> None:
+    """Make the objects of the standard streams in the zygote. What they read from and write to in a
+    child is put below them later: pipes, like those that they are made on.
+    """
+    kept = [_above_standard(number) for number in (1, 2)]
+    readable, writable = os.pipe()
+    null = os.open("/dev/null", os.O_RDWR)
+    os.dup2(null, 0)
+    for number in (1, 2):
+        os.dup2(writable, number)
+    python.open_standard_streams()
+    for number, real in zip((1, 2), kept, strict=True):
+        os.dup2(real, number)
+    for descriptor in (*kept, readable, writable, null):
+        os.close(descriptor)
+
+
+def _get_ready(limits: tuple[tuple[int, int], ...]) -> None:
     """All that can be done ahead: still root, and out of every program's reach."""
     os.setsid()
     os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     _volunteer_for_oom()
+    HOOKS.resume()
     kernel.warm_up()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _warm_up()
@@ -142,8 +174,6 @@ def _get_ready(limits: tuple[tuple[int, int], ...], filter_program: bytes) -> No
     os.chdir(WORKSPACE)
     for which, value in limits:
         resource.setrlimit(which, (value, value))
-    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-    seccomp.install(filter_program)
 
 
 def _warm_up() -> None:
@@ -244,6 +274,8 @@ def _run_shell(arguments: dict[str, Any]) -> tuple[int, dict[str, Any]]:
 
 
 def _run_javascript(arguments: dict[str, Any], memory_bytes: int) -> tuple[int, dict[str, Any]]:
+    if arguments.get("standby"):
+        javascript.become_waiting_node(memory_bytes)
     set_up(arguments)
     javascript.become_node(arguments["code"], memory_bytes)
 

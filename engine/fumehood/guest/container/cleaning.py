@@ -12,13 +12,11 @@ from collections.abc import Callable
 from fumehood.guest.container import housekeeping, processes, workspace
 from fumehood.guest.container.chain import Chain
 from fumehood.guest.container.counters import Counters
-from fumehood.guest.container.nursery import Nursery
+from fumehood.guest.container.nursery import Nurseries
 from fumehood.guest.container.run import Run
 from fumehood.guest.container.workspace import Mounts, message_queues
 
 KILL_DEADLINE_S = 2.0
-GUESTS_OWN = 2
-"""Supervisor and zygote."""
 
 
 class Cleaner:
@@ -26,13 +24,13 @@ class Cleaner:
 
     def __init__(
         self,
-        nursery: Nursery,
+        nurseries: Nurseries,
         chain: Chain,
         counters: Counters,
         mounts: Mounts,
         reap: Callable[[], None],
     ) -> None:
-        self._nursery = nursery
+        self._nurseries = nurseries
         self._chain = chain
         self._counters = counters
         self._mounts = mounts
@@ -40,9 +38,10 @@ class Cleaner:
 
     def is_alone(self) -> bool:
         """Whether the kernel counts as many processes as are to be here now."""
-        if not self._nursery.is_settled:
+        if not self._nurseries.is_settled:
             return False
-        expected = GUESTS_OWN + len(self._nursery.pids) + self._chain.threads()
+        guests_own = 1 + len(self._nurseries.zygote_pids) + len(self._nurseries.pids)
+        expected = guests_own + self._chain.threads()
         counted = self._counters.processes()
         if counted == expected or not self._chain.pids:
             return counted == expected
@@ -98,5 +97,5 @@ class Cleaner:
 
     def _is_one_unseen(self) -> bool:
         """Whether the kernel counts more than there are to be seen; a list of them takes time."""
-        is_counted = self._nursery.is_settled and self._counters.processes() is not None
+        is_counted = self._nurseries.is_settled and self._counters.processes() is not None
         return is_counted and not self.is_alone()

@@ -113,6 +113,7 @@ class Host:
             request,
             keep=message["keep"] is True,
             live=message["live"] is True,
+            thin=message["thin"] is True,
         )
 
 

@@ -1,4 +1,4 @@
-"""The nursery: children that stand ready, and those that are on their way.
+"""The nursery of a zygote: children that stand ready, and those that are on their way.
 
 Guest side, used by the supervisor. A spare is root's until its program comes, so no program can
 touch it. Invariant: a child is handed out once, and only after it said that it is ready.
@@ -29,6 +29,9 @@ FIRST_DEADLINE_S = 60.0
 """Of the first: what the image loads ahead comes before it."""
 
 MAX_FAILURES = 3
+
+FAT_SPARES = 1
+"""Each has pages of its own; the thin ones are many times smaller."""
 
 
 class NurseryFailed(Exception):
@@ -82,22 +85,31 @@ def make_child() -> tuple[Child, list[int]]:
     return child, [request_read, *(write for _, write in others)]
 
 
+@dataclass(frozen=True, slots=True)
+class Zygote:
+    """A zygote, and the way to it."""
+
+    pid: int
+    orders: socket.socket
+
+
 class Nursery:
     """Orders children from the zygote and keeps them until they are wanted."""
 
     def __init__(
         self,
-        orders: socket.socket,
+        zygote: Zygote,
+        spares: int,
         selector: selectors.BaseSelector,
-        zygote_pid: int,
         chain_ends: tuple[int, int],
         on_ready: Callable[[], None],
         on_end: Callable[[Word], None],
     ) -> None:
-        self.zygote_pid = zygote_pid
+        self.zygote_pid = zygote.pid
+        self._spares = spares
         self._chain_ends = chain_ends
         self._patience_s = FIRST_DEADLINE_S
-        self._orders = orders
+        self._orders = zygote.orders
         self._selector = selector
         self._on_ready = on_ready
         self._on_end = on_end
@@ -105,11 +117,12 @@ class Nursery:
         self._coming: dict[int, Child] = {}
         self._ready: deque[Child] = deque()
         self._failures = 0
-        os.set_blocking(orders.fileno(), False)
-        selector.register(orders, selectors.EVENT_READ, self._on_zygote)
+        os.set_blocking(self._orders.fileno(), False)
+        selector.register(self._orders, selectors.EVENT_READ, self._on_zygote)
 
-    def stock(self, wanted: int) -> None:
-        """Order as many as are missing."""
+    def stock(self, wanted: int | None = None) -> None:
+        """Order as many as are missing; by default of the spares."""
+        wanted = self._spares if wanted is None else wanted
         for _ in range(wanted - len(self._ordered) - len(self._coming) - len(self._ready)):
             self._order()
 
@@ -205,3 +218,42 @@ class Nursery:
         self._failures += 1
         if self._failures >= MAX_FAILURES:
             raise NurseryFailed(fault)
+
+
+class Nurseries:
+    """That of the thin zygote and, where the image preloads modules, that of the fat one."""
+
+    def __init__(self, thin: Nursery, fat: Nursery | None) -> None:
+        self.thin = thin
+        self.fat = fat or thin
+        self._all = (thin,) if fat is None else (thin, fat)
+
+    def stock(self) -> None:
+        """Order what is missing of the spares."""
+        for nursery in self._all:
+            nursery.stock()
+
+    @property
+    def zygote_pids(self) -> tuple[int, ...]:
+        """Of all zygotes."""
+        return tuple(nursery.zygote_pid for nursery in self._all)
+
+    @property
+    def pids(self) -> set[int]:
+        """Of all children that are known and not taken."""
+        return set().union(*(nursery.pids for nursery in self._all))
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that exist are known: none is just being forked."""
+        return all(nursery.is_settled for nursery in self._all)
+
+    def until_late(self) -> float | None:
+        """The moment at which the oldest order is late."""
+        moments = [nursery.until_late() for nursery in self._all]
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    def check_time(self, now: float) -> None:
+        """Raises NurseryFailed where a child is overdue."""
+        for nursery in self._all:
+            nursery.check_time(now)

@@ -23,7 +23,8 @@ class Reporter:
     """Turns a run into frames."""
 
     def __init__(self, host: Host, meter: Meter, chain: Chain, zygote_pid: int) -> None:
-        self._zygote_pid = zygote_pid
+        self.zygote_pid = zygote_pid
+        """From which the process came that has a session's variables."""
         self._host = host
         self._meter = meter
         self._chain = chain
@@ -99,5 +100,5 @@ class Reporter:
         first = self._chain.first
         if state is None or first is None:
             return None
-        held, begun_with = processes.memory_bytes(first), processes.memory_bytes(self._zygote_pid)
+        held, begun_with = processes.memory_bytes(first), processes.memory_bytes(self.zygote_pid)
         return None if held is None or begun_with is None else max(0, held - begun_with)

@@ -47,6 +47,8 @@ class Run:
     """Files, and a Python program's variables, are there for the next run."""
     live: bool = False
     """Somebody listens while it runs: what it prints goes out at once."""
+    thin: bool = False
+    """It seems to need nothing that the image preloads."""
     child: Child | None = None
     before: Measures | None = None
     deadline: float = 0.0

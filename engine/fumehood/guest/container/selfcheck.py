@@ -99,7 +99,9 @@ def _is_sealed(pid: int) -> bool:
     """Another user, without groups, capabilities or the way back, behind one more filter."""
     ours, child = _status("self"), _status(pid)
     uids, gids = child.get("Uid", "").split(), child.get("Gid", "").split()
-    nothing = all(set(child.get(name, "?")) == {"0"} for name in ("CapEff", "CapPrm", "CapInh"))
+    nothing = all(
+        set(child.get(name, "?")) == {"0"} for name in ("CapEff", "CapPrm", "CapInh", "CapBnd")
+    )
     filters, our_filters = child.get("Seccomp_filters"), ours.get("Seccomp_filters")
     return (
         set(uids) == set(gids) == {str(USER_ID)}

@@ -3,7 +3,7 @@
 Guest side. One run at a time. It owns the channel (its standard input and output), keeps time,
 counts what a program prints, kills, measures, and puts the container back as it was.
 
-    host ──frames── supervisor ──one byte── zygote ──forks── child, of another user
+    host ──frames── supervisor ──one byte── zygotes ──fork── child, of another user
                         └── request, reply, stdout, stderr ──┘
 
 Invariants: no program says how its run ended; `ended` is told only when nothing of the program
@@ -29,10 +29,19 @@ from fumehood.guest.container.chain import WATCH_S, Chain
 from fumehood.guest.container.cleaning import KILL_DEADLINE_S, Cleaner
 from fumehood.guest.container.counters import Counters
 from fumehood.guest.container.host import Host, end
+from fumehood.guest.container.image import read_image
 from fumehood.guest.container.meter import Meter
-from fumehood.guest.container.nursery import Nursery, NurseryFailed, make_child
+from fumehood.guest.container.nursery import (
+    FAT_SPARES,
+    Nurseries,
+    Nursery,
+    NurseryFailed,
+    Zygote,
+    make_child,
+)
 from fumehood.guest.container.report import Reporter
 from fumehood.guest.container.run import Run, stays
+from fumehood.guest.container.standby import Standby
 from fumehood.guest.container.stream import Stream
 from fumehood.guest.container.workspace import Mounts
 from fumehood.guest.container.zygote import Word, run_zygote
@@ -57,30 +66,43 @@ MEMORY_LOOK_S = 0.1
 one that is not the first, nobody else is told."""
 MAX_PROCESSES = 64
 
+CAPABILITIES = 1 << 5 | 1 << 6 | 1 << 7
+"""KILL, SETGID and SETUID. *Source*: capabilities(7), <linux/capability.h>."""
+
 
 def supervise(config: dict[str, Any]) -> None:
     """Run a guest on descriptors 0 and 1 until the host closes the channel."""
+    kernel.empty_bounding_set()
+    kernel.keep_capabilities(CAPABILITIES)
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    has_fat = bool(read_image().preload)
     gc.collect()
-    gc.freeze()  # what stands now is shared with the zygote, and stays so
-    zygote_pid = os.fork()
-    if zygote_pid == 0:
+    gc.freeze()  # what stands now is shared with the zygotes, and stays so
+    thin = _start_zygote(config, thin=True)
+    fat = _start_zygote(config, thin=False, beside=thin) if has_fat else None
+    Supervisor(thin, fat, config).loop()
+
+
+def _start_zygote(config: dict[str, Any], *, thin: bool, beside: Zygote | None = None) -> Zygote:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    pid = os.fork()
+    if pid == 0:
         ours.close()
+        if beside is not None:
+            beside.orders.close()
         os.close(0)
         os.dup2(2, 1)
-        run_zygote(theirs, config)
+        run_zygote(theirs, config, thin=thin)
         os._exit(0)
     theirs.close()
-    Supervisor(ours, zygote_pid, config).loop()
+    return Zygote(pid, ours)
 
 
 class Supervisor:
     """The event loop and everything it knows."""
 
-    def __init__(self, orders: socket.socket, zygote_pid: int, config: dict[str, Any]) -> None:
-        self._spares: int = config["spares"]
+    def __init__(self, thin: Zygote, fat: Zygote | None, config: dict[str, Any]) -> None:
         self._ends_at = time.monotonic() + float(config["lifetime_s"])
         self._host = Host()
         self._run: Run | None = None
@@ -94,19 +116,18 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._wakeup = self._watch_children()
         self._chain = Chain(self._reap)
-        self._nursery = Nursery(
-            orders,
-            self._selector,
-            zygote_pid,
-            (self._chain.orders_end.fileno(), self._chain.wake_end.fileno()),
-            on_ready=self._begin,
-            on_end=self._on_end,
+        self._nurseries = Nurseries(
+            self._nursery(thin, max(1, config["spares"])),
+            None if fat is None else self._nursery(fat, FAT_SPARES),
         )
-        self._meter = Meter(self._counters, lambda: (zygote_pid, *self._nursery.pids))
+        self._standby = Standby(self._nurseries.thin.take)
+        self._meter = Meter(
+            self._counters, lambda: (*self._nurseries.zygote_pids, *self._nurseries.pids)
+        )
         self._cleaner = Cleaner(
-            self._nursery, self._chain, self._counters, self._mounts, self._reap
+            self._nurseries, self._chain, self._counters, self._mounts, self._reap
         )
-        self._reporter = Reporter(self._host, self._meter, self._chain, zygote_pid)
+        self._reporter = Reporter(self._host, self._meter, self._chain, thin.pid)
         self._check: selfcheck.SelfCheck | None = selfcheck.SelfCheck(
             config, self._counters, self._mounts
         )
@@ -120,13 +141,29 @@ class Supervisor:
         assert self._check is not None
         self._run = self._check.run
         try:
-            self._nursery.stock(max(1, self._spares))
+            self._nurseries.stock()
             while True:
                 for key, _ in self._selector.select(self._until_next_timer()):
                     key.data()
                 self._check_time(time.monotonic())
         except NurseryFailed as failure:
             self._host.fail(str(failure))
+
+    def _nursery(self, zygote: Zygote, spares: int) -> Nursery:
+        return Nursery(
+            zygote,
+            spares,
+            self._selector,
+            (self._chain.orders_end.fileno(), self._chain.wake_end.fileno()),
+            on_ready=self._on_ready,
+            on_end=self._on_end,
+        )
+
+    def _on_ready(self) -> None:
+        if self._run is None:
+            self._prepare_standby()
+        else:
+            self._begin()
 
     def _watch_children(self) -> socket.socket:
         readable, writable = socket.socketpair()
@@ -173,25 +210,30 @@ class Supervisor:
         ):
             self._selector.register(descriptor, selectors.EVENT_READ, handler)
         self._flush_request()
-        # Made while the program runs, the next child costs no call any time.
-        self._nursery.stock(self._spares)
 
     def _begin_new_child(self, run: Run) -> bool:
-        child = self._nursery.take()
-        if child is None:
-            self._nursery.stock(1)
-            return False
-        run.child = child
         cpu_s = int(run.limits.cpu_s) + 1 + CPU_BACKSTOP_S
+        if run.program == "javascript":
+            self._standby.expect(cpu_s)
+        run.child = self._standby.give(run, cpu_s)
+        if run.child is not None:
+            return True
+        is_fat = run.program == "python" and not run.thin
+        nursery = self._nurseries.fat if is_fat else self._nurseries.thin
+        run.child = child = nursery.take()
+        if child is None:
+            nursery.stock(1)
+            return False
+        if run.keep and run.program == "python":
+            self._reporter.zygote_pid = nursery.zygote_pid
         try:
             if not (run.keep and run.program == "python"):  # whose later calls may have more
                 child.limit(resource.RLIMIT_CPU, cpu_s)
             # Where the kernel counts no memory, the limit is one process's. Node reserves far
             # more than it uses: there the container's own limit is the only one.
             if self._counters.memory_limit is None and run.program != "javascript":
-                child.limit(
-                    resource.RLIMIT_AS, address_space_bytes(child.pid) + run.limits.memory_bytes
-                )
+                preloaded_bytes = max(map(address_space_bytes, self._nurseries.zygote_pids))
+                child.limit(resource.RLIMIT_AS, preloaded_bytes + run.limits.memory_bytes)
             if self._counters.process_limit is None:  # where there is one, this would count
                 child.limit(resource.RLIMIT_NPROC, MAX_PROCESSES)  # all containers together
         except OSError:
@@ -297,9 +339,9 @@ class Supervisor:
     # -- its end ------------------------------------------------------------------
 
     def _on_end(self, word: Word) -> None:
-        """The zygote buried the program's first process."""
+        """A zygote buried the program's first process, or the one that stood by."""
         run = self._run
-        if run is None or run.child is None:
+        if self._standby.bury(word.pid) or run is None or run.child is None:
             return
         run.largest_bytes = max(run.largest_bytes, word.largest_bytes)
         if run.child.pid != word.pid:  # it can have brothers: who is a parent is a clone's choice
@@ -321,7 +363,7 @@ class Supervisor:
         if ended is not None and ended is self._run:
             self._conclude(ended)
         if self._run is None:
-            self._nursery.stock(self._spares)
+            self._nurseries.stock()
 
     def _reap(self) -> None:
         """Take every exit status that there is: orphans of the program, or the zygote.
@@ -336,7 +378,7 @@ class Supervisor:
                 return
             if pid == 0:
                 return
-            if pid == self._nursery.zygote_pid:
+            if pid in self._nurseries.zygote_pids:
                 raise NurseryFailed("the zygote is gone")
             self._on_orphan(pid, status, usage)
 
@@ -378,14 +420,20 @@ class Supervisor:
         if run.child is not None:
             run.child.close()
         self._run = None
-        self._nursery.stock(self._spares)
         why = self._cleaner.why_not_clean(run, housekeeper)
         if self._check is not None:
             self._finish_check(self._check, run, why)
-            return
-        self._host.tell({"op": "reset", "id": run.id, "clean": why is None, "why": why})
-        if why is not None:
-            end()
+        else:
+            self._host.tell({"op": "reset", "id": run.id, "clean": why is None, "why": why})
+            if why is not None:
+                end()
+        self._nurseries.stock()
+        self._prepare_standby()
+
+    def _prepare_standby(self) -> None:
+        """Once nothing of the program's user is there any more, and nothing of a session's."""
+        if not self._chain.pids:
+            self._standby.prepare()
 
     def _settle(self, run: Run) -> str | None:
         """What became of a session's variables, where this run had to do with any."""
@@ -450,7 +498,7 @@ class Supervisor:
         times = [self._ends_at]
         if self._chain.pids and not self._is_chained(self._run):
             times.append(self._watch_at)
-        late = self._nursery.until_late()
+        late = self._nurseries.until_late()
         if late is not None:
             times.append(late)
         if self._output_due is not None:
@@ -466,7 +514,7 @@ class Supervisor:
         return max(0.0, min(times) - now)
 
     def _check_time(self, now: float) -> None:
-        self._nursery.check_time(now)
+        self._nurseries.check_time(now)
         run = self._run
         if now >= self._ends_at and run is None:
             end()

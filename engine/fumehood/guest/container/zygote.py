@@ -1,10 +1,12 @@
-"""The zygote of a container: loads what programs need once, forks children, buries them.
+"""A zygote of a container: loads what programs need once, forks children, buries them.
 
-Guest side. Invariant, as of the other walls' zygote: it never receives a byte of any call. It is
-told one constant byte with a child's descriptors; it answers the child's process id, and later,
-when the kernel says so, how that child ended and what it used. Here the zygote itself is the
-children's parent, which spares each of them a second fork: what a program starts and leaves
-behind belongs to the container's first process, the supervisor.
+Guest side. Where an image preloads modules there are two: the thin one has the standard library's
+alone, so that a program which needs no more is spared the copy of pages that a fork of the fat one
+costs; the fat one has those of the image besides. Invariant, as of the other walls' zygote: it
+never receives a byte of any call. It is told one constant byte with a child's descriptors; it
+answers the child's process id, and later, when the kernel says so, how that child ended and what it
+used. Here the zygote itself is the children's parent, which spares each of them a second fork: what
+a program starts and leaves behind belongs to the container's first process, the supervisor.
 """
 
 from __future__ import annotations
@@ -61,12 +63,12 @@ def order_child(orders: socket.socket, *descriptors: int) -> None:
     orders.sendmsg([FORK], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
 
 
-def run_zygote(orders: socket.socket, config: dict[str, Any]) -> None:
+def run_zygote(orders: socket.socket, config: dict[str, Any], *, thin: bool) -> None:
     """Preload, then fork one child for each order until the supervisor closes the socket."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    prepare_child = child.preload(config)
+    prepare_child = child.preload(config, thin=thin)
     readable, writable = socket.socketpair()
     readable.setblocking(False)
     writable.setblocking(False)

@@ -10,8 +10,11 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from fumehood.guest.languages.late import late_modules
 
 DIRECTORY = "/tmp/.fumehood-figures"  # noqa: S108  # the container's own
 CONFIGURATION = "MPLCONFIGDIR"
@@ -76,18 +79,36 @@ class Figures:
 
 
 def preload() -> None:
-    """Load pyplot in the zygote, with the list of fonts that the image holds.
+    """Load pyplot in the zygote, with the list of fonts that the image holds."""
+    if not os.path.isdir(FONTS):
+        return
+    with _fonts_of_image():
+        importlib.import_module("matplotlib.pyplot")
 
-    Matplotlib wants to write where that list lies, and makes a directory where programs write if
+
+@contextmanager
+def fonts_found_late() -> Iterator[None]:
+    """Around a program's own import of Matplotlib: it finds that list, too, now and later."""
+    if not os.path.isdir(FONTS):
+        yield
+        return
+    with _fonts_of_image():
+        yield
+        matplotlib = sys.modules["matplotlib"]
+        matplotlib.get_configdir()  # remembered, both of them
+        matplotlib.get_cachedir()
+
+
+@contextmanager
+def _fonts_of_image() -> Iterator[None]:
+    """Matplotlib wants to write where that list lies, and makes a directory where programs write if
     it may not; here it is told that it may, and has no reason to.
     """
     access, chosen = os.access, os.environ.get(CONFIGURATION)
-    if not os.path.isdir(FONTS):
-        return
     os.access = lambda path, *rest, **more: str(path) == FONTS or access(path, *rest, **more)
     os.environ[CONFIGURATION] = FONTS
     try:
-        importlib.import_module("matplotlib.pyplot")
+        yield
     finally:
         os.access = access
         os.environ.pop(CONFIGURATION)
@@ -97,6 +118,19 @@ def preload() -> None:
 
 def catch_show(figures: Callable[[], Figures]) -> None:
     """Have `pyplot.show()` take what is open, as it would show it in a notebook."""
+    late = late_modules()
+    if late is not None:
+        late.around["matplotlib.pyplot"] = lambda: _show_caught(figures)
+    _catch_show(figures)
+
+
+@contextmanager
+def _show_caught(figures: Callable[[], Figures]) -> Iterator[None]:
+    yield
+    _catch_show(figures)
+
+
+def _catch_show(figures: Callable[[], Figures]) -> None:
     pyplot = sys.modules.get("matplotlib.pyplot")
     if pyplot is None:
         return

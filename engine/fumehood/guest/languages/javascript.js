@@ -1,6 +1,7 @@
 // Runs one JavaScript program and tells what became of it. Guest side, in the child.
 //
-// Called as `node javascript.js PROGRAM_FD REPLY_FD`. The claim has the form of languages/python:
+// Called as `node javascript.js program PROGRAM_FD REPLY_FD`, or `… request REQUEST_FD REPLY_FD` to
+// wait for a request first, and do then what `container/request` does elsewhere. The claim has the form of languages/python:
 // one frame (four bytes of length, big-endian, then JSON) at the very end, after the event loop is
 // empty. How the run ended is told by the exit status, which this file sets and nobody believes
 // more than the kernel.
@@ -20,14 +21,65 @@ const MAX_MESSAGE_CHARACTERS = 2000;
 const MAX_TRACEBACK_CHARACTERS = 16000;
 const MAX_REPORTS = 1000;
 const FAILED = 1;
+const REQUEST_FAILED = 71;
 
-const [programFd, replyFd] = process.argv.slice(2, 4).map(Number);
-const code = fs.readFileSync(programFd, "utf8");
-fs.closeSync(programFd);
+const [sourceFd, replyFd] = process.argv.slice(3, 5).map(Number);
+const waits = process.argv[2] === "request";
 const workspace = process.cwd();
 process.argv = [process.argv[0], path.join(workspace, FILENAME)];
 
 let claim = null;
+
+function readExactly(fd, count) {
+  const data = Buffer.alloc(count);
+  for (let had = 0; had < count; ) {
+    const more = fs.readSync(fd, data, had, count - had, null);
+    if (more === 0) process.reallyExit(0); // nobody wants it any more
+    had += more;
+  }
+  return data;
+}
+
+// One of the caller's files: beside it first, then in its place, as a new file either way.
+function put(file) {
+  const place = path.join(workspace, file.path);
+  const content =
+    file.content_base64 === undefined
+      ? Buffer.from(file.content, "utf8")
+      : Buffer.from(file.content_base64, "base64");
+  fs.mkdirSync(path.dirname(place), { recursive: true });
+  const beside = path.join(path.dirname(place), `.${Math.random().toString(36).slice(2)}`);
+  try {
+    fs.writeFileSync(beside, content, { flag: "wx", mode: 0o644 });
+    fs.renameSync(beside, place);
+  } catch (fault) {
+    fs.rmSync(beside, { force: true });
+    throw fault;
+  }
+}
+
+function writeAll(fd, data) {
+  for (let at = 0; at < data.length; ) at += fs.writeSync(fd, data, at, data.length - at, at);
+}
+
+// The program of the request, when everything that it asks for is there.
+function awaitProgram() {
+  const body = readExactly(sourceFd, readExactly(sourceFd, 4).readUInt32BE(0));
+  const { arguments: wanted } = JSON.parse(body.toString("utf8"));
+  if (wanted.stdin) writeAll(0, Buffer.from(wanted.stdin, "utf8"));
+  for (const file of wanted.files || []) {
+    try {
+      put(file);
+    } catch (fault) {
+      const reason = fault.message.replace(/^\w+: ([^,]*).*$/s, "$1");
+      const said = reason.charAt(0).toUpperCase() + reason.slice(1); // as the C library says it
+      const message = `the file ${file.path} could not be written: ${said}`;
+      tell({ error: { kind: "invalid", message } });
+      process.reallyExit(REQUEST_FAILED);
+    }
+  }
+  return wanted.code;
+}
 
 function text(value, most) {
   let shown = String(value);
@@ -149,6 +201,12 @@ function fail(error) {
   }
   process.exitCode = FAILED;
 }
+
+// What every program needs is loaded and compiled by Node when it is first used.
+if (waits) new vm.Script("[1]", { filename: FILENAME }).runInThisContext();
+if (waits) plain(util.inspect([1]));
+const code = waits ? awaitProgram() : fs.readFileSync(sourceFd, "utf8");
+fs.closeSync(sourceFd);
 
 let reports = 0;
 globalThis.progress = function progress(percent, message = "") {

@@ -22,12 +22,13 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
 from fumehood.guest.languages import figures
 from fumehood.guest.languages.figures import MAX_NOTES, Figures, catch_show
+from fumehood.guest.languages.late import LateModules
 from fumehood.guest.languages.values import Claim, NoValue, represent, shortened, success
 from fumehood.guest.progress import MAX_REPORTS
 
@@ -64,9 +65,27 @@ def preload(modules: Sequence[str] = ()) -> None:
     for name in (*PRELOADED, *modules):
         __import__(name)
     _add_site_names()
-    pandas = sys.modules.get("pandas")
-    if pandas is not None:  # a terminal's width says nothing here
-        pandas.set_option("display.width", 120, "display.max_columns", 20)
+    if "pandas" in sys.modules:
+        _set_up_pandas()
+
+
+def expect_late() -> None:
+    """Have what the image would have loaded be the same where a program loads it."""
+    late = LateModules()
+    late.around["matplotlib"] = figures.fonts_found_late
+    late.around["pandas"] = _pandas_set_up
+    sys.meta_path.insert(0, late)
+
+
+@contextlib.contextmanager
+def _pandas_set_up() -> Iterator[None]:
+    yield
+    _set_up_pandas()
+
+
+def _set_up_pandas() -> None:
+    """A terminal's width says nothing here."""
+    sys.modules["pandas"].set_option("display.width", 120, "display.max_columns", 20)
 
 
 def _add_site_names() -> None:
@@ -80,7 +99,6 @@ def _add_site_names() -> None:
 
 def warm_up() -> None:
     """Run a small program on a null device, to touch the pages that every program needs."""
-    open_standard_streams()
     dummy = Program(memory_bytes=0)
     dummy.run(_DUMMY)
     if "pandas" in sys.modules:
@@ -108,10 +126,7 @@ table.groupby("key")["value"].agg(["mean", "sum"])
 
 
 def get_ready() -> None:
-    """Open the streams on what stands on 0, 1 and 2 now, and draw numbers of this process's own:
-    forks of one zygote would otherwise all draw the same.
-    """
-    open_standard_streams()
+    """Draw numbers of this process's own: forks of one zygote would otherwise all draw the same."""
     random.seed()
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:

@@ -21,6 +21,7 @@ from fumehood.model.errors import EndedBy, InternalError
 from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import Limit, Limits
 from fumehood.sandbox.container.demux import STDERR, Demultiplexer, NotMultiplexed
+from fumehood.sandbox.container.imports import needs_preloaded
 from fumehood.sandbox.container.received import ReceivedRun
 from fumehood.sandbox.wall import RunEnding, RunSinks
 from fumehood.wire import framing
@@ -160,8 +161,9 @@ class Channel(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[RunEnding] = loop.create_future()
         self._answer = answer
+        thin = program == "python" and not needs_preloaded(arguments["code"])
         for frame in run_frames(
-            received.id, program, arguments, limits, keep=keep, live=sinks.is_live
+            received.id, program, arguments, limits, keep=keep, live=sinks.is_live, thin=thin
         ):
             self._transport.write(framing.encode(frame))
         self._expect_by(limits.wall_s + self._clocks.answer_grace_s, self._give_up)

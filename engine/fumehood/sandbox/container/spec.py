@@ -25,8 +25,10 @@ from fumehood.sandbox.container.image_settings import GUEST_MB
 
 GUEST_COMMAND = ("/usr/bin/python3", "-I", "-S", "-B", "-X", "utf8", "/opt/fumehood/fumehood/guest")
 GUEST_IMPORT_PATHS = ("/opt/fumehood",)
-CAPABILITIES = ("KILL", "SETGID", "SETUID")
-"""The guest's own, to make a child somebody else and to end it. The child keeps none."""
+CAPABILITIES = ("KILL", "SETGID", "SETPCAP", "SETUID")
+"""The guest's own, to make a child somebody else and to end it. The child keeps none. SETPCAP
+empties the bounding set, and is given up before anything else happens.
+"""
 
 GUEST_MEMORY_MB = GUEST_MB
 """What the guest itself needs beside a program, on top of the memory class, where the image
@@ -35,6 +37,10 @@ preloads nothing.
 
 GUEST_PROCESSES = 12
 """The guest's own: itself, what forks, and what stands ready."""
+
+SPARES = 2
+"""Children of the thin zygote that stand ready: one for the next call, one for the call after it,
+which comes while the next child is still being made."""
 
 GVISOR_MEMORY_MB = 128
 GVISOR_PROCESSES = 1024
@@ -113,7 +119,7 @@ def create_body(spec: ContainerSpec, command: tuple[str, ...] = GUEST_COMMAND) -
         "Entrypoint": list(command),
         "Cmd": [json.dumps(guest_config(spec), sort_keys=True)],
         "Hostname": "sandbox",
-        "User": "0:0",  # with three capabilities; programs are another user, without any
+        "User": "0:0",  # with these capabilities; programs are another user, without any
         "WorkingDir": "/",
         "Env": ["PATH=/usr/local/bin:/usr/bin:/bin", "LANG=C.UTF-8"],
         "Labels": _labels(spec),
@@ -135,7 +141,7 @@ def guest_config(spec: ContainerSpec) -> JsonObject:
     return {
         "wall": "container",
         "import_paths": list(GUEST_IMPORT_PATHS),
-        "spares": 1,
+        "spares": SPARES,
         "lifetime_s": spec.lifetime_s,
         "memory_bytes": spec.memory_mb * MB,
         "guest_bytes": spec.guest_mb * MB,

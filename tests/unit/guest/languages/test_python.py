@@ -19,6 +19,7 @@ import json, os, sys
 sys.path.append(sys.argv[1])
 from fumehood.guest.languages import python
 python.preload()
+python.open_standard_streams()
 null = os.open(os.devnull, os.O_WRONLY)
 kept = os.dup(1)
 os.dup2(null, 1)

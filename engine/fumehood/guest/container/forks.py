@@ -1,0 +1,38 @@
+"""What modules do at a fork: for programs that fork, and not each time that a zygote does.
+
+Guest side. `threading`, `random` and others register functions that run in every forked child.
+In a zygote's child they have nothing to repair, for a zygote has one thread, and cost it a tenth
+of its start. They run again once `resume` was called, which each child does before its program.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+
+class ForkHooks:
+    """Comes between `os.register_at_fork` and whoever calls it from now on."""
+
+    def __init__(self) -> None:
+        self._are_held = True
+        self._register: Callable[..., None] = os.register_at_fork
+
+    def hold(self) -> None:
+        """Hold back what is registered from now on. To be called before other imports."""
+        os.register_at_fork = self._held  # type: ignore[assignment]
+
+    def resume(self) -> None:
+        """Let everything run at each fork that follows, and what is still to be registered, too."""
+        os.register_at_fork = self._register
+        self._are_held = False
+
+    def _held(self, **hooks: Callable[[], Any]) -> None:
+        self._register(**{when: self._unless_held(hook) for when, hook in hooks.items()})
+
+    def _unless_held(self, hook: Callable[[], Any]) -> Callable[[], Any]:
+        return lambda: None if self._are_held else hook()
+
+
+HOOKS = ForkHooks()

@@ -1,0 +1,94 @@
+"""The standby: a Node process that has started and waits for its program.
+
+Guest side, used by the supervisor. Unlike a spare child it is the programs' user already: Node
+could not give up root by itself. Invariant: it waits only while no other process of that user is
+there, so no program can reach it; it is ended before any other program begins; it serves once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable
+
+from fumehood.guest.container import processes
+from fumehood.guest.container.nursery import Child
+from fumehood.guest.container.run import Run
+from fumehood.wire import framing
+
+REQUEST = b"G" + framing.encode(
+    {"program": "javascript", "keep": False, "arguments": {"standby": True}}
+)
+END_DEADLINE_S = 2.0
+
+
+class Standby:
+    """At most one, and what it was limited to as long as it could be: before it became a user."""
+
+    def __init__(self, take: Callable[[], Child | None]) -> None:
+        self._take = take
+        self._child: Child | None = None
+        self._cpu_s: int | None = None
+        """Of the last JavaScript program, and of the next one that may be given to it."""
+        self._ended: set[int] = set()
+
+    @property
+    def pids(self) -> set[int]:
+        """Of what waits."""
+        return set() if self._child is None else {self._child.pid}
+
+    def expect(self, cpu_s: int) -> None:
+        """A program of this language ran with this limit on CPU time; another may follow."""
+        self._cpu_s = cpu_s
+
+    def prepare(self) -> None:
+        """Start one, if one is expected and a child is there for it."""
+        if self._cpu_s is None or self._child is not None:
+            return
+        child = self._take()
+        if child is None:
+            return
+        try:
+            child.limit(resource.RLIMIT_CPU, self._cpu_s)
+            os.write(child.request_fd, REQUEST)
+        except OSError:  # it is dead already
+            child.close()
+            return
+        self._child = child
+
+    def give(self, run: Run, cpu_s: int) -> Child | None:
+        """It, for a program that it can run; for any other it is ended."""
+        child = self._child
+        if child is None:
+            return None
+        if run.program == "javascript" and cpu_s == self._cpu_s and processes.is_alive(child.pid):
+            self._child = None
+            return child
+        self.end()
+        return None
+
+    def end(self) -> None:
+        """End it; returns when it does nothing more."""
+        child, self._child = self._child, None
+        if child is None:
+            return
+        self._ended.add(child.pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child.pid, signal.SIGKILL)
+        child.close()
+        give_up = time.monotonic() + END_DEADLINE_S
+        while not processes.has_ended(child.pid) and time.monotonic() < give_up:
+            time.sleep(0.0005)
+
+    def bury(self, pid: int) -> bool:
+        """Whether a process that has ended was one of these, and no program."""
+        if self._child is not None and self._child.pid == pid:
+            self._child.close()
+            self._child = self._cpu_s = None  # one that ends by itself is not started again
+            return True
+        was_one = pid in self._ended
+        self._ended.discard(pid)
+        return was_one
