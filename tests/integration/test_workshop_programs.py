@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 
@@ -10,24 +9,15 @@ import pytest
 
 from fumehood.model.errors import EndedBy
 from fumehood.model.limits import MB
-from fumehood.sandbox.container.build import build_image
-from fumehood.sandbox.container.images import Image
-from fumehood.sandbox.container.reach import open_docker
-from fumehood.sandbox.container.recipe import read_recipe
 from support.one_container import OneContainer, one_container, value_of
+from support.workshop import image
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.row("S7")]
 
 PNG = b"\x89PNG\r\n\x1a\n"
-BUILD_S = 300
 RUNTIMES = ["runc", pytest.param("runsc", marks=pytest.mark.needs("runsc"))]
 
 Made = Callable[[str], AbstractAsyncContextManager[OneContainer]]
-
-
-def image(name: str) -> Image:
-    with contextlib.closing(open_docker(timeout_s=BUILD_S)) as docker:
-        return build_image(docker, read_recipe(name), print).image
 
 
 @pytest.fixture(params=RUNTIMES)

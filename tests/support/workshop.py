@@ -13,6 +13,7 @@ from typing import Any
 
 from conftest import Daemon, launch, wait_until_ready
 from fumehood.sandbox.container.build import DEADLINE_S, build_image
+from fumehood.sandbox.container.images import Image
 from fumehood.sandbox.container.reach import open_docker
 from fumehood.sandbox.container.recipe import read_recipe
 from support.http import Answer
@@ -20,9 +21,14 @@ from support.http import Answer
 
 def build(names: Iterable[str]) -> None:
     """Build the images that are not there."""
+    for name in names:
+        image(name)
+
+
+def image(name: str) -> Image:
+    """One image, built where it is not there."""
     with contextlib.closing(open_docker(timeout_s=DEADLINE_S)) as docker:
-        for name in names:
-            build_image(docker, read_recipe(name), print)
+        return build_image(docker, read_recipe(name), print).image
 
 
 @contextmanager

@@ -7,7 +7,6 @@ there, so no program can reach it; it is ended before any other program begins; 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import signal
@@ -15,7 +14,7 @@ import time
 from collections.abc import Callable
 
 from fumehood.guest.container import processes
-from fumehood.guest.container.nursery import Child
+from fumehood.guest.container.nursery import Child, NurseryFailed
 from fumehood.guest.container.run import Run
 from fumehood.wire import framing
 
@@ -31,63 +30,66 @@ class Standby:
     def __init__(self, take: Callable[[], Child | None]) -> None:
         self._take = take
         self._child: Child | None = None
-        self._cpu_s: int | None = None
-        """Of the last JavaScript program, and of the next one that may be given to it."""
+        self._child_cpu_s = 0
+        self._expected_cpu_s: int | None = None
+        """Of the last JavaScript program, and so probably of the next."""
         self._ended: set[int] = set()
-
-    @property
-    def pids(self) -> set[int]:
-        """Of what waits."""
-        return set() if self._child is None else {self._child.pid}
 
     def expect(self, cpu_s: int) -> None:
         """A program of this language ran with this limit on CPU time; another may follow."""
-        self._cpu_s = cpu_s
+        self._expected_cpu_s = cpu_s
 
     def prepare(self) -> None:
         """Start one, if one is expected and a child is there for it."""
-        if self._cpu_s is None or self._child is not None:
+        cpu_s = self._expected_cpu_s
+        if cpu_s is None or self._child is not None:
             return
         child = self._take()
         if child is None:
             return
         try:
-            child.limit(resource.RLIMIT_CPU, self._cpu_s)
+            child.limit(resource.RLIMIT_CPU, cpu_s)
             os.write(child.request_fd, REQUEST)
         except OSError:  # it is dead already
             child.close()
             return
-        self._child = child
+        self._child, self._child_cpu_s = child, cpu_s
 
     def give(self, run: Run, cpu_s: int) -> Child | None:
         """It, for a program that it can run; for any other it is ended."""
         child = self._child
         if child is None:
             return None
-        if run.program == "javascript" and cpu_s == self._cpu_s and processes.is_alive(child.pid):
+        is_fit = run.program == "javascript" and cpu_s == self._child_cpu_s
+        if is_fit and processes.is_alive(child.pid):
             self._child = None
             return child
         self.end()
         return None
 
     def end(self) -> None:
-        """End it; returns when it does nothing more."""
+        """End it; returns when it is gone. Raises NurseryFailed where it does not go."""
         child, self._child = self._child, None
         if child is None:
             return
         self._ended.add(child.pid)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child.pid, signal.SIGKILL)
         child.close()
         give_up = time.monotonic() + END_DEADLINE_S
-        while not processes.has_ended(child.pid) and time.monotonic() < give_up:
-            time.sleep(0.0005)
+        try:
+            while time.monotonic() < give_up:  # its zygote buries it
+                os.kill(child.pid, signal.SIGKILL)
+                time.sleep(0.0005)
+        except ProcessLookupError:
+            return
+        raise NurseryFailed("the Node process that stood by could not be ended")
 
     def bury(self, pid: int) -> bool:
         """Whether a process that has ended was one of these, and no program."""
         if self._child is not None and self._child.pid == pid:
             self._child.close()
-            self._child = self._cpu_s = None  # one that ends by itself is not started again
+            self._child = self._expected_cpu_s = (
+                None  # one that ends by itself is not started again
+            )
             return True
         was_one = pid in self._ended
         self._ended.discard(pid)

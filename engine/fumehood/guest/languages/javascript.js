@@ -22,6 +22,16 @@ const MAX_TRACEBACK_CHARACTERS = 16000;
 const MAX_REPORTS = 1000;
 const FAILED = 1;
 const REQUEST_FAILED = 71;
+// As the C library says it.
+const REASONS = {
+  EACCES: "Permission denied",
+  EEXIST: "File exists",
+  EFBIG: "File too large",
+  EISDIR: "Is a directory",
+  ENAMETOOLONG: "File name too long",
+  ENOSPC: "No space left on device",
+  ENOTDIR: "Not a directory",
+};
 
 const [sourceFd, replyFd] = process.argv.slice(3, 5).map(Number);
 const waits = process.argv[2] === "request";
@@ -71,8 +81,7 @@ function awaitProgram() {
     try {
       put(file);
     } catch (fault) {
-      const reason = fault.message.replace(/^\w+: ([^,]*).*$/s, "$1");
-      const said = reason.charAt(0).toUpperCase() + reason.slice(1); // as the C library says it
+      const said = REASONS[fault.code] || fault.message;
       const message = `the file ${file.path} could not be written: ${said}`;
       tell({ error: { kind: "invalid", message } });
       process.reallyExit(REQUEST_FAILED);

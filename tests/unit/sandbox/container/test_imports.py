@@ -40,7 +40,7 @@ def test_a_program_of_the_standard_library_needs_nothing_else(code: str) -> None
         "import ｐandas",
         "__import__('pan' + 'das')",
         "import importlib",
-        "exec(\"imp\" + \"ort pandas\")",
+        'exec("imp" + "ort pandas")',
         "eval('1')",
         "compile('1', '', 'eval')",
         "getattr(__builtins__, '__imp' + 'ort__')('pandas')",

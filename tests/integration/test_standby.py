@@ -1,0 +1,153 @@
+"""The Node process that waits for a program: it behaves like one that did not, and is never met."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+
+from fumehood.model.errors import EndedBy
+from support.one_container import OneContainer, one_container, value_of
+from support.wait import DEADLINE_S
+from support.workshop import image
+
+pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.row("S5", "S7")]
+
+RUNTIMES = ["runc", pytest.param("runsc", marks=pytest.mark.needs("runsc"))]
+WAITED = "Number(require('fs').readFileSync('/proc/self/stat', 'utf8').split(' ')[21])"
+"""When a process started, in ticks."""
+
+OTHERS = """\
+require('fs').readdirSync('/proc').filter((name) => {
+  if (!/^\\d+$/.test(name) || Number(name) === process.pid) return false;
+  try {
+    return /^Uid:\\s+10001/m.test(require('fs').readFileSync(`/proc/${name}/status`, 'utf8'));
+  } catch { return false; }
+})"""
+OTHERS_IN_PYTHON = """\
+import os
+found = []
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        lines = open(f"/proc/{pid}/status").read()
+    except OSError:
+        continue
+    if int(pid) != os.getpid() and "\\nUid:\\t10001" in lines:
+        found.append(lines)
+found
+"""
+
+
+@pytest.fixture(params=RUNTIMES)
+async def node(request: pytest.FixtureRequest) -> AsyncIterator[OneContainer]:
+    async with one_container(image("node"), runtime=request.param) as box:
+        yield box
+
+
+async def until_one_waits(box: OneContainer) -> None:
+    """Run programs until one had been started before it was asked for."""
+    with anyio.fail_after(DEADLINE_S):
+        while True:
+            before = value_of(await box.python("open('/proc/uptime').read().split()[0]"))
+            assert (await box.javascript("0")).ended_by is EndedBy.OK
+            started = value_of(await box.javascript(WAITED))
+            if isinstance(started, float | int) and started > float(str(before)) * 100:
+                return
+
+
+async def test_a_program_gets_its_streams_files_and_value_from_one_that_waited(
+    node: OneContainer,
+) -> None:
+    for _ in range(3):
+        ran = await node.run(
+            "javascript",
+            {
+                "code": "const fs = require('fs')\n"
+                "console.log(fs.readFileSync(0, 'utf8'))\nconsole.error('err');\n"
+                "[fs.readFileSync('in/a.txt', 'utf8'), fs.readFileSync('b.bin')[1],"
+                " process.argv.length, __filename, process.env.HOME]",
+                "stdin": "typed ☃",
+                "files": [
+                    {"path": "in/a.txt", "content": "text"},
+                    {"path": "b.bin", "content_base64": "AP8="},
+                ],
+            },
+            keep=False,
+        )
+        assert (ran.stdout, ran.stderr) == ("typed ☃\n", "err\n")
+        assert value_of(ran) == ["text", 255, 2, "/workspace/main.js", "/workspace"]
+
+
+async def test_standard_input_ends_at_once_where_none_was_given(node: OneContainer) -> None:
+    for _ in range(3):
+        ran = await node.javascript("require('fs').readFileSync(0, 'utf8')", keep=False)
+        assert value_of(ran) == ""
+
+
+async def test_a_file_that_cannot_be_written_is_refused_in_the_same_words(
+    node: OneContainer,
+) -> None:
+    said = set()
+    for _ in range(3):
+        ran = await node.run(
+            "javascript",
+            {"code": "0", "stdin": None, "files": [
+                {"path": "a", "content": "x"}, {"path": "a/b", "content": "x"},
+            ]},
+            keep=False,
+        )  # fmt: skip
+        assert ran.ended_by is EndedBy.EXCEPTION
+        assert ran.claimed_error is not None
+        assert ran.claimed_error["kind"] == "invalid"
+        said.add(ran.claimed_error["message"])
+        assert (await node.javascript("1")).ended_by is EndedBy.OK
+    assert len(said) == 1
+
+
+async def test_nothing_passes_from_one_program_to_the_next(node: OneContainer) -> None:
+    for number in range(4):
+        ran = await node.javascript(
+            f"const had = globalThis.left; globalThis.left = {number};"
+            "Array.prototype.left = 1; require('fs').left = 1; process.env.LEFT = 'x'; String(had)",
+            keep=False,
+        )
+        assert value_of(ran) == "undefined"
+
+
+async def test_no_program_meets_one_that_waits(node: OneContainer) -> None:
+    """Whichever language comes after whichever: nothing else of its user is there."""
+    for _ in range(3):
+        assert value_of(await node.javascript(OTHERS, keep=False)) == []
+        assert value_of(await node.python(OTHERS_IN_PYTHON, keep=False)) == []
+        assert value_of(await node.javascript(OTHERS, keep=False)) == []
+        ran = await node.shell("ps -eo uid,comm | grep -c node; ls /proc | grep -c '^[0-9]'")
+        assert ran.stdout.splitlines()[0] == "0" or "not found" in ran.stderr
+
+
+async def test_a_session_of_python_has_no_process_beside_its_own(node: OneContainer) -> None:
+    await node.javascript("0")
+    await node.python("x = 41")
+    await node.javascript("0")
+    assert value_of(await node.python("x + 1")) == 42
+
+
+@pytest.mark.parametrize("code", ["while (true);", "process.kill(process.pid, 'SIGKILL')"])
+async def test_the_next_program_runs_after_one_was_ended(node: OneContainer, code: str) -> None:
+    await node.javascript("0", wall_s=2)
+    ended = await node.javascript(code, wall_s=2)
+    assert ended.ended_by in (EndedBy.WALL_TIME, EndedBy.CPU_TIME, EndedBy.SIGNAL)
+    assert value_of(await node.javascript("1 + 1", wall_s=2)) == 2
+
+
+async def test_a_program_with_another_limit_gets_a_process_with_that_limit(
+    node: OneContainer,
+) -> None:
+    limit = (
+        "require('fs').readFileSync('/proc/self/limits', 'utf8').match(/Max cpu time +(\\d+)/)[1]"
+    )
+    for wall_s, expected in ((5, "7"), (5, "7"), (9, "11"), (9, "11")):
+        ran = await node.javascript(limit, wall_s=wall_s)
+        if ran.ended_by is EndedBy.EXCEPTION:
+            pytest.skip("this runtime does not show a process's limits")
+        assert value_of(ran) == expected

@@ -1,0 +1,131 @@
+"""The two zygotes of an image that preloads modules: programs cannot tell from which they come."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from fumehood.model.errors import EndedBy
+from support.one_container import OneContainer, one_container, value_of
+from support.workshop import image
+
+pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.row("S3", "S6", "S7")]
+
+RUNTIMES = ["runc", pytest.param("runsc", marks=pytest.mark.needs("runsc"))]
+FAT = "# import pandas\n"
+"""What makes a program look as if it needed the modules."""
+
+ARE_LOADED = "import sys\n'pandas' in vars(sys)['mod' + 'ules']"
+HIDDEN = "import code\nhidden = code.InteractiveInterpreter(globals()).runsource\n"
+"""A way to import that the look at a program's text does not see."""
+
+STATE = """\
+import json, os, resource, sys, threading
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+names = ("Uid", "Gid", "Groups", "NoNewPrivs", "Seccomp", "Threads",
+         "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+{
+    "status": {name: status.get(name, "").strip() for name in names},
+    "limits": [resource.getrlimit(n) for n in
+               (resource.RLIMIT_CPU, resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE,
+                resource.RLIMIT_CORE, resource.RLIMIT_AS, resource.RLIMIT_NPROC)],
+    "environment": dict(os.environ),
+    "path": sys.path,
+    "argv": sys.argv,
+    "at": os.getcwd(),
+    "open": sorted(os.listdir("/proc/self/fd")),
+    "umask": os.umask(0o22),
+    "nice": os.getpriority(os.PRIO_PROCESS, 0),
+    "names": sorted(globals()),
+    "streams": [(s.encoding, s.errors, s.line_buffering, s.fileno()) for s in
+                (sys.stdin, sys.stdout, sys.stderr)],
+    "score": open("/proc/self/oom_score_adj").read(),
+}
+"""
+
+
+@pytest.fixture(params=RUNTIMES)
+async def data(request: pytest.FixtureRequest) -> AsyncIterator[OneContainer]:
+    async with one_container(image("python-data"), runtime=request.param) as box:
+        yield box
+
+
+async def stateless(box: OneContainer, code: str) -> object:
+    ran = await box.python(code, keep=False)
+    assert ran.ended_by is EndedBy.OK, (ran.stderr, ran.claimed_error)
+    return value_of(ran)
+
+
+async def test_only_a_program_that_may_need_them_has_the_modules_loaded(data: OneContainer) -> None:
+    assert await stateless(data, ARE_LOADED) is False
+    assert await stateless(data, FAT + ARE_LOADED) is True
+
+
+async def test_programs_find_the_same_limits_rights_and_surroundings(data: OneContainer) -> None:
+    fat = await stateless(data, FAT + STATE)  # first: then both zygotes have loaded what they load
+    assert await stateless(data, STATE) == fat
+
+
+@pytest.mark.parametrize(
+    "code", ["1 / 0", "import nothing_there", "def f(:", "raise SystemExit('bye')", "x = [0][1]"]
+)
+async def test_programs_fail_in_the_same_words(data: OneContainer, code: str) -> None:
+    thin = await data.python(f"# nothing to see\n{code}", keep=False)
+    fat = await data.python(f"{FAT}{code}", keep=False)
+    assert (thin.ended_by, thin.exit_code, thin.stderr) == (fat.ended_by, fat.exit_code, fat.stderr)
+    assert thin.claimed_error == fat.claimed_error
+
+
+async def test_a_hidden_import_finds_the_modules_as_if_they_had_been_there(
+    data: OneContainer,
+) -> None:
+    shown = "(pd.get_option('display.width'), pd.get_option('display.max_columns'), \
+             mpl.get_configdir(), mpl.get_cachedir(), mpl.get_backend().lower())"
+    hidden = await stateless(
+        data, f"{HIDDEN}hidden('imp' 'ort pandas as pd, matplotlib as mpl')\n{shown}"
+    )
+    assert hidden == await stateless(data, f"import pandas as pd, matplotlib as mpl\n{shown}")
+
+
+async def test_a_figure_of_a_hidden_import_is_returned(data: OneContainer) -> None:
+    await data.python(
+        f"{HIDDEN}hidden('from matplot' 'lib import pyplot as p')\np.plot([1, 2])\np.show()",
+        keep=False,
+    )
+    assert [name for name, _ in data.heard.pictures] == ["figure-1.png"]
+    assert data.heard.names == []
+    assert data.ended is None
+
+
+async def test_a_session_that_begins_thin_keeps_its_variables_when_it_imports_the_modules(
+    data: OneContainer,
+) -> None:
+    await data.python("rows = [3, 4]")
+    assert value_of(await data.python("rows.append(5)\nlen(rows)")) == 3
+    third = await data.python("import pandas as pd\ntable = pd.DataFrame({'n': rows})\nrows")
+    assert (value_of(third), third.state) == ([3, 4, 5], "kept")
+    assert value_of(await data.python("int(table.n.sum())")) == 12
+    killed = await data.python("import os\ntable = None\nos._exit(1)")
+    assert killed.state == "rolled_back"
+    assert value_of(await data.python("int(table.n.sum()), rows")) == [12, [3, 4, 5]]
+
+
+async def test_forks_of_one_zygote_draw_different_numbers(data: OneContainer) -> None:
+    code = "import random, os\n[random.random(), os.fork() and os.wait()[1]]"
+    seen = {str(await stateless(data, code)) for _ in range(4)}
+    assert len(seen) == 4
+
+
+async def test_a_program_that_forks_gets_what_its_modules_do_at_a_fork(data: OneContainer) -> None:
+    """What a zygote's forks are spared: `random` is seeded anew in the copy."""
+    code = """\
+import os, random
+readable, writable = os.pipe()
+if os.fork() == 0:
+    os.write(writable, repr(random.random()).encode())
+    os._exit(0)
+os.wait()
+os.read(readable, 100).decode() == repr(random.random())
+"""
+    assert await stateless(data, code) is False
