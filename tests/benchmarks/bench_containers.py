@@ -39,25 +39,45 @@ WARM_UP = 30
 CLIENTS = 8
 CALLS_PER_CLIENT = 100
 BURST = 200
+PACED_CALLS = 100
+PACE_S = 0.05
+CPU_CALLS = 300
+CARRIERS = {"dockerd", "containerd", "containerd-shim-runc-v2"}
 
 
 def container_lines(daemon: Running) -> Iterator[Line]:
-    """Every target of the container wall but those of the soak."""
-    image = subprocess.run(
-        ["docker", "image", "inspect", "--format={{.Id}}", "fumehood/python:latest"],
-        capture_output=True, text=True, check=True, timeout=30,
-    ).stdout.strip()  # fmt: skip
+    """Every target of the container wall, as it is configured by default, but those of the soak."""
+    image = image_id("python-data")
     call = bare_client(daemon.socket, PATH, BODY)
     for _ in range(WARM_UP):
         check(call())
-    yield from idle_container(daemon)
     yield from against_docker(call, image)
+    yield from paced(call)
     yield against_bare_guest(call, image)
+    yield from processor_time(daemon, call)
     yield throughput(daemon)
     yield burst(daemon)
 
 
-def idle_container(daemon: Running) -> Iterator[Line]:
+def small_image_lines(daemon: Running) -> Iterator[Line]:
+    """The same program in the image `python`, which nobody has who does not configure it."""
+    call = bare_client(daemon.socket, PATH, BODY)
+    for _ in range(WARM_UP):
+        check(call())
+    yield idle_container()
+    call_ms = statistics.median(timed(lambda: check(call())) for _ in range(10 * CALLS_PER_ROUND))
+    yield Line("image python: run_python back to back", "–", f"{call_ms * 1e3:.2f} ms", None)
+
+
+def image_id(name: str) -> str:
+    """What an image of ours is called by Docker."""
+    return subprocess.run(
+        ["docker", "image", "inspect", "--format={{.Id}}", f"fumehood/{name}:latest"],
+        capture_output=True, text=True, check=True, timeout=30,
+    ).stdout.strip()  # fmt: skip
+
+
+def idle_container() -> Line:
     """Private memory of the processes of a container that has served and waits."""
     time.sleep(1)
     sizes = [
@@ -65,7 +85,48 @@ def idle_container(daemon: Running) -> Iterator[Line]:
         for supervisor in supervisors()
     ]
     largest = max(sizes)
-    yield Line("idle warm container, private", "≤ 15 MB", f"{largest:.1f} MB", largest <= 15)
+    return Line(
+        "image python: idle warm container, private", "≤ 15 MB", f"{largest:.1f} MB", largest <= 15
+    )
+
+
+def paced(call: Callable[[], bytes]) -> Iterator[Line]:
+    """The same call with a pause before it, as an agent makes it."""
+    taken = []
+    for _ in range(PACED_CALLS):
+        time.sleep(PACE_S)
+        taken.append(timed(lambda: check(call())))
+    call_ms = statistics.median(taken) * 1e3
+    yield Line(f"run_python paced by {PACE_S * 1e3:.0f} ms", "–", f"{call_ms:.2f} ms", None)
+
+
+def processor_time(daemon: Running, call: Callable[[], bytes]) -> Iterator[Line]:
+    """Of every process that has to do with a call: the daemon's, the container's, and Docker's own,
+    which carries the bytes between them.
+    """
+    family = [daemon.process, *daemon.guest()]
+    inside = [one for first in supervisors() for one in (first, *first.children(recursive=False))]
+    carriers = [p for p in psutil.process_iter(["name"]) if p.info["name"] in CARRIERS]
+    parts = {"daemon": family, "container": inside, "Docker": carriers}
+    before = {process: used_s(process) for group in parts.values() for process in group}
+    for _ in range(CPU_CALLS):
+        check(call())
+    time.sleep(1)  # what is done after an answer belongs to its call
+    spent_ms = {
+        name: sum(used_s(one) - before[one] for one in group if one.is_running()) * 1e3 / CPU_CALLS
+        for name, group in parts.items()
+    }
+    total_ms = sum(spent_ms.values())
+    shown = ", ".join(f"{name} {ms:.1f}" for name, ms in spent_ms.items())
+    yield Line(
+        "processor time of one run_python, all processes",
+        "≤ 10 ms", f"{total_ms:.1f} ms ({shown})", total_ms <= 10,
+    )  # fmt: skip
+
+
+def used_s(process: psutil.Process) -> float:
+    """Processor time of a process, and of its children that have ended, of which it heard."""
+    return float(sum(process.cpu_times()[:4]))
 
 
 def supervisors() -> list[psutil.Process]:
@@ -98,13 +159,13 @@ def against_docker(call: Callable[[], bytes], image: str) -> Iterator[Line]:
             times["call"] += [timed(lambda: check(call())) for _ in range(CALLS_PER_ROUND)]
     middle = {what: statistics.median(taken) * 1e3 for what, taken in times.items()}
     for what, shown, target in (
-        ("run", "docker run --rm", 60),
-        ("run without a network", "docker run --rm --network=none", None),
+        ("run", "docker run --rm", None),
+        ("run without a network", "docker run --rm --network=none", 60),
         ("exec", "docker exec python3 -c", 12),
     ):
         ratio = middle[what] / middle["call"]
         yield Line(
-            f"{shown} / warm run_python through the daemon, reset included",
+            f"{shown} / run_python through the daemon, back to back",
             f"≥ {target}" if target else "–",
             f"{ratio:.0f} ({middle[what]:.0f} ms / {middle['call']:.2f} ms)",
             ratio >= target if target else None,
@@ -148,8 +209,8 @@ def against_bare_guest(call: Callable[[], bytes], image: str) -> Line:
     bare_ms, call_ms = (statistics.median(taken) * 1e3 for taken in times)
     ratio = call_ms / bare_ms
     return Line(
-        "warm run_python / the same guest driven directly on the host", "≤ 2",
-        f"{ratio:.2f} ({call_ms:.2f} ms / {bare_ms:.2f} ms)", ratio <= 2,
+        "run_python / the same guest driven directly on the host", "≤ 1.5",
+        f"{ratio:.2f} ({call_ms:.2f} ms / {bare_ms:.2f} ms)", ratio <= 1.5,
     )  # fmt: skip
 
 
@@ -203,7 +264,7 @@ def bare_guest(image: str) -> Iterator[Callable[[], None]]:
     def run() -> None:
         nonlocal count
         count += 1
-        for frame in run_frames(count, "python", {"code": CODE}, limits):
+        for frame in run_frames(count, "python", {"code": CODE}, limits, thin=True):
             stdin.write(framing.encode(frame))
         await_frame("reset")
 
@@ -224,8 +285,8 @@ def throughput(daemon: Running) -> Line:
         seconds = time.perf_counter() - before
     rate = CLIENTS * CALLS_PER_CLIENT / seconds
     return Line(
-        f"{CLIENTS} clients, run_python, one trust domain", "≥ 120 calls/s", f"{rate:.0f} calls/s",
-        rate >= 120,
+        f"{CLIENTS} clients, run_python, one trust domain", "≥ 150 calls/s", f"{rate:.0f} calls/s",
+        rate >= 150,
     )  # fmt: skip
 
 

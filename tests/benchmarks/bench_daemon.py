@@ -30,7 +30,7 @@ SMALLEST_IMAGE = {
     "FUMEHOOD_CONTAINER__IMAGES__SHELL": "python",
     "FUMEHOOD_SESSIONS__IMAGE": "python",
 }
-"""Settings: where the wall is measured, and not what an image brings."""
+"""Settings: images without what the default ones bring. Lines that are measured with them say so."""
 
 MB = 1 << 20
 

@@ -27,8 +27,8 @@ float(table.groupby("key")["value"].mean().sum())
 GROUPED = 34996.5
 ROUNDS = 60
 WARM_UP = 10
-PACE_S = 0.02
-IDLE_MB = 120
+PACE_S = 0.05
+IDLE_MB = 140
 
 
 def workshop_lines(daemon: Running) -> Iterator[Line]:
@@ -53,8 +53,8 @@ def tables(empty: Callable[[], bytes], group: Callable[[], bytes]) -> Iterator[L
     empty_ms, group_ms = in_turn(lambda: check(empty(), 0), lambda: check(group(), GROUPED))
     ratio = group_ms / empty_ms
     yield Line(
-        "import pandas and group 10 000 rows / an empty program",
-        "≤ 2", f"{ratio:.2f} ({group_ms:.1f} ms / {empty_ms:.1f} ms)", ratio <= 2,
+        f"pandas groups 10 000 rows / an empty program, paced by {PACE_S * 1e3:.0f} ms",
+        "≤ 2.5", f"{ratio:.2f} ({group_ms:.1f} ms / {empty_ms:.1f} ms)", ratio <= 2.5,
     )  # fmt: skip
     for network, target in (((), 50), (("--network=none",), None)):
         taken = [timed_ms(lambda network=network: by_docker(*network)) for _ in range(ROUNDS // 10)]
@@ -103,7 +103,12 @@ def idle(daemon: Running) -> Iterator[Line]:
     everyone = [supervisor, *supervisor.children(recursive=True)]
     maps = [process.memory_full_info() for process in everyone]
     total = sum(one.pss for one in maps) / MB
-    yield Line("idle python-data container", f"≤ {IDLE_MB} MB", f"{total:.0f} MB", total <= IDLE_MB)
+    yield Line(
+        "idle container with both zygotes, PSS",
+        f"≤ {IDLE_MB} MB",
+        f"{total:.0f} MB",
+        total <= IDLE_MB,
+    )
     spare = min(maps[1:], key=lambda one: one.uss)
     shared = 1 - spare.uss / spare.rss
     yield Line(

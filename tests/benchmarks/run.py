@@ -21,7 +21,7 @@ from tests.benchmarks.bench_approvals import approval_lines
 from tests.benchmarks.bench_audit import audit_lines
 from tests.benchmarks.bench_budgets import budget_lines
 from tests.benchmarks.bench_calls import call_log
-from tests.benchmarks.bench_containers import container_lines
+from tests.benchmarks.bench_containers import container_lines, small_image_lines
 from tests.benchmarks.bench_daemon import (
     CALL_BODY,
     CALL_PATH,
@@ -36,6 +36,7 @@ from tests.benchmarks.bench_daemon import (
     run_floor,
     written_bytes,
 )
+from tests.benchmarks.bench_javascript import javascript_lines
 from tests.benchmarks.bench_keys import key_lines
 from tests.benchmarks.bench_policy import policy_lines
 from tests.benchmarks.bench_registry import registry_lines
@@ -77,12 +78,14 @@ def measure() -> Iterator[Line]:
     yield from budget_lines()
     yield from approval_lines()
     yield restricted_program()
-    with run_daemon(SMALLEST_IMAGE) as daemon:
-        yield from container_lines(daemon)
-    with run_daemon(bench_streams.SETTINGS | SMALLEST_IMAGE) as daemon:
-        yield from bench_streams.stream_lines(daemon)
     with run_daemon() as daemon:
+        yield from container_lines(daemon)
         yield from workshop_lines(daemon)
+        yield from javascript_lines(daemon)
+    with run_daemon(SMALLEST_IMAGE) as daemon:
+        yield from small_image_lines(daemon)
+    with run_daemon(bench_streams.SETTINGS) as daemon:
+        yield from bench_streams.stream_lines(daemon)
 
 
 def first_answer() -> Line:
