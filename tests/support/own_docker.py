@@ -67,8 +67,8 @@ class OwnDocker:
                 process.kill()
                 process.wait(timeout=30)
 
-    def copy_image(self, image_id: str) -> None:
-        """Take an image over from the host's own Docker."""
+    def copy_image(self, image_id: str, name: str = "python") -> None:
+        """Take an image over from the host's own Docker, with the tag of a build."""
         with (
             closing(open_docker(timeout_s=120)) as source,
             closing(self._client()) as target,
@@ -76,6 +76,7 @@ class OwnDocker:
             archive = b"".join(source.get_image(image_id))
             for _ in target.load_image(archive):
                 pass
+            target.tag(image_id, f"fumehood/{name}", "latest")
 
     def containers(self) -> list[str]:
         """All of its containers, running or not."""

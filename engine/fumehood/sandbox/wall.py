@@ -168,15 +168,42 @@ class Wall(Protocol):
         ...
 
 
+class ImageMissing(SandboxUnavailable):
+    """An image does not exist, or another version of the engine built it."""
+
+    _parts = ("", "", "")
+
+    @classmethod
+    def of(cls, image: str, fault: str, cure: str, *, language: str | None = None) -> ImageMissing:
+        """`fault` completes "The image NAME …"; `language` is the one that a call needs it for."""
+        needed = f", which {language} needs," if language is not None else ""
+        made = cls(f"The image {image}{needed} {fault}. {cure}", retryable=False)
+        made._parts = (image, fault, cure)
+        return made
+
+    def needed_for(self, language: str | None) -> ImageMissing:
+        """The same refusal for a call in this language."""
+        return self.of(*self._parts, language=language)
+
+
 @runtime_checkable
 class HasImages(Protocol):
-    """A wall whose places are made of images."""
+    """A wall whose places are made of images, and that can be looked at again."""
 
     def image_for(self, language: str) -> str:
         """The image that a program in a language gets.
 
         Raises:
-            SandboxUnavailable: none was chosen for it, or it is not there.
+            ImageMissing: it is not there.
+            SandboxUnavailable: none was chosen for it, or it has no such language.
+        """
+        ...
+
+    async def look_again(self) -> None:
+        """Wait, bounded, for a look that begins after this moment. All who wait share it.
+
+        Raises:
+            SandboxUnavailable: the look did not end in time.
         """
         ...
 

@@ -68,7 +68,7 @@ class Pool:
         self._is_dispatching = False
         self._has_changed = False
         self._refusal: EngineError | None = SandboxUnavailable(
-            "The container wall is being started. Repeat the call.", retry_after_ms=RETRY_AFTER_MS
+            "Containers are being started. Repeat the call.", retry_after_ms=RETRY_AFTER_MS
         )
         self._missing = NOTHING_MISSING
         """Images that are not there, each with what is said of it."""
