@@ -7,7 +7,7 @@ import os
 import secrets
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import MB, Limit, Limits
 from fumehood.sandbox.container import docker_api
 from fumehood.sandbox.container import wall as wall_module
+from fumehood.sandbox.container.builder import building_noted
 from fumehood.sandbox.container.docker_api import Docker
 from fumehood.sandbox.container.images import Image
 from fumehood.sandbox.container.pool import PoolRules
@@ -367,6 +368,11 @@ def test_call_right_after_its_image_is_built_succeeds_in_an_engine_that_started_
         assert (rehearsed["would_run"], rehearsed["placement"]["why"]) == (False, NOT_BUILT)
         assert not container_of(daemon)["ready"]
         assert NOT_BUILT.replace(", which python needs,", "") in container_of(daemon)["missing"]
+        with closing(docker.client()) as client, building_noted(client, ["node", "python"]):
+            waits = call_python(daemon)["error"]
+            assert "The image python, which python needs, is being built." in waits["message"]
+            assert (waits["retryable"], waits["retry_after_ms"]) == (True, 10_000)
+        assert call_python(daemon)["error"]["message"] == NOT_BUILT
         docker.copy_image(python_image.id)
         assert call_python(daemon)["data"]["value"] == 4
         assert container_of(daemon)["ready"]

@@ -169,21 +169,36 @@ class Wall(Protocol):
 
 
 class ImageMissing(SandboxUnavailable):
-    """An image does not exist, or another version of the engine built it."""
+    """An image does not exist, is being built, or was built by another version of the engine."""
 
     _parts = ("", "", "")
 
     @classmethod
-    def of(cls, image: str, fault: str, cure: str, *, language: str | None = None) -> ImageMissing:
-        """`fault` completes "The image NAME …"; `language` is the one that a call needs it for."""
+    def of(
+        cls,
+        image: str,
+        fault: str,
+        cure: str,
+        *,
+        language: str | None = None,
+        retry_after_ms: int | None = None,
+    ) -> ImageMissing:
+        """`fault` completes "The image NAME …"; `language` is the one that a call needs it for.
+
+        `retry_after_ms` is for an image that comes without anybody's help.
+        """
         needed = f", which {language} needs," if language is not None else ""
-        made = cls(f"The image {image}{needed} {fault}. {cure}", retryable=False)
+        made = cls(
+            f"The image {image}{needed} {fault}. {cure}",
+            retryable=retry_after_ms is not None,
+            retry_after_ms=retry_after_ms,
+        )
         made._parts = (image, fault, cure)
         return made
 
     def needed_for(self, language: str | None) -> ImageMissing:
         """The same refusal for a call in this language."""
-        return self.of(*self._parts, language=language)
+        return self.of(*self._parts, language=language, retry_after_ms=self.retry_after_ms)
 
 
 @runtime_checkable

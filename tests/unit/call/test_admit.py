@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fumehood import Config, Engine
 from fumehood.call.admit import plan_admission
 from fumehood.call.approve import ApprovedCall
 from fumehood.call.authorise import PermittedCall
@@ -16,6 +19,7 @@ from fumehood.call.rehearse import rehearse
 from fumehood.call.resolve import ResolvedCall
 from fumehood.call.validate import ValidatedCall
 from fumehood.model.errors import InvalidParams, SandboxUnavailable, ShuttingDown
+from fumehood.model.identity import Principal, Scope
 from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import Limit, WallLimits
 from fumehood.model.tool import ToolDefinition
@@ -311,3 +315,23 @@ async def test_dry_run_takes_the_same_look() -> None:
     wall = ReturningWall(is_down=True, is_missing=True, comes_back=True)
     said = (await rehearse(_program(), Walls(container=wall))).data
     assert (said["would_run"], said["placement"]["image"], wall.looks) == (True, "python", 1)
+
+
+@pytest.mark.anyio
+@pytest.mark.row("S1", "A2")
+@pytest.mark.parametrize(
+    ("comes_back", "code"), [(True, "REQUIRES_HUMAN_APPROVAL"), (False, "SANDBOX_UNAVAILABLE")]
+)
+async def test_call_that_needs_approval_takes_the_same_look_before_anybody_is_asked(
+    home: Path, comes_back: bool, code: str
+) -> None:
+    policy = home / "policy.toml"
+    policy.write_text('[[rules]]\nid = "look"\ndecision = "ask"\ntools = ["run_python"]\n')
+    wall = ReturningWall(is_down=True, is_missing=True, comes_back=comes_back)
+    config = Config(home=home, policy_file=policy)
+    async with Engine(config=config, container=wall, interpreter=FakeWall()) as engine:
+        admin = Principal("approver:first", frozenset({Scope.ADMIN}))
+        await engine.approvers.add("alice", [Scope.APPROVE], by=admin, now=datetime.now(UTC))
+        answer = await engine.call("run_python", {"code": "4"})
+        assert answer.error is not None
+        assert (answer.error.code, wall.looks, wall.runs) == (code, 1, [])
