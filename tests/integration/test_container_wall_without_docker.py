@@ -324,7 +324,8 @@ async def test_thousand_calls_share_one_look_when_docker_is_back_and_all_are_ans
 ) -> None:
     only_calls_look(monkeypatch)
     endings: list[EndedBy] = []
-    async with bench(docker={"failing": DockerNotRunning("away")}) as made:
+    rules = PoolRules(least_warm=0, most=8)
+    async with bench(rules=rules, docker={"failing": DockerNotRunning("away")}) as made:
         with pytest.raises(SandboxUnavailable):
             await made.run()
         made.docker.failing, made.docker.silence = None, anyio.Event()
