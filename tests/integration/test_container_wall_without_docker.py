@@ -345,6 +345,20 @@ async def test_thousand_calls_share_one_look_when_docker_is_back_and_all_are_ans
         assert made.docker.asked.count("info") == looks + 1
 
 
+async def test_calls_that_keep_asking_begin_no_look_before_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    only_calls_look(monkeypatch)
+    monkeypatch.setattr(wall_module, "LEAST_BETWEEN_LOOKS_S", 3600.0)
+    monkeypatch.setattr(wall_module, "LOOK_PATIENCE_S", 0.01)
+    async with bench(docker={"failing": DockerNotRunning("away")}) as made:
+        await made.until(lambda: made.wall.faults)
+        for _ in range(5):
+            with pytest.raises(SandboxUnavailable):
+                await made.run()
+        assert made.docker.asked.count("info") == 1
+
+
 async def test_call_that_is_cancelled_leaves_the_look_to_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
