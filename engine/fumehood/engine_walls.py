@@ -26,10 +26,12 @@ from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.host import Host
 from fumehood.sandbox.process.interpreter import InterpreterWall
 from fumehood.sandbox.process.jail import JailWall
-from fumehood.sandbox.wall import Wall, Walls
+from fumehood.sandbox.wall import ImageMissing, Wall, Walls
 from fumehood.store.owner import owner_id
 
 ID_BYTES = 16
+BUILD_RETRY_AFTER_MS = 10_000
+"""The build of an image takes from half a minute to two minutes."""
 
 TROUBLE = frozenset(
     {
@@ -198,9 +200,18 @@ def _image_finder(own: Path) -> FindImage:
         def find(client: Any) -> ImageFound:
             # Here, because it brings Docker's package with it, and an engine without Docker has
             # none.
+            from fumehood.sandbox.container.builder import is_being_built
             from fumehood.sandbox.container.images import list_images, own_image
 
-            return own_image(list_images(client, name, own=own), name, own=own)
+            try:
+                return own_image(list_images(client, name, own=own), name, own=own)
+            except ImageMissing:
+                if is_being_built(client, name):
+                    cure = "Repeat the call when it is built."
+                    raise ImageMissing.of(
+                        name, "is being built", cure, retry_after_ms=BUILD_RETRY_AFTER_MS
+                    ) from None
+                raise
 
         return await docker.ask(find, QUICK_S)
 

@@ -7,7 +7,7 @@ import os
 import secrets
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import MB, Limit, Limits
 from fumehood.sandbox.container import docker_api
 from fumehood.sandbox.container import wall as wall_module
+from fumehood.sandbox.container.builder import building_noted
 from fumehood.sandbox.container.docker_api import Docker
 from fumehood.sandbox.container.images import Image
 from fumehood.sandbox.container.pool import PoolRules
@@ -207,7 +208,6 @@ async def test_docker_that_falls_silent_is_an_error_in_time_and_heals_when_it_sp
             with pytest.raises(SandboxUnavailable, match="does not answer in time"):
                 await made.run(who="uid:2")
             docker.open()
-            await made.until(lambda: made.wall.is_ready)
             assert (await made.run(who="uid:2")).ended_by is EndedBy.OK
 
 
@@ -232,7 +232,6 @@ async def test_docker_that_dies_in_the_middle_loses_the_run_and_heals_when_it_is
             with pytest.raises(SandboxUnavailable, match=r"not (running|installed)"):
                 await made.run()
             docker.open()
-            await made.until(lambda: made.wall.is_ready)
             assert (await made.run()).ended_by is EndedBy.OK
 
 
@@ -249,10 +248,10 @@ def owner_of(daemon: Daemon) -> str:
     return str(label)
 
 
-def call_python(daemon: Daemon, code: str = "2 + 2") -> dict[str, Any]:
+def call_python(daemon: Daemon, code: str = "2 + 2", **options: Any) -> dict[str, Any]:
     client = daemon.client()
     try:
-        answer = client.call("run_python", {"code": code})
+        answer = client.call("run_python", {"code": code}, **options)
     finally:
         client.close()
     body: dict[str, Any] = answer.body
@@ -346,6 +345,85 @@ async def test_docker_that_is_restarted_is_an_error_and_then_serves_again(
             with pytest.raises(SandboxUnavailable, match=r"not (running|installed)"):
                 await made.run()
             await anyio.to_thread.run_sync(docker.start)
-            await made.until(lambda: made.wall.is_ready)
             assert (await made.run()).ended_by is EndedBy.OK
             await made.until(lambda: len(docker.containers()) == 1)  # what was lost is removed
+
+
+NOT_BUILT = (
+    "The image python, which python needs, is not built. Build it: fumehood images build python"
+)
+
+
+@pytest.mark.row("S9", "S10")
+@pytest.mark.needs("root")
+def test_call_right_after_its_image_is_built_succeeds_in_an_engine_that_started_without_images(
+    python_image: Image, start_daemon: StartDaemon, home: Path
+) -> None:
+    (home / "docker").mkdir()
+    with OwnDocker(home / "docker") as docker:
+        daemon = start_on(docker, start_daemon)
+        refused = call_python(daemon)["error"]
+        assert (refused["code"], refused["message"]) == ("SANDBOX_UNAVAILABLE", NOT_BUILT)
+        assert not refused["retryable"]
+        rehearsed = call_python(daemon, dry_run=True)["data"]
+        assert (rehearsed["would_run"], rehearsed["placement"]["why"]) == (False, NOT_BUILT)
+        assert not container_of(daemon)["ready"]
+        assert NOT_BUILT.replace(", which python needs,", "") in container_of(daemon)["missing"]
+        with closing(docker.client()) as client, building_noted(client, ["node", "python"]):
+            waits = call_python(daemon)["error"]
+            assert "The image python, which python needs, is being built." in waits["message"]
+            assert (waits["retryable"], waits["retry_after_ms"]) == (True, 10_000)
+        assert call_python(daemon)["error"]["message"] == NOT_BUILT
+        docker.copy_image(python_image.id)
+        assert call_python(daemon)["data"]["value"] == 4
+        assert container_of(daemon)["ready"]
+
+
+@pytest.mark.row("S9")
+@pytest.mark.needs("root")
+def test_engine_that_nobody_calls_becomes_ready_when_its_image_is_built(
+    python_image: Image, start_daemon: StartDaemon, home: Path
+) -> None:
+    (home / "docker").mkdir()
+    with OwnDocker(home / "docker") as docker:
+        daemon = start_on(docker, start_daemon)
+        wait_until(lambda: container_of(daemon)["missing"])
+        docker.copy_image(python_image.id)
+        wait_until(lambda: container_of(daemon)["ready"])
+        assert call_python(daemon)["success"]
+
+
+@pytest.mark.row("S9")
+@pytest.mark.needs("root")
+def test_call_right_after_docker_was_restarted_succeeds(
+    python_image: Image, start_daemon: StartDaemon, home: Path
+) -> None:
+    (home / "docker").mkdir()
+    with OwnDocker(home / "docker") as docker:
+        docker.copy_image(python_image.id)
+        daemon = start_on(docker, start_daemon)
+        assert call_python(daemon)["success"]
+        docker.stop()
+        refused = call_python(daemon)["error"]
+        assert refused["code"] == "SANDBOX_UNAVAILABLE"
+        assert "Docker is not running. Start it" in refused["message"]
+        assert refused["retryable"]
+        docker.start()
+        assert call_python(daemon)["success"]
+
+
+def start_on(docker: OwnDocker, start_daemon: StartDaemon) -> Daemon:
+    """A daemon on this Docker, which needs the image `python` alone to run Python."""
+    return start_daemon(
+        variables={"DOCKER_HOST": docker.address, "FUMEHOOD_CONTAINER__IMAGES__PYTHON": "python"}
+    )
+
+
+def container_of(daemon: Daemon) -> dict[str, Any]:
+    """What the daemon says of its container wall to anybody."""
+    client = daemon.client()
+    try:
+        wall: dict[str, Any] = client.get("/v1/ready").body["walls"]["container"]
+    finally:
+        client.close()
+    return wall

@@ -28,8 +28,8 @@ from fumehood.sandbox.container.held import HeldContainer
 from fumehood.sandbox.container.pool import PoolRules
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
 from fumehood.sandbox.container.wall import ContainerWall
-from fumehood.sandbox.wall import NO_SINKS, RunEnding
-from support.fake_docker import FakeDocker, FakeGuest, honest
+from fumehood.sandbox.wall import NO_SINKS, ImageMissing, RunEnding
+from support.fake_docker import GOOD_INFO, FakeDocker, FakeGuest, honest
 from support.scripted_guest import READY, ended, reset
 from support.wait import DEADLINE_S
 
@@ -37,6 +37,10 @@ pytestmark = pytest.mark.anyio
 
 LIMITS = Limits(wall_s=5, cpu_s=5, memory_mb=512, output_bytes=1000)
 DOMAIN = TrustDomain("uid:1")
+
+
+def not_built(image: str) -> ImageMissing:
+    return ImageMissing.of(image, "is not built", f"Build it: fumehood images build {image}")
 
 
 @dataclass(frozen=True)
@@ -68,14 +72,9 @@ class Bench:
 
     async def _find_image(self, docker: Any, name: str) -> Found:
         if name in self.missing:
-            raise SandboxUnavailable(
-                f"The image {name} is missing. Build it: fumehood images build {name}",
-                retryable=False,
-            )
+            raise not_built(name)
         if not self.image:
-            raise SandboxUnavailable(
-                "The image python is missing. Build it: fumehood images build python"
-            )
+            raise not_built("python")
         return Found(self.image)
 
     async def run(
@@ -85,15 +84,6 @@ class Bench:
             lease = self.wall.lease(domain, fresh=fresh, memory_mb=512, language=language)
             async with lease as place:
                 return await place.run("python", {"code": "4"}, LIMITS)
-
-    async def until_run(self, *, language: str) -> RunEnding:
-        """A run, once its image has been found."""
-        with anyio.fail_after(DEADLINE_S):
-            while True:
-                try:
-                    return await self.run(language=language)
-                except SandboxUnavailable:
-                    await anyio.sleep(0.01)
 
     async def until(self, condition: Any) -> None:
         with anyio.fail_after(DEADLINE_S):
@@ -108,7 +98,15 @@ class Bench:
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wall_module, "PAUSES_S", (0.0, 0.001))
     monkeypatch.setattr(wall_module, "FIRST_LOOK_DELAY_S", 0.0)
+    monkeypatch.setattr(wall_module, "LEAST_BETWEEN_LOOKS_S", 0.0)
     monkeypatch.setattr(wall_module, "_may_swap", lambda is_local: False)
+
+
+def only_calls_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first look the wall pauses for longer than any test takes."""
+    for name in ("LOOK_AGAIN_S", "LONGEST_PAUSE_WHILE_AWAY_S"):
+        monkeypatch.setattr(wall_module, name, 3600.0)
+    monkeypatch.setattr(wall_module, "PAUSES_S", (0.0, 3600.0))
 
 
 @asynccontextmanager
@@ -193,15 +191,233 @@ async def test_wall_without_docker_says_why_once_and_heals_when_it_is_there(
         assert (await made.run()).ended_by is EndedBy.OK
 
 
-async def test_image_that_is_missing_is_named_with_its_cure_and_found_when_it_is_built() -> None:
+async def test_missing_images_leave_the_wall_up_and_the_next_call_after_a_build_succeeds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    only_calls_look(monkeypatch)
+    async with bench(images={"python": "python"}) as made:
+        made.image = ""
+        for _ in range(2):
+            with pytest.raises(ImageMissing) as refused:
+                await made.run()
+            assert refused.value.message == (
+                "The image python, which python needs, is not built. "
+                "Build it: fumehood images build python"
+            )
+            assert not refused.value.may_retry
+        assert made.wall.enforced == made.wall.required
+        assert (made.wall.faults, made.wall.is_ready) == ((), False)
+        assert made.wall.missing == (
+            "The image python is not built. Build it: fumehood images build python",
+        )
+        assert made.told("container.unavailable") == []
+        made.image = "sha256:2"
+        assert (await made.run()).ended_by is EndedBy.OK
+        assert made.docker.bodies[0]["Image"] == "sha256:2"
+        assert made.wall.is_ready
+        assert made.told("container.available") == [{"images": {"python": "sha256:2"}}]
+
+
+async def test_wall_that_nobody_calls_becomes_ready_when_an_image_is_built() -> None:
     async with bench() as made:
         made.image = ""
-        with pytest.raises(SandboxUnavailable, match="fumehood images build python"):
-            await made.run()
+        await made.until(lambda: made.wall.missing)
+        assert not made.wall.is_ready
         made.image = "sha256:2"
         await made.until(lambda: made.wall.is_ready)
-        await made.run()
-        assert made.docker.bodies[0]["Image"] == "sha256:2"
+
+
+async def test_wall_that_a_call_has_found_down_becomes_ready_by_itself() -> None:
+    async with bench() as made:
+        await made.until(lambda: made.wall.is_ready)
+        made.docker.failing = DockerNotRunning("away")
+        await made.wall.look_again()
+        assert made.wall.enforced == frozenset()
+        made.docker.failing = None
+        await made.until(lambda: made.wall.is_ready)
+
+
+@pytest.mark.parametrize("trouble", [DockerNotInstalled, DockerNotRunning, DockerTimeout])
+async def test_first_call_after_docker_is_back_succeeds(
+    trouble: type[DockerError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only_calls_look(monkeypatch)
+    async with bench(docker={"failing": trouble("away")}) as made:
+        for _ in range(3):
+            with pytest.raises(SandboxUnavailable, match="Containers are unavailable; nothing ran"):
+                await made.run()
+        made.docker.failing = None
+        assert (await made.run()).ended_by is EndedBy.OK
+        made.docker.failing = trouble("away again")
+        await made.wall.look_again()
+        made.docker.failing = None
+        held = await hold(made, [])
+        assert held.lost is None
+
+
+async def test_first_call_after_containers_can_be_started_again_succeeds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with bench(docker={"failing_to_start": DockerFault("no space left")}) as made:
+        only_calls_look(monkeypatch)
+        for _ in range(3):
+            with pytest.raises(SandboxUnavailable):
+                await made.run()
+        await made.until(lambda: made.wall.faults)
+        made.docker.failing_to_start = None
+        assert (await made.run()).ended_by is EndedBy.OK
+
+
+async def test_call_is_refused_in_time_and_may_be_repeated_while_docker_is_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    only_calls_look(monkeypatch)
+    async with bench() as made:
+        made.image = ""
+        with pytest.raises(ImageMissing):
+            await made.run()
+        made.docker.silence = anyio.Event()
+        monkeypatch.setattr(wall_module, "LOOK_PATIENCE_S", 0.02)
+        with pytest.raises(SandboxUnavailable, match="does not answer in time") as refused:
+            await made.run()
+        assert (refused.value.may_retry, refused.value.retry_after_ms) == (True, 1000)
+        made.image = "sha256:2"
+        made.docker.silence.set()
+        monkeypatch.setattr(wall_module, "LOOK_PATIENCE_S", 2.0)
+        assert (await made.run()).ended_by is EndedBy.OK
+
+
+async def test_call_that_comes_during_a_look_gets_one_that_begins_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    only_calls_look(monkeypatch)
+    async with bench(docker={"failing": DockerNotRunning("away")}) as made:
+        with pytest.raises(SandboxUnavailable):
+            await made.run()
+        looks = made.docker.asked.count("info")
+        made.docker.silence = silence = anyio.Event()
+        made.docker.failing = None
+        made.docker.info_answer["MemoryLimit"] = False
+        endings: list[EndedBy] = []
+
+        async def refused() -> None:
+            with pytest.raises(SandboxUnavailable, match="cannot limit memory"):
+                await made.run()
+
+        async def call() -> None:
+            endings.append((await made.run()).ended_by)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(refused)
+            await made.until(lambda: made.docker.asked.count("info") > looks)
+            made.docker.info_answer = dict(GOOD_INFO)
+            made.docker.silence = None
+            group.start_soon(call)
+            await anyio.wait_all_tasks_blocked()
+            silence.set()
+        assert endings == [EndedBy.OK]
+        assert made.docker.asked.count("info") == looks + 2
+
+
+async def test_thousand_calls_share_one_look_when_docker_is_back_and_all_are_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    only_calls_look(monkeypatch)
+    endings: list[EndedBy] = []
+    rules = PoolRules(least_warm=0, most=8)
+    async with bench(rules=rules, docker={"failing": DockerNotRunning("away")}) as made:
+        with pytest.raises(SandboxUnavailable):
+            await made.run()
+        made.docker.failing, made.docker.silence = None, anyio.Event()
+        monkeypatch.setattr(wall_module, "LOOK_PATIENCE_S", DEADLINE_S)
+        monkeypatch.setattr(wall_module, "LEAST_BETWEEN_LOOKS_S", 3600.0)
+        looks = made.docker.asked.count("info")
+
+        async def call(number: int) -> None:
+            endings.append((await made.run(TrustDomain(f"uid:{number % 4}"))).ended_by)
+
+        async with anyio.create_task_group() as group:
+            for number in range(1000):
+                group.start_soon(call, number)
+            await made.until(lambda: "info" in made.docker.asked[looks:])
+            made.docker.silence.set()
+        assert endings == [EndedBy.OK] * 1000
+        assert made.docker.asked.count("info") == looks + 1
+
+
+async def test_calls_that_keep_asking_begin_no_look_before_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    only_calls_look(monkeypatch)
+    monkeypatch.setattr(wall_module, "LEAST_BETWEEN_LOOKS_S", 3600.0)
+    monkeypatch.setattr(wall_module, "LOOK_PATIENCE_S", 0.01)
+    async with bench(docker={"failing": DockerNotRunning("away")}) as made:
+        await made.until(lambda: made.wall.faults)
+        for _ in range(5):
+            with pytest.raises(SandboxUnavailable):
+                await made.run()
+        assert made.docker.asked.count("info") == 1
+
+
+async def test_call_that_is_cancelled_leaves_the_look_to_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    only_calls_look(monkeypatch)
+    async with bench(docker={"failing": DockerNotRunning("away")}) as made:
+        with pytest.raises(SandboxUnavailable):
+            await made.run()
+        made.docker.failing, made.docker.silence = None, anyio.Event()
+        looks = made.docker.asked.count("info")
+        endings: list[EndedBy] = []
+
+        async def call() -> None:
+            endings.append((await made.run()).ended_by)
+
+        async with anyio.create_task_group() as group:
+            async with anyio.create_task_group() as cancelled:
+                cancelled.start_soon(call)
+                await made.until(lambda: made.docker.asked.count("info") > looks)
+                group.start_soon(call)
+                await anyio.wait_all_tasks_blocked()
+                cancelled.cancel_scope.cancel()
+            made.docker.silence.set()
+        assert endings == [EndedBy.OK]
+
+
+async def test_image_that_is_removed_while_a_call_runs_ends_nothing_and_refuses_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    may_end = anyio.Event()
+
+    async def slow(guest: FakeGuest) -> None:
+        await guest.says(READY)
+        message = await guest.hears()
+        await may_end.wait()
+        await guest.says(ended(message["id"]), reset(message["id"]))
+        await guest.hears()
+
+    only_calls_look(monkeypatch)
+    endings: list[EndedBy] = []
+    async with bench(images={"python": "python"}, docker={"behave": slow}) as made:
+
+        async def call() -> None:
+            endings.append((await made.run()).ended_by)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(call)
+            await made.until(lambda: made.wall.counts.get("busy") == 1)
+            made.missing.add("python")
+            await made.wall.look_again()
+            assert not made.wall.is_ready
+            with pytest.raises(ImageMissing):
+                await made.run()
+            may_end.set()
+        assert endings == [EndedBy.OK]
+        made.missing.clear()
+        made.image = "sha256:2"
+        made.docker.behave = honest
+        assert (await made.run()).ended_by is EndedBy.OK
+        assert [body["Image"] for body in made.docker.bodies] == ["sha256:1", "sha256:2"]
 
 
 async def test_host_that_cannot_limit_memory_has_no_container_wall() -> None:
@@ -409,13 +625,13 @@ async def test_missing_image_takes_away_its_languages_only_and_is_found_when_it_
             await made.run(language="shell")
         assert not caught.value.may_retry
         assert made.wall.is_ready
-        missing = ("The image shell is missing. Build it: fumehood images build shell",)
+        missing = ("The image shell is not built. Build it: fumehood images build shell",)
         assert made.wall.missing == missing
         assert made.told("container.images_missing") == [{"missing": list(missing)}]
         assert made.wall.faults == ()
         assert (await made.run()).ended_by is EndedBy.OK
         made.missing.clear()
-        await made.until_run(language="shell")
+        assert (await made.run(language="shell")).ended_by is EndedBy.OK
         assert made.wall.missing == ()
 
 
@@ -555,14 +771,7 @@ async def test_image_that_only_a_session_asks_for_is_looked_for_then() -> None:
             await hold(made, [], "mine")
         assert made.wall.missing == ()
         made.missing.clear()
-        await anyio.lowlevel.checkpoint()
-        with anyio.fail_after(DEADLINE_S):
-            while True:
-                try:
-                    await hold(made, [], "mine")
-                    break
-                except SandboxUnavailable:
-                    await anyio.sleep(0.01)
+        await hold(made, [], "mine")
         assert made.docker.bodies[-1]["Labels"]["fumehood.image"] == "mine"
 
 

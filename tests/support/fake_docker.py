@@ -65,7 +65,9 @@ async def honest(guest: FakeGuest) -> None:
 
 @dataclass
 class FakeDocker:
-    """As much of Docker as the wall asks for. `failing` makes every question fail."""
+    """As much of Docker as the wall asks for. `failing` makes every question fail, `silence` holds
+    back what Docker says of itself until it is set.
+    """
 
     group: Any
     behave: Behave = honest
@@ -73,6 +75,7 @@ class FakeDocker:
     warnings: tuple[str, ...] = ()
     failing: DockerError | None = None
     failing_to_start: DockerError | None = None
+    silence: anyio.Event | None = None
     last_state: JsonObject = field(default_factory=lambda: {"OOMKilled": False, "ExitCode": 0})
     containers: dict[str, Listed] = field(default_factory=dict)
     bodies: list[JsonObject] = field(default_factory=list)
@@ -84,7 +87,10 @@ class FakeDocker:
 
     async def info(self) -> JsonObject:
         self._ask("info")
-        return self.info_answer
+        answer = self.info_answer
+        if self.silence is not None:
+            await self.silence.wait()
+        return answer
 
     async def create(self, body: JsonObject, name: str) -> Created:
         self._ask("create")

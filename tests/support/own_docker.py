@@ -67,22 +67,24 @@ class OwnDocker:
                 process.kill()
                 process.wait(timeout=30)
 
-    def copy_image(self, image_id: str) -> None:
-        """Take an image over from the host's own Docker."""
+    def copy_image(self, image_id: str, name: str = "python") -> None:
+        """Take an image over from the host's own Docker, with the tag of a build."""
         with (
             closing(open_docker(timeout_s=120)) as source,
-            closing(self._client()) as target,
+            closing(self.client()) as target,
         ):
             archive = b"".join(source.get_image(image_id))
             for _ in target.load_image(archive):
                 pass
+            target.tag(image_id, f"fumehood/{name}", "latest")
 
     def containers(self) -> list[str]:
         """All of its containers, running or not."""
-        with closing(self._client()) as client:
+        with closing(self.client()) as client:
             return [one["Id"] for one in client.containers(all=True)]
 
-    def _client(self) -> docker.APIClient:
+    def client(self) -> docker.APIClient:
+        """A client of it, which its user closes."""
         return docker.APIClient(base_url=self.address, version="auto", timeout=120)
 
     def _answers(self) -> bool:

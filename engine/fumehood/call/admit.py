@@ -12,7 +12,7 @@ from typing import Any
 
 from fumehood.call.approve import ApprovedCall
 from fumehood.call.authorise import PermittedCall
-from fumehood.call.plan import Plan, make_plan
+from fumehood.call.plan import Plan, plan_now
 from fumehood.model.errors import ShuttingDown
 from fumehood.sandbox.sessions import SessionKeeper
 from fumehood.sandbox.wall import Lease, Walls
@@ -31,34 +31,44 @@ class AdmittedCall:
         return self.approved.claimed.permitted
 
 
+async def plan_admission(
+    approved: ApprovedCall,
+    walls: Walls,
+    *,
+    is_draining: bool,
+    sessions: SessionKeeper | None = None,
+) -> admit:
+    """Plan the place of a call, which `admit` then waits for.
+
+    Raises:
+        ShuttingDown: the engine takes no new calls.
+        SandboxUnavailable, InvalidParams, ResourceNotFound: as `plan_now`.
+    """
+    if is_draining:
+        raise ShuttingDown(
+            "The engine is stopping or not started. Repeat the call when it is back.",
+            retry_after_ms=2000,
+        )
+    plan = await plan_now(approved.claimed.permitted, walls, sessions)
+    return admit(approved, plan, sessions)
+
+
 class admit:  # noqa: N801  # a verb like the other stages; a generator would cost each call more
     """Wait for a place, bounded, and hold it: `async with admit(…) as admitted`.
 
     Raises:
-        ShuttingDown: the engine takes no new calls.
-        SandboxUnavailable: no place in time, or none that enforces the limits.
+        SandboxUnavailable: no place in time.
         InvalidParams, ResourceNotFound: as `make_plan`.
     """
 
     __slots__ = ("_approved", "_lease", "_plan")
 
     def __init__(
-        self,
-        approved: ApprovedCall,
-        walls: Walls,
-        *,
-        is_draining: bool,
-        sessions: SessionKeeper | None = None,
+        self, approved: ApprovedCall, plan: Plan, sessions: SessionKeeper | None = None
     ) -> None:
-        if is_draining:
-            raise ShuttingDown(
-                "The engine is stopping or not started. Repeat the call when it is back.",
-                retry_after_ms=2000,
-            )
-        permitted = approved.claimed.permitted
         self._approved = approved
-        self._plan = make_plan(permitted, walls, sessions)
-        self._lease = _lease(permitted, self._plan, sessions)
+        self._plan = plan
+        self._lease = _lease(approved.claimed.permitted, plan, sessions)
 
     async def __aenter__(self) -> AdmittedCall:
         return AdmittedCall(self._approved, self._plan, await self._lease.__aenter__())

@@ -22,7 +22,7 @@ from fumehood.call.carry_through import carry_through
 from fumehood.call.claim import ClaimedCall
 from fumehood.call.desk import ApprovalDesk
 from fumehood.call.over_budget import budget_record, reason_with_budget
-from fumehood.call.plan import make_plan, until_place_is_known
+from fumehood.call.plan import plan_now, until_place_is_known
 from fumehood.call.preview import preview
 from fumehood.call.validate import ValidatedCall
 from fumehood.executors.effects import Effect
@@ -103,7 +103,7 @@ async def approve(
     if decision.verdict is Verdict.ALLOW:
         return ApprovedCall(claimed, decision.rule)
     desk = rooms.desk
-    plan = make_plan(permitted, rooms.walls, rooms.sessions)
+    plan = await plan_now(permitted, rooms.walls, rooms.sessions)
     definition = definition_digest(permitted.tool)
     remembered = desk.remembered_for(permitted, definition)
     if remembered is not None:

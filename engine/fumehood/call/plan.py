@@ -2,7 +2,7 @@
 
 Beside the stages: asked by a dry run, by whoever asks a human, and by `admit`. Invariant: a
 limit that the wall cannot enforce on this host refuses the call; nothing falls back to a weaker
-wall.
+wall. A wall that can come back is looked at again before it refuses (`plan_now`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fumehood.model.limits import Limit, Limits, WallLimits, smallest
 from fumehood.model.session import SessionRecord
 from fumehood.sandbox.placement import Placement, language_of, place
 from fumehood.sandbox.sessions import SessionKeeper
-from fumehood.sandbox.wall import HasImages, Wall, Walls
+from fumehood.sandbox.wall import HasImages, ImageMissing, Wall, Walls
 
 RETRY_AFTER_MS = 1000
 
@@ -35,24 +35,55 @@ class Plan:
     """What the place must be able to run, where there are places for several."""
 
 
+class WallDown(SandboxUnavailable):
+    """The wall enforces nothing now, so nothing runs behind it."""
+
+
+async def plan_now(
+    permitted: PermittedCall, walls: Walls, sessions: SessionKeeper | None = None
+) -> Plan:
+    """As `make_plan`, from a fresh look where the wall is down or the call's image is missing.
+
+    Raises, besides:
+        ImageMissing: the image that the call needs is not there.
+    """
+    try:
+        return _plan_with_image(permitted, walls, sessions)
+    except (WallDown, ImageMissing):
+        wall = walls.get(_placement(permitted).wall)
+        if not isinstance(wall, HasImages):
+            raise
+        await wall.look_again()
+    return _plan_with_image(permitted, walls, sessions)
+
+
+def _plan_with_image(
+    permitted: PermittedCall, walls: Walls, sessions: SessionKeeper | None
+) -> Plan:
+    plan = make_plan(permitted, walls, sessions)
+    image_of(plan)
+    return plan
+
+
 def make_plan(
     permitted: PermittedCall, walls: Walls, sessions: SessionKeeper | None = None
 ) -> Plan:
     """Placement, wall and effective limits of a call. Without `sessions` there are none.
 
     Raises:
-        SandboxUnavailable: the wall is not there, or cannot enforce what it must.
+        WallDown: the wall enforces nothing now.
+        SandboxUnavailable: the wall cannot enforce what it must.
         InvalidParams: a limit that makes no sense on this wall, or in this session.
         ResourceNotFound: no such session of this caller and agent, or it is over.
     """
     tool, options = permitted.tool.definition, permitted.request.options
-    placement = place(tool, in_session=options.session_id is not None)
+    placement = _placement(permitted)
     wall = walls.get(placement.wall)
     missing = () if wall.required <= wall.enforced else wall.required - wall.enforced
     if missing and not wall.enforced:
-        raise SandboxUnavailable(
-            f"The {placement.wall} wall is not there now: nothing would enforce "
-            f"{', '.join(sorted(missing))}, and no weaker wall is used instead. {wall.cure}",
+        are = "Containers are" if placement.wall == "container" else f"The {placement.wall} is"
+        raise WallDown(
+            f"{are} unavailable; nothing ran. {wall.cure}",
             retryable=wall.heals,
             retry_after_ms=RETRY_AFTER_MS if wall.heals else None,
         )
@@ -99,11 +130,17 @@ def make_plan(
     return Plan(placement, limits, wall, warnings, session, language)
 
 
+def _placement(permitted: PermittedCall) -> Placement:
+    in_session = permitted.request.options.session_id is not None
+    return place(permitted.tool.definition, in_session=in_session)
+
+
 def image_of(plan: Plan) -> str | None:
     """What the place would be made of, where walls have images.
 
     Raises:
-        SandboxUnavailable: the image is not there.
+        ImageMissing: it is not there.
+        SandboxUnavailable: there is none for the call's language.
     """
     if plan.placement.is_of_session:
         return plan.session.image if plan.session is not None else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from fumehood.call.authorise import PermittedCall
-from fumehood.call.plan import Plan, image_of, make_plan
+from fumehood.call.plan import Plan, image_of, plan_now
 from fumehood.call.shorten import shortened
 from fumehood.executors.outcome import Outcome
 from fumehood.model.budget import Exceeded
@@ -21,7 +21,7 @@ from fumehood.sandbox.sessions import SessionKeeper
 from fumehood.sandbox.wall import Walls
 
 
-def rehearse(
+async def rehearse(
     permitted: PermittedCall,
     walls: Walls,
     sessions: SessionKeeper | None = None,
@@ -36,7 +36,7 @@ def rehearse(
         refusal = QuotaExceeded.code
     plan: JsonObject = {"placement": None, "limits": None, "session": None}
     try:
-        made = make_plan(permitted, walls, sessions)
+        made = await plan_now(permitted, walls, sessions)
         image = image_of(made)
         plan = {
             "placement": {

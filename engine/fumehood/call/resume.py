@@ -19,7 +19,7 @@ from fumehood.call.approve import approved_by_human, hidden_of, stored_approval
 from fumehood.call.authorise import PermittedCall, authorise
 from fumehood.call.claim import claimed
 from fumehood.call.compose import compose
-from fumehood.call.plan import make_plan, until_place_is_known
+from fumehood.call.plan import make_plan, plan_now, until_place_is_known
 from fumehood.call.preview import preview
 from fumehood.call.record import record_ending
 from fumehood.call.resolve import resolve
@@ -103,7 +103,7 @@ class ResumedWay:
         """What became of the call, and what was not as approved any more."""
         try:
             permitted = self._permitted(stored, trail)
-            plan = make_plan(permitted, self.rooms.walls, self.rooms.sessions)
+            plan = await plan_now(permitted, self.rooms.walls, self.rooms.sessions)
             await until_place_is_known(plan)
             self._require_as_approved(permitted, stored)
             mine = claimed(permitted, None)  # its key is the approval's
@@ -139,7 +139,7 @@ class ResumedWay:
         given = _without_fixed(stored, arguments)
         request = self._request(stored, given)
         permitted = self._pass(request)
-        plan = make_plan(permitted, rooms.walls, rooms.sessions)
+        plan = await plan_now(permitted, rooms.walls, rooms.sessions)
         await until_place_is_known(plan)
         effect = await preview(permitted, plan, rooms.sessions)
         action = action_of(permitted, plan, effect)
@@ -210,7 +210,7 @@ class ResumedWay:
         rooms = self.rooms
         try:
             permitted = self._pass(self._request(stored))
-            plan = make_plan(permitted, rooms.walls, rooms.sessions)
+            plan = await plan_now(permitted, rooms.walls, rooms.sessions)
             await until_place_is_known(plan)
             effect = await preview(permitted, plan, rooms.sessions)
             action = action_of(permitted, plan, effect)

@@ -14,7 +14,7 @@ import asyncio
 
 import anyio
 
-from fumehood.call.admit import admit
+from fumehood.call.admit import plan_admission
 from fumehood.call.approve import ApprovedCall, approve, wait_for
 from fumehood.call.authorise import PermittedCall, authorise
 from fumehood.call.claim import Claim, Replay, Waiting, claimed
@@ -86,7 +86,7 @@ async def run_call(request: CallRequest, rooms: Rooms, live: Live | None = None)
         )
         if request.options.dry_run:
             exceeded = rooms.exceeded(validated)
-            rehearsed = rehearse(permitted, rooms.walls, rooms.sessions, exceeded)
+            rehearsed = await rehearse(permitted, rooms.walls, rooms.sessions, exceeded)
             return await conclude(request, trail.passed("rehearse", rehearsed), trail, rooms)
         if permitted.decision.shadow:
             _tell_shadow(permitted, rooms)
@@ -129,7 +129,7 @@ async def run_approved(
     """Reserve, admit, start and execute a call that every gate has let through."""
     held = held if held is not None else Held()
     await _reserve(approved, rooms, held)
-    admission = admit(
+    admission = await plan_admission(
         approved, rooms.walls, is_draining=rooms.is_draining(), sessions=rooms.sessions
     )
     live.begin()

@@ -46,7 +46,7 @@ def docker_findings(
     try:
         client = open_docker()
     except DockerUnreachable as error:
-        words = f"{error.found} Containers are not available."
+        words = f"{error.found} Containers are unavailable."
         yield Finding("docker", "warning", words, error.cure)
         return
     try:
@@ -184,7 +184,7 @@ def image_finding(
     check, build = f"image: {name}", f"fumehood images build {name}"
     own = newest_own(images)
     if own is None:
-        found = "of another version of the engine" if images else "not built"
+        found = "built by another version of the engine" if images else "not built"
         if not is_used:
             return Finding(
                 check, "ok", f"{found}, and not in the configuration", f"To have it: {build}"

@@ -45,12 +45,14 @@ def build_images(
 ) -> None:
     """Build what is missing or out of date. Without `--base` it needs root and mmdebstrap."""
     from fumehood.cli.show import show_json, wants_json
+    from fumehood.sandbox.container.builder import building_noted
 
     started = time.time()
     own = _own_images()
     recipes = _recipes(name, base or "", own)
     client = open_engine()
-    built = [build(client, recipe, own, force=force, since=started) for recipe in recipes]
+    with building_noted(client, [recipe.name for recipe in recipes]):
+        built = [build(client, recipe, own, force=force, since=started) for recipe in recipes]
     made = sum(result.made_guest for result in built)
     if len(built) > 1 and made:
         print(f"{made} images in {time.time() - started:.1f} s", file=sys.stderr)

@@ -22,7 +22,8 @@ class Health(_Value):
 class WallReadiness(_Value):
     """One wall: whether it may be used, and the limits that were seen to hold on this host.
 
-    `missing` has a sentence for each image that is not there; what needs none of them is served.
+    `missing` has a sentence for each image that is not there: calls that need none of them are
+    served. Where no image is there, the wall is not ready.
     """
 
     ready: bool

@@ -168,15 +168,57 @@ class Wall(Protocol):
         ...
 
 
+class ImageMissing(SandboxUnavailable):
+    """An image does not exist, is being built, or was built by another version of the engine."""
+
+    _parts = ("", "", "")
+
+    @classmethod
+    def of(
+        cls,
+        image: str,
+        fault: str,
+        cure: str,
+        *,
+        language: str | None = None,
+        retry_after_ms: int | None = None,
+    ) -> ImageMissing:
+        """`fault` completes "The image NAME …"; `language` is the one that a call needs it for.
+
+        `retry_after_ms` is for an image that comes without anybody's help.
+        """
+        needed = f", which {language} needs," if language is not None else ""
+        made = cls(
+            f"The image {image}{needed} {fault}. {cure}",
+            retryable=retry_after_ms is not None,
+            retry_after_ms=retry_after_ms,
+        )
+        made._parts = (image, fault, cure)
+        return made
+
+    def needed_for(self, language: str | None) -> ImageMissing:
+        """The same refusal for a call in this language."""
+        return self.of(*self._parts, language=language, retry_after_ms=self.retry_after_ms)
+
+
 @runtime_checkable
 class HasImages(Protocol):
-    """A wall whose places are made of images."""
+    """A wall whose places are made of images, and that can be looked at again."""
 
     def image_for(self, language: str) -> str:
         """The image that a program in a language gets.
 
         Raises:
-            SandboxUnavailable: none was chosen for it, or it is not there.
+            ImageMissing: it is not there.
+            SandboxUnavailable: none was chosen for it, or it has no such language.
+        """
+        ...
+
+    async def look_again(self) -> None:
+        """Wait, bounded, for a look that begins after this moment. All who wait share it.
+
+        Raises:
+            SandboxUnavailable: the look did not end in time.
         """
         ...
 

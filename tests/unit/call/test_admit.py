@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fumehood.call.admit import admit
+from fumehood import Config, Engine
+from fumehood.call.admit import plan_admission
 from fumehood.call.approve import ApprovedCall
 from fumehood.call.authorise import PermittedCall
 from fumehood.call.claim import ClaimedCall
-from fumehood.call.plan import Plan, make_plan
+from fumehood.call.plan import Plan, WallDown, make_plan, plan_now
+from fumehood.call.rehearse import rehearse
 from fumehood.call.resolve import ResolvedCall
 from fumehood.call.validate import ValidatedCall
 from fumehood.model.errors import InvalidParams, SandboxUnavailable, ShuttingDown
+from fumehood.model.identity import Principal, Scope
+from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import Limit, WallLimits
 from fumehood.model.tool import ToolDefinition
 from fumehood.sandbox.host import Host
-from fumehood.sandbox.wall import Walls
+from fumehood.sandbox.wall import ImageMissing, Walls
 from fumehood.testing import CONTAINER_LIMITS, FakeWall
 from support.definitions import (
     OWNER,
@@ -207,8 +213,7 @@ async def test_draining_engine_admits_nobody() -> None:
     approved = ApprovedCall(ClaimedCall(_permitted(_expression())), "rule")
     wall = FakeWall()
     with pytest.raises(ShuttingDown) as caught:
-        async with admit(approved, Walls(interpreter=wall), is_draining=True):
-            wall.runs.clear()
+        await plan_admission(approved, Walls(interpreter=wall), is_draining=True)
     assert caught.value.retry_after_ms is not None
 
 
@@ -219,7 +224,114 @@ async def test_isolation_of_the_call_asks_for_a_fresh_place(
 ) -> None:
     permitted = _permitted(_expression(), isolation=isolation)
     walls = Walls(interpreter=FakeWall())
-    async with admit(ApprovedCall(ClaimedCall(permitted), ""), walls, is_draining=False) as held:
+    approved = ApprovedCall(ClaimedCall(permitted), "")
+    async with await plan_admission(approved, walls, is_draining=False) as held:
         assert held.lease.fresh is fresh  # type: ignore[attr-defined]
         assert held.lease.domain == permitted.trust_domain  # type: ignore[attr-defined]
         assert held.permitted is permitted
+
+
+class ReturningWall(FakeWall):
+    """A wall of images that a look finds to be there again, where `comes_back`."""
+
+    def __init__(self, *, is_down: bool, is_missing: bool, comes_back: bool) -> None:
+        super().__init__(limits=CONTAINER_LIMITS)
+        self.comes_back = comes_back
+        self.is_missing = is_missing
+        self.looks = 0
+        if is_down:
+            self.enforced = frozenset()
+
+    def image_for(self, language: str) -> str:
+        if self.is_missing:
+            raise ImageMissing.of("python", "is not built", "Build it.", language=language)
+        return "python"
+
+    async def look_again(self) -> None:
+        self.looks += 1
+        if self.comes_back:
+            self.enforced, self.is_missing = self.required, False
+
+    async def until_known(self, image: str) -> None:
+        return None
+
+    def facts_of(self, image: str | None) -> JsonObject:
+        return {}
+
+
+def _program() -> PermittedCall:
+    parameters = {"properties": {"code": {}}}
+    return _permitted(_expression(executor="code:python", parameters=parameters))
+
+
+@pytest.mark.anyio
+@pytest.mark.row("S1")
+@pytest.mark.parametrize(("is_down", "is_missing"), [(True, False), (False, True), (True, True)])
+async def test_wall_that_is_back_takes_the_call_after_one_look(
+    is_down: bool, is_missing: bool
+) -> None:
+    wall = ReturningWall(is_down=is_down, is_missing=is_missing, comes_back=True)
+    plan = await plan_now(_program(), Walls(container=wall))
+    assert (plan.wall, wall.looks) == (wall, 1)
+
+
+@pytest.mark.anyio
+@pytest.mark.row("S1")
+async def test_wall_that_stays_away_refuses_after_one_look() -> None:
+    wall = ReturningWall(is_down=True, is_missing=False, comes_back=False)
+    with pytest.raises(WallDown, match="Containers are unavailable; nothing ran"):
+        await plan_now(_program(), Walls(container=wall))
+    assert wall.looks == 1
+
+
+@pytest.mark.anyio
+@pytest.mark.row("S1")
+async def test_image_that_stays_away_is_named_with_the_language_that_needs_it() -> None:
+    wall = ReturningWall(is_down=False, is_missing=True, comes_back=False)
+    with pytest.raises(ImageMissing, match="The image python, which python needs, is not built"):
+        await plan_now(_program(), Walls(container=wall))
+    assert wall.looks == 1
+
+
+@pytest.mark.anyio
+async def test_call_on_a_wall_that_is_up_has_nothing_looked_at() -> None:
+    wall = ReturningWall(is_down=False, is_missing=False, comes_back=True)
+    await plan_now(_program(), Walls(container=wall))
+    away = ReturningWall(is_down=True, is_missing=True, comes_back=True)
+    await plan_now(_permitted(_expression()), Walls(container=away, interpreter=FakeWall()))
+    assert (wall.looks, away.looks) == (0, 0)
+
+
+@pytest.mark.anyio
+async def test_wall_that_cannot_be_looked_at_again_refuses_at_once() -> None:
+    wall = FakeWall(enforced=frozenset())
+    with pytest.raises(WallDown, match="The interpreter is unavailable; nothing ran"):
+        await plan_now(_permitted(_expression()), Walls(interpreter=wall))
+
+
+@pytest.mark.anyio
+@pytest.mark.row("P12")
+async def test_dry_run_takes_the_same_look() -> None:
+    wall = ReturningWall(is_down=True, is_missing=True, comes_back=True)
+    said = (await rehearse(_program(), Walls(container=wall))).data
+    assert (said["would_run"], said["placement"]["image"], wall.looks) == (True, "python", 1)
+
+
+@pytest.mark.anyio
+@pytest.mark.row("S1", "A2")
+@pytest.mark.parametrize(
+    ("comes_back", "code"), [(True, "REQUIRES_HUMAN_APPROVAL"), (False, "SANDBOX_UNAVAILABLE")]
+)
+async def test_call_that_needs_approval_takes_the_same_look_before_anybody_is_asked(
+    home: Path, comes_back: bool, code: str
+) -> None:
+    policy = home / "policy.toml"
+    policy.write_text('[[rules]]\nid = "look"\ndecision = "ask"\ntools = ["run_python"]\n')
+    wall = ReturningWall(is_down=True, is_missing=True, comes_back=comes_back)
+    config = Config(home=home, policy_file=policy)
+    async with Engine(config=config, container=wall, interpreter=FakeWall()) as engine:
+        admin = Principal("approver:first", frozenset({Scope.ADMIN}))
+        await engine.approvers.add("alice", [Scope.APPROVE], by=admin, now=datetime.now(UTC))
+        answer = await engine.call("run_python", {"code": "4"})
+        assert answer.error is not None
+        assert (answer.error.code, wall.looks, wall.runs) == (code, 1, [])

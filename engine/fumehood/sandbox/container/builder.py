@@ -1,7 +1,9 @@
-"""Containers that a build works in: without network, capabilities or another user's files.
+"""What a build has in Docker while it runs: containers to work in, and a note for engines.
 
-Host side. Invariant: each has a name with a deadline in it, so that one which a killed build left
-behind is known to the next, and removed.
+Host side. The containers have no network, no capabilities and no files of another user. The note
+is a volume without contents that names the images being built: Docker is what a build and an engine
+have in common, whoever runs them. Invariant: each has a deadline in its name or label, so that
+the next build removes what a killed one left behind, and no engine believes an old note.
 """
 
 from __future__ import annotations
@@ -10,14 +12,25 @@ import re
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import docker
+from docker.errors import DockerException
+from requests.exceptions import RequestException
 
 from fumehood.sandbox.container.trouble import trouble_in
 
 NAME = "fumehood-builder-"
 """How their names begin; then come a deadline and a random part."""
+
+BUILDING = "fumehood.building"
+"""Label of a note: the images, separated by spaces."""
+
+UNTIL = "fumehood.until"
+"""Label of a note: its deadline, in seconds since 1970."""
+
+NOTE_LIFETIME_S = 1200
+"""All four images take 7 minutes on a slow host."""
 
 LIFETIME_S = 600
 MEMORY = "1g"
@@ -61,8 +74,44 @@ def run(client: docker.APIClient, container: str, *, run_s: float, failed: str) 
         raise trouble_in(failed, said.splitlines())
 
 
+@contextmanager
+def building_noted(client: docker.APIClient, names: Sequence[str]) -> Iterator[None]:
+    """Tell engines meanwhile that these images are being built. A build goes on without."""
+    note = f"{NAME}{secrets.token_hex(8)}"
+    labels = {BUILDING: " ".join(names), UNTIL: str(int(time.time()) + NOTE_LIFETIME_S)}
+    with suppress(DockerException, RequestException):
+        client.create_volume(note, labels=labels)
+    try:
+        yield
+    finally:
+        with suppress(DockerException, RequestException):
+            client.remove_volume(note)
+
+
+def is_being_built(client: docker.APIClient, name: str) -> bool:
+    """Whether a build has noted this image."""
+    return any(
+        name in labels[BUILDING].split() and not _is_over(labels)
+        for labels in _notes(client).values()
+    )
+
+
+def _notes(client: docker.APIClient) -> dict[str, dict[str, str]]:
+    """The labels of each note, by the name of its volume."""
+    found = client.volumes(filters={"label": [BUILDING]}).get("Volumes") or ()
+    return {one["Name"]: one["Labels"] for one in found}
+
+
+def _is_over(labels: dict[str, str]) -> bool:
+    until = labels.get(UNTIL, "")
+    return not re.fullmatch(r"\d{1,12}", until, re.ASCII) or int(until) < time.time()
+
+
 def sweep_builders(client: docker.APIClient) -> None:
-    """Containers that a killed build left behind."""
+    """Remove the containers and notes that a killed build left behind."""
+    for note, labels in _notes(client).items():
+        if _is_over(labels):
+            client.remove_volume(note)
     for row in client.containers(all=True, filters={"name": NAME}):
         deadline = re.fullmatch(rf"/{NAME}(\d+)-[0-9a-f]+", row["Names"][0])
         if deadline is not None and int(deadline[1]) < time.time():

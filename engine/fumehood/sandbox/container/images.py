@@ -26,6 +26,7 @@ from fumehood.sandbox.container.recipe import (
     image_names,
     read_recipe,
 )
+from fumehood.sandbox.wall import ImageMissing
 
 REPOSITORY = "fumehood"
 IMAGE = "fumehood.image"
@@ -107,22 +108,17 @@ def own_image(found: Sequence[Image], name: str, *, own: Path | None = None) -> 
     """The newest that is this engine's.
 
     Raises:
-        SandboxUnavailable: with the command that builds it, or where nothing could, with the
-            names that there are.
+        ImageMissing: with the command that builds it, or with the known names where there is no
+            recipe of this name.
     """
     newest = newest_own(found)
     if newest is not None:
         return newest
     if name not in image_names(own=own):
         known = ", ".join(image_names(own=own))
-        raise SandboxUnavailable(
-            f"There is no image {name!r}. Name one that there is: {known}.",
-            retryable=False,
-        )
-    what = "is of another version of the engine" if found else "is missing"
-    raise SandboxUnavailable(
-        f"The image {name} {what}. Build it: fumehood images build {name}", retryable=False
-    )
+        raise ImageMissing.of(repr(name), "does not exist", f"Name one of these: {known}.")
+    fault = "was built by another version of the engine" if found else "is not built"
+    raise ImageMissing.of(name, fault, f"Build it: fumehood images build {name}")
 
 
 def newest_own(found: Sequence[Image]) -> Image | None:

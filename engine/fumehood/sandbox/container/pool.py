@@ -68,7 +68,7 @@ class Pool:
         self._is_dispatching = False
         self._has_changed = False
         self._refusal: EngineError | None = SandboxUnavailable(
-            "The container wall is being started. Repeat the call.", retry_after_ms=RETRY_AFTER_MS
+            "Containers are being started. Repeat the call.", retry_after_ms=RETRY_AFTER_MS
         )
         self._missing = NOTHING_MISSING
         """Images that are not there, each with what is said of it."""
@@ -210,11 +210,16 @@ class Pool:
         try:
             while self._has_changed:
                 self._has_changed = False
-                if self._refusal is None:
+                if self._refusal is None and self._can_change:
                     self._go_round()
                     self._keep_warm()
         finally:
             self._is_dispatching = False
+
+    @property
+    def _can_change(self) -> bool:
+        """Whether a container could be given away or made: else a call only joins the line."""
+        return self._books.has_unused or self._books.total < self._rules.most
 
     def _go_round(self) -> None:
         """One turn for each trust domain that waits."""

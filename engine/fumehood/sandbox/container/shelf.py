@@ -7,14 +7,16 @@ nothing else, and no other image is used in its place.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from typing import Protocol
 
 from fumehood.model.errors import SandboxUnavailable
 from fumehood.sandbox.container.docker_api import Docker
+from fumehood.sandbox.wall import ImageMissing
 
 MAX_ASKED_FOR = 32
 """Images that the configuration does not name, and that sessions were made of."""
+
+RETRY_AFTER_MS = 1000
 
 
 class ImageFound(Protocol):
@@ -29,7 +31,7 @@ class ImageFound(Protocol):
 
 
 FindImage = Callable[[Docker, str], Awaitable[ImageFound]]
-"""From an image's name to the image. Raises DockerError or SandboxUnavailable."""
+"""From an image's name to the image. Raises DockerError or ImageMissing."""
 
 
 class ImageShelf:
@@ -41,33 +43,45 @@ class ImageShelf:
         self._by_language = by_language
         self._names = dict.fromkeys(by_language.values())
         self._asked_for: dict[str, None] = {}
+        """Those of them that were found, the oldest first."""
+        self._wanted: dict[str, None] = {}
+        """Those that the next look is to find."""
         self.found: dict[str, ImageFound] = {}
-        self.missing: dict[str, SandboxUnavailable] = {}
+        self.missing: dict[str, ImageMissing] = {}
 
-    async def look(self) -> None:
-        """Look for all of them. Raises DockerError."""
-        for name in [*self._names, *self._asked_for]:
-            with suppress(SandboxUnavailable):
-                await self.look_for(name)
-
-    async def look_for(self, name: str) -> None:
-        """Look for one. What the configuration does not name is looked for again only if it is
-        there.
+    def want(self, name: str) -> None:
+        """Have the next look find an image that the configuration may not name.
 
         Raises:
-            DockerError: Docker does not say.
-            SandboxUnavailable: it is missing, and the configuration does not name it.
+            SandboxUnavailable: too many are wanted already.
         """
+        if name in self._names or name in self._wanted:
+            return
+        if len(self._wanted) >= MAX_ASKED_FOR:
+            raise SandboxUnavailable(
+                "Too many images are being looked for. Repeat the call.",
+                retry_after_ms=RETRY_AFTER_MS,
+            )
+        self._wanted[name] = None
+
+    async def look(self) -> None:
+        """Look for all of them. An image that the configuration does not name is looked for again
+        only if it was found. Raises DockerError.
+        """
+        wanted, self._wanted = self._wanted, {}
+        for name in self.missing.keys() - self._names.keys():
+            del self.missing[name]
+        for name in dict.fromkeys([*self._names, *self._asked_for, *wanted]):
+            await self._look_for(name)
+
+    async def _look_for(self, name: str) -> None:
         try:
             found = await self._find(self._docker, name)
-        except SandboxUnavailable as error:
+        except ImageMissing as error:
             self.found.pop(name, None)
             self._asked_for.pop(name, None)
-            self.missing.pop(name, None)
-            if name in self._names:
-                self.missing[name] = error
-                return
-            raise
+            self.missing[name] = error
+            return
         self.missing.pop(name, None)
         self.found[name] = found
         if name not in self._names:

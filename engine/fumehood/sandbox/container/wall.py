@@ -1,16 +1,18 @@
 """The container wall: programs in hardened Docker containers, warm ones where it can be.
 
-Host side. Above it `call/admit` and the executors; below it the pool, the reaper and Docker.
-Everything about Docker happens beside the calls: a task looks at it, says whether the wall is
-there, and tries again, more and more seldom, until it is. An engine without Docker starts as
-fast as one with it, and only tools that need a container are refused.
+Host side. Above it `call/plan`, `call/admit` and the executors; below it the pool, the reaper and
+Docker. A task looks at Docker beside the calls, less and less often while Docker is away. An engine
+without Docker starts as fast as one with it, and only tools that need a container are refused.
+Invariants: a call is refused only after a look that began when the call was there already, or that
+did not end in time; all calls that wait share that look. A missing image refuses the calls that
+need it, and never takes the wall down.
 """
 
 from __future__ import annotations
 
-import copy
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from fumehood.model.identity import TrustDomain
 from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import CONTAINER_MEMORY_CLASSES, Limit
 from fumehood.sandbox.container.container import Container
-from fumehood.sandbox.container.docker_api import Docker, DockerError
+from fumehood.sandbox.container.docker_api import Docker, DockerError, DockerTimeout
 from fumehood.sandbox.container.held import HeldContainer
 from fumehood.sandbox.container.host_check import Unfit, why_unfit
 from fumehood.sandbox.container.lease import ContainerLease
@@ -40,17 +42,59 @@ FIRST_LOOK_DELAY_S = 1.0
 speaks to Docker takes a tenth of a second to load."""
 
 PAUSES_S = (0.0, 0.5, 1.0, 2.0, 5.0, 15.0)
-"""Before the next look, by how many in a row have failed."""
+"""Before the next look, by how many looks or container starts in a row have failed."""
+
+LONGEST_PAUSE_WHILE_AWAY_S = 5.0
+"""The same, at most, while Docker is away or no image is there: an engine that nobody calls becomes
+ready within this time. A look that finds nobody costs a millisecond."""
+
+LOOK_PATIENCE_S = 2.0
+"""How long a call waits for Docker to be looked at again."""
+
+LEAST_BETWEEN_LOOKS_S = 1.0
+"""From the beginning of one look to that of the next, however many calls ask for one."""
 
 FIRST_LOOK_PATIENCE_S = 10.0
 """How long a call waits for the first look, where it comes before its end."""
 
 RETRY_AFTER_MS = 1000
 
-LOOK_FOR_IMAGE_S = 1.0
-"""How soon a call has an image looked for again that is missing."""
-
 MAIN_LANGUAGE = "python"
+
+
+class SharedLook:
+    """A look that all who wait for it share: one at a time, and at most one a second."""
+
+    def __init__(
+        self, look: Callable[[], Awaitable[None]], start_soon: Callable[..., object]
+    ) -> None:
+        self._look = look
+        self._start_soon = start_soon
+        self._turn = anyio.Lock()
+        self._coming: anyio.Event | None = None
+        """The end of the next look, which has not begun."""
+        self._earliest = -math.inf
+        self.last_began = -math.inf
+        """When the last look began that has ended, by the monotonic clock."""
+
+    async def another(self) -> None:
+        """Wait for the end of a look that begins after this moment."""
+        if self._coming is None:
+            self._coming = anyio.Event()
+            self._start_soon(self._run, self._coming)
+        await self._coming.wait()
+
+    async def _run(self, ended: anyio.Event) -> None:
+        try:
+            async with self._turn:
+                await anyio.sleep(max(0.0, self._earliest - time.monotonic()))
+                self._coming = None
+                began = time.monotonic()
+                self._earliest = began + LEAST_BETWEEN_LOOKS_S
+                await self._look()
+                self.last_began = began
+        finally:
+            ended.set()
 
 
 class ContainerWall:
@@ -76,7 +120,6 @@ class ContainerWall:
         self._settings = settings
         self._docker = docker
         self._shelf = ImageShelf(docker, find_image, settings.images)
-        self._image_looked_for: dict[str, float] = {}
         self._held: dict[str, HeldContainer] = {}
         """Of sessions, by name; those included that are being removed."""
         self._identity = identity
@@ -88,7 +131,11 @@ class ContainerWall:
         self._wanted = anyio.Event()
         """A call has asked for a container."""
         self._looked = anyio.Event()
+        self._looks: SharedLook | None = None
+        self._failed_looks = 0
+        """In a row: Docker was away, or no image was there."""
         self._trouble = anyio.Event()
+        """A container could not be started, or a look has failed after one that did not."""
         self._down: Unfit | None = None
         self._is_up = False
         self._told: Unfit | None = None
@@ -120,6 +167,7 @@ class ContainerWall:
             on_start=self._tell_available,
             on_failure=lambda: self._trouble.set(),
         )
+        self._looks = SharedLook(self._look, self._group.start_soon)
         self._pool = Pool(
             self._maker,
             self._settings.rules,
@@ -132,7 +180,7 @@ class ContainerWall:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        pool = self._pool
+        pool, self._looks = self._pool, None
         if pool is not None:
             stopping = SandboxUnavailable("The engine is stopping.", retry_after_ms=RETRY_AFTER_MS)
             pool.close(stopping, destroy="the engine stops")
@@ -173,7 +221,7 @@ class ContainerWall:
     @property
     def is_ready(self) -> bool:
         """Whether a call would get a container, as far as it is known."""
-        return self._is_up and not self.required - self.enforced
+        return self._is_up and self._shelf.has_any and not self.required - self.enforced
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -199,28 +247,41 @@ class ContainerWall:
         """The image that a program in a language gets.
 
         Raises:
-            SandboxUnavailable: none was chosen for it, or it is not there.
+            ImageMissing: it is not there.
+            SandboxUnavailable: none was chosen for it, or it has no such language.
         """
         name = self._shelf.name_for(language)
-        if name in self._shelf.missing:
-            raise copy.copy(self._shelf.missing[name])
+        self._require_found(name, language)
         self._shelf.must_run(name, language)
         return name
 
-    async def until_known(self, image: str) -> None:
-        """Wait, bounded, for the first look, and look for an image that was not seen by then.
+    async def look_again(self) -> None:
+        """Wait, bounded, for a look that begins after this moment. All who wait share it.
 
         Raises:
-            SandboxUnavailable: it is not there, or Docker does not say.
+            SandboxUnavailable: Docker did not answer in time.
         """
-        await self._until_looked()
+        if self._looks is None:
+            raise SandboxUnavailable("The engine is stopping.", retry_after_ms=RETRY_AFTER_MS)
+        with anyio.move_on_after(LOOK_PATIENCE_S) as waiting:
+            await self._looks.another()
+        if waiting.cancelled_caught:
+            raise _unavailable(Unfit(DockerTimeout.public, DockerTimeout.cure, heals=True))
+
+    async def until_known(self, image: str) -> None:
+        """Wait, bounded, for the first look, and look again for an image that was not found.
+
+        Raises:
+            ImageMissing: it is not there.
+            SandboxUnavailable: Docker does not say.
+        """
+        await self._until_found(image)
+        if self._down is not None:
+            raise _unavailable(self._down)
+        self._require_found(image)
         if image not in self._shelf.found:
-            await self._look_for(image)
-        if image not in self._shelf.found:
-            if image in self._shelf.missing:
-                raise copy.copy(self._shelf.missing[image])
             raise SandboxUnavailable(
-                f"What the image {image!r} is cannot be found out now.",
+                f"Docker did not say what the image {image!r} is. Repeat the call.",
                 retry_after_ms=RETRY_AFTER_MS,
             )
 
@@ -264,7 +325,6 @@ class ContainerWall:
         Raises:
             SandboxUnavailable: none in time, or no such image.
         """
-        await self._until_looked()
         place = await self._take(domain, Kind(image, memory_mb), fresh=True)
         assert isinstance(place.container, Container)
         assert self._pool is not None
@@ -289,31 +349,46 @@ class ContainerWall:
         return [*self._maker.unsettled, *self._pool.names, *self._held]
 
     def _begin_to_look(self) -> None:
-        if not self._looking and self._group is not None and self._maker is not None:
+        if not self._looking and self._group is not None and self._looks is not None:
             self._looking = True
-            self._group.start_soon(self._keep_looking, self._maker)
+            self._group.start_soon(self._keep_looking, self._looks)
 
-    async def _keep_looking(self, maker: ContainerMaker) -> None:
-        failed = 0
+    async def _keep_looking(self, looks: SharedLook) -> None:
+        """Look now and then, and soon after trouble. Calls have their looks besides."""
+        assert self._maker is not None
+        maker, pause_s = self._maker, 0.0
         with anyio.move_on_after(FIRST_LOOK_DELAY_S):
             await self._wanted.wait()
         while True:
-            self._trouble = anyio.Event()
-            if maker.is_failing and maker.failure is not None:
-                self._go_down(maker.failure)
-            await anyio.sleep(_pause(maker.failed_starts))
-            unfit = await self._look(maker)
-            failed = failed + 1 if unfit is not None else 0
-            if unfit is not None:
-                self._go_down(unfit)
-            else:
-                self._go_up(maker)
-            self._looked.set()
-            with anyio.move_on_after(_pause(failed) if failed else LOOK_AGAIN_S):
+            with anyio.move_on_after(pause_s):
                 await self._trouble.wait()
+            if self._trouble.is_set():
+                self._trouble = anyio.Event()
+                if maker.is_failing and maker.failure is not None:
+                    self._go_down(maker.failure)
+                pause_s = _pause(maker.failed_starts)
+            else:
+                await looks.another()
+                pause_s = LOOK_AGAIN_S
+            if self._failed_looks:
+                pause_s = min(_pause(self._failed_looks), LONGEST_PAUSE_WHILE_AWAY_S)
 
-    async def _look(self, maker: ContainerMaker) -> Unfit | None:
-        """Docker, its host, the image, and what should not be there; None where all is well."""
+    async def _look(self) -> None:
+        unfit = await self._why_unfit()
+        is_good = unfit is None and self._shelf.has_any
+        self._failed_looks = 0 if is_good else self._failed_looks + 1
+        if self._failed_looks == 1:
+            self._trouble.set()  # the task's pause is for a wall where all is well
+        if unfit is not None:
+            self._go_down(unfit)
+        else:
+            self._go_up()
+        self._looked.set()
+
+    async def _why_unfit(self) -> Unfit | None:
+        """Look at Docker, its host and the images, and remove what should not be there; None
+        where containers can be made.
+        """
         try:
             info = await self._docker.info()
             unfit = why_unfit(
@@ -328,9 +403,6 @@ class ContainerWall:
         except Exception as error:  # a bug must not end the task that would find out it is over
             self._on_event("container.look_failed", {"why": repr(error)[:500]})
             return Unfit("Docker could not be looked at.", "The engine's log says why.", heals=True)
-        if not self._shelf.has_any:
-            heals = any(error.may_retry for error in self._shelf.missing.values())
-            return Unfit(" ".join(self._shelf.faults), "", heals)
         return None
 
     def _go_down(self, unfit: Unfit) -> None:
@@ -339,35 +411,32 @@ class ContainerWall:
         self._told = self._down = unfit
         self._is_up = False
         if self._pool is not None:
-            words = f"There are no containers now. {unfit.fault} {unfit.cure}".rstrip()
-            after_ms = RETRY_AFTER_MS if unfit.heals else None
-            self._pool.close(
-                SandboxUnavailable(words, retryable=unfit.heals, retry_after_ms=after_ms)
-            )
+            self._pool.close(_unavailable(unfit))
 
-    def _go_up(self, maker: ContainerMaker) -> None:
+    def _go_up(self) -> None:
         self._down, self._is_up = None, True
-        if not maker.failed_starts:  # else the next container has to show it first
+        if self._maker is None or self._pool is None:
+            return
+        if not self._maker.failed_starts:  # else the next container has to show it first
             self._tell_available()
-        if self._pool is not None:
-            self._pool.retire(lambda container: container.image_id not in self._shelf.ids)
-            self._pool.tidy()
-            self._pool.open(self._shelf.missing)
+        self._pool.retire(lambda container: container.image_id not in self._shelf.ids)
+        self._pool.tidy()
+        self._pool.open(self._shelf.missing)
 
     def _tell_available(self) -> None:
-        if self._told is not None or not self._has_been_up:
+        has_changed = self.missing != self._told_missing
+        is_news = self._told is not None or not self._has_been_up or has_changed
+        if is_news and self._shelf.has_any:
             images = {name: found.id for name, found in self._shelf.found.items()}
             self._on_event("container.available", {"images": images})
-        self._told, self._has_been_up = None, True
-        if self._told_missing != self.missing:
-            self._told_missing = self.missing
+        if has_changed and self.missing:
             self._on_event("container.images_missing", {"missing": list(self.missing)})
+        self._told, self._has_been_up, self._told_missing = None, True, self.missing
 
     async def _place(
         self, domain: TrustDomain, language: str, memory_mb: int, *, fresh: bool
     ) -> Place:
         """Raises SandboxUnavailable."""
-        await self._until_looked()
         name = self._shelf.name_for(language)
         return await self._take(domain, Kind(name, memory_mb), fresh=fresh, must_run=language)
 
@@ -375,8 +444,29 @@ class ContainerWall:
         if self._pool is not None:
             self._pool.give_back(place, ran=ran, fresh=fresh)
 
+    async def _until_found(self, image: str) -> None:
+        """Wait, bounded, until Docker was asked for an image, if it is not known to be there.
+
+        Raises:
+            SandboxUnavailable: Docker did not answer in time.
+        """
+        came = time.monotonic()
+        if image not in self._shelf.found:
+            self._shelf.want(image)
+        await self._until_looked()
+        if self._is_up and image in self._shelf.found:
+            return
+        if self._looks is not None and self._looks.last_began < came:
+            self._shelf.want(image)  # a look that began before may have looked for it
+            await self.look_again()
+
+    def _require_found(self, image: str, language: str | None = None) -> None:
+        """Raises ImageMissing where the image is known not to be there."""
+        if image in self._shelf.missing:
+            raise self._shelf.missing[image].needed_for(language)
+
     async def _until_looked(self) -> None:
-        """The first look, where a call comes before its end. Raises SandboxUnavailable."""
+        """Wait, bounded, for the first look."""
         self._wanted.set()
         self._begin_to_look()
         if not self._looked.is_set():
@@ -389,31 +479,12 @@ class ContainerWall:
         """Raises SandboxUnavailable."""
         if self._pool is None:
             raise SandboxUnavailable("The container wall is not entered.", retryable=False)
-        if self._is_up and kind.image not in self._shelf.found:
-            await self._look_for(kind.image)
-            if kind.image not in self._shelf.found and kind.image not in self._shelf.missing:
-                raise SandboxUnavailable(f"There is no image {kind.image!r}.", retryable=False)
+        await self._until_found(kind.image)
+        if self._is_up:
+            self._require_found(kind.image, must_run)
         if must_run is not None:
             self._shelf.must_run(kind.image, must_run)
         return await self._pool.take(domain, kind, fresh=fresh)
-
-    async def _look_for(self, image: str) -> None:
-        """It may have been built since the last look. Raises SandboxUnavailable."""
-        now = time.monotonic()
-        if now - self._image_looked_for.get(image, -LOOK_FOR_IMAGE_S) < LOOK_FOR_IMAGE_S:
-            return
-        self._image_looked_for = {
-            name: moment
-            for name, moment in self._image_looked_for.items()
-            if now - moment < LOOK_FOR_IMAGE_S
-        } | {image: now}
-        try:
-            await self._shelf.look_for(image)
-        except DockerError:
-            self._trouble.set()  # the next look says what it is
-            return
-        if self._is_up and self._pool is not None:
-            self._pool.open(self._shelf.missing)
 
     async def _forget(self, held: HeldContainer) -> None:
         """Have a session's container removed."""
@@ -423,6 +494,14 @@ class ContainerWall:
         self._on_event("container.destroyed", values)
         await self._reaper.remove(held.name)
         self._held.pop(held.name, None)
+
+
+def _unavailable(unfit: Unfit) -> SandboxUnavailable:
+    return SandboxUnavailable(
+        f"Containers are unavailable; nothing ran. {unfit.fault} {unfit.cure}".rstrip(),
+        retryable=unfit.heals,
+        retry_after_ms=RETRY_AFTER_MS if unfit.heals else None,
+    )
 
 
 def _pause(failed: int) -> float:

@@ -42,7 +42,7 @@ def test_languages_and_memory_of_the_guest_are_read_from_the_labels() -> None:
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([], "is missing"),
+        ([], "is not built"),
         ([image_row("sha256:x", recipe=RECIPE, guest="0" * 64)], "another version"),
         ([image_row("sha256:x", recipe="0" * 64, guest=GUEST)], "another version"),
         ([image_row("sha256:x", recipe=RECIPE, guest=GUEST, base=BASE)], "another version"),
@@ -64,8 +64,8 @@ async def test_any_other_image_is_refused_with_the_build_command(
 async def test_image_that_no_command_builds_is_refused_with_the_names_that_there_are() -> None:
     with pytest.raises(SandboxUnavailable) as refusal:
         await find_image(ListedImages(), "pyhton")
-    assert "no image 'pyhton'" in refusal.value.message
-    assert refusal.value.message.endswith("one that there is: node, python, python-data, shell.")
+    assert "image 'pyhton' does not exist" in refusal.value.message
+    assert refusal.value.message.endswith("Name one of these: node, python, python-data, shell.")
 
 
 @pytest.mark.parametrize(
