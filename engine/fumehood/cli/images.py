@@ -35,7 +35,7 @@ Base = Annotated[
 @images.command("build")
 def build_images(
     name: Annotated[
-        str | None, typer.Argument(help="which image; where none is named, all that the configuration uses")
+        str | None, typer.Argument(help="which image; by default those of the configuration")
     ] = None,
     base: Base = None,
     force: Annotated[
@@ -178,7 +178,8 @@ def _configured_images() -> list[str]:
     from fumehood.cli.settings import read_config
 
     config = read_config()
-    return list(dict.fromkeys([*config.container.images.model_dump().values(), config.sessions.image]))
+    of_languages = config.container.images.model_dump().values()
+    return list(dict.fromkeys([*of_languages, config.sessions.image]))
 
 
 def _read_list(path: Path) -> str:
