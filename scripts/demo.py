@@ -377,7 +377,7 @@ def conclude(demo: Demo, seconds: float, *, has_containers: bool) -> None:
     again = f"run {KEPT}/plot.py" if figure else 'call calculator \'{"expression": "6 * 7"}\''
     demo.say(
         f'Next: export PATH="{FUMEHOOD.parent.absolute()}:$PATH"',
-        "      fumehood approvers init; fumehood serve",
+        "      fumehood serve",
         f"      fumehood {again}    # in another terminal",
     )
 

@@ -183,19 +183,16 @@ def test_demo_shows_every_promise_in_eighty_lines_and_leaves_the_figure_alone(ho
 
 
 @pytest.mark.row("D1")
-def test_demo_as_json_is_one_object_a_step(home: Path) -> None:
-    done = demo(home, "--json", DOCKER_HOST=f"unix://{home}/docker.sock")
-    assert done.returncode == 0, done.stdout + done.stderr
-    *steps, last = map(json.loads, done.stdout.splitlines())
-    assert all(step["as_expected"] for step in steps)
-    assert [step["answer"]["success"] for step in steps[3:7]] == [True, False, False, True]
-    assert (last["failed"], last["figure"]) == ([], None)
-
-
-def test_demo_fails_where_a_call_ends_otherwise_than_it_must(home: Path) -> None:
+def test_demo_as_json_is_one_object_a_step_and_fails_where_one_ends_otherwise(home: Path) -> None:
     program = home / "demo.py"
     program.write_text(DEMO.read_text().replace('"value": 1144', '"value": 1145'))
-    done = demo(home, program=program, DOCKER_HOST=f"unix://{home}/docker.sock")
+    done = demo(home, "--json", program=program, DOCKER_HOST=f"unix://{home}/docker.sock")
     assert done.returncode == 1
     assert "did not end as expected: fumehood call calculator" in done.stderr
-    assert "7 of 8 steps" in done.stdout
+    *steps, last = map(json.loads, done.stdout.splitlines())
+    wrong = [step["command"] for step in steps if not step["as_expected"]]
+    assert (
+        last["failed"] == wrong == ["""fumehood call calculator '{"expression": "5! + 2**10"}'"""]
+    )
+    assert [step["answer"]["success"] for step in steps[3:7]] == [True, False, False, True]
+    assert last["figure"] is None
