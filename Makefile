@@ -1,4 +1,5 @@
 # Two commands do everything on a bare machine: `make demo` and `make test`.
+# `make demo DEMO_ARGS=--json` prints one JSON object a step.
 # Both make .venv first, from the locked requirements.
 
 PYTHON ?= python3
@@ -6,11 +7,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
+DEMO_ARGS ?=
 
 .PHONY: demo test lint bench soak docker image lock clean
 
 demo: $(STAMP) docker
-	@scripts/demo $(BIN)
+	@$(BIN)/python scripts/demo.py $(DEMO_ARGS)
 
 test: $(STAMP) lint docker
 	@scripts/test $(BIN) $(PYTEST_ARGS)
@@ -21,7 +23,8 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache > $(VENV)/lint-imports.log 2>&1 || (cat $(VENV)/lint-imports.log; exit 1)
 
-bench: $(STAMP)
+bench: $(STAMP) image
+	@$(BIN)/fumehood images build python > /dev/null
 	$(BIN)/python -m tests.benchmarks.run
 
 soak: $(STAMP)
@@ -32,7 +35,7 @@ docker:
 	@PYTHON="$(PYTHON)" scripts/docker-setup || true
 
 image: $(STAMP) docker
-	$(BIN)/fumehood images build
+	@$(BIN)/fumehood images build > /dev/null
 
 $(STAMP): pyproject.toml requirements/dev.lock scripts/setup
 	@scripts/setup "$(PYTHON)" "$(VENV)"

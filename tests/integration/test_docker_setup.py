@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -10,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from conftest import CLEAN_ENVIRONMENT, FUMEHOOD
+from conftest import CLEAN_ENVIRONMENT
 
 ROOT = Path(__file__).parents[2]
 SETUP = ROOT / "scripts" / "docker-setup"
+DEMO = ROOT / "scripts" / "demo.py"
 REGISTER = ROOT / "scripts" / "register_runsc.py"
 
 FRESH_MACHINE = """
@@ -136,26 +138,61 @@ def test_what_an_administrator_wrote_is_left_as_it_is(
     assert file.read_text() == text
 
 
+def demo(
+    at: Path, *arguments: str, program: Path = DEMO, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """The demo in a directory of its own, where its figure stays."""
+    (at / "tmp").mkdir()
+    return subprocess.run(
+        [sys.executable, program, *arguments],
+        env={**CLEAN_ENVIRONMENT, "TMPDIR": str(at / "tmp"), **variables},
+        cwd=at, capture_output=True, text=True, timeout=180,
+    )  # fmt: skip
+
+
+def lines_on_a_terminal(text: str, columns: int) -> int:
+    return sum(max(1, math.ceil(len(line) / columns)) for line in text.splitlines())
+
+
 @pytest.mark.row("D1")
-def test_demo_without_docker_shows_the_rest_and_ends_well(home: Path) -> None:
-    done = run("scripts/demo", FUMEHOOD.parent, DOCKER_HOST=f"unix://{home}/docker.sock")
-    assert done.returncode == 0, done.stderr
+def test_demo_without_docker_shows_the_rest_and_the_cure_and_ends_well(home: Path) -> None:
+    done = demo(home, DOCKER_HOST=f"unix://{home}/docker.sock")
+    assert done.returncode == 0, done.stdout + done.stderr
     assert "1144" in done.stdout
+    assert "systemctl start docker" in done.stdout
     assert "without containers" in done.stdout
-    assert '"intact": true' in done.stdout
-    assert "systemctl start docker" in done.stderr
+    assert "intact: True" in done.stdout
+    assert not (home / "fumehood-demo").exists()
 
 
 @pytest.mark.row("D1", "A2", "A6")
 @pytest.mark.needs("docker")
-def test_demo_shows_what_an_approver_sees_and_says_and_leaves_nothing(tmp_path: Path) -> None:
-    figures = {"FUMEHOOD_CONTAINER__IMAGES__PYTHON": "python-data"}
-    done = run("scripts/demo", FUMEHOOD.parent, TMPDIR=str(tmp_path), **figures)
-    assert done.returncode == 0, done.stderr
-    shown = done.stdout.partition("fumehood approvals show")[2]
-    asked, _, decided = shown.partition("fumehood approvals approve")
-    assert '"path": "reports/old.txt"' in asked
-    assert '"deleted": [' in decided
-    assert '"intact": true' in decided
+def test_demo_shows_every_promise_in_eighty_lines_and_leaves_the_figure_alone(home: Path) -> None:
+    done = demo(home, COLUMNS="80")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert lines_on_a_terminal(done.stdout, 80) <= 80
+    assert max(map(len, done.stdout.splitlines())) <= 110
+    for shown in ("stopped by policy", "stopped by wall_time", "did not run", "value [9, 16]",
+                  "printed 15", "value 5050", "preview: removes old.txt", "deleted old.txt"):  # fmt: skip
+        assert shown in done.stdout
+    figure = home / "fumehood-demo" / "figure-1.png"
+    assert f"The figure stays: {figure.resolve()}" in done.stdout
+    assert figure.read_bytes()[1:4] == b"PNG"
     assert "fha_" not in done.stdout + done.stderr
-    assert list(tmp_path.iterdir()) == []
+    assert list((home / "tmp").iterdir()) == []
+
+
+@pytest.mark.row("D1")
+def test_demo_as_json_is_one_object_a_step_and_fails_where_one_ends_otherwise(home: Path) -> None:
+    program = home / "demo.py"
+    program.write_text(DEMO.read_text().replace('"value": 1144', '"value": 1145'))
+    done = demo(home, "--json", program=program, DOCKER_HOST=f"unix://{home}/docker.sock")
+    assert done.returncode == 1
+    assert "did not end as expected: fumehood call calculator" in done.stderr
+    *steps, last = map(json.loads, done.stdout.splitlines())
+    wrong = [step["command"] for step in steps if not step["as_expected"]]
+    assert (
+        last["failed"] == wrong == ["""fumehood call calculator '{"expression": "5! + 2**10"}'"""]
+    )
+    assert [step["answer"]["success"] for step in steps[3:7]] == [True, False, False, True]
+    assert last["figure"] is None

@@ -371,3 +371,5 @@ def test_command_line_builds_what_lacks_and_lists_it(home: Path, python_image: I
     assert {**document, "age_seconds": 0} in [{**image, "age_seconds": 0} for image in listed]
     assert (document["digest"], document["up_to_date"]) == (python_image.id, True)
     assert document["packages"] == python_image.packages
+    used = json.loads(run("build").stdout)
+    assert [image["name"] for image in used] == ["python"], "all that the configuration uses, once"

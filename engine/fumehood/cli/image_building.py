@@ -43,10 +43,7 @@ def build(
             built = build_image(client, recipe, on_step, force=force, since=since, own=own)
     except ImageTrouble as trouble:
         fail(f"The image {recipe.name} was not built. {trouble}", ExitCode.UNAVAILABLE)
-    if built.made_base:
-        what = "built"
-    else:
-        what = "its guest was renewed" if built.made_guest else "is up to date"
+    what = "built" if built.made_guest else "is up to date"
     took = f" in {time.monotonic() - started:.1f} s" if built.made_guest else ""
     print(f"{recipe.name}: {what}{took}, {built.image.id}", file=sys.stderr)
     return built

@@ -35,7 +35,7 @@ Base = Annotated[
 @images.command("build")
 def build_images(
     name: Annotated[
-        str | None, typer.Argument(help="which image; all of them where none is named")
+        str | None, typer.Argument(help="which image; by default those of the configuration")
     ] = None,
     base: Base = None,
     force: Annotated[
@@ -165,19 +165,23 @@ def _own_images() -> Path:
 
 
 def _recipes(name: str | None, base: str, own: Path) -> list[Recipe]:
-    """The one that is named, or all of ours: an own one is built when it is named."""
-    from fumehood.sandbox.container.recipe import (
-        UnknownImage,
-        WrongRecipe,
-        image_names,
-        read_recipe,
-    )
+    """The named one, or those that the configuration uses."""
+    from fumehood.sandbox.container.recipe import UnknownImage, WrongRecipe, read_recipe
 
     try:
-        names = [name] if name is not None else image_names()
+        names = [name] if name is not None else _configured_images()
         return [read_recipe(each, base=base, own=own) for each in names]
     except (UnknownImage, WrongRecipe) as error:
         fail(str(error), ExitCode.USAGE)
+
+
+def _configured_images() -> list[str]:
+    """The images of the languages, then that of sessions; each once."""
+    from fumehood.cli.settings import read_config
+
+    config = read_config()
+    of_languages = config.container.images.model_dump().values()
+    return list(dict.fromkeys([*of_languages, config.sessions.image]))
 
 
 def _read_list(path: Path) -> str:

@@ -178,6 +178,7 @@ def recipe_of(name: str, files: tuple[tuple[str, bytes], ...], *, base: str = ""
         raise WrongRecipe(
             "--base takes REF@sha256:DIGEST: a name alone can mean another image tomorrow."
         )
+    files = (*_common_files({path for path, _ in files}), *files)
     try:
         settings = parse_settings(_text(name, files, "image.toml"))
         lock = parse_lock(_text(name, files, "requirements.lock"))
@@ -189,7 +190,6 @@ def recipe_of(name: str, files: tuple[tuple[str, bytes], ...], *, base: str = ""
     for package in packages:
         if not is_debian_package(package):
             raise WrongRecipe(f"{package[:80]!r} in packages.txt is not the name of a package.")
-    files = (*_common_files({path for path, _ in files}), *files)
     return Recipe(name, settings, packages, lock, files, base)
 
 

@@ -1,0 +1,433 @@
+"""The demo: commands as a user types them, against a daemon in a directory of its own.
+
+Usage: `python scripts/demo.py [--json]`. It starts the daemon, builds the images that the default
+tools need, makes calls and shows one whole envelope and two lines for every other command; with
+`--json` one JSON object a step. The figure that a program draws stays in `fumehood-demo`.
+
+Invariant: every step has an expectation. Exit status 1 where one ended otherwise; where no images
+can be built the steps without containers are shown, and the status is 0.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+FUMEHOOD = Path(sys.executable).with_name("fumehood")
+KEPT = Path("fumehood-demo")
+"""Stays: the program that draws a figure, and the figure."""
+
+FIGURE = KEPT / "figure-1.png"
+START_DEADLINE_S = 20
+ANSWER_DEADLINE_S = 20
+COMMAND_DEADLINE_S = 120
+LOOK_S = 0.1
+WIDEST = 110
+
+PLOT = """\
+import matplotlib.pyplot as plt
+import pandas as pd
+
+sales = pd.DataFrame({"month": ["Jan", "Feb", "Mar"], "amount": [120, 150, 90]})
+sales.plot(x="month", y="amount", kind="bar", title="Sales")
+int(sales["amount"].sum())
+"""
+
+SLOW = "pow(7, 10**4200, 10**4200 + 9)"
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One command that ended. `shown` is the command as it is typed."""
+
+    shown: str
+    status: int
+    seconds: float
+    output: str
+    complaint: str
+
+    @property
+    def answer(self) -> Any:
+        """Its output as JSON; None where it is something else."""
+        try:
+            return json.loads(self.output)
+        except ValueError:
+            return None
+
+    @property
+    def envelope(self) -> dict[str, Any] | None:
+        """Its output as an envelope."""
+        answer = self.answer
+        return answer if isinstance(answer, dict) and "metadata" in answer else None
+
+
+def value(data: Any) -> str:
+    """The value of a program's last expression."""
+    return f"value {json.dumps(data['value'])}"
+
+
+@dataclass
+class Demo:
+    """The commands, the display of them, and the steps that ended otherwise than expected."""
+
+    home: Path
+    as_json: bool
+    steps: int = 0
+    failed: list[str] = field(default_factory=list)
+    names: dict[str, str] = field(default_factory=dict)
+    """Identifiers and the variables that the display shows in their place."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The caller's without settings of another engine."""
+        others = {name: value for name, value in os.environ.items() if "FUMEHOOD_" not in name}
+        return {**others, "FUMEHOOD_HOME": str(self.home)}
+
+    def fumehood(self, *arguments: str, stdin: str = "") -> Ran:
+        """Run one command to its end."""
+        started = time.monotonic()
+        done = subprocess.run(  # noqa: S603 - the demo's own commands
+            [FUMEHOOD, *arguments], env=self.environment, input=stdin,
+            capture_output=True, text=True, timeout=COMMAND_DEADLINE_S,
+        )  # fmt: skip
+        seconds = time.monotonic() - started
+        return Ran(self.typed(arguments), done.returncode, seconds, done.stdout, done.stderr)
+
+    def typed(self, arguments: tuple[str, ...]) -> str:
+        """The command line, with variables for identifiers."""
+        words = (self.names.get(word) or shlex.quote(word) for word in arguments)
+        return f"fumehood {' '.join(words)}"
+
+    def call(
+        self,
+        tool: str,
+        arguments: dict[str, Any],
+        *options: str,
+        gives: str | None = None,
+        shows: Callable[[Any], str] = value,
+        status: int = 0,
+        ends: str | None = "ok",
+    ) -> Ran:
+        """Make one call and show how it ended; what `shows` says of its data must be `gives`."""
+        ran = self.fumehood("call", tool, json.dumps(arguments), *options)
+        self.show_call(ran, gives=gives, shows=shows, status=status, ends=ends)
+        return ran
+
+    def show_call(
+        self,
+        ran: Ran,
+        *,
+        gives: str | None,
+        shows: Callable[[Any], str],
+        status: int = 0,
+        ends: str | None = "ok",
+    ) -> None:
+        """One step that is a call. `ends` says what ended its program; None where none ran."""
+        envelope = ran.envelope
+        ended_by = (envelope["metadata"]["sandbox"] or {}).get("ended_by") if envelope else None
+        came = shows(envelope["data"]) if envelope and envelope["success"] else None
+        is_right = (ran.status, ended_by) == (status, ends) and came == gives
+        self.show(ran, is_right, outcome(envelope, came) if envelope else "no envelope")
+
+    def show(self, ran: Ran, is_right: bool, *lines: str) -> None:
+        """One step: its command, and one line of what came."""
+        self.steps += 1
+        if not is_right:
+            self.failed.append(ran.shown)
+        if self.as_json:
+            document = {
+                "command": ran.shown, "as_expected": is_right, "exit_status": ran.status,
+                "seconds": round(ran.seconds, 3), "answer": ran.answer or ran.output.strip(),
+            }  # fmt: skip
+            print(json.dumps(document), flush=True)
+            return
+        print(f"  $ {ran.shown}")
+        for line in lines:
+            print(f"    {line}")
+        if not is_right:
+            print(f"    NOT AS EXPECTED (exit status {ran.status}) {ran.complaint.strip()[-300:]}")
+        sys.stdout.flush()
+
+    def head(self, title: str) -> None:
+        """The title of the next steps."""
+        self.say(f"\033[1m{title}:\033[0m" if sys.stdout.isatty() else f"{title}:")
+
+    def say(self, *lines: str) -> None:
+        """Text between the steps."""
+        if not self.as_json:
+            print(*lines, sep="\n", flush=True)
+
+
+def main() -> int:
+    started = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    with tempfile.TemporaryDirectory(prefix="fumehood-demo-") as directory:
+        demo = Demo(Path(directory), as_json="--json" in sys.argv[1:])
+        demo.head("A daemon, and a person who may say yes")
+        credential = make_approver(demo)
+        with daemon(demo):
+            has_containers = build_images(demo)
+            calls(demo)
+            if has_containers:
+                programs(demo)
+                session(demo, credential)
+            verify(demo)
+    conclude(demo, time.monotonic() - started, has_containers=has_containers)
+    return 1 if demo.failed else 0
+
+
+def make_approver(demo: Demo) -> str:
+    """The credential of the first approver. It is not shown."""
+    made = demo.fumehood("approvers", "init", "demo")
+    ran = Ran(made.shown, made.status, made.seconds, "", made.complaint)
+    demo.show(ran, made.status == 0, "its credential stays in this script, away from all callers")
+    return made.output.strip()
+
+
+@contextmanager
+def daemon(demo: Demo) -> Iterator[None]:
+    """Run `fumehood serve` until the end of the block."""
+    started = time.monotonic()
+    log = demo.home / "log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(  # noqa: S603 - the demo's own command
+            [FUMEHOOD, "serve"], env=demo.environment, stdin=subprocess.DEVNULL,
+            stdout=file, stderr=file,
+        )  # fmt: skip
+    try:
+        while not listens(demo.home / "engine.sock"):
+            if process.poll() is not None or time.monotonic() - started > START_DEADLINE_S:
+                sys.exit(f"The daemon did not start:\n{log.read_text()[-2000:]}")
+            time.sleep(LOOK_S)
+        took = time.monotonic() - started
+        ran = Ran("fumehood serve &", 0, took, "", "")
+        demo.show(ran, True, f"answers after {took:.1f} s on a socket that only you can open")
+        yield
+    finally:
+        process.terminate()
+        process.wait(timeout=START_DEADLINE_S)
+
+
+def listens(address: Path) -> bool:
+    """Whether a program accepts connections there."""
+    with socket.socket(socket.AF_UNIX) as link:
+        return link.connect_ex(str(address)) == 0
+
+
+def build_images(demo: Demo) -> bool:
+    """Build what the default tools need; whether it is there now."""
+    started = time.monotonic()
+    heard: list[str] = []
+    with subprocess.Popen(  # noqa: S603 - the demo's own command
+        [FUMEHOOD, "images", "build"], env=demo.environment, stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        for line in process.stderr or ():
+            heard.append(line.strip())
+            show_progress(demo, heard[-1])
+    show_progress(demo, "")
+    built = [line.split(", sha256:")[0] for line in heard if ", sha256:" in line]
+    seconds, is_built = time.monotonic() - started, process.returncode == 0
+    shown = demo.typed(("images", "build"))
+    ran = Ran(shown, process.returncode, seconds, "\n".join(built if is_built else heard), "")
+    without = "The demo goes on without containers."
+    demo.show(ran, True, *(built if is_built else [*heard[-4:], without]))
+    return is_built
+
+
+def show_progress(demo: Demo, step: str) -> None:
+    """The current step, on a line of the terminal that the next one overwrites."""
+    if sys.stdout.isatty() and not demo.as_json:
+        print(f"\r\033[K  {step[: width() - 3]}" if step else "\r\033[K", end="", flush=True)
+
+
+def calls(demo: Demo) -> None:
+    """Expressions: they need no container."""
+    demo.head("One call, with its whole envelope")
+    ran = demo.fumehood("call", "calculator", json.dumps({"expression": "5! + 2**10"}))
+    envelope = ran.envelope or {"data": None, "metadata": {}}
+    is_right = ran.status == 0 and envelope["data"] == {"value": 1144, "text": "1144"}
+    demo.show(ran, is_right, *whole(envelope))
+    demo.head("Refused before it was computed; stopped by its time limit; a dry run")
+    demo.call("calculator", {"expression": "9**9**9"}, status=1, ends="policy")
+    demo.call("calculator", {"expression": SLOW}, "--timeout", "0.05", status=1, ends="wall_time")
+    demo.call(
+        "calculator", {"expression": "1 + 1"}, "--dry-run", ends=None,
+        shows=lambda data: f"would run: {data['would_run']}", gives="would run: True",
+    )  # fmt: skip
+
+
+def programs(demo: Demo) -> None:
+    """Whole programs, each language in an image of its own."""
+    demo.head("Programs in containers without a network")
+    code = "import statistics\nstatistics.mean([1, 2, 3, 4])"
+    demo.call("run_python", {"code": code}, gives="value 2.5")
+    draw(demo)
+    demo.call(
+        "run_shell", {"command": "seq 5 | paste -sd+ | bc"},
+        shows=lambda data: f"printed {data['stdout'].strip()}", gives="printed 15",
+    )  # fmt: skip
+    demo.call("run_javascript", {"code": "[3, 4].map(n => n ** 2)"}, gives="value [9, 16]")
+
+
+def draw(demo: Demo) -> None:
+    """A program that draws; the figure stays when the demo has ended."""
+    KEPT.mkdir(exist_ok=True)
+    FIGURE.unlink(missing_ok=True)
+    (KEPT / "plot.py").write_text(PLOT, encoding="utf-8")
+    ran = demo.fumehood("run", str(KEPT / "plot.py"), "--save", str(KEPT), "--json")
+    is_drawn = FIGURE.is_file() and FIGURE.read_bytes().startswith(b"\x89PNG")
+    drew = f"drew {FIGURE}"
+    demo.show_call(ran, shows=lambda _: drew if is_drawn else "drew nothing", gives=drew)
+
+
+def session(demo: Demo, credential: str) -> None:
+    """Variables and files that live on, and a deletion that waits for a yes."""
+    demo.head("A session keeps variables and files, and a call that is stopped loses none")
+    made = demo.fumehood("sessions", "new")
+    identifier = made.output.strip()
+    shown = Ran("session=$(fumehood sessions new)", made.status, made.seconds, identifier, "")
+    demo.show(shown, made.status == 0, identifier)
+    demo.names[identifier] = "$session"
+    here = "--session", identifier
+    demo.call("run_python", {"code": "total = sum(range(101))"}, *here, gives="value null")
+    demo.call(
+        "run_python", {"code": "total = 0\nwhile True: pass"}, *here, "--timeout", "1",
+        status=1, ends="wall_time",
+    )  # fmt: skip
+    demo.call("run_python", {"code": "total"}, *here, gives="value 5050")
+    demo.call(
+        "write_file", {"path": "old.txt", "content": "last year"}, *here,
+        shows=lambda data: f"wrote {data['path']}", gives="wrote old.txt",
+    )  # fmt: skip
+    demo.head("A deletion waits for the approver, who sees what it will change")
+    asked = demo.call("delete_files", {"paths": ["old.txt"]}, *here, status=3, ends=None)
+    if asked.status == 3:
+        approve(demo, asked, credential)
+    ended = demo.fumehood("sessions", "end", identifier)
+    demo.show(ended, ended.status == 0, "its container and its files are gone")
+
+
+def approve(demo: Demo, asked: Ran, credential: str) -> None:
+    """Look at the preview, say yes, and wait for the answer."""
+    approval, call = asked.answer["error"]["approval_id"], asked.answer["metadata"]["call_id"]
+    demo.names |= {approval: "$approval", call: "$call"}
+    line = f"{credential}\n"
+    seen = demo.fumehood("approvals", "show", approval, "--credential-stdin", stdin=line)
+    preview = (seen.answer or {}).get("preview") or {"removed": []}
+    removed = [entry["path"] for entry in preview["removed"]]
+    demo.show(seen, removed == ["old.txt"], f"preview: removes {', '.join(removed)}")
+    decided = demo.fumehood(
+        "approvals", "approve", approval, "--yes", "--credential-stdin", stdin=line
+    )
+    demo.show(decided, decided.status == 0, "approved; the engine carries it out once")
+    demo.show_call(
+        await_answer(demo, call),
+        shows=lambda data: f"deleted {', '.join(data['deleted'])}", gives="deleted old.txt",
+    )  # fmt: skip
+
+
+def await_answer(demo: Demo, call: str) -> Ran:
+    """The answer of a call that was waiting, once it has ended."""
+    started = time.monotonic()
+    while True:
+        ran = demo.fumehood("calls", "answer", call)
+        if ran.status != 3 or time.monotonic() - started > ANSWER_DEADLINE_S:
+            return ran
+        time.sleep(LOOK_S)
+
+
+def verify(demo: Demo) -> None:
+    """The audit chain, by which any change of the records shows."""
+    demo.head("Nobody has changed what was recorded")
+    ran = demo.fumehood("audit", "verify")
+    found = ran.answer or {}
+    demo.show(ran, ran.status == 0, f"intact: {found.get('intact')}, {found.get('rows')} rows")
+
+
+def conclude(demo: Demo, seconds: float, *, has_containers: bool) -> None:
+    """How it ended, where the figure is, and what to type next."""
+    for step in demo.failed:
+        print(f"This step did not end as expected: {step}", file=sys.stderr)
+    figure = str(FIGURE.resolve()) if has_containers else None
+    if demo.as_json:
+        last = {"seconds": round(seconds, 1), "failed": demo.failed, "figure": figure}
+        print(json.dumps(last))
+        return
+    missing = "" if figure else ", without containers: see docs/howto/set-up-docker.md"
+    right = demo.steps - len(demo.failed)
+    demo.say("", f"{right} of {demo.steps} steps ended as expected, in {seconds:.0f} s{missing}.")
+    if figure:
+        demo.say(f"The figure stays: {figure}")
+    again = f"run {KEPT}/plot.py" if figure else 'call calculator \'{"expression": "6 * 7"}\''
+    demo.say(
+        f'Next: export PATH="{FUMEHOOD.parent.absolute()}:$PATH"',
+        "      fumehood serve",
+        f"      fumehood {again}    # in another terminal",
+    )
+
+
+def outcome(envelope: dict[str, Any], came: str | None) -> str:
+    """One line: what came, what stopped it, how long it took, what it cost."""
+    error, told = envelope["error"], envelope["metadata"]
+    if error is not None:
+        came = f"{error['code']}: {error['message'].split('. ')[0]}"
+    tail = (
+        f" | {stopped(told['sandbox'])}, {told['execution_time_ms']:.1f} ms, {cost(told['usage'])}"
+    )
+    return textwrap.shorten(came or "", width() - len(tail) - 4, placeholder=" …") + tail
+
+
+def stopped(sandbox: dict[str, Any] | None) -> str:
+    """What ended the program."""
+    if sandbox is None:
+        return "did not run"
+    return "ok" if sandbox["ended_by"] == "ok" else f"stopped by {sandbox['ended_by']}"
+
+
+def cost(usage: dict[str, Any]) -> str:
+    """Tokens, and money where there are prices."""
+    tokens = f"{usage['input_tokens'] + usage['output_tokens']} tokens"
+    price = float(usage["cost"])
+    return f"{tokens}, {price:g} {usage['currency']}" if price else tokens
+
+
+def whole(envelope: dict[str, Any]) -> list[str]:
+    """All of an envelope, folded between its keys."""
+    outer = {key: part for key, part in envelope.items() if key != "metadata"}
+    first, told = json.dumps(outer)[:-1], json.dumps(envelope["metadata"])[1:]
+    return [*folded(f"{first},"), ' "metadata": {', *folded(f"   {told}}}")]
+
+
+def folded(text: str) -> list[str]:
+    """Lines that do not part a key from its value, unless that is an object."""
+    kept = re.sub(r": (?!\{)", ":\N{NO-BREAK SPACE}", text)
+    lines = textwrap.wrap(kept, width() - 5, subsequent_indent="   ", break_on_hyphens=False)
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
+
+
+def width() -> int:
+    """Columns of the terminal, or as many as are easily read."""
+    return min(shutil.get_terminal_size((WIDEST, 24)).columns, WIDEST)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
