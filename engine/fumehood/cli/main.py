@@ -18,6 +18,7 @@ COMMANDS = {
     "run": "Run a program in a sandbox and show what it printed.",
     "usage": "Show what calls took: tokens and money, added up from the call log; and budgets.",
     "doctor": "Check this host.",
+    "config": "The configuration: what is set, and where.",
     "tools": "The tools of the running engine.",
     "agents": "Agents: who calls are made for.",
     "approvals": "Calls that wait for a human's yes.",
