@@ -18,12 +18,14 @@ an error, and nothing here changes while the engine runs.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -39,6 +41,7 @@ from fumehood.model.limits import (
     MIN_JAIL_MB,
     WallLimits,
 )
+from fumehood.model.names import did_you_mean
 from fumehood.model.session import SessionRules
 from fumehood.model.usage import Prices
 
@@ -474,9 +477,49 @@ def load_config(**overrides: Any) -> Config:
         return Config(**{key: value for key, value in overrides.items() if value is not None})
     except ValidationError as error:
         faults = "; ".join(
-            f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
-            for fault in error.errors(include_url=False, include_input=False)
+            _fault_words(fault) for fault in error.errors(include_url=False, include_input=False)
         )
         raise ConfigError(f"The configuration is wrong: {faults}") from None
     except ValueError as error:  # not TOML, not UTF-8, an unreadable variable
         raise ConfigError(f"The configuration cannot be read: {error}") from None
+
+
+def _fault_words(fault: ErrorDetails) -> str:
+    """One fault: the path of its key, what is wrong, and for an unknown key where it stands and
+    what may have been meant.
+    """
+    path = ".".join(map(str, fault["loc"]))
+    if fault["type"] != "extra_forbidden":
+        return f"{path}: {fault['msg']}"
+    *above, key = fault["loc"]
+    meant = did_you_mean(str(key), _fields_at(above))
+    return f"{path}: there is no such key{_place_of(fault['loc'])}.{meant}"
+
+
+def _place_of(path: Sequence[int | str]) -> str:
+    variable = variable_of(path)
+    if any(name.upper() == variable for name in os.environ):
+        return f" (variable {variable})"
+    return f" in {config_file()}" if config_file().is_file() else ""
+
+
+def variable_of(path: Sequence[int | str]) -> str:
+    """The variable of the environment that sets a key."""
+    return "FUMEHOOD_" + "__".join(map(str, path)).upper()
+
+
+def _fields_at(path: Sequence[int | str]) -> list[str]:
+    """The keys that there are in a table of the configuration."""
+    model: Any = Config
+    for part in path:
+        if isinstance(part, int):  # of a list, whose field was the step before
+            continue
+        model = table_of(model.model_fields[part].annotation)
+    return list(model.model_fields)
+
+
+def table_of(annotation: Any) -> type[BaseModel] | None:
+    """The model that a field holds: itself, or each entry of a list, or where it is not None."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(table_of, get_args(annotation))), None)

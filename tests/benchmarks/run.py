@@ -21,6 +21,7 @@ from tests.benchmarks.bench_approvals import approval_lines
 from tests.benchmarks.bench_audit import audit_lines
 from tests.benchmarks.bench_budgets import budget_lines
 from tests.benchmarks.bench_calls import call_log
+from tests.benchmarks.bench_cli import cli_lines
 from tests.benchmarks.bench_containers import container_lines, small_image_lines
 from tests.benchmarks.bench_daemon import (
     CALL_BODY,
@@ -72,6 +73,7 @@ def measure() -> Iterator[Line]:
         yield from ratios(daemon, floor)
         yield throughput(daemon)
         yield from flatness(daemon)
+        yield from cli_lines(daemon)
     yield from call_log()
     yield from key_lines()
     yield from audit_lines()

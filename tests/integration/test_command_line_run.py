@@ -122,7 +122,6 @@ def test_exit_status_follows_the_table(
     [
         (["nothing.py"], b"cannot be read"),
         (["text.txt"], b"--language"),
-        (["-"], b"--language"),
         (["text.txt", "--language", "cobol"], b"--language takes python"),
         (["latin.py"], b"not UTF-8 at byte 2"),
         (["ok.py", "--timeout", "nan"], b"--timeout"),
@@ -197,6 +196,16 @@ def test_options_of_the_call_are_passed_on(run: Runner) -> None:
     refused = run("--agent", "nobody", stdout="")
     assert refused.returncode == 1
     assert b"RESOURCE_NOT_FOUND" in refused.stderr
+
+
+def test_program_from_standard_input_is_python_unless_said_otherwise(run: Runner) -> None:
+    done = run("-", stdin=told(stdout="out\n").encode())
+    assert (done.returncode, done.stdout) == (0, b"out\n")
+
+
+def test_value_of_several_lines_begins_on_its_own(run: Runner) -> None:
+    done = run(result={"value": None, "has_value": True, "value_repr": "   a  b\n0  1  2"})
+    assert done.stderr == b"value:\n   a  b\n0  1  2\n"
 
 
 def test_files_are_named_where_nobody_keeps_them(run: Runner) -> None:

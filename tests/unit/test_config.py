@@ -254,3 +254,29 @@ def test_image_of_each_language_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -
     assert load_config().container.images.model_dump() == {
         "python": "mine", "shell": "shell", "javascript": "node",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "meant"),
+    [
+        ("log_levl = 'debug'", "log_levl", "log_level"),
+        ("[sesions]\nmax = 1", "sesions", "sessions"),
+        ("[container]\npol_max = 1", "container.pol_max", "pool_max"),
+        ("[container.images]\npyhton = 'x'", "container.images.pyhton", "python"),
+        ("[[budgets]]\nname = 'a'\ncalls = 1\nperiodd = 'day'", "budgets.0.periodd", "period"),
+        ("[[principals]]\nid = 'a'\nuid = [1]", "principals.0.uid", "uids"),
+    ],
+)
+def test_misspelt_key_is_named_with_its_file_and_what_may_have_been_meant(
+    text: str, path: str, meant: str, tmp_path: Path
+) -> None:
+    file = _write(tmp_path, text)
+    with pytest.raises(ConfigError) as refused:
+        load_config()
+    assert f"{path}: there is no such key in {file}. Did you mean '{meant}'" in str(refused.value)
+
+
+def test_misspelt_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUMEHOOD_JAIL__MEMORY", "300")
+    with pytest.raises(ConfigError, match=r"variable FUMEHOOD_JAIL__MEMORY\)\. .*'memory_mb'"):
+        load_config()

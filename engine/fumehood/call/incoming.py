@@ -9,11 +9,13 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
-from fumehood.model.call import CallBody
+from fumehood.model.call import CallBody, CallOptions
 from fumehood.model.call_log import CallQuery
 from fumehood.model.errors import InvalidParams
 from fumehood.model.json_types import JsonObject
+from fumehood.model.names import did_you_mean
 from fumehood.wire import strict_json
 
 M = TypeVar("M", bound=BaseModel)
@@ -56,9 +58,18 @@ def parse_call_body(document: Any) -> CallBody:
         faults = error.errors(include_url=False, include_input=False)
         fields = [".".join(map(str, fault["loc"]))[:120] for fault in faults[:20]]
         words = "; ".join(
-            f"{field}: {fault['msg']}" for field, fault in zip(fields, faults, strict=False)
+            f"{field}: {fault['msg']}{_meant(fault)}"
+            for field, fault in zip(fields, faults, strict=False)
         )
         raise InvalidParams(f"The call is wrong: {words}.", fields=fields) from None
+
+
+def _meant(fault: ErrorDetails) -> str:
+    """What an unknown key of a body, or of its options, may have been meant for."""
+    if fault["type"] != "extra_forbidden":
+        return ""
+    *above, key = map(str, fault["loc"])
+    return did_you_mean(key, CallOptions.model_fields if above else CallBody.model_fields)
 
 
 def parse_call_query(query: JsonObject) -> CallQuery:

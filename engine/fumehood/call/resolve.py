@@ -13,6 +13,7 @@ from fumehood.gates.binding import require_agent, require_binding
 from fumehood.model.agent import Binding
 from fumehood.model.call import CallRequest
 from fumehood.model.errors import PermissionDenied, ToolDeprecated, ToolDisabled
+from fumehood.model.identity import Scope
 from fumehood.model.tool import ToolDefinition
 from fumehood.registry.agents import Agents
 from fumehood.registry.index import RegisteredTool, ToolIndex
@@ -43,7 +44,7 @@ def resolve(request: CallRequest, registry: ToolIndex, agents: Agents, today: da
     if request.options.agent_id is not None:
         binding = _binding(request, request.options.agent_id, agents)
         reference = _bound_reference(request, binding)
-    tool = registry.get(reference)
+    tool = registry.get(reference, names_others=_may_see_every_tool(request))
     definition = tool.definition
     if not definition.is_active:
         raise ToolDisabled(f"The tool {definition.name} is switched off. Do not retry.")
@@ -52,10 +53,18 @@ def resolve(request: CallRequest, registry: ToolIndex, agents: Agents, today: da
     return ResolvedCall(request, tool, _deprecation(definition, today), binding)
 
 
+def _may_see_every_tool(request: CallRequest) -> bool:
+    """Whether this caller may list the tools, and asks for no agent, which has its own."""
+    principal = request.principal
+    may_list = principal is not None and Scope.CALL in principal.scopes
+    return may_list and request.options.agent_id is None
+
+
 def _binding(request: CallRequest, agent_id: str, agents: Agents) -> Binding:
     require_agent(request.principal, agent_id, agents.find(agent_id))
     name = request.tool.partition("@")[0]
-    return require_binding(agent_id, name, agents.binding(agent_id, name))
+    own = [binding.tool_name for binding in agents.bindings(agent_id) if binding.is_enabled]
+    return require_binding(agent_id, name, agents.binding(agent_id, name), own)
 
 
 def _bound_reference(request: CallRequest, binding: Binding) -> str:

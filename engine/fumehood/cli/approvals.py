@@ -510,7 +510,7 @@ def _session_is_over(approval: Approval) -> bool:
     A session is its owner's to see: only where approver and caller are one user is it asked for.
     """
     from fumehood.cli.agents import own_principal
-    from fumehood.cli.settings import read_config, read_socket_path
+    from fumehood.cli.settings import find_socket
     from fumehood.client import Client, DaemonUnavailable, Refused
 
     if approval.session_id is None or approval.state is not ApprovalState.PENDING:
@@ -519,7 +519,7 @@ def _session_is_over(approval: Approval) -> bool:
         return False
     with (
         suppress(DaemonUnavailable, Refused, ValueError),
-        Client(read_socket_path(read_config())) as client,
+        Client(find_socket()) as client,
     ):
         return client.session(approval.session_id).state is not SessionStatus.ACTIVE
     return False

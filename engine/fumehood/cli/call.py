@@ -7,26 +7,28 @@ import sys
 import tempfile
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
+from fumehood.cli.answers import document_of
 from fumehood.cli.escaping import say, visible
 from fumehood.cli.exits import ExitCode, exit_code_of, fail, require_tool_name
-from fumehood.cli.reach import SocketPath, calling
-from fumehood.cli.settings import read_config
-from fumehood.model.envelope import Envelope
+from fumehood.cli.plain_values import PlainCommand
+from fumehood.cli.reach import SocketPath, call_once, calling
 from fumehood.model.errors import RequiresHumanApproval
 from fumehood.model.json_types import JsonObject
 from fumehood.wire import strict_json
+
+if TYPE_CHECKING:
+    from fumehood.model.envelope import Envelope
 
 MAX_ARGUMENT_BYTES = 8 * 1024 * 1024
 WAIT_AS_LONG_AS_ALLOWED = "allowed"
 SECONDS = re.compile(r"-?[0-9.]+[smhd]?", re.ASCII)
 
 
-class CallCommand(TyperCommand):
+class CallCommand(PlainCommand):
     """`--wait` may stand without a value, which options of the library cannot."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -42,6 +44,10 @@ class CallCommand(TyperCommand):
         return super().parse_args(ctx, given + args[end:])
 
 
+COMMAND_CLASS = CallCommand
+"""What `fumehood.cli.main` builds the command with."""
+
+
 def call(
     tool: Annotated[str, typer.Argument(help="The tool: name or name@version.")],
     arguments: Annotated[
@@ -52,6 +58,7 @@ def call(
         bool, typer.Option("--local", help="Embed an engine for this call; no daemon, no state.")
     ] = False,
     timeout: Annotated[float | None, typer.Option(help="Seconds the tool may run.")] = None,
+    memory: Annotated[int | None, typer.Option(help="MB of memory the tool may use.")] = None,
     agent: Annotated[str | None, typer.Option(help="The agent that the call is made for.")] = None,
     session: Annotated[str | None, typer.Option(help="The session that it is made in.")] = None,
     idempotency_key: Annotated[
@@ -104,40 +111,40 @@ def call(
     options = _options(
         dry_run=dry_run or None,
         timeout_seconds=timeout,
+        memory_limit_mb=memory,
         debug=debug or None,
         agent_id=agent,
         session_id=session,
         idempotency_key=idempotency_key,
         wait_for_approval=None if wait is None else _waiting(wait),
     )
+    or_else = "\nOr call without a daemon: fumehood call --local …"
     if local:
-        envelope = _call_locally(tool, parsed, options)
-    else:
-        or_else = "\nOr call without a daemon: fumehood call --local …"
+        answer = document_of(_call_locally(tool, parsed, options))
+    elif stream:
+        from fumehood.cli.live import stream_call
+
+        out = sys.stderr if wants_json(as_json) else sys.stdout
         with calling(socket, or_else=or_else) as client:
-            if stream:
-                from fumehood.cli.live import stream_call
-
-                out = sys.stderr if wants_json(as_json) else sys.stdout
-                envelope = stream_call(client, tool, parsed, options, socket, stdout=out)
-            else:
-                envelope = client.call(tool, parsed, **options)
-    show_envelope(envelope, as_json=wants_json(as_json))
-    say_how_to_approve(envelope)
-    raise typer.Exit(exit_code_of(envelope))
+            answer = document_of(stream_call(client, tool, parsed, options, socket, stdout=out))
+    else:
+        answer = call_once(tool, parsed, options, socket, or_else=or_else)
+    show_envelope(answer, as_json=wants_json(as_json))
+    say_how_to_approve(answer)
+    raise typer.Exit(exit_code_of(answer))
 
 
-def say_how_to_approve(envelope: Envelope) -> None:
+def say_how_to_approve(answer: JsonObject) -> None:
     """Where the call waits for a human: what that human does, and where its answer will be."""
-    error = envelope.error
-    if error is None or error.approval_id is None:
+    error = answer["error"]
+    if error is None or error.get("approval_id") is None:
         return
-    if error.code != RequiresHumanApproval.code:
+    if error["code"] != RequiresHumanApproval.code:
         return
     lines = [
-        f"The call waits for a yes: {error.approval_id}",
-        f"An approver runs:  fumehood approvals approve {error.approval_id}",
-        f"Its answer then:   fumehood calls answer {envelope.metadata.call_id}",
+        f"The call waits for a yes: {error['approval_id']}",
+        f"An approver runs:  fumehood approvals approve {error['approval_id']}",
+        f"Its answer then:   fumehood calls answer {answer['metadata']['call_id']}",
     ]
     say("\n".join(visible(line) for line in lines), to_stderr=True)
 
@@ -190,6 +197,7 @@ def _call_locally(tool: str, arguments: JsonObject, options: dict[str, Any]) -> 
     """An engine for one call with a throw-away state directory; dangerous tools are refused."""
     import anyio
 
+    from fumehood.cli.settings import read_config
     from fumehood.engine import Engine
 
     async def main(home: Path) -> Envelope:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 from enum import IntEnum
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
+from fumehood.cli.answers import document_of
 from fumehood.cli.escaping import say
-from fumehood.model.envelope import Envelope
 from fumehood.model.errors import ERROR_CODES, RequiresHumanApproval
-from fumehood.model.tool import NAME_PATTERN
+from fumehood.model.json_types import JsonObject
+from fumehood.model.names import NAME_PATTERN
+
+if TYPE_CHECKING:
+    from fumehood.model.envelope import Envelope
 
 
 class ExitCode(IntEnum):
@@ -24,16 +28,17 @@ class ExitCode(IntEnum):
     UNAVAILABLE = 4
 
 
-def exit_code_of(envelope: Envelope) -> int:
+def exit_code_of(envelope: Envelope | JsonObject) -> int:
     """The exit code that an answer stands for; a tool's own error code is 1.
 
     A call waits for a human only where it names its approval: without anybody to ask it is refused.
     """
-    if envelope.error is None:
+    error = document_of(envelope)["error"]
+    if error is None:
         return ExitCode.SUCCESS
-    if envelope.error.code == RequiresHumanApproval.code and envelope.error.approval_id is None:
+    if error["code"] == RequiresHumanApproval.code and error.get("approval_id") is None:
         return ExitCode.TOOL_FAILED
-    known = ERROR_CODES.get(envelope.error.code)
+    known = ERROR_CODES.get(error["code"])
     return known.exit_code if known is not None else ExitCode.TOOL_FAILED
 
 

@@ -165,7 +165,7 @@ def stream_call(
     socket: Path | None, *, stdout: TextIO,
 ) -> Envelope:  # fmt: skip
     """Call a tool and show it as it runs; its answer."""
-    from fumehood.cli.settings import read_config, read_socket_path
+    from fumehood.cli.settings import find_socket
 
-    path = read_socket_path(read_config(socket=socket))
+    path = find_socket(socket)
     return follow(client.stream(tool, arguments, **options), path, stdout=stdout)

@@ -11,10 +11,11 @@ import typer
 
 from fumehood.cli.control import read_credential
 from fumehood.cli.exits import ExitCode, exit_code_of, fail
-from fumehood.cli.settings import read_config, read_control_path, read_socket_path
+from fumehood.cli.settings import find_control_socket, find_socket, read_config
 
 if TYPE_CHECKING:
     from fumehood.client import Client, ControlClient
+    from fumehood.model.json_types import JsonObject
 
 ADMIN = "admin"
 APPROVE = "approve"
@@ -43,10 +44,24 @@ def calling(
     """
     from fumehood.client import Client
 
-    path = read_socket_path(read_config(socket=socket))
+    path = find_socket(socket)
     ending = _ending_the_command(or_else, as_json=as_json, is_payload=is_payload and not as_json)
     with ending, Client(path) as client:
         yield client
+
+
+def call_once(
+    tool: str, arguments: JsonObject, options: JsonObject, socket: Path | None, *,
+    or_else: str = "", as_json: bool = False,
+) -> JsonObject:  # fmt: skip
+    """The answer to one call, by a client that loads next to nothing."""
+    from fumehood.cli.answers import read_answer
+    from fumehood.client.calling import call_read_by
+    from fumehood.client.once import send_once
+
+    path = find_socket(socket)
+    with _ending_the_command(or_else, as_json=as_json):
+        return send_once(path, call_read_by(read_answer, tool, arguments, options))
 
 
 @contextmanager
@@ -59,7 +74,7 @@ def controlling(
     """
     from fumehood.client import ControlClient
 
-    path = socket.absolute() if socket is not None else read_control_path(read_config())
+    path = find_control_socket(socket)
     credential = read_credential(from_stdin=credential_stdin, scope=scope)
     with _ending_the_command(as_json=as_json), ControlClient(path, credential=credential) as client:
         yield client
@@ -71,11 +86,13 @@ def _ending_the_command(
 ) -> Iterator[None]:
     """What a client raises becomes a message and an exit code."""
     from fumehood.cli.show import show_envelope, wants_json
-    from fumehood.client import DaemonUnavailable, Refused
+    from fumehood.client.errors import DaemonUnavailable, Refused
 
     try:
         yield
     except DaemonUnavailable as error:
+        if not error.may_have_acted:
+            read_config()  # a fault of it may be why nobody is found, and is said then
         fail(f"{error}{or_else}", ExitCode.UNAVAILABLE)
     except Refused as refused:
         told = refused.envelope.error

@@ -6,21 +6,29 @@ terminal it is shown so that it can neither move the cursor nor change anything 
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from fumehood.cli.escaping import printable, say
+from fumehood.cli.answers import document_of
+from fumehood.cli.escaping import printable, say, visible
 from fumehood.cli.exits import ExitCode, exit_code_of, fail
-from fumehood.cli.reach import SocketPath, calling
+from fumehood.cli.reach import SocketPath, call_once, calling
 from fumehood.cli.sending import MAX_BYTES, files_to_send, read_text
-from fumehood.model.envelope import Envelope
+from fumehood.cli.show import in_options, show_envelope
 from fumehood.model.json_types import JsonObject
 
 if TYPE_CHECKING:
     from fumehood.client import Client
+
+Download = Callable[[str, Callable[[bytes], object]], None]
+"""Hands the bytes behind an address of an answer to a function, piece by piece."""
 
 LANGUAGES = {
     ".py": "python",
@@ -36,7 +44,9 @@ def run(
     program: Annotated[str, typer.Argument(metavar="FILE", help="The program, or - for stdin.")],
     language: Annotated[
         str | None,
-        typer.Option(help="python, shell or javascript; default: by the file's name."),
+        typer.Option(
+            help="python, shell or javascript; default: by the file's name, python for stdin."
+        ),
     ] = None,
     stdin: Annotated[
         str | None, typer.Option(metavar="FILE", help="What the program reads, or - for stdin.")
@@ -66,13 +76,12 @@ def run(
     """Run a program in a sandbox and show what it printed.
 
     With --stream that is shown as it comes, and Ctrl-C cancels the program; with --json besides,
-    both of its streams go to standard error.
+    both of its streams go to standard error. Figures are saved to a new temporary directory,
+    or below the directory of --save, and shown where the terminal can.
 
     Exit status: 0 success, 1 the program failed, 2 wrong usage, 3 waiting for approval,
     4 engine or sandbox unavailable.
     """
-    from fumehood.cli.show import show_envelope
-
     if timeout is not None and not 0 < timeout < float("inf"):
         fail("--timeout takes a number of seconds over 0.", ExitCode.USAGE)
     if force and save is None:
@@ -91,27 +100,40 @@ def run(
     asked["session_id"] = session
     options: dict[str, Any] = {k: value for k, value in asked.items() if value is not None}
     options["cancel_on_disconnect"] = True  # Ctrl-C is meant for the program
-    with calling(socket, as_json=as_json) as client:
-        if stream:
-            from fumehood.cli.live import stream_call
+    if stream:
+        from fumehood.cli.live import stream_call
 
-            out = sys.stderr if as_json else sys.stdout
-            envelope = stream_call(client, tool, arguments, options, socket, stdout=out)
-        else:
-            envelope = client.call(tool, arguments, **options)
+        out = sys.stderr if as_json else sys.stdout
+        with calling(socket, as_json=as_json) as client:
+            answer = document_of(stream_call(client, tool, arguments, options, socket, stdout=out))
+    else:
+        answer = call_once(tool, arguments, options, socket, as_json=as_json)
+    with _downloading(socket, as_json=as_json) as download:
         if as_json:
-            show_envelope(envelope, as_json=True)
+            show_envelope(answer, as_json=True)
         else:
-            _show(envelope, client, with_files=save is None, with_output=not stream)
-        is_saved = save is None or _save(envelope, client, save, force=force)
-    code = exit_code_of(envelope)
+            _show(answer, download, with_files=save is None, with_output=not stream)
+        is_saved = save is None or _save(answer, download, save, force=force)
+    code = exit_code_of(answer)
     raise typer.Exit(code if is_saved or code else ExitCode.TOOL_FAILED)
+
+
+@contextmanager
+def _downloading(socket: Path | None, *, as_json: bool) -> Iterator[Download]:
+    """Downloads by a client that is made for the first of them: most answers need none."""
+    with ExitStack() as stack:
+
+        @cache
+        def client() -> Client:
+            return stack.enter_context(calling(socket, as_json=as_json))
+
+        yield lambda url, write: client().download_blob(url, write)
 
 
 def _language(program: str, given: str | None) -> str:
     known = list(dict.fromkeys(LANGUAGES.values()))
     if given is None:
-        given = LANGUAGES.get(Path(program).suffix)
+        given = "python" if program == "-" else LANGUAGES.get(Path(program).suffix)
     if given is None:
         fail(
             f"The name does not say in which language this is. Add --language: {', '.join(known)}.",
@@ -134,20 +156,29 @@ def _check_size(arguments: JsonObject, source: str) -> None:
         )
 
 
-def _show(envelope: Envelope, client: Client, *, with_files: bool, with_output: bool) -> None:
+def _show(answer: JsonObject, download: Download, *, with_files: bool, with_output: bool) -> None:
     """What the program wrote, each to its own stream; what the engine says of it to stderr."""
-    error = envelope.error
-    fields = envelope.data if error is None else error.details or {}
+    error, fields = answer["error"], _fields(answer)
     stderr = fields.get("stderr") or ""
     if with_output:
-        _write(sys.stdout, _whole(fields, "stdout", client))
-        _write(sys.stderr, stderr := _whole(fields, "stderr", client))
+        _write(sys.stdout, _whole(fields, "stdout", download))
+        _write(sys.stderr, stderr := _whole(fields, "stderr", download))
     said = _lines(fields, stderr, with_files=with_files)
     if error is not None:
-        said.append(f"{error.code}: {error.message}")
-    said += [f"warning: {warning}" for warning in envelope.metadata.warnings]
+        said.append(f"{error['code']}: {in_options(error['message'])}")
+    said += [f"warning: {in_options(warning)}" for warning in answer["metadata"]["warnings"]]
     for line in said:
         _write(sys.stderr, line + "\n")
+    if with_files and fields.get("images"):
+        _save_figures(fields["images"], download)
+
+
+def _fields(answer: JsonObject) -> JsonObject:
+    """What a program's answer holds, whichever way the program ended."""
+    fields: JsonObject = answer["data"]
+    if answer["error"] is not None:
+        fields = answer["error"].get("details") or {}
+    return fields
 
 
 def _lines(fields: JsonObject, stderr: str, *, with_files: bool) -> list[str]:
@@ -155,29 +186,25 @@ def _lines(fields: JsonObject, stderr: str, *, with_files: bool) -> list[str]:
     exception = fields.get("exception")
     if isinstance(exception, dict) and exception["traceback"].strip() not in stderr:
         lines.append(exception["traceback"].rstrip("\n"))
-    if fields.get("value_repr") not in (None, "None"):
-        lines.append(f"value: {fields['value_repr']}")
-    if with_files and (files := _made(fields)):
+    if (value := fields.get("value_repr")) not in (None, "None"):
+        lines.append("value:" + ("\n" if "\n" in value else " ") + value)
+    if with_files and (files := fields.get("files")):
         names = ", ".join(f"{file['filename']} ({file['size']} bytes)" for file in files)
         lines.append(f"files: {names}. To keep them: --save DIR")
     return lines
 
 
-def _made(fields: JsonObject) -> list[JsonObject]:
-    """The files and figures of an answer. A file may have a figure's name; it comes first."""
-    return [*(fields.get("files") or []), *(fields.get("images") or [])]
-
-
-def _whole(fields: JsonObject, name: str, client: Client) -> str:
+def _whole(fields: JsonObject, name: str, download: Download) -> str:
     """A stream, also where the answer holds only its ends."""
     for cut in (fields.get("truncation_info") or {}).get("fields", []):
         if cut["field"] == name and "resource_url" in cut:
-            return client.blob(cut["resource_url"]).decode("utf-8", "replace")
+            content = bytearray()
+            download(cut["resource_url"], content.extend)
+            return content.decode("utf-8", "replace")
     return fields.get(name) or ""
 
 
 def _write(stream: TextIO, text: str) -> None:
-
     if stream.isatty():
         stream.write(printable(text))
     else:
@@ -186,21 +213,50 @@ def _write(stream: TextIO, text: str) -> None:
     stream.flush()
 
 
-def _save(envelope: Envelope, client: Client, directory: Path, *, force: bool) -> bool:
-    """Write the files; whether all that the program made are there now."""
-    from fumehood.cli.saving import SaveFailed, Saving
-    from fumehood.client import Refused
+def _save_figures(figures: list[JsonObject], download: Download) -> None:
+    """Write the figures to a new directory, say where they are, and draw them where that works.
 
-    fields: Any = envelope.data if envelope.error is None else envelope.error.details or {}
-    is_whole = not fields.get("files_left_out")
+    They were not asked for, so one that cannot be written is told of and changes nothing else.
+    """
+    import tempfile
+
+    from fumehood.cli.inline_images import draw
+
+    try:
+        directory = Path(tempfile.mkdtemp(prefix="fumehood-"))
+    except OSError as error:
+        say(f"The figures cannot be saved: {error.strerror}. Use --save DIR.", to_stderr=True)
+        return
+    for figure in _saved(figures, download, directory, force=False):
+        path = directory / figure["filename"]
+        say(visible(f"figure: {path}"), to_stderr=True)
+        draw(path.read_bytes(), sys.stderr, os.environ)
+
+
+def _save(answer: JsonObject, download: Download, directory: Path, *, force: bool) -> bool:
+    """Write the files; whether all that the program made are there now."""
+    fields = _fields(answer)
+    # A file may have a figure's name; it comes first.
+    made = [*(fields.get("files") or []), *(fields.get("images") or [])]
+    saved = list(_saved(made, download, directory, force=force))
+    return len(saved) == len(made) and not fields.get("files_left_out")
+
+
+def _saved(
+    made: list[JsonObject], download: Download, directory: Path, *, force: bool
+) -> Iterator[JsonObject]:
+    """Write files of an answer; those that are there now. The others are told of."""
+    from fumehood.cli.saving import SaveFailed, Saving
+    from fumehood.client.errors import Refused
+
     try:
         with Saving(directory, force=force) as saving:
-            for entry in _made(fields):
+            for entry in made:
                 try:
-                    saving.save(entry, client.download_blob)
+                    saving.save(entry, download)
                 except (SaveFailed, Refused) as reason:
                     say(f"{entry['filename']} was not saved: {reason}", to_stderr=True)
-                    is_whole = False
+                else:
+                    yield entry
     except SaveFailed as reason:
         fail(f"Nothing was saved: {reason}", ExitCode.TOOL_FAILED)
-    return is_whole

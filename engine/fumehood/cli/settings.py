@@ -1,15 +1,25 @@
-"""Configuration for commands: read once, faults in words, exit 2."""
+"""Configuration for commands: read once, faults in words, exit 2.
+
+Who only looks for the socket reads no more of the configuration than says where that is.
+"""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fumehood.cli.exits import ExitCode, fail
-from fumehood.config import Config, ConfigError, load_config
+from fumehood.wire.engine_paths import fitting, read_engine_paths
+
+if TYPE_CHECKING:
+    from fumehood.config import Config
 
 
 def read_config(**overrides: object) -> Config:
     """The configuration, with the command's own options on top."""
+    from fumehood.config import ConfigError, load_config
+
     try:
         return load_config(**overrides)
     except ConfigError as error:
@@ -17,7 +27,9 @@ def read_config(**overrides: object) -> Config:
 
 
 def read_socket_path(config: Config) -> Path:
-    """Where the daemon is to be found."""
+    """Where a daemon with this configuration is to be found."""
+    from fumehood.config import ConfigError
+
     try:
         return config.socket_path
     except ConfigError as error:
@@ -26,7 +38,33 @@ def read_socket_path(config: Config) -> Path:
 
 def read_control_path(config: Config) -> Path:
     """Where it listens to administrators."""
+    from fumehood.config import ConfigError
+
     try:
         return config.control_socket_path
     except ConfigError as error:
         fail(str(error), ExitCode.USAGE)
+
+
+def find_socket(given: Path | None = None) -> Path:
+    """Where the daemon is to be found: as the command says, or by configuration."""
+    try:
+        if given is not None:
+            return fitting(given)
+        if (paths := read_engine_paths(os.environ)) is not None:
+            return paths.socket_path
+    except ValueError as error:
+        fail(str(error), ExitCode.USAGE)
+    return read_socket_path(read_config())
+
+
+def find_control_socket(given: Path | None = None) -> Path:
+    """Where it listens to administrators: as the command says, or by configuration."""
+    try:
+        if given is not None:
+            return given.absolute()
+        if (paths := read_engine_paths(os.environ)) is not None:
+            return paths.control_socket_path
+    except ValueError as error:
+        fail(str(error), ExitCode.USAGE)
+    return read_control_path(read_config())

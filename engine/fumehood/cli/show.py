@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.text import Text
-
-from fumehood.cli.escaping import indented, json_document, json_line, printable, visible
-from fumehood.cli.tables import Field, show_table
-from fumehood.model.call_log import CallRecord
-from fumehood.model.envelope import Envelope
+from fumehood.cli.answers import document_of
+from fumehood.cli.escaping import indented, json_document, json_line, visible
 from fumehood.model.errors import (
     ERROR_CODES,
     CallerError,
@@ -25,7 +22,23 @@ from fumehood.model.errors import (
     ShuttingDown,
 )
 from fumehood.model.json_types import JsonObject
-from fumehood.model.tool import ToolDefinition
+
+if TYPE_CHECKING:
+    from fumehood.model.call_log import CallRecord
+    from fumehood.model.envelope import Envelope
+    from fumehood.model.tool import ToolDefinition
+
+BOLD, DIM, BOLD_RED, YELLOW = "1", "2", "1;31", "33"
+"""*Source*: ECMA-48, SGR."""
+
+OPTIONS = {"memory_limit_mb": "--memory", "timeout_seconds": "--timeout"}
+"""Options of a call → those of the command line."""
+
+_ADVICE = re.compile(
+    rf"(allow more (?:memory )?(?:\(|with )|^)({'|'.join(OPTIONS)})"
+    r"(?=\)|\.$| must be | could not be |: [0-9.e+]+ was asked for)"
+)
+"""Where a message of the engine names one of them as the option to change."""
 
 NOTHING_RAN = (CallerError, RuleError, CircuitOpen, SandboxUnavailable, ShuttingDown)
 """Without a sandbox's report these say that the call did not come so far."""
@@ -45,32 +58,43 @@ def show_json(value: Any) -> None:
     sys.stdout.write(document + "\n")
 
 
-def show_envelope(envelope: Envelope, *, as_json: bool) -> None:
+def show_envelope(envelope: Envelope | JsonObject, *, as_json: bool) -> None:
     """An envelope: whole as JSON, or its result and what it took."""
-    document = json.loads(envelope.model_dump_json())
+    document = document_of(envelope)
     if as_json:
         show_json(document)
         return
-    console = Console(highlight=False)
-    if envelope.error is not None:
-        code = (visible(envelope.error.code), "bold red")
-        console.print(Text.assemble(code, " ", indented(envelope.error.message)))
-        if envelope.error.details:
-            _print_data(console, envelope.error.details)
+    error, metadata = document["error"], document["metadata"]
+    if error is not None:
+        message = indented(in_options(error["message"]))
+        print(f"{styled(visible(error['code']), BOLD_RED)} {message}")
+        show_fields(error.get("details") or {})
     else:
-        _print_data(console, envelope.data)
-    for warning in envelope.metadata.warnings:
-        console.print(Text.assemble(("warning", "yellow"), " ", indented(warning)))
-    if envelope.metadata.idempotent_replay:
-        first = visible(envelope.metadata.call_id or "an earlier call")
-        console.print(Text(f"the stored answer of {first}; nothing was run again", style="dim"))
-    console.print(Text(visible(_summary(envelope)), style="dim"))
-    if envelope.debug_info is not None:
-        _print_data(console, envelope.debug_info)
+        show_fields(document["data"])
+    for warning in metadata["warnings"]:
+        print(f"{styled('warning', YELLOW)} {indented(in_options(warning))}")
+    if metadata.get("idempotent_replay"):
+        first = visible(metadata["call_id"] or "an earlier call")
+        print(styled(f"the stored answer of {first}; nothing was run again", DIM))
+    print(styled(visible(_summary(document)), DIM))
+    show_fields(document.get("debug_info") or {})
+
+
+def in_options(message: str) -> str:
+    """A message of the engine with the command line's names of the options that it advises."""
+    return _ADVICE.sub(lambda found: found[1] + OPTIONS[found[2]], message)
+
+
+def styled(text: str, style: str) -> str:
+    """Text of ours in a style, where standard output is a terminal that knows styles."""
+    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
+    return text if is_plain or not sys.stdout.isatty() else f"\x1b[{style}m{text}\x1b[0m"
 
 
 def show_tools(found: list[tuple[ToolDefinition, str]], *, as_json: bool) -> None:
     """A list of tools, each with where it comes from."""
+    from fumehood.cli.tables import Field, show_table
+
     if as_json:
         show_json([{**tool.model_dump(mode="json"), "source": source} for tool, source in found])
         return
@@ -90,6 +114,8 @@ def show_tools(found: list[tuple[ToolDefinition, str]], *, as_json: bool) -> Non
 
 def show_calls(records: list[CallRecord], *, as_json: bool) -> None:
     """A list of calls, as it comes."""
+    from fumehood.cli.tables import Field, show_table
+
     if as_json:
         show_json([record.model_dump(mode="json") for record in records])
         return
@@ -112,8 +138,11 @@ def show_call_line(record: CallRecord, *, as_json: bool) -> None:
 
 
 def show_fields(fields: JsonObject) -> None:
-    """A flat object, one line a field."""
-    _print_data(Console(highlight=False), fields)
+    """A flat object, one line a field; a text of several lines begins on its own."""
+    for key, value in fields.items():
+        text = indented(value) if isinstance(value, str) else in_options(json_line(value))
+        between = "\n    " if "\n" in text.rstrip() else " "  # the lines of a table stay in line
+        print(f"{styled(visible(key), BOLD)}:{between}{text}")
 
 
 def _columns(record: CallRecord) -> tuple[str, ...]:
@@ -128,43 +157,35 @@ def _columns(record: CallRecord) -> tuple[str, ...]:
     )
 
 
-def _print_data(console: Console, data: JsonObject) -> None:
-    for key, value in data.items():
-        text = printable(value) if isinstance(value, str) else json_line(value)
-        console.print(Text.assemble((visible(key), "bold"), ": ", text))
-
-
-def _summary(envelope: Envelope) -> str:
-    metadata, sandbox = envelope.metadata, envelope.metadata.sandbox
-    if metadata.tool_name is None:  # no call: nothing could have run or cost anything
-        return metadata.trace_id
+def _summary(document: JsonObject) -> str:
+    metadata, sandbox = document["metadata"], document["metadata"]["sandbox"]
+    if metadata["tool_name"] is None:  # no call: nothing could have run or cost anything
+        return str(metadata["trace_id"])
     where = (
-        f"{sandbox.placement}, {sandbox.isolation}, ended by {sandbox.ended_by}"
+        f"{sandbox['placement']}, {sandbox['isolation']}, ended by {sandbox['ended_by']}"
         if sandbox
-        else _what_ran(envelope)
+        else _what_ran(document)
     )
-    name = (
-        f"{metadata.tool_name}@{metadata.tool_version}"
-        if metadata.tool_version
-        else metadata.tool_name
-    )
+    version = f"@{metadata['tool_version']}" if metadata["tool_version"] else ""
+    usage = metadata["usage"]
     return (
-        f"{name} · {metadata.execution_time_ms:.1f} ms · {where} · "
-        f"{metadata.usage.cost} {metadata.usage.currency} · {metadata.trace_id}"
+        f"{metadata['tool_name']}{version} · {metadata['execution_time_ms']:.1f} ms · {where} · "
+        f"{usage['cost']} {usage['currency']} · {metadata['trace_id']}"
     )
 
 
-def _what_ran(envelope: Envelope) -> str:
+def _what_ran(document: JsonObject) -> str:
     """What is known of a call of which no sandbox reported."""
-    error = envelope.error
+    error = document["error"]
     if error is None:
-        if isinstance(envelope.data.get("resolution"), dict):
+        if isinstance(document["data"].get("resolution"), dict):
             return "interrupted, and a human found that it took effect"
         return "nothing ran"
-    if error.code == ExecutionError.code and error.approval_id is not None:
+    code = error["code"]
+    if code == ExecutionError.code and error.get("approval_id") is not None:
         return "interrupted, and a human found that it took no effect"
-    if error.code == CallInProgress.code:
+    if code == CallInProgress.code:
         return "it still runs"
-    if issubclass(ERROR_CODES.get(error.code, EngineError), NOTHING_RAN):
+    if issubclass(ERROR_CODES.get(code, EngineError), NOTHING_RAN):
         return "nothing ran"
     return "whether it acted is not known"

@@ -1,4 +1,6 @@
-"""Tables that fit the terminal: long cells are folded, and what matters least is left out."""
+"""Tables that fit the terminal: long cells are folded between words, and what matters least is
+left out before a word is broken.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,11 @@ from fumehood.cli.escaping import printable
 READABLE = 20
 """Characters that are enough to read a cell by; longer ones are folded."""
 
-BETWEEN = 2
-"""Characters between one column's text and the next one's."""
+LONGEST_WORD = 32
+"""Characters of a word that a column is made wide enough for; longer ones are folded."""
+
+BETWEEN = 3
+"""Characters between one column's text and the next one's: padding, rule, padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +43,12 @@ def show_table(fields: Sequence[Field], rows: Sequence[Sequence[str]]) -> None:
     console = Console()
     cells = [[printable(cell) for cell in row] for row in rows]
     kept = fitting(fields, cells, console.width)
+    widths = _widths([_bounds(fields[index], cells, index) for index in kept], console.width)
     columns = (
-        Column(fields[index].head, overflow="fold", no_wrap=fields[index].whole) for index in kept
+        Column(fields[index].head, overflow="fold", no_wrap=fields[index].whole, width=width)
+        for index, width in zip(kept, widths, strict=True)
     )
-    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, BETWEEN // 2))
+    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     for row in cells:
         table.add_row(*(Text(row[index]) for index in kept))
     console.print(table)
@@ -61,9 +68,33 @@ def fitting(fields: Sequence[Field], rows: Sequence[Sequence[str]], width: int) 
 
 
 def _needed(fields: Sequence[Field], rows: Sequence[Sequence[str]], kept: Sequence[int]) -> int:
-    return sum(_width(fields[index], [row[index] for row in rows]) + BETWEEN for index in kept)
+    return sum(_readable(fields[index], rows, index) + BETWEEN for index in kept)
 
 
-def _width(field: Field, cells: Sequence[str]) -> int:
-    widest = max(cell_len(text) for text in (field.head, *cells))
-    return widest if field.whole else min(widest, READABLE)
+def _readable(field: Field, rows: Sequence[Sequence[str]], index: int) -> int:
+    least, most = _bounds(field, rows, index)
+    return max(least, min(most, READABLE))
+
+
+def _bounds(field: Field, rows: Sequence[Sequence[str]], index: int) -> tuple[int, int]:
+    """The width that a column needs to keep its words whole, and the one that it could use."""
+    cells = [field.head, *(row[index] for row in rows)]
+    most = max(cell_len(line) for text in cells for line in text.split("\n"))
+    if field.whole:
+        return most, most
+    word = max((cell_len(word) for text in cells for word in text.split()), default=0)
+    return min(word, LONGEST_WORD), most
+
+
+def _widths(bounds: Sequence[tuple[int, int]], room: int) -> list[int | None]:
+    """A width for each column: words first, then the rest in turn. None leaves it to the table."""
+    widths = [least for least, _ in bounds]
+    spare = room - sum(widths) - BETWEEN * len(widths)
+    if spare < 0:
+        return [None] * len(widths)
+    while spare and any(width < most for width, (_, most) in zip(widths, bounds, strict=True)):
+        for index, (_, most) in enumerate(bounds):
+            if spare and widths[index] < most:
+                widths[index] += 1
+                spare -= 1
+    return list(widths)

@@ -7,17 +7,32 @@ send it, through `transport.py`, which alone knows HTTP and when a request may b
 
 from __future__ import annotations
 
-from fumehood.client.awaiting import AsyncClient
-from fumehood.client.awaiting_control import AsyncControlClient
-from fumehood.client.blocking import Client
-from fumehood.client.blocking_control import ControlClient
-from fumehood.client.errors import DaemonUnavailable, Refused
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "AsyncClient",
-    "AsyncControlClient",
-    "Client",
-    "ControlClient",
-    "DaemonUnavailable",
-    "Refused",
-]
+if TYPE_CHECKING:
+    from fumehood.client.awaiting import AsyncClient as AsyncClient
+    from fumehood.client.awaiting_control import AsyncControlClient as AsyncControlClient
+    from fumehood.client.blocking import Client as Client
+    from fumehood.client.blocking_control import ControlClient as ControlClient
+    from fumehood.client.errors import DaemonUnavailable as DaemonUnavailable
+    from fumehood.client.errors import Refused as Refused
+
+_HOMES = {
+    "AsyncClient": "fumehood.client.awaiting",
+    "AsyncControlClient": "fumehood.client.awaiting_control",
+    "Client": "fumehood.client.blocking",
+    "ControlClient": "fumehood.client.blocking_control",
+    "DaemonUnavailable": "fumehood.client.errors",
+    "Refused": "fumehood.client.errors",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is first used: a command needs one of these clients, not four."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fumehood.client' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

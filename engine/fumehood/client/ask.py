@@ -9,19 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import quote, urlencode
 
-from pydantic import BaseModel
-
 from fumehood.client.errors import Refused
-from fumehood.model.envelope import Envelope
 from fumehood.model.json_types import JsonObject
 from fumehood.wire import strict_json
-from fumehood.wire.messages import decode_envelope
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from fumehood.model.envelope import Envelope
 
 T = TypeVar("T")
-M = TypeVar("M", bound=BaseModel)
+M = TypeVar("M", bound="BaseModel")
+
+CONNECT_TIMEOUT_S = 5.0
+ANSWER_GRACE_S = 30.0
+"""How much longer than the engine may work this side waits for the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,8 @@ def data_of(model: type[M]) -> Callable[[bytes], M]:
     """Read an envelope's `data` as a value of the model."""
 
     def read(raw: bytes) -> M:
+        from fumehood.wire.messages import decode_envelope
+
         return model.model_validate(_data(decode_envelope(raw)))
 
     return read

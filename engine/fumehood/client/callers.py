@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 from fumehood.client.ask import Ask, address, data_of, encode, listed, object_of, plain, query_text
+from fumehood.client.calling import call_read_by
 from fumehood.client.errors import DaemonUnavailable, Refused
 from fumehood.model.answers import (
     AgentTools,
@@ -26,22 +27,13 @@ from fumehood.model.usage_table import UsageTable
 from fumehood.wire.blob_urls import parse_blob_url
 from fumehood.wire.messages import decode_envelope
 
-LONGEST_CALL_S = 600.0
-"""How long a call may run that says no time of its own: the longest that a wall allows."""
-
-LONGEST_WAIT_S = 3600.0
-"""How long a call may wait for a human that says no time of its own: the longest that an engine
-can be configured for."""
-
 PAGE = 100
 """Tools of one request while all of them are read: the most that the engine gives."""
 
 
 def call(tool: str, arguments: JsonObject | None, options: JsonObject) -> Ask[Envelope]:
     """One call. Raises ValueError where it is not JSON, or the name can be none."""
-    body = {"arguments": arguments if arguments is not None else {}, "options": options}
-    path = address("tools", tool, "call")
-    return Ask("POST", path, decode_envelope, encode(body), _work_s(options))
+    return call_read_by(decode_envelope, tool, arguments, options)
 
 
 def stream(tool: str, arguments: JsonObject | None, options: JsonObject) -> Ask[Event]:
@@ -166,17 +158,3 @@ def openapi() -> Ask[JsonObject]:
 def request(method: str, path: str, body: JsonObject | None = None) -> Ask[Envelope]:
     """Any address that answers with an envelope."""
     return Ask(method, path, decode_envelope, None if body is None else encode(body))
-
-
-def _work_s(options: JsonObject) -> float:
-    """How long the call may wait for a human and run."""
-    wait: Any = options.get("wait_for_approval")
-    waits_s = LONGEST_WAIT_S if wait is True else _seconds(wait) or 0.0
-    return waits_s + (_seconds(options.get("timeout_seconds")) or LONGEST_CALL_S)
-
-
-def _seconds(asked: Any) -> float | None:
-    """What is no time is the engine's to refuse, at once."""
-    if isinstance(asked, int | float) and not isinstance(asked, bool) and asked > 0:
-        return float(asked)
-    return None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from fumehood.model.envelope import Envelope
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fumehood.model.envelope import Envelope
 
 
 class DaemonUnavailable(Exception):

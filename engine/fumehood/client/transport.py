@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 import anyio.to_thread
 import httpx2
 
+from fumehood.client.ask import ANSWER_GRACE_S as ANSWER_GRACE_S
+from fumehood.client.ask import CONNECT_TIMEOUT_S as CONNECT_TIMEOUT_S
 from fumehood.client.ask import Ask
 from fumehood.client.errors import DaemonUnavailable
 from fumehood.client.following import Following, is_followed
@@ -26,10 +28,6 @@ R = TypeVar("R")
 
 Write = Callable[[bytes], object]
 """Takes the next bytes of an answer."""
-
-CONNECT_TIMEOUT_S = 5.0
-ANSWER_GRACE_S = 30.0
-"""How much longer than the engine may work this side waits for the answer."""
 
 BASE_URL = "http://fumehood"
 HEAD_FAILED = "http11.send_request_headers.failed"
@@ -377,19 +375,20 @@ def _read(ask: Ask[T], raw: bytes, place: Place) -> T:
     try:
         return ask.read(raw)
     except ValueError:
-        raise _no_engine(ask, place) from None
+        raise no_engine(ask, place.path) from None
 
 
 def _events(following: Following, chunk: bytes, ask: Ask[Event], place: Place) -> list[Event]:
     try:
         return following.feed(chunk)
     except ValueError:
-        raise _no_engine(ask, place) from None
+        raise no_engine(ask, place.path) from None
 
 
-def _no_engine(ask: Ask[Any], place: Place) -> DaemonUnavailable:
+def no_engine(ask: Ask[Any], path: Path) -> DaemonUnavailable:
+    """Something answers, and not as an engine does."""
     return DaemonUnavailable(
-        f"What answers on {place.path} is not a fumehood engine of this version.",
+        f"What answers on {path} is not a fumehood engine of this version.",
         may_have_acted=ask.method not in CHANGES_NOTHING,
     )
 
@@ -405,10 +404,17 @@ def _unavailable(
             )
         return DaemonUnavailable(f"No engine answers on {place.path}. {_how_to_start(place.path)}")
     was_sent = not (isinstance(error, NEVER_SENT) or progress.did_head_fail)
+    return no_answer(ask, place.path, error, was_sent=was_sent)
+
+
+def no_answer(
+    ask: Ask[Any], path: Path, error: Exception, *, was_sent: bool = True
+) -> DaemonUnavailable:
+    """A connection was made, and no answer came of it."""
     may_have_acted = was_sent and ask.method not in CHANGES_NOTHING
     words = "Whether the engine acted on it is not known. " if may_have_acted else ""
     return DaemonUnavailable(
-        f"The connection to {place.path} gave no answer ({type(error).__name__}). {words}"
+        f"The connection to {path} gave no answer ({type(error).__name__}). {words}"
         "See the engine's log; it may have been stopped, or it is no fumehood engine.",
         may_have_acted=may_have_acted,
     )

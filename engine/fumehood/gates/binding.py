@@ -7,9 +7,12 @@ refused in the same words, so that nobody learns which agents there are.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fumehood.model.agent import Agent, Binding
 from fumehood.model.errors import PermissionDenied, ResourceNotFound, ToolDisabled
 from fumehood.model.identity import Principal
+from fumehood.model.names import did_you_mean
 
 
 def require_agent(principal: Principal | None, agent_id: str, agent: Agent | None) -> None:
@@ -21,8 +24,10 @@ def require_agent(principal: Principal | None, agent_id: str, agent: Agent | Non
         )
 
 
-def require_binding(agent_id: str, tool_name: str, binding: Binding | None) -> Binding:
-    """The agent's binding of a tool.
+def require_binding(
+    agent_id: str, tool_name: str, binding: Binding | None, own: Sequence[str] = ()
+) -> Binding:
+    """The agent's binding of a tool; `own` are the names of the tools that it may use.
 
     Raises:
         PermissionDenied: the agent does not have it.
@@ -31,7 +36,7 @@ def require_binding(agent_id: str, tool_name: str, binding: Binding | None) -> B
     if binding is None:
         raise PermissionDenied(
             f"The agent {agent_id!r} has no tool {tool_name[:80]!r}. Do not retry; use one of "
-            "its own tools."
+            f"its own tools.{did_you_mean(tool_name, own)}"
         )
     if not binding.is_enabled:
         raise ToolDisabled(

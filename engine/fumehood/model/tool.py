@@ -16,9 +16,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from fumehood.model.json_types import JsonObject
+from fumehood.model.names import NAME_PATTERN as NAME_PATTERN
 from fumehood.model.parameters import parameter_list_schema
 
-NAME_PATTERN = r"^[a-zA-Z_][a-zA-Z0-9_-]{0,63}$"
 # *Source*: semver.org, the expression that its FAQ suggests.
 SEMVER_PATTERN = (
     r"^(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)"

@@ -17,6 +17,7 @@ from typing import Any
 from fumehood.model.call import FunctionAddress, HostFunction
 from fumehood.model.errors import ToolNotFound
 from fumehood.model.json_types import JsonObject
+from fumehood.model.names import did_you_mean
 from fumehood.model.tool import CODE_OUTPUT, EXPRESSION_OUTPUT, PROGRAM_OUTPUT, ToolDefinition
 from fumehood.registry.definitions import InvalidDefinition, check_definition, parse_definition
 from fumehood.registry.json_schema import CompiledSchema
@@ -187,8 +188,10 @@ class ToolIndex:
         versions = self._now.by_name.get(name, {}).values()
         return next((tool.source for tool in versions if tool.source is not but), None)
 
-    def get(self, reference: str) -> RegisteredTool:
+    def get(self, reference: str, *, names_others: bool = True) -> RegisteredTool:
         """`name` (the newest version that is not deprecated, else the newest) or `name@1.2.0`.
+
+        `names_others` says that whoever asks may see every tool: a refusal names the near ones.
 
         Raises:
             ToolNotFound: no such name or version.
@@ -196,8 +199,9 @@ class ToolIndex:
         name, at, version = reference.partition("@")
         versions = self._now.by_name.get(name)
         if versions is None:
+            near = did_you_mean(name, self._now.names) if names_others else ""
             raise ToolNotFound(
-                f"There is no tool {name[:80]!r}. List the tools to see which exist."
+                f"There is no tool {name[:80]!r}.{near} List the tools to see which exist."
             )
         if not at:
             return self._now.preferred[name]

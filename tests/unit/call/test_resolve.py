@@ -48,6 +48,19 @@ def test_unknown_tool_is_refused_with_what_to_do() -> None:
         resolve(request("other"), _index(), NO_AGENTS, TODAY)
 
 
+@pytest.mark.parametrize("asked", ["axt", "atc", "act_"])
+def test_misspelt_tool_is_told_the_near_ones(asked: str) -> None:
+    with pytest.raises(ToolNotFound, match="Did you mean 'act'"):
+        resolve(request(asked), _index(), NO_AGENTS, TODAY)
+
+
+@pytest.mark.parametrize("principal", [None, Principal("uid:1", frozenset({Scope.APPROVE}))])
+def test_caller_who_may_not_list_tools_learns_no_name(principal: Principal | None) -> None:
+    with pytest.raises(ToolNotFound) as refused:
+        resolve(request("axt", principal=principal), _index(), NO_AGENTS, TODAY)
+    assert "'act'" not in str(refused.value)
+
+
 def test_tool_that_is_switched_off_is_refused() -> None:
     with pytest.raises(ToolDisabled, match="switched off"):
         resolve(request(), _index(is_active=False), NO_AGENTS, TODAY)
@@ -141,6 +154,25 @@ async def test_an_agent_that_is_bound_to_a_version_has_no_other() -> None:
 async def test_what_is_not_an_agents_does_not_exist_for_it(tool: str) -> None:
     with pytest.raises(PermissionDenied, match="has no tool"):
         await _resolve(tool, await _agents("act"))
+
+
+@pytest.mark.anyio
+@pytest.mark.row("R3")
+async def test_agent_is_told_near_names_of_its_own_tools_only() -> None:
+    agents = await _agents("act")
+    with pytest.raises(PermissionDenied, match="Did you mean 'act'"):
+        await _resolve("actt", agents)
+    with pytest.raises(PermissionDenied) as refused:
+        await _resolve("othr", agents)
+    assert "'other'" not in str(refused.value)
+
+
+@pytest.mark.anyio
+@pytest.mark.row("R3")
+async def test_tool_that_is_switched_off_for_an_agent_is_no_near_name() -> None:
+    with pytest.raises(PermissionDenied) as refused:
+        await _resolve("actt", await _agents("act", is_enabled=False))
+    assert "'act'" not in str(refused.value)
 
 
 @pytest.mark.anyio

@@ -46,3 +46,26 @@ def test_what_somebody_wrote_cannot_move_the_cursor(capsys: pytest.CaptureFixtur
     assert "\x1b" not in shown
     assert "[red]word[/red]" in shown
     assert printable("a\x07b\nc") == "a\\u{0007}b\nc"
+
+
+def test_words_are_kept_whole_where_a_column_less_makes_room(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    fields = [
+        Field("tool"), Field("runs as", drop=1), Field("from", drop=2), Field("what it does"),
+    ]  # fmt: skip
+    rows = [
+        [
+            "run_restricted_python@1.0.0",
+            "restricted_python, dangerous",
+            "builtin",
+            "Runs a program",
+        ],
+        ["a", "workspace:write", "entry_point", "Writes one file of text into the directory"],
+    ]
+    show_table(fields, rows)
+    shown = capsys.readouterr()
+    words = {word for row in rows for cell in (row[0], row[1], row[3]) for word in cell.split()}
+    assert words <= set(shown.out.split())
+    assert max(map(len, shown.out.splitlines())) <= 80

@@ -1,0 +1,138 @@
+"""`fumehood config show`: the configuration as it takes effect, and where each value comes from."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
+
+import typer
+
+from fumehood.cli.settings import read_config, read_control_path, read_socket_path
+from fumehood.model.json_types import JsonObject
+
+if TYPE_CHECKING:
+    from fumehood.config import Config
+
+config = typer.Typer(help="The configuration: what is set, and where.", no_args_is_help=True)
+
+KeyPath = tuple[str, ...]
+
+FILE, DEFAULT = KNOWN_SOURCES = ("file", "default")
+"""Where a value comes from; else it is the name of a variable of the environment."""
+
+SECRET: frozenset[KeyPath] = frozenset({("webhook", "url")})
+"""Keys whose values may hold a secret: addresses of webhooks often end in one."""
+
+
+@config.callback()
+def _group() -> None:
+    """A group of one command would be that command."""
+
+
+@config.command("show")
+def show(
+    is_set: Annotated[
+        bool, typer.Option("--set", help="Only what the file or a variable sets.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Show every setting, and whether a default, the file or a variable gives it.
+
+    It reads what a daemon would read that is started here and now. A running daemon keeps what
+    it read at its start.
+    """
+    from fumehood.cli.show import show_json, wants_json
+    from fumehood.config import config_file
+
+    found = read_config()
+    file = config_file()
+    settings = [
+        setting for setting in _settings(found, file) if not is_set or setting[2] != DEFAULT
+    ]
+    places: JsonObject = {
+        "file": str(file.absolute()),
+        "file_is_there": file.is_file(),
+        "state_directory": str(found.state_directory.absolute()),
+        "socket": str(read_socket_path(found)),
+        "control_socket": str(read_control_path(found)),
+    }
+    if wants_json(as_json):
+        rows = {".".join(path): {"value": v, "source": source} for path, v, source in settings}
+        show_json({**places, "settings": rows})
+    else:
+        _show(places, settings)
+
+
+Setting = tuple[KeyPath, Any, str]
+"""A key, its value as JSON has it, and where the value comes from."""
+
+
+def _show(places: JsonObject, settings: list[Setting]) -> None:
+    from fumehood.cli.escaping import json_line, visible
+    from fumehood.cli.tables import Field, show_table
+
+    absent = "" if places["file_is_there"] else " (there is none)"
+    print(f"configuration file  {visible(places['file'])}{absent}")
+    print(f"state directory     {visible(places['state_directory'])}")
+    print(f"sockets             {visible(places['socket'])}")
+    print(f"                    {visible(places['control_socket'])}")
+    rows = [
+        (".".join(path), json_line(value), source if source in KNOWN_SOURCES else "environment")
+        for path, value, source in settings
+    ]
+    show_table((Field("setting", whole=True), Field("value"), Field("from")), rows)
+
+
+def _settings(found: Config, file: Path) -> Iterator[Setting]:
+    document = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    for path, value in _leaves(json.loads(found.model_dump_json())):
+        yield path, _masked(path, value), _source(path, document)
+
+
+def _leaves(table: JsonObject, above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    for key, value in table.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, (*above, key))
+        else:
+            yield (*above, key), value
+
+
+def _masked(path: KeyPath, value: Any) -> Any:
+    if path not in SECRET or not isinstance(value, str):
+        return value
+    parts = urlsplit(value)
+    return f"{parts.scheme}://{parts.hostname}/***"
+
+
+def _source(path: KeyPath, document: Mapping[str, Any]) -> str:
+    """The environment wins over the file; a table may be set as JSON in one variable."""
+    from fumehood.config import variable_of
+
+    variables = {name.upper(): value for name, value in os.environ.items() if value}
+    for end in range(len(path), 0, -1):
+        variable = variable_of(path[:end])
+        if variable in variables and _holds(variables[variable], path[end:]):
+            return variable
+    return FILE if _is_in(document, path) else DEFAULT
+
+
+def _holds(text: str, rest: KeyPath) -> bool:
+    if not rest:
+        return True
+    try:
+        return _is_in(json.loads(text), rest)
+    except ValueError:
+        return False
+
+
+def _is_in(table: Any, path: KeyPath) -> bool:
+    for key in path:
+        if not isinstance(table, Mapping) or key not in table:
+            return False
+        table = table[key]
+    return True

@@ -1,0 +1,53 @@
+"""Commands whose values are converted by Python's own types where those can do it alone.
+
+typer loads pydantic and builds a validator for each parameter, to turn a text into that text:
+that costs several times as much as a call. What is not plain is left to typer, and so are faults
+and their wording.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from typer.core import TyperCommand
+
+
+class PlainCommand(TyperCommand):
+    """A command that loads no pydantic for plain values."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """Its parameters, `--help` included."""
+        return with_plain_values(super().get_params(ctx))
+
+
+def with_plain_values(parameters: Any) -> Any:
+    """The same parameters, each with a converter of ours in place of typer's."""
+    for parameter in parameters:
+        if getattr(parameter, "_runtime_param", parameter) is None:  # typer makes it when needed
+            parameter._runtime_param = _PlainValue()
+    return parameters
+
+
+class _PlainValue:
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        """The value, as typer would return it."""
+        is_many = param.multiple or param.nargs == -1
+        if value is None:
+            return () if is_many else None
+        wanted = param.type_descriptor
+        if isinstance(value, str) and not is_many and not wanted.is_ranged:
+            if wanted.annotation in (str, int, float):
+                with suppress(ValueError):
+                    return wanted.annotation(value)
+            if wanted.annotation is Path and _is_plain(value):
+                return Path(value)
+        param._runtime_param = None
+        return param.get_runtime_param().coerce(value, param, ctx)
+
+
+def _is_plain(path: str) -> bool:
+    """Whether a path is either absent or may be read, which is all that typer asks of it."""
+    return not os.path.lexists(path) or os.access(path, os.R_OK)

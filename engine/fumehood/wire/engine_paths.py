@@ -1,0 +1,146 @@
+"""Where an engine keeps its state and listens, by the environment and the configuration file.
+
+Both sides use it: the configuration, and a client that only looks for the socket. A client reads
+the few settings that name a path and none of the others, which costs a tenth of a whole
+configuration. Invariant: where both readers give a path it is the same one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MAX_SOCKET_PATH_BYTES = 107
+"""*Source*: unix(7); `sun_path` has 108 bytes with its ending NUL."""
+
+RUN_DIRECTORY = Path("/run/fumehood")
+"""Where a service listens unless its configuration says otherwise."""
+
+PREFIX = "fumehood_"
+"""Of the variables of the environment, whose names may be in capitals or not."""
+
+PATHS = ("home", "socket")
+MODES = ("single-user", "service")
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePaths:
+    """The settings that name paths, and the paths that follow from them."""
+
+    environ: Mapping[str, str]
+    mode: str = "single-user"
+    home: Path | None = None
+    socket: Path | None = None
+    run_directory: Path = RUN_DIRECTORY
+
+    @property
+    def state_directory(self) -> Path:
+        """Where the engine keeps what it must not lose."""
+        if self.home is not None:
+            return self.home
+        base = self.environ.get("XDG_STATE_HOME") or "~/.local/state"
+        return Path(base).expanduser() / "fumehood"
+
+    @property
+    def socket_path(self) -> Path:
+        """The callers' socket.
+
+        Raises:
+            ValueError: the path is longer than a Unix socket's may be.
+        """
+        return fitting(self._callers())
+
+    @property
+    def control_socket_path(self) -> Path:
+        """The socket for approvers and administrators, beside the callers' one.
+
+        Raises:
+            ValueError: the path is longer than a Unix socket's may be.
+        """
+        if self.mode == "service":
+            return fitting(self.run_directory / "control" / "control.sock")
+        callers = self._callers()
+        name = callers.name.removeprefix("engine.sock") or ""
+        return fitting(callers.with_name(f"control-{name}" if name else "control.sock"))
+
+    def _callers(self) -> Path:
+        if self.socket is not None:
+            return self.socket
+        if self.mode == "service":
+            return self.run_directory / "engine" / "engine.sock"
+        runtime = self.environ.get("XDG_RUNTIME_DIR")
+        if self.home is None and runtime:
+            return Path(runtime) / "fumehood" / "engine.sock"
+        return self.state_directory / "engine.sock"
+
+
+def fitting(path: Path) -> Path:
+    """A socket's path, absolute.
+
+    Raises:
+        ValueError: it is longer than the kernel allows.
+    """
+    absolute = path.absolute()
+    length = len(os.fsencode(absolute))
+    if length > MAX_SOCKET_PATH_BYTES:
+        raise ValueError(
+            f"The socket's path has {length} bytes, the kernel allows {MAX_SOCKET_PATH_BYTES}: "
+            "set FUMEHOOD_SOCKET (or FUMEHOOD_HOME) to a shorter one."
+        )
+    return absolute
+
+
+def config_file(environ: Mapping[str, str]) -> Path:
+    """The configuration file that would be read; it need not exist."""
+    named = environ.get("FUMEHOOD_CONFIG")
+    if named:
+        return Path(named)
+    base = environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(base).expanduser() / "fumehood" / "config.toml"
+
+
+def read_engine_paths(environ: Mapping[str, str]) -> EnginePaths | None:
+    """The settings that name paths, from the environment and else from the file.
+
+    None where they are not plain to see: the whole configuration is to be read then, which says
+    what is wrong with it.
+    """
+    variables = {name.lower(): value for name, value in environ.items() if value}
+    if f"{PREFIX}service" in variables:
+        return None  # a whole table as JSON
+    settings = _file_settings(config_file(environ), is_named=bool(environ.get("FUMEHOOD_CONFIG")))
+    if settings is None:
+        return None
+    for name in ("mode", *PATHS, "service__run_directory"):
+        if (value := variables.get(PREFIX + name)) is not None:
+            settings[name] = value
+    if not all(isinstance(value, str) for value in settings.values()):
+        return None
+    mode = settings.get("mode", MODES[0])
+    if mode not in MODES:
+        return None
+    home, socket = (Path(settings[name]) if name in settings else None for name in PATHS)
+    run_directory = Path(settings.get("service__run_directory", RUN_DIRECTORY))
+    return EnginePaths(environ, mode, home, socket, run_directory)
+
+
+def _file_settings(path: Path, *, is_named: bool) -> dict[str, Any] | None:
+    """Those of the file, by the names that their variables have. None: it cannot be read so."""
+    if not path.is_file():
+        return None if is_named else {}
+    import tomllib
+
+    try:
+        document = tomllib.loads(path.read_bytes().decode())
+    except (OSError, ValueError):
+        return None
+    service = document.get("service", {})
+    if not isinstance(service, dict):
+        return None
+    settings = {name: document[name] for name in ("mode", *PATHS) if name in document}
+    if "run_directory" in service:
+        settings["service__run_directory"] = service["run_directory"]
+    return settings

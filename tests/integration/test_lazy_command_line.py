@@ -1,0 +1,77 @@
+"""A call from the command line loads what a call needs: the rest would cost more than the call."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from conftest import FUMEHOOD, Daemon
+
+HEAVY = {
+    "anyio", "asyncio", "docker", "httpx2", "jsonschema", "pydantic", "pydantic_settings", "rich",
+    "sqlalchemy", "starlette", "structlog", "uvicorn",
+}  # fmt: skip
+HEAVY_OF_OURS = {"fumehood.config", "fumehood.engine", "fumehood.model.envelope"}
+
+SCRIPT = """
+import json, sys
+from fumehood.cli.main import main
+try:
+    main()
+except SystemExit as end:
+    print(json.dumps([end.code, sorted(sys.modules)]), file=sys.stderr)
+"""
+
+
+def modules_of(daemon: Daemon, *arguments: str, stdin: str = "") -> tuple[int, set[str]]:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *arguments], env=daemon.environment, input=stdin,
+        capture_output=True, timeout=60, text=True,
+    )  # fmt: skip
+    code, names = json.loads(done.stderr.splitlines()[-1])
+    return code, set(names)
+
+
+def test_call_loads_no_models_no_engine_and_no_http_library(shared_daemon: Daemon) -> None:
+    call = ("call", "calculator", '{"expression": "1 + 1"}', "--timeout", "5", "--agent")
+    for arguments, expected in ((call[:-1], 0), ((*call, "nobody"), 1)):
+        code, names = modules_of(shared_daemon, *arguments)
+        assert code == expected
+        assert not names & (HEAVY | HEAVY_OF_OURS)
+
+
+def test_run_loads_no_models_no_engine_and_no_http_library(shared_daemon: Daemon) -> None:
+    code, names = modules_of(shared_daemon, "run", "-", stdin="print(1)")
+    assert code in (0, 4)  # here containers may be or not
+    assert not names & (HEAVY | HEAVY_OF_OURS)
+
+
+def test_help_loads_no_command(shared_daemon: Daemon) -> None:
+    code, names = modules_of(shared_daemon, "--help")
+    assert code == 0
+    assert {name for name in names if name.startswith("fumehood.cli.")} == {
+        "fumehood.cli.answers", "fumehood.cli.escaping", "fumehood.cli.exits",
+        "fumehood.cli.main", "fumehood.cli.plain_values",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["pydantic", "httpx2"])
+def test_command_that_needs_a_library_loads_it(shared_daemon: Daemon, name: str) -> None:
+    """Without this the tests above could look for names that are never there."""
+    assert name in modules_of(shared_daemon, "tools", "list")[1]
+
+
+def test_completion_in_a_shell_knows_the_commands() -> None:
+    script = (
+        'eval "$(fumehood --show-completion bash)"\n'
+        "COMP_WORDS=(fumehood ca) COMP_CWORD=1\n_fumehood_completion fumehood\n"
+        'echo "${COMPREPLY[@]}"'
+    )
+    environment = {"PATH": f"{FUMEHOOD.parent}:/usr/bin:/bin"}
+    done = subprocess.run(
+        ["bash", "-c", script], env=environment, capture_output=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == [b"call", b"calls"]

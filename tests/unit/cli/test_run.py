@@ -1,0 +1,92 @@
+"""What `fumehood run` shows of an answer."""
+
+from __future__ import annotations
+
+import base64
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fumehood.cli.run import _show
+from fumehood.cli.show import in_options
+from support.answers import envelope_bytes
+
+PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x01\x00\x00\x00\x01\x08\x02\x00\x00\x00"
+
+
+def figure(name: str = "figure-1.png", content: bytes = PNG) -> dict[str, Any]:
+    return {
+        "filename": name, "size": len(content), "content_type": "image/png",
+        "content_base64": base64.b64encode(content).decode(),
+    }  # fmt: skip
+
+
+@pytest.fixture
+def shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Any:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def show(data: dict[str, Any], *, with_files: bool = True) -> str:
+        answer = json.loads(envelope_bytes(data))
+        _show(answer, download, with_files=with_files, with_output=True)
+        return capfd.readouterr().err
+
+    def download(url: str, write: Any) -> None:
+        write(url.encode())
+
+    return show
+
+
+def test_figures_are_saved_to_a_new_directory_that_is_named(shown: Any, tmp_path: Path) -> None:
+    large = {"filename": "figure-2.png", "size": 5, "url": "/v1/blobs/x"}
+    lines = shown({"images": [figure(), large], "files": [figure("a.png")]}).splitlines()
+    assert lines[0] == f"files: a.png ({len(PNG)} bytes). To keep them: --save DIR"
+    found = [Path(line.removeprefix("figure: ")) for line in lines[1:]]
+    assert [path.name for path in found] == ["figure-1.png", "figure-2.png"]
+    assert [path.read_bytes() for path in found] == [PNG, b"/v1/blobs/x"]
+    assert found[0].parent.parent == tmp_path
+    assert found[0].parent.name.startswith("fumehood-")
+    assert found[0].parent.stat().st_mode & 0o077 == 0
+    assert {path.name for path in found[0].parent.iterdir()} == {"figure-1.png", "figure-2.png"}
+
+
+def test_nothing_is_written_where_there_is_no_figure_or_a_directory_was_named(
+    shown: Any, tmp_path: Path
+) -> None:
+    shown({"files": [figure("a.png")]})
+    shown({"images": [figure()]}, with_files=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["../out.png", "/etc/x.png", "a\x1b[2J.png"])
+def test_name_that_leads_out_is_told_of_and_not_written(
+    name: str, shown: Any, tmp_path: Path
+) -> None:
+    assert "was not saved" in shown({"images": [figure(name)]})
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_figure_on_no_terminal_is_not_drawn(shown: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-kitty")
+    assert "\x1b" not in shown({"images": [figure()]})
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        ("Try this: work on smaller parts, or allow more (memory_limit_mb).",
+         "Try this: work on smaller parts, or allow more (--memory)."),
+        ("processes: … allow more memory (memory_limit_mb)", "processes: … allow more memory (--memory)"),
+        ("allow more (timeout_seconds).", "allow more (--timeout)."),
+        ("allow more with timeout_seconds.", "allow more with --timeout."),
+        ("memory_limit_mb must be at least 16 here.", "--memory must be at least 16 here."),
+        ("memory_limit_mb: 900 was asked for, 512 is", "--memory: 900 was asked for, 512 is"),
+        ("NameError: name 'memory_limit_mb' is not defined", "NameError: name 'memory_limit_mb' is not defined"),
+    ],
+)  # fmt: skip
+def test_advice_names_the_options_of_the_command_line(message: str, says: str) -> None:
+    assert in_options(message) == says
