@@ -33,6 +33,7 @@ from pydantic_settings import (
 )
 
 from fumehood.model.budget import BudgetRule, Period
+from fumehood.model.errors import FumehoodError
 from fumehood.model.limits import (
     CONTAINER_MEMORY_CLASSES,
     MIN_INTERPRETER_MB,
@@ -46,7 +47,7 @@ MAX_SOCKET_PATH_BYTES = 107
 """*Source*: unix(7); `sun_path` has 108 bytes with its ending NUL."""
 
 
-class ConfigError(Exception):
+class ConfigError(FumehoodError):
     """The configuration cannot be used. The message says what to change."""
 
 

@@ -6,7 +6,7 @@ configuration both allow it. A figure that was not measured for this call is nul
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -16,8 +16,9 @@ from pydantic import (
     model_serializer,
 )
 
-from fumehood.model.errors import EndedBy
+from fumehood.model.errors import EndedBy, FumehoodError, InternalError
 from fumehood.model.json_types import JsonObject
+from fumehood.model.returned_file import ReturnedFile, returned_files
 
 
 class _Value(BaseModel):
@@ -120,3 +121,43 @@ class Envelope(_Value):
     error: ErrorInfo | None
     metadata: Metadata
     debug_info: JsonObject | None = Field(default=None, exclude_if=lambda value: value is None)
+
+    def raise_for_error(self) -> Self:
+        """Return this envelope where the call succeeded.
+
+        Raises:
+            CallFailed: it did not.
+        """
+        if self.error is not None:
+            raise CallFailed(self)
+        return self
+
+    @property
+    def images(self) -> tuple[ReturnedFile, ...]:
+        """The figures in `data["images"]`. A notebook shows each as a picture."""
+        return returned_files(self.data.get("images"))
+
+    @property
+    def files(self) -> tuple[ReturnedFile, ...]:
+        """The files in `data["files"]`."""
+        return returned_files(self.data.get("files"))
+
+
+class EnvelopeError(FumehoodError):
+    """Root of the exceptions that carry an envelope with an error."""
+
+    def __init__(self, envelope: Envelope) -> None:
+        error = envelope.error
+        super().__init__(error.message if error is not None else "refused")
+        self.envelope = envelope
+        self.code = error.code if error is not None else InternalError.code
+        self.message = str(self)
+        self.retryable = error.retryable if error is not None else False
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Envelope]]:
+        """Let another process get it whole: it is not made from its message."""
+        return type(self), (self.envelope,)
+
+
+class CallFailed(EnvelopeError):
+    """A call did not succeed. Raised by `Envelope.raise_for_error` alone."""

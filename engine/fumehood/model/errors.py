@@ -34,7 +34,14 @@ class Fault(StrEnum):
     UPSTREAM = "upstream"
 
 
-class EngineError(Exception):
+class FumehoodError(Exception):
+    """Root of every exception that the public API raises.
+
+    Only arguments that no call could have are a `TypeError` or a `ValueError` instead.
+    """
+
+
+class EngineError(FumehoodError):
     """Root of all refusals and failures that an envelope can carry.
 
     `message` is fit for a model: no stack, path or secret, and it says what to do next.
