@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fumehood.config import ConfigError as ConfigError
     from fumehood.config import load_config as load_config
     from fumehood.engine import Engine as Engine
+    from fumehood.engine_life import EngineNotRunning as EngineNotRunning
     from fumehood.executors.progress import progress as progress
     from fumehood.model.call import CallOptions as CallOptions
     from fumehood.model.call import ToolResult as ToolResult
@@ -54,6 +55,7 @@ _HOMES = {
     "DaemonUnavailable": "fumehood.client",
     "EXPRESSION_OUTPUT": "fumehood.model.tool",
     "Engine": "fumehood.engine",
+    "EngineNotRunning": "fumehood.engine_life",
     "Envelope": "fumehood.model.envelope",
     "FumehoodError": "fumehood.model.errors",
     "InvalidDefinition": "fumehood.registry.definitions",
