@@ -134,13 +134,17 @@ class Envelope(_Value):
 
     @property
     def images(self) -> tuple[ReturnedFile, ...]:
-        """The figures in `data["images"]`. A notebook shows each as a picture."""
-        return returned_files(self.data.get("images"))
+        """The figures that a program drew, also where it failed. A notebook shows each one."""
+        return returned_files(self._result.get("images"))
 
     @property
     def files(self) -> tuple[ReturnedFile, ...]:
-        """The files in `data["files"]`."""
-        return returned_files(self.data.get("files"))
+        """The files that a program wrote, also where it failed."""
+        return returned_files(self._result.get("files"))
+
+    @property
+    def _result(self) -> JsonObject:
+        return self.data if self.error is None else self.error.details or {}
 
 
 class EnvelopeError(FumehoodError):

@@ -23,6 +23,9 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 PLAIN = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)
 """Statements that are sent as they are. A name bound by another one is imported or refused."""
 
+MAX_CHARACTERS = 128 * 1024
+"""Of source. It goes with each call, beside the arguments."""
+
 
 class NotShippable(Exception):
     """Why a function cannot be sent. The message is a clause."""
@@ -40,7 +43,10 @@ def source_of(function: Any, name: str, libraries: Sequence[str] | None) -> tupl
     program.need(name, program.text_of(_code_file(function)))
     if libraries is not None:
         _require_libraries(program.modules, libraries)
-    return program.texts()
+    texts = program.texts()
+    if sum(map(len, texts)) > MAX_CHARACTERS:
+        raise NotShippable(f"what it uses there has more than {MAX_CHARACTERS} characters")
+    return texts
 
 
 class _Text:

@@ -210,6 +210,15 @@ def test_figures_are_objects_that_a_notebook_shows() -> None:
 
 
 @pytest.mark.row("E7")
+def test_figures_of_a_program_that_failed_are_there_too() -> None:
+    envelope = _error()
+    assert envelope.images == ()
+    assert envelope.error is not None
+    error = envelope.error.model_copy(update={"details": {"images": [INLINE]}})
+    assert envelope.model_copy(update={"error": error}).images[0].data == b"PNG"
+
+
+@pytest.mark.row("E7")
 def test_files_are_objects_too_and_no_pictures() -> None:
     text = {**INLINE, "filename": "a.txt", "content_type": "text/plain"}
     first, lost = _success(data={"files": [text, LOST]}).files

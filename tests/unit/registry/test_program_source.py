@@ -265,3 +265,15 @@ def test_module_whose_text_fails_is_not_kept() -> None:
         reply = inside.answer("__main__#broken", "act", {}, source=["1 / 0"], max_depth=20)
         assert reply["error"]["type"] == "ZeroDivisionError"
     assert "__main__#broken" not in sys.modules
+
+
+def test_too_much_source_is_refused(program: Run) -> None:
+    text = (
+        "from fumehood import tool\nTABLE = [\n{}]\n"
+        '@tool\ndef act() -> int:\n    """Act."""\n    return len(TABLE)\n'
+    )
+    assert call(program(text.format("    1,\n" * 1000))) == 1000
+    with pytest.raises(InvalidDefinition, match="more than 131072 characters"):
+        register_function(
+            ToolIndex(), program(text.format("    1,\n" * 30_000)).act, Source.PROGRAM, private=()
+        )
