@@ -77,6 +77,7 @@ WRONG = (
     ("client.calls(limt=3)", "limt"),
     ("client.usage(since=3)", "since"),
     ('client.approvals.list(sate="pending")', "sate"),
+    ("tool(sandbox=False)", "sandbox"),
 )
 
 
@@ -98,7 +99,7 @@ def test_type_checker_sees_the_types_of_a_users_script(tmp_path: Path) -> None:
 
 
 def test_type_checker_refuses_options_that_are_none(tmp_path: Path) -> None:
-    lines = ["from fumehood import Client", "client = Client()", *(call for call, _ in WRONG)]
+    lines = ["from fumehood import Client, tool", "client = Client()", *(call for call, _ in WRONG)]
     report = _checked("\n".join(lines), tmp_path)
     for number, (_, name) in enumerate(WRONG, start=3):
         assert any(

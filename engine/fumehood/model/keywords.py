@@ -6,8 +6,9 @@ checked by the engine, as those of a request that came by a socket.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import datetime
+from collections.abc import Mapping, Sequence
+from datetime import date, datetime
+from decimal import Decimal
 from difflib import get_close_matches
 from typing import Literal, TypedDict
 
@@ -87,6 +88,50 @@ class ApprovalQueryKeywords(TypedDict, total=False):
     call_id: str | None
     limit: int
     cursor: str | None
+
+
+class ToolKeywords(TypedDict, total=False):
+    """Of `ToolDefinition`. Lists are written as such, money and dates as text too."""
+
+    id: str
+    name: str
+    version: str
+    type: str
+    description: str
+    parameters: JsonObject | Sequence[object]
+    output_schema: JsonObject | None
+    input_examples: Sequence[JsonObject]
+    category: str | None
+    tags: Sequence[str]
+    documentation_url: str | None
+    requires_auth: bool
+    rate_limit: int | None
+    timeout_seconds: float | None
+    memory_limit_mb: int | None
+    sandboxed: bool
+    dangerous: bool
+    cost_per_use: Decimal | float | str
+    read_only: bool
+    idempotent: bool
+    strict: bool
+    cacheable: bool
+    cache_ttl: int | None
+    cache_key_params: Sequence[str] | None
+    streaming: bool
+    estimated_tokens: object
+    deprecated: bool
+    sunset_date: date | str | None
+    replacement: str | None
+    migration_guide: str | None
+    changelog: Sequence[str]
+    endpoint: str | None
+    method: str | None
+    headers: dict[str, str] | None
+    timeout: int | None
+    retry_count: int
+    is_active: bool
+    fallback: str | None
+    executor: str
 
 
 def checked(kind: type, method: str, given: Mapping[str, object]) -> JsonObject:

@@ -12,6 +12,7 @@ from fumehood.model import keywords
 from fumehood.model.approval import ApprovalQuery, ApprovalState
 from fumehood.model.call import CallOptions
 from fumehood.model.call_log import CallQuery
+from fumehood.model.tool import ToolDefinition
 from fumehood.model.usage_table import AllUsageQuery, UsageQuery
 
 PAIRS = [
@@ -34,6 +35,10 @@ def test_keywords_are_the_models_fields_with_their_types(
     of_model = get_type_hints(model)
     for name, hint in hints.items():
         assert hint == TEXT_TOO.get(of_model[name], of_model[name]), name
+
+
+def test_keywords_of_the_decorator_are_the_fields_of_a_definition() -> None:
+    assert set(get_type_hints(keywords.ToolKeywords)) == set(ToolDefinition.model_fields)
 
 
 def test_names_that_are_known_come_back_with_their_values() -> None:
