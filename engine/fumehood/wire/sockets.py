@@ -116,11 +116,15 @@ def find_sockets() -> SocketSettings:
     require_named_file()
     try:
         return SocketSettings()
-    except (ValidationError, ValueError, OSError) as error:
-        raise ConfigError(
-            f"The engine's socket cannot be found, because the configuration is wrong: {error}. "
-            "Correct it, or name the socket."
-        ) from None
+    except ValidationError as error:
+        faults = error.errors(include_url=False, include_input=False)
+        words = "; ".join(f"{'.'.join(map(str, f['loc']))}: {f['msg']}" for f in faults)
+    except (ValueError, OSError) as error:  # not TOML, not UTF-8, not readable
+        words = str(error)
+    raise ConfigError(
+        f"The engine's socket cannot be found, because the configuration is wrong: {words}. "
+        "Correct it, or name the socket."
+    )
 
 
 def require_named_file() -> None:

@@ -63,11 +63,20 @@ def test_settings_that_concern_no_socket_do_not_matter(tmp_path: Path) -> None:
     assert find_sockets().socket_path == Path("/file/engine.sock")
 
 
-@pytest.mark.parametrize("text", ["mode = 3", "home = ", "[service]\nrun = 1"])
-def test_wrong_configuration_is_an_error_in_words(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("mode = 3", "mode: Input should be 'single-user' or 'service'"),
+        ("home = ", "Invalid value"),
+        ("[service]\nrun = 1", "service.run: Extra inputs"),
+    ],
+)
+def test_wrong_configuration_is_an_error_in_words(text: str, words: str, tmp_path: Path) -> None:
     _write(tmp_path, text)
-    with pytest.raises(ConfigError, match="socket cannot be found"):
+    with pytest.raises(ConfigError, match="socket cannot be found") as raised:
         Client()
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_configuration_that_is_named_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
