@@ -19,12 +19,16 @@ if TYPE_CHECKING:
     from fumehood.config import ConfigError as ConfigError
     from fumehood.config import load_config as load_config
     from fumehood.engine import Engine as Engine
+    from fumehood.engine_life import EngineNotRunning as EngineNotRunning
     from fumehood.executors.progress import progress as progress
     from fumehood.model.call import CallOptions as CallOptions
     from fumehood.model.call import ToolResult as ToolResult
+    from fumehood.model.envelope import CallFailed as CallFailed
     from fumehood.model.envelope import Envelope as Envelope
+    from fumehood.model.errors import FumehoodError as FumehoodError
     from fumehood.model.errors import ToolError as ToolError
     from fumehood.model.parameters import ToolParameter as ToolParameter
+    from fumehood.model.returned_file import ReturnedFile as ReturnedFile
     from fumehood.model.tool import CODE_OUTPUT as CODE_OUTPUT
     from fumehood.model.tool import EXPRESSION_OUTPUT as EXPRESSION_OUTPUT
     from fumehood.model.tool import PROGRAM_OUTPUT as PROGRAM_OUTPUT
@@ -42,6 +46,7 @@ _HOMES = {
     "AsyncClient": "fumehood.client",
     "AsyncControlClient": "fumehood.client",
     "CODE_OUTPUT": "fumehood.model.tool",
+    "CallFailed": "fumehood.model.envelope",
     "CallOptions": "fumehood.model.call",
     "Client": "fumehood.client",
     "Config": "fumehood.config",
@@ -50,9 +55,12 @@ _HOMES = {
     "DaemonUnavailable": "fumehood.client",
     "EXPRESSION_OUTPUT": "fumehood.model.tool",
     "Engine": "fumehood.engine",
+    "EngineNotRunning": "fumehood.engine_life",
     "Envelope": "fumehood.model.envelope",
+    "FumehoodError": "fumehood.model.errors",
     "InvalidDefinition": "fumehood.registry.definitions",
     "Refused": "fumehood.client",
+    "ReturnedFile": "fumehood.model.returned_file",
     "PROGRAM_OUTPUT": "fumehood.model.tool",
     "SESSION_OUTPUT": "fumehood.model.tool",
     "SHELL_OUTPUT": "fumehood.model.tool",

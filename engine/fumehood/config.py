@@ -26,13 +26,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
-from pydantic_settings import (
-    BaseSettings,
-    NoDecode,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    TomlConfigSettingsSource,
-)
+from pydantic_settings import NoDecode, SettingsConfigDict
 
 from fumehood.model.budget import BudgetRule, Period
 from fumehood.model.limits import (
@@ -44,13 +38,10 @@ from fumehood.model.limits import (
 from fumehood.model.names import did_you_mean
 from fumehood.model.session import SessionRules
 from fumehood.model.usage import Prices
-
-MAX_SOCKET_PATH_BYTES = 107
-"""*Source*: unix(7); `sun_path` has 108 bytes with its ending NUL."""
-
-
-class ConfigError(Exception):
-    """The configuration cannot be used. The message says what to change."""
+from fumehood.wire.sockets import ConfigError as ConfigError
+from fumehood.wire.sockets import ServiceConfig as ServiceConfig
+from fumehood.wire.sockets import SocketSettings, require_named_file
+from fumehood.wire.sockets import config_file as config_file
 
 
 class InterpreterConfig(BaseModel):
@@ -225,30 +216,11 @@ class AuditConfig(BaseModel):
     anchor_seconds: float = Field(default=300, ge=1, le=86_400)
 
 
-class ServiceConfig(BaseModel):
-    """Where a service's sockets stand, and whose they are (`mode = "service"`)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    run_directory: Path = Path("/run/fumehood")
-    callers_group: str = "fumehood-callers"
-    approvers_group: str = "fumehood-approvers"
-
-
-class Config(BaseSettings):
+class Config(SocketSettings):
     """Everything an operator can set."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="FUMEHOOD_",
-        env_nested_delimiter="__",
-        env_ignore_empty=True,
-        frozen=True,
-        extra="forbid",
-    )
+    model_config = SettingsConfigDict(extra="forbid")
 
-    mode: Literal["single-user", "service"] = "single-user"
-    home: Path | None = None
-    socket: Path | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "json", "text"] = "auto"
     allow_debug: bool = False
@@ -272,7 +244,6 @@ class Config(BaseSettings):
     budgets: tuple[BudgetConfig, ...] = ()
     audit: AuditConfig = AuditConfig()
     webhook: WebhookConfig | None = None
-    service: ServiceConfig = ServiceConfig()
     principals: tuple[PrincipalConfig, ...] = ()
 
     @field_validator("host_tools", mode="before")
@@ -290,18 +261,6 @@ class Config(BaseSettings):
         if value is not None and not value.is_absolute():
             raise ValueError("must be an absolute path")
         return value
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        file = TomlConfigSettingsSource(settings_cls, config_file())
-        return (init_settings, env_settings, file)
 
     @field_validator("budgets")
     @classmethod
@@ -329,39 +288,9 @@ class Config(BaseSettings):
         return {uid: principal.id for principal in self.principals for uid in principal.uids}
 
     @property
-    def state_directory(self) -> Path:
-        """Where the engine keeps what it must not lose."""
-        if self.home is not None:
-            return self.home
-        base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-        return Path(base).expanduser() / "fumehood"
-
-    @property
     def own_images(self) -> Path:
         """Where the recipes of the operator's own images are; it need not exist."""
         return self.images_directory or self.state_directory / "images"
-
-    @property
-    def socket_path(self) -> Path:
-        """The callers' socket.
-
-        Raises:
-            ConfigError: the path is longer than a Unix socket's may be.
-        """
-        return _fitting(self._socket_path())
-
-    @property
-    def control_socket_path(self) -> Path:
-        """The socket for approvers and administrators, beside the callers' one.
-
-        Raises:
-            ConfigError: the path is longer than a Unix socket's may be.
-        """
-        if self.mode == "service":
-            return _fitting(self.service.run_directory / "control" / "control.sock")
-        callers = self._socket_path()
-        name = callers.name.removeprefix("engine.sock") or ""
-        return _fitting(callers.with_name(f"control-{name}" if name else "control.sock"))
 
     @property
     def interpreter_limits(self) -> WallLimits:
@@ -433,36 +362,6 @@ class Config(BaseSettings):
             for budget in self.budgets
         )
 
-    def _socket_path(self) -> Path:
-        if self.socket is not None:
-            return self.socket
-        if self.mode == "service":
-            return self.service.run_directory / "engine" / "engine.sock"
-        runtime = os.environ.get("XDG_RUNTIME_DIR")
-        if self.home is None and runtime:
-            return Path(runtime) / "fumehood" / "engine.sock"
-        return self.state_directory / "engine.sock"
-
-
-def _fitting(path: Path) -> Path:
-    absolute = path.absolute()
-    length = len(os.fsencode(absolute))
-    if length > MAX_SOCKET_PATH_BYTES:
-        raise ConfigError(
-            f"The socket's path has {length} bytes, the kernel allows {MAX_SOCKET_PATH_BYTES}: "
-            "set FUMEHOOD_SOCKET (or FUMEHOOD_HOME) to a shorter one."
-        )
-    return absolute
-
-
-def config_file() -> Path:
-    """The configuration file that would be read; it need not exist."""
-    named = os.environ.get("FUMEHOOD_CONFIG")
-    if named:
-        return Path(named)
-    base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    return Path(base).expanduser() / "fumehood" / "config.toml"
-
 
 def load_config(**overrides: Any) -> Config:
     """Read file and environment; `overrides` that are None are left out.
@@ -470,9 +369,7 @@ def load_config(**overrides: Any) -> Config:
     Raises:
         ConfigError: with every fault, in words.
     """
-    named = os.environ.get("FUMEHOOD_CONFIG")
-    if named and not Path(named).is_file():
-        raise ConfigError("FUMEHOOD_CONFIG names a file that does not exist.")
+    require_named_file()
     try:
         return Config(**{key: value for key, value in overrides.items() if value is not None})
     except ValidationError as error:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Collection, Coroutine, Iterable
 from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Unpack
 
 import anyio.to_thread
 
@@ -39,6 +39,7 @@ from fumehood.model.errors import EngineError, IdempotencyConflict, ResourceNotF
 from fumehood.model.events import Event, last_event
 from fumehood.model.identity import Principal, Scope, uid_principal_id
 from fumehood.model.json_types import JsonObject
+from fumehood.model.keywords import CallKeywords, CallQueryKeywords, UsageKeywords, checked
 from fumehood.model.status import Readiness, StateReadiness
 from fumehood.model.tool import ToolDefinition
 from fumehood.model.usage import TokenCounter
@@ -122,15 +123,21 @@ class Engine:
         await self._life.end()
 
     async def call(
-        self, tool: str, arguments: JsonObject | None = None, **options: Any
+        self, tool: str, arguments: JsonObject | None = None, **options: Unpack[CallKeywords]
     ) -> Envelope:
         """Call a tool (`name` or `name@version`) as the owner of this process.
 
         `options` are those of `CallOptions`. Always answers with an envelope, also where
         arguments or options are no JSON at all.
+
+        Raises:
+            TypeError: there is no such option.
+            EngineNotRunning: the engine was not entered, or has been left.
         """
+        chosen = checked(CallKeywords, "call", options)
+        self._life.require_begun()
         try:
-            name, body = parse_own_call(tool, arguments, options)
+            name, body = parse_own_call(tool, arguments, chosen)
         except NotJson as error:
             return self.refusal(error)
         except EngineError as error:
@@ -166,14 +173,19 @@ class Engine:
         return self._made.calls.open_stream(tool, body, principal)
 
     async def stream(
-        self, tool: str, arguments: JsonObject | None = None, **options: Any
+        self, tool: str, arguments: JsonObject | None = None, **options: Unpack[CallKeywords]
     ) -> AsyncIterator[Event]:
         """Call a tool as `call` does; yields its events as they come, its answer as the last.
 
         Closing the iterator leaves the call to itself; with `cancel_on_disconnect` it ends it.
+
+        Raises:
+            TypeError, EngineNotRunning: as `call`.
         """
+        chosen = checked(CallKeywords, "stream", options)
+        self._life.require_begun()
         try:
-            name, body = parse_own_call(tool, arguments, options)
+            name, body = parse_own_call(tool, arguments, chosen)
         except EngineError as error:
             yield last_event(self.refusal(error, tool=str(tool)))
             return
@@ -280,7 +292,7 @@ class Engine:
         )
         return replace(selection, left_out=(*selection.left_out, *missing))
 
-    async def calls(self, **query: Any) -> CallPage:
+    async def calls(self, **query: Unpack[CallQueryKeywords]) -> CallPage:
         """A page of the call log of this process's owner, newest first.
 
         `query` is that of `CallQuery`: since, until, agent, tool, code, limit, cursor.
@@ -290,7 +302,8 @@ class Engine:
             ResourceNotFound: the cursor is unknown, or too old.
             ReadFailed: the state cannot be read.
         """
-        return await self.list_calls(parse_call_query(query), self.owner)
+        asked = parse_call_query(checked(CallQueryKeywords, "calls", query))
+        return await self.list_calls(asked, self.owner)
 
     async def call_record(self, call_id: str) -> CallRecord:
         """One call of this process's owner.
@@ -309,16 +322,21 @@ class Engine:
         """One call of one principal; another's is not found. Raises as `call_record` does."""
         return await self._made.records.find(call_id, principal)
 
-    async def usage(self, **query: Any) -> UsageTable:
+    async def usage(
+        self, by: str | Iterable[str] | None = None, **query: Unpack[UsageKeywords]
+    ) -> UsageTable:
         """What calls of this process's owner took together, and what budgets have left.
 
-        `query` is that of `UsageQuery`: by, since, until, agent, session, tool.
+        `by` and `query` are those of `UsageQuery`: since, until, agent, session, tool.
 
         Raises:
             InvalidParams: the query is wrong.
             ReadFailed: the state cannot be read.
         """
-        return await self.usage_of(self.owner, parse_query(UsageQuery, query))
+        asked = checked(UsageKeywords, "usage", query)
+        if by is not None:
+            asked["by"] = by if isinstance(by, str) else list(by)
+        return await self.usage_of(self.owner, parse_query(UsageQuery, asked))
 
     async def usage_of(self, principal: Principal, query: UsageQuery) -> UsageTable:
         """The same of one principal's calls, with the budgets that limit it."""

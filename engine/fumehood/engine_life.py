@@ -14,10 +14,15 @@ import anyio
 import anyio.lowlevel
 
 from fumehood.engine_composition import Composition
+from fumehood.model.errors import FumehoodError
 from fumehood.model.idempotency import KEY_LIFETIME
 from fumehood.observe.log import log_fault
 from fumehood.store.errors import StoreError
 from fumehood.store.retention import Kept, retention
+
+
+class EngineNotRunning(FumehoodError, RuntimeError):
+    """A call was made before `async with` entered the engine, or after it left it."""
 
 
 class EngineLife:
@@ -29,9 +34,23 @@ class EngineLife:
         self._log = made.basis.log
         self._now = made.basis.clock.now
         self._stack = AsyncExitStack()
+        self._has_begun = False
+
+    def require_begun(self) -> None:
+        """Raises EngineNotRunning before `begin` and after `end`."""
+        if self._made.intake.is_open:
+            return
+        raise EngineNotRunning(
+            "This engine has stopped, so it takes no calls. Make the call inside its `async with` "
+            "block."
+            if self._has_begun
+            else "This engine was not started, so it takes no calls. Use "
+            "`async with Engine(...) as engine:`, and make the call inside."
+        )
 
     async def begin(self) -> None:
         """Start everything, and take calls."""
+        self._has_begun = True
         made, enter = self._made, self._stack.enter_async_context
         if made.owns_database:
             self._stack.callback(made.database.close)

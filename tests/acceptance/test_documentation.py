@@ -144,7 +144,7 @@ def test_snippets_of_the_clients_run_as_they_stand(administered_daemon: Daemon) 
         )  # fmt: skip
         assert done.returncode == 0, (text, done.stderr.decode())
         ran += 1
-    assert ran == 3
+    assert ran == 4
 
 
 @pytest.mark.row("R3", "D4")

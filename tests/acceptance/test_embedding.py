@@ -10,7 +10,15 @@ import anyio
 import pytest
 from pydantic import Field
 
-from fumehood import Config, Engine, InvalidDefinition, ToolError, ToolResult, tool
+from fumehood import (
+    Config,
+    Engine,
+    EngineNotRunning,
+    InvalidDefinition,
+    ToolError,
+    ToolResult,
+    tool,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -275,13 +283,12 @@ async def test_memory_limit_that_could_never_work_is_refused_at_registration(hom
 @pytest.mark.row("D6")
 async def test_engine_that_is_not_running_runs_nothing(home: Path) -> None:
     engine = Engine(tools=[find_city], config=Config(home=home))
-    before = await engine.call("find_city", {"name": "Paris"})
+    with pytest.raises(EngineNotRunning, match="async with Engine"):
+        await engine.call("find_city", {"name": "Paris"})
     async with engine:
         assert (await engine.call("find_city", {"name": "Paris"})).success
-    after = await engine.call("find_city", {"name": "Paris"})
-    for envelope in (before, after):
-        assert envelope.error is not None
-        assert envelope.error.code == "SHUTTING_DOWN"
+    with pytest.raises(EngineNotRunning, match="has stopped"):
+        await engine.call("find_city", {"name": "Paris"})
 
 
 @pytest.mark.row("E1")
@@ -298,10 +305,9 @@ async def test_any_name_is_answered_with_an_envelope(home: Path, name: object) -
 async def test_thousands_of_keys_are_refused_at_once(home: Path) -> None:
     many = {f"k{number}": 1 for number in range(5000)}
     async with Engine(config=Config(home=home)) as engine:
-        for envelope in (
-            await engine.call("calculator", many),
-            await engine.call("calculator", {"expression": "1"}, **many),
-        ):
-            assert envelope.error is not None
-            assert envelope.error.code == "INVALID_PARAMS"
-            assert len(envelope.model_dump_json()) < 3000
+        envelope = await engine.call("calculator", many)
+        assert envelope.error is not None
+        assert envelope.error.code == "INVALID_PARAMS"
+        assert len(envelope.model_dump_json()) < 3000
+        with pytest.raises(TypeError, match="no keyword argument 'k0'"):
+            await engine.call("calculator", {"expression": "1"}, **many)

@@ -7,6 +7,7 @@ control runs the same code in an ordinary Python process and shows that it works
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import shutil
 import subprocess
@@ -545,6 +546,115 @@ async def test_import_path_that_the_wall_was_not_made_for_shows_nothing(tmp_path
         assert ran.ended_by is EndedBy.EXCEPTION
         assert ran.claimed_error is not None
         assert ran.claimed_error["type"] == "ModuleNotFoundError"
+
+
+READER = """from fumehood import tool
+@tool
+def read(path: str) -> str:
+    'Read.'
+    return open(path).read(4)
+"""
+
+
+@pytest.mark.row("S1")
+async def test_function_that_is_sent_as_source_reads_the_libraries_alone(tmp_path: Path) -> None:
+    """Its program's file and the import paths of other tools are not among them."""
+    program = tmp_path / "program.py"
+    program.write_text(READER)
+    limits = Limits(5, 5, 64, 65536)
+    by_source = {"module": "__main__#1", "import_path": "", "source": [READER]}
+    by_path = {"module": "program", "import_path": str(tmp_path)}
+    async with JailWall([str(tmp_path), ""]) as wall:
+
+        async def read(path: Path | str, where: dict[str, object]) -> tuple[EndedBy, object]:
+            call = {**where, "name": "read", "arguments": {"path": str(path)}}
+            async with wall.lease(TrustDomain("a"), fresh=True) as lease:
+                ran = await lease.run("function", call, limits)
+            claim = ran.claimed_error or {}
+            return ran.ended_by, claim.get("type") or (ran.result or {}).get("data")
+
+        for path in (program, f"{tmp_path}/../{tmp_path.name}/program.py", "/etc/passwd"):
+            assert await read(path, by_source) == (EndedBy.EXCEPTION, "PermissionError")
+        assert await read(os.__file__, by_source) == (EndedBy.OK, 'r"""')  # twin
+        assert await read(program, by_path) == (EndedBy.OK, "from")  # control
+
+
+ESCAPES = {
+    "import-the-program": ("import program; out = 1", "ModuleNotFoundError"),
+    "import-from-the-directory": ("import sys; sys.path.insert(0, '{path}'); import program",
+                                  "ModuleNotFoundError"),
+    "run-the-program": ("import runpy; runpy.run_path('{path}/program.py')", "PermissionError"),
+    "read-the-program": ("open('{path}/program.py')", "PermissionError"),
+    "list-the-directory": ("import os; os.listdir('{path}')", "PermissionError"),
+    "look-in-main": ("import __main__; __main__.SECRET", "AttributeError"),
+    "look-in-the-globals": ("globals()['SECRET']", "KeyError"),
+    "look-in-all-modules": (
+        "import sys; [m.SECRET for m in list(sys.modules.values()) if hasattr(m, 'SECRET')][0]",
+        "IndexError"),
+    "ask-for-the-source": ("import inspect; inspect.getsource(act.function)", "OSError"),
+}  # fmt: skip
+PROGRAM = """
+import asyncio, json, os
+from fumehood import Config, Engine, tool
+SECRET = {canary!r}
+print("the program runs", flush=True)
+
+@tool
+def act() -> object:
+    'Act.'
+    {code}
+    return 1
+
+@tool(sandboxed=False)
+def act_on_the_host() -> object:
+    'Act.'
+    return os.getpid()
+
+async def main():
+    async with Engine(tools=[act, act_on_the_host], config=Config(home={home!r})) as engine:
+        jailed, on_the_host = await engine.call("act"), await engine.call("act_on_the_host")
+        other_process = on_the_host.data.get("value", os.getpid()) != os.getpid()
+    print(json.dumps([jailed.model_dump(mode="json"), other_process]))
+
+asyncio.run(main())  # on purpose without a guard: no process runs the program a second time
+"""
+
+
+async def run_program(tmp_path: Path, code: str, cwd: Path) -> Envelope:
+    text = PROGRAM.format(canary=CANARY, code=code, home=str(tmp_path / "home"))
+    (tmp_path / "program.py").write_text(text)
+    done = await anyio.run_process(
+        [sys.executable, str(tmp_path / "program.py")], cwd=cwd, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    first, answers = done.stdout.decode().splitlines()
+    assert first == "the program runs"
+    jailed, was_another_process = json.loads(answers)
+    assert was_another_process
+    return Envelope.model_validate_json(json.dumps(jailed))
+
+
+@pytest.mark.row("S1", "T7")
+@pytest.mark.parametrize("name", ESCAPES)
+async def test_function_of_a_program_reaches_nothing_else_of_it(name: str, tmp_path: Path) -> None:
+    code, kind = ESCAPES[name]
+    envelope = await run_program(tmp_path, code.format(path=tmp_path), tmp_path)
+    assert ending(envelope) == refused(kind)
+    assert CANARY not in envelope.model_dump_json()
+
+
+@pytest.mark.row("S1", "T7")
+@pytest.mark.parametrize(
+    "code",
+    ["import wave", "assert json.loads('[1]') == [1]", "assert act.definition.name == 'act'"],
+)
+async def test_twin_function_of_a_program_works(code: str, tmp_path: Path) -> None:
+    assert (await run_program(tmp_path, code, Path("/"))).data == {"value": 1}
+
+
+async def test_control_what_a_function_names_is_sent_to_it(tmp_path: Path) -> None:
+    envelope = await run_program(tmp_path, "return SECRET", tmp_path)
+    assert envelope.data == {"value": CANARY}
 
 
 async def test_probe_is_no_program_for_calls() -> None:

@@ -7,17 +7,25 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
-def test_wheel_has_every_file_that_images_are_made_from(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("wheel")
     done = subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps",
-         "--no-build-isolation", f"--wheel-dir={tmp_path}", str(ROOT)],
+         "--no-build-isolation", f"--wheel-dir={directory}", str(ROOT)],
         capture_output=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()
-    (wheel,) = tmp_path.glob("*.whl")
+    (made,) = directory.glob("*.whl")
+    return made
+
+
+def test_wheel_has_every_file_that_images_are_made_from(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         packed = {
             name.removeprefix("fumehood/"): archive.read(name)
@@ -31,3 +39,70 @@ def test_wheel_has_every_file_that_images_are_made_from(tmp_path: Path) -> None:
     }
     assert packed == files
     assert "sandbox_images/common/finish" in packed
+
+
+@pytest.mark.parametrize("package", ["fumehood", "fumehood_tools"])
+def test_wheel_tells_type_checkers_that_it_has_types(wheel: Path, package: str) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        assert f"{package}/py.typed" in archive.namelist()
+
+
+SCRIPT = """
+import asyncio
+from fumehood import Client, Engine, tool
+
+@tool(sandboxed=False)
+async def greet(name: str) -> str:
+    return f"Hello, {name}!"
+
+async def main() -> None:
+    async with Engine(tools=[greet]) as engine:
+        reveal_type(await engine.call("greet", {"name": "Ada"}, timeout_seconds=1))
+
+with Client() as client:
+    reveal_type(client.call("calculator", timeout_seconds=1.5, dry_run=True))
+    reveal_type(client.call("calculator").raise_for_error().images[0].data)
+    reveal_type(greet.definition.name)
+asyncio.run(main())
+"""
+REVEALED = (
+    "fumehood.model.envelope.Envelope",
+    "fumehood.model.envelope.Envelope",
+    "bytes | None",
+    "str",
+)
+WRONG = (
+    ('client.call("calculator", timeout=1.5)', "timeout"),
+    ('client.call("calculator", timeout_seconds="1.5")', "timeout_seconds"),
+    ("client.calls(limt=3)", "limt"),
+    ("client.usage(since=3)", "since"),
+    ('client.approvals.list(sate="pending")', "sate"),
+    ("tool(sandbox=False)", "sandbox"),
+)
+
+
+def _checked(script: str, directory: Path) -> str:
+    """The report of mypy on a user's script, that finds fumehood as it is installed."""
+    (directory / "script.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--config-file=", "script.py"],
+        cwd=directory, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    return done.stdout + done.stderr
+
+
+def test_type_checker_sees_the_types_of_a_users_script(tmp_path: Path) -> None:
+    report = _checked(SCRIPT, tmp_path)
+    assert "Success" in report
+    revealed = [line.split('"')[1] for line in report.splitlines() if "Revealed type" in line]
+    assert tuple(revealed) == REVEALED
+
+
+def test_type_checker_refuses_options_that_are_none(tmp_path: Path) -> None:
+    lines = ["from fumehood import Client, tool", "client = Client()", *(call for call, _ in WRONG)]
+    report = _checked("\n".join(lines), tmp_path)
+    for number, (_, name) in enumerate(WRONG, start=3):
+        assert any(
+            line.startswith(f"script.py:{number}: error:") and f'"{name}"' in line
+            for line in report.splitlines()
+        ), (name, report)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fumehood import Config, Engine, EngineNotRunning, FumehoodError
 from fumehood.model.answers import ToolDetails
 from fumehood.model.errors import ToolNotFound
 from support.recording import bench
@@ -32,3 +34,46 @@ async def test_tool_is_shown_with_its_versions_or_refused(home: Path) -> None:
         assert details.versions == (details.tool.version,)
         with pytest.raises(ToolNotFound):
             made.engine.tool("nothing")
+
+
+async def _call(engine: Engine) -> None:
+    await engine.call("calculator", {"expression": "1"})
+
+
+async def _stream(engine: Engine) -> None:
+    async for _ in engine.stream("calculator", {"expression": "1"}):
+        pass
+
+
+@pytest.mark.parametrize("use", [_call, _stream])
+async def test_engine_that_was_not_entered_says_how_to_enter_it(home: Path, use: Any) -> None:
+    with pytest.raises(EngineNotRunning, match=r"Use `async with Engine\(") as raised:
+        await use(Engine(config=Config(home=home)))
+    assert isinstance(raised.value, FumehoodError)
+    assert isinstance(raised.value, RuntimeError)
+
+
+@pytest.mark.parametrize("use", [_call, _stream])
+async def test_engine_that_was_left_says_so(home: Path, use: Any) -> None:
+    async with bench(home) as made:
+        await use(made.engine)
+    with pytest.raises(EngineNotRunning, match="has stopped"):
+        await use(made.engine)
+
+
+@pytest.mark.row("D6")
+async def test_draining_engine_answers_with_an_envelope(home: Path) -> None:
+    async with bench(home) as made:
+        made.engine.drain()
+        envelope = await made.engine.call("calculator", {"expression": "1"})
+    assert envelope.error is not None
+    assert envelope.error.code == "SHUTTING_DOWN"
+
+
+@pytest.mark.parametrize("method", ["call", "stream", "calls", "usage"])
+async def test_misspelt_keyword_is_a_type_error(home: Path, method: str) -> None:
+    arguments = {"call": ("calculator",), "stream": ("calculator",)}.get(method, ())
+    async with bench(home) as made:
+        used = getattr(made.engine, method)(*arguments, nonsense=1)
+        with pytest.raises(TypeError, match="nonsense"):
+            await (anext(used) if method == "stream" else used)

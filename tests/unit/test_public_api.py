@@ -58,3 +58,19 @@ def test_name_that_is_not_public_is_an_attribute_error() -> None:
 
 def test_dir_shows_the_public_names() -> None:
     assert dir(fumehood) == fumehood.__all__
+
+
+@pytest.mark.parametrize("name", fumehood.__all__)
+def test_every_public_exception_has_the_one_base(name: str) -> None:
+    value = getattr(fumehood, name)
+    if isinstance(value, type) and issubclass(value, BaseException):
+        assert issubclass(value, fumehood.FumehoodError)
+
+
+def test_engines_own_exceptions_have_the_one_base() -> None:
+    from fumehood.model.errors import EngineError
+    from fumehood.model.policy import PolicyError
+    from fumehood.store.errors import StoreError
+
+    for error in (EngineError, PolicyError, StoreError):
+        assert issubclass(error, fumehood.FumehoodError)

@@ -9,14 +9,18 @@ from decimal import Decimal
 
 from fumehood.executors.outcome import Outcome
 from fumehood.model.envelope import UsageReport
+from fumehood.model.json_types import JsonObject
 from fumehood.model.limits import Limits
+from fumehood.model.returned_file import without_contents
 from fumehood.model.tool import ToolDefinition
 from fumehood.model.usage import Prices, TextKind, TokenCounter, money
+from fumehood.wire import strict_json
 
 
 def account(
     *,
     arguments_json: str,
+    data: JsonObject,
     data_json: str,
     tool: ToolDefinition | None,
     outcome: Outcome | None,
@@ -31,12 +35,20 @@ def account(
         cost = tool.cost_per_use + outcome.cost + _resources(outcome, limits, processing_s, prices)
     return UsageReport(
         input_tokens=counter.count(arguments_json, TextKind.JSON),
-        output_tokens=counter.count(data_json, TextKind.JSON),
+        output_tokens=counter.count(_without_files(data, data_json), TextKind.JSON),
         estimated=counter.estimated,
         tokens_used=outcome.tokens_used if outcome is not None else 0,
         cost=money(cost),
         currency=prices.currency,
     )
+
+
+def _without_files(data: JsonObject, data_json: str) -> str:
+    """The data as JSON, without the content of figures and files: no model reads base64."""
+    if not data.get("images") and not data.get("files"):
+        return data_json
+    lists = {key: without_contents(data[key]) for key in ("images", "files") if key in data}
+    return strict_json.dumps({**data, **lists}).decode()
 
 
 def _resources(

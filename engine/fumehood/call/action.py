@@ -93,7 +93,9 @@ def _place(plan: Plan) -> JsonObject | None:
 
 
 def _source_of_module(address: FunctionAddress) -> str:
-    """The hash of the file that another process would import."""
+    """The hash of the file that another process would import, or of the source that it is sent."""
+    if address.source:
+        return hashlib.sha256("\0".join(address.source).encode()).hexdigest()
     base = Path(address.import_path).joinpath(*address.module.split("."))
     for file in (base.with_suffix(".py"), base / "__init__.py"):
         if file.is_file():

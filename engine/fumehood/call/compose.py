@@ -126,6 +126,7 @@ def _envelope(
     stages_ms = trail.stages_ms()
     usage = account(
         arguments_json=_accounted_arguments(facts),
+        data=shaped.data if shaped is not None else {},
         data_json=shaped.text if shaped is not None else "",
         tool=tool,
         outcome=outcome if outcome is not None and not outcome.is_rehearsal else None,

@@ -16,6 +16,7 @@ import anyio
 from fumehood.call.shape import ShapedOutcome
 from fumehood.executors.outcome import CutText
 from fumehood.model.json_types import JsonObject
+from fumehood.model.returned_file import FILE_CONTENT
 from fumehood.observe.clock import timestamp
 from fumehood.store.blobs import BlobStore, NotKept
 from fumehood.wire import strict_json
@@ -27,7 +28,6 @@ SIDE_BYTES = 5000
 """What stays of either end; the words between them fit in the rest."""
 
 PLAIN_TEXT = "text/plain; charset=utf-8"
-FILE_CONTENT = "content_base64"
 MAX_FIELDS = 200
 """Texts of one answer that are kept; further ones are shortened only."""
 

@@ -27,6 +27,7 @@ from fumehood.model.approval import (
     SeveralDecisions,
 )
 from fumehood.model.json_types import JsonObject
+from fumehood.model.keywords import ApprovalQueryKeywords, checked
 
 LONGEST_POLL_S = 25.0
 
@@ -34,7 +35,8 @@ LONGEST_POLL_S = 25.0
 def list_approvals(**asked: Any) -> Ask[ApprovalPage]:
     """A page of them, newest first."""
     read = data_of(ApprovalList)
-    return Ask("GET", address("approvals") + query_text(asked), lambda raw: read(raw).page)
+    query = query_text(checked(ApprovalQueryKeywords, "list", asked))
+    return Ask("GET", address("approvals") + query, lambda raw: read(raw).page)
 
 
 def show_approval(approval_id: str) -> Ask[Approval]:

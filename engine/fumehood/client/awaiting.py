@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Self
+from typing import Self, Unpack
 
 from fumehood.client import approvals, callers
 from fumehood.client.awaiting_approvals import AsyncOwnApprovals
@@ -17,12 +17,20 @@ from fumehood.client.transport import (
     AwaitingTransport,
     Place,
     Write,
+    found_socket,
 )
 from fumehood.model.answers import AgentTools, CallAnswer, ToolDetails, ToolList
 from fumehood.model.call_log import CallPage, CallRecord
 from fumehood.model.envelope import Envelope
 from fumehood.model.events import Event
 from fumehood.model.json_types import JsonObject
+from fumehood.model.keywords import (
+    CallKeywords,
+    CallQueryKeywords,
+    ToolFilterKeywords,
+    ToolPageKeywords,
+    UsageKeywords,
+)
 from fumehood.model.status import Health, Readiness
 from fumehood.model.tool import ToolDefinition
 from fumehood.model.usage_table import UsageTable
@@ -31,9 +39,11 @@ from fumehood.model.usage_table import UsageTable
 class AnyAsyncClient:
     """What both sockets answer."""
 
+    _is_control = False
+
     def __init__(
         self,
-        socket_path: Path | str,
+        socket_path: Path | str | None = None,
         *,
         credential: str | None = None,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
@@ -41,13 +51,16 @@ class AnyAsyncClient:
     ) -> None:
         """Nothing is sent yet.
 
-        `credential` is a token, or on the control socket an approver's credential. An answer
-        is waited for as long as the engine may work on it and `grace_s` on top.
+        Without a `socket_path` it is the one that the command line uses. `credential` is a
+        token, or on the control socket an approver's credential. An answer is waited for as
+        long as the engine may work on it and `grace_s` on top.
 
         Raises:
             ValueError: a credential that can be none, or a time that is none.
+            ConfigError: no path is given, and the configuration is wrong.
         """
-        place = Place(Path(socket_path), credential, connect_timeout_s, grace_s)
+        path = found_socket(control=self._is_control) if socket_path is None else Path(socket_path)
+        place = Place(path, credential, connect_timeout_s, grace_s)
         self._transport = AwaitingTransport(place)
 
     async def __aenter__(self) -> Self:
@@ -91,7 +104,7 @@ class AsyncClient(AsyncSessionMethods, AnyAsyncClient):
     """
 
     async def call(
-        self, tool: str, arguments: JsonObject | None = None, **options: Any
+        self, tool: str, arguments: JsonObject | None = None, **options: Unpack[CallKeywords]
     ) -> Envelope:
         """Call a tool (`name` or `name@version`); the answer is always an envelope.
 
@@ -101,13 +114,14 @@ class AsyncClient(AsyncSessionMethods, AnyAsyncClient):
         own limits do.
 
         Raises:
+            TypeError: there is no such option.
             ValueError: the arguments or options are not JSON, or the name can be none, so
                 nothing was sent.
         """
         return await self._transport.send(callers.call(tool, arguments, options))
 
     async def stream(
-        self, tool: str, arguments: JsonObject | None = None, **options: Any
+        self, tool: str, arguments: JsonObject | None = None, **options: Unpack[CallKeywords]
     ) -> AsyncIterator[Event]:
         """Call a tool as `call` does; yields its events as they come, its answer as the last.
 
@@ -115,7 +129,7 @@ class AsyncClient(AsyncSessionMethods, AnyAsyncClient):
         leaves the call to itself; with `cancel_on_disconnect` it ends it.
 
         Raises:
-            ValueError: as `call`.
+            TypeError, ValueError: as `call`.
             DaemonUnavailable: also where the events end before the answer.
         """
         events = self._transport.follow(callers.stream(tool, arguments, options))
@@ -133,7 +147,7 @@ class AsyncClient(AsyncSessionMethods, AnyAsyncClient):
         """
         await self._transport.send(callers.cancel(call_id))
 
-    async def tools(self, **filters: str) -> list[ToolDefinition]:
+    async def tools(self, **filters: Unpack[ToolFilterKeywords]) -> list[ToolDefinition]:
         """The preferred version of every tool, or of those of a `category`, `tag` or `type`.
 
         Raises:
@@ -141,11 +155,13 @@ class AsyncClient(AsyncSessionMethods, AnyAsyncClient):
         """
         return [tool for tool, _ in await self.tools_and_sources(**filters)]
 
-    async def tools_and_sources(self, **filters: str) -> list[tuple[ToolDefinition, str]]:
+    async def tools_and_sources(
+        self, **filters: Unpack[ToolFilterKeywords]
+    ) -> list[tuple[ToolDefinition, str]]:
         """The same, each with where it comes from. Raises Refused as `tools`."""
         return await self._transport.send_all(callers.all_tools(**filters))
 
-    async def tools_page(self, **query: Any) -> ToolList:
+    async def tools_page(self, **query: Unpack[ToolPageKeywords]) -> ToolList:
         """One page: `limit`, `cursor`, `category`, `tag`, `type` as in the HTTP reference.
 
         Raises:
@@ -176,7 +192,7 @@ class AsyncClient(AsyncSessionMethods, AnyAsyncClient):
         )
         return await self._transport.send(ask)
 
-    async def calls(self, **query: Any) -> CallPage:
+    async def calls(self, **query: Unpack[CallQueryKeywords]) -> CallPage:
         """A page of this caller's own calls, newest first.
 
         `query` is that of `CallQuery`: since, until, agent, tool, code, limit, cursor.
@@ -201,7 +217,9 @@ class AsyncClient(AsyncSessionMethods, AnyAsyncClient):
         """
         return await self._transport.send(approvals.call_state(call_id))
 
-    async def usage(self, by: str | Iterable[str] | None = None, **query: Any) -> UsageTable:
+    async def usage(
+        self, by: str | Iterable[str] | None = None, **query: Unpack[UsageKeywords]
+    ) -> UsageTable:
         """What this caller's calls took together, and what the budgets that limit it have left.
 
         `by` is what to group by: principal, agent, session, tool (the default), day. `query` is

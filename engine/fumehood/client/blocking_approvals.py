@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Literal, Unpack
 
 from fumehood.client import approvals
 from fumehood.client.transport import BlockingTransport
@@ -16,6 +16,7 @@ from fumehood.model.approval import (
     RememberWish,
 )
 from fumehood.model.json_types import JsonObject
+from fumehood.model.keywords import ApprovalQueryKeywords
 
 
 class OwnApprovals:
@@ -24,7 +25,7 @@ class OwnApprovals:
     def __init__(self, transport: BlockingTransport) -> None:
         self._transport = transport
 
-    def list(self, **query: Any) -> ApprovalPage:
+    def list(self, **query: Unpack[ApprovalQueryKeywords]) -> ApprovalPage:
         """A page, newest first. `query` is that of `ApprovalQuery`."""
         return self._transport.send(approvals.list_approvals(**query))
 
@@ -47,7 +48,7 @@ class ControlledApprovals:
     def __init__(self, transport: BlockingTransport) -> None:
         self._transport = transport
 
-    def list(self, **query: Any) -> ApprovalPage:
+    def list(self, **query: Unpack[ApprovalQueryKeywords]) -> ApprovalPage:
         """A page, newest first. `query` is that of `ApprovalQuery`."""
         return self._transport.send(approvals.list_approvals(**query))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from fumehood.client import authority, callers
 from fumehood.client.blocking import AnyClient
@@ -22,6 +22,7 @@ from fumehood.model.audit import AuditRotation, AuditVerdict
 from fumehood.model.authority import ApproverInfo, Change, MadeApprover, MadeToken, TokenInfo
 from fumehood.model.identity import Scope
 from fumehood.model.json_types import JsonObject
+from fumehood.model.keywords import AllUsageKeywords
 from fumehood.model.usage_table import UsageTable
 
 
@@ -34,9 +35,11 @@ class ControlClient(AnyClient):
         ValueError: from every method, where a name or id can be none; nothing was sent.
     """
 
+    _is_control = True
+
     def __init__(
         self,
-        socket_path: Path | str,
+        socket_path: Path | str | None = None,
         *,
         credential: str,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
@@ -57,7 +60,9 @@ class ControlClient(AnyClient):
         self.approvals = ControlledApprovals(self._transport)
         self.audit = ControlledAudit(self._transport)
 
-    def usage(self, by: str | Iterable[str] | None = None, **query: Any) -> UsageTable:
+    def usage(
+        self, by: str | Iterable[str] | None = None, **query: Unpack[AllUsageKeywords]
+    ) -> UsageTable:
         """What everybody's calls took together, and what every budget has left.
 
         As a caller's `usage`; `query` may have a `principal`, too.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -21,6 +21,13 @@ from fumehood.model.call_log import CallPage, CallRecord
 from fumehood.model.envelope import Envelope
 from fumehood.model.events import Event, last_event
 from fumehood.model.json_types import JsonObject
+from fumehood.model.keywords import (
+    AllUsageKeywords,
+    CallKeywords,
+    CallQueryKeywords,
+    ToolPageKeywords,
+    checked,
+)
 from fumehood.model.status import Health, Readiness
 from fumehood.model.tool import ToolDefinition
 from fumehood.model.usage_table import UsageTable
@@ -31,14 +38,16 @@ PAGE = 100
 """Tools of one request while all of them are read: the most that the engine gives."""
 
 
-def call(tool: str, arguments: JsonObject | None, options: JsonObject) -> Ask[Envelope]:
+def call(tool: str, arguments: JsonObject | None, options: Mapping[str, object]) -> Ask[Envelope]:
     """One call. Raises ValueError where it is not JSON, or the name can be none."""
-    return call_read_by(decode_envelope, tool, arguments, options)
+    chosen = checked(CallKeywords, "call", options)
+    return call_read_by(decode_envelope, tool, arguments, chosen)
 
 
-def stream(tool: str, arguments: JsonObject | None, options: JsonObject) -> Ask[Event]:
+def stream(tool: str, arguments: JsonObject | None, options: Mapping[str, object]) -> Ask[Event]:
     """One call that is followed; `read` is for the answer that comes without events."""
-    body = {"arguments": arguments if arguments is not None else {}, "options": options}
+    chosen = checked(CallKeywords, "stream", options)
+    body = {"arguments": arguments if arguments is not None else {}, "options": chosen}
     path = address("tools", tool, "sse")
     # Comments keep the connection alive, however long the call takes.
     return Ask("POST", path, lambda raw: last_event(decode_envelope(raw)), encode(body))
@@ -56,7 +65,8 @@ def cancel(call_id: str) -> Ask[None]:
 
 def tools_page(**query: Any) -> Ask[ToolList]:
     """One page of the tools."""
-    return Ask("GET", address("tools") + query_text(query), data_of(ToolList))
+    asked = checked(ToolPageKeywords, "tools", query)
+    return Ask("GET", address("tools") + query_text(asked), data_of(ToolList))
 
 
 def all_tools(
@@ -106,13 +116,15 @@ def agent_tools(
 def calls(**query: Any) -> Ask[CallPage]:
     """A page of the caller's own calls."""
     read = data_of(CallList)
-    return Ask("GET", address("calls") + query_text(query), lambda raw: read(raw).page)
+    asked = query_text(checked(CallQueryKeywords, "calls", query))
+    return Ask("GET", address("calls") + asked, lambda raw: read(raw).page)
 
 
-def usage(by: str | Iterable[str] | None, query: JsonObject) -> Ask[UsageTable]:
+def usage(by: str | Iterable[str] | None, query: Mapping[str, object]) -> Ask[UsageTable]:
     """What calls took together; `by` is one name or several."""
     names = by if by is None or isinstance(by, str) else ",".join(by)
-    return Ask("GET", address("usage") + query_text({"by": names, **query}), data_of(UsageTable))
+    asked = {"by": names, **checked(AllUsageKeywords, "usage", query)}
+    return Ask("GET", address("usage") + query_text(asked), data_of(UsageTable))
 
 
 def call_record(call_id: str) -> Ask[CallRecord]:

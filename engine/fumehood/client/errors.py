@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from fumehood.model.envelope import Envelope
+from fumehood.model.errors import EnvelopeError, FumehoodError
 
 
-class DaemonUnavailable(Exception):
+class DaemonUnavailable(FumehoodError):
     """No engine answers, or not in time. The message says what to do.
 
     `may_have_acted` is whether an engine may have received the request all the same: a call
@@ -20,14 +17,5 @@ class DaemonUnavailable(Exception):
         self.may_have_acted = may_have_acted
 
 
-class Refused(Exception):
-    """The engine refused; `envelope` says why, `code` in one word."""
-
-    def __init__(self, envelope: Envelope) -> None:
-        super().__init__(envelope.error.message if envelope.error is not None else "refused")
-        self.envelope = envelope
-
-    @property
-    def code(self) -> str:
-        """The error code."""
-        return self.envelope.error.code if self.envelope.error is not None else "INTERNAL_ERROR"
+class Refused(EnvelopeError):
+    """The engine refused a request that is no call; `envelope` says why, `code` in one word."""

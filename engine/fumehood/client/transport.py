@@ -80,6 +80,18 @@ class Place:
         return httpx2.Timeout(ask.work_s + self.grace_s, connect=self.connect_timeout_s)
 
 
+def found_socket(*, control: bool) -> Path:
+    """The callers' socket, or the control socket, of this environment and configuration.
+
+    Raises:
+        ConfigError: the configuration is wrong.
+    """
+    from fumehood.wire.sockets import find_sockets  # reads settings; most clients are told a path
+
+    found = find_sockets()
+    return found.control_socket_path if control else found.socket_path
+
+
 class Progress:
     """How far one attempt came, told by the HTTP library while it sends.
 

@@ -82,7 +82,12 @@ async def run_in_worker(
     live: Live,
 ) -> Outcome:
     """Have a worker call the function, and kill it at its limit."""
-    call = {"module": address.module, "name": address.name, "arguments": arguments}
+    call: JsonObject = {
+        "module": address.module,
+        "name": address.name,
+        "source": list(address.source),
+        "arguments": arguments,
+    }
     ending = await lease.run("function", call, limits, live.sinks())
     match ending.ended_by:
         case EndedBy.OK:

@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
-from types import TracebackType
+import sys
+from collections.abc import Sequence
+from types import ModuleType, TracebackType
 from typing import Any, Protocol
 
 from pydantic_core import PydanticSerializationError, to_jsonable_python
@@ -35,15 +37,24 @@ class BindableTool(Protocol):
 
 
 def answer(
-    module: str, name: str, arguments: JsonObject, *, max_depth: int, report: Report | None = None
+    module: str,
+    name: str,
+    arguments: JsonObject,
+    *,
+    source: Sequence[str] = (),
+    max_depth: int,
+    report: Report | None = None,
 ) -> JsonObject:
     """Import `module:name`, call it with checked types, and describe how that went.
+
+    With a `source` the module is made of these texts, once in a process.
 
     Raises:
         MemoryError: as it is; whoever called knows what to say without memory.
     """
     try:
-        found = getattr(importlib.import_module(module), name)
+        loaded = _made(module, source) if source else importlib.import_module(module)
+        found = getattr(loaded, name)
         with reports_to(report):
             returned = _call(found, arguments)
         return {"result": _result(returned, max_depth)}
@@ -57,6 +68,20 @@ def answer(
         return _refusal(error, max_depth)
     except BaseException as error:  # its own exit and interrupt, too, are its failure
         return _failure(error, module)
+
+
+def _made(name: str, source: Sequence[str]) -> ModuleType:
+    """A module of texts. It is registered under its name, where types look for their own."""
+    if name in sys.modules:
+        return sys.modules[name]
+    module = sys.modules[name] = ModuleType(name)
+    try:
+        for text in source:
+            exec(compile(text, "<program>", "exec", dont_inherit=True), vars(module))  # noqa: S102
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
 
 
 class _Unfit(Exception):
@@ -125,6 +150,7 @@ def _frames(traceback: TracebackType | None, package: str) -> list[str]:
         frame = traceback.tb_frame
         module = str(frame.f_globals.get("__name__", "?"))
         if module.split(".")[0] == package:
+            module = module.partition("#")[0]  # of a program's source, without its digest
             frames.append(_text(f"{module}:{traceback.tb_lineno} in {frame.f_code.co_name}")[:200])
         traceback = traceback.tb_next
     return frames[-MAX_FRAMES:]

@@ -39,10 +39,11 @@ async def run_jailed(
     live: Live,
 ) -> Outcome:
     """Call one function in the jail, telling `live` how far it is."""
-    call = {
+    call: JsonObject = {
         "module": address.module,
         "name": address.name,
         "import_path": address.import_path,
+        "source": list(address.source),
         "arguments": arguments,
     }
     ending = await lease.run("function", call, limits, live.sinks())
@@ -131,7 +132,7 @@ def without_paths(text: str, address: FunctionAddress) -> str:
     """The text without the directories of this host that a message can quote by accident."""
     engine = Path(__file__).parents[2]
     known = {address.import_path, sys.prefix, sys.base_prefix, str(engine), str(Path.home())}
-    for path in sorted(known - {"/"}, key=len, reverse=True):
+    for path in sorted(known - {"/", ""}, key=len, reverse=True):
         text = text.replace(path + "/", "").replace(path, "")
     return text
 

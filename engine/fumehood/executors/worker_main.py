@@ -87,6 +87,7 @@ def _answer(message: dict[str, Any], send: Callable[[dict[str, Any]], None]) -> 
             message["module"],
             message["name"],
             message["arguments"],
+            source=message.get("source", ()),
             max_depth=MAX_RESULT_DEPTH,
             report=report,
         )

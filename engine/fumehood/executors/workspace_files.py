@@ -16,6 +16,7 @@ from typing import Any
 
 from fumehood.executors.code_arguments import SentFile
 from fumehood.model.json_types import JsonObject
+from fumehood.model.returned_file import FILE_CONTENT, PNG
 from fumehood.model.workspace import FileKind
 from fumehood.model.workspace_path import path_fault
 from fumehood.observe.clock import timestamp
@@ -30,7 +31,6 @@ MAX_INLINE_TOTAL_BYTES = 4_000_000
 
 UNKNOWN_TYPE = "application/octet-stream"
 
-PNG = "image/png"
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 """*Source*: PNG specification, 5.2."""
 
@@ -165,7 +165,7 @@ class WorkspaceFiles:
             "size": coming.received,
         }
         if coming.draft is None:
-            return {**entry, "content_base64": base64.b64encode(coming.start).decode("ascii")}
+            return {**entry, FILE_CONTENT: base64.b64encode(coming.start).decode("ascii")}
         try:
             blob = await self._blobs.keep(coming.draft, coming.path, content_type)
         except NotKept as reason:

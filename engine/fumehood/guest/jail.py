@@ -58,7 +58,7 @@ def preload(config: dict[str, Any]) -> Callable[[int, int, int], None]:
 
 
 class _FunctionProgram:
-    """The program `function`: `{module, name, import_path, arguments}` → the function's reply."""
+    """The program `function`: `{module, name, import_path, source, arguments}` → its reply."""
 
     def __init__(self, libraries: list[str], answer: Callable[..., dict[str, Any]]) -> None:
         self._libraries = libraries
@@ -69,14 +69,16 @@ class _FunctionProgram:
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
         """Take away what is not this function's, then import and call it."""
         wanted = request["arguments"]
-        landlock.restrict_to([*self._libraries, wanted["import_path"]])
+        # None where the function itself is sent as source: it reads the libraries alone.
+        own = [wanted["import_path"]] if wanted["import_path"] else []
+        landlock.restrict_to([*self._libraries, *own])
         seccomp.install(self._second_filter)
-        if wanted["import_path"] not in sys.path:
-            sys.path.insert(0, wanted["import_path"])
+        sys.path[:0] = [path for path in own if path not in sys.path]
         return self._answer(
             wanted["module"],
             wanted["name"],
             wanted["arguments"],
+            source=wanted.get("source", ()),
             max_depth=MAX_RESULT_DEPTH,
             report=self._report,
         )

@@ -87,11 +87,16 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class FunctionAddress:
-    """Where another process finds a function: `module:name` beneath an import path."""
+    """Where another process finds a function: `module:name` beneath an import path.
+
+    A function of the started program is sent as `source` instead: texts that are run in this order
+    and make `name`. Its `import_path` is empty.
+    """
 
     module: str
     name: str
     import_path: str
+    source: tuple[str, ...] = ()
 
 
 HostFunction = Callable[[JsonObject], Coroutine[Any, Any, Any]]

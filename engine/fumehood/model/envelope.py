@@ -6,7 +6,7 @@ configuration both allow it. A figure that was not measured for this call is nul
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -16,8 +16,9 @@ from pydantic import (
     model_serializer,
 )
 
-from fumehood.model.errors import EndedBy
+from fumehood.model.errors import EndedBy, EnvelopeError
 from fumehood.model.json_types import JsonObject
+from fumehood.model.returned_file import ReturnedFile, returned_files
 
 
 class _Value(BaseModel):
@@ -120,3 +121,31 @@ class Envelope(_Value):
     error: ErrorInfo | None
     metadata: Metadata
     debug_info: JsonObject | None = Field(default=None, exclude_if=lambda value: value is None)
+
+    def raise_for_error(self) -> Self:
+        """Return this envelope where the call succeeded.
+
+        Raises:
+            CallFailed: it did not.
+        """
+        if self.error is not None:
+            raise CallFailed(self)
+        return self
+
+    @property
+    def images(self) -> tuple[ReturnedFile, ...]:
+        """The figures that a program drew, also where it failed. A notebook shows each one."""
+        return returned_files(self._result.get("images"))
+
+    @property
+    def files(self) -> tuple[ReturnedFile, ...]:
+        """The files that a program wrote, also where it failed."""
+        return returned_files(self._result.get("files"))
+
+    @property
+    def _result(self) -> JsonObject:
+        return self.data if self.error is None else self.error.details or {}
+
+
+class CallFailed(EnvelopeError):
+    """A call did not succeed. Raised by `Envelope.raise_for_error` alone."""

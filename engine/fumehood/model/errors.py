@@ -19,9 +19,12 @@ import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from types import MappingProxyType
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from fumehood.model.json_types import JsonObject
+
+if TYPE_CHECKING:
+    from fumehood.model.envelope import Envelope
 
 
 class Fault(StrEnum):
@@ -34,7 +37,14 @@ class Fault(StrEnum):
     UPSTREAM = "upstream"
 
 
-class EngineError(Exception):
+class FumehoodError(Exception):
+    """Root of every exception that the public API raises.
+
+    Only arguments that no call could have are a `TypeError` or a `ValueError` instead.
+    """
+
+
+class EngineError(FumehoodError):
     """Root of all refusals and failures that an envelope can carry.
 
     `message` is fit for a model: no stack, path or secret, and it says what to do next.
@@ -388,3 +398,19 @@ ENDING_ERRORS: Mapping[EndedBy, type[EngineError] | None] = MappingProxyType(
     }
 )
 """The table of endings: each to the error that the caller sees, `ok` to none."""
+
+
+class EnvelopeError(FumehoodError):
+    """Root of the exceptions that carry an envelope with an error."""
+
+    def __init__(self, envelope: Envelope) -> None:
+        error = envelope.error
+        super().__init__(error.message if error is not None else "refused")
+        self.envelope = envelope
+        self.code = error.code if error is not None else InternalError.code
+        self.message = str(self)
+        self.retryable = error.retryable if error is not None else False
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Envelope]]:
+        """Let another process get it whole: it is not made from its message."""
+        return type(self), (self.envelope,)

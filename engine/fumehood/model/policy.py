@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from fumehood.model.decision import Verdict
+from fumehood.model.errors import FumehoodError
 from fumehood.model.hosts import host_pattern_fault
 from fumehood.model.workspace_path import absolute_path
 
@@ -276,7 +277,7 @@ class PolicyFault(_Value):
     message: str
 
 
-class PolicyError(Exception):
+class PolicyError(FumehoodError):
     """A policy that cannot be used, with every fault. The message is for its operator."""
 
     def __init__(self, file: str, faults: tuple[PolicyFault, ...]) -> None:

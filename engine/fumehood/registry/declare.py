@@ -12,7 +12,7 @@ import re
 import typing
 from collections.abc import Callable, Mapping
 from decimal import Decimal
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
@@ -22,6 +22,9 @@ from fumehood.model.errors import ArgumentsRefused
 from fumehood.model.json_types import JsonObject
 from fumehood.model.tool import ToolDefinition
 from fumehood.registry.definitions import InvalidDefinition, parse_definition
+
+if TYPE_CHECKING:
+    from fumehood.model.keywords import ToolKeywords
 
 _GOOGLE_ARGUMENT = re.compile(r"^\s{2,}(\*{0,2}\w+)(?:\s*\([^)]*\))?:\s*(.+)$")
 _SPHINX_ARGUMENT = re.compile(r"^\s*:param\s+(?:\w+\s+)?(\w+):\s*(.+)$")
@@ -83,10 +86,10 @@ class FunctionTool:
 def tool(function: Callable[..., Any], /) -> FunctionTool: ...
 @overload
 def tool(
-    **fields: Any,
+    **fields: Unpack[ToolKeywords],
 ) -> Callable[[Callable[..., Any]], FunctionTool]: ...
 def tool(
-    function: Callable[..., Any] | None = None, /, **fields: Any
+    function: Callable[..., Any] | None = None, /, **fields: Unpack[ToolKeywords]
 ) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
     """Declare a tool: `@tool` or `@tool(dangerous=True, cost_per_use="0.01", …)`.
 
@@ -97,8 +100,8 @@ def tool(
         InvalidDefinition: at declaration, with every fault.
     """
     if function is None:
-        return lambda decorated: _declare(decorated, fields)
-    return _declare(function, fields)
+        return lambda decorated: _declare(decorated, dict(fields))
+    return _declare(function, dict(fields))
 
 
 def _declare(function: Callable[..., Any], fields: Mapping[str, Any]) -> FunctionTool:

@@ -3,12 +3,14 @@
 Host side, for entry points and the embedding program alike. An asynchronous function with
 `sandboxed=False` is awaited in this process. Everything else runs in another one, which
 imports it: a sandboxed function in the jail, a synchronous one in a worker that can be
-killed. Invariant: nothing is ever sent there as code or pickled; what cannot be named as
-`module:name` is refused at registration, with the cure.
+killed. A function of the started program (`__main__`) is sent there as source. Invariant:
+nothing is ever pickled; what can be neither named as `module:name` nor sent is refused at
+registration, with the cure.
 """
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +20,8 @@ from fumehood.model.call import FunctionAddress
 from fumehood.registry.declare import FunctionTool
 from fumehood.registry.definitions import InvalidDefinition
 from fumehood.registry.index import RegisteredTool, Source, ToolIndex
+from fumehood.registry.program_source import NotShippable, source_of
+from fumehood.sandbox.process.jail import library_directories
 
 TOO_WIDE = frozenset(
     map(Path, ("/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/media", "/mnt", "/opt",
@@ -50,7 +54,7 @@ def register_function(
         )
     try:
         address = address_of(tool)
-        if definition.sandboxed:
+        if definition.sandboxed and not address.source:
             _check_import_path(Path(address.import_path), private)
     except _NotFound as fault:
         raise InvalidDefinition(definition.name, [_cure(tool, str(fault))]) from None
@@ -70,15 +74,26 @@ def address_of(tool: FunctionTool) -> FunctionAddress:
     function = tool.function
     module_name = str(getattr(function, "__module__", None))
     qualified = str(getattr(function, "__qualname__", ""))
-    if module_name in ("__main__", "__mp_main__"):
-        raise _NotFound("it stands in the program that was started, which cannot be imported")
     if "<locals>" in qualified:
         raise _NotFound("it was made inside another function")
     module = sys.modules.get(module_name)
     if module is None:
         raise _NotFound(f"its module {module_name[:80]!r} is not loaded")
     name = _name_in(module, tool)
+    if module_name in ("__main__", "__mp_main__"):
+        return _sent(tool, name)
     return FunctionAddress(module_name, name, str(_import_path(module)))
+
+
+def _sent(tool: FunctionTool, name: str) -> FunctionAddress:
+    """The function as source. Another text is another module, however long a worker lives."""
+    libraries = library_directories() if tool.definition.sandboxed else None
+    try:
+        source = source_of(tool.function, name, libraries)
+    except NotShippable as reason:
+        raise _NotFound(f"it stands in the program that was started, and {reason}") from None
+    digest = hashlib.sha256("\0".join(source).encode()).hexdigest()
+    return FunctionAddress(f"__main__#{digest}", name, "", source)
 
 
 def _name_in(module: ModuleType, tool: FunctionTool) -> str:
@@ -121,12 +136,12 @@ def _check_import_path(path: Path, private: Sequence[Path]) -> None:
 def _cure(tool: FunctionTool, fault: str) -> str:
     if tool.definition.sandboxed:
         return (
-            f"sandboxed: the jail imports the function as module:name, and cannot: {fault}. "
+            f"sandboxed: the function cannot be run in the jail: {fault}. "
             "Define it at the top level of an importable module; trusted code of your own "
             "program can say sandboxed=False instead"
         )
     return (
         "executor: a synchronous function runs in a worker process, so that it can be stopped; "
-        f"that imports it as module:name, and cannot: {fault}. Define it at the top level of an "
+        f"that cannot find it: {fault}. Define it at the top level of an "
         "importable module, or make it async"
     )

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fumehood.model.errors import InternalError
+from fumehood.model.errors import FumehoodError, InternalError
 
 
-class StoreError(Exception):
+class StoreError(FumehoodError):
     """The state cannot be read or written. The message says what to do."""
 
 

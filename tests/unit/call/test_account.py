@@ -15,6 +15,7 @@ from fumehood.model.envelope import UsageReport
 from fumehood.model.errors import EndedBy
 from fumehood.model.limits import Limits
 from fumehood.model.usage import EstimatingCounter, Prices, TextKind
+from fumehood.wire import strict_json
 from support.definitions import function_definition
 
 PRICES = Prices(cpu_second=Decimal("0.10"), gb_second=Decimal("0.02"), currency="EUR")
@@ -27,6 +28,7 @@ def _outcome(**fields: Any) -> Outcome:
 def _account(**fields: Any) -> UsageReport:
     values: dict[str, Any] = {
         "arguments_json": "",
+        "data": {},
         "data_json": "",
         "tool": function_definition(cost_per_use="0.01"),
         "outcome": _outcome(),
@@ -87,3 +89,34 @@ def test_another_counter_can_be_plugged_in() -> None:
 
     report = _account(counter=Words())
     assert (report.input_tokens, report.output_tokens, report.estimated) == (42, 42, False)
+
+
+FILE = {"filename": "plot.png", "content_type": "image/png", "size": 30_000}
+CONTENT = "QUJD" * 10_000
+
+
+def _tokens_of(data: dict[str, Any]) -> int:
+    return _account(data=data, data_json=strict_json.dumps(data).decode()).output_tokens
+
+
+@pytest.mark.row("E2", "E7")
+@pytest.mark.parametrize("key", ["images", "files"])
+def test_content_of_figures_and_files_counts_as_no_tokens(key: str) -> None:
+    with_content = {"stdout": "hello", key: [{**FILE, "content_base64": CONTENT}, FILE]}
+    without = {"stdout": "hello", key: [{**FILE, "content_base64": ""}, FILE]}
+    assert _tokens_of(with_content) == _tokens_of(without)
+
+
+@pytest.mark.row("E2", "E7")
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"text": CONTENT},
+        {"files": [{**FILE, "content_base64": "These are words, and a model reads them. " * 1000}]},
+        {"files": [{"content_base64": CONTENT}]},
+        {"files": {**FILE, "content_base64": CONTENT}},
+    ],
+    ids=["text", "no-base64", "no-file", "no-list"],
+)
+def test_what_only_looks_like_the_content_of_a_file_is_counted(data: dict[str, Any]) -> None:
+    assert _tokens_of(data) > 10_000

@@ -16,6 +16,7 @@ import pytest
 from pydantic import Field
 
 from fumehood import Envelope, InvalidDefinition, ToolDefinition, ToolError, ToolResult, tool
+from fumehood.call.incoming import parse_call_body
 from fumehood.model.call import CallBody
 from fumehood.model.errors import ENDING_ERRORS, EndedBy, InvalidParams
 from fumehood.model.identity import Principal, Scope, TrustDomain
@@ -627,7 +628,6 @@ async def test_arguments_that_are_no_strict_json_are_invalid(home: Path, argumen
 @pytest.mark.parametrize(
     ("options", "field"),
     [
-        ({"colour": "red"}, "options.colour"),
         ({"timeout_seconds": "5"}, "options.timeout_seconds"),
         ({"debug": 1}, "options.debug"),
     ],
@@ -638,6 +638,13 @@ async def test_wrong_options_are_named(home: Path, options: dict[str, Any], fiel
     assert _code(envelope) == "INVALID_PARAMS"
     assert envelope.error is not None
     assert envelope.error.fields == (field,)
+
+
+@pytest.mark.row("P11")
+def test_option_that_there_is_not_is_named() -> None:
+    with pytest.raises(InvalidParams) as refused:
+        parse_call_body({"arguments": {}, "options": {"colour": "red"}})
+    assert refused.value.fields == ("options.colour",)
 
 
 async def test_function_cannot_change_the_callers_arguments(home: Path) -> None:

@@ -282,3 +282,20 @@ def test_category_that_would_be_two_is_refused() -> None:
         callers.agent_tools("a", categories=["x,y"])
     with pytest.raises(ValueError, match="A list of names"):
         callers.agent_tools("a", categories="xy")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: callers.call("t", None, {"timeout": 1}),
+        lambda: callers.stream("t", None, {"timeout": 1}),
+        lambda: callers.tools_page(timeout=1),
+        lambda: next(callers.all_tools(timeout=1)),
+        lambda: callers.calls(timeout=1),
+        lambda: callers.usage(None, {"timeout": 1}),
+        lambda: approvals.list_approvals(timeout=1),
+    ],
+)
+def test_unknown_keyword_is_refused_before_anything_is_sent(make: Any) -> None:
+    with pytest.raises(TypeError, match="no keyword argument 'timeout'"):
+        make()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from fumehood import FumehoodError
 from fumehood.model.envelope import (
+    CallFailed,
     Envelope,
     ErrorInfo,
     LimitsApplied,
@@ -172,3 +175,75 @@ def test_figures_that_were_not_measured_are_null() -> None:
     }
     performance = Performance(total_ms=1.0).model_dump()
     assert {key for key, value in performance.items() if value is not None} == {"total_ms"}
+
+
+def test_success_comes_back_from_raise_for_error() -> None:
+    envelope = _success()
+    assert envelope.raise_for_error() is envelope
+
+
+def test_failure_is_raised_with_its_envelope() -> None:
+    envelope = _error()
+    with pytest.raises(CallFailed, match="expression is required") as raised:
+        envelope.raise_for_error()
+    failed = raised.value
+    assert isinstance(failed, FumehoodError)
+    assert failed.envelope is envelope
+    assert (failed.code, failed.retryable) == ("INVALID_PARAMS", False)
+    assert failed.message == str(failed)
+    assert pickle.loads(pickle.dumps(failed)).envelope == envelope
+
+
+INLINE = {"filename": "a.png", "content_type": "image/png", "size": 3, "content_base64": "UE5H"}
+FAR = {"filename": "b.png", "content_type": "image/png", "size": 2_000_000, "url": "/v1/blobs/b"}
+LOST = {"filename": "c.bin", "content_type": "application/x", "size": 5, "not_kept": "no room"}
+
+
+@pytest.mark.row("E7")
+def test_figures_are_objects_that_a_notebook_shows() -> None:
+    inline, far = _success(data={"images": [INLINE, FAR]}).images
+    assert (inline.filename, inline.content_type, inline.size) == ("a.png", "image/png", 3)
+    assert inline.data == inline._repr_png_() == b"PNG"
+    assert far.data is far._repr_png_() is None
+    assert far.url == "/v1/blobs/b"
+    assert "PNG" not in repr(inline)
+
+
+@pytest.mark.row("E7")
+def test_figures_of_a_program_that_failed_are_there_too() -> None:
+    envelope = _error()
+    assert envelope.images == ()
+    assert envelope.error is not None
+    error = envelope.error.model_copy(update={"details": {"images": [INLINE]}})
+    assert envelope.model_copy(update={"error": error}).images[0].data == b"PNG"
+
+
+@pytest.mark.row("E7")
+def test_files_are_objects_too_and_no_pictures() -> None:
+    text = {**INLINE, "filename": "a.txt", "content_type": "text/plain"}
+    first, lost = _success(data={"files": [text, LOST]}).files
+    assert (first.data, first._repr_png_()) == (b"PNG", None)
+    assert (lost.data, lost.url) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {"images": None},
+        {"images": "a.png"},
+        {"images": {"filename": "a.png"}},
+        {"images": [1, None, {"filename": 1, "content_type": "image/png"}, {"filename": "a"}]},
+    ],
+)
+def test_what_is_no_figure_is_left_out(data: dict[str, Any]) -> None:
+    assert _success(data=data).images == ()
+
+
+def test_figure_whose_content_is_no_base64_has_no_data() -> None:
+    (image,) = _success(data={"images": [{**INLINE, "content_base64": "<no base64>"}]}).images
+    assert image.data is None
+
+
+def test_objects_add_no_key_to_the_envelope() -> None:
+    assert list(_success(data={"images": [INLINE]}).model_dump()) == FIVE_KEYS

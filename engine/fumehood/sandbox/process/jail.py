@@ -45,7 +45,8 @@ LIBRARY_DIRECTORIES = ("site-packages", "dist-packages")
 
 class JailWall:
     """Places for sandboxed functions. An asynchronous context manager: entering it starts the
-    guest. `tool_paths` are the import paths of all functions that will ever be asked for.
+    guest. `tool_paths` are the import paths of all functions that will ever be asked for; that of
+    a function which is sent as source is empty.
     """
 
     required = PROCESS_WALL_LIMITS
@@ -145,7 +146,7 @@ class _Lease:
 
 def jail_command(tool_paths: Iterable[str]) -> list[str]:
     """How to start the jail's guest: what it may import, and what its children may see."""
-    packages = _package_directories()
+    packages = library_directories()
     libraries = [
         *SYSTEM_LIBRARIES,
         sysconfig.get_path("stdlib"),
@@ -158,13 +159,13 @@ def jail_command(tool_paths: Iterable[str]) -> list[str]:
             "wall": "jail",
             "import_paths": packages,
             "libraries": list(dict.fromkeys(libraries)),
-            "tool_paths": sorted(set(tool_paths)),
+            "tool_paths": sorted(filter(None, set(tool_paths))),
             "spares": SPARES,
         }
     )
 
 
-def _package_directories() -> list[str]:
+def library_directories() -> list[str]:
     """Where installed packages lie, in the order in which this process looks for them."""
     found = importlib.util.find_spec("pydantic")
     if found is None or found.origin is None:

@@ -1,0 +1,73 @@
+"""A file that came back in an answer: its name, its type, and its bytes where they are inline.
+
+Values only. Files under 1 MB stand in the answer itself, larger ones behind its `url`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass, field
+from typing import Any
+
+PNG = "image/png"
+FILE_CONTENT = "content_base64"
+"""The key of an inline file's bytes, beside its `filename`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnedFile:
+    """One file. `data` is None where it is too large to be inline: fetch it by its `url`."""
+
+    filename: str
+    content_type: str
+    size: int
+    data: bytes | None = field(repr=False)
+    url: str | None = None
+    """The argument of a client's `blob` and `save_blob`, and of an engine's `blob`."""
+
+    def _repr_png_(self) -> bytes | None:
+        """The picture, for a notebook; None where there is none inline."""
+        return self.data if self.content_type == PNG else None
+
+
+def returned_files(listed: Any) -> tuple[ReturnedFile, ...]:
+    """The files of a list in `data`. Items of another form are left out."""
+    items = listed if isinstance(listed, list | tuple) else ()
+    return tuple(_file_of(item) for item in items if _is_file(item))
+
+
+def without_contents(listed: Any) -> Any:
+    """A list in `data` with the content of every inline file left out."""
+    if not isinstance(listed, list | tuple):
+        return listed
+    return [
+        {**item, FILE_CONTENT: ""}
+        if _is_file(item) and _decoded(item.get(FILE_CONTENT)) is not None
+        else item
+        for item in listed
+    ]
+
+
+def _is_file(item: Any) -> bool:
+    return isinstance(item, dict) and all(
+        isinstance(item.get(key), str) for key in ("filename", "content_type")
+    )
+
+
+def _file_of(item: dict[str, Any]) -> ReturnedFile:
+    data, url, size = _decoded(item.get(FILE_CONTENT)), item.get("url"), item.get("size")
+    return ReturnedFile(
+        filename=item["filename"],
+        content_type=item["content_type"],
+        size=size if isinstance(size, int) else len(data or b""),
+        data=data,
+        url=url if isinstance(url, str) else None,
+    )
+
+
+def _decoded(content: Any) -> bytes | None:
+    try:
+        return base64.b64decode(content, validate=True) if isinstance(content, str) else None
+    except (binascii.Error, ValueError):
+        return None
