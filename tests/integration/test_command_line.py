@@ -175,7 +175,7 @@ def test_doctor_beside_an_engine_that_has_nobody_to_ask_warns_and_names_the_way_
     answer = run(shared_daemon, "doctor")
     findings = {finding["check"]: finding for finding in json.loads(answer.stdout)}
     assert (findings["approvers"]["verdict"], answer.returncode) == ("warning", 0)
-    assert "new FUMEHOOD_HOME" in findings["approvers"]["cure"]
+    assert "approvers init" in findings["approvers"]["cure"]
 
 
 @pytest.mark.row("D7")
