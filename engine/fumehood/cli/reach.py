@@ -58,8 +58,11 @@ def controlling(
     `scope` names to them what the operation needs; the engine itself looks.
     """
     from fumehood.client import ControlClient
+    from fumehood.client.transport import require_listener
 
     path = socket.absolute() if socket is not None else read_control_path(read_config())
+    with _ending_the_command(as_json=as_json):
+        require_listener(path)  # before anybody types a credential in vain
     credential = read_credential(from_stdin=credential_stdin, scope=scope)
     with _ending_the_command(as_json=as_json), ControlClient(path, credential=credential) as client:
         yield client

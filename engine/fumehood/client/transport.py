@@ -8,6 +8,7 @@ GET, which changes nothing; never a third time.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,6 +81,16 @@ class Place:
     def timeout(self, ask: Ask[Any]) -> httpx2.Timeout:
         """How long to wait for the connection, and for the answer."""
         return httpx2.Timeout(ask.work_s + self.grace_s, connect=self.connect_timeout_s)
+
+
+def require_listener(path: Path) -> None:
+    """Raise DaemonUnavailable where nothing listens on the socket. Nothing is sent."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(CONNECT_TIMEOUT_S)
+        try:
+            connection.connect(str(path))
+        except OSError as error:
+            raise _not_reached(path, error) from None
 
 
 class Progress:
@@ -398,12 +409,7 @@ def _unavailable(
     ask: Ask[Any], place: Place, error: httpx2.HTTPError, progress: Progress
 ) -> DaemonUnavailable:
     if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
-        if _is_forbidden(error):
-            return DaemonUnavailable(
-                f"You may not open {place.path}. Where the engine is a service, your user must be "
-                "in the socket's group, and log in anew after joining it."
-            )
-        return DaemonUnavailable(f"No engine answers on {place.path}. {_how_to_start(place.path)}")
+        return _not_reached(place.path, error)
     was_sent = not (isinstance(error, NEVER_SENT) or progress.did_head_fail)
     may_have_acted = was_sent and ask.method not in CHANGES_NOTHING
     words = "Whether the engine acted on it is not known. " if may_have_acted else ""
@@ -412,6 +418,15 @@ def _unavailable(
         "See the engine's log; it may have been stopped, or it is no fumehood engine.",
         may_have_acted=may_have_acted,
     )
+
+
+def _not_reached(path: Path, error: BaseException) -> DaemonUnavailable:
+    if _is_forbidden(error):
+        return DaemonUnavailable(
+            f"You may not open {path}. Where the engine is a service, your user must be "
+            "in the socket's group, and log in anew after joining it."
+        )
+    return DaemonUnavailable(f"No engine answers on {path}. {_how_to_start(path)}")
 
 
 def _how_to_start(path: Path) -> str:
