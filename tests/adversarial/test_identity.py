@@ -348,21 +348,42 @@ def test_no_first_approver_is_made_while_an_engine_runs(served: Served) -> None:
 
 
 @pytest.mark.row("D4")
-def test_no_first_approver_is_made_after_the_first_serve(start_daemon: Any, home: Path) -> None:
-    assert start_daemon().stop() == 0
+@pytest.mark.parametrize("end", ["stopped", "killed"])
+def test_ending_the_engine_makes_nobody_a_second_first_approver(
+    start_daemon: Any, home: Path, end: str
+) -> None:
+    """Nor does it help that the first one was removed meanwhile."""
+    credential = _init(home, "owner").stdout.decode().strip()
+    daemon = start_daemon()
+    authority = Authority(home, credential)
+    heir = authority.do("POST", "/v1/approvers", {"name": "heir", "scopes": ["approve", "admin"]})
+    removed = authority.ask("DELETE", "/v1/approvers/owner", credential=heir["secret"])
+    assert removed.code is None
+    if end == "killed":
+        daemon.process.kill()
+        daemon.process.wait(timeout=30)
+    else:
+        assert daemon.stop() == 0
     refused = _init(home, "intruder")
     assert (refused.returncode, refused.stdout) == (1, b"")
-    assert b"served from this state directory" in refused.stderr
+    assert b"had its first approver already" in refused.stderr
 
 
 @pytest.mark.row("D4")
-def test_no_first_approver_is_made_after_a_serve_that_was_killed(
+def test_who_gets_in_before_the_owner_is_noticed_by_the_owner(
     start_daemon: Any, home: Path
 ) -> None:
-    daemon = start_daemon()
-    daemon.process.kill()
-    daemon.process.wait(timeout=30)
-    assert _init(home, "intruder").returncode == 1
+    """What the security model says of a program of the same user, and control of the test above."""
+    assert start_daemon().stop() == 0
+    assert _init(home, "intruder").returncode == 0
+    assert start_daemon().stop() == 0
+    assert _init(home, "owner").returncode == 1
+    exported = subprocess.run(
+        [str(FUMEHOOD), "audit", "export"],
+        env={**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home)}, capture_output=True, timeout=60,
+    )  # fmt: skip
+    (row,) = [line for line in exported.stdout.splitlines() if b"change.approver.init" in line]
+    assert b"intruder" in row
 
 
 @pytest.mark.row("D4")
@@ -372,7 +393,7 @@ def test_there_is_one_first_approver_and_control_a_new_directory_gets_one(home: 
     assert re.fullmatch(rb"fha_[0-9a-f]{16}_[A-Za-z0-9_-]{43}\n", first.stdout)
     second = _init(home, "intruder")
     assert (second.returncode, second.stdout) == (1, b"")
-    assert b"an approver already" in second.stderr
+    assert b"had its first approver already" in second.stderr
 
 
 @pytest.mark.parametrize("name", ["a b", "a\nb", "", "-x", "x" * 65])

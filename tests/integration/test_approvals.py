@@ -6,12 +6,11 @@ import gc
 import http.server
 import json
 import os
-import pty
 import sqlite3
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from support.authority import ask
 from support.clients import KINDS, client_of
 from support.http import Answer
 from support.scripted_daemon import running_scripted_daemon
+from support.terminal import Person
 from support.wait import wait_until
 
 pytestmark = [
@@ -248,44 +248,9 @@ def call(daemon: Daemon, text: str, *more: str) -> tuple[str, str]:
     return envelope["metadata"]["call_id"], approval_id
 
 
-class Person:
-    """Somebody at a terminal of 80 columns, who types when asked."""
-
-    def __init__(self, daemon: Daemon, *arguments: str) -> None:
-        self._ours, theirs = pty.openpty()
-        self._process = subprocess.Popen(
-            [str(FUMEHOOD), *arguments], start_new_session=True,
-            env={**daemon.environment, "TERM": "dumb", "COLUMNS": "80"},
-            stdin=theirs, stdout=theirs, stderr=theirs,
-        )  # fmt: skip
-        os.close(theirs)
-        self.seen = ""
-
-    def reads(self, what: str) -> str:
-        """What is shown up to this."""
-        while what not in self.seen:
-            try:
-                chunk = os.read(self._ours, 65536)
-            except OSError:  # EIO: the other side has closed
-                chunk = b""
-            assert chunk, self.seen
-            self.seen += chunk.decode()
-        return self.seen
-
-    def types(self, line: str) -> None:
-        os.write(self._ours, f"{line}\n".encode())
-
-    def leaves(self) -> int:
-        with suppress(OSError):
-            while chunk := os.read(self._ours, 65536):
-                self.seen += chunk.decode()
-        os.close(self._ours)
-        return self._process.wait(timeout=60)
-
-
 def at_the_terminal(daemon: Daemon, *arguments: str) -> Person:
     """Somebody who has typed the credential, where no echo shows it."""
-    person = Person(daemon, *arguments)
+    person = Person(daemon.environment, *arguments)
     person.reads("Credential: ")
     person.types(daemon.credential)
     return person
@@ -442,7 +407,7 @@ def test_person_sees_every_character_and_decides_nothing_with_another_word(daemo
 def test_reason_of_a_denial_is_not_obeyed_by_the_caller_s_terminal(daemon: Daemon) -> None:
     call_id, approval_id = call(daemon, "nasty-reason")
     administer(daemon, "approvals", "deny", approval_id, "--reason", "no\x1b[2J\u202eX")
-    person = Person(daemon, "calls", "answer", call_id)
+    person = Person(daemon.environment, "calls", "answer", call_id)
     assert person.leaves() == 1
     assert "no\\u{001b}[2J\\u{202e}X" in person.seen
     assert "\x1b[2J" not in person.seen
@@ -475,8 +440,7 @@ def test_watch_shows_what_comes_and_what_becomes_of_it(daemon: Daemon) -> None:
     administer(daemon, "approvals", "deny", approval_id)
     person.reads(f"{approval_id}  denied")
     os.write(person._ours, b"\x03")
-    person._process.send_signal(2)
-    assert person.leaves() == 0
+    assert person.interrupts() == 0
 
 
 # Restarts, and the webhook.
@@ -516,7 +480,7 @@ def test_call_that_a_crash_interrupted_is_resolved_by_a_human_and_not_run_again(
         assert found["id"] == approval_id
         answer = run(after, "calls", "answer", call_id)
         assert json.loads(answer.stdout)["error"]["code"] == "OUTCOME_UNKNOWN"
-        caller = Person(after, "calls", "answer", call_id)
+        caller = Person(after.environment, "calls", "answer", call_id)
         assert caller.leaves() == 1
         assert "whether it acted is not known" in " ".join(caller.seen.split())
         assert "nothing ran" not in " ".join(caller.seen.split())
@@ -528,7 +492,7 @@ def test_call_that_a_crash_interrupted_is_resolved_by_a_human_and_not_run_again(
             after, "approvals", "resolve", approval_id, "--outcome", "done", "--note", "looked"
         )
         assert resolved["state"] == "done"
-        caller = Person(after, "calls", "answer", call_id)
+        caller = Person(after.environment, "calls", "answer", call_id)
         assert caller.leaves() == 0
         assert "a human found that it took effect" in " ".join(caller.seen.split())
         assert administer(after, "approvals", "list", "--state", "interrupted") == []

@@ -175,7 +175,7 @@ def test_doctor_beside_an_engine_that_has_nobody_to_ask_warns_and_names_the_way_
     answer = run(shared_daemon, "doctor")
     findings = {finding["check"]: finding for finding in json.loads(answer.stdout)}
     assert (findings["approvers"]["verdict"], answer.returncode) == ("warning", 0)
-    assert "new FUMEHOOD_HOME" in findings["approvers"]["cure"]
+    assert "approvers init" in findings["approvers"]["cure"]
 
 
 @pytest.mark.row("D7")
@@ -189,6 +189,32 @@ def test_doctor_names_the_cure_for_what_is_missing(shared_daemon: Daemon, tmp_pa
     assert findings["state directory"]["verdict"] == "missing"
     assert "chmod 700" in findings["state directory"]["cure"]
     assert findings["daemon"]["verdict"] == "warning"
+
+
+@pytest.mark.row("D7")
+def test_doctor_shows_each_finding_with_its_reason_on_one_line(
+    shared_daemon: Daemon, tmp_path: Path
+) -> None:
+    """`fumehood doctor | grep approvers` is what people type."""
+    file = tmp_path / "config.toml"
+    file.write_text("drain_seconds = 5\n")
+    answer = run(shared_daemon, "doctor", FUMEHOOD_CONFIG=str(file))
+    found = [line for line in answer.stdout.decode().splitlines() if '"approvers"' in line]
+    assert len(found) == 1
+    assert "nobody to ask" in found[0]
+    assert "approvers init" in found[0]
+    findings = {finding["check"]: finding for finding in json.loads(answer.stdout)}
+    assert findings["configuration"]["found"] == f"read from {file}"
+
+
+@pytest.mark.row("D7")
+def test_doctor_names_the_configuration_file_that_would_be_read(
+    shared_daemon: Daemon, tmp_path: Path
+) -> None:
+    answer = run(shared_daemon, "doctor", XDG_CONFIG_HOME=str(tmp_path))
+    findings = {finding["check"]: finding for finding in json.loads(answer.stdout)}
+    wanted = tmp_path / "fumehood" / "config.toml"
+    assert findings["configuration"]["found"] == f"no file; {wanted} would be read"
 
 
 @pytest.mark.row("D1")

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from conftest import CLEAN_ENVIRONMENT, FUMEHOOD, Daemon
 from fumehood.cli.main import app
+from support.terminal import Person
 
 TERMINAL_COLUMNS = 80
 
@@ -173,6 +174,22 @@ def test_without_a_credential_the_scope_that_is_needed_is_named(
     done = run(administered_daemon, *arguments)
     assert done.exit_code == 2
     assert f"This needs a credential with {scope}. " in done.stderr
+
+
+@pytest.mark.row("D1", "D4")
+@pytest.mark.parametrize("arguments", [["approvers", "list"], ["approvals", "list"]], ids=" ".join)
+def test_where_no_daemon_runs_nobody_is_asked_for_a_credential(
+    administered_daemon: Daemon, home: Path, arguments: list[str]
+) -> None:
+    environment = {**administered_daemon.environment, "FUMEHOOD_HOME": str(home)}
+    person = Person(environment, *arguments)
+    assert person.leaves() == 4
+    assert "Credential" not in person.seen
+    assert "Start one with: fumehood serve" in " ".join(person.seen.split())
+    there = Person(administered_daemon.environment, *arguments)
+    there.reads("Credential: ")
+    there.types(administered_daemon.credential)
+    assert there.leaves() == 0
 
 
 @pytest.mark.row("D4")

@@ -1,15 +1,19 @@
-"""A home without an approver: the daemon says so at its start, and a refusal names a way out."""
+"""A home without an approver: who sits at the terminal becomes it; elsewhere a way out is named."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conftest import FUMEHOOD, Daemon, StartDaemon, make_first_approver
+from conftest import CLEAN_ENVIRONMENT, FUMEHOOD, Daemon, StartDaemon, make_first_approver
+from support.terminal import Person
 
 ASKS = """\
 [[rules]]
@@ -28,10 +32,15 @@ def policy(tmp_path: Path) -> Path:
     return path
 
 
-def run(daemon: Daemon, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+def run(daemon: Daemon, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
-        [FUMEHOOD, *arguments], env=daemon.environment, capture_output=True, timeout=60
-    )
+        [FUMEHOOD, *arguments],
+        env=daemon.environment, input=stdin.encode(), capture_output=True, timeout=60,
+    )  # fmt: skip
+
+
+def environment_of(home: Path) -> dict[str, str]:
+    return {**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home)}
 
 
 def warnings_of(daemon: Daemon) -> list[dict[str, Any]]:
@@ -49,11 +58,11 @@ def test_daemon_that_has_nobody_to_ask_starts_and_says_so_once_with_the_cure(
     (warning,) = warnings_of(daemon)
     assert warning["level"] == "warning"
     assert "Dangerous calls will be refused" in warning["message"]
-    assert "new FUMEHOOD_HOME" in warning["cure"]
+    assert "`fumehood approvers init`, while no engine runs" in warning["cure"]
 
 
 @pytest.mark.row("D4", "A1", "D1")
-def test_refused_call_names_a_cure_that_leads_out(
+def test_refused_call_names_a_cure_that_leads_out_of_the_same_home(
     start_daemon: StartDaemon, policy: Path, home: Path
 ) -> None:
     daemon = start_daemon(policy_file=str(policy))
@@ -61,16 +70,104 @@ def test_refused_call_names_a_cure_that_leads_out(
     error = json.loads(refused.stdout)["error"]
     assert (error["code"], refused.returncode) == ("REQUIRES_HUMAN_APPROVAL", 1)
     assert "approval_id" not in error
-    assert "new FUMEHOOD_HOME" in error["message"]
+    assert "fumehood approvers init" in error["message"]
+    beside = run(daemon, "approvers", "init")
+    assert (beside.returncode, beside.stdout) == (4, b"")
+    assert b"Another engine uses this state directory" in beside.stderr
     assert daemon.stop() == 0
-    assert run(daemon, "approvers", "init").returncode == 1  # it has served: the invariant stays
 
-    new = home / "new"
-    new.mkdir(mode=0o700)
-    make_first_approver(new)
-    cured = start_daemon(new, policy_file=str(policy))
+    make_first_approver(home)
+    cured = start_daemon(policy_file=str(policy))
     waits = run(cured, "call", "calculator", '{"expression": "1"}')
     assert json.loads(waits.stdout)["error"]["approval_id"].startswith("apr_")
     assert waits.returncode == 3
     assert cured.stop() == 0
-    assert warnings_of(cured) == []
+    assert len(warnings_of(cured)) == 1  # the first engine's
+
+
+def served_on_a_terminal(environment: dict[str, str]) -> str:
+    """What `fumehood serve` shows there until it is ready, and what it says at its end."""
+    person = Person(environment, "serve")
+    person.reads("fumehood listens on")
+    assert person.interrupts() == 0
+    return person.seen
+
+
+@pytest.mark.row("D4")
+def test_serve_on_a_terminal_makes_the_first_approver_once(
+    start_daemon: StartDaemon, policy: Path, home: Path
+) -> None:
+    elsewhere = {**environment_of(home), "FUMEHOOD_POLICY_FILE": str(policy)}
+    first = served_on_a_terminal(elsewhere)
+    assert first.count("fha_") == 1
+    assert "approvers.none" not in first
+    assert "fha_" not in served_on_a_terminal(elsewhere)
+    (credential,) = re.findall(r"fha_\S+", first)
+
+    daemon = start_daemon(policy_file=str(policy))
+    assert warnings_of(daemon) == []
+    listed = run(daemon, "approvers", "list", "--credential-stdin", stdin=credential)
+    assert [(a["name"], a["created_by"]) for a in json.loads(listed.stdout)] == [("owner", "init")]
+    assert daemon.stop() == 0
+    verified = run(daemon, "audit", "verify")
+    assert verified.returncode == 0, verified.stdout
+    exported = run(daemon, "audit", "export")
+    assert exported.stdout.count(b"change.approver.init") == 1
+    refused = run(daemon, "approvers", "init")
+    assert (refused.returncode, refused.stdout) == (1, b"")
+
+
+@pytest.mark.row("D1")
+def test_serve_on_a_terminal_begins_with_three_lines_for_a_person(home: Path) -> None:
+    shown = served_on_a_terminal(environment_of(home))
+    what, where, then = shown.replace("\r\n", "\n").split("\n")[:3]
+    assert what.startswith("fumehood 0.")
+    assert str(home / "engine.sock") in where
+    assert str(home / "control.sock") in where
+    assert f"export FUMEHOOD_HOME={home}" in then
+    assert "fumehood call calculator" in then
+
+
+def test_serve_without_a_terminal_greets_nobody_and_makes_no_approver(
+    start_daemon: StartDaemon,
+) -> None:
+    daemon = start_daemon()
+    assert daemon.stop() == 0
+    assert "fha_" not in daemon.log
+    assert "Ctrl-C" not in daemon.log
+    assert len(warnings_of(daemon)) == 1
+
+
+@pytest.mark.row("D4")
+def test_killed_before_its_credential_is_shown_no_approver_is_left(home: Path) -> None:
+    """Its standard output is a full pipe: it is killed in the middle of showing."""
+    environment = environment_of(home)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with suppress(BlockingIOError):
+        while os.write(writer, bytes(65536)):
+            pass
+    os.set_blocking(writer, True)
+    process = subprocess.Popen(
+        [FUMEHOOD, "approvers", "init"], env=environment, stdout=writer, stderr=subprocess.PIPE
+    )
+    assert process.stderr is not None
+    assert b"shown only now" in process.stderr.readline()
+    process.kill()
+    process.communicate(timeout=60)
+    os.close(reader)
+    os.close(writer)
+    assert make_first_approver(home).startswith("fha_")
+
+
+@pytest.mark.row("D4")
+@pytest.mark.parametrize("where", ["> /dev/full", ">&-"])
+def test_credential_that_cannot_be_written_makes_no_approver(home: Path, where: str) -> None:
+    environment = environment_of(home)
+    unseen = subprocess.run(
+        f"exec {FUMEHOOD} approvers init {where}",
+        shell=True, env=environment, stderr=subprocess.PIPE, timeout=60,
+    )  # fmt: skip
+    assert unseen.returncode != 0
+    assert b"could not be written" in unseen.stderr
+    assert make_first_approver(home).startswith("fha_")

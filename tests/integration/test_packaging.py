@@ -1,28 +1,33 @@
-"""What an installed fumehood brings with it beside its modules."""
+"""What an installed fumehood brings with it, and that it works where there is no checkout."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import sysconfig
+import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from conftest import CLEAN_ENVIRONMENT
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("wheel")
+    """One built from this checkout."""
+    folder = tmp_path_factory.mktemp("wheel")
     done = subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps",
-         "--no-build-isolation", f"--wheel-dir={directory}", str(ROOT)],
+         "--no-build-isolation", f"--wheel-dir={folder}", str(ROOT)],
         capture_output=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()
-    (made,) = directory.glob("*.whl")
-    return made
+    (built,) = folder.glob("*.whl")
+    return built
 
 
 def test_wheel_has_every_file_that_images_are_made_from(wheel: Path) -> None:
@@ -106,3 +111,44 @@ def test_type_checker_refuses_options_that_are_none(tmp_path: Path) -> None:
             line.startswith(f"script.py:{number}: error:") and f'"{name}"' in line
             for line in report.splitlines()
         ), (name, report)
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel in a fresh environment, which has the libraries of this one and not its fumehood."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=False)
+    (site,) = folder.glob("lib/python3*/site-packages")
+    pip = [sys.executable, "-m", "pip", "--quiet", f"--python={folder}/bin/python", "install"]
+    done = subprocess.run(
+        [*pip, "--no-index", "--no-deps", str(wheel)], capture_output=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    for library in Path(sysconfig.get_path("purelib")).iterdir():
+        is_fumehood = "fumehood" in library.name.lower() or library.suffix == ".pth"
+        if not is_fumehood and not (site / library.name).exists():
+            (site / library.name).symlink_to(library)
+    return folder / "bin" / "fumehood"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_codes", "says"),
+    [
+        (["--version"], {0}, "fumehood "),
+        (["doctor"], {0}, '"check": "interpreter: memory", "verdict": "ok"'),
+        (["images", "list"], {0, 4}, ""),  # 4: this host has no Docker
+        (["call", "--local", "calculator", '{"expression": "6 * 7"}'], {0}, '"value": 42'),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else None,
+)
+def test_command_of_an_installed_wheel_works_away_from_the_checkout(
+    installed: Path, home: Path, arguments: list[str], exit_codes: set[int], says: str
+) -> None:
+    done = subprocess.run(
+        [str(installed), *arguments],
+        cwd=home, env={**CLEAN_ENVIRONMENT, "HOME": str(home), "FUMEHOOD_HOME": str(home)},
+        capture_output=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode in exit_codes, done.stderr.decode()
+    assert says in done.stdout.decode()
+    assert "Traceback" not in done.stderr.decode()

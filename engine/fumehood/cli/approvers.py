@@ -19,7 +19,7 @@ Name = Annotated[str, typer.Argument(help="A name for the approver.")]
 
 @approvers.command("init")
 def init(name: Name = "owner") -> None:
-    """Make the first approver, before the first `fumehood serve`. Its credential is shown once."""
+    """Make the first approver, while no engine runs. Its credential is shown once."""
     from fumehood.gates.approvers import make_first_approver
     from fumehood.model.errors import EngineError
     from fumehood.store.database import FILE_NAME, open_database
@@ -31,14 +31,17 @@ def init(name: Name = "owner") -> None:
         with hold_lock(private_directory(state) / "engine.lock", "this state directory"):
             database = open_database(state / FILE_NAME)
             try:
-                secret = make_first_approver(database, name, datetime.now(UTC))
+                make_first_approver(database, name, datetime.now(UTC), _show)
             finally:
                 database.close()
     except EngineError as refusal:
         fail(refusal.message, ExitCode.TOOL_FAILED)
     except StoreError as error:
         fail(str(error), ExitCode.UNAVAILABLE)
-    show_secret(secret, "credential")
+
+
+def _show(credential: str) -> None:
+    show_secret(credential, "credential")
 
 
 @approvers.command("add")

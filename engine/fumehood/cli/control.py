@@ -6,6 +6,7 @@ manager; it is never read from the environment, an argument or a file (DESIGN, "
 
 from __future__ import annotations
 
+import errno
 import getpass
 import sys
 from typing import Annotated
@@ -40,6 +41,13 @@ def read_credential(*, from_stdin: bool, scope: str) -> str:
 
 
 def show_secret(secret: str, what: str) -> None:
-    """A secret on stdout, once, with a word about it on stderr."""
+    """Print a secret on stdout, once, with a word about it on stderr.
+
+    Raises:
+        OSError: it could not be written.
+    """
+    if sys.stdout is None:
+        raise OSError(errno.EBADF, "standard output is closed")
     print(f"This {what} is shown only now. Keep it where no caller can read it.", file=sys.stderr)
     say(secret)
+    sys.stdout.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import sys
@@ -16,7 +17,7 @@ import typer
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.finding import Finding, Verdict
 from fumehood.cli.reach import SocketPath
-from fumehood.config import Config, ConfigError, load_config
+from fumehood.config import Config, ConfigError, config_file, load_config
 
 if TYPE_CHECKING:
     from fumehood.sandbox.process.interpreter import InterpreterWall
@@ -54,7 +55,7 @@ def doctor(
     socket: SocketPath = None,
 ) -> None:
     """Check this host. Exit status 1 where something is missing."""
-    from fumehood.cli.show import show_json, wants_json
+    from fumehood.cli.show import wants_json
 
     if attack:
         from fumehood.cli.doctor_attack import attack as attack_walls
@@ -64,7 +65,7 @@ def doctor(
         fail("--wall, --runtime and --quick belong to --attack.", ExitCode.USAGE)
     findings = list(_examine(socket))
     if wants_json(as_json):
-        show_json([asdict(finding) for finding in findings])
+        _show_json(findings)
     else:
         _show(findings)
     if any(finding.verdict == "missing" for finding in findings):
@@ -79,9 +80,10 @@ def _examine(socket: Path | None) -> Iterator[Finding]:
     try:
         config = load_config(socket=socket)
     except ConfigError as error:
-        yield Finding("configuration", "missing", str(error), "Correct the configuration.")
+        cure = f"Correct it in {config_file()}, or in the environment."
+        yield Finding("configuration", "missing", str(error), cure)
         return
-    yield Finding("configuration", "ok", "read")
+    yield _configuration()
     yield _state(config)
     yield _socket(config)
     yield from _authority(config)
@@ -99,6 +101,13 @@ def _platform() -> Finding:
     if sys.platform == "linux" and from_table:
         return Finding("platform", "ok", kernel)
     return Finding("platform", "missing", kernel, "Use Linux on x86-64 or AArch64.")
+
+
+def _configuration() -> Finding:
+    file = config_file()
+    if file.exists():
+        return Finding("configuration", "ok", f"read from {file}")
+    return Finding("configuration", "ok", f"no file; {file} would be read")
 
 
 def _library(name: str, oldest: tuple[int, ...]) -> Finding:
@@ -226,6 +235,12 @@ def _tools_directory(config: Config) -> Iterator[Finding]:
     if not contents.faults:
         found = f"{config.tools_directory}: {len(contents.tools)} tools"
         yield Finding("tools directory", "ok", found)
+
+
+def _show_json(findings: list[Finding]) -> None:
+    """One JSON document with a line for each finding, so that `grep` finds it whole."""
+    lines = ",\n".join(json.dumps(asdict(finding)) for finding in findings)
+    print(f"[\n{lines}\n]")
 
 
 def _show(findings: list[Finding]) -> None:

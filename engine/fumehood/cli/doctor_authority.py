@@ -55,7 +55,7 @@ def _whose(state: Path) -> str | None:
 
 
 def _approvers(config: Config) -> Finding:
-    from fumehood.gates.approvers import INIT_FIRST, cure_of_none
+    from fumehood.gates.approvers import cure_of_none
     from fumehood.model.identity import Scope
     from fumehood.store import identities
     from fumehood.store.errors import StoreError
@@ -66,12 +66,11 @@ def _approvers(config: Config) -> Finding:
         found = "none: dangerous calls will be refused, as there is nobody to ask"
         if decides:
             return Finding("approvers", "ok", "none; the webhook may decide")
-        return Finding("approvers", "warning", found, f"Make one: {INIT_FIRST}.")
+        return Finding("approvers", "warning", found, f"Make one: {cure_of_none(any_there=False)}.")
     try:
         with reading(config.state_directory) as connection:
             rows = identities.all_approvers(connection)
             tokens = identities.all_tokens(connection)
-            has_served = identities.first_served_at(connection) is not None
     except StoreError as error:
         return Finding("approvers", "warning", str(error), "Mend the state directory.")
     there = {row["name"]: row["scopes"] for row in rows if row["removed_at"] is None}
@@ -81,8 +80,9 @@ def _approvers(config: Config) -> Finding:
     if told:
         return Finding("approvers", "ok", ", ".join(told))
     found = "none: dangerous calls are refused, as there is nobody to ask"
-    cure = cure_of_none(any_there=bool(there), has_served=has_served)
-    return Finding("approvers", "warning", found, f"Make one: {cure}.")
+    return Finding(
+        "approvers", "warning", found, f"Make one: {cure_of_none(any_there=bool(there))}."
+    )
 
 
 def _approves(token: dict[str, object]) -> bool:

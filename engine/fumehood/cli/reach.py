@@ -73,8 +73,11 @@ def controlling(
     `scope` names to them what the operation needs; the engine itself looks.
     """
     from fumehood.client import ControlClient
+    from fumehood.client.transport import require_listener
 
     path = find_control_socket(socket)
+    with _ending_the_command(as_json=as_json):
+        require_listener(path)  # before anybody types a credential in vain
     credential = read_credential(from_stdin=credential_stdin, scope=scope)
     with _ending_the_command(as_json=as_json), ControlClient(path, credential=credential) as client:
         yield client

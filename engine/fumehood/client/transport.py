@@ -8,6 +8,7 @@ GET, which changes nothing; never a third time.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,6 +91,16 @@ def found_socket(*, control: bool) -> Path:
 
     found = find_sockets()
     return found.control_socket_path if control else found.socket_path
+
+
+def require_listener(path: Path) -> None:
+    """Raise DaemonUnavailable where nothing listens on the socket. Nothing is sent."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(CONNECT_TIMEOUT_S)
+        try:
+            connection.connect(str(path))
+        except OSError as error:
+            raise _not_reached(path, error) from None
 
 
 class Progress:
@@ -409,12 +420,7 @@ def _unavailable(
     ask: Ask[Any], place: Place, error: httpx2.HTTPError, progress: Progress
 ) -> DaemonUnavailable:
     if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
-        if _is_forbidden(error):
-            return DaemonUnavailable(
-                f"You may not open {place.path}. Where the engine is a service, your user must be "
-                "in the socket's group, and log in anew after joining it."
-            )
-        return DaemonUnavailable(f"No engine answers on {place.path}. {_how_to_start(place.path)}")
+        return _not_reached(place.path, error)
     was_sent = not (isinstance(error, NEVER_SENT) or progress.did_head_fail)
     return no_answer(ask, place.path, error, was_sent=was_sent)
 
@@ -430,6 +436,15 @@ def no_answer(
         "See the engine's log; it may have been stopped, or it is no fumehood engine.",
         may_have_acted=may_have_acted,
     )
+
+
+def _not_reached(path: Path, error: BaseException) -> DaemonUnavailable:
+    if _is_forbidden(error):
+        return DaemonUnavailable(
+            f"You may not open {path}. Where the engine is a service, your user must be "
+            "in the socket's group, and log in anew after joining it."
+        )
+    return DaemonUnavailable(f"No engine answers on {path}. {_how_to_start(path)}")
 
 
 def _how_to_start(path: Path) -> str:

@@ -15,6 +15,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 
 import anyio
 import anyio.abc
@@ -27,6 +28,7 @@ from fumehood.daemon.notify import READY, STOPPING, ServiceManager
 from fumehood.daemon.peer import MAX_HEADER_BYTES, make_protocol
 from fumehood.daemon.shares import Shares, most_connections
 from fumehood.engine import Engine, Tool
+from fumehood.gates.approvers import FIRST_NAME, had_approver, make_first_approver
 from fumehood.model.errors import EngineError
 from fumehood.model.json_types import JsonObject
 from fumehood.observe.log import Logger, flush
@@ -45,9 +47,12 @@ async def serve(
     log: Logger,
     *,
     tools: Iterable[Tool] = (),
+    show_credential: Callable[[str], None] | None = None,
     on_ready: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve until SIGTERM or SIGINT.
+
+    Where `show_credential` is given and no approver ever existed, the first one is made.
 
     Raises:
         StateError: another engine is here, or the place is not private.
@@ -61,11 +66,11 @@ async def serve(
         places.enter_context(hold_lock(state / "engine.lock", "this state directory"))
         database = open_database(state / FILE_NAME, on_event=_state_events_to(log))
         places.callback(database.close)
+        if show_credential is not None and not had_approver(database):
+            make_first_approver(database, FIRST_NAME, datetime.now(UTC), show_credential)
         async with Engine(tools, config=config, log=log, database=database) as engine:
-            # Before anybody can connect: from now on there is no first approver to be made.
-            await engine.approvers.note_served(engine.now())
             _warn_where_nobody_can_be_asked(engine)
-            # Nor is a signal lost that comes as soon as somebody can.
+            # Before anybody can connect: no signal is lost that comes as soon as somebody can.
             signals = places.enter_context(
                 anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT)
             )

@@ -1,8 +1,9 @@
 """Approvers: people whose credential, not whose uid, gives authority.
 
-Host side. The first one is made in a new state directory before its first engine; every
-later one by one who has `admin`. Invariant: nothing that a caller's socket offers makes,
-changes or removes an approver, and there is always one left with `admin`.
+Host side. The first one is made while no engine serves from the state directory, and only where
+none ever existed; every later one by one who has `admin`. Invariant: nothing that a socket offers
+makes the first one, nothing that a caller's socket offers makes, changes or removes any, and there
+is always one left with `admin`.
 """
 
 from __future__ import annotations
@@ -10,10 +11,9 @@ from __future__ import annotations
 import hmac
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 
 import anyio.to_thread
 
@@ -37,7 +37,7 @@ from fumehood.model.identity import Principal, Scope
 from fumehood.store import identities
 from fumehood.store.changes import OneChange, recorded, stamp
 from fumehood.store.database import Database
-from fumehood.store.errors import understood
+from fumehood.store.errors import StoreError, WriteFailed, understood
 
 KIND = "fha"
 SALT_BYTES = 16
@@ -47,11 +47,9 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}", re.ASCII)
 CHECKS_AT_ONCE = 2
 """Each guess costs a thread 40 ms and 16 MB (`gates/secrets.py`)."""
 
-INIT_FIRST = "`fumehood approvers init` before the first `fumehood serve`"
-NEW_HOME = (
-    "an engine has served from this state directory, so that takes a new FUMEHOOD_HOME, and "
-    f"there {INIT_FIRST}"
-)
+FIRST_NAME = "owner"
+INIT = "`fumehood approvers init`, while no engine runs; then start it again"
+ADD = "`fumehood approvers add NAME`, with the credential of one who has admin"
 
 MAX_WAITING_CHECKS = 32
 """Beyond it who guesses in parallel is refused at once, instead of filling the daemon."""
@@ -96,17 +94,11 @@ class Approvers:
         self._checking = anyio.CapacityLimiter(CHECKS_AT_ONCE)
         self._right = RecentlyRight()
         self._load(database.read_now(identities.all_approvers))
-        self._has_served = database.read_now(identities.first_served_at) is not None
-
-    async def note_served(self, now: datetime) -> None:
-        """Remember that whoever can reach the engine may do so now: no first approver any more."""
-        await self._database.write(partial(identities.note_first_served, at=stamp(now)))
-        self._has_served = True
 
     @property
     def cure(self) -> str:
         """What the operator can do, as things stand, to have one more who may be asked."""
-        return cure_of_none(any_there=bool(self.current()), has_served=self._has_served)
+        return cure_of_none(any_there=bool(self.current()))
 
     async def principal_of(self, text: str) -> Principal:
         """Who presents this credential.
@@ -213,46 +205,56 @@ class Approvers:
         self._approvers = {row["id"]: _approver(row) for row in rows}
 
 
-def cure_of_none(*, any_there: bool, has_served: bool) -> str:
+def cure_of_none(*, any_there: bool) -> str:
     """What makes somebody who may approve; of those who are there, one has admin."""
-    if any_there:
-        return "`fumehood approvers add NAME`, with the credential of one who has admin"
-    return NEW_HOME if has_served else INIT_FIRST
+    return ADD if any_there else INIT
 
 
-def make_first_approver(database: Database, name: str, now: datetime) -> str:
-    """The first approver of a new state directory; returns the credential.
+def had_approver(database: Database) -> bool:
+    """Whether an approver exists or ever existed: rows of removed ones stay.
+
+    Raises:
+        DamagedState: what stands there cannot be read.
+    """
+    with understood("approvers"):
+        return bool(database.read_now(identities.all_approvers))
+
+
+def make_first_approver(
+    database: Database, name: str, now: datetime, show: Callable[[str], None] = lambda _: None
+) -> str:
+    """Make the first approver; returns the credential.
+
+    `show` gets the credential before the approver exists: a crash in between leaves a credential
+    that is good for nothing, never an approver whose credential was not shown.
+
+    Only for a process that holds the lock of the state directory.
 
     Raises:
         InvalidParams: a name that cannot be one.
-        PermissionDenied: an approver exists, or an engine has served from here already.
+        PermissionDenied: an approver exists, or existed.
         DamagedState: what stands there cannot be read.
+        StoreError: the approver could not be written; the credential is not valid.
     """
     _require_name(name)
-    with understood("approvers"):
-        known = database.read_now(identities.all_approvers)
-    if known:
+    if had_approver(database):
         raise PermissionDenied(
-            "There is an approver already. Further ones are made with its credential: "
-            "fumehood approvers add NAME"
-        )
-    served = database.read_now(identities.first_served_at)
-    if served is not None:
-        raise PermissionDenied(
-            f"An engine has served from this state directory already (since {served[:19]}), so "
-            "whoever could reach it could name himself the approver now. Take a new "
-            f"FUMEHOOD_HOME, and there {INIT_FIRST}."
+            "This state directory has had its first approver already. Further ones are made with "
+            "an administrator's credential: fumehood approvers add NAME"
         )
     row, text = _new_row(name, GRANTABLE, "init", now)
-    database.write_now(
-        recorded(
-            lambda connection: identities.add_approver(connection, row),
-            at=now,
-            by="init",
-            action="approver.init",
-            subject=name,
-        )
+    show(text)
+    job = recorded(
+        lambda connection: identities.add_approver(connection, row),
+        at=now,
+        by="init",
+        action="approver.init",
+        subject=name,
     )
+    try:
+        database.write_now(job)
+    except WriteFailed as error:
+        raise StoreError(f"The credential shown is not valid. {error}") from None
     return text
 
 

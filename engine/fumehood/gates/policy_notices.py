@@ -2,7 +2,8 @@
 
 Host side, asked by `fumehood policy check`. A rule that denies or asks takes what is in doubt for
 yes. So one that is about a tool without its argument matches every call of that tool, and one
-whose condition no value satisfies matches just the calls that do not say. Nothing is refused here.
+whose condition no value satisfies matches just the calls that do not say. One that allows a
+dangerous tool by a pattern does not allow it. Nothing is refused here.
 """
 
 from __future__ import annotations
@@ -25,10 +26,29 @@ def note_rules(
 ) -> None:
     """Tell everything of this kind. The rules are sound otherwise."""
     for number, rule in enumerate(rules):
+        for place, words in _of_patterns(rule, definitions):
+            note(number, place, words)
         if rule.when:
             meant = list(meant_tools(rule, definitions))
             for place, words in _of_rule(rule, meant):
                 note(number, place, words)
+
+
+def _of_patterns(
+    rule: Rule, definitions: Collection[ToolDefinition]
+) -> Iterator[tuple[Place, str]]:
+    """The dangerous tools that a rule which allows names by `*` alone."""
+    if rule.decision is not Verdict.ALLOW or rule.tools is None:
+        return
+    # A rule that denies has the same tools, but for those that have to be written out.
+    named = list(meant_tools(rule.model_copy(update={"decision": Verdict.DENY}), definitions))
+    allowed = list(meant_tools(rule, definitions))
+    left_out = [tool for tool in named if tool not in allowed]
+    if left_out:
+        nothing = "" if allowed else " (it allows nothing)"
+        words = "a dangerous tool is not allowed by an entry with '*', so the rule does not allow "
+        cure = "to allow it, write its name out in tools"
+        yield ("tools",), f"{words}{_names(left_out)}{nothing}; {cure}"
 
 
 def _of_rule(rule: Rule, meant: Sequence[ToolDefinition]) -> Iterator[tuple[Place, str]]:
@@ -94,10 +114,15 @@ def _words(condition: Condition, tool: ToolDefinition) -> str | None:
 
 
 def _named(tools: Sequence[ToolDefinition]) -> str:
+    names = _names(tools)
+    return f"{names}: each" if names.endswith(" more tools") else names
+
+
+def _names(tools: Sequence[ToolDefinition]) -> str:
     names = list(dict.fromkeys(tool.name for tool in tools))
     more = len(names) - MAX_NAMED
     shown = ", ".join(names[:MAX_NAMED])
-    return f"{shown} and {more} more tools: each" if more > 0 else shown
+    return f"{shown} and {more} more tools" if more > 0 else shown
 
 
 __all__ = ["note_rules"]

@@ -6,11 +6,9 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
 
-from fumehood.store.schema import APPROVERS, META, TOKENS
+from fumehood.store.schema import APPROVERS, TOKENS
 
 Row = dict[str, Any]
-
-FIRST_SERVED = "first_served_at"
 
 
 def all_tokens(connection: Connection) -> list[Row]:
@@ -49,16 +47,3 @@ def remove_approver(connection: Connection, approver_id: str, at: str) -> None:
         .where(APPROVERS.c.id == approver_id, APPROVERS.c.removed_at.is_(None))
         .values(removed_at=at)
     )
-
-
-def first_served_at(connection: Connection) -> str | None:
-    """When an engine first served from this state, if one has."""
-    return connection.execute(
-        select(META.c.value).where(META.c.key == FIRST_SERVED)
-    ).scalar_one_or_none()
-
-
-def note_first_served(connection: Connection, at: str) -> None:
-    """Remember that an engine serves from this state now; the first time counts."""
-    if first_served_at(connection) is None:
-        connection.execute(insert(META), {"key": FIRST_SERVED, "value": at})

@@ -837,7 +837,7 @@ async def test_with_nobody_to_ask_the_call_is_refused_and_nothing_is_kept() -> N
         assert answer.error is not None
         assert answer.error.code == "REQUIRES_HUMAN_APPROVAL"
         assert answer.error.approval_id is None
-        assert "`fumehood approvers init` before the first `fumehood serve`" in answer.error.message
+        assert "`fumehood approvers init`, while no engine runs" in answer.error.message
         assert (await desk.engine.desk.list(ApprovalQuery())).items == ()
 
 

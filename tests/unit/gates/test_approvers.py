@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from fumehood.gates import approvers as module
-from fumehood.gates.approvers import Approvers, make_first_approver
+from fumehood.gates.approvers import Approvers, had_approver, make_first_approver
 from fumehood.gates.secrets import make_credential
 from fumehood.model.errors import (
     IdempotencyConflict,
@@ -22,9 +22,10 @@ from fumehood.model.errors import (
     Unauthorized,
 )
 from fumehood.model.identity import Principal, Scope
+from fumehood.store import identities
 from fumehood.store.changes import list_changes, stamp
 from fumehood.store.database import Database, open_database
-from fumehood.store.identities import note_first_served
+from fumehood.store.errors import StoreError, WriteFailed
 from support.identities import ADMIN, NOW
 
 pytestmark = pytest.mark.anyio
@@ -56,37 +57,72 @@ async def test_the_first_approver_has_authority_and_may_not_call(database: Datab
 @pytest.mark.row("D4")
 def test_there_is_one_first_approver(database: Database) -> None:
     make_first_approver(database, "owner", NOW)
-    with pytest.raises(PermissionDenied, match="an approver already"):
+    with pytest.raises(PermissionDenied, match="had its first approver already"):
         make_first_approver(database, "intruder", NOW)
     assert [a.name for a in Approvers(database).current()] == ["owner"]
 
 
 @pytest.mark.row("D4")
-def test_no_first_approver_is_made_where_an_engine_has_served(database: Database) -> None:
-    database.write_now(lambda c: note_first_served(c, stamp(NOW)))
-    with pytest.raises(PermissionDenied, match="served from this state directory"):
-        make_first_approver(database, "intruder", NOW)
+async def test_who_was_removed_was_the_first_approver_all_the_same(database: Database) -> None:
+    assert not had_approver(database)
+    make_first_approver(database, "owner", NOW)
+    # No engine removes the last one; somebody who restores or edits a database may have.
+    (row,) = database.read_now(identities.all_approvers)
+    database.write_now(lambda c: identities.remove_approver(c, row["id"], stamp(NOW)))
     assert Approvers(database).current() == []
+    assert had_approver(database)
+    with pytest.raises(PermissionDenied):
+        make_first_approver(database, "intruder", NOW)
+
+
+@pytest.mark.row("D4")
+async def test_credential_is_shown_before_the_approver_exists(database: Database) -> None:
+    """So a crash at any point leaves no approver whose credential was not shown."""
+    shown: list[str] = []
+
+    def show(credential: str) -> None:
+        assert not had_approver(database)
+        shown.append(credential)
+
+    text = make_first_approver(database, "owner", NOW, show)
+    assert shown == [text]
+    assert (await Approvers(database).principal_of(text)).id == "approver:owner"
+
+
+@pytest.mark.row("D4")
+def test_credential_that_cannot_be_shown_makes_no_approver(database: Database) -> None:
+    def show(_: str) -> None:
+        raise OSError("the terminal is gone")
+
+    with pytest.raises(OSError, match="gone"):
+        make_first_approver(database, "owner", NOW, show)
+    assert not had_approver(database)
+    assert database.read_now(lambda c: list_changes(c, 9)) == []
+    make_first_approver(database, "owner", NOW)
+
+
+@pytest.mark.row("D4")
+def test_credential_of_an_approver_that_could_not_be_kept_is_told_to_be_invalid(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: object) -> None:
+        raise WriteFailed("database or disk is full")
+
+    monkeypatch.setattr(database, "write_now", refuse)
+    with pytest.raises(StoreError, match="credential shown is not valid"):
+        make_first_approver(database, "owner", NOW)
 
 
 @pytest.mark.row("D4")
 async def test_the_cure_that_is_told_is_one_that_is_possible(database: Database) -> None:
-    never = Approvers(database)
-    assert "approvers init" in never.cure
-    assert "new FUMEHOOD_HOME" not in never.cure
-    await never.note_served(NOW)
-    for served in (never, Approvers(database)):
-        assert "new FUMEHOOD_HOME" in served.cure
-    with pytest.raises(PermissionDenied, match="new FUMEHOOD_HOME"):
-        make_first_approver(database, "owner", NOW)
+    assert "`fumehood approvers init`, while no engine runs" in Approvers(database).cure
+    make_first_approver(database, "owner", NOW)
+    assert "approvers add" in Approvers(database).cure
 
 
 async def test_where_one_administers_more_approvers_are_added(database: Database) -> None:
     make_first_approver(database, "owner", NOW)
     approvers = Approvers(database)
-    await approvers.note_served(NOW)
-    assert "approvers add" in approvers.cure
-    assert "FUMEHOOD_HOME" not in approvers.cure
     await approvers.add("anna", [Scope.APPROVE], by=ADMIN, now=NOW)
 
 

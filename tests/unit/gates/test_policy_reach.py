@@ -273,6 +273,49 @@ NOTICES: list[tuple[str, tuple[ToolDefinition, ...], str]] = [
 ]  # fmt: skip
 
 
+DANGEROUS = (
+    taking("delete_files", paths=PATHS).model_copy(update={"dangerous": True}),
+    taking("delete_mails", paths=PATHS).model_copy(update={"dangerous": True}),
+    taking("delete_hints", path=NAME),
+)
+BY_PATTERN = [
+    (
+        '["delete_f*"]',
+        ["delete_files (it allows nothing); to allow it, write its name out in tools"],
+    ),
+    ('["delete_*"]', ["does not allow delete_files, delete_mails; to allow it"]),
+    ('["delete_*", "delete_files"]', ["does not allow delete_mails; to allow it"]),
+    ('["delete_f*@1.*"]', ["delete_files (it allows nothing)"]),
+    # said as it is meant: by name, by a pattern of harmless tools, without a word on tools
+    ('["delete_files", "delete_mails@1.*"]', []),
+    ('["delete_h*"]', []),
+    ("", []),
+]
+
+
+def noted_of(text: str) -> list[str]:
+    noted: list[str] = []
+    policy = parse_policy("p.toml", text.encode(), DANGEROUS)
+    note_rules(policy.rules, DANGEROUS, lambda _n, _p, words: noted.append(words))
+    return noted
+
+
+@pytest.mark.row("A1")
+@pytest.mark.parametrize(("tools", "told"), BY_PATTERN)
+def test_dangerous_tool_that_a_pattern_does_not_allow_is_noted(tools: str, told: list[str]) -> None:
+    noted = noted_of(rule("allow", tools=tools))
+    assert [words in said for said, words in zip(noted, told, strict=True)] == [True] * len(told)
+
+
+@pytest.mark.row("A1")
+def test_pattern_that_says_harmless_or_denies_is_not_noted() -> None:
+    for text in (
+        rule("deny", tools='["delete_*"]'),
+        rule("allow", tools='["delete_*"]\ndangerous = false'),
+    ):
+        assert noted_of(text) == []
+
+
 @pytest.mark.parametrize(("text", "tools", "told"), NOTICES)
 def test_what_was_perhaps_not_meant_is_noted_and_loaded(
     tmp_path: Path, text: str, tools: tuple[ToolDefinition, ...], told: str

@@ -34,6 +34,9 @@ _WEIGHED: Mapping[str, Callable[..., Any]] = {
     "sum": sizes.total,
 }
 
+for _name, _function in _WEIGHED.items():
+    _function.__qualname__ = _name  # which Python writes into errors about arguments
+
 _PLAIN = (
     "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil", "copysign",
     "cos", "cosh", "degrees", "dist", "erf", "erfc", "exp", "exp2", "expm1", "fabs",

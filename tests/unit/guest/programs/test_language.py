@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from typing import Any
 
 import pytest
 
 from fumehood.guest.interpreter import restricted
-from fumehood.guest.interpreter.programs import values
+from fumehood.guest.interpreter.programs import modules, values
 from fumehood.guest.interpreter.programs.refusal import OutputFull
 
 MAX_BYTES = 65_536
@@ -111,6 +112,64 @@ PROGRAMS = {
 @pytest.mark.parametrize(("code", "value"), PROGRAMS.values(), ids=PROGRAMS)
 def test_program_gives(code: str, value: Any) -> None:
     assert _value(code) == value
+
+
+WRONG_ARGUMENTS = {
+    # a call with arguments that the function does not take, and what a program is told
+    "type('X', (), {})": "type() takes 1 argument here, and 3 were given",
+    "type()": "type() takes 1 argument here, and 0 were given",
+    "type(1, x=2)": "type() takes 1 argument here, and 2 were given",
+    "print(1, colour=2)": "print() got an unexpected keyword argument 'colour'",
+    "from collections import namedtuple\nnamedtuple('A')":
+        "namedtuple() missing 1 required positional argument: 'field_names'",
+    "from collections import namedtuple\nnamedtuple('A', 'x', 1)":
+        "namedtuple() takes 2 positional arguments but 3 were given",
+    "from collections import namedtuple\nnamedtuple('A', 'x', rename=True)":
+        "namedtuple() got an unexpected keyword argument 'rename'",
+    "from functools import total_ordering\ntotal_ordering()":
+        "total_ordering() missing 1 required positional argument: 'cls'",
+    "from functools import total_ordering\ntotal_ordering(1, 2)":
+        "total_ordering() takes 1 positional argument but 2 were given",
+    "from functools import wraps\nwraps()": "wraps() missing 1 required positional argument: 'wrapped'",
+    "from functools import wraps\nwraps(print)(1, 2)":
+        "wraps() takes 1 positional argument but 2 were given",
+    "print(**1)": "function() argument after ** must be a mapping, not int",
+    "print(**{'sep': ''}, sep='')": "function() got multiple values for keyword argument 'sep'",
+    "import math\nmath()": "'module' object is not callable",
+    "import json\njson.dumps()": "dumps() missing 1 required positional argument: 'obj'",
+    "import json\njson.dumps(1, 2)": "dumps() takes 1 positional argument but 2 were given",
+    "import json\njson.loads('1', 2)": "loads() takes 1 positional argument but 2 were given",
+    "import copy\ncopy.copy()": "copy() missing 1 required positional argument: 'x'",
+    "import copy\ncopy.deepcopy(1, 2)": "deepcopy() takes 1 positional argument but 2 were given",
+    "from typing import cast\ncast(int)": "cast() missing 1 required positional argument: 'value'",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "message"), WRONG_ARGUMENTS.items())
+def test_wrong_arguments_are_told_as_python_tells_them(code: str, message: str) -> None:
+    exception = _error(code)["details"]["exception"]
+    assert (exception["type"], exception["message"]) == ("TypeError", message)
+
+
+def test_no_function_for_programs_has_an_inner_name() -> None:
+    """Python writes a function's qualified name into what it says of wrong arguments."""
+    namespace = restricted.Run("1", MAX_BYTES).namespace()
+    finder = namespace[modules.FINDER]
+    found = [("type", namespace["type"]), ("print", namespace["_print_"](None)._call_print)]
+    for module in modules.MODULES:
+        found += finder.find(module).members.items()
+    ours = [
+        (name, member) for name, member in found
+        if str(getattr(member, "__module__", "")).startswith("fumehood") and inspect.isroutine(member)
+    ]  # fmt: skip
+    assert len(ours) >= 10
+    for name, member in ours:
+        if inspect.ismethod(member):
+            # Python would count `self`, so a method takes anything and looks at it itself.
+            kinds = [one.kind for one in inspect.signature(member).parameters.values()]
+            assert kinds == [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD], name
+        else:
+            assert member.__qualname__ == name
 
 
 def test_print_is_collected_in_order_from_everywhere() -> None:

@@ -12,6 +12,7 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
+from fumehood.guest.interpreter.programs.modules import named
 from fumehood.guest.interpreter.programs.nodes import MAGIC_METHODS
 from fumehood.guest.interpreter.programs.refusal import Refused, Uncopied
 
@@ -53,14 +54,13 @@ class ProgramClasses(Uncopied):
         self._made.add(made)
         return made
 
-    def named_tuple(
-        self, name: str, fields: str | Iterable[str], *, defaults: Iterable[Any] | None = None
-    ) -> type:
+    def named_tuple(self, *values: Any, **keywords: Any) -> type:
         """`collections.namedtuple` without the `eval` and the frames of the library's own.
 
         Raises:
             ValueError: a field that is no identifier, begins with an underscore or is repeated.
         """
+        name, fields, defaults = _name_and_fields(*values, **keywords)
         names = tuple(fields.replace(",", " ").split() if type(fields) is str else map(str, fields))
         given = tuple(defaults or ())
         name = str(name)  # once: a program's own object may answer otherwise the next time
@@ -116,6 +116,13 @@ class ProgramClasses(Uncopied):
         if issubclass(base, BaseExceptionGroup):
             return False
         return base is object or base in self._made or issubclass(base, Exception)
+
+
+def _name_and_fields(typename: Any, field_names: Any, *, defaults: Any = None) -> Any:
+    return typename, field_names, defaults
+
+
+named(namedtuple=_name_and_fields)
 
 
 def _plain_repr(self: Any) -> str:

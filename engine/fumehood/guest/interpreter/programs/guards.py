@@ -16,7 +16,7 @@ from typing import Any
 
 from fumehood.guest.interpreter.programs import attributes
 from fumehood.guest.interpreter.programs.classes import ProgramClasses
-from fumehood.guest.interpreter.programs.modules import Module
+from fumehood.guest.interpreter.programs.modules import Module, named
 from fumehood.guest.interpreter.programs.refusal import Refused, Uncopied
 
 IN_PLACE: Mapping[str, Callable[[Any, Any], Any]] = types.MappingProxyType(
@@ -134,15 +134,19 @@ class Guards(Uncopied):
             raise self.refused("__init__ can only be reached through super()")
         return holder.__init__  # type: ignore[misc]
 
-    def type_of(self, value: Any) -> type:
+    def type_of(self, *values: Any, **keywords: Any) -> type:
         """`type(value)`, where it is a type that a program may hold."""
-        kind = type(value)
+        if len(values) != 1 or keywords:
+            given = len(values) + len(keywords)
+            raise TypeError(f"type() takes 1 argument here, and {given} were given")
+        kind = type(values[0])
         if kind in self.classes or kind in _KNOWN_TYPES or issubclass(kind, Exception):
             return kind
         raise self.refused(f"the type {kind.__name__[:40]} is not for programs")
 
-    def total_ordering(self, kind: Any) -> Any:
+    def total_ordering(self, *values: Any, **keywords: Any) -> Any:
         """`functools.total_ordering`, for classes of the program."""
+        kind = _one_class(*values, **keywords)
         if kind not in self.classes:
             raise self.refused("only a class of the program can be ordered")
         return functools.total_ordering(kind)
@@ -179,6 +183,13 @@ class _Writer:
         raise self._guards.refused(f"the attribute {name[:40]!a} cannot be deleted")
 
 
+def _one_class(cls: Any) -> Any:
+    return cls
+
+
+named(total_ordering=_one_class)
+
+
 def _same(iterable: Any) -> Any:
     # Iterating reads no attribute that a program could choose, so there is nothing to guard.
     return iterable
@@ -194,3 +205,8 @@ def _in_place(sign: str, value: Any, other: Any) -> Any:
 
 def _apply(function: Any, /, *arguments: Any, **keywords: Any) -> Any:
     return function(*arguments, **keywords)
+
+
+# Python names it where what follows `**` is wrong; it is not known by then which one is called.
+named(function=_apply)
+_apply.__module__ = "builtins"

@@ -57,6 +57,9 @@ class Module(Uncopied):
         return f"<module {self.name!r}>"
 
 
+Module.__name__ = Module.__qualname__ = "module"  # as Python's errors call it
+
+
 class Hint:
     """A name of `typing`: annotations are not evaluated, so it only has to be there."""
 
@@ -86,6 +89,13 @@ class Hint:
 def _members(module: Any, words: str) -> dict[str, Any]:
     """The named members, as far as this version of Python has them."""
     return {name: getattr(module, name) for name in words.split() if hasattr(module, name)}
+
+
+def named(**functions: Any) -> dict[str, Any]:
+    """Functions of ours in the place of Python's: errors about their arguments say these names."""
+    for name, function in functions.items():
+        function.__name__ = function.__qualname__ = name
+    return functions
 
 
 def _dumps(
@@ -133,6 +143,7 @@ def _wraps(wrapped: Any) -> Callable[[Any], Any]:
                 setattr(function, name, getattr(wrapped, name))
         return function
 
+    named(wraps=decorate)
     return decorate
 
 
@@ -164,7 +175,7 @@ _HINTS = (
 _STATIC: dict[str, dict[str, Any]] = {
     "bisect": _members(bisect, "bisect bisect_left bisect_right insort insort_left insort_right"),
     "collections": _members(collections, "Counter OrderedDict defaultdict deque"),
-    "copy": {"copy": _copy, "deepcopy": _deepcopy},
+    "copy": named(copy=_copy, deepcopy=_deepcopy),
     "datetime": _members(datetime, "MAXYEAR MINYEAR UTC date datetime time timedelta timezone"),
     "decimal": _members(
         decimal,
@@ -175,7 +186,7 @@ _STATIC: dict[str, dict[str, Any]] = {
     "fractions": _members(fractions, "Fraction"),
     "functools": {
         **_members(functools, "cache cmp_to_key lru_cache partial reduce"),
-        "wraps": _wraps,
+        **named(wraps=_wraps),
     },
     "heapq": _members(
         heapq, "heapify heappop heappush heappushpop heapreplace merge nlargest nsmallest"
@@ -186,7 +197,7 @@ _STATIC: dict[str, dict[str, Any]] = {
         "dropwhile filterfalse groupby islice pairwise permutations product repeat starmap "
         "takewhile tee zip_longest",
     ),
-    "json": {"JSONDecodeError": json.JSONDecodeError, "dumps": _dumps, "loads": _loads},
+    "json": {"JSONDecodeError": json.JSONDecodeError, **named(dumps=_dumps, loads=_loads)},
     "math": _members(
         math,
         "acos acosh asin asinh atan atan2 atanh cbrt ceil comb copysign cos cosh degrees dist e "
@@ -228,7 +239,7 @@ _STATIC: dict[str, dict[str, Any]] = {
     "textwrap": _members(textwrap, "dedent fill indent shorten wrap"),
     "typing": {
         **{name: Hint(name) for name in _HINTS},
-        "cast": _cast,
+        **named(cast=_cast),
     },
 }
 

@@ -66,7 +66,10 @@ class PrintDoor:
     __slots__ = ("_call_print",)
 
     def __init__(self, printed: Printed) -> None:
-        def write(*values: Any, **keywords: Any) -> None:
-            printed.write(*values, **keywords)
+        def write(
+            *values: Any, sep: Any = " ", end: Any = "\n", file: Any = None, flush: Any = False
+        ) -> None:
+            printed.write(*values, sep=sep, end=end, file=file, flush=flush)
 
+        write.__name__ = write.__qualname__ = "print"  # as Python says where arguments are wrong
         self._call_print = write  # a function: no way back to the collector

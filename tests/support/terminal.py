@@ -1,0 +1,51 @@
+"""Somebody at a terminal, who reads and types."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+from contextlib import suppress
+
+from conftest import FUMEHOOD
+
+
+class Person:
+    """Somebody at a terminal of 80 columns, who types when asked."""
+
+    def __init__(self, environment: dict[str, str], *arguments: str) -> None:
+        self._ours, theirs = pty.openpty()
+        self._process = subprocess.Popen(
+            [str(FUMEHOOD), *arguments], start_new_session=True,
+            env={**environment, "TERM": "dumb", "COLUMNS": "80"},
+            stdin=theirs, stdout=theirs, stderr=theirs,
+        )  # fmt: skip
+        os.close(theirs)
+        self.seen = ""
+
+    def reads(self, what: str) -> str:
+        """What is shown up to this."""
+        while what not in self.seen:
+            try:
+                chunk = os.read(self._ours, 65536)
+            except OSError:  # EIO: the other side has closed
+                chunk = b""
+            assert chunk, self.seen
+            self.seen += chunk.decode()
+        return self.seen
+
+    def types(self, line: str) -> None:
+        os.write(self._ours, f"{line}\n".encode())
+
+    def interrupts(self) -> int:
+        """Ctrl-C."""
+        self._process.send_signal(signal.SIGINT)
+        return self.leaves()
+
+    def leaves(self) -> int:
+        with suppress(OSError):
+            while chunk := os.read(self._ours, 65536):
+                self.seen += chunk.decode()
+        os.close(self._ours)
+        return self._process.wait(timeout=60)
