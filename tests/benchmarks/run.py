@@ -41,7 +41,7 @@ from tests.benchmarks.bench_javascript import javascript_lines
 from tests.benchmarks.bench_keys import key_lines
 from tests.benchmarks.bench_policy import policy_lines
 from tests.benchmarks.bench_registry import registry_lines
-from tests.benchmarks.bench_restricted import paired_ms
+from tests.benchmarks.bench_restricted import restricted_lines
 from tests.benchmarks.bench_workshop import workshop_lines
 from tests.benchmarks.line import Line
 
@@ -79,7 +79,8 @@ def measure() -> Iterator[Line]:
     yield from audit_lines()
     yield from budget_lines()
     yield from approval_lines()
-    yield restricted_program()
+    with run_daemon() as daemon:
+        yield from restricted_lines(daemon)
     with run_daemon() as daemon:
         yield from container_lines(daemon)
         yield from workshop_lines(daemon)
@@ -116,8 +117,8 @@ def idle_memory(daemon: Running) -> Iterator[Line]:
 
 def ratios(daemon: Running, floor: Running) -> Iterator[Line]:
     for make, name, target in (
-        (bare_client, "a bare client", 2.5),
-        (product_client, "the product's client", None),
+        (bare_client, "both with the standard library's client", 2.2),
+        (product_client, "both with the product's client", None),
     ):
         empty = make(floor.socket, "/v1/empty", b"{}")
         call = make(daemon.socket, CALL_PATH, CALL_BODY)
@@ -203,16 +204,6 @@ def footprint(daemon: Running) -> Footprint:
         files=daemon.process.num_fds() + daemon.guest()[0].num_fds(),
         processes=len(family),
     )
-
-
-def restricted_program() -> Line:
-    """A program of a few lines, embedded, each call in a new sealed process."""
-    bare_ms, restricted_ms = paired_ms()
-    ratio = restricted_ms / bare_ms
-    return Line(
-        "restricted program / bare fork and exec of the same", "≤ 2",
-        f"{ratio:.2f} ({restricted_ms:.2f} ms / {bare_ms:.2f} ms)", ratio <= 2,
-    )  # fmt: skip
 
 
 def check(answer: bytes) -> None:

@@ -10,15 +10,14 @@ from collections.abc import Sequence
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
+from starlette.datastructures import State
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
 from fumehood.daemon.answers import envelope_response
 from fumehood.daemon.document import make_document
-from fumehood.daemon.operation import Operation
+from fumehood.daemon.operation import Endpoint, Operation
 from fumehood.daemon.peer import Face
 from fumehood.daemon.routes import (
     agents,
@@ -41,7 +40,6 @@ from fumehood.engine import Engine
 from fumehood.model.errors import (
     EngineError,
     InternalError,
-    InvalidParams,
     MethodNotAllowed,
     ResourceNotFound,
 )
@@ -79,52 +77,67 @@ class Faces:
     """Both applications, as the one that the server calls: the socket decides which."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = make_app(engine, "fumehood", OPERATIONS)
-        self._control = make_app(engine, "fumehood, control socket", CONTROL_OPERATIONS)
+        self._engine = Application(engine, "fumehood", OPERATIONS)
+        self._control = Application(engine, "fumehood, control socket", CONTROL_OPERATIONS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         control = scope["state"]["face"] is Face.CONTROL
         await (self._control if control else self._engine)(scope, receive, send)
 
 
-def make_app(engine: Engine, title: str, operations: Sequence[Operation]) -> Starlette:
-    """An application around one engine that somebody else has entered."""
-    app = Starlette(
-        routes=[operation.route for operation in operations],
-        exception_handlers={
-            EngineError: _on_engine_error,
-            HTTPException: _on_http_exception,
-            Exception: _on_fault,
-        },
-    )
-    app.router.redirect_slashes = False
-    app.state.engine = engine
-    # Made once it is asked for: it takes megabytes, and few ever ask.
-    app.state.openapi = cache(partial(make_document, title, _version(), operations))
-    return app
+class Application:
+    """The operations of one socket around one engine that somebody else has entered.
 
+    Starlette's requests, responses and routes without its application, whose layers of
+    middleware cost every call about as much as a gate.
+    """
 
-async def _on_engine_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, EngineError)
-    engine: Engine = request.app.state.engine
-    return envelope_response(engine.refusal(error, tool=request.path_params.get("name")))
+    def __init__(self, engine: Engine, title: str, operations: Sequence[Operation]) -> None:
+        self._routes = [operation.route for operation in operations]
+        self._engine = engine
+        # Made once it is asked for: it takes megabytes, and few ever ask.
+        document = cache(partial(make_document, title, _version(), operations))
+        self.state = State({"engine": engine, "openapi": document})
 
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; what fails inside is logged and hidden."""
+        scope["app"] = self
+        try:
+            response = await self._endpoint(scope)(Request(scope, receive, send))
+        except EngineError as error:
+            tool = scope.get("path_params", {}).get("name")
+            response = envelope_response(self._engine.refusal(error, tool=tool))
+        except Exception as fault:
+            self._log(fault)
+            hidden = InternalError("The engine failed inside.")
+            response = envelope_response(self._engine.refusal(hidden))
+        try:
+            await response(scope, receive, send)
+        except Exception as fault:
+            self._log(fault)
+            raise  # the answer has begun: the server closes the connection
 
-async def _on_http_exception(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    engine: Engine = request.app.state.engine
-    refusals = {
-        404: ResourceNotFound("There is nothing at this address. See /v1/openapi.json."),
-        405: MethodNotAllowed("This address takes another HTTP method. See /v1/openapi.json."),
-    }
-    refusal = refusals.get(error.status_code, InvalidParams("The request cannot be read."))
-    return envelope_response(engine.refusal(refusal))
+    def _endpoint(self, scope: Scope) -> Endpoint:
+        """The function that serves this address and method.
 
+        Raises:
+            MethodNotAllowed: only another method is served there.
+            ResourceNotFound: nothing is.
+        """
+        is_known = False
+        for route in self._routes:
+            match, found = route.matches(scope)
+            if match is Match.FULL:
+                scope.update(found)
+                endpoint: Endpoint = route.endpoint
+                return endpoint
+            is_known = is_known or match is Match.PARTIAL
+        if is_known:
+            raise MethodNotAllowed("This address takes another HTTP method. See /v1/openapi.json.")
+        raise ResourceNotFound("There is nothing at this address. See /v1/openapi.json.")
 
-async def _on_fault(request: Request, error: Exception) -> Response:
-    engine: Engine = request.app.state.engine
-    log_fault(engine.log, "daemon.internal_error", error)
-    return envelope_response(engine.refusal(InternalError("The engine failed inside.")))
+    def _log(self, fault: Exception) -> None:
+        log_fault(self._engine.log, "daemon.internal_error", fault)
 
 
 def _version() -> str:

@@ -27,6 +27,9 @@ _UCRED = struct.Struct("3i")  # *Source*: struct ucred of unix(7): pid, uid, gid
 
 MAX_HEADER_BYTES = 64 * 1024
 
+MAX_JOINED_BYTES = 64 * 1024
+"""Longer bodies are not copied to stand behind their heads."""
+
 RETRY_AFTER_MS = 1000
 
 RefusalBody = Callable[[EngineError], bytes]
@@ -55,6 +58,56 @@ class Face(StrEnum):
     CONTROL = "control"
 
 
+class _Joining:
+    """A transport that sends an answer's head and body in one piece.
+
+    uvicorn writes them one after the other, and each piece would wake the client. What is
+    written waits for the next write, at most until the event loop's next turn.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._loop = asyncio.get_running_loop()
+        self._waiting = b""
+        self._flush: asyncio.Handle | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        """As the transport's own; here because it is asked several times a call."""
+        return self._transport.is_closing()
+
+    def write(self, data: bytes) -> None:
+        """Send it with what waits, or let it wait."""
+        if self._flush is not None:
+            waiting = self._take()
+            if len(data) > MAX_JOINED_BYTES:
+                self._transport.write(waiting)
+                self._transport.write(data)
+            else:
+                self._transport.write(waiting + data)
+        elif data:
+            self._waiting = data
+            self._flush = self._loop.call_soon(self._send_waiting)
+
+    def close(self) -> None:
+        """Send what waits, then close."""
+        if self._flush is not None:
+            self._send_waiting()
+        self._transport.close()
+
+    def _send_waiting(self) -> None:
+        self._transport.write(self._take())
+
+    def _take(self) -> bytes:
+        assert self._flush is not None
+        self._flush.cancel()
+        self._flush = None
+        waiting, self._waiting = self._waiting, b""
+        return waiting
+
+
 class PeerProtocol(H11Protocol):
     """HTTP/1.1 with the peer's credentials and the socket's face in `scope["state"]`."""
 
@@ -79,7 +132,7 @@ class PeerProtocol(H11Protocol):
             "share": share,
             "abort": transport.abort,
         }
-        super().connection_made(transport)
+        super().connection_made(_Joining(transport))  # type: ignore[arg-type]  # all that is used
         if share.connect(face):
             self._share = share
         else:

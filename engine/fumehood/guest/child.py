@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import os
 import random
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,7 +30,6 @@ MEMORY_REPLY = framing.encode(
 
 CHUNK_BYTES = 1 << 16
 SEAL_FAILED = 70
-ADOPTION_DEADLINE_S = 5.0
 
 
 def run_child(
@@ -83,7 +81,6 @@ def seal(
 ) -> None:
     """Give up everything. The order is the argument: each step needs what later ones take."""
     os.setpgid(0, 0)
-    _wait_for_adoption(supervisor_pid)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
     if os.getppid() != supervisor_pid:  # it died before the line above took hold
         raise OSError("the supervisor is gone")
@@ -117,15 +114,6 @@ def serve(programs: Mapping[str, Program]) -> None:
         request = None
         _write(reply)
     os._exit(0)
-
-
-def _wait_for_adoption(supervisor_pid: int) -> None:
-    """Wait until the forking process is gone and the supervisor is the parent."""
-    deadline = time.monotonic() + ADOPTION_DEADLINE_S
-    while os.getppid() != supervisor_pid:
-        if time.monotonic() > deadline:
-            raise OSError("the supervisor did not adopt this process")
-        time.sleep(0.0002)
 
 
 def _volunteer_for_oom() -> None:

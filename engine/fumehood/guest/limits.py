@@ -8,6 +8,7 @@ system call that could move them back.
 from __future__ import annotations
 
 import math
+import os
 import resource
 
 # RLIMIT_NPROC 0 does not bind root; the system-call filter, which has no clone, does.
@@ -68,5 +69,9 @@ class CallLimits:
 
 def address_space_bytes(pid: int | None = None) -> int:
     """A process's address space (this one's unless named), as RLIMIT_AS counts it."""
-    with open(f"/proc/{pid or 'self'}/statm", encoding="ascii") as statm:
-        return int(statm.read().split()[0]) * resource.getpagesize()
+    # Not `open()`: its layers are cold in a child, and each page that it touches is copied.
+    statm = os.open(f"/proc/{pid or 'self'}/statm", os.O_RDONLY)
+    try:
+        return int(os.read(statm, 128).split()[0]) * resource.getpagesize()
+    finally:
+        os.close(statm)

@@ -2,8 +2,8 @@
 
 Guest side, the first process of every guest. Host above, zygote and children below.
 
-    host ──frames── supervisor ──one byte── zygote ──forks── middleman ──forks── child
-                        └────── a pipe to and a pipe from each child ───────────────┘
+    host ──frames── supervisor ──one byte── zygote ──forks── child
+                        └───── a pipe to and a pipe from each child ───┘
 
 Host to guest: `{"op": "run", "id", "program", "arguments", "limits": {wall_s, cpu_s,
 memory_bytes, output_bytes}}`, `{"op": "lend", "id", "memory_bytes", "cpu_s"}` and
@@ -79,7 +79,8 @@ def supervise(config: dict[str, Any], handover_fd: int) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     gc.collect()
     gc.freeze()  # what stands now is shared with the zygote, and stays so
-    if os.fork() == 0:
+    zygote_pid = os.fork()
+    if zygote_pid == 0:
         ours.close()
         os.close(0)
         os.close(handover_fd)
@@ -87,21 +88,28 @@ def supervise(config: dict[str, Any], handover_fd: int) -> None:
         run_zygote(theirs, config)
         os._exit(0)
     theirs.close()
-    Supervisor(ours, socket.socket(fileno=handover_fd), config).loop()
+    Supervisor(zygote_pid, ours, socket.socket(fileno=handover_fd), config).loop()
 
 
 class Supervisor:
     """The event loop and everything it knows."""
 
     def __init__(
-        self, orders: socket.socket, handover: socket.socket, config: dict[str, Any]
+        self,
+        zygote_pid: int,
+        orders: socket.socket,
+        handover: socket.socket,
+        config: dict[str, Any],
     ) -> None:
+        self._zygote_pid = zygote_pid
         self._orders = orders
         self._handover = handover
         self._spares: int = config["spares"]
         self._host = framing.Decoder(HOST_FRAME_BYTES)
         self._ordered: deque[Child] = deque()  # in the order in which the zygote answers
         self._children: dict[int, Child] = {}
+        self._nameless: dict[int, tuple[int, float]] = {}
+        """Status and CPU time of children that died before the zygote told their names."""
         self._ready: deque[Child] = deque()
         self._waiting: deque[Run | Loan] = deque()
         self._failed_spawns = 0
@@ -343,6 +351,8 @@ class Supervisor:
         (child.pid,) = PID.unpack(answer)
         self._children[child.pid] = child
         self._selector.register(child.reply_fd, selectors.EVENT_READ, lambda: self._on_child(child))
+        if child.pid in self._nameless:
+            self._bury(child, *self._nameless.pop(child.pid))
 
     def _on_child(self, child: Child) -> None:
         if child.pid not in self._children:
@@ -453,22 +463,14 @@ class Supervisor:
             if pid in self._strays:
                 self._strays.discard(pid)
                 continue
-            if pid not in self._children:
-                self._learn_stranger(pid)
-            self._bury(self._children[pid], status, usage.ru_utime + usage.ru_stime)
-
-    def _learn_stranger(self, pid: int) -> None:
-        """A child that died before its name was read, or else the zygote.
-
-        Without the zygote nothing can be forked any more; the host makes a new guest.
-        """
-        while self._ordered and pid not in self._children:
-            before = len(self._ordered)
-            self._on_zygote()
-            if len(self._ordered) == before:
-                break
-        if pid not in self._children:
-            self._fail("the zygote is gone")
+            cpu_s = usage.ru_utime + usage.ru_stime
+            if pid in self._children:
+                self._bury(self._children[pid], status, cpu_s)
+            elif pid != self._zygote_pid and self._ordered:
+                self._nameless[pid] = (status, cpu_s)
+            else:
+                # Without the zygote nothing can be forked any more; the host makes a new guest.
+                self._fail("the zygote is gone")
 
     def _bury(self, child: Child, status: int, cpu_s: float) -> None:
         """Release what a dead child held, and report the run that died with it."""

@@ -4,8 +4,8 @@ Guest side, between supervisor and child. Invariant: it never receives a byte of
 All it is told is one constant byte with two descriptors, and all it answers is a process
 id; a fork server that parsed requests would hand each one's remains to the next child.
 
-The child is forked through a middleman that ends at once, so that the supervisor adopts
-it: only a parent learns from the kernel how a process really ended.
+The supervisor is the parent of each child: only a parent learns from the kernel how a
+process really ended.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from fumehood.guest import kernel, seccomp
 from fumehood.guest.child import run_child
@@ -43,25 +43,16 @@ def run_zygote(orders: socket.socket, config: dict[str, Any]) -> None:
         order, descriptors = _receive(orders)
         if order != FORK or len(descriptors) != 2:
             os._exit(0)
-        middleman = os.fork()
-        if middleman == 0:
-            pid = os.fork()
-            if pid:
-                _answer(orders, pid)
+        pid = kernel.fork_for_parent()
+        if pid == 0:
             prepare_child(descriptors[0], descriptors[1], supervisor_pid)
             os._exit(1)
-        os.waitpid(middleman, 0)
+        try:
+            orders.sendall(PID.pack(pid))
+        except OSError:  # without a supervisor there is nobody to tell
+            os._exit(1)
         for descriptor in descriptors:
             os.close(descriptor)
-
-
-def _answer(orders: socket.socket, pid: int) -> NoReturn:
-    """The middleman's whole work; without a supervisor there is nobody to tell."""
-    try:
-        orders.sendall(PID.pack(pid))
-    except OSError:
-        os._exit(1)
-    os._exit(0)
 
 
 def order_child(orders: socket.socket, request_fd: int, reply_fd: int) -> None:
@@ -87,11 +78,8 @@ def _preload(config: dict[str, Any]) -> Callable[[int, int, int], None]:
     # Programs see the time of day in UTC, not the zone that this host is set to.
     os.environ["TZ"] = "UTC"
     time.tzset()
+    calculator.preload()
     restricted.preload()
-
-    def warm_up() -> None:
-        calculator.warm_up()
-        restricted.warm_up()
 
     def prepare(request_fd: int, reply_fd: int, supervisor_pid: int) -> None:
         run_child(
@@ -99,7 +87,9 @@ def _preload(config: dict[str, Any]) -> Callable[[int, int, int], None]:
             reply_fd=reply_fd,
             supervisor_pid=supervisor_pid,
             programs=programs,
-            warm_up=warm_up,
+            # A program has this child to itself. The expressions of a domain share one, and
+            # its first one warms it: pages that most children never need are not copied.
+            warm_up=restricted.warm_up,
             filter_program=filter_program,
         )
 

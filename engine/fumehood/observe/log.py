@@ -51,8 +51,9 @@ class EventWriter:
             self._dropped += 1
             return
         self._events.append(event)
-        self._empty.clear()
-        self._wake.set()
+        if not self._wake.is_set():  # setting what is set would cost a call a lock
+            self._empty.clear()
+            self._wake.set()
 
     debug = info = warning = error = critical = exception = fatal = failure = msg
 

@@ -20,7 +20,8 @@ class Trail:
     """Stamps and log events of one call. `values` are those of the stages passed."""
 
     __slots__ = (
-        "_clock", "_ids", "_log", "_logs_stages", "_stamps", "_started", "is_parked", "values",
+        "_clock", "_ids", "_last", "_log", "_logs_stages", "_stages_ms", "_started", "is_parked",
+        "values",
     )  # fmt: skip
 
     def __init__(self, tool: str, call_id: str, trace_id: str, clock: Clock, log: Logger) -> None:
@@ -28,8 +29,8 @@ class Trail:
         self._log = log
         self._logs_stages = log.is_enabled_for(logging.DEBUG)
         self._ids = {"call_id": call_id, "trace_id": trace_id, "tool": tool[:80]}
-        self._started = clock.monotonic()
-        self._stamps: list[tuple[str, float]] = [("received", self._started)]
+        self._started = self._last = clock.monotonic()
+        self._stages_ms: dict[str, float] = {}
         self.values: list[Any] = []
         self.is_parked = False
         """Whether the call goes on without its caller, once a human has said yes."""
@@ -37,11 +38,11 @@ class Trail:
     def passed(self, stage: str, value: T) -> T:
         """Note that a stage is done, and pass its value on."""
         now = self._clock.monotonic()
-        self._stamps.append((stage, now))
+        self._stages_ms[stage] = elapsed_ms = round((now - self._last) * 1e3, 3)
+        self._last = now
         self.values.append(value)
         if self._logs_stages:
-            elapsed_ms = (now - self._stamps[-2][1]) * 1e3
-            self._log.debug(f"call.{stage}", **self._ids, ms=round(elapsed_ms, 3))
+            self._log.debug(f"call.{stage}", **self._ids, ms=elapsed_ms)
         return value
 
     def note(self, event: str, **values: Any) -> None:
@@ -66,7 +67,4 @@ class Trail:
 
     def stages_ms(self) -> dict[str, float]:
         """How long each passed stage took."""
-        return {
-            name: round((after - before) * 1e3, 3)
-            for (_, before), (name, after) in zip(self._stamps, self._stamps[1:], strict=False)
-        }
+        return dict(self._stages_ms)

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fumehood.guest.interpreter import sizes
-from fumehood.guest.interpreter.calculator import evaluate, render, run, warm_up
+from fumehood.guest.interpreter.calculator import evaluate, preload, render, run
 from fumehood.guest.interpreter.node_table import MAX_DEPTH
 
 MAX_BYTES = 65_536
@@ -176,7 +176,7 @@ def test_nothing_passes_from_one_expression_to_the_next(first: str) -> None:
 
 
 def test_warming_up_leaves_nothing_behind() -> None:
-    warm_up()
+    preload()
     assert _result("2 * 3") == (6, "6")
 
 

@@ -84,8 +84,8 @@ def render(value: Any, precision: int | None, max_bytes: int) -> dict[str, Any]:
     return {"value": _json_value(rounded), "text": _text(rounded, max_bytes + 1)}
 
 
-def warm_up() -> None:
-    """Touch what a real expression touches, so that its first one finds warm pages."""
+def preload() -> None:
+    """Make once, before anything is forked, what the first expression would make."""
     sys.setrecursionlimit(RECURSION_LIMIT)
     # The parser warns about odd but valid text (`1if 2else 3`); there is nobody to read it,
     # and the attempt to print it would end the process.

@@ -39,13 +39,13 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
 
 def warm_up() -> None:
     """Touch what a real program touches, so that its first one finds warm pages."""
-    # Python writes what a finaliser raises to standard error, which a sealed child may not.
-    sys.unraisablehook = lambda _: None
     strict_json.dumps(run({"arguments": {"code": _WARM_UP}, "output_bytes": 4096}))
 
 
 def preload() -> None:
     """Fill what libraries fill at first use, once, before anything is forked."""
+    # Python writes what a finaliser raises to standard error, which a sealed child may not.
+    sys.unraisablehook = lambda _: None
     for program in _PRELOADS:
         reply = run({"arguments": {"code": program}, "output_bytes": 4096})
         if "result" not in reply:
@@ -67,8 +67,7 @@ def compile_checked(code: str) -> CodeType:
     except ValueError as error:  # NUL bytes, in some versions of Python
         raise SyntaxError(str(error)) from None
     tree = simplify(tree)
-    nodes.check(tree)
-    names.check(tree)
+    names.check(nodes.check(tree))
     return compile_program(tree)
 
 

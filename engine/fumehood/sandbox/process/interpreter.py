@@ -6,6 +6,7 @@ its own inside it, programs each in a new one. `keeper` replaces a guest that di
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import time
 from collections.abc import Sequence
@@ -114,11 +115,9 @@ class InterpreterWall:
         """The domain's turn, or None where its resident is busy for longer than a moment."""
         turn = self._turns.setdefault(key, _Turn())
         turn.users += 1
-        try:
-            turn.lock.acquire_nowait()
+        if turn.users == 1:  # nobody has it or waits for it, so this does not wait
+            await turn.lock.acquire()
             return turn
-        except anyio.WouldBlock:
-            pass
         taken = False
         try:
             with anyio.move_on_after(RESIDENT_PATIENCE_S):
@@ -145,7 +144,7 @@ class _Turn:
     __slots__ = ("lock", "users")
 
     def __init__(self) -> None:
-        self.lock = anyio.Lock(fast_acquire=True)
+        self.lock = asyncio.Lock()  # on the way of every expression: the cheapest kind
         self.users = 0
 
 

@@ -23,9 +23,7 @@ NODE_CLASSES = sorted({c.__name__ for c in _classes(ast.AST) if c.__module__ in 
 
 
 def _check(code: str) -> None:
-    tree = simplify(ast.parse(code))
-    check(tree)
-    names.check(tree)
+    names.check(check(simplify(ast.parse(code))))
 
 
 @pytest.mark.row("S2")

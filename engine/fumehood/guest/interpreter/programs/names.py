@@ -52,26 +52,26 @@ BUILT_INS: Any = {
 reach it, and it is never changed."""
 
 
-def check(tree: ast.Module) -> None:
+def check(nodes: list[ast.AST]) -> None:
     """Refuse names of Python's that are not in the table, unless the program makes them its own.
+
+    `nodes` are all of the program's.
 
     A name that nobody knows is the program's mistake, and an error when it is reached.
 
     Raises:
         Refused: the first such name, with what to do instead where there is something.
     """
-    bound = set(_bound(tree))
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Name) or node.id in bound or node.id in NAMES:
-            continue
-        if node.id in _OF_PYTHON:
+    bound = set(_bound(nodes))
+    for node in nodes:
+        if isinstance(node, ast.Name) and node.id in _NOT_FOR_PROGRAMS and node.id not in bound:
             instead = _INSTEAD.get(node.id)
             cure = f"; {instead}" if instead else ""
             raise Refused(f"the name {node.id!r} is not for programs{cure} (line {node.lineno})")
 
 
-def _bound(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+def _bound(nodes: list[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -84,7 +84,9 @@ def _bound(tree: ast.Module) -> Iterator[str]:
             yield node.name
 
 
-_OF_PYTHON = frozenset(name for name in dir(builtins) if not name.startswith("_"))
+_NOT_FOR_PROGRAMS = frozenset(
+    name for name in dir(builtins) if not name.startswith("_") and name not in NAMES
+)
 
 _INSTEAD: Mapping[str, str] = types.MappingProxyType(
     {

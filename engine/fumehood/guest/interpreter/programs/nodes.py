@@ -91,21 +91,44 @@ _SAID = {
 }  # fmt: skip
 
 
-def check(tree: ast.Module) -> None:
-    """Walk the whole tree, iteratively: its depth was chosen by whoever wrote the text.
+def check(tree: ast.Module) -> list[ast.AST]:
+    """Walk the whole tree; its nodes, for the table that follows.
+
+    Iterative: the depth was chosen by whoever wrote the text.
 
     Raises:
         Refused: a refused or unknown node, a forbidden identifier or import, or too deep.
     """
-    _check_class_methods(tree)
     level: list[ast.AST] = [tree]
+    nodes: list[ast.AST] = []
     for _ in range(MAX_DEPTH):
+        below: list[ast.AST] = []
         for node in level:
+            children, texts = _parts(node)
             _check_node(node)
-        level = [child for node in level for child in ast.iter_child_nodes(node)]
+            _check_texts(node, texts)
+            if not isinstance(node, ast.ClassDef):
+                _check_no_methods(children)
+            below += children
+        nodes += level
+        level = below
         if not level:
-            return
+            return nodes
     raise Refused(f"the program is nested deeper than {MAX_DEPTH} levels")
+
+
+def _parts(node: ast.AST) -> tuple[list[ast.AST], list[str]]:
+    """The nodes below a node, and what it keeps as text."""
+    children: list[ast.AST] = []
+    texts: list[str] = []
+    for field in node._fields:
+        value = getattr(node, field, None)
+        for part in value if isinstance(value, list) else (value,):
+            if isinstance(part, ast.AST):
+                children.append(part)
+            elif isinstance(part, str):
+                texts.append(part)
+    return children, texts
 
 
 def _check_node(node: ast.AST) -> None:
@@ -126,25 +149,23 @@ def _check_node(node: ast.AST) -> None:
         raise _at(node, "coroutines are not part of the language")
     elif isinstance(node, ast.Assign):
         _check_targets(node)
-    _check_identifiers(node)
 
 
-def _check_identifiers(node: ast.AST) -> None:
-    """Whatever a node keeps as text is a name: of a variable, parameter, keyword, import."""
-    if isinstance(node, ast.Attribute):
-        return  # by rules of its own
-    for field in node._fields:
-        value = getattr(node, field, None)
-        for text in value if isinstance(value, list) else [value]:
-            if isinstance(text, str):
-                _check_name(node, text)
+def _check_texts(node: ast.AST, texts: list[str]) -> None:
+    """Whatever a node keeps as text is a name: of a variable, parameter, keyword, import.
+
+    Not so the text of a constant; and an attribute's name has rules of its own.
+    """
+    if not isinstance(node, ast.Constant | ast.Attribute):
+        for text in texts:
+            _check_name(node, text)
 
 
 def _check_name(node: ast.AST, name: str) -> None:
     if isinstance(node, ast.Name) and name == "__name__" and isinstance(node.ctx, ast.Load):
         return  # `if __name__ == "__main__"`: the policy puts the text in its place
     if isinstance(node, ast.FunctionDef) and name in MAGIC_METHODS:
-        return  # only within classes: `_check_class_methods`
+        return  # only within classes: `_check_no_methods`
     if name.startswith("_") and name != "_":
         raise _at(node, f"names that begin with an underscore are not allowed: {_shown(name)}")
     if name in RESERVED_NAMES or name.endswith("__roles__"):
@@ -191,22 +212,11 @@ def _check_targets(node: ast.Assign) -> None:
         raise _at(node, "several targets with a tuple among them are not part of the language")
 
 
-def _check_class_methods(tree: ast.Module) -> None:
+def _check_no_methods(children: list[ast.AST]) -> None:
     """A name like `__init__` is a method's, directly in a class, and nobody else's."""
-    level: list[tuple[ast.AST, bool]] = [(tree, False)]
-    for _ in range(MAX_DEPTH):
-        for node, in_class in level:
-            is_function = isinstance(node, ast.FunctionDef)
-            if is_function and node.name.startswith("__") and not in_class:  # type: ignore[attr-defined]
-                raise _at(node, "methods with underscores can only be defined in a class")
-        level = [
-            (child, isinstance(node, ast.ClassDef))
-            for node, _ in level
-            for child in ast.iter_child_nodes(node)
-        ]
-        if not level:
-            return
-    raise Refused(f"the program is nested deeper than {MAX_DEPTH} levels")
+    for node in children:
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("__"):
+            raise _at(node, "methods with underscores can only be defined in a class")
 
 
 def _is_super(node: ast.expr) -> bool:

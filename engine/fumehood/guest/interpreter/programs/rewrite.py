@@ -12,20 +12,35 @@ import ast
 _FUTURE_IGNORED = frozenset({"annotations"})
 
 
+_BLOCKS = ("body", "orelse", "finalbody", "handlers")
+
+
 def simplify(tree: ast.Module) -> ast.Module:
-    """The same program without annotations, `from __future__` and bare `except:`."""
-    for node in ast.walk(tree):
+    """The same program without annotations, `from __future__` and bare `except:`.
+
+    Walks statements only: no expression holds any of these.
+    """
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
         if isinstance(node, ast.FunctionDef):
             node.returns = None
-        elif isinstance(node, ast.arg):
-            node.annotation = None
+            for parameter in _parameters(node.args):
+                parameter.annotation = None
         elif isinstance(node, ast.ExceptHandler) and node.type is None:
             node.type = ast.copy_location(ast.Name("Exception", ast.Load()), node)
-        for name in ("body", "orelse", "finalbody"):
+        for name in _BLOCKS:
             block = getattr(node, name, None)
             if isinstance(block, list):
-                setattr(node, name, [_statement(statement) for statement in block])
+                statements = [_statement(statement) for statement in block]
+                setattr(node, name, statements)
+                waiting += statements
     return tree
+
+
+def _parameters(arguments: ast.arguments) -> list[ast.arg]:
+    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    return named + [rest for rest in (arguments.vararg, arguments.kwarg) if rest is not None]
 
 
 def _statement(statement: ast.stmt) -> ast.stmt:
