@@ -223,10 +223,14 @@ class Nursery:
 class Nurseries:
     """That of the thin zygote and, where the image preloads modules, that of the fat one."""
 
-    def __init__(self, thin: Nursery, fat: Nursery | None) -> None:
-        self.thin = thin
-        self.fat = fat or thin
-        self._all = (thin,) if fat is None else (thin, fat)
+    def __init__(self, thin: Nursery) -> None:
+        self.thin = self.fat = thin
+        self._all: tuple[Nursery, ...] = (thin,)
+
+    def add_fat(self, fat: Nursery) -> None:
+        """The image preloads modules, and the zygote that has them was started."""
+        self.fat = fat
+        self._all = (self.thin, fat)
 
     def stock(self) -> None:
         """Order what is missing of the spares."""

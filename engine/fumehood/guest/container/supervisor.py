@@ -15,6 +15,7 @@ Single-threaded, one selector: whatever a program does, no call in this file wai
 from __future__ import annotations
 
 import gc
+import math
 import os
 import resource
 import selectors
@@ -65,6 +66,11 @@ MEMORY_LOOK_S = 0.1
 """How often the kernel is asked whether it killed one of the program's processes for memory; of
 one that is not the first, nobody else is told."""
 MAX_PROCESSES = 64
+MAX_DESCRIPTORS = 1024
+
+QUIET_S = 0.25
+"""Without a program: then the fat zygote is started, which takes a core for most of a second. It is
+started earlier when a program needs it."""
 
 CAPABILITIES = 1 << 5 | 1 << 6 | 1 << 7
 """KILL, SETGID and SETUID. *Source*: capabilities(7), <linux/capability.h>."""
@@ -79,20 +85,17 @@ def supervise(config: dict[str, Any]) -> None:
     has_fat = bool(read_image().preload)
     gc.collect()
     gc.freeze()  # what stands now is shared with the zygotes, and stays so
-    thin = _start_zygote(config, thin=True)
-    fat = _start_zygote(config, thin=False, beside=thin) if has_fat else None
-    Supervisor(thin, fat, config).loop()
+    Supervisor(_start_zygote(config, thin=True), config, has_fat=has_fat).loop()
 
 
-def _start_zygote(config: dict[str, Any], *, thin: bool, beside: Zygote | None = None) -> Zygote:
+def _start_zygote(config: dict[str, Any], *, thin: bool) -> Zygote:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     pid = os.fork()
     if pid == 0:
-        ours.close()
-        if beside is not None:
-            beside.orders.close()
         os.close(0)
         os.dup2(2, 1)
+        os.closerange(3, theirs.fileno())
+        os.closerange(theirs.fileno() + 1, MAX_DESCRIPTORS)
         run_zygote(theirs, config, thin=thin)
         os._exit(0)
     theirs.close()
@@ -102,7 +105,10 @@ def _start_zygote(config: dict[str, Any], *, thin: bool, beside: Zygote | None =
 class Supervisor:
     """The event loop and everything it knows."""
 
-    def __init__(self, thin: Zygote, fat: Zygote | None, config: dict[str, Any]) -> None:
+    def __init__(self, thin: Zygote, config: dict[str, Any], *, has_fat: bool) -> None:
+        self._config = config
+        self._fat_at = math.inf if has_fat else None
+        """When the fat zygote is to be started; None where there is none to start any more."""
         self._ends_at = time.monotonic() + float(config["lifetime_s"])
         self._host = Host()
         self._run: Run | None = None
@@ -116,10 +122,7 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._wakeup = self._watch_children()
         self._chain = Chain(self._reap)
-        self._nurseries = Nurseries(
-            self._nursery(thin, max(1, config["spares"])),
-            None if fat is None else self._nursery(fat, FAT_SPARES),
-        )
+        self._nurseries = Nurseries(self._nursery(thin, max(1, config["spares"])))
         self._standby = Standby(self._nurseries.thin.take)
         self._meter = Meter(
             self._counters, lambda: (*self._nurseries.zygote_pids, *self._nurseries.pids)
@@ -158,6 +161,13 @@ class Supervisor:
             on_ready=self._on_ready,
             on_end=self._on_end,
         )
+
+    def _start_fat(self) -> None:
+        """Where there is one and it was not started yet."""
+        if self._fat_at is None:
+            return
+        self._fat_at = None
+        self._nurseries.add_fat(self._nursery(_start_zygote(self._config, thin=False), FAT_SPARES))
 
     def _on_ready(self) -> None:
         if self._run is None:
@@ -219,6 +229,8 @@ class Supervisor:
         if run.child is not None:
             return True
         is_fat = run.program == "python" and not run.thin
+        if is_fat:
+            self._start_fat()
         nursery = self._nurseries.fat if is_fat else self._nurseries.thin
         run.child = child = nursery.take()
         if child is None:
@@ -429,6 +441,8 @@ class Supervisor:
                 end()
         self._nurseries.stock()
         self._prepare_standby()
+        if self._fat_at is not None:
+            self._fat_at = time.monotonic() + QUIET_S
 
     def _prepare_standby(self) -> None:
         """Once nothing of the program's user is there any more, and nothing of a session's."""
@@ -501,6 +515,8 @@ class Supervisor:
         late = self._nurseries.until_late()
         if late is not None:
             times.append(late)
+        if self._fat_at is not None and self._run is None:
+            times.append(self._fat_at)
         if self._output_due is not None:
             times.append(self._output_due)
         run = self._run
@@ -513,11 +529,18 @@ class Supervisor:
                 times.append(now + max(left_s, 0.001))
         return max(0.0, min(times) - now)
 
+    def _check_idle_time(self, now: float) -> None:
+        if now >= self._ends_at:
+            end()
+        if self._fat_at is not None and now >= self._fat_at:
+            self._start_fat()
+            self._nurseries.stock()
+
     def _check_time(self, now: float) -> None:
         self._nurseries.check_time(now)
         run = self._run
-        if now >= self._ends_at and run is None:
-            end()
+        if run is None:
+            self._check_idle_time(now)
         self._watch_chain(run, now)
         if run is None or run.child is None:
             return

@@ -39,6 +39,9 @@ from fumehood.wire.container_frames import (
 from fumehood.wire.framing import FrameError
 from fumehood.wire.messages import GuestReady
 
+PRELOAD_GRACE_S = 30.0
+"""For a program that needs an image's modules, while they are being loaded in a new container."""
+
 ANSWER_GRACE_S = 5.0
 """How much later than the guest's own clock this side gives up on an answer: on a busy host,
 starting a program and taking it down can take a while."""
@@ -166,7 +169,10 @@ class Channel(asyncio.Protocol):
             received.id, program, arguments, limits, keep=keep, live=sinks.is_live, thin=thin
         ):
             self._transport.write(framing.encode(frame))
-        self._expect_by(limits.wall_s + self._clocks.answer_grace_s, self._give_up)
+        grace_s = self._clocks.answer_grace_s + (
+            PRELOAD_GRACE_S if program == "python" and not thin else 0.0
+        )
+        self._expect_by(limits.wall_s + grace_s, self._give_up)
         try:
             return await answer
         except asyncio.CancelledError:
