@@ -593,11 +593,11 @@ async def test_cancelled_call_ends_its_program_and_leaves_no_container_busy() ->
 async def test_lease_is_for_one_run_of_its_own_size() -> None:
     async with bench() as made, made.wall.lease(DOMAIN, fresh=False, memory_mb=128) as lease:
         with pytest.raises(InternalError):
-            await lease.run("python", {}, LIMITS)
+            await lease.run("python", {"code": "1"}, LIMITS)
     async with bench() as made, made.wall.lease(DOMAIN, fresh=False, memory_mb=512) as lease:
-        await lease.run("python", {}, LIMITS)
+        await lease.run("python", {"code": "1"}, LIMITS)
         with pytest.raises(InternalError):
-            await lease.run("python", {}, LIMITS)
+            await lease.run("python", {"code": "1"}, LIMITS)
 
 
 async def test_stopping_with_a_call_in_the_middle_leaves_nothing() -> None:

@@ -32,6 +32,9 @@ from fumehood.sandbox.container.spec import ContainerSpec
 GUEST_GRACE_S = 60.0
 """How much longer a guest lives by its own clock than the pool would ever use it."""
 
+GUEST_CPUS = 0.5
+"""The guest's share, beside what programs may use: it makes the next child while a program runs."""
+
 TOO_MANY_FAILED_STARTS = 3
 MAX_WHY_CHARACTERS = 1000
 RETRY_AFTER_MS = 1000
@@ -86,6 +89,8 @@ class ContainerMaker:
         image's fault is not the wall's."""
         self.failure: Unfit | None = None
         """Why the last of them failed."""
+        self.host_cpus = 0
+        """Processors of Docker's host, which refuses more; 0 where that is not known."""
         self.seen: frozenset[Limit] | None = None
         """What was enforced in the last container; in a bad one, if all fail."""
 
@@ -174,7 +179,7 @@ class ContainerMaker:
             owner_id=self._identity.owner_id,
             memory_mb=kind.memory_mb,
             guest_mb=image.guest_mb,
-            cpus=settings.cpus,
+            cpus=min(settings.cpus + GUEST_CPUS, max(settings.cpus, self.host_cpus)),
             lifetime_s=lifetime_s,
             deadline=int(time.time() + lifetime_s),
             runtime=settings.runtime,

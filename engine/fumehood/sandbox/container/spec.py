@@ -74,6 +74,7 @@ class ContainerSpec:
     memory_mb: int
     """The memory class: what a program may use."""
     cpus: float
+    """For programs and guest together."""
     lifetime_s: float
     """After which the guest ends itself, whatever became of the engine."""
     deadline: int

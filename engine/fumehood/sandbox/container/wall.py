@@ -391,6 +391,8 @@ class ContainerWall:
         """
         try:
             info = await self._docker.info()
+            if self._maker is not None:
+                self._maker.host_cpus = int(info.get("NCPU") or 0)
             unfit = why_unfit(
                 info, runtime=self._settings.runtime, has_swap=_may_swap(self._docker.is_local)
             )
