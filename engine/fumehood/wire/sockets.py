@@ -7,6 +7,7 @@ socket that an engine with the same environment and configuration file listens o
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -19,9 +20,8 @@ from pydantic_settings import (
 )
 
 from fumehood.model.errors import FumehoodError
-
-MAX_SOCKET_PATH_BYTES = 107
-"""*Source*: unix(7); `sun_path` has 108 bytes with its ending NUL."""
+from fumehood.wire import engine_paths
+from fumehood.wire.engine_paths import RUN_DIRECTORY, EnginePaths
 
 
 class ConfigError(FumehoodError):
@@ -33,7 +33,7 @@ class ServiceConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    run_directory: Path = Path("/run/fumehood")
+    run_directory: Path = RUN_DIRECTORY
     callers_group: str = "fumehood-callers"
     approvers_group: str = "fumehood-approvers"
 
@@ -69,10 +69,7 @@ class SocketSettings(BaseSettings):
     @property
     def state_directory(self) -> Path:
         """Where the engine keeps what it must not lose."""
-        if self.home is not None:
-            return self.home
-        base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-        return Path(base).expanduser() / "fumehood"
+        return self._paths.state_directory
 
     @property
     def socket_path(self) -> Path:
@@ -81,7 +78,7 @@ class SocketSettings(BaseSettings):
         Raises:
             ConfigError: the path is longer than a Unix socket's may be.
         """
-        return _fitting(self._socket_path())
+        return _fitting(lambda: self._paths.socket_path)
 
     @property
     def control_socket_path(self) -> Path:
@@ -90,21 +87,13 @@ class SocketSettings(BaseSettings):
         Raises:
             ConfigError: the path is longer than a Unix socket's may be.
         """
-        if self.mode == "service":
-            return _fitting(self.service.run_directory / "control" / "control.sock")
-        callers = self._socket_path()
-        name = callers.name.removeprefix("engine.sock") or ""
-        return _fitting(callers.with_name(f"control-{name}" if name else "control.sock"))
+        return _fitting(lambda: self._paths.control_socket_path)
 
-    def _socket_path(self) -> Path:
-        if self.socket is not None:
-            return self.socket
-        if self.mode == "service":
-            return self.service.run_directory / "engine" / "engine.sock"
-        runtime = os.environ.get("XDG_RUNTIME_DIR")
-        if self.home is None and runtime:
-            return Path(runtime) / "fumehood" / "engine.sock"
-        return self.state_directory / "engine.sock"
+    @property
+    def _paths(self) -> EnginePaths:
+        return EnginePaths(
+            os.environ, self.mode, self.home, self.socket, self.service.run_directory
+        )
 
 
 def find_sockets() -> SocketSettings:
@@ -136,19 +125,11 @@ def require_named_file() -> None:
 
 def config_file() -> Path:
     """The configuration file that would be read; it need not exist."""
-    named = os.environ.get("FUMEHOOD_CONFIG")
-    if named:
-        return Path(named)
-    base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    return Path(base).expanduser() / "fumehood" / "config.toml"
+    return engine_paths.config_file(os.environ)
 
 
-def _fitting(path: Path) -> Path:
-    absolute = path.absolute()
-    length = len(os.fsencode(absolute))
-    if length > MAX_SOCKET_PATH_BYTES:
-        raise ConfigError(
-            f"The socket's path has {length} bytes, the kernel allows {MAX_SOCKET_PATH_BYTES}: "
-            "set FUMEHOOD_SOCKET (or FUMEHOOD_HOME) to a shorter one."
-        )
-    return absolute
+def _fitting(path: Callable[[], Path]) -> Path:
+    try:
+        return path()
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
