@@ -161,7 +161,7 @@ def test_images_without_docker_end_with_4_and_the_cure(home: Path, arguments: li
 def test_doctor_without_docker_warns_and_does_not_fail(home: Path) -> None:
     done = command(home, "doctor", "--json", host=f"unix://{home}/docker.sock")
     assert done.returncode == 0, done.stdout
-    assert b"Containers are not available." in done.stdout
+    assert b"Containers are unavailable." in done.stdout
 
 
 @pytest.mark.parametrize(

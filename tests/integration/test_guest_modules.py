@@ -68,7 +68,7 @@ EXPECTED_IN_THE_JAIL = {
     "fumehood.guest.run", "fumehood.guest.seccomp", "fumehood.guest.selftest",
     "fumehood.guest.supervisor", "fumehood.guest.zygote", "fumehood.model", "fumehood.model.call",
     "fumehood.model.errors", "fumehood.model.identity", "fumehood.model.json_types",
-    "fumehood.model.limits", "fumehood.model.tool", "fumehood.registry",
+    "fumehood.model.limits", "fumehood.model.names", "fumehood.model.tool", "fumehood.registry",
     "fumehood.registry.declare", "fumehood.registry.definitions",
     "fumehood.model.parameters", "fumehood.registry.json_schema", "fumehood.registry.plain_schema",
     "fumehood.registry.rest_fields", "fumehood.registry.surely_sound",

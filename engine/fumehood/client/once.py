@@ -11,7 +11,7 @@ from __future__ import annotations
 import http.client
 import socket
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fumehood.client.ask import ANSWER_GRACE_S, CONNECT_TIMEOUT_S, Ask
 
@@ -44,18 +44,28 @@ def send_once(path: Path, ask: Ask[T]) -> T:
 
 
 class _Connection(http.client.HTTPConnection):
-    """To a Unix socket."""
+    """To a Unix socket. A request leaves in one piece: a program that is no engine may answer and
+    close before it has read all of it.
+    """
 
     def __init__(self, path: Path, answer_timeout_s: float) -> None:
         super().__init__("fumehood")
         self._path = path
         self._answer_timeout_s = answer_timeout_s
+        self._unsent = b""
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(CONNECT_TIMEOUT_S)
         self.sock.connect(str(self._path))
         self.sock.settimeout(self._answer_timeout_s)
+
+    def send(self, data: Any) -> None:
+        self._unsent += data
+
+    def getresponse(self) -> http.client.HTTPResponse:
+        self.sock.sendall(self._unsent)
+        return super().getresponse()
 
 
 def _explain_or_send(path: Path, ask: Ask[T]) -> T:
