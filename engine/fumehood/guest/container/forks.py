@@ -8,7 +8,8 @@ of its start. They run again once `resume` was called, which each child does bef
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -27,6 +28,17 @@ class ForkHooks:
         """Let everything run at each fork that follows, and what is still to be registered, too."""
         os.register_at_fork = self._register
         self._are_held = False
+
+    @contextmanager
+    def skipped(self) -> Iterator[None]:
+        """Spare a fork within what was registered while it was held back. For a process with one
+        thread, whose copy goes on in its place.
+        """
+        self._are_held = True
+        try:
+            yield
+        finally:
+            self._are_held = False
 
     def _held(self, **hooks: Callable[[], Any]) -> None:
         self._register(**{when: self._unless_held(hook) for when, hook in hooks.items()})

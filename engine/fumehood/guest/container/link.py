@@ -9,12 +9,15 @@ the session, in its process: the supervisor believes none of it (see `chain`).
 from __future__ import annotations
 
 import array
+import contextlib
 import os
 import random
 import signal
 import socket
+import threading
 from typing import Any
 
+from fumehood.guest.container.forks import HOOKS
 from fumehood.guest.container.request import REPLY_FD, REQUEST_FD, tell
 
 ORDERS_FD = 5
@@ -59,8 +62,10 @@ def _make_copy() -> bool:
     """
     readable, writable = os.pipe()
     numbers = random.getstate()  # which Python itself would draw anew in a copy
+    has_threads = threading.active_count() > 1
     try:
-        pid = os.fork()
+        with contextlib.nullcontext() if has_threads else HOOKS.skipped():
+            pid = os.fork()
     except OSError:
         pid = -1
     if pid == 0:

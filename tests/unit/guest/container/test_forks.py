@@ -45,3 +45,13 @@ def test_hook_that_is_registered_after_that_runs_at_once(hooks: ForkHooks) -> No
     hooks.resume()
     os.register_at_fork(after_in_child=lambda: ran.append("new"))
     assert child_says(ran) == "ran"
+
+
+def test_held_hook_is_skipped_within_and_runs_after_that(hooks: ForkHooks) -> None:
+    ran: list[str] = []
+    hooks.hold()
+    os.register_at_fork(after_in_child=lambda: ran.append("held"))
+    hooks.resume()
+    with hooks.skipped():
+        assert child_says(ran) == "did not run"
+    assert child_says(ran) == "ran"
