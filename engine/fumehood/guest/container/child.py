@@ -163,7 +163,6 @@ def _get_ready(limits: tuple[tuple[int, int], ...]) -> None:
     """All that can be done ahead: still root, and out of every program's reach."""
     os.setsid()
     os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
-    _volunteer_for_oom()
     HOOKS.resume()
     kernel.warm_up()
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -190,7 +189,9 @@ def _warm_up() -> None:
 
 
 def _volunteer_for_oom() -> None:
-    """Where memory runs out, the kernel takes a program first and never the supervisor."""
+    """Where memory runs out, the kernel takes a program first: no child that still waits, no zygote
+    and never the supervisor.
+    """
     try:
         score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
         os.write(score, b"1000")
@@ -201,6 +202,7 @@ def _volunteer_for_oom() -> None:
 
 def _seal() -> None:
     """Give up the last that it has. Limits and filter stand since it was made ready."""
+    _volunteer_for_oom()
     become_user()
     # A change of user takes it away, and with it a program's view of its own descriptors.
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)

@@ -54,6 +54,7 @@ class Cleaner:
         give_up = time.monotonic() + KILL_DEADLINE_S
         while processes.kill_all(self._chain.pids) or self._is_one_unseen():
             self._reap()
+            self._nurseries.hear()  # where memory ran out, a spare child may be dead, too
             if time.monotonic() > give_up:
                 return False
             time.sleep(0.0005)  # killed is not yet dead, and dead not yet gone

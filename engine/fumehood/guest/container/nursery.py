@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from fumehood.guest import kernel
 from fumehood.guest.container.stream import Stream
 from fumehood.guest.container.user import USER_ID
-from fumehood.guest.container.zygote import WORD_BYTES, Word, order_child
+from fumehood.guest.container.zygote import PRELOAD, WORD_BYTES, Word, order_child
 from fumehood.wire import framing
 
 READY_BYTES = 4096
@@ -126,6 +126,19 @@ class Nursery:
         for _ in range(wanted - len(self._ordered) - len(self._coming) - len(self._ready)):
             self._order()
 
+    def preload(self) -> None:
+        """Let the zygote load what it loads, which takes a while."""
+        self._orders.sendall(PRELOAD)
+
+    def hear(self) -> None:
+        """Take in what the zygote has told. Raises NurseryFailed."""
+        self._on_zygote()
+
+    def be_patient(self) -> None:
+        """Begin anew to wait for what was ordered: a program may have held it up."""
+        for child in (*self._ordered, *self._coming.values()):
+            child.ordered_at = time.monotonic()
+
     @property
     def pids(self) -> set[int]:
         """Of all that are known."""
@@ -223,19 +236,33 @@ class Nursery:
 class Nurseries:
     """That of the thin zygote and, where the image preloads modules, that of the fat one."""
 
-    def __init__(self, thin: Nursery) -> None:
-        self.thin = self.fat = thin
-        self._all: tuple[Nursery, ...] = (thin,)
+    def __init__(self, thin: Nursery, fat: Nursery | None) -> None:
+        self.thin = thin
+        self.fat = fat or thin
+        self.is_fat_loaded = fat is None
+        """Whether nothing is to be loaded any more."""
+        self._all = (thin,) if fat is None else (thin, fat)
 
-    def add_fat(self, fat: Nursery) -> None:
-        """The image preloads modules, and the zygote that has them was started."""
-        self.fat = fat
-        self._all = (self.thin, fat)
+    def load_fat(self) -> None:
+        """Let the fat zygote load its modules, where it has not."""
+        if not self.is_fat_loaded:
+            self.is_fat_loaded = True
+            self.fat.preload()
 
     def stock(self) -> None:
         """Order what is missing of the spares."""
-        for nursery in self._all:
+        for nursery in self._all if self.is_fat_loaded else (self.thin,):
             nursery.stock()
+
+    def hear(self) -> None:
+        """Take in what the zygotes have told. Raises NurseryFailed."""
+        for nursery in self._all:
+            nursery.hear()
+
+    def be_patient(self) -> None:
+        """Begin anew to wait for what was ordered."""
+        for nursery in self._all:
+            nursery.be_patient()
 
     @property
     def zygote_pids(self) -> tuple[int, ...]:

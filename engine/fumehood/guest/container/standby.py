@@ -8,7 +8,6 @@ there, so no program can reach it; it is ended before any other program begins; 
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import time
 from collections.abc import Callable
@@ -27,8 +26,11 @@ END_DEADLINE_S = 2.0
 class Standby:
     """At most one, and what it was limited to as long as it could be: before it became a user."""
 
-    def __init__(self, take: Callable[[], Child | None]) -> None:
+    def __init__(
+        self, take: Callable[[], Child | None], limit: Callable[[Child, int], None]
+    ) -> None:
         self._take = take
+        self._limit = limit
         self._child: Child | None = None
         self._child_cpu_s = 0
         self._expected_cpu_s: int | None = None
@@ -48,7 +50,7 @@ class Standby:
         if child is None:
             return
         try:
-            child.limit(resource.RLIMIT_CPU, cpu_s)
+            self._limit(child, cpu_s)
             os.write(child.request_fd, REQUEST)
         except OSError:  # it is dead already
             child.close()
@@ -68,8 +70,11 @@ class Standby:
         return None
 
     def end(self) -> None:
-        """End it; returns when it is gone. Raises NurseryFailed where it does not go."""
-        child, self._child = self._child, None
+        """End it, and expect no such program any more; returns when it is gone.
+
+        Raises NurseryFailed where it does not go.
+        """
+        child, self._child, self._expected_cpu_s = self._child, None, None
         if child is None:
             return
         self._ended.add(child.pid)

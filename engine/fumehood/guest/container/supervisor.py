@@ -22,7 +22,7 @@ import selectors
 import signal
 import socket
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 from fumehood.guest import kernel
 from fumehood.guest.container import housekeeping, processes, selfcheck
@@ -34,6 +34,7 @@ from fumehood.guest.container.image import read_image
 from fumehood.guest.container.meter import Meter
 from fumehood.guest.container.nursery import (
     FAT_SPARES,
+    Child,
     Nurseries,
     Nursery,
     NurseryFailed,
@@ -69,8 +70,8 @@ MAX_PROCESSES = 64
 MAX_DESCRIPTORS = 1024
 
 QUIET_S = 0.25
-"""Without a program: then the fat zygote is started, which takes a core for most of a second. It is
-started earlier when a program needs it."""
+"""Without a program: then the fat zygote loads its modules, which takes most of a second. It
+does so earlier where a program needs them."""
 
 CAPABILITIES = 1 << 5 | 1 << 6 | 1 << 7
 """KILL, SETGID and SETUID. *Source*: capabilities(7), <linux/capability.h>."""
@@ -85,7 +86,10 @@ def supervise(config: dict[str, Any]) -> None:
     has_fat = bool(read_image().preload)
     gc.collect()
     gc.freeze()  # what stands now is shared with the zygotes, and stays so
-    Supervisor(_start_zygote(config, thin=True), config, has_fat=has_fat).loop()
+    # Both before anything of a call is here: a fork has all that its parent ever read.
+    thin = _start_zygote(config, thin=True)
+    fat = _start_zygote(config, thin=False) if has_fat else None
+    Supervisor(thin, fat, config).loop()
 
 
 def _start_zygote(config: dict[str, Any], *, thin: bool) -> Zygote:
@@ -105,10 +109,9 @@ def _start_zygote(config: dict[str, Any], *, thin: bool) -> Zygote:
 class Supervisor:
     """The event loop and everything it knows."""
 
-    def __init__(self, thin: Zygote, config: dict[str, Any], *, has_fat: bool) -> None:
-        self._config = config
-        self._fat_at = math.inf if has_fat else None
-        """When the fat zygote is to be started; None where there is none to start any more."""
+    def __init__(self, thin: Zygote, fat: Zygote | None, config: dict[str, Any]) -> None:
+        self._load_at = math.inf
+        """When the fat zygote is to load its modules, if it has not."""
         self._ends_at = time.monotonic() + float(config["lifetime_s"])
         self._host = Host()
         self._run: Run | None = None
@@ -122,8 +125,11 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._wakeup = self._watch_children()
         self._chain = Chain(self._reap)
-        self._nurseries = Nurseries(self._nursery(thin, max(1, config["spares"])))
-        self._standby = Standby(self._nurseries.thin.take)
+        self._nurseries = Nurseries(
+            self._nursery(thin, max(1, config["spares"])),
+            None if fat is None else self._nursery(fat, FAT_SPARES),
+        )
+        self._standby = Standby(self._nurseries.thin.take, self._limit_node)
         self._meter = Meter(
             self._counters, lambda: (*self._nurseries.zygote_pids, *self._nurseries.pids)
         )
@@ -150,7 +156,7 @@ class Supervisor:
                     key.data()
                 self._check_time(time.monotonic())
         except NurseryFailed as failure:
-            self._host.fail(str(failure))
+            self._fail(str(failure))
 
     def _nursery(self, zygote: Zygote, spares: int) -> Nursery:
         return Nursery(
@@ -161,13 +167,6 @@ class Supervisor:
             on_ready=self._on_ready,
             on_end=self._on_end,
         )
-
-    def _start_fat(self) -> None:
-        """Where there is one and it was not started yet."""
-        if self._fat_at is None:
-            return
-        self._fat_at = None
-        self._nurseries.add_fat(self._nursery(_start_zygote(self._config, thin=False), FAT_SPARES))
 
     def _on_ready(self) -> None:
         if self._run is None:
@@ -223,14 +222,14 @@ class Supervisor:
 
     def _begin_new_child(self, run: Run) -> bool:
         cpu_s = int(run.limits.cpu_s) + 1 + CPU_BACKSTOP_S
+        run.child = self._standby.give(run, cpu_s)
         if run.program == "javascript":
             self._standby.expect(cpu_s)
-        run.child = self._standby.give(run, cpu_s)
         if run.child is not None:
             return True
         is_fat = run.program == "python" and not run.thin
         if is_fat:
-            self._start_fat()
+            self._nurseries.load_fat()
         nursery = self._nurseries.fat if is_fat else self._nurseries.thin
         run.child = child = nursery.take()
         if child is None:
@@ -239,20 +238,36 @@ class Supervisor:
         if run.keep and run.program == "python":
             self._reporter.zygote_pid = nursery.zygote_pid
         try:
-            if not (run.keep and run.program == "python"):  # whose later calls may have more
-                child.limit(resource.RLIMIT_CPU, cpu_s)
-            # Where the kernel counts no memory, the limit is one process's. Node reserves far
-            # more than it uses: there the container's own limit is the only one.
-            if self._counters.memory_limit is None and run.program != "javascript":
-                preloaded_bytes = max(map(address_space_bytes, self._nurseries.zygote_pids))
-                child.limit(resource.RLIMIT_AS, preloaded_bytes + run.limits.memory_bytes)
-            if self._counters.process_limit is None:  # where there is one, this would count
-                child.limit(resource.RLIMIT_NPROC, MAX_PROCESSES)  # all containers together
+            if run.program == "javascript":
+                self._limit_node(child, cpu_s)
+            else:
+                self._limit(child, run, cpu_s)
         except OSError:
             self._stop(run, "sandbox_lost")
             return False
         run.request = b"G" + run.request
         return True
+
+    def _limit(self, child: Child, run: Run, cpu_s: int) -> None:
+        """Lower what depends on the call. Raises OSError."""
+        if not (run.keep and run.program == "python"):  # whose later calls may have more
+            child.limit(resource.RLIMIT_CPU, cpu_s)
+        if self._counters.memory_limit is None:  # then the limit is one process's
+            preloaded_bytes = max(map(address_space_bytes, self._nurseries.zygote_pids))
+            child.limit(resource.RLIMIT_AS, preloaded_bytes + run.limits.memory_bytes)
+        self._limit_processes(child)
+
+    def _limit_node(self, child: Child, cpu_s: int) -> None:
+        """The same for Node, which reserves far more memory than it uses: there the container's own
+        limit is the only one. Raises OSError.
+        """
+        child.limit(resource.RLIMIT_CPU, cpu_s)
+        self._limit_processes(child)
+
+    def _limit_processes(self, child: Child) -> None:
+        """Where there is no other limit: this one counts all containers together."""
+        if self._counters.process_limit is None:
+            child.limit(resource.RLIMIT_NPROC, MAX_PROCESSES)
 
     def _begin_next_link(self, run: Run) -> bool:
         """Give the run to the process that has the session's variables, if there is one."""
@@ -335,6 +350,19 @@ class Supervisor:
             run.largest_bytes = processes.peak_bytes(run.child.pid) or 0
             self._conclude(run)
 
+    def _fail(self, why: str) -> NoReturn:
+        """End the container. A run that took a zygote's memory is told as what it was."""
+        run = self._run
+        if self._check is not None:
+            self._host.fail(why)
+        if run is not None and run.child is not None and self._meter.is_out_of_memory(run):
+            run.killed_for = run.killed_for or "memory"
+            processes.kill_all()
+            self._reporter.ended(run, 0, None)
+            self._host.tell({"op": "reset", "id": run.id, "clean": False, "why": why[:200]})
+        os.write(2, f"supervisor: {why}\n".encode()[:400])
+        end()
+
     def _stop(self, run: Run, reason: str) -> None:
         """Kill the program; its ending is told when the kernel confirms the death."""
         if run.killed_for is None:
@@ -362,7 +390,8 @@ class Supervisor:
         run.status = word.status
         run.reaped_cpu_ns += max(0, word.cpu_ns - run.child_cpu_ns)
         run.has_begun = kernel.unread_bytes(run.child.request_fd) < run.sent_bytes - 1
-        self._conclude(run)
+        if not run.is_over:
+            self._conclude(run)
 
     def _on_sigchld(self) -> None:
         try:
@@ -439,10 +468,10 @@ class Supervisor:
             self._host.tell({"op": "reset", "id": run.id, "clean": why is None, "why": why})
             if why is not None:
                 end()
+        self._nurseries.be_patient()
         self._nurseries.stock()
         self._prepare_standby()
-        if self._fat_at is not None:
-            self._fat_at = time.monotonic() + QUIET_S
+        self._load_at = time.monotonic() + QUIET_S
 
     def _prepare_standby(self) -> None:
         """Once nothing of the program's user is there any more, and nothing of a session's."""
@@ -513,10 +542,10 @@ class Supervisor:
         if self._chain.pids and not self._is_chained(self._run):
             times.append(self._watch_at)
         late = self._nurseries.until_late()
-        if late is not None:
+        if late is not None and (self._run is None or self._run.child is None):
             times.append(late)
-        if self._fat_at is not None and self._run is None:
-            times.append(self._fat_at)
+        if not self._nurseries.is_fat_loaded and self._run is None:
+            times.append(self._load_at)
         if self._output_due is not None:
             times.append(self._output_due)
         run = self._run
@@ -532,17 +561,17 @@ class Supervisor:
     def _check_idle_time(self, now: float) -> None:
         if now >= self._ends_at:
             end()
-        if self._fat_at is not None and now >= self._fat_at:
-            self._start_fat()
+        if not self._nurseries.is_fat_loaded and now >= self._load_at:
+            self._nurseries.load_fat()
             self._nurseries.stock()
 
     def _check_time(self, now: float) -> None:
-        self._nurseries.check_time(now)
         run = self._run
         if run is None:
             self._check_idle_time(now)
         self._watch_chain(run, now)
         if run is None or run.child is None:
+            self._nurseries.check_time(now)  # a program that runs may have taken all processes
             return
         if self._output_due is not None and now >= self._output_due:
             self._output_due = None

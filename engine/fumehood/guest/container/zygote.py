@@ -26,6 +26,10 @@ from fumehood.guest import kernel
 from fumehood.guest.container import child
 
 FORK = b"F"
+PRELOAD = b"P"
+"""What the fat zygote waits for. It exists before the supervisor has heard of any call, so that no
+call's bytes are in its memory."""
+
 DESCRIPTORS = 6
 """A child's ends: request, reply, standard output and error, and two of a session's chain."""
 
@@ -68,6 +72,8 @@ def run_zygote(orders: socket.socket, config: dict[str, Any], *, thin: bool) -> 
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if not thin and orders.recv(len(PRELOAD)) != PRELOAD:
+        os._exit(0)
     prepare_child = child.preload(config, thin=thin)
     readable, writable = socket.socketpair()
     readable.setblocking(False)

@@ -25,6 +25,11 @@ const REQUEST_FAILED = 71;
 // As the C library says it.
 const REASONS = {
   EACCES: "Permission denied",
+  EPERM: "Operation not permitted",
+  ENOENT: "No such file or directory",
+  ELOOP: "Too many levels of symbolic links",
+  ENXIO: "No such device or address",
+  EROFS: "Read-only file system",
   EEXIST: "File exists",
   EFBIG: "File too large",
   EISDIR: "Is a directory",
@@ -76,7 +81,12 @@ function writeAll(fd, data) {
 function awaitProgram() {
   const body = readExactly(sourceFd, readExactly(sourceFd, 4).readUInt32BE(0));
   const { arguments: wanted } = JSON.parse(body.toString("utf8"));
-  if (wanted.stdin) writeAll(0, Buffer.from(wanted.stdin, "utf8"));
+  if (wanted.stdin) {
+    writeAll(0, Buffer.from(wanted.stdin, "utf8"));
+  } else {
+    fs.closeSync(0);
+    fs.openSync("/dev/null", "r"); // gets the lowest number, which is 0
+  }
   for (const file of wanted.files || []) {
     try {
       put(file);

@@ -1,0 +1,106 @@
+"""What a container's zygotes and spare children give away, and what becomes of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from fumehood.model.errors import EndedBy
+from support.one_container import OneContainer, one_container, value_of
+from support.workshop import image
+
+pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.row("S3", "S4", "S5")]
+
+CANARY = "canary-9f2c"
+SCAN = """\
+import gc, re
+word = re.compile(rb"canary-[9]f2c")  # whose own text is not what it finds
+found = 0
+with open("/proc/self/mem", "rb", 0) as memory:
+    for line in open("/proc/self/maps"):
+        span, rights = line.split()[:2]
+        if not rights.startswith("rw") or "[stack]" in line:
+            continue
+        start, end = (int(part, 16) for part in span.split("-"))
+        try:
+            memory.seek(start)
+            found += sum(1 for _ in word.finditer(memory.read(end - start)))
+        except (OSError, ValueError, OverflowError):
+            pass
+gc.unfreeze()
+kinds = {str(type(each).__module__) for each in gc.get_objects()}
+[found, sorted(kind for kind in kinds if "supervisor" in kind)]
+"""
+
+
+@pytest.fixture
+async def data() -> AsyncIterator[OneContainer]:
+    async with one_container(image("python-data")) as box:
+        yield box
+
+
+@pytest.mark.parametrize("first", ["", "# import numpy\n"])
+async def test_no_program_finds_an_earlier_call_in_its_memory(
+    data: OneContainer, first: str
+) -> None:
+    """Also where the modules were loaded after calls had come: a fork has its parent's memory."""
+    for _ in range(3):
+        sent = {"code": f"{first}'{CANARY}'", "stdin": CANARY}
+        sent["files"] = [{"path": "a.txt", "content": CANARY}]  # type: ignore[assignment]
+        ran = await data.run("python", sent, keep=False)
+        assert ran.ended_by is EndedBy.OK
+    for start in ("", "# import numpy\n"):
+        count, kinds = value_of(await data.python(start + SCAN, keep=False))  # type: ignore[misc]
+        assert (count, kinds) == (0, [])
+
+
+async def test_the_scan_finds_what_is_there(data: OneContainer) -> None:
+    """The control."""
+    code = f"kept = '{CANARY}' * 3\n{SCAN}"
+    count, _ = value_of(await data.python(code, keep=False))  # type: ignore[misc]
+    assert count >= 3
+
+
+@pytest.mark.parametrize(("count", "each_mb"), [(10, 70), (14, 45)])
+async def test_a_session_outlives_a_program_that_needs_too_much_memory(
+    data: OneContainer, count: int, each_mb: int
+) -> None:
+    """Where memory runs out, the program's processes go, and not a child that waits."""
+    code = (
+        f"import os\nfor _ in range({count}):\n    if os.fork() == 0:\n"
+        f"        hoard = b'x' * ({each_mb} << 20)\n        while True: pass\nwhile True: pass"
+    )
+    await data.python("# import pandas\nx = 41")
+    ended = await data.python(code, wall_s=15)
+    assert ended.ended_by is EndedBy.MEMORY
+    assert data.ended is None
+    assert value_of(await data.python("x + 1")) == 42
+
+
+async def test_a_program_that_takes_all_processes_ends_by_its_own_limit(
+    data: OneContainer,
+) -> None:
+    code = (
+        "import os, time\n"
+        "try:\n    while os.fork(): pass\nexcept OSError: pass\n"
+        "while True: time.sleep(1)"
+    )
+    ended = await data.python(code, keep=False, wall_s=14)
+    assert ended.ended_by is EndedBy.WALL_TIME
+    assert data.ended is None
+    assert value_of(await data.python("1 + 1", keep=False)) == 2
+
+
+@pytest.mark.needs("runsc")
+async def test_a_node_process_that_stood_by_has_a_limit_on_processes_under_gvisor() -> None:
+    code = (
+        "const { spawn } = require('child_process');\nlet refused = 0;\n"
+        "for (let n = 0; n < 90; n++) spawn('sleep', ['2']).on('error', () => refused++);\n"
+        "await new Promise((done) => setTimeout(done, 1500));\nconsole.log(refused > 0);\n"
+        "process.exit(0);"
+    )
+    async with one_container(image("node"), runtime="runsc") as box:
+        await box.javascript("0", keep=False)
+        ran = await box.javascript(code, keep=False)
+        assert ran.stdout == "true\n"
