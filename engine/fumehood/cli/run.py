@@ -90,7 +90,7 @@ def run(
         fail("Standard input can be the program or what it reads, not both.", ExitCode.USAGE)
     language = _language(program, language)
     tool, source = f"run_{language}", "command" if language == "shell" else "code"
-    arguments: JsonObject = {source: read_text(program, "The program")}
+    arguments: JsonObject = {source: read_text(program, f"The program {program[:80]!r}")}
     if stdin is not None:
         arguments["stdin"] = read_text(stdin, "What the program reads")
     if file:
@@ -113,7 +113,7 @@ def run(
             show_envelope(answer, as_json=True)
         else:
             _show(answer, download, with_files=save is None, with_output=not stream)
-        is_saved = save is None or _save(answer, download, save, force=force)
+        is_saved = save is None or _save(answer, download, save, force=force, quiet=as_json)
     code = exit_code_of(answer)
     raise typer.Exit(code if is_saved or code else ExitCode.TOOL_FAILED)
 
@@ -220,25 +220,33 @@ def _save_figures(figures: list[JsonObject], download: Download) -> None:
     """
     import tempfile
 
-    from fumehood.cli.inline_images import draw
-
     try:
         directory = Path(tempfile.mkdtemp(prefix="fumehood-"))
     except OSError as error:
         say(f"The figures cannot be saved: {error.strerror}. Use --save DIR.", to_stderr=True)
         return
     for figure in _saved(figures, download, directory, force=False):
-        path = directory / figure["filename"]
-        say(visible(f"figure: {path}"), to_stderr=True)
-        draw(path.read_bytes(), sys.stderr, os.environ)
+        _show_figure(directory / figure["filename"])
 
 
-def _save(answer: JsonObject, download: Download, directory: Path, *, force: bool) -> bool:
-    """Write the files; whether all that the program made are there now."""
+def _show_figure(path: Path) -> None:
+    from fumehood.cli.inline_images import draw
+
+    say(visible(f"figure: {path}"), to_stderr=True)
+    draw(path.read_bytes(), sys.stderr, os.environ)
+
+
+def _save(
+    answer: JsonObject, download: Download, directory: Path, *, force: bool, quiet: bool
+) -> bool:
+    """Write the files, and show the figures; whether all that the program made are there now."""
     fields = _fields(answer)
     # A file may have a figure's name; it comes first.
     made = [*(fields.get("files") or []), *(fields.get("images") or [])]
     saved = list(_saved(made, download, directory, force=force))
+    for entry in () if quiet else saved:
+        if entry in (fields.get("images") or []):
+            _show_figure(directory / entry["filename"])
     return len(saved) == len(made) and not fields.get("files_left_out")
 
 

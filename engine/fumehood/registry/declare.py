@@ -107,6 +107,8 @@ def tool(
 def _declare(function: Callable[..., Any], fields: Mapping[str, Any]) -> FunctionTool:
     name = str(fields.get("name", function.__name__))
     summary, described = _read_docstring(inspect.getdoc(function) or "")
+    if not summary and "description" not in fields:
+        raise InvalidDefinition(name, ["description: write a docstring that says what it does"])
     model = _arguments_model(function, name)
     document: JsonObject = {
         "name": name,
