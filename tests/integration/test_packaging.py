@@ -86,6 +86,12 @@ WRONG = (
 )
 
 
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory for users' scripts, in which the type checker keeps what it has seen."""
+    return tmp_path_factory.mktemp("scripts")
+
+
 def _checked(script: str, directory: Path) -> str:
     """The report of mypy on a user's script, that finds fumehood as it is installed."""
     (directory / "script.py").write_text(script)
@@ -96,16 +102,16 @@ def _checked(script: str, directory: Path) -> str:
     return done.stdout + done.stderr
 
 
-def test_type_checker_sees_the_types_of_a_users_script(tmp_path: Path) -> None:
-    report = _checked(SCRIPT, tmp_path)
+def test_type_checker_sees_the_types_of_a_users_script(scripts: Path) -> None:
+    report = _checked(SCRIPT, scripts)
     assert "Success" in report
     revealed = [line.split('"')[1] for line in report.splitlines() if "Revealed type" in line]
     assert tuple(revealed) == REVEALED
 
 
-def test_type_checker_refuses_options_that_are_none(tmp_path: Path) -> None:
+def test_type_checker_refuses_options_that_are_none(scripts: Path) -> None:
     lines = ["from fumehood import Client, tool", "client = Client()", *(call for call, _ in WRONG)]
-    report = _checked("\n".join(lines), tmp_path)
+    report = _checked("\n".join(lines), scripts)
     for number, (_, name) in enumerate(WRONG, start=3):
         assert any(
             line.startswith(f"script.py:{number}: error:") and f'"{name}"' in line

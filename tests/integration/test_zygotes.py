@@ -45,8 +45,15 @@ names = ("Uid", "Gid", "Groups", "NoNewPrivs", "Seccomp", "Threads",
 """
 
 
+@pytest.fixture
+async def data() -> AsyncIterator[OneContainer]:
+    async with one_container(image("python-data"), runtime="runc") as box:
+        yield box
+
+
 @pytest.fixture(params=RUNTIMES)
-async def data(request: pytest.FixtureRequest) -> AsyncIterator[OneContainer]:
+async def any_data(request: pytest.FixtureRequest) -> AsyncIterator[OneContainer]:
+    """What depends on the kernel that programs see is tried on both."""
     async with one_container(image("python-data"), runtime=request.param) as box:
         yield box
 
@@ -62,9 +69,13 @@ async def test_only_a_program_that_may_need_them_has_the_modules_loaded(data: On
     assert await stateless(data, FAT + ARE_LOADED) is True
 
 
-async def test_programs_find_the_same_limits_rights_and_surroundings(data: OneContainer) -> None:
-    fat = await stateless(data, FAT + STATE)  # first: then both zygotes have loaded what they load
-    assert await stateless(data, STATE) == fat
+async def test_programs_find_the_same_limits_rights_and_surroundings(
+    any_data: OneContainer,
+) -> None:
+    fat = await stateless(
+        any_data, FAT + STATE
+    )  # first: then both zygotes have loaded what they load
+    assert await stateless(any_data, STATE) == fat
 
 
 @pytest.mark.parametrize(
@@ -78,14 +89,14 @@ async def test_programs_fail_in_the_same_words(data: OneContainer, code: str) ->
 
 
 async def test_a_hidden_import_finds_the_modules_as_if_they_had_been_there(
-    data: OneContainer,
+    any_data: OneContainer,
 ) -> None:
     shown = "(pd.get_option('display.width'), pd.get_option('display.max_columns'), \
              mpl.get_configdir(), mpl.get_cachedir(), mpl.get_backend().lower())"
     hidden = await stateless(
-        data, f"{HIDDEN}hidden('imp' 'ort pandas as pd, matplotlib as mpl')\n{shown}"
+        any_data, f"{HIDDEN}hidden('imp' 'ort pandas as pd, matplotlib as mpl')\n{shown}"
     )
-    assert hidden == await stateless(data, f"import pandas as pd, matplotlib as mpl\n{shown}")
+    assert hidden == await stateless(any_data, f"import pandas as pd, matplotlib as mpl\n{shown}")
 
 
 async def test_a_figure_of_a_hidden_import_is_returned(data: OneContainer) -> None:
@@ -99,16 +110,16 @@ async def test_a_figure_of_a_hidden_import_is_returned(data: OneContainer) -> No
 
 
 async def test_a_session_that_begins_thin_keeps_its_variables_when_it_imports_the_modules(
-    data: OneContainer,
+    any_data: OneContainer,
 ) -> None:
-    await data.python("rows = [3, 4]")
-    assert value_of(await data.python("rows.append(5)\nlen(rows)")) == 3
-    third = await data.python("import pandas as pd\ntable = pd.DataFrame({'n': rows})\nrows")
+    await any_data.python("rows = [3, 4]")
+    assert value_of(await any_data.python("rows.append(5)\nlen(rows)")) == 3
+    third = await any_data.python("import pandas as pd\ntable = pd.DataFrame({'n': rows})\nrows")
     assert (value_of(third), third.state) == ([3, 4, 5], "kept")
-    assert value_of(await data.python("int(table.n.sum())")) == 12
-    killed = await data.python("import os\ntable = None\nos._exit(1)")
+    assert value_of(await any_data.python("int(table.n.sum())")) == 12
+    killed = await any_data.python("import os\ntable = None\nos._exit(1)")
     assert killed.state == "rolled_back"
-    assert value_of(await data.python("int(table.n.sum()), rows")) == [12, [3, 4, 5]]
+    assert value_of(await any_data.python("int(table.n.sum()), rows")) == [12, [3, 4, 5]]
 
 
 async def test_forks_of_one_zygote_draw_different_numbers(data: OneContainer) -> None:
