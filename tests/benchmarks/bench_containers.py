@@ -42,6 +42,9 @@ BURST = 200
 PACED_CALLS = 100
 PACE_S = 0.05
 CPU_CALLS = 300
+SETTLE_S = 3
+"""In which containers that have just started load their images' modules."""
+
 CARRIERS = {"dockerd", "containerd", "containerd-shim-runc-v2"}
 
 
@@ -104,6 +107,7 @@ def processor_time(daemon: Running, call: Callable[[], bytes]) -> Iterator[Line]
     """Of every process that has to do with a call: the daemon's, the container's, and Docker's own,
     which carries the bytes between them.
     """
+    time.sleep(SETTLE_S)
     family = [daemon.process, *daemon.guest()]
     inside = [one for first in supervisors() for one in (first, *first.children(recursive=False))]
     carriers = [p for p in psutil.process_iter(["name"]) if p.info["name"] in CARRIERS]
