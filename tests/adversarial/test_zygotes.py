@@ -78,6 +78,23 @@ async def test_a_session_outlives_a_program_that_needs_too_much_memory(
     assert value_of(await data.python("x + 1")) == 42
 
 
+async def test_memory_that_took_a_zygote_is_told_as_memory_with_what_was_printed(
+    data: OneContainer,
+) -> None:
+    """Programs may lower their own score; then the kernel takes the largest, which is the guest's."""
+    code = (
+        "import os, time\nprint('begun', flush=True)\n"
+        "for _ in range(60):\n    if os.fork() == 0:\n"
+        "        open('/proc/self/oom_score_adj', 'w').write('0')\n        hoard = []\n"
+        "        for _ in range(40):\n            hoard.append(b'x' * (1 << 20))\n"
+        "            time.sleep(0.01)\n        while True: time.sleep(1)\n"
+        "while True: time.sleep(1)"
+    )
+    await data.python("# import pandas\n1", keep=False)
+    ended = await data.python(code, keep=False, wall_s=20)
+    assert (ended.ended_by, ended.stdout) == (EndedBy.MEMORY, "begun\n")
+
+
 async def test_a_program_that_takes_all_processes_ends_by_its_own_limit(
     data: OneContainer,
 ) -> None:

@@ -92,9 +92,7 @@ class Standby:
         """Whether a process that has ended was one of these, and no program."""
         if self._child is not None and self._child.pid == pid:
             self._child.close()
-            self._child = self._expected_cpu_s = (
-                None  # one that ends by itself is not started again
-            )
+            self._child = self._expected_cpu_s = None  # it ended by itself: not another one
             return True
         was_one = pid in self._ended
         self._ended.discard(pid)

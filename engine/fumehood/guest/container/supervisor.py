@@ -357,7 +357,9 @@ class Supervisor:
             self._host.fail(why)
         if run is not None and run.child is not None and self._meter.is_out_of_memory(run):
             run.killed_for = run.killed_for or "memory"
+            run.is_over = True
             processes.kill_all()
+            self._read_last_words(run)
             self._reporter.ended(run, 0, None)
             self._host.tell({"op": "reset", "id": run.id, "clean": False, "why": why[:200]})
         os.write(2, f"supervisor: {why}\n".encode()[:400])
