@@ -13,6 +13,7 @@ import typer
 
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.image_building import build, open_engine, progress
+from fumehood.cli.moments import age
 from fumehood.model.json_types import JsonObject
 
 if TYPE_CHECKING:
@@ -253,7 +254,7 @@ def _show(found: list[Image]) -> None:
         (
             image.name,
             f"{image.size_bytes / 1e6:.0f} MB",
-            age_in_words(image.packages_from, now),
+            age(image.packages_from, now),
             str(image.packages),
             ", ".join(image.languages),
             "current" if image.is_own else "of another version",
@@ -262,15 +263,6 @@ def _show(found: list[Image]) -> None:
         for image in found
     ]
     show_table(fields, rows)
-
-
-def age_in_words(then: datetime, now: datetime) -> str:
-    """How long ago, in its largest unit."""
-    seconds = max(0, int((now - then).total_seconds()))
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds // length} {unit}"
-    return f"{seconds} s"
 
 
 def _document(image: Image) -> JsonObject:

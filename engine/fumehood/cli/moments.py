@@ -11,6 +11,13 @@ AGE = re.compile(r"^(\d{1,6})([smhd])$")
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
+def age(then: datetime, now: datetime) -> str:
+    """How long ago, in its largest unit, as `moment` reads it."""
+    seconds = max(0, int((now - then).total_seconds()))
+    unit = next((unit for unit in "dhm" if seconds >= UNITS_S[unit]), "s")
+    return f"{seconds // UNITS_S[unit]}{unit}"
+
+
 def moment(text: str, now: datetime, option: str = "--since") -> datetime:
     """A time from an age, or from a date and time; without a zone it is this machine's."""
     age = AGE.match(text)

@@ -114,16 +114,32 @@ def show_tools(found: list[tuple[ToolDefinition, str]], *, as_json: bool) -> Non
 
 def show_calls(records: list[CallRecord], *, as_json: bool) -> None:
     """A list of calls, as it comes."""
+    from datetime import UTC, datetime
+
+    from fumehood.cli.moments import age
     from fumehood.cli.tables import Field, show_table
 
     if as_json:
         show_json([record.model_dump(mode="json") for record in records])
         return
+    now = datetime.now(UTC)
     fields = (
-        Field("when", whole=True), Field("tool"), Field("code"), Field("ms", drop=1),
-        Field("agent", drop=2), Field("call", whole=True),
+        Field("age", drop=1), Field("tool"), Field("version", drop=4), Field("code"),
+        Field("ms", drop=2), Field("agent", drop=3), Field("call", whole=True),
     )  # fmt: skip
-    show_table(fields, [_columns(record) for record in records])
+    rows = [
+        (
+            age(datetime.fromisoformat(record.timestamp), now),
+            visible(record.tool_name),
+            record.tool_version or "",
+            record.code,
+            f"{record.execution_time_ms:.1f}",
+            record.agent_id or "",
+            record.call_id,
+        )
+        for record in records
+    ]
+    show_table(fields, rows)
 
 
 def show_call_line(record: CallRecord, *, as_json: bool) -> None:
@@ -131,7 +147,7 @@ def show_call_line(record: CallRecord, *, as_json: bool) -> None:
     line = (
         json.dumps(record.model_dump(mode="json"))
         if as_json
-        else "  ".join(text for text in _columns(record) if text)
+        else "  ".join(text for text in _parts(record) if text)
     )
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
@@ -145,7 +161,7 @@ def show_fields(fields: JsonObject) -> None:
         print(f"{styled(visible(key), BOLD)}:{between}{text}")
 
 
-def _columns(record: CallRecord) -> tuple[str, ...]:
+def _parts(record: CallRecord) -> tuple[str, ...]:
     tool = record.tool_name + (f"@{record.tool_version}" if record.tool_version else "")
     return (
         record.timestamp,

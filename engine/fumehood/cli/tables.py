@@ -22,6 +22,9 @@ READABLE = 20
 LONGEST_WORD = 32
 """Characters of a word that a column is made wide enough for; longer ones are folded."""
 
+NARROWEST = 8
+"""Characters that a column keeps where its words have to be folded."""
+
 BETWEEN = 3
 """Characters between one column's text and the next one's: padding, rule, padding."""
 
@@ -43,7 +46,11 @@ def show_table(fields: Sequence[Field], rows: Sequence[Sequence[str]]) -> None:
     console = Console()
     cells = [[printable(cell) for cell in row] for row in rows]
     kept = fitting(fields, cells, console.width)
-    widths = _widths([_bounds(fields[index], cells, index) for index in kept], console.width)
+    widths = _widths(
+        [_bounds(fields[index], cells, index) for index in kept],
+        [fields[index].whole for index in kept],
+        console.width,
+    )
     columns = (
         Column(fields[index].head, overflow="fold", no_wrap=fields[index].whole, width=width)
         for index, width in zip(kept, widths, strict=True)
@@ -54,7 +61,7 @@ def show_table(fields: Sequence[Field], rows: Sequence[Sequence[str]]) -> None:
     console.print(table)
     left_out = [field.head for index, field in enumerate(fields) if index not in kept]
     if left_out:
-        print(f"No room for: {', '.join(left_out)}. See --json.", file=sys.stderr)
+        print(f"Hidden columns: {', '.join(left_out)}. See --json.", file=sys.stderr)
 
 
 def fitting(fields: Sequence[Field], rows: Sequence[Sequence[str]], width: int) -> list[int]:
@@ -68,7 +75,7 @@ def fitting(fields: Sequence[Field], rows: Sequence[Sequence[str]], width: int) 
 
 
 def _needed(fields: Sequence[Field], rows: Sequence[Sequence[str]], kept: Sequence[int]) -> int:
-    return sum(_readable(fields[index], rows, index) + BETWEEN for index in kept)
+    return sum(_readable(fields[index], rows, index) + BETWEEN for index in kept) - 1
 
 
 def _readable(field: Field, rows: Sequence[Sequence[str]], index: int) -> int:
@@ -86,12 +93,21 @@ def _bounds(field: Field, rows: Sequence[Sequence[str]], index: int) -> tuple[in
     return min(word, LONGEST_WORD), most
 
 
-def _widths(bounds: Sequence[tuple[int, int]], room: int) -> list[int | None]:
-    """A width for each column: words first, then the rest in turn. None leaves it to the table."""
+def _widths(
+    bounds: Sequence[tuple[int, int]], whole: Sequence[bool], room: int
+) -> list[int | None]:
+    """A width for each column: words first, then the rest in turn. Where words do not fit, the
+    widest columns fold them. None leaves the width to the table.
+    """
     widths = [least for least, _ in bounds]
-    spare = room - sum(widths) - BETWEEN * len(widths)
-    if spare < 0:
-        return [None] * len(widths)
+    spare = room - sum(widths) - BETWEEN * len(widths) + 1
+    foldable = [index for index, is_whole in enumerate(whole) if not is_whole]
+    while spare < 0:
+        widest = max(foldable, key=widths.__getitem__, default=None)
+        if widest is None or widths[widest] <= NARROWEST:
+            return [None] * len(widths)
+        widths[widest] -= 1
+        spare += 1
     while spare and any(width < most for width, (_, most) in zip(widths, bounds, strict=True)):
         for index, (_, most) in enumerate(bounds):
             if spare and widths[index] < most:

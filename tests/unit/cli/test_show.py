@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from fumehood.cli.show import show_envelope, show_json
+from fumehood.cli.moments import age
+from fumehood.cli.show import show_calls, show_envelope, show_json
+from fumehood.model.call_log import CallRecord
 from fumehood.model.envelope import Envelope, ErrorInfo
 from support.answers import envelope_bytes
 
@@ -110,3 +113,28 @@ def test_last_line_says_what_is_known_of_a_call_without_a_sandbox(
 ) -> None:
     assert f" · {says} · " in shown(one)
     assert says == "nothing ran" or "nothing ran" not in shown(one)
+
+
+def test_list_of_calls_fits_80_columns_without_breaking_a_word(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    record = CallRecord.model_construct(
+        call_id=f"call_{'0' * 24}", timestamp="2026-01-01T00:00:00.000Z", agent_id=None,
+        tool_name="run_python", tool_version="1.0.0", code="REQUIRES_HUMAN_APPROVAL",
+        execution_time_ms=12.3,
+    )  # fmt: skip
+    show_calls([record], as_json=False)
+    shown = capsys.readouterr()
+    assert {record.call_id, record.tool_name, record.code} <= set(shown.out.split())
+    assert "age" in shown.out
+    assert max(map(len, shown.out.splitlines())) <= 80
+    assert shown.err == "Hidden columns: version, ms, agent. See --json.\n"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "says"), [(-5, "0s"), (59, "59s"), (60, "1m"), (7200, "2h"), (86_400 * 9, "9d")]
+)
+def test_age_is_told_in_its_largest_unit(seconds: int, says: str) -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    assert age(now - timedelta(seconds=seconds), now) == says

@@ -13,7 +13,7 @@ ROW = ["0123456789abcdef", "call, approve", "clerk", "True"]
 
 @pytest.mark.parametrize(
     ("width", "kept"),
-    [(80, [0, 1, 2, 3]), (46, [0, 1, 3]), (30, [0, 3]), (5, [0, 3])],
+    [(80, [0, 1, 2, 3]), (51, [0, 1, 2, 3]), (50, [0, 1, 3]), (30, [0, 3]), (5, [0, 3])],
 )
 def test_least_important_columns_go_first_and_the_others_never(width: int, kept: list[int]) -> None:
     assert fitting(FIELDS, [ROW], width) == kept
@@ -37,7 +37,7 @@ def test_nothing_is_cut_off_and_what_is_left_out_is_named(
     shown = capsys.readouterr()
     assert shown.out.count("x") == 40
     assert max(map(len, shown.out.splitlines())) <= 36
-    assert shown.err == "No room for: scopes, agents. See --json.\n"
+    assert shown.err == "Hidden columns: scopes, agents. See --json.\n"
 
 
 def test_what_somebody_wrote_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,3 +69,15 @@ def test_words_are_kept_whole_where_a_column_less_makes_room(
     words = {word for row in rows for cell in (row[0], row[1], row[3]) for word in cell.split()}
     assert words <= set(shown.out.split())
     assert max(map(len, shown.out.splitlines())) <= 80
+
+
+def test_only_the_widest_words_are_folded_where_not_all_have_room(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    call = f"call_{'0' * 24}"
+    fields = [Field("tool"), Field("code"), Field("call", whole=True)]
+    show_table(fields, [["a_tool_with_quite_a_long_name", "MEMORY_LIMIT_EXCEEDED", call]])
+    words = capsys.readouterr().out.split()
+    assert {"MEMORY_LIMIT_EXCEEDED", call} <= set(words)
+    assert "a_tool_with_quite_a_long_name" not in words
