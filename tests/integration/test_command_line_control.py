@@ -263,7 +263,8 @@ def test_tables_fit_80_columns_and_keep_what_is_needed(administered_daemon: Daem
         (["agents", "list", "--credential-stdin"], ["wide-clerk"]),
         (["approvers", "list", "--credential-stdin"], ["owner"]),
         (["tools", "list"], ["calculator@1.0.0"]),
-        (["doctor"], ["interpreter: wall_time"]),
+        (["doctor"], ["Limits: "]),
+        (["doctor", "--verbose"], ["interpreter: wall_time"]),
     ):
         lines = on_a_terminal(daemon, *command)
         assert max(map(len, lines)) <= TERMINAL_COLUMNS, command

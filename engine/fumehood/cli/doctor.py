@@ -28,9 +28,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 INTERPRETERS = {"asteval": (1, 0, 10), "RestrictedPython": (8, 4)}
 """Oldest version of each that may be used. Earlier ones have published escapes."""
 
-CHECK_WIDTH = len("interpreter: processes")
-"""However long the other columns are, what was looked at stays on one line."""
-
 
 def doctor(
     attack: Annotated[
@@ -51,6 +48,9 @@ def doctor(
     quick: Annotated[
         bool, typer.Option("--quick", help="A few attacks of each kind, in some 15 s at most.")
     ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show each check in full, also where all is well.")
+    ] = False,
     as_json: AsJson = False,
     socket: SocketPath = None,
 ) -> None:
@@ -67,7 +67,9 @@ def doctor(
     if wants_json(as_json):
         _show_json(findings)
     else:
-        _show(findings)
+        from fumehood.cli.doctor_view import show_findings
+
+        show_findings(findings, verbose=verbose)
     if any(finding.verdict == "missing" for finding in findings):
         raise typer.Exit(ExitCode.TOOL_FAILED)
 
@@ -241,26 +243,3 @@ def _show_json(findings: list[Finding]) -> None:
     """One JSON document with a line for each finding, so that `grep` finds it whole."""
     lines = ",\n".join(json.dumps(asdict(finding)) for finding in findings)
     print(f"[\n{lines}\n]")
-
-
-def _show(findings: list[Finding]) -> None:
-    from rich.console import Console
-    from rich.table import Column, Table
-    from rich.text import Text
-
-    from fumehood.cli.escaping import printable
-
-    colours: dict[Verdict, str] = {"ok": "green", "warning": "yellow", "missing": "red"}
-    table = Table(
-        Column("check", min_width=CHECK_WIDTH, overflow="fold"),
-        Column("", no_wrap=True),
-        Column("found", overflow="fold"),
-        Column("cure", overflow="fold"),
-    )
-    for finding in findings:
-        verdict = Text(finding.verdict, style=colours[finding.verdict])
-        table.add_row(
-            Text(printable(finding.check)), verdict,
-            Text(printable(finding.found)), Text(printable(finding.cure)),
-        )  # fmt: skip
-    Console().print(table)

@@ -1,0 +1,81 @@
+"""Findings on a terminal: what needs attention in full, the rest in few lines."""
+
+from __future__ import annotations
+
+import pytest
+
+from fumehood.cli.doctor import INTERPRETERS
+from fumehood.cli.doctor_authority import CHECKS
+from fumehood.cli.doctor_view import show_findings
+from fumehood.cli.finding import Finding
+from fumehood.model.limits import Limit
+
+pytestmark = pytest.mark.row("D7")
+
+WELL = (
+    "platform", "python", *INTERPRETERS, "configuration", "state directory", "daemon", *CHECKS,
+    *(f"{wall}: {limit}" for wall in ("interpreter", "jail") for limit in Limit),
+    "docker", *(f"docker: {part}" for part in ("runc", "containerd", "cgroups", "swap", "disk")),
+    "image: node", "image: shell", "tools", "tools directory",
+)  # fmt: skip
+LIMITS = 2 * len(Limit)
+
+
+@pytest.fixture(autouse=True)
+def columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def findings(**wrong: str) -> list[Finding]:
+    return [
+        Finding(check, "warning", wrong[check], "Mend it.")
+        if check in wrong
+        else Finding(check, "ok", "well " * 20)
+        for check in WELL
+    ]
+
+
+def test_what_needs_attention_is_shown_in_full_and_the_rest_counted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = f"/tmp/{'long/' * 20}"
+    one = Finding("image: python", "ok", "not built", "To have it: fumehood images build python")
+    show_findings([*findings(daemon=f"No engine answers on {path}."), one], verbose=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("warning  daemon: No engine answers")
+    assert any(f"{path}." in line for line in lines)
+    assert "           Remedy: Mend it." in lines
+    assert "ok       image: python: not built" in lines
+    assert "           Remedy: To have it: fumehood images build python" in lines
+    assert f"ok       Limits: {LIMITS} of {LIMITS} enforced" in lines
+    assert "ok       Engine: 2 of 3 ok: configuration, state directory" in lines
+    assert "ok       Images: 2 of 3 ok: node, shell" in lines
+    assert not any("well" in line for line in lines)
+    assert len(lines) <= 20
+
+
+def test_every_check_is_counted_in_a_group(capsys: pytest.CaptureFixture[str]) -> None:
+    show_findings(findings(), verbose=False)
+    shown = " ".join(capsys.readouterr().out.split())
+    for check in WELL:
+        if not check.startswith(("interpreter: ", "jail: ")):
+            assert check.partition(": ")[2] or check in shown
+    counts = [line.split(" of ")[0] for line in shown.split("ok ") if " of " in line]
+    assert sum(int(count.split(": ")[1]) for count in counts) == len(WELL)
+
+
+def test_every_check_is_in_full_where_that_was_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    show_findings(findings(daemon="No engine."), verbose=True)
+    lines = capsys.readouterr().out.splitlines()
+    heads = [line[9:] for line in lines if not line.startswith(" ")]
+    assert [
+        check for check, head in zip(WELL, heads, strict=True) if not head.startswith(check)
+    ] == []
+    assert max(map(len, lines)) <= 80
+
+
+def test_findings_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    show_findings([Finding("tools", "warning", "\x1b[2J", "\x1b[2J")], verbose=False)
+    assert "\x1b" not in capsys.readouterr().out
