@@ -31,6 +31,12 @@ if TYPE_CHECKING:
 BOLD, DIM, BOLD_RED, YELLOW = "1", "2", "1;31", "33"
 """*Source*: ECMA-48, SGR."""
 
+EMPTY: tuple[Any, ...] = (None, "", [], {})
+"""Values of fields that say nothing on a terminal."""
+
+FILE_CONTENT = "content_base64"
+"""The key of an inline file's bytes. The model of files would load more than a call needs."""
+
 OPTIONS = {"memory_limit_mb": "--memory", "timeout_seconds": "--timeout"}
 """Options of a call → those of the command line."""
 
@@ -59,7 +65,7 @@ def show_json(value: Any) -> None:
 
 
 def show_envelope(envelope: Envelope | JsonObject, *, as_json: bool) -> None:
-    """An envelope: whole as JSON, or its result and what it took."""
+    """An envelope: whole as JSON, or the fields of its result with content and what it took."""
     document = document_of(envelope)
     if as_json:
         show_json(document)
@@ -68,9 +74,9 @@ def show_envelope(envelope: Envelope | JsonObject, *, as_json: bool) -> None:
     if error is not None:
         message = indented(in_options(error["message"]))
         print(f"{styled(visible(error['code']), BOLD_RED)} {message}")
-        show_fields(error.get("details") or {})
+        show_fields(_with_content(error.get("details") or {}))
     else:
-        show_fields(document["data"])
+        show_fields(_with_content(document["data"]))
     for warning in metadata["warnings"]:
         print(f"{styled('warning', YELLOW)} {indented(in_options(warning))}")
     if metadata.get("idempotent_replay"):
@@ -159,6 +165,38 @@ def show_fields(fields: JsonObject) -> None:
         text = indented(value) if isinstance(value, str) else in_options(json_line(value))
         between = "\n    " if "\n" in text.rstrip() else " "  # the lines of a table stay in line
         print(f"{styled(visible(key), BOLD)}:{between}{text}")
+
+
+def _with_content(fields: JsonObject) -> JsonObject:
+    """The fields that are not empty, or all where each is; bytes are described, not shown."""
+    return {
+        key: _described(key, value) for key, value in fields.items() if value not in EMPTY
+    } or fields
+
+
+def _described(key: str, value: Any) -> Any:
+    if key == FILE_CONTENT and isinstance(value, str):
+        return _size(value)
+    if isinstance(value, list) and any(map(_is_inline, value)):
+        return "\n".join(
+            visible(f"{item['filename']}: {item['content_type']}, {_size(item[FILE_CONTENT])}")
+            if _is_inline(item)
+            else json_line(item)
+            for item in value
+        )
+    return value
+
+
+def _is_inline(item: Any) -> bool:
+    """Whether this is a file whose bytes are in the answer."""
+    keys = ("filename", "content_type", FILE_CONTENT)
+    return isinstance(item, dict) and all(isinstance(item.get(key), str) for key in keys)
+
+
+def _size(base64: str) -> str:
+    size = len(base64) * 3 // 4 - base64[-2:].count("=")
+    shown = f"{size / 1000:.0f} kB" if size >= 1000 else f"{size} bytes"
+    return f"{shown} (--json shows it)"
 
 
 def _parts(record: CallRecord) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -138,3 +139,34 @@ def test_list_of_calls_fits_80_columns_without_breaking_a_word(
 def test_age_is_told_in_its_largest_unit(seconds: int, says: str) -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
     assert age(now - timedelta(seconds=seconds), now) == says
+
+
+def test_fields_without_content_are_left_out_and_bytes_are_described(shown: Any) -> None:
+    figure = {"filename": "f.png", "content_type": "image/png", "size": 12_000}
+    figure["content_base64"] = base64.b64encode(bytes(12_000)).decode()
+    large = {"filename": "l.bin", "content_type": "application/octet-stream", "url": "/v1/x"}
+    text = shown(
+        envelope(data={
+            "stdout": "", "stderr": "", "exit_code": 0, "value": False, "files": [figure, large],
+            "images": [figure | {"filename": NASTY}], "content_base64": "AAE=", "exception": None,
+        })
+    )  # fmt: skip
+    assert text.split("\n")[:-2] == [
+        "exit_code: 0",
+        "value: false",
+        "files:",
+        "    f.png: image/png, 12 kB (--json shows it)",
+        '    {"filename": "l.bin", "content_type": "application/octet-stream", "url": "/v1/x"}',
+        f"images: {SHOWN}: image/png, 12 kB (--json shows it)",
+        "content_base64: 2 bytes (--json shows it)",
+    ]
+
+
+def test_result_with_nothing_but_empty_fields_is_shown_as_it_is(shown: Any) -> None:
+    assert shown(envelope(data={"items": [], "next": None})).startswith("items: []\nnext: null\n")
+
+
+def test_json_of_an_envelope_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    data = {"stdout": "", "files": [], "content_base64": "AAE="}
+    show_envelope(envelope(data=data), as_json=True)
+    assert json.loads(capsys.readouterr().out)["data"] == data
