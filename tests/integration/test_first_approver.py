@@ -128,6 +128,14 @@ def test_serve_on_a_terminal_begins_with_three_lines_for_a_person(home: Path) ->
     assert "fumehood call calculator" in then
 
 
+@pytest.mark.row("D1")
+def test_serve_on_a_terminal_logs_events_only_where_that_was_asked_for(home: Path) -> None:
+    unasked = served_on_a_terminal(environment_of(home))
+    assert "daemon.ready" not in unasked
+    asked = served_on_a_terminal({**environment_of(home), "FUMEHOOD_LOG_LEVEL": "info"})
+    assert "daemon.ready" in asked
+
+
 def test_serve_without_a_terminal_greets_nobody_and_makes_no_approver(
     start_daemon: StartDaemon,
 ) -> None:

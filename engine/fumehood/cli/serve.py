@@ -27,7 +27,10 @@ def serve(
     home: Annotated[
         Path | None, typer.Option(help="Where the engine keeps its files; default: FUMEHOOD_HOME.")
     ] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    log_level: Annotated[
+        str | None,
+        typer.Option(help="debug, info, warning or error; default: info, on a terminal warning."),
+    ] = None,
 ) -> None:
     """Run the engine as a daemon until SIGTERM or Ctrl-C."""
     import anyio
@@ -44,9 +47,12 @@ def serve(
         fail("Standard error is closed, and the log goes there.", ExitCode.UNAVAILABLE)
     config = read_config(socket=socket, home=home, log_level=log_level)
     path = read_socket_path(config)
-    log = make_logger(config.log_level, config.log_format)
+    level: str = config.log_level
     if sys.stderr.isatty():
         _greet(config)
+        if "log_level" not in config.model_fields_set:
+            level = "warning"  # a person reads: the credential must not scroll away
+    log = make_logger(level, config.log_format)
 
     def say_ready() -> None:
         with suppress(OSError):  # nobody reads any more, as with the log
@@ -62,7 +68,7 @@ def serve(
 
 
 def _greet(config: Config) -> None:
-    """Print three lines for a person; the log follows."""
+    """Print three lines for a person; warnings of the log follow."""
     from importlib.metadata import version
 
     example = """fumehood call calculator '{"expression": "5! + 2**10"}'"""
