@@ -344,7 +344,7 @@ def _init(home: Path, *arguments: str, **environment: str) -> subprocess.Complet
 def test_no_first_approver_is_made_while_an_engine_runs(served: Served) -> None:
     refused = _init(served.authority.home, "intruder")
     assert (refused.returncode, refused.stdout) == (4, b"")
-    assert b"Another engine uses this state directory" in refused.stderr
+    assert b"An engine uses this state directory" in refused.stderr
 
 
 @pytest.mark.row("D4")

@@ -73,7 +73,7 @@ def test_refused_call_names_a_cure_that_leads_out_of_the_same_home(
     assert "fumehood approvers init" in error["message"]
     beside = run(daemon, "approvers", "init")
     assert (beside.returncode, beside.stdout) == (4, b"")
-    assert b"Another engine uses this state directory" in beside.stderr
+    assert b"An engine uses this state directory. Stop it, run" in beside.stderr
     assert daemon.stop() == 0
 
     make_first_approver(home)
@@ -115,6 +115,16 @@ def test_serve_on_a_terminal_makes_the_first_approver_once(
     assert exported.stdout.count(b"change.approver.init") == 1
     refused = run(daemon, "approvers", "init")
     assert (refused.returncode, refused.stdout) == (1, b"")
+
+
+@pytest.mark.row("D4")
+def test_second_init_beside_a_running_engine_names_the_command_that_adds_an_approver(
+    start_daemon: StartDaemon, home: Path
+) -> None:
+    make_first_approver(home)
+    refused = run(start_daemon(), "approvers", "init", "second")
+    assert (refused.returncode, refused.stdout) == (4, b"")
+    assert b"fumehood approvers add NAME" in refused.stderr
 
 
 @pytest.mark.row("D1")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,7 +25,7 @@ def init(name: Name = "owner") -> None:
     from fumehood.gates.approvers import make_first_approver
     from fumehood.model.errors import EngineError
     from fumehood.store.database import FILE_NAME, open_database
-    from fumehood.store.directory import hold_lock, private_directory
+    from fumehood.store.directory import InUse, hold_lock, private_directory
     from fumehood.store.errors import StoreError
 
     state = read_config().state_directory
@@ -36,8 +38,23 @@ def init(name: Name = "owner") -> None:
                 database.close()
     except EngineError as refusal:
         fail(refusal.message, ExitCode.TOOL_FAILED)
+    except InUse:
+        fail(f"An engine uses this state directory. {_cure(state)}", ExitCode.UNAVAILABLE)
     except StoreError as error:
         fail(str(error), ExitCode.UNAVAILABLE)
+
+
+def _cure(state: Path) -> str:
+    """How to have an approver beside a running engine."""
+    from fumehood.gates.approvers import ADD
+    from fumehood.store import identities
+    from fumehood.store.errors import StoreError
+    from fumehood.store.offline import reading
+
+    with suppress(StoreError), reading(state) as connection:
+        if identities.all_approvers(connection):
+            return f"It has had its first approver already. To add another: {ADD}."
+    return "Stop it, run `fumehood approvers init` again, and start it."
 
 
 def _show(credential: str) -> None:

@@ -23,6 +23,10 @@ class StateError(StoreError):
     """The engine cannot start here. The message says why and what to do."""
 
 
+class InUse(StateError):
+    """Another process holds the lock."""
+
+
 def private_directory(path: Path) -> Path:
     """Make the directory, or check that it is ours and nobody else's.
 
@@ -53,7 +57,8 @@ def hold_lock(path: Path, what: str) -> Iterator[None]:
     each lock a file of their own.
 
     Raises:
-        StateError: another process holds it.
+        InUse: another process holds it.
+        StateError: it cannot be opened or locked.
     """
     try:
         descriptor = os.open(
@@ -65,7 +70,7 @@ def hold_lock(path: Path, what: str) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise StateError(
+            raise InUse(
                 f"Another engine uses {what} already. Stop it, or choose another place with "
                 "FUMEHOOD_HOME or FUMEHOOD_SOCKET."
             ) from None
