@@ -81,7 +81,7 @@ def reached_limit(
             what = f"was stopped after {limits.cpu_s:g} s of CPU time"
         case EndedBy.MEMORY:
             hint = _memory_hint(ending, limits, subject)
-            limit = {"memory_mb": limits.memory_mb, "peak_memory_mb": _peak_mb(ending)}
+            limit = {"memory_mb": limits.memory_mb, **_peak_memory(ending, limits)}
             what = (
                 f"needed more than its {limits.memory_mb} MB of memory, of which files in the "
                 "sandbox take a part"
@@ -252,6 +252,9 @@ def _cpu_s(ending: RunEnding) -> float | None:
     return None if ending.cpu_ms is None else round(ending.cpu_ms / 1e3, 3)
 
 
-def _peak_mb(ending: RunEnding) -> float | None:
-    peak = ending.peak_memory_bytes
-    return None if peak is None else round(peak / MB, 2)
+def _peak_memory(ending: RunEnding, limits: Limits) -> JsonObject:
+    """How far the program came, if known. A peak over the limit includes the image's own part."""
+    peak, most = ending.peak_memory_bytes, limits.memory_mb
+    if peak is None or (most is not None and peak > most * MB):
+        return {}
+    return {"peak_memory_mb": round(peak / MB, 2)}
