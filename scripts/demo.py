@@ -374,12 +374,22 @@ def conclude(demo: Demo, seconds: float, *, has_containers: bool) -> None:
     demo.say("", f"{right} of {demo.steps} steps ended as expected, in {seconds:.0f} s{missing}.")
     if figure:
         demo.say(f"The figure stays: {figure}")
-    again = f"run {KEPT}/plot.py" if figure else 'call calculator \'{"expression": "6 * 7"}\''
+    plot = shlex.quote(str(KEPT.resolve() / "plot.py"))
+    again = f"run {plot}" if figure else 'call calculator \'{"expression": "6 * 7"}\''
     demo.say(
-        f'Next: export PATH="{FUMEHOOD.parent.absolute()}:$PATH"',
-        "      fumehood serve",
-        f"      fumehood {again}    # in another terminal",
+        "Next, in two terminals:",
+        f"  export {' '.join(settings())}",
+        "  fumehood serve    # in the first",
+        f"  fumehood {again}    # in the second",
     )
+
+
+def settings() -> list[str]:
+    """The variables by which another terminal finds the command and the user's own engine."""
+    path = f'PATH={shlex.quote(str(FUMEHOOD.parent.absolute()))}:"$PATH"'
+    names = ("FUMEHOOD_CONFIG", "FUMEHOOD_HOME", "FUMEHOOD_SOCKET")
+    given = [f"{name}={shlex.quote(os.environ[name])}" for name in names if name in os.environ]
+    return [path, *given]
 
 
 def outcome(envelope: dict[str, Any], came: str | None) -> str:

@@ -196,3 +196,27 @@ def test_demo_as_json_is_one_object_a_step_and_fails_where_one_ends_otherwise(ho
     )
     assert [step["answer"]["success"] for step in steps[3:7]] == [True, False, False, True]
     assert last["figure"] is None
+
+
+@pytest.mark.row("D1")
+def test_demo_ends_with_commands_that_work_in_another_terminal_and_directory(home: Path) -> None:
+    own = home / "my own"
+    done = demo(home, FUMEHOOD_HOME=str(own), DOCKER_HOST=f"unix://{home}/docker.sock")
+    *_, then, settings, serve, call = done.stdout.splitlines()
+    assert then == "Next, in two terminals:"
+    engine = subprocess.Popen(
+        ["sh", "-c", f"{settings}; exec {serve}"], env={"PATH": "/usr/bin:/bin"}, cwd="/",
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert engine.stderr is not None
+        assert any("fumehood listens on" in line for line in engine.stderr)
+        answer = subprocess.run(
+            ["sh", "-c", f"{settings}; {call}"], env={"PATH": "/usr/bin:/bin"}, cwd="/",
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+    finally:
+        engine.terminate()
+        engine.communicate(timeout=60)
+    assert json.loads(answer.stdout)["data"]["value"] == 42
+    assert own.is_dir()
