@@ -179,6 +179,13 @@ def test_on_a_terminal_no_name_and_no_file_can_change_anything(shell: Shell) -> 
     assert shown.strip() == b"\\u{001b}[2J\\u{202e}ok"
 
 
+def test_new_session_says_on_a_terminal_what_it_runs_and_how_to_use_it(shell: Shell) -> None:
+    made, said = on_a_terminal(shell, "new").decode().splitlines()
+    assert "python" in said
+    assert "--session ID" in said
+    assert shell("end", made).returncode == 0
+
+
 @pytest.mark.row("S7")
 @pytest.mark.parametrize(
     ("name", "options", "tool"),

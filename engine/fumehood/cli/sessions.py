@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -63,6 +64,12 @@ def new_session(
         show_json(record.model_dump(mode="json"))
     else:
         say(record.id)
+        if sys.stdout.isatty():
+            say(
+                f"Its image, {record.image}, runs {', '.join(record.languages)}. Make calls in it "
+                "with --session ID; end it with: fumehood sessions end ID",
+                to_stderr=True,
+            )
 
 
 @sessions.command("show")

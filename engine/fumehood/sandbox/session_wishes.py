@@ -41,7 +41,11 @@ def make_wishes(
     chosen = rules.image if image is None else image
     if not IMAGE_NAME.fullmatch(chosen):
         shown = chosen[:MAX_WORD_CHARACTERS]
-        raise InvalidParams(f"{shown!r} is no name of an image.", fields=["image"])
+        raise InvalidParams(
+            f"{shown!r} cannot be the name of an image. fumehood images list shows those that "
+            "there are.",
+            fields=["image"],
+        )
     lifetime = _seconds("lifetime_seconds", lifetime_s, rules.lifetime_s)
     return Wishes(
         image=chosen,

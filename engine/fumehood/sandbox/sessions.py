@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -33,7 +33,7 @@ from fumehood.sandbox.session import RETRY_AFTER_MS, Session
 from fumehood.sandbox.session_history import SessionHistory, SessionRows
 from fumehood.sandbox.session_lease import SessionLease
 from fumehood.sandbox.session_wishes import Wishes, make_wishes
-from fumehood.sandbox.wall import Lease
+from fumehood.sandbox.wall import HasImages, Lease
 
 ID_BYTES = 16
 TIDY_S = 15.0
@@ -220,8 +220,8 @@ class SessionKeeper:
         if language is not None and language not in session.place.languages:
             known = ", ".join(session.place.languages)
             raise InvalidParams(
-                f"This session's image {session.image} has no {language}, only {known}. Use "
-                "another session.",
+                f"This session's image {session.image} has no {language}, only {known}. "
+                f"{self._cure_without(language)}",
                 fields=["options.session_id"],
             )
         if memory_mb is not None and memory_mb != session.memory_mb:
@@ -322,6 +322,15 @@ class SessionKeeper:
             raise
         return session
 
+    def _cure_without(self, language: str) -> str:
+        """What to do where a session's image lacks a language."""
+        if isinstance(self._wall, HasImages):
+            with suppress(SandboxUnavailable):
+                image = self._wall.image_for(language)
+                made = f"fumehood sessions new --image {image}"
+                return f"Make a session that has it ({made}), or call without one."
+        return "Make a session with another image, or call without one."
+
     @contextmanager
     def _room_for_one(self, principal_id: str) -> Iterator[None]:
         """A place among those that there may be, kept until it is made. Raises QuotaExceeded."""
@@ -329,7 +338,7 @@ class SessionKeeper:
         if mine + self._creating[principal_id] >= self._rules.most_of_one:
             raise QuotaExceeded(
                 f"You have {self._rules.most_of_one} sessions, the most that one caller may have "
-                "here. End one of them first."
+                "here. End one of them first: fumehood sessions list, fumehood sessions end ID."
             )
         if len(self._live) + self._creating.total() >= self._rules.most:
             raise QuotaExceeded(

@@ -54,9 +54,11 @@ class Rows:
 
 
 class Bench:
-    def __init__(self, rows: Rows | None = None, **rules: Any) -> None:
+    def __init__(
+        self, rows: Rows | None = None, wall: FakeWall | None = None, **rules: Any
+    ) -> None:
         self.clock = ManualClock()
-        self.wall = FakeWall(limits=CONTAINER_LIMITS)
+        self.wall = wall or FakeWall(limits=CONTAINER_LIMITS)
         self.rows = rows or Rows()
         self.events: list[tuple[str, JsonObject]] = []
         self.refused_agents = {"others"}
@@ -226,6 +228,20 @@ async def test_language_that_the_image_lacks_is_refused() -> None:
         with pytest.raises(InvalidParams, match="no javascript, only python, shell") as caught:
             made.keeper.examine(ALICE, None, record.id, language="javascript")
         assert caught.value.fields == ("options.session_id",)
+        assert str(caught.value).endswith("Make a session with another image, or call without one.")
+
+
+async def test_refusal_for_a_language_names_the_command_that_makes_a_session_with_it() -> None:
+    class WithImages(FakeWall):
+        look_again = until_known = facts_of = FakeWall.hold
+
+        def image_for(self, language: str) -> str:
+            return {"javascript": "node"}[language]
+
+    async with bench(wall=WithImages(limits=CONTAINER_LIMITS)) as made:
+        record = await made.keeper.create(ALICE)
+        with pytest.raises(InvalidParams, match=r"\(fumehood sessions new --image node\)"):
+            made.keeper.examine(ALICE, None, record.id, language="javascript")
 
 
 async def test_another_size_than_the_session_s_is_refused() -> None:
