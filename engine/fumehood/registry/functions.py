@@ -57,7 +57,7 @@ def register_function(
         if definition.sandboxed and not address.source:
             _check_import_path(Path(address.import_path), private)
     except _NotFound as fault:
-        raise InvalidDefinition(definition.name, [_cure(tool, str(fault))]) from None
+        raise InvalidDefinition(definition.name, *_refusal(tool, str(fault))) from None
     return index.register(definition, source, address=address, disabled_because=disabled_because)
 
 
@@ -133,15 +133,12 @@ def _check_import_path(path: Path, private: Sequence[Path]) -> None:
         )
 
 
-def _cure(tool: FunctionTool, fault: str) -> str:
+def _refusal(tool: FunctionTool, fault: str) -> tuple[list[str], str]:
+    """The fault with its field, and the remedy, which is the same for every such function."""
+    remedy = "Define it at the top level of an importable module"
     if tool.definition.sandboxed:
-        return (
-            f"sandboxed: the function cannot be run in the jail: {fault}. "
-            "Define it at the top level of an importable module; trusted code of your own "
-            "program can say sandboxed=False instead"
-        )
-    return (
-        "executor: a synchronous function runs in a worker process, so that it can be stopped; "
-        f"that cannot find it: {fault}. Define it at the top level of an "
-        "importable module, or make it async"
-    )
+        why = f"sandboxed: the function cannot be run in the jail: {fault}"
+        trusted = "trusted code of your own program can say sandboxed=False instead"
+        return [why], f"{remedy}; {trusted}"
+    why = "executor: a synchronous function runs in a worker process, so that it can be stopped; "
+    return [f"{why}that cannot find it: {fault}"], f"{remedy}, or make it async"
