@@ -232,7 +232,7 @@ def test_each_function_that_cannot_be_sent_has_a_line_and_the_remedy_stands_once
     main = program(
         "from fumehood import tool\nif True:\n    A = 1\nB = 0; C = 1\n"
         '@tool\ndef first() -> int:\n    """Act."""\n    return A\n'
-        '@tool\ndef second() -> int:\n    """Act."""\n    return B\n'
+        '@tool(sandboxed=False)\ndef second() -> int:\n    """Act."""\n    return B\n'
     )
     with pytest.raises(InvalidDefinition) as refused:
         register_all(ToolIndex(), [main.first, main.second], private=())
