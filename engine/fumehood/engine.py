@@ -39,7 +39,13 @@ from fumehood.model.errors import EngineError, IdempotencyConflict, ResourceNotF
 from fumehood.model.events import Event, last_event
 from fumehood.model.identity import Principal, Scope, uid_principal_id
 from fumehood.model.json_types import JsonObject
-from fumehood.model.keywords import CallKeywords, CallQueryKeywords, UsageKeywords, checked
+from fumehood.model.keywords import (
+    CallKeywords,
+    CallQueryKeywords,
+    UsageKeywords,
+    checked,
+    show_keywords,
+)
 from fumehood.model.status import Readiness, StateReadiness
 from fumehood.model.tool import ToolDefinition
 from fumehood.model.usage import TokenCounter
@@ -56,6 +62,7 @@ from fumehood.store.database import Database
 from fumehood.wire.blob_urls import parse_blob_url
 
 
+@show_keywords
 class Engine:
     """Runs tools behind their gates and walls.
 

@@ -305,3 +305,24 @@ def test_stranger_on_the_socket_is_named_by_every_command(
     finally:
         stranger.kill()
         stranger.communicate(timeout=30)
+
+
+def test_wrong_configuration_file_is_told_by_a_command_that_the_engine_answers(
+    shared_daemon: Daemon, tmp_path: Path
+) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("pool_min = 0\n")
+    wrong = {"FUMEHOOD_CONFIG": str(file)}
+    listed = run(shared_daemon, "tools", "list", **wrong)
+    assert listed.returncode == 0
+    assert json.loads(listed.stdout)
+    (line,) = listed.stderr.decode().splitlines()
+    assert f"pool_min: there is no such key in {file}" in line
+    assert "engine that runs keeps what it read" in line
+
+    nobody = run(shared_daemon, "tools", "list", **wrong, FUMEHOOD_HOME=str(tmp_path))
+    (line,) = nobody.stderr.decode().splitlines()
+    assert (nobody.returncode, "pool_min" in line, "engine" in line) == (2, True, False)
+
+    file.write_text('log_level = "debug"\n')
+    assert run(shared_daemon, "tools", "list", **wrong).stderr == b""

@@ -435,18 +435,26 @@ async def test_warning_of_docker_s_means_that_nothing_runs() -> None:
         assert "start" not in made.docker.asked
 
 
-async def test_container_that_lacks_a_limit_runs_nothing_and_the_wall_says_which() -> None:
+@pytest.mark.parametrize("least_warm", [0, 1])
+async def test_container_that_lacks_a_limit_runs_nothing_and_the_wall_says_which(
+    least_warm: int,
+) -> None:
     async def lacking(guest: FakeGuest) -> None:
         held = {limit.value: limit is not Limit.NETWORK for limit in Limit}
         await guest.says({**READY, "enforces": held})
         assert (await guest.hears())["op"] != "run"
 
-    async with bench(docker={"behave": lacking}) as made:
+    rules = PoolRules(least_warm=least_warm, most=2)
+    async with bench(docker={"behave": lacking}, rules=rules) as made:
         for _ in range(3):
             with pytest.raises(SandboxUnavailable):
                 await made.run()
         await made.until(lambda: made.wall.enforced == frozenset(Limit) - {Limit.NETWORK})
         assert not made.wall.is_ready
+
+        made.docker.behave = honest
+        await made.until(lambda: made.wall.is_ready)  # though no call is admitted meanwhile
+        assert made.wall.enforced == frozenset(Limit)
 
 
 @pytest.mark.parametrize("how", ["falls silent", "ends", "speaks nonsense"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -26,10 +27,12 @@ except SystemExit as end:
 """
 
 
-def modules_of(daemon: Daemon, *arguments: str, stdin: str = "") -> tuple[int, set[str]]:
+def modules_of(
+    daemon: Daemon, *arguments: str, stdin: str = "", **environment: str
+) -> tuple[int, set[str]]:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *arguments], env=daemon.environment, input=stdin,
-        capture_output=True, timeout=60, text=True,
+        [sys.executable, "-c", SCRIPT, *arguments], env={**daemon.environment, **environment},
+        input=stdin, capture_output=True, timeout=60, text=True,
     )  # fmt: skip
     code, names = json.loads(done.stderr.splitlines()[-1])
     return code, set(names)
@@ -41,6 +44,16 @@ def test_call_loads_no_models_no_engine_and_no_http_library(shared_daemon: Daemo
         code, names = modules_of(shared_daemon, *arguments)
         assert code == expected
         assert not names & (HEAVY | HEAVY_OF_OURS)
+
+
+def test_call_leaves_a_configuration_file_to_other_commands(
+    shared_daemon: Daemon, tmp_path: Path
+) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("pool_min = 0\n")
+    call = ("call", "calculator", '{"expression": "1 + 1"}')
+    code, names = modules_of(shared_daemon, *call, FUMEHOOD_CONFIG=str(file))
+    assert (code, names & (HEAVY | HEAVY_OF_OURS)) == (0, set())
 
 
 def test_run_loads_no_models_no_engine_and_no_http_library(shared_daemon: Daemon) -> None:

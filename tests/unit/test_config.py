@@ -280,3 +280,11 @@ def test_misspelt_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUMEHOOD_JAIL__MEMORY", "300")
     with pytest.raises(ConfigError, match=r"variable FUMEHOOD_JAIL__MEMORY\)\. .*'memory_mb'"):
         load_config()
+
+
+@pytest.mark.parametrize("name", ["LOG_LEVLE", "CONTAINER_MEMORY_MB", "CONTANER__MEMORY_MB"])
+def test_variable_that_is_in_no_section_is_ignored(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"FUMEHOOD_{name}", "300")
+    assert load_config() == Config()

@@ -125,7 +125,7 @@ def call(
         from fumehood.cli.live import stream_call
 
         out = sys.stderr if wants_json(as_json) else sys.stdout
-        with calling(socket, or_else=or_else) as client:
+        with calling(socket, or_else=or_else, is_call=True) as client:
             answer = document_of(stream_call(client, tool, parsed, options, socket, stdout=out))
     else:
         answer = call_once(tool, parsed, options, socket, or_else=or_else)

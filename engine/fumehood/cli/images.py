@@ -17,6 +17,8 @@ from fumehood.cli.moments import age
 from fumehood.model.json_types import JsonObject
 
 if TYPE_CHECKING:
+    import docker
+
     from fumehood.sandbox.container.images import Image
     from fumehood.sandbox.container.own_image import Wish
     from fumehood.sandbox.container.recipe import Recipe
@@ -113,29 +115,35 @@ def remove_images(
     from requests.exceptions import RequestException
 
     from fumehood.cli.show import show_json, wants_json
+    from fumehood.sandbox.container.images import list_images
     from fumehood.sandbox.container.leftovers import (
         idle_roots,
         images_of,
         remove_unused,
         useless,
+        users_of,
     )
 
     own = _own_images()
-    if name is not None:
-        _require_known(name, own)
     client = open_engine()
     try:
+        if name is not None:
+            _require_known(client, name, own)
+        tops = set() if name is None else {image.id for image in list_images(client, name)}
         named = images_of(client, name) if name is not None else useless(client, own)
         gone = remove_unused(client, named)
         gone |= remove_unused(client, idle_roots(client, own))
+        users = users_of(client, tops - gone)
     except (DockerException, RequestException):
         fail("Docker did not remove them.", ExitCode.UNAVAILABLE)
-    if name is not None:
+    if name is not None and not tops - gone:
         _remove_folder(own, name)
     kept = named - gone
     if wants_json(as_json):
         show_json({"removed": sorted(gone), "kept": sorted(kept)})
     print(f"{len(gone)} removed, {len(kept)} in use", file=sys.stderr)
+    if tops - gone:
+        fail(_why_it_stays(str(name), users), ExitCode.TOOL_FAILED)
 
 
 @images.command("list")
@@ -224,12 +232,27 @@ def _make(wish: Wish, base: str, *, replace: bool) -> Image:
     return built.image
 
 
-def _require_known(name: str, own: Path) -> None:
+def _require_known(client: docker.APIClient, name: str, own: Path) -> None:
+    """An own image is known by its folder, or by what Docker has of it."""
+    from fumehood.model.names import did_you_mean
+    from fumehood.sandbox.container.leftovers import images_of
     from fumehood.sandbox.container.recipe import image_names, is_own_name
 
-    if not is_own_name(name) and name not in image_names(own=own):
-        known = ", ".join(image_names(own=own))
-        fail(f"There is no image {name[:80]!r}. Known: {known}.", ExitCode.USAGE)
+    names = image_names(own=own)
+    if name in names:
+        return
+    if not is_own_name(name) or not ((own / name).is_dir() or images_of(client, name)):
+        meant = did_you_mean(name, names)
+        fail(f"There is no image {name[:80]!r}. Known: {', '.join(names)}.{meant}", ExitCode.USAGE)
+
+
+def _why_it_stays(name: str, users: list[str]) -> str:
+    if not users:
+        return f"The image {name} stays, because other images stand on it. Remove those first."
+    return (
+        f"The image {name} stays, because containers use it: {', '.join(users)}. Stop the engine "
+        "that they belong to, which removes them, and repeat the command."
+    )
 
 
 def _remove_folder(own: Path, name: str) -> None:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fumehood.cli.control import read_credential
+from fumehood.cli.escaping import say
 from fumehood.cli.exits import ExitCode, exit_code_of, fail
-from fumehood.cli.settings import find_control_socket, find_socket, read_config
+from fumehood.cli.settings import config_fault, find_control_socket, find_socket, read_config
 
 if TYPE_CHECKING:
     from fumehood.client import Client, ControlClient
@@ -35,19 +36,23 @@ ControlSocketPath = Annotated[
 
 @contextmanager
 def calling(
-    socket: Path | None, *, or_else: str = "", as_json: bool = False, is_payload: bool = False
-) -> Iterator[Client]:
+    socket: Path | None, *, or_else: str = "", as_json: bool = False, is_payload: bool = False,
+    is_call: bool = False,
+) -> Iterator[Client]:  # fmt: skip
     """A client of the callers' socket; `or_else` is said where nobody answers.
 
     `is_payload` says that standard output is for something else than answers: a refusal is a
-    message then.
+    message then. `is_call` leaves the configuration unchecked, which takes longer than a call.
     """
     from fumehood.client import Client
 
     path = find_socket(socket)
     ending = _ending_the_command(or_else, as_json=as_json, is_payload=is_payload and not as_json)
-    with ending, Client(path) as client:
-        yield client
+    with ending:
+        if socket is None and not is_call:
+            _tell_config_fault(path)
+        with Client(path) as client:
+            yield client
 
 
 def call_once(
@@ -78,9 +83,20 @@ def controlling(
     path = find_control_socket(socket)
     with _ending_the_command(as_json=as_json):
         require_listener(path)  # before anybody types a credential in vain
+        if socket is None:
+            _tell_config_fault(path)
     credential = read_credential(from_stdin=credential_stdin, scope=scope)
     with _ending_the_command(as_json=as_json), ControlClient(path, credential=credential) as client:
         yield client
+
+
+def _tell_config_fault(path: Path) -> None:
+    """Say it where an engine answers. Where none does the same fault ends the command."""
+    from fumehood.client.transport import require_listener
+
+    if fault := config_fault():
+        require_listener(path)
+        say(f"{fault} (The engine that runs keeps what it read at its start.)", to_stderr=True)
 
 
 @contextmanager

@@ -104,7 +104,7 @@ def run(
         from fumehood.cli.live import stream_call
 
         out = sys.stderr if as_json else sys.stdout
-        with calling(socket, as_json=as_json) as client:
+        with calling(socket, as_json=as_json, is_call=True) as client:
             answer = document_of(stream_call(client, tool, arguments, options, socket, stdout=out))
     else:
         answer = call_once(tool, arguments, options, socket, as_json=as_json)
@@ -125,7 +125,7 @@ def _downloading(socket: Path | None, *, as_json: bool) -> Iterator[Download]:
 
         @cache
         def client() -> Client:
-            return stack.enter_context(calling(socket, as_json=as_json))
+            return stack.enter_context(calling(socket, as_json=as_json, is_call=True))
 
         yield lambda url, write: client().download_blob(url, write)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fumehood.cli.exits import ExitCode, fail
-from fumehood.wire.engine_paths import fitting, read_engine_paths
+from fumehood.wire.engine_paths import config_file, fitting, read_engine_paths
 
 if TYPE_CHECKING:
     from fumehood.config import Config
@@ -24,6 +24,19 @@ def read_config(**overrides: object) -> Config:
         return load_config(**overrides)
     except ConfigError as error:
         fail(str(error), ExitCode.USAGE)
+
+
+def config_fault() -> str:
+    """Everything that is wrong with the configuration. Without a file it is not looked for."""
+    if not config_file(os.environ).is_file():
+        return ""
+    from fumehood.config import ConfigError, load_config
+
+    try:
+        load_config()
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def read_socket_path(config: Config) -> Path:

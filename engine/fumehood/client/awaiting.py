@@ -30,6 +30,7 @@ from fumehood.model.keywords import (
     ToolFilterKeywords,
     ToolPageKeywords,
     UsageKeywords,
+    show_keywords,
 )
 from fumehood.model.status import Health, Readiness
 from fumehood.model.tool import ToolDefinition
@@ -94,6 +95,7 @@ class AnyAsyncClient:
         return await self._transport.send(callers.request(method, path, body))
 
 
+@show_keywords
 class AsyncClient(AsyncSessionMethods, AnyAsyncClient):
     """A client of the callers' socket. An asynchronous context manager, for one event loop.
 

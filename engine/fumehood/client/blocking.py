@@ -30,6 +30,7 @@ from fumehood.model.keywords import (
     ToolFilterKeywords,
     ToolPageKeywords,
     UsageKeywords,
+    show_keywords,
 )
 from fumehood.model.status import Health, Readiness
 from fumehood.model.tool import ToolDefinition
@@ -94,6 +95,7 @@ class AnyClient:
         return self._transport.send(callers.request(method, path, body))
 
 
+@show_keywords
 class Client(SessionMethods, AnyClient):
     """A client of the callers' socket. A context manager; threads may share it.
 

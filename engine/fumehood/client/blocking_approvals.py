@@ -16,9 +16,10 @@ from fumehood.model.approval import (
     RememberWish,
 )
 from fumehood.model.json_types import JsonObject
-from fumehood.model.keywords import ApprovalQueryKeywords
+from fumehood.model.keywords import ApprovalQueryKeywords, show_keywords
 
 
+@show_keywords
 class OwnApprovals:
     """What waits for a human's yes of the caller's own calls. A part of `Client`."""
 
@@ -38,6 +39,7 @@ class OwnApprovals:
         return self._transport.send(approvals.cancel_approval(approval_id))
 
 
+@show_keywords
 class ControlledApprovals:
     """Everybody's approvals, to be decided. A part of `ControlClient`.
 

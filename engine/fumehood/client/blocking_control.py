@@ -22,10 +22,11 @@ from fumehood.model.audit import AuditRotation, AuditVerdict
 from fumehood.model.authority import ApproverInfo, Change, MadeApprover, MadeToken, TokenInfo
 from fumehood.model.identity import Scope
 from fumehood.model.json_types import JsonObject
-from fumehood.model.keywords import AllUsageKeywords
+from fumehood.model.keywords import AllUsageKeywords, show_keywords
 from fumehood.model.usage_table import UsageTable
 
 
+@show_keywords
 class ControlClient(AnyClient):
     """A client of the control socket: approvals, agents, tools, tokens, approvers, audit.
 

@@ -6,13 +6,16 @@ checked by the engine, as those of a request that came by a socket.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from difflib import get_close_matches
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict, TypeVar, get_args, get_type_hints
 
 from fumehood.model.json_types import JsonObject
+
+Class = TypeVar("Class", bound=type)
 
 
 class CallKeywords(TypedDict, total=False):
@@ -147,3 +150,32 @@ def checked(kind: type, method: str, given: Mapping[str, object]) -> JsonObject:
     near = get_close_matches(unknown, known, n=1)
     cure = f"Did you mean {near[0]!r}?" if near else f"It takes {', '.join(sorted(known))}."
     raise TypeError(f"{method}() has no keyword argument {unknown!r}. {cure}")
+
+
+class _Absent:
+    """Stands in a signature for the default of a keyword, which is the model's."""
+
+    def __repr__(self) -> str:
+        return "..."
+
+
+_ABSENT = _Absent()
+
+
+def show_keywords(cls: Class) -> Class:
+    """Have `inspect.signature`, and so editors and notebooks, name the keywords of the methods
+    that take `**name: Unpack[…]`, as type checkers do.
+    """
+    for method in vars(cls).values():
+        if inspect.isfunction(method) and method.__code__.co_flags & inspect.CO_VARKEYWORDS:
+            signature: Any = inspect.signature(method)
+            *others, rest = signature.parameters.values()
+            (kind,) = get_args(get_type_hints(method)[rest.name])
+            named = (
+                rest.replace(
+                    name=name, kind=rest.KEYWORD_ONLY, default=_ABSENT, annotation=annotation
+                )
+                for name, annotation in get_type_hints(kind).items()
+            )
+            vars(method)["__signature__"] = signature.replace(parameters=[*others, *named])
+    return cls

@@ -7,7 +7,7 @@ of such fields; whoever builds the machinery deletes the row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -87,13 +87,32 @@ EXECUTORS_TO_COME = ("http", "mcp")
 class InvalidDefinition(InvalidParams):
     """A tool's definition is wrong; `details.faults` lists everything that is."""
 
-    def __init__(self, name: str, faults: list[str]) -> None:
+    def __init__(
+        self, name: str, faults: list[str], remedy: str = "", *, message: str | None = None
+    ) -> None:
+        own = f"the tool {name[:80]!r} cannot be registered: {'; '.join(faults)}"
         super().__init__(
-            f"the tool {name[:80]!r} cannot be registered: " + "; ".join(faults),
+            message or (f"{own}. {remedy}" if remedy else own),
             fields=sorted({fault.split(":", 1)[0] for fault in faults}),
             details={"faults": faults},
         )
+        self.name = name
         self.faults = faults
+        self.remedy = remedy
+
+    @classmethod
+    def of_several(cls, errors: Sequence[InvalidDefinition]) -> InvalidDefinition:
+        """One error for several tools: a line for each with its faults, then each remedy once."""
+        lines = (
+            f"{len(errors)} tools cannot be registered:",
+            *(f"  {error.name[:80]!r}: {'; '.join(error.faults)}" for error in errors),
+            *dict.fromkeys(error.remedy for error in errors if error.remedy),
+        )
+        return cls(
+            ", ".join(error.name for error in errors),
+            [fault for error in errors for fault in error.faults],
+            message="\n".join(lines),
+        )
 
 
 def parse_definition(document: JsonObject) -> ToolDefinition:

@@ -30,6 +30,12 @@ TOO_WIDE = frozenset(
 )  # fmt: skip
 """Directories of a host that are nobody's import path; showing one shows everybody's files."""
 
+REMEDY = (
+    "Define the function at the top level of an importable module; or, if you trust its code, "
+    "make it async with sandboxed=False"
+)
+"""For each function that another process cannot find: an asynchronous one needs no other."""
+
 
 def register_function(
     index: ToolIndex,
@@ -57,7 +63,7 @@ def register_function(
         if definition.sandboxed and not address.source:
             _check_import_path(Path(address.import_path), private)
     except _NotFound as fault:
-        raise InvalidDefinition(definition.name, [_cure(tool, str(fault))]) from None
+        raise InvalidDefinition(definition.name, [_fault(tool, str(fault))], REMEDY) from None
     return index.register(definition, source, address=address, disabled_because=disabled_because)
 
 
@@ -133,15 +139,10 @@ def _check_import_path(path: Path, private: Sequence[Path]) -> None:
         )
 
 
-def _cure(tool: FunctionTool, fault: str) -> str:
+def _fault(tool: FunctionTool, why: str) -> str:
     if tool.definition.sandboxed:
-        return (
-            f"sandboxed: the function cannot be run in the jail: {fault}. "
-            "Define it at the top level of an importable module; trusted code of your own "
-            "program can say sandboxed=False instead"
-        )
+        return f"sandboxed: the function cannot be run in the jail: {why}"
     return (
         "executor: a synchronous function runs in a worker process, so that it can be stopped; "
-        f"that cannot find it: {fault}. Define it at the top level of an "
-        "importable module, or make it async"
+        f"that cannot find it: {why}"
     )

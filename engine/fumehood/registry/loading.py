@@ -38,8 +38,7 @@ def register_all(registry: ToolIndex, tools: Iterable[Tool], private: Sequence[P
     if len(faults) == 1:
         raise faults[0]
     if faults:
-        names = ", ".join(error.message for error in faults)
-        raise InvalidDefinition(names, [fault for error in faults for fault in error.faults])
+        raise InvalidDefinition.of_several(faults)
 
 
 def import_paths(registry: ToolIndex) -> frozenset[str]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from datetime import datetime
 from typing import Any, get_type_hints
 
 import pytest
 from pydantic import BaseModel
 
+from fumehood import AsyncClient, AsyncControlClient, Client, ControlClient, Engine
+from fumehood.client.blocking_approvals import ControlledApprovals
 from fumehood.model import keywords
 from fumehood.model.approval import ApprovalQuery, ApprovalState
 from fumehood.model.call import CallOptions
@@ -72,3 +75,35 @@ def test_names_of_the_base_are_known_too() -> None:
         (keywords.AllUsageKeywords, "since"),
     ):
         assert keywords.checked(kind, "method", {name: "x"}) == {name: "x"}
+
+
+METHODS = [
+    (Client.call, keywords.CallKeywords, ["self", "tool", "arguments"]),
+    (AsyncClient.stream, keywords.CallKeywords, ["self", "tool", "arguments"]),
+    (Engine.call, keywords.CallKeywords, ["self", "tool", "arguments"]),
+    (Engine.calls, keywords.CallQueryKeywords, ["self"]),
+    (ControlClient.usage, keywords.AllUsageKeywords, ["self", "by"]),
+    (ControlledApprovals.list, keywords.ApprovalQueryKeywords, ["self"]),
+]
+
+
+@pytest.mark.parametrize(("method", "kind", "others"), METHODS)
+def test_signature_of_a_method_names_its_keywords(
+    method: Any, kind: type, others: list[str]
+) -> None:
+    signature = inspect.signature(method)
+    hints = get_type_hints(kind)
+    assert list(signature.parameters) == [*others, *hints]
+    for name, hint in hints.items():
+        parameter = signature.parameters[name]
+        assert (parameter.kind, parameter.annotation) == (parameter.KEYWORD_ONLY, hint)
+        assert str(parameter).endswith(" = ...")  # it may be left out
+
+
+def test_no_method_of_the_public_classes_hides_its_keywords() -> None:
+    classes = (AsyncClient, AsyncControlClient, Client, ControlClient, Engine)
+    named = [method for cls in classes for _, method in inspect.getmembers(cls, inspect.isfunction)]
+    assert len(named) > 100
+    for method in named:
+        kinds = {parameter.kind for parameter in inspect.signature(method).parameters.values()}
+        assert inspect.Parameter.VAR_KEYWORD not in kinds, method

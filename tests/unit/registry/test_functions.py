@@ -112,7 +112,7 @@ def test_synchronous_function_that_nobody_can_import_is_told_to_be_asynchronous(
     def inner() -> None:
         """Do nothing."""
 
-    with pytest.raises(InvalidDefinition, match="or make it async"):
+    with pytest.raises(InvalidDefinition, match="make it async"):
         register(inner)
 
 

@@ -15,6 +15,7 @@ from fumehood import InvalidDefinition
 from fumehood.executors import inside
 from fumehood.registry.functions import address_of, register_function
 from fumehood.registry.index import Source, ToolIndex
+from fumehood.registry.loading import register_all
 
 Run = Callable[..., ModuleType]
 
@@ -223,6 +224,26 @@ def test_what_cannot_be_sent_is_refused_when_it_is_registered(
     with pytest.raises(InvalidDefinition, match=words) as refused:
         register_function(ToolIndex(), main.act, Source.PROGRAM, private=())
     assert "importable module" in refused.value.message
+
+
+def test_each_function_that_cannot_be_sent_has_a_line_and_the_remedy_stands_once(
+    program: Run,
+) -> None:
+    main = program(
+        "from fumehood import tool\nif True:\n    A = 1\nB = 0; C = 1\n"
+        '@tool\ndef first() -> int:\n    """Act."""\n    return A\n'
+        '@tool(sandboxed=False)\ndef second() -> int:\n    """Act."""\n    return B\n'
+    )
+    with pytest.raises(InvalidDefinition) as refused:
+        register_all(ToolIndex(), [main.first, main.second], private=())
+    heading, first, second, remedy = str(refused.value).splitlines()
+    assert heading == "2 tools cannot be registered:"
+    assert first.startswith("  'first': ")
+    assert "it uses 'A'" in first
+    assert second.startswith("  'second': ")
+    assert second.endswith("line 4 holds more than one statement")
+    assert "importable module" in remedy
+    assert refused.value.message == str(refused.value)
 
 
 def test_sandboxed_function_may_use_installed_packages_alone(

@@ -99,6 +99,16 @@ def remove_unused(client: docker.APIClient, identifiers: Iterable[str]) -> set[s
     return gone
 
 
+def users_of(client: docker.APIClient, identifiers: Iterable[str]) -> list[str]:
+    """The names of the containers made of them, also those that have stopped."""
+    names = {
+        str(container["Names"][0]).removeprefix("/")
+        for identifier in identifiers
+        for container in client.containers(all=True, filters={"ancestor": identifier})
+    }
+    return sorted(names)
+
+
 def _remove(client: docker.APIClient, identifier: str) -> bool:
     """An image that a container needs stays."""
     try:

@@ -130,13 +130,19 @@ class Pool:
         self._dispatch()
         return True
 
-    def open(self, missing: Mapping[str, EngineError] = NOTHING_MISSING) -> None:
-        """Containers can be made, but of the images that are missing, by their names."""
+    def open(
+        self, missing: Mapping[str, EngineError] = NOTHING_MISSING, *, least_warm: int = 0
+    ) -> None:
+        """Containers can be made, but of the images that are missing, by their names.
+
+        Where fewer than `least_warm` stand ready one more is made now, whatever the rules say.
+        """
         self._refusal, self._missing = None, MappingProxyType(dict(missing))
         for waiter in self._line:
             if waiter.kind.image in missing and not waiter.is_being_made:
                 self._refuse(waiter, missing[waiter.kind.image])
         self._dispatch()
+        self._keep_warm(least_warm)
 
     def close(self, refusal: EngineError, *, destroy: str | None = None) -> None:
         """None can be made, for this reason; who waits is told. `destroy` ends those there are."""
@@ -212,7 +218,7 @@ class Pool:
                 self._has_changed = False
                 if self._refusal is None and self._can_change:
                     self._go_round()
-                    self._keep_warm()
+                    self._keep_warm(self._rules.least_warm)
         finally:
             self._is_dispatching = False
 
@@ -280,12 +286,12 @@ class Pool:
         self._start_soon(self._make, waiter.kind, waiter, instead_of)
         return True
 
-    def _keep_warm(self) -> None:
+    def _keep_warm(self, least_warm: int) -> None:
         """One more, where too few stand ready, nobody waits, and there is room."""
         if len(self._line) or self._books.warming or self._warm_kind.image in self._missing:
             return
         warm = sum(self._is_ready_for_all(place) for place in self._books.places.values())
-        if warm < self._rules.least_warm and self._books.total < self._rules.most:
+        if warm < least_warm and self._books.total < self._rules.most:
             self._books.making += 1
             self._books.warming += 1
             self._start_soon(self._make, self._warm_kind, None, None)

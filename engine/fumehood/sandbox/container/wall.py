@@ -423,7 +423,9 @@ class ContainerWall:
             self._tell_available()
         self._pool.retire(lambda container: container.image_id not in self._shelf.ids)
         self._pool.tidy()
-        self._pool.open(self._shelf.missing)
+        # While a limit is missing no call is admitted, so none would have a container made.
+        is_lacking = bool(self.required - self.enforced)
+        self._pool.open(self._shelf.missing, least_warm=1 if is_lacking else 0)
 
     def _tell_available(self) -> None:
         has_changed = self.missing != self._told_missing
