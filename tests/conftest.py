@@ -24,6 +24,7 @@ from fumehood.sandbox.container.reach import DockerUnreachable, open_docker
 from fumehood.sandbox.container.recipe import read_recipe
 from support.definition_files import DefinitionDirectory, definition_directory
 from support.http import SocketClient
+from support.preloaded import start_from_preloaded
 from support.wait import wait_until
 
 FUMEHOOD = Path(sys.executable).with_name("fumehood")
@@ -48,10 +49,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="Comma-separated needs (landlock, root, systemd, docker, runsc) without which tests fail instead of "
         "being skipped.",
     )
+    parser.addoption(
+        "--cold-start",
+        action="store_true",
+        help="Start every command from nothing, and not from a process with its modules loaded.",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A misspelt requirement would require nothing."""
+    """Start commands quickly. A misspelt requirement would require nothing."""
+    if not config.getoption("--cold-start"):
+        subprocess.Popen = start_from_preloaded(str(FUMEHOOD))  # type: ignore[misc]
     unknown = set(filter(None, config.getoption("--require").split(","))) - AVAILABLE.keys()
     if unknown:
         raise pytest.UsageError(f"--require: unknown {', '.join(sorted(unknown))}")
