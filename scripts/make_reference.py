@@ -16,12 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from fumehood.daemon.app import CONTROL_OPERATIONS, OPERATIONS
-from fumehood.daemon.operation import Needs, Operation
-from fumehood.guest.interpreter import names, node_table, sizes
-from fumehood.guest.interpreter.programs import attributes, modules, nodes, values
-from fumehood.guest.interpreter.programs import names as program_names
-from fumehood.model.errors import (
+from fumehood.core.errors import (
     ENDING_ERRORS,
     ERROR_CODES,
     TOOL_CODE,
@@ -30,7 +25,12 @@ from fumehood.model.errors import (
     EngineError,
     Fault,
 )
-from fumehood.model.tool import ToolDefinition
+from fumehood.core.tool import ToolDefinition
+from fumehood.guest.interpreter import names, node_table, sizes
+from fumehood.guest.interpreter.programs import attributes, modules, nodes, values
+from fumehood.guest.interpreter.programs import names as program_names
+from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS
+from fumehood.http.operation import Needs, Operation
 from fumehood.registry.definitions import EXECUTORS_HERE, EXECUTORS_TO_COME, NOT_ENFORCED
 from fumehood_tools.calculator import calculator
 from fumehood_tools.run_restricted_python import run_restricted_python

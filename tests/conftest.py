@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 from fumehood import Config, Engine
-from fumehood.sandbox.container.build import DEADLINE_S, build_image
-from fumehood.sandbox.container.images import Image
 from fumehood.sandbox.container.reach import DockerUnreachable, open_docker
-from fumehood.sandbox.container.recipe import read_recipe
+from fumehood.sandbox.images.build import DEADLINE_S, build_image
+from fumehood.sandbox.images.catalog import Image
+from fumehood.sandbox.images.recipe import read_recipe
 from support.definition_files import DefinitionDirectory, definition_directory
 from support.http import SocketClient
 from support.preloaded import start_from_preloaded

@@ -18,26 +18,26 @@ if TYPE_CHECKING:
     from fumehood.config import Config as Config
     from fumehood.config import ConfigError as ConfigError
     from fumehood.config import load_config as load_config
+    from fumehood.core.call import CallOptions as CallOptions
+    from fumehood.core.call import ToolResult as ToolResult
+    from fumehood.core.envelope import CallFailed as CallFailed
+    from fumehood.core.envelope import Envelope as Envelope
+    from fumehood.core.errors import FumehoodError as FumehoodError
+    from fumehood.core.errors import ToolError as ToolError
+    from fumehood.core.parameters import ToolParameter as ToolParameter
+    from fumehood.core.returned_file import ReturnedFile as ReturnedFile
+    from fumehood.core.tool import CODE_OUTPUT as CODE_OUTPUT
+    from fumehood.core.tool import EXPRESSION_OUTPUT as EXPRESSION_OUTPUT
+    from fumehood.core.tool import PROGRAM_OUTPUT as PROGRAM_OUTPUT
+    from fumehood.core.tool import SESSION_OUTPUT as SESSION_OUTPUT
+    from fumehood.core.tool import SHELL_OUTPUT as SHELL_OUTPUT
+    from fumehood.core.tool import ToolDefinition as ToolDefinition
+    from fumehood.core.tool import ToolType as ToolType
+    from fumehood.core.usage import TextKind as TextKind
+    from fumehood.core.usage import TokenCounter as TokenCounter
     from fumehood.engine import Engine as Engine
-    from fumehood.engine_life import EngineNotRunning as EngineNotRunning
     from fumehood.executors.progress import progress as progress
-    from fumehood.model.call import CallOptions as CallOptions
-    from fumehood.model.call import ToolResult as ToolResult
-    from fumehood.model.envelope import CallFailed as CallFailed
-    from fumehood.model.envelope import Envelope as Envelope
-    from fumehood.model.errors import FumehoodError as FumehoodError
-    from fumehood.model.errors import ToolError as ToolError
-    from fumehood.model.parameters import ToolParameter as ToolParameter
-    from fumehood.model.returned_file import ReturnedFile as ReturnedFile
-    from fumehood.model.tool import CODE_OUTPUT as CODE_OUTPUT
-    from fumehood.model.tool import EXPRESSION_OUTPUT as EXPRESSION_OUTPUT
-    from fumehood.model.tool import PROGRAM_OUTPUT as PROGRAM_OUTPUT
-    from fumehood.model.tool import SESSION_OUTPUT as SESSION_OUTPUT
-    from fumehood.model.tool import SHELL_OUTPUT as SHELL_OUTPUT
-    from fumehood.model.tool import ToolDefinition as ToolDefinition
-    from fumehood.model.tool import ToolType as ToolType
-    from fumehood.model.usage import TextKind as TextKind
-    from fumehood.model.usage import TokenCounter as TokenCounter
+    from fumehood.lifecycle import EngineNotRunning as EngineNotRunning
     from fumehood.registry.declare import tool as tool
     from fumehood.registry.definitions import InvalidDefinition as InvalidDefinition
     from fumehood.registry.definitions import parse_definition as parse_definition
@@ -45,32 +45,32 @@ if TYPE_CHECKING:
 _HOMES = {
     "AsyncClient": "fumehood.client",
     "AsyncControlClient": "fumehood.client",
-    "CODE_OUTPUT": "fumehood.model.tool",
-    "CallFailed": "fumehood.model.envelope",
-    "CallOptions": "fumehood.model.call",
+    "CODE_OUTPUT": "fumehood.core.tool",
+    "CallFailed": "fumehood.core.envelope",
+    "CallOptions": "fumehood.core.call",
     "Client": "fumehood.client",
     "Config": "fumehood.config",
     "ConfigError": "fumehood.config",
     "ControlClient": "fumehood.client",
     "DaemonUnavailable": "fumehood.client",
-    "EXPRESSION_OUTPUT": "fumehood.model.tool",
+    "EXPRESSION_OUTPUT": "fumehood.core.tool",
     "Engine": "fumehood.engine",
-    "EngineNotRunning": "fumehood.engine_life",
-    "Envelope": "fumehood.model.envelope",
-    "FumehoodError": "fumehood.model.errors",
+    "EngineNotRunning": "fumehood.lifecycle",
+    "Envelope": "fumehood.core.envelope",
+    "FumehoodError": "fumehood.core.errors",
     "InvalidDefinition": "fumehood.registry.definitions",
     "Refused": "fumehood.client",
-    "ReturnedFile": "fumehood.model.returned_file",
-    "PROGRAM_OUTPUT": "fumehood.model.tool",
-    "SESSION_OUTPUT": "fumehood.model.tool",
-    "SHELL_OUTPUT": "fumehood.model.tool",
-    "TextKind": "fumehood.model.usage",
-    "TokenCounter": "fumehood.model.usage",
-    "ToolDefinition": "fumehood.model.tool",
-    "ToolError": "fumehood.model.errors",
-    "ToolParameter": "fumehood.model.parameters",
-    "ToolResult": "fumehood.model.call",
-    "ToolType": "fumehood.model.tool",
+    "ReturnedFile": "fumehood.core.returned_file",
+    "PROGRAM_OUTPUT": "fumehood.core.tool",
+    "SESSION_OUTPUT": "fumehood.core.tool",
+    "SHELL_OUTPUT": "fumehood.core.tool",
+    "TextKind": "fumehood.core.usage",
+    "TokenCounter": "fumehood.core.usage",
+    "ToolDefinition": "fumehood.core.tool",
+    "ToolError": "fumehood.core.errors",
+    "ToolParameter": "fumehood.core.parameters",
+    "ToolResult": "fumehood.core.call",
+    "ToolType": "fumehood.core.tool",
     "load_config": "fumehood.config",
     "parse_definition": "fumehood.registry.definitions",
     "progress": "fumehood.executors.progress",

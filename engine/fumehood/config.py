@@ -28,20 +28,20 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import ErrorDetails
 from pydantic_settings import NoDecode, SettingsConfigDict
 
-from fumehood.model.budget import BudgetRule, Period
-from fumehood.model.limits import (
+from fumehood.budgets.model import BudgetRule, Period
+from fumehood.core.limits import (
     CONTAINER_MEMORY_CLASSES,
     MIN_INTERPRETER_MB,
     MIN_JAIL_MB,
     WallLimits,
 )
-from fumehood.model.names import did_you_mean
-from fumehood.model.session import SessionRules
-from fumehood.model.usage import Prices
-from fumehood.wire.sockets import ConfigError as ConfigError
-from fumehood.wire.sockets import ServiceConfig as ServiceConfig
-from fumehood.wire.sockets import SocketSettings, require_named_file
-from fumehood.wire.sockets import config_file as config_file
+from fumehood.core.names import did_you_mean
+from fumehood.core.session import SessionRules
+from fumehood.core.usage import Prices
+from fumehood.protocol.sockets import ConfigError as ConfigError
+from fumehood.protocol.sockets import ServiceConfig as ServiceConfig
+from fumehood.protocol.sockets import SocketSettings, require_named_file
+from fumehood.protocol.sockets import config_file as config_file
 
 
 class InterpreterConfig(BaseModel):

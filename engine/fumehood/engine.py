@@ -17,49 +17,49 @@ from typing import Any, BinaryIO, Unpack
 
 import anyio.to_thread
 
-from fumehood.call.incoming import (
-    NotJson,
-    parse_call_body,
-    parse_call_query,
-    parse_own_call,
-    parse_query,
-)
-from fumehood.call.stream import StreamedCall, events_of
+from fumehood.answers import ToolDetails
+from fumehood.budgets.usage import AllUsageQuery, UsageQuery, UsageTable
+from fumehood.compose import compose, make_basis
 from fumehood.config import Config
-from fumehood.engine_composition import compose, make_basis
-from fumehood.engine_life import EngineLife
-from fumehood.executors.live import Live
-from fumehood.executors.session_files import SessionFiles
-from fumehood.gates.binding import require_agent
-from fumehood.model.answers import ToolDetails
-from fumehood.model.call import CallBody, CallOptions
-from fumehood.model.call_log import CallPage, CallQuery, CallRecord
-from fumehood.model.envelope import Envelope
-from fumehood.model.errors import EngineError, IdempotencyConflict, ResourceNotFound
-from fumehood.model.events import Event, last_event
-from fumehood.model.identity import Principal, Scope, uid_principal_id
-from fumehood.model.json_types import JsonObject
-from fumehood.model.keywords import (
+from fumehood.core.call import CallBody, CallOptions
+from fumehood.core.call_log import CallPage, CallQuery, CallRecord
+from fumehood.core.envelope import Envelope
+from fumehood.core.errors import EngineError, IdempotencyConflict, ResourceNotFound
+from fumehood.core.events import Event, last_event
+from fumehood.core.identity import Principal, Scope, uid_principal_id
+from fumehood.core.json_types import JsonObject
+from fumehood.core.keywords import (
     CallKeywords,
     CallQueryKeywords,
     UsageKeywords,
     checked,
     show_keywords,
 )
-from fumehood.model.status import Readiness, StateReadiness
-from fumehood.model.tool import ToolDefinition
-from fumehood.model.usage import TokenCounter
-from fumehood.model.usage_table import AllUsageQuery, UsageQuery, UsageTable
+from fumehood.core.status import Readiness, StateReadiness
+from fumehood.core.tool import ToolDefinition
+from fumehood.core.usage import TokenCounter
+from fumehood.executors.live import Live
+from fumehood.executors.session_files import SessionFiles
+from fumehood.identity.binding import require_agent
+from fumehood.lifecycle import EngineLife
 from fumehood.observe.clock import Clock
 from fumehood.observe.log import Logger
+from fumehood.pipeline.incoming import (
+    NotJson,
+    parse_call_body,
+    parse_call_query,
+    parse_own_call,
+    parse_query,
+)
+from fumehood.pipeline.stream import StreamedCall, events_of
+from fumehood.protocol.blob_urls import parse_blob_url
 from fumehood.registry.directory import DirectoryFault
 from fumehood.registry.filtering import Selection, filter_tools
 from fumehood.registry.listing import DEFAULT_LIMIT, ToolFilter, ToolPage, page_of_tools
 from fumehood.registry.loading import Tool
 from fumehood.sandbox.wall import Wall
-from fumehood.store.blobs import Blob
-from fumehood.store.database import Database
-from fumehood.wire.blob_urls import parse_blob_url
+from fumehood.storage.blobs import Blob
+from fumehood.storage.database import Database
 
 
 @show_keywords

@@ -6,11 +6,11 @@ Invariant: such an answer looks like that of a call, and has no call's id.
 
 from __future__ import annotations
 
-from fumehood.call.shape import shape_error
-from fumehood.model.envelope import Envelope, Metadata, Performance, Resources, UsageReport
-from fumehood.model.errors import EngineError
-from fumehood.model.json_types import JsonObject
+from fumehood.core.envelope import Envelope, Metadata, Performance, Resources, UsageReport
+from fumehood.core.errors import EngineError
+from fumehood.core.json_types import JsonObject
 from fumehood.observe.clock import Clock, IdSource, timestamp
+from fumehood.pipeline.shape import shape_error
 
 MAX_SHOWN_TOOL = 80
 """Characters: what was asked for need not be a tool's name."""

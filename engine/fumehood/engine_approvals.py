@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fumehood.call.desk import ApprovalDesk
-from fumehood.call.desk_rules import DeskRules
-from fumehood.call.remembering import Remembering
-from fumehood.call.resume import ResumedWay
-from fumehood.call.rooms import Rooms
+from fumehood.approvals.remembered import Remembering
+from fumehood.approvals.resume import ResumedWay
+from fumehood.approvals.service import ApprovalDesk
+from fumehood.approvals.settings import DeskRules
+from fumehood.approvals.store import ApprovalTable, StoredApproval
 from fumehood.config import Config
-from fumehood.gates.approvers import Approvers
-from fumehood.gates.tokens import Tokens
-from fumehood.model.identity import Principal, Scope
-from fumehood.model.json_types import JsonObject
+from fumehood.core.identity import Principal, Scope
+from fumehood.core.json_types import JsonObject
+from fumehood.identity.agents import Agents
+from fumehood.identity.approvers import Approvers
+from fumehood.identity.tokens import Tokens
 from fumehood.observe.clock import Clock, IdSource
 from fumehood.observe.log import Logger
-from fumehood.registry.agents import Agents
-from fumehood.store.approvals import ApprovalTable, StoredApproval
-from fumehood.store.database import Database
+from fumehood.pipeline.services import Rooms
+from fumehood.storage.database import Database
 
 WEBHOOK_ID = "webhook"
 """The principal of signed callbacks."""

@@ -18,18 +18,18 @@ import anyio
 import anyio.to_thread
 from sqlalchemy import Connection
 
+from fumehood.audit.anchors import add_anchor, last_own_anchor, own_anchors, shown
+from fumehood.audit.chain import all_rows, head_of, rows_after
+from fumehood.audit.keys import all_keys, keep_key, make_current, new_key
+from fumehood.audit.model import AuditRecord, AuditRotation, AuditVerdict
+from fumehood.audit.verify import Anchor, AuditRow, Verdict, verify
 from fumehood.config import AuditConfig
-from fumehood.model.audit import AuditRecord, AuditRotation, AuditVerdict
-from fumehood.model.identity import Principal
+from fumehood.core.identity import Principal
 from fumehood.observe.log import Logger
-from fumehood.store.audit import all_rows, head_of, rows_after
-from fumehood.store.audit_anchors import add_anchor, last_own_anchor, own_anchors, shown
-from fumehood.store.audit_key import all_keys, keep_key, make_current, new_key
-from fumehood.store.audit_verify import Anchor, AuditRow, Verdict, verify
-from fumehood.store.changes import stamp
-from fumehood.store.database import Database
-from fumehood.store.deliveries import owe_newest
-from fumehood.store.errors import AuditKeyLost, ReadFailed, StoreError, WriteFailed
+from fumehood.storage.changes import stamp
+from fumehood.storage.database import Database
+from fumehood.storage.errors import AuditKeyLost, ReadFailed, StoreError, WriteFailed
+from fumehood.webhook.deliveries import owe_newest
 
 ANCHORED = "audit.anchored"
 

@@ -12,16 +12,16 @@ from typing import Any
 
 import anyio
 
-from fumehood.call.rooms import Rooms
-from fumehood.call.running import RunningCalls
-from fumehood.call.spine import run_call
-from fumehood.call.stream import StreamedCall
+from fumehood.core.call import CallBody, CallRequest
+from fumehood.core.envelope import Envelope
+from fumehood.core.identity import Principal
 from fumehood.executors.live import Live
-from fumehood.model.call import CallBody, CallRequest
-from fumehood.model.envelope import Envelope
-from fumehood.model.identity import Principal
 from fumehood.observe.clock import Clock, IdSource, timestamp
-from fumehood.store.spool import SpoolStore
+from fumehood.pipeline.run import run_call
+from fumehood.pipeline.running import RunningCalls
+from fumehood.pipeline.services import Rooms
+from fumehood.pipeline.stream import StreamedCall
+from fumehood.storage.recordings import SpoolStore
 
 
 class Intake:

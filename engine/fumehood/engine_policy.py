@@ -15,23 +15,23 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from fumehood.call.facts import facts_of
-from fumehood.call.resolve import resolve
-from fumehood.call.validate import validate
-from fumehood.gates.policy import PolicyGate
-from fumehood.gates.policy_file import PolicyFile
-from fumehood.model.call import CallOptions, CallRequest
-from fumehood.model.errors import InvalidParams
-from fumehood.model.identity import Principal, Scope
-from fumehood.model.policy import ExplainWish, Explanation, Policy, PolicyError, PolicyStatus
-from fumehood.model.tool import ToolDefinition
+from fumehood.core.call import CallOptions, CallRequest
+from fumehood.core.errors import InvalidParams
+from fumehood.core.identity import Principal, Scope
+from fumehood.core.tool import ToolDefinition
+from fumehood.identity.agents import Agents
 from fumehood.observe.log import Logger, log_fault
-from fumehood.registry.agents import Agents
+from fumehood.pipeline.facts import facts_of
+from fumehood.pipeline.resolve import resolve
+from fumehood.pipeline.validate import validate
+from fumehood.policy.loader import PolicyFile
+from fumehood.policy.model import ExplainWish, Explanation, Policy, PolicyError, PolicyStatus
+from fumehood.policy.service import PolicyGate
 from fumehood.registry.index import ToolIndex
 from fumehood.registry.watch import Watched, watch
-from fumehood.store.changes import recorded
-from fumehood.store.database import Database
-from fumehood.store.errors import StoreError
+from fumehood.storage.changes import recorded
+from fumehood.storage.database import Database
+from fumehood.storage.errors import StoreError
 
 BY_FILE = "file"
 """Who has changed the policy where nobody asked for it: whoever may write the file."""

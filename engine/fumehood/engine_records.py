@@ -6,14 +6,14 @@ Host side, part of the composition root. Above it `engine_composition`, below it
 
 from __future__ import annotations
 
-from fumehood.gates.budget import Budgets
-from fumehood.model.budget import BudgetStanding
-from fumehood.model.call_log import CallPage, CallQuery, CallRecord
-from fumehood.model.errors import ResourceNotFound
-from fumehood.model.identity import Principal
-from fumehood.model.usage_table import MAX_STANDINGS, AllUsageQuery, UsageQuery, UsageTable
-from fumehood.store.calls import CallLog, UnknownCursor
-from fumehood.store.usage import UsageLog
+from fumehood.budgets.ledger import Budgets
+from fumehood.budgets.model import BudgetStanding
+from fumehood.budgets.usage import MAX_STANDINGS, AllUsageQuery, UsageQuery, UsageTable
+from fumehood.budgets.usage_store import UsageLog
+from fumehood.core.call_log import CallPage, CallQuery, CallRecord
+from fumehood.core.errors import ResourceNotFound
+from fumehood.core.identity import Principal
+from fumehood.storage.calls import CallLog, UnknownCursor
 
 
 class EngineRecords:

@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fumehood.config import Config
-from fumehood.gates.binding import require_agent
-from fumehood.gates.identity import require_caller
-from fumehood.model.errors import ShuttingDown
-from fumehood.model.identity import Principal
-from fumehood.model.json_types import JsonObject
+from fumehood.core.errors import ShuttingDown
+from fumehood.core.identity import Principal
+from fumehood.core.json_types import JsonObject
+from fumehood.identity.agents import Agents
+from fumehood.identity.binding import require_agent
+from fumehood.identity.scopes import require_caller
 from fumehood.observe.clock import Clock
-from fumehood.registry.agents import Agents
 from fumehood.sandbox.sessions import SessionClock, SessionKeeper
 from fumehood.sandbox.wall import Wall
-from fumehood.store.database import Database
-from fumehood.store.errors import understood
-from fumehood.store.sessions import SessionTable
+from fumehood.storage.database import Database
+from fumehood.storage.errors import understood
+from fumehood.storage.sessions import SessionTable
 
 
 def make_sessions(

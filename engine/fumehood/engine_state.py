@@ -13,20 +13,20 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from fumehood.call.claim import Keys
+from fumehood.budgets.ledger import Budgets
+from fumehood.budgets.store import CounterTable
+from fumehood.budgets.usage_store import UsageLog
 from fumehood.config import Config
-from fumehood.gates.approvers import Approvers
-from fumehood.gates.budget import Budgets
-from fumehood.gates.tokens import Tokens
-from fumehood.model.limits import MB
-from fumehood.registry.agents import Agents
-from fumehood.store.blobs import BlobStore
-from fumehood.store.calls import CallLog
-from fumehood.store.counters import CounterTable
-from fumehood.store.database import Database
-from fumehood.store.errors import understood
-from fumehood.store.spool import SpoolStore
-from fumehood.store.usage import UsageLog
+from fumehood.core.limits import MB
+from fumehood.identity.agents import Agents
+from fumehood.identity.approvers import Approvers
+from fumehood.identity.tokens import Tokens
+from fumehood.pipeline.claim import Keys
+from fumehood.storage.blobs import BlobStore
+from fumehood.storage.calls import CallLog
+from fumehood.storage.database import Database
+from fumehood.storage.errors import understood
+from fumehood.storage.recordings import SpoolStore
 
 
 @dataclass(frozen=True, slots=True)

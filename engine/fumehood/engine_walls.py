@@ -14,20 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from fumehood.config import Config
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import Limit
-from fumehood.model.status import WallReadiness
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Limit
+from fumehood.core.status import WallReadiness
 from fumehood.observe.log import Logger
 from fumehood.sandbox.container.docker_api import QUICK_S, Docker
+from fumehood.sandbox.container.image_catalog import FindImage, ImageFound
 from fumehood.sandbox.container.pool import PoolRules
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
-from fumehood.sandbox.container.shelf import FindImage, ImageFound
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.host import Host
 from fumehood.sandbox.process.interpreter import InterpreterWall
 from fumehood.sandbox.process.jail import JailWall
 from fumehood.sandbox.wall import ImageMissing, Wall, Walls
-from fumehood.store.owner import owner_id
+from fumehood.storage.owner import owner_id
 
 ID_BYTES = 16
 BUILD_RETRY_AFTER_MS = 10_000
@@ -200,8 +200,8 @@ def _image_finder(own: Path) -> FindImage:
         def find(client: Any) -> ImageFound:
             # Here, because it brings Docker's package with it, and an engine without Docker has
             # none.
-            from fumehood.sandbox.container.builder import is_being_built
-            from fumehood.sandbox.container.images import list_images, own_image
+            from fumehood.sandbox.images.builder import is_being_built
+            from fumehood.sandbox.images.catalog import list_images, own_image
 
             try:
                 return own_image(list_images(client, name, own=own), name, own=own)

@@ -25,18 +25,18 @@ from pathlib import Path
 import anyio
 import httpx2
 
+from fumehood.approvals.model import Approval
 from fumehood.config import ConfigError, WebhookConfig
-from fumehood.gates.webhook import HEADER, Callbacks, sign
-from fumehood.model.approval import Approval
-from fumehood.model.errors import ResourceNotFound
-from fumehood.model.json_types import JsonObject
+from fumehood.core.errors import ResourceNotFound
+from fumehood.core.json_types import JsonObject
 from fumehood.observe.clock import timestamp
 from fumehood.observe.log import Logger, log_fault
-from fumehood.store import deliveries
-from fumehood.store.database import Database
-from fumehood.store.deliveries import Owed
-from fumehood.store.errors import StoreError
-from fumehood.wire import strict_json
+from fumehood.protocol import strict_json
+from fumehood.storage.database import Database
+from fumehood.storage.errors import StoreError
+from fumehood.webhook import deliveries
+from fumehood.webhook.deliveries import Owed
+from fumehood.webhook.signatures import HEADER, Callbacks, sign
 
 MIN_SECRET_BYTES = 32
 MAX_SECRET_BYTES = 4096

@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from fumehood.model.errors import EndedBy, SandboxUnavailable
-from fumehood.model.identity import TrustDomain
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import MB, PROCESS_WALL_LIMITS, Limit, Limits, WallLimits
+from fumehood.core.errors import EndedBy, SandboxUnavailable
+from fumehood.core.identity import TrustDomain
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import MB, PROCESS_WALL_LIMITS, Limit, Limits, WallLimits
 from fumehood.sandbox.process.interpreter import INTERPRETER_LIMITS
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 

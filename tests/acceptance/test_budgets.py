@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 
 from conftest import Daemon, StartDaemon, make_first_approver
 from fumehood import Client, ControlClient
+from fumehood.approvals.model import ApprovalState
+from fumehood.budgets.model import BudgetStanding
 from fumehood.cli.main import app
-from fumehood.model.approval import ApprovalState
-from fumehood.model.budget import BudgetStanding
 from support.http import SocketClient
 from support.wait import wait_until
 

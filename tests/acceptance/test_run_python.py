@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from conftest import FUMEHOOD, Daemon, launch, wait_until_ready
-from fumehood.model.workspace_path import MAX_PATH_BYTES
-from fumehood.sandbox.container.images import Image
+from fumehood.core.workspace_path import MAX_PATH_BYTES
+from fumehood.sandbox.images.catalog import Image
 from support.http import Answer, SocketClient
 
 pytestmark = pytest.mark.needs("docker")

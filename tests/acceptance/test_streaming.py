@@ -19,9 +19,9 @@ import pytest
 
 from conftest import FUMEHOOD, Daemon, launch, wait_until_ready
 from fumehood import Client
-from fumehood.model.events import OutputEvent, ProgressEvent, ResultEvent
-from fumehood.sandbox.container.images import Image
+from fumehood.core.events import OutputEvent, ProgressEvent, ResultEvent
 from fumehood.sandbox.container.reach import open_docker
+from fumehood.sandbox.images.catalog import Image
 from support.containers import containers_of
 from support.streaming import call_id_of, streaming
 from support.wait import wait_until

@@ -15,19 +15,19 @@ from typing import Any
 import anyio
 import pytest
 
-from fumehood.call.incoming import parse_own_call
-from fumehood.call.resume import ResumedWay
-from fumehood.executors.live import Live
-from fumehood.model.approval import (
+from fumehood.approvals.model import (
     ApprovalQuery,
     ApprovalState,
     NewDecision,
     RememberWish,
     Resolution,
 )
-from fumehood.model.errors import EngineError, PermissionDenied
+from fumehood.approvals.resume import ResumedWay
+from fumehood.approvals.store import ApprovalTable
+from fumehood.core.errors import EngineError, PermissionDenied
+from fumehood.executors.live import Live
+from fumehood.pipeline.incoming import parse_own_call
 from fumehood.sandbox.host import Host
-from fumehood.store.approvals import ApprovalTable
 from support.asking import ALICE, BOB, CALLER, NO, OTHER_CALLER, YES, Asking, Deeds, asking
 from support.policies import policy_of, rule
 

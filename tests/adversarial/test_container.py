@@ -24,8 +24,8 @@ import pytest
 
 from conftest import Daemon, launch, wait_until_ready
 from fumehood import Client
-from fumehood.model.envelope import Envelope
-from fumehood.store.owner import owner_id
+from fumehood.core.envelope import Envelope
+from fumehood.storage.owner import owner_id
 from support.attacks import Harm
 
 pytestmark = [pytest.mark.needs("docker"), pytest.mark.row("S3", "S4")]

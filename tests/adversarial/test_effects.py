@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
+from fumehood.core.errors import WorkspaceChanged
+from fumehood.core.identity import TrustDomain
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import MB, Limits
+from fumehood.core.tool import ToolDefinition
 from fumehood.executors.effects import Effect, effect_of
 from fumehood.executors.workspace import run_workspace
-from fumehood.model.errors import WorkspaceChanged
-from fumehood.model.identity import TrustDomain
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import MB, Limits
-from fumehood.model.tool import ToolDefinition
-from fumehood.sandbox.container.images import Image
+from fumehood.protocol.cursors import Cursors
+from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
-from fumehood.wire.cursors import Cursors
 from fumehood_tools.delete_files import delete_files
 from fumehood_tools.write_file import write_file
 from support.attacks import Harm

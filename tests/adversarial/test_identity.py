@@ -22,9 +22,9 @@ from typing import Any
 import pytest
 
 from conftest import CLEAN_ENVIRONMENT, FUMEHOOD
-from fumehood.daemon.app import CONTROL_OPERATIONS, OPERATIONS
-from fumehood.daemon.operation import Needs
-from fumehood.gates.secrets import make_credential
+from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS
+from fumehood.http.operation import Needs
+from fumehood.identity.credentials import make_credential
 from support.attacks import Harm
 from support.authority import Authority, ask, calculate, make_first_approver
 from support.http import Answer, SocketClient, connect, read_to_end, split_answer

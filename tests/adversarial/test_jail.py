@@ -21,10 +21,10 @@ import psutil
 import pytest
 
 from fumehood import Config, Engine
-from fumehood.model.envelope import Envelope
-from fumehood.model.errors import EndedBy
-from fumehood.model.identity import TrustDomain
-from fumehood.model.limits import Limits
+from fumehood.core.envelope import Envelope
+from fumehood.core.errors import EndedBy
+from fumehood.core.identity import TrustDomain
+from fumehood.core.limits import Limits
 from fumehood.sandbox.process.jail import JailWall
 from support import jailed_tools
 from support.attacks import Harm

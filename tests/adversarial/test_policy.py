@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from fumehood.model.decision import Verdict
+from fumehood.policy.decision import Verdict
 from support.attacks import Harm
 from support.policies import facts, rule, tool, verdict
 
@@ -123,8 +123,8 @@ import json, resource, sys
 from pathlib import Path
 resource.setrlimit(resource.RLIMIT_CPU, (20, 20))
 resource.setrlimit(resource.RLIMIT_AS, (600 << 20, 600 << 20))
-from fumehood.gates.policy_file import parse_policy
-from fumehood.model.policy import PolicyError
+from fumehood.policy.loader import parse_policy
+from fumehood.policy.model import PolicyError
 told = {}
 for path in sorted(Path(sys.argv[1]).iterdir()):
     try:

@@ -14,7 +14,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from fumehood.sandbox.container.images import Image
+from fumehood.sandbox.images.catalog import Image
 from support.containers import containers_of
 from support.one_container import OneContainer, one_container, value_of
 

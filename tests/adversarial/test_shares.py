@@ -17,10 +17,10 @@ import anyio
 import psutil
 import pytest
 
-from fumehood.daemon.answers import MAX_BODY_BYTES
-from fumehood.daemon.shares import MAX_CONNECTIONS, MAX_HELD_BYTES
-from fumehood.model.identity import TrustDomain
-from fumehood.model.limits import Limits
+from fumehood.core.identity import TrustDomain
+from fumehood.core.limits import Limits
+from fumehood.http.answers import MAX_BODY_BYTES
+from fumehood.http.shares import MAX_CONNECTIONS, MAX_HELD_BYTES
 from fumehood.sandbox.process.interpreter import InterpreterWall
 from fumehood.sandbox.process.jail import JailWall
 from support.http import SocketClient, connect, read_to_end, split_answer

@@ -15,11 +15,11 @@ from typing import Any
 from sqlalchemy import Connection, insert
 
 from fumehood import Config, Engine, tool
-from fumehood.model.approval import ApprovalQuery, ApprovalState
-from fumehood.model.identity import Principal, Scope
-from fumehood.store.approvals import ApprovalTable
-from fumehood.store.database import Database, open_database
-from fumehood.store.schema import APPROVALS
+from fumehood.approvals.model import ApprovalQuery, ApprovalState
+from fumehood.approvals.store import ApprovalTable
+from fumehood.core.identity import Principal, Scope
+from fumehood.storage.database import Database, open_database
+from fumehood.storage.schema import APPROVALS
 from fumehood.testing import FakeWall
 from tests.benchmarks.bench_budgets import BUDGETS
 from tests.benchmarks.bench_policy import _tool, _written

@@ -12,11 +12,11 @@ from tempfile import TemporaryDirectory
 from sqlalchemy import Connection
 
 from fumehood import Config, Engine
+from fumehood.audit.chain import AuditEntry
+from fumehood.audit.offline import verify_state
 from fumehood.engine import parse_call_body
-from fumehood.store import calls
-from fumehood.store.audit import AuditEntry
-from fumehood.store.audit_offline import verify_state
-from fumehood.store.database import Database, open_database
+from fumehood.storage import calls
+from fumehood.storage.database import Database, open_database
 from fumehood.testing import FakeWall
 from tests.benchmarks.line import Line
 

@@ -12,12 +12,12 @@ from decimal import Decimal
 from pathlib import Path
 
 from fumehood import Config, Engine
+from fumehood.budgets.ledger import Budgets
+from fumehood.budgets.model import Amounts, Spender
+from fumehood.budgets.store import CounterTable
 from fumehood.config import BudgetConfig
-from fumehood.gates.budget import Budgets
-from fumehood.model.budget import Amounts, Spender
 from fumehood.observe.clock import SystemClock
-from fumehood.store.counters import CounterTable
-from fumehood.store.database import Database, open_database
+from fumehood.storage.database import Database, open_database
 from fumehood.testing import FakeWall
 from tests.benchmarks.line import Line
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from fumehood import Config, Engine
+from fumehood.core.identity import Principal, Scope
 from fumehood.engine import parse_call_body
-from fumehood.model.agent import Agent, Binding
-from fumehood.model.identity import Principal, Scope
-from fumehood.store.calls import CallLog, CallRow
-from fumehood.store.database import open_database
+from fumehood.identity.agent import Agent, Binding
+from fumehood.storage.calls import CallLog, CallRow
+from fumehood.storage.database import open_database
 from fumehood.testing import FakeWall
 from tests.benchmarks.line import Line
 

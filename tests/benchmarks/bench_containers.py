@@ -21,10 +21,10 @@ from pathlib import Path
 
 import psutil
 
-from fumehood.model.limits import Limits
+from fumehood.core.limits import Limits
+from fumehood.protocol import framing
+from fumehood.protocol.container_frames import run_frames
 from fumehood.sandbox.container.spec import ContainerSpec, guest_config
-from fumehood.wire import framing
-from fumehood.wire.container_frames import run_frames
 from tests.benchmarks.bench_daemon import MB, Running, bare_client, private_bytes
 from tests.benchmarks.line import Line
 

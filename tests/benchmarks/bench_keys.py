@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 from fumehood import Config, Engine, Envelope
-from fumehood.store.database import open_database
+from fumehood.storage.database import open_database
 from fumehood.testing import FakeWall
 from tests.benchmarks.line import Line
 

@@ -12,11 +12,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from fumehood.gates.policy import PolicyGate
-from fumehood.gates.policy_file import parse_policy
-from fumehood.model.decision import CallFacts, Verdict
-from fumehood.model.policy import Policy, Rule
-from fumehood.model.tool import ToolDefinition
+from fumehood.core.tool import ToolDefinition
+from fumehood.policy.decision import CallFacts, Verdict
+from fumehood.policy.loader import parse_policy
+from fumehood.policy.model import Policy, Rule
+from fumehood.policy.service import PolicyGate
 from tests.benchmarks.line import Line
 
 RULES = 1_000

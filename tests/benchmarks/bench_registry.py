@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from fumehood import Config, Engine
-from fumehood.call.resolve import resolve
-from fumehood.model.agent import Agent, Binding
-from fumehood.model.call import CallOptions, CallRequest
-from fumehood.model.identity import Principal, Scope
+from fumehood.core.call import CallOptions, CallRequest
+from fumehood.core.identity import Principal, Scope
+from fumehood.identity.agent import Agent, Binding
+from fumehood.pipeline.resolve import resolve
+from fumehood.protocol.messages import encode_envelope
 from fumehood.registry.directory import ToolDirectory
 from fumehood.registry.listing import ToolFilter
-from fumehood.wire.messages import encode_envelope
 from tests.benchmarks.line import Line
 
 TOOLS = 10_000

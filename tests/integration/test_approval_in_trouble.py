@@ -17,12 +17,12 @@ import anyio.lowlevel
 import pytest
 
 from fumehood import tool
+from fumehood.approvals.model import Approval, ApprovalState, NewDecision
+from fumehood.core.call import CallBody
+from fumehood.core.errors import IdempotencyConflict
 from fumehood.engine import Engine
 from fumehood.executors.live import Live
-from fumehood.model.approval import Approval, ApprovalState, NewDecision
-from fumehood.model.call import CallBody
-from fumehood.model.errors import IdempotencyConflict
-from fumehood.store.database import Database
+from fumehood.storage.database import Database
 from fumehood.testing import ManualClock
 from support.crash_approvals import ALICE, CHANNEL, User, engine_in, in_state, marks, prepare
 from support.state import writer_held
@@ -162,7 +162,7 @@ async def test_disk_is_full_when_a_yes_is_used_up_nothing_runs_and_the_yes_stays
 async def test_disk_is_full_when_a_call_ends_its_answer_is_kept_once_there_is_room(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fumehood.call.approval_changes.RETRY_S", 0.02)
+    monkeypatch.setattr("fumehood.approvals.changes.RETRY_S", 0.02)
     await world.user.ask("before", "note")
     approval_id = await world.user.ask("a", key="k")
     world.disk.spares, world.disk.is_full = 2, True  # the decision, and the start

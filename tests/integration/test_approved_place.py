@@ -10,9 +10,9 @@ import anyio
 import pytest
 
 from fumehood import Config, Engine
-from fumehood.model.approval import Approval, ApprovalState, NewDecision
-from fumehood.model.identity import Principal, Scope
-from fumehood.store.database import Database, open_database
+from fumehood.approvals.model import Approval, ApprovalState, NewDecision
+from fumehood.core.identity import Principal, Scope
+from fumehood.storage.database import Database, open_database
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.row("A2", "S10")]
 

@@ -12,7 +12,7 @@ from fumehood.attack.bait import Bait
 from fumehood.attack.scorecard import Line, Verdict
 from fumehood.attack.standing import Standing, Target
 from fumehood.attack.trial import try_one
-from fumehood.model.errors import EndedBy, SandboxUnavailable
+from fumehood.core.errors import EndedBy, SandboxUnavailable
 from fumehood.sandbox.wall import RunEnding
 from fumehood.testing import FakeWall, SeenRun
 

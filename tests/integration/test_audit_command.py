@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from conftest import FUMEHOOD, Daemon, StartDaemon, make_first_approver
 from fumehood.cli.main import app
 from fumehood.client import ControlClient
-from fumehood.model.errors import ERROR_CODES
+from fumehood.core.errors import ERROR_CODES
 from support.audit import make_chain, rows_of, run_sql
 from support.authority import ask
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from conftest import CLEAN_ENVIRONMENT
-from fumehood.store.audit_key import make_current
-from fumehood.store.database import open_database
+from fumehood.audit.keys import make_current
+from fumehood.storage.database import open_database
 from support.audit import append, look, rows_of
 from support.crash_points import CrashPoint, crash_at_every_point
 from support.state import keys
@@ -107,7 +107,7 @@ def test_rotation_cut_short_between_its_steps_is_ended_at_the_next_start(
 
 @pytest.mark.row("A7")
 def test_key_that_was_made_and_never_announced_is_not_used(home: Path) -> None:
-    from fumehood.store.audit_key import keep_key, new_key
+    from fumehood.audit.keys import keep_key, new_key
 
     database = open_database(home / "state.db")
     append(database, 1)

@@ -12,13 +12,13 @@ import pytest
 from sqlalchemy import func, select, update
 
 from conftest import CLEAN_ENVIRONMENT
-from fumehood.gates.budget import Budgets
-from fumehood.gates.budget_accounts import BLOCKS
-from fumehood.model.budget import BudgetRule, Period, Subject, Unit
-from fumehood.model.errors import QuotaExceeded
-from fumehood.store.counters import KEPT_DAYS, PRUNED_AT_ONCE, CounterKey, CounterTable
-from fumehood.store.database import Database, open_database
-from fumehood.store.schema import COUNTERS
+from fumehood.budgets.accounts import BLOCKS
+from fumehood.budgets.ledger import Budgets
+from fumehood.budgets.model import BudgetRule, Period, Subject, Unit
+from fumehood.budgets.store import KEPT_DAYS, PRUNED_AT_ONCE, CounterKey, CounterTable
+from fumehood.core.errors import QuotaExceeded
+from fumehood.storage.database import Database, open_database
+from fumehood.storage.schema import COUNTERS
 from support.budget_scenarios import DATABASE, MOST_UNTOLD, RULES, Told
 from support.budget_scenarios import LIMIT as SESSION_LIMIT
 from support.budgets import NOON, HandClock, a_total, budgets_on, spender, takes

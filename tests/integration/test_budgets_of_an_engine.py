@@ -9,12 +9,12 @@ import anyio
 import pytest
 
 from fumehood import Config, Engine
+from fumehood.budgets.model import BudgetStanding
 from fumehood.config import BudgetConfig
+from fumehood.core.call import CallBody
+from fumehood.core.envelope import Envelope
 from fumehood.executors.live import Live
-from fumehood.model.budget import BudgetStanding
-from fumehood.model.call import CallBody
-from fumehood.model.envelope import Envelope
-from fumehood.store.database import open_database
+from fumehood.storage.database import open_database
 from fumehood.testing import FakeWall
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("E4")]

@@ -16,7 +16,7 @@ import pytest
 
 from conftest import Daemon, StartDaemon
 from fumehood import AsyncClient, Client, DaemonUnavailable, Engine, Refused
-from fumehood.model.answers import ToolDetails
+from fumehood.answers import ToolDetails
 from support.clients import KINDS, client_of
 from support.wait import wait_until
 

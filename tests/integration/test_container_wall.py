@@ -15,18 +15,18 @@ import anyio
 import pytest
 
 from conftest import Daemon, StartDaemon
-from fumehood.model.errors import EndedBy, SandboxUnavailable
-from fumehood.model.identity import TrustDomain
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import MB, Limit, Limits
+from fumehood.core.errors import EndedBy, SandboxUnavailable
+from fumehood.core.identity import TrustDomain
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import MB, Limit, Limits
 from fumehood.sandbox.container import docker_api
 from fumehood.sandbox.container import wall as wall_module
-from fumehood.sandbox.container.builder import building_noted
 from fumehood.sandbox.container.docker_api import Docker
-from fumehood.sandbox.container.images import Image
 from fumehood.sandbox.container.pool import PoolRules
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
 from fumehood.sandbox.container.wall import ContainerWall
+from fumehood.sandbox.images.builder import building_noted
+from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.wall import RunEnding
 from support.containers import containers_of, kill_container
 from support.docker_proxy import DockerProxy

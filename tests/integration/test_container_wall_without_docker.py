@@ -11,10 +11,10 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from fumehood.model.errors import EndedBy, InternalError, SandboxUnavailable
-from fumehood.model.identity import TrustDomain
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import Limit, Limits
+from fumehood.core.errors import EndedBy, InternalError, SandboxUnavailable
+from fumehood.core.identity import TrustDomain
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Limit, Limits
 from fumehood.sandbox.container import wall as wall_module
 from fumehood.sandbox.container.docker_api import (
     DockerError,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from conftest import CLEAN_ENVIRONMENT
-from fumehood.model.approval import ApprovalQuery, ApprovalState
+from fumehood.approvals.model import ApprovalQuery, ApprovalState
 from support.crash_points import Crash, crash_at_every_point
 from support.crash_superseded import (
     ALICE,

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from conftest import CLEAN_ENVIRONMENT, FUMEHOOD, StartDaemon
-from fumehood.store.database import open_database
+from fumehood.storage.database import open_database
 from support.crashing import crash, examine
 from support.http import SocketClient
 from support.state import keys
@@ -54,7 +54,7 @@ def test_killed_while_it_makes_its_schema_it_leaves_all_or_nothing(home: Path) -
     program = (
         "import sys, os\n"
         "from pathlib import Path\n"
-        "from fumehood.store import opening\n"
+        "from fumehood.storage import opening\n"
         "step = opening.STEPS[0]\n"
         "def die(connection):\n"
         "    step(connection)\n"

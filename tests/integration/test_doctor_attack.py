@@ -32,10 +32,10 @@ from fumehood.attack.standing import (
 )
 from fumehood.attack.targets import targets_of
 from fumehood.sandbox.container import container as container_module
-from fumehood.sandbox.container.books import Books
 from fumehood.sandbox.container.docker_api import Docker
-from fumehood.sandbox.container.images import Image
-from fumehood.sandbox.container.place import Place
+from fumehood.sandbox.container.pool_entry import Place
+from fumehood.sandbox.container.pool_state import Books
+from fumehood.sandbox.images.catalog import Image
 from support import weakened
 from support.containers import containers_of
 from support.wait import wait_until

@@ -11,22 +11,22 @@ from typing import Any
 import pytest
 
 from fumehood import Config, Engine
-from fumehood.call.authorise import PermittedCall
-from fumehood.call.plan import make_plan
-from fumehood.call.preview import preview
-from fumehood.call.resolve import ResolvedCall
-from fumehood.call.validate import ValidatedCall
+from fumehood.approvals.preview import preview
+from fumehood.core.errors import EngineError, WorkspaceChanged
+from fumehood.core.identity import TrustDomain
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import MB, Limits
+from fumehood.core.tool import ToolDefinition
 from fumehood.executors.effects import Effect, effect_of
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.workspace import run_workspace
-from fumehood.model.errors import EngineError, WorkspaceChanged
-from fumehood.model.identity import TrustDomain
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import MB, Limits
-from fumehood.model.tool import ToolDefinition
-from fumehood.sandbox.container.images import Image
+from fumehood.pipeline.authorize import PermittedCall
+from fumehood.pipeline.plan import make_plan
+from fumehood.pipeline.resolve import ResolvedCall
+from fumehood.pipeline.validate import ValidatedCall
+from fumehood.protocol.cursors import Cursors
+from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
-from fumehood.wire.cursors import Cursors
 from fumehood_tools.delete_files import delete_files
 from fumehood_tools.write_file import write_file
 from support.definitions import by_default, request

@@ -12,9 +12,9 @@ import anyio
 import pytest
 
 from fumehood import Config, Engine
-from fumehood.model.approval import Approval, ApprovalState, NewDecision
-from fumehood.model.decision import CallFacts, Decision, Verdict
-from fumehood.model.identity import Principal, Scope
+from fumehood.approvals.model import Approval, ApprovalState, NewDecision
+from fumehood.core.identity import Principal, Scope
+from fumehood.policy.decision import CallFacts, Decision, Verdict
 from support.container import scripted_wall
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("A2", "A5")]

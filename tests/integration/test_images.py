@@ -17,12 +17,12 @@ import pytest
 from docker.errors import ImageNotFound
 
 from conftest import CLEAN_ENVIRONMENT, FUMEHOOD
-from fumehood.sandbox.container import builder, layers, recipe, rootfs
-from fumehood.sandbox.container.build import DEADLINE_S, Built, build_image
-from fumehood.sandbox.container.images import Image, find_image, list_images
 from fumehood.sandbox.container.reach import open_docker
-from fumehood.sandbox.container.recipe import guest_files, images_folder, read_recipe
-from fumehood.sandbox.container.trouble import ImageTrouble
+from fumehood.sandbox.images import builder, layers, recipe, rootfs
+from fumehood.sandbox.images.build import DEADLINE_S, Built, build_image
+from fumehood.sandbox.images.catalog import Image, find_image, list_images
+from fumehood.sandbox.images.errors import ImageTrouble
+from fumehood.sandbox.images.recipe import guest_files, images_folder, read_recipe
 from support.docker_images import run_inside, write_whole
 from support.registry import serving
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from fumehood.sandbox.container import index
-from fumehood.sandbox.container.index import fetch, resolve
-from fumehood.sandbox.container.lock import Lock, Pinned
-from fumehood.sandbox.container.trouble import ImageTrouble
+from fumehood.sandbox.images import index
+from fumehood.sandbox.images.errors import ImageTrouble
+from fumehood.sandbox.images.index import fetch, resolve
+from fumehood.sandbox.images.lock import Lock, Pinned
 from support.wheels import only_from, write_wheel
 
 MACHINE = platform.machine()

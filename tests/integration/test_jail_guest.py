@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from fumehood import Config, Engine
-from fumehood.model.errors import EndedBy
-from fumehood.model.identity import TrustDomain
-from fumehood.model.limits import Limits
+from fumehood.core.errors import EndedBy
+from fumehood.core.identity import TrustDomain
+from fumehood.core.limits import Limits
 from fumehood.sandbox.process.jail import JailWall, jail_command
 from fumehood.sandbox.wall import RunSinks
 from support import jailed_tools

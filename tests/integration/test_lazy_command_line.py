@@ -15,7 +15,7 @@ HEAVY = {
     "anyio", "asyncio", "docker", "httpx2", "jsonschema", "pydantic", "pydantic_settings", "rich",
     "sqlalchemy", "starlette", "structlog", "uvicorn",
 }  # fmt: skip
-HEAVY_OF_OURS = {"fumehood.config", "fumehood.engine", "fumehood.model.envelope"}
+HEAVY_OF_OURS = {"fumehood.config", "fumehood.engine", "fumehood.core.envelope"}
 
 SCRIPT = """
 import json, sys

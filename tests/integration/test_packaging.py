@@ -71,8 +71,8 @@ with Client() as client:
 asyncio.run(main())
 """
 REVEALED = (
-    "fumehood.model.envelope.Envelope",
-    "fumehood.model.envelope.Envelope",
+    "fumehood.core.envelope.Envelope",
+    "fumehood.core.envelope.Envelope",
     "bytes | None",
     "str",
 )

@@ -14,7 +14,7 @@ import pytest
 
 from conftest import FUMEHOOD, StartDaemon, launch, make_first_approver, wait_until_ready
 from fumehood import Config, ControlClient, Engine, Refused, tool
-from fumehood.model.policy import PolicyError
+from fumehood.policy.model import PolicyError
 from support.authority import Authority, ask
 from support.wait import wait_until
 

@@ -9,10 +9,10 @@ import anyio
 import psutil
 import pytest
 
-from fumehood.model.identity import TrustDomain
-from fumehood.model.limits import Limits
+from fumehood.core.identity import TrustDomain
+from fumehood.core.limits import Limits
 from fumehood.sandbox.process.interpreter import InterpreterWall
-from fumehood.sandbox.process.residents import ResidentRules
+from fumehood.sandbox.process.sticky_workers import ResidentRules
 from support.wait import wait_until
 
 pytestmark = pytest.mark.anyio

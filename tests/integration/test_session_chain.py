@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from fumehood.model.errors import EndedBy
-from fumehood.model.limits import MB
-from fumehood.sandbox.container.images import Image
+from fumehood.core.errors import EndedBy
+from fumehood.core.limits import MB
+from fumehood.sandbox.images.catalog import Image
 from support.one_container import OneContainer, one_container, value_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.row("S6")]

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 import anyio
 import pytest
 
-from fumehood.model.errors import EndedBy, SandboxUnavailable
-from fumehood.model.identity import TrustDomain
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import MB, Limits
-from fumehood.sandbox.container.images import Image
+from fumehood.core.errors import EndedBy, SandboxUnavailable
+from fumehood.core.identity import TrustDomain
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import MB, Limits
 from fumehood.sandbox.held import HeldPlace, HoldingWall
+from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.wall import NO_SINKS, RunEnding
 from fumehood.testing import CONTAINER_LIMITS, FakeWall, SeenRun
 from integration.test_wall_contract import container_wall

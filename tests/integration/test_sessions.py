@@ -16,13 +16,13 @@ import pytest
 
 from conftest import CLEAN_ENVIRONMENT
 from fumehood import Config, Engine
-from fumehood.model.envelope import Envelope
-from fumehood.model.errors import ResourceNotFound
-from fumehood.model.session import SessionRecord
-from fumehood.sandbox.container.images import Image
+from fumehood.core.envelope import Envelope
+from fumehood.core.errors import ResourceNotFound
+from fumehood.core.session import SessionRecord
 from fumehood.sandbox.container.wall import ContainerWall
-from fumehood.store.database import open_database
-from fumehood.store.owner import owner_id
+from fumehood.sandbox.images.catalog import Image
+from fumehood.storage.database import open_database
+from fumehood.storage.owner import owner_id
 from support.containers import containers_of, kill_container
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.row("S6")]
@@ -234,7 +234,7 @@ import sys
 import anyio
 from pathlib import Path
 from fumehood import Config, Engine
-from fumehood.store.database import open_database
+from fumehood.storage.database import open_database
 
 async def main():
     config = Config.model_validate_json(sys.argv[1])

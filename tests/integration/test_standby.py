@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import anyio
 import pytest
 
-from fumehood.model.errors import EndedBy
+from fumehood.core.errors import EndedBy
 from support.one_container import OneContainer, one_container, value_of
 from support.wait import DEADLINE_S
 from support.workshop import image

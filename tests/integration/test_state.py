@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fumehood.daemon.listen import private_socket
-from fumehood.store.directory import StateError, hold_lock, private_directory
+from fumehood.http.listen import private_socket
+from fumehood.storage.directory import StateError, hold_lock, private_directory
 
 
 def _mode(path: Path) -> int:

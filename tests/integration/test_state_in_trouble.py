@@ -18,9 +18,9 @@ import psutil
 import pytest
 
 from conftest import CLEAN_ENVIRONMENT, Daemon, StartDaemon
-from fumehood.store import opening
-from fumehood.store.database import open_database
-from fumehood.store.errors import StoreError, WriteFailed
+from fumehood.storage import opening
+from fumehood.storage.database import open_database
+from fumehood.storage.errors import StoreError, WriteFailed
 from support.http import SocketClient
 from support.state import Events, keys, pages_of, put
 from support.wait import wait_until
@@ -163,7 +163,7 @@ def limited(size: int, program: str, path: Path) -> subprocess.CompletedProcess[
     start = (
         "import resource, sys\n"
         "from pathlib import Path\n"
-        "from fumehood.store.database import open_database\n"
+        "from fumehood.storage.database import open_database\n"
         "from support.state import keys, put\n"
         "path = Path(sys.argv[1])\n"
         "def limit(size):\n"
@@ -179,7 +179,7 @@ def limited(size: int, program: str, path: Path) -> subprocess.CompletedProcess[
 def test_failed_flush_promises_nothing_and_what_was_promised_stays(home: Path) -> None:
     path = home / "state.db"
     program = (
-        "from fumehood.store.errors import WriteFailed\n"
+        "from fumehood.storage.errors import WriteFailed\n"
         "database = open_database(path)\n"
         "limit(200_000)\n"
         "for number in range(200):\n"
@@ -205,7 +205,7 @@ def test_failed_flush_promises_nothing_and_what_was_promised_stays(home: Path) -
 
 def test_new_state_on_a_disk_without_room_is_an_error_in_words(home: Path) -> None:
     program = (
-        "from fumehood.store.errors import StoreError\n"
+        "from fumehood.storage.errors import StoreError\n"
         "try:\n"
         "    open_database(path)\n"
         "except StoreError as error:\n"

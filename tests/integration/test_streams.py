@@ -12,7 +12,7 @@ import pytest
 
 from conftest import Daemon
 from fumehood import Client, Refused
-from fumehood.model.events import ErrorEvent, OutputEvent, ProgressEvent, ResultEvent
+from fumehood.core.events import ErrorEvent, OutputEvent, ProgressEvent, ResultEvent
 from support.clients import KINDS, client_of
 from support.container import told
 from support.scripted_daemon import running_scripted_daemon

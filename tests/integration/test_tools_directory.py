@@ -15,7 +15,7 @@ import pytest
 
 from conftest import FUMEHOOD, Daemon, StartDaemon
 from fumehood import Client, Config, Engine, InvalidDefinition, tool
-from fumehood.model.errors import InvalidParams
+from fumehood.core.errors import InvalidParams
 from fumehood.registry.directory import ToolDirectory
 from fumehood.registry.listing import ToolFilter
 from support.definition_files import DefinitionDirectory

@@ -11,15 +11,15 @@ from pathlib import Path
 import anyio
 import pytest
 
-from fumehood.model.errors import ENDING_ERRORS, EndedBy
-from fumehood.model.identity import TrustDomain
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import Limit, Limits
+from fumehood.core.errors import ENDING_ERRORS, EndedBy
+from fumehood.core.identity import TrustDomain
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Limit, Limits
 from fumehood.sandbox.container.docker_api import Docker
-from fumehood.sandbox.container.images import Image
 from fumehood.sandbox.container.pool import PoolRules
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
 from fumehood.sandbox.container.wall import ContainerWall
+from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.process.interpreter import InterpreterWall
 from fumehood.sandbox.process.jail import JailWall
 from fumehood.sandbox.wall import RunEnding, Wall

@@ -7,8 +7,8 @@ from contextlib import AbstractAsyncContextManager
 
 import pytest
 
-from fumehood.model.errors import EndedBy
-from fumehood.model.limits import MB
+from fumehood.core.errors import EndedBy
+from fumehood.core.limits import MB
 from support.one_container import OneContainer, one_container, value_of
 from support.workshop import image
 

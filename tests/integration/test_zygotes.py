@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from fumehood.model.errors import EndedBy
+from fumehood.core.errors import EndedBy
 from support.one_container import OneContainer, one_container, value_of
 from support.workshop import image
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fumehood.model.envelope import (
+from fumehood.core.envelope import (
     Envelope,
     ErrorInfo,
     Metadata,
@@ -10,7 +10,7 @@ from fumehood.model.envelope import (
     Resources,
     UsageReport,
 )
-from fumehood.model.json_types import JsonObject
+from fumehood.core.json_types import JsonObject
 
 
 def envelope_bytes(data: JsonObject, *, code: str | None = None, message: str = "No.") -> bytes:

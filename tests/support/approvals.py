@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 
-from fumehood.model.approval import (
+from fumehood.approvals.model import (
     Approval,
     ApprovalPage,
     ApprovalQuery,
@@ -20,9 +20,9 @@ from fumehood.model.approval import (
     RememberWish,
     Resolution,
 )
-from fumehood.model.envelope import Envelope
-from fumehood.model.errors import IdempotencyConflict, ResourceNotFound
-from fumehood.model.identity import Principal
+from fumehood.core.envelope import Envelope
+from fumehood.core.errors import IdempotencyConflict, ResourceNotFound
+from fumehood.core.identity import Principal
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 

@@ -67,7 +67,7 @@ def approving_daemon(home: Path, *, credential: str = "", **settings: str) -> It
 def main() -> None:
     """`fumehood serve`, with the tools."""
     from fumehood.cli.main import main as command
-    from fumehood.daemon import server
+    from fumehood.http import server
 
     server.serve = partial(server.serve, tools=[note, hold])  # type: ignore[assignment]
     sys.argv = ["fumehood", "serve"]

@@ -11,12 +11,12 @@ from typing import Any
 import anyio
 
 from fumehood import Config, Engine, tool
-from fumehood.call.incoming import parse_own_call
+from fumehood.approvals.model import Approval, ApprovalState, NewDecision
 from fumehood.config import ApprovalsConfig
-from fumehood.model.approval import Approval, ApprovalState, NewDecision
-from fumehood.model.envelope import Envelope
-from fumehood.model.identity import Principal, Scope
-from fumehood.store.database import Database, open_database
+from fumehood.core.envelope import Envelope
+from fumehood.core.identity import Principal, Scope
+from fumehood.pipeline.incoming import parse_own_call
+from fumehood.storage.database import Database, open_database
 from fumehood.testing import FakeWall, ManualClock
 
 CALLER = Principal("uid:1000", frozenset({Scope.CALL}))

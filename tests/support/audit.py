@@ -7,12 +7,12 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from fumehood.store.audit_anchors import add_anchor, own_anchors
-from fumehood.store.audit_key import keep_key, make_current, new_key
-from fumehood.store.audit_offline import verify_state
-from fumehood.store.audit_verify import Anchor, AuditRow, Verdict
-from fumehood.store.changes import stamp
-from fumehood.store.database import Database, open_database
+from fumehood.audit.anchors import add_anchor, own_anchors
+from fumehood.audit.keys import keep_key, make_current, new_key
+from fumehood.audit.offline import verify_state
+from fumehood.audit.verify import Anchor, AuditRow, Verdict
+from fumehood.storage.changes import stamp
+from fumehood.storage.database import Database, open_database
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 ROWS = 20

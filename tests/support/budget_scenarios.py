@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from fumehood.gates.budget import Budgets
-from fumehood.model.budget import BudgetRule, Period
-from fumehood.store.counters import CounterTable
-from fumehood.store.database import open_database
+from fumehood.budgets.ledger import Budgets
+from fumehood.budgets.model import BudgetRule, Period
+from fumehood.budgets.store import CounterTable
+from fumehood.storage.database import open_database
 
 from .budgets import HandClock, spender, takes
 from .crash_points import Hook, Say

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 
-from fumehood.gates.budget import Budgets
-from fumehood.model.budget import Amounts, BudgetRule, Period, Spender
-from fumehood.store.counters import CounterTable
-from fumehood.store.database import Database
+from fumehood.budgets.ledger import Budgets
+from fumehood.budgets.model import Amounts, BudgetRule, Period, Spender
+from fumehood.budgets.store import CounterTable
+from fumehood.storage.database import Database
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 

@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fumehood.model.errors import EndedBy
-from fumehood.model.limits import Limit
+from fumehood.core.errors import EndedBy
+from fumehood.core.limits import Limit
 from fumehood.sandbox.wall import RunEnding, RunSinks
 from fumehood.testing import CONTAINER_LIMITS, FakeWall, SeenRun
 from support.fake_files import FakeFiles
@@ -134,7 +134,7 @@ class _Nothing(list[SeenRun]):
 def main() -> None:
     """`fumehood serve`, with this wall for containers."""
     from fumehood.cli.main import main as command
-    from fumehood.daemon import server
+    from fumehood.http import server
 
     wall = scripted_wall()
     wall.runs = _Nothing()  # nobody here looks at them, and they hold what was sent

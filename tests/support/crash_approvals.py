@@ -30,10 +30,7 @@ from unittest.mock import patch
 import anyio
 
 from fumehood import tool
-from fumehood.config import BudgetConfig, Config
-from fumehood.engine import Engine
-from fumehood.gates.budget_accounts import BLOCKS
-from fumehood.model.approval import (
+from fumehood.approvals.model import (
     Approval,
     ApprovalQuery,
     ApprovalState,
@@ -42,11 +39,14 @@ from fumehood.model.approval import (
     RememberWish,
     Resolution,
 )
-from fumehood.model.budget import Amounts, Spender
-from fumehood.model.envelope import Envelope
-from fumehood.model.identity import Principal, Scope
+from fumehood.budgets.accounts import BLOCKS
+from fumehood.budgets.model import Amounts, Spender
+from fumehood.config import BudgetConfig, Config
+from fumehood.core.envelope import Envelope
+from fumehood.core.identity import Principal, Scope
+from fumehood.engine import Engine
 from fumehood.registry.loading import Tool
-from fumehood.store.database import Database, open_database
+from fumehood.storage.database import Database, open_database
 from fumehood.testing import FakeWall, ManualClock
 
 from .audit import look
@@ -170,9 +170,9 @@ async def engine_in(
     try:
         async with AsyncExitStack() as stack:
             with (
-                patch("fumehood.engine_composition.discover", lambda *args, **options: []),
+                patch("fumehood.compose.discover", lambda *args, **options: []),
                 # It writes whenever it comes to it: commits would have other numbers each time.
-                patch("fumehood.engine_life.retention", lambda *args, **options: nullcontext()),
+                patch("fumehood.lifecycle.retention", lambda *args, **options: nullcontext()),
             ):
                 engine = Engine(
                     (*TOOLS, *more), config=config, clock=clock, database=database, **walls
@@ -469,10 +469,10 @@ async def _nothing(*args: object) -> None:
 
 
 WEAKNESSES = {
-    "a yes is not used up": ("fumehood.call.desk.ApprovalDesk.begin", _nothing),
-    "a use is not counted": ("fumehood.call.remembering.Remembering.use", _nothing),
-    "a mark is not raised": ("fumehood.store.counters.CounterTable.reserve", _nothing),
-    "a key is not taken": ("fumehood.store.idempotency.take", lambda *args: None),
+    "a yes is not used up": ("fumehood.approvals.service.ApprovalDesk.begin", _nothing),
+    "a use is not counted": ("fumehood.approvals.remembered.Remembering.use", _nothing),
+    "a mark is not raised": ("fumehood.budgets.store.CounterTable.reserve", _nothing),
+    "a key is not taken": ("fumehood.storage.idempotency.take", lambda *args: None),
 }
 """Promises to leave out, for the controls: a file in `home` names one."""
 

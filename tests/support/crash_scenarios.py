@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from fumehood.config import Config
+from fumehood.core.identity import Principal, Scope
 from fumehood.engine import Engine
-from fumehood.model.identity import Principal, Scope
-from fumehood.store.database import open_database
+from fumehood.storage.database import open_database
 from fumehood.testing import FakeWall
 
 from .crash_points import Hook, Say

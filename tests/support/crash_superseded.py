@@ -16,9 +16,9 @@ from typing import Any
 import anyio
 
 from fumehood import Config, Engine
-from fumehood.model.approval import Approval, ApprovalState, NewDecision
-from fumehood.model.identity import Principal, Scope
-from fumehood.store.database import open_database
+from fumehood.approvals.model import Approval, ApprovalState, NewDecision
+from fumehood.core.identity import Principal, Scope
+from fumehood.storage.database import open_database
 
 from .container import scripted_wall
 from .crash_points import Hook, Say

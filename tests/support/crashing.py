@@ -18,9 +18,9 @@ from pathlib import Path
 
 from sqlalchemy import func, select
 
-from fumehood.store.calls import CallLog
-from fumehood.store.database import open_database
-from fumehood.store.schema import CALLS
+from fumehood.storage.calls import CallLog
+from fumehood.storage.database import open_database
+from fumehood.storage.schema import CALLS
 
 from .state import call_row, keys, put
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from fumehood import ToolDefinition
-from fumehood.model.call import CallOptions, CallRequest
-from fumehood.model.decision import CallFacts, Decision, Verdict
-from fumehood.model.identity import Principal, Scope
-from fumehood.model.json_types import JsonObject
+from fumehood.core.call import CallOptions, CallRequest
+from fumehood.core.identity import Principal, Scope
+from fumehood.core.json_types import JsonObject
+from fumehood.policy.decision import CallFacts, Decision, Verdict
 from fumehood.registry.index import RegisteredTool, Source, ToolIndex
 
 OWNER = Principal("uid:1000", frozenset({Scope.CALL}))

@@ -9,10 +9,10 @@ from typing import Any
 
 import httpx2
 
-from fumehood.daemon.app import Faces
-from fumehood.daemon.peer import Face
+from fumehood.core.identity import Peer
 from fumehood.engine import Engine
-from fumehood.model.identity import Peer
+from fumehood.http.app import Faces
+from fumehood.http.peer import Face
 
 from .http import Answer
 

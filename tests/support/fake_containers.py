@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from fumehood.model.errors import EngineError
-from fumehood.sandbox.container.place import Kind, Listener
+from fumehood.core.errors import EngineError
+from fumehood.sandbox.container.pool_entry import Kind, Listener
 
 
 @dataclass(eq=False)

@@ -10,9 +10,9 @@ from typing import Any
 
 import anyio
 
-from fumehood.model.json_types import JsonObject
+from fumehood.core.json_types import JsonObject
+from fumehood.protocol import framing
 from fumehood.sandbox.container.docker_api import Created, DockerError, DockerNotFound, Listed
-from fumehood.wire import framing
 from support.scripted_guest import READY, ended, record, reset
 
 GOOD_INFO: JsonObject = {

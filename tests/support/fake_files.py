@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fumehood.core.errors import EndedBy
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Limits
 from fumehood.guest.container import survey, walk
-from fumehood.model.errors import EndedBy
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import Limits
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 
 KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "link"}

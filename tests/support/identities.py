@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
-from fumehood.gates.tokens import Token, Tokens
-from fumehood.model.agent import Agent, Binding
-from fumehood.model.identity import Principal, Scope
-from fumehood.registry.agents import Agents
+from fumehood.core.identity import Principal, Scope
+from fumehood.identity.agent import Agent, Binding
+from fumehood.identity.agents import Agents
+from fumehood.identity.tokens import Token, Tokens
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 ADMIN = Principal("approver:owner", frozenset({Scope.ADMIN, Scope.APPROVE}))

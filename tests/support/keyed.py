@@ -7,11 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from fumehood.call.authorise import PermittedCall
-from fumehood.call.claim import Claim, Keys, Replay, Waiting
-from fumehood.call.resolve import ResolvedCall
-from fumehood.call.validate import ValidatedCall
-from fumehood.model.envelope import (
+from fumehood.core.envelope import (
     Envelope,
     ErrorInfo,
     Metadata,
@@ -19,11 +15,15 @@ from fumehood.model.envelope import (
     Resources,
     UsageReport,
 )
-from fumehood.model.errors import EngineError
-from fumehood.model.idempotency import KeyedCall
-from fumehood.model.identity import Principal, Scope
-from fumehood.model.json_types import JsonObject
-from fumehood.model.tool import ToolDefinition
+from fumehood.core.errors import EngineError
+from fumehood.core.idempotency import KeyedCall
+from fumehood.core.identity import Principal, Scope
+from fumehood.core.json_types import JsonObject
+from fumehood.core.tool import ToolDefinition
+from fumehood.pipeline.authorize import PermittedCall
+from fumehood.pipeline.claim import Claim, Keys, Replay, Waiting
+from fumehood.pipeline.resolve import ResolvedCall
+from fumehood.pipeline.validate import ValidatedCall
 
 from .definitions import OWNER, by_default, function_definition, registered, request
 

@@ -18,9 +18,9 @@ import sys
 import threading
 from pathlib import Path
 
-from fumehood.call.claim import Claim, Keys
-from fumehood.model.envelope import Envelope
-from fumehood.store.database import open_database
+from fumehood.core.envelope import Envelope
+from fumehood.pipeline.claim import Claim, Keys
+from fumehood.storage.database import open_database
 
 from .definitions import function_definition
 from .keyed import NOW, answer, permitted

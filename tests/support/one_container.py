@@ -12,13 +12,13 @@ from typing import Any
 
 import anyio
 
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import MB, Limit, Limits
-from fumehood.model.workspace import FileKind
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import MB, Limit, Limits
+from fumehood.core.workspace import FileKind
 from fumehood.sandbox.container.container import Container
 from fumehood.sandbox.container.docker_api import Docker, DockerError
-from fumehood.sandbox.container.images import Image
 from fumehood.sandbox.container.spec import ContainerSpec
+from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.wall import RunEnding, RunSinks
 
 LIFETIME_S = 600

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fumehood.gates.policy import PolicyGate
-from fumehood.gates.policy_file import parse_policy
-from fumehood.model.decision import CallFacts, Decision, Verdict
-from fumehood.model.policy import Policy, Rule
-from fumehood.model.tool import ToolDefinition
+from fumehood.core.tool import ToolDefinition
+from fumehood.policy.decision import CallFacts, Decision, Verdict
+from fumehood.policy.loader import parse_policy
+from fumehood.policy.model import Policy, Rule
+from fumehood.policy.service import PolicyGate
 
 MAIL = {"to": {"type": "string"}, "copies": {"type": "array", "items": {"type": "string"}}}
 
@@ -56,7 +56,7 @@ def verdict(call: CallFacts, *rules: dict[str, Any], environment: str = "product
 
 def faults(text: str, *tools: ToolDefinition, name: str = "policy.toml") -> list[str]:
     """What is wrong with a text, each with its file and line."""
-    from fumehood.model.policy import PolicyError
+    from fumehood.policy.model import PolicyError
 
     try:
         parse_policy(name, text.encode(), tools or (tool(),))

@@ -105,7 +105,7 @@ def start_from_preloaded(script: str) -> type[subprocess.Popen[Any]]:
 def _serve(orders: socket.socket) -> None:
     for module in pkgutil.iter_modules(_commands().__path__, "fumehood.cli."):
         __import__(module.name)
-    __import__("fumehood.daemon.server")
+    __import__("fumehood.http.server")
     __import__("fumehood.engine")
     gc.collect()
     gc.freeze()

@@ -7,9 +7,9 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any
 
-from fumehood.model.limits import Limit, Limits
+from fumehood.core.limits import Limit, Limits
+from fumehood.protocol import framing
 from fumehood.sandbox.container.channel import Channel
-from fumehood.wire import framing
 
 LIMITS = Limits(wall_s=5, cpu_s=5, memory_mb=128, output_bytes=1000)
 READY = {"op": "ready", "enforces": {limit.value: True for limit in Limit}, "faults": []}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fumehood.wire import strict_json
+from fumehood.protocol import strict_json
 
 TIMEOUT_S = 30
 

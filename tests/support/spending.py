@@ -16,11 +16,11 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fumehood.gates.budget import Budgets
-from fumehood.model.budget import BudgetRule, Period
-from fumehood.model.errors import QuotaExceeded
-from fumehood.store.counters import CounterTable
-from fumehood.store.database import open_database
+from fumehood.budgets.ledger import Budgets
+from fumehood.budgets.model import BudgetRule, Period
+from fumehood.budgets.store import CounterTable
+from fumehood.core.errors import QuotaExceeded
+from fumehood.storage.database import open_database
 
 from .budgets import HandClock, spender, takes
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select
 
-from fumehood.store.calls import CallRow
-from fumehood.store.database import Database
-from fumehood.store.schema import CALLS, META
+from fumehood.storage.calls import CallRow
+from fumehood.storage.database import Database
+from fumehood.storage.schema import CALLS, META
 
 from .wait import wait_until
 

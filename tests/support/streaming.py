@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fumehood.wire.sse import Decoder, Frame
+from fumehood.protocol.sse import Decoder, Frame
 from support.http import connect
 
 

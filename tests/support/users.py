@@ -21,7 +21,7 @@ from typing import Any
 
 import fumehood
 import fumehood_tools
-from fumehood.sandbox.container.recipe import images_folder
+from fumehood.sandbox.images.recipe import images_folder
 from support.http import Answer
 
 NOBODY = 65_534

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fumehood import Config, Engine, EngineNotRunning, FumehoodError
-from fumehood.model.answers import ToolDetails
-from fumehood.model.errors import ToolNotFound
+from fumehood.answers import ToolDetails
+from fumehood.core.errors import ToolNotFound
 from support.recording import bench
 
 pytestmark = pytest.mark.anyio

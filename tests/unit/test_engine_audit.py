@@ -13,12 +13,12 @@ import anyio
 import pytest
 
 from fumehood import Config, Engine
+from fumehood.audit.anchors import own_anchors
+from fumehood.audit.verify import Anchor
 from fumehood.config import AuditConfig
-from fumehood.model.identity import Principal, Scope
-from fumehood.store.audit_anchors import own_anchors
-from fumehood.store.audit_verify import Anchor
-from fumehood.store.database import open_database
-from fumehood.store.errors import ReadFailed, WriteFailed
+from fumehood.core.identity import Principal, Scope
+from fumehood.storage.database import open_database
+from fumehood.storage.errors import ReadFailed, WriteFailed
 from fumehood.testing import FakeWall
 from support.audit import look, rows_of, run_sql
 from support.state import set_full, set_roomy, writer_held

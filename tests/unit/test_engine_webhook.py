@@ -14,14 +14,14 @@ import anyio.lowlevel
 import httpx2
 import pytest
 
+from fumehood.approvals.model import Approval
 from fumehood.config import ConfigError, WebhookConfig
+from fumehood.core.errors import Unauthorized
 from fumehood.engine_webhook import AT_ONCE, EngineWebhook, read_secret
-from fumehood.gates.webhook import HEADER, Callbacks
-from fumehood.model.approval import Approval
-from fumehood.model.errors import Unauthorized
 from fumehood.observe.log import quiet_logger
-from fumehood.store import deliveries
-from fumehood.store.database import Database, open_database
+from fumehood.storage.database import Database, open_database
+from fumehood.webhook import deliveries
+from fumehood.webhook.signatures import HEADER, Callbacks
 from support.approvals import NOW, FakeDesk, approval
 
 pytestmark = pytest.mark.row("A6")

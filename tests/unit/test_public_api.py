@@ -68,9 +68,9 @@ def test_every_public_exception_has_the_one_base(name: str) -> None:
 
 
 def test_engines_own_exceptions_have_the_one_base() -> None:
-    from fumehood.model.errors import EngineError
-    from fumehood.model.policy import PolicyError
-    from fumehood.store.errors import StoreError
+    from fumehood.core.errors import EngineError
+    from fumehood.policy.model import PolicyError
+    from fumehood.storage.errors import StoreError
 
     for error in (EngineError, PolicyError, StoreError):
         assert issubclass(error, fumehood.FumehoodError)

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from fumehood.attack.attack import Expectation, Language, Value
-from fumehood.model.errors import EndedBy
-from fumehood.model.json_types import JsonObject
+from fumehood.core.errors import EndedBy
+from fumehood.core.json_types import JsonObject
 from fumehood.sandbox.wall import RunEnding
 
 JAILED = str(Path(__file__).parent / "jailed")

@@ -17,7 +17,7 @@ from fumehood.attack.attack import Attack, Look
 from fumehood.attack.bait import Bait
 from fumehood.attack.outside import Watch, below, is_sealed, named
 from fumehood.attack.standing import MOST_PROCESSES, Containers, Standing
-from fumehood.model.limits import MB
+from fumehood.core.limits import MB
 
 MOST_FOR_GUEST_MB = 256
 """What a container may have beyond its class: for the guest, and for gVisor's own kernel."""

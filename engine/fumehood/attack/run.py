@@ -18,8 +18,8 @@ from fumehood.attack.languages import arguments_of
 from fumehood.attack.scorecard import Line, Scorecard, Verdict, WallCard, verdict_of
 from fumehood.attack.standing import CannotTry, Standing, Target
 from fumehood.attack.trial import ATTACKER, try_one
-from fumehood.model.errors import EndedBy, EngineError
-from fumehood.model.limits import Limits
+from fumehood.core.errors import EndedBy, EngineError
+from fumehood.core.limits import Limits
 from fumehood.sandbox.container.docker_api import DockerError
 
 TOTAL_S = 115.0

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
-from fumehood.model.json_types import JsonObject
+from fumehood.core.json_types import JsonObject
 
 FORMAT = 1
 

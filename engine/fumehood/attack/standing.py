@@ -17,13 +17,13 @@ from typing import Any
 
 from fumehood.attack.attack import Language
 from fumehood.attack.languages import JAILED
-from fumehood.model.errors import SandboxUnavailable
-from fumehood.model.limits import CONTAINER_PROCESSES, MIN_CONTAINER_MB
+from fumehood.core.errors import SandboxUnavailable
+from fumehood.core.limits import CONTAINER_PROCESSES, MIN_CONTAINER_MB
 from fumehood.sandbox.container.docker_api import QUICK_S, Docker, DockerError
 from fumehood.sandbox.container.host_check import why_unfit
+from fumehood.sandbox.container.image_catalog import FindImage
 from fumehood.sandbox.container.pool import PoolRules
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
-from fumehood.sandbox.container.shelf import FindImage
 from fumehood.sandbox.container.spec import GUEST_PROCESSES, LABEL_ENGINE
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.process import interpreter, jail

@@ -17,7 +17,7 @@ from fumehood.attack.standing import (
     jail_target,
 )
 from fumehood.sandbox.container.docker_api import QUICK_S, Docker, DockerError
-from fumehood.sandbox.container.shelf import ImageFound
+from fumehood.sandbox.container.image_catalog import ImageFound
 
 WALLS = ("interpreter", "jail", "container")
 OFFERED = ("runsc",)
@@ -74,7 +74,7 @@ async def find_image(docker: Docker, name: str) -> ImageFound:
     """The image that an engine of this version would use. Raises SandboxUnavailable."""
 
     def find(client: Any) -> ImageFound:
-        from fumehood.sandbox.container.images import list_images, own_image
+        from fumehood.sandbox.images.catalog import list_images, own_image
 
         return own_image(list_images(client, name), name)
 

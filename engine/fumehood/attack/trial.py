@@ -17,9 +17,9 @@ from fumehood.attack.languages import arguments_of, misses, name_of, said_in
 from fumehood.attack.looks import Looked, looking
 from fumehood.attack.scorecard import Line, Verdict
 from fumehood.attack.standing import Standing, Target
-from fumehood.model.errors import EngineError
-from fumehood.model.identity import TrustDomain
-from fumehood.model.limits import Limits
+from fumehood.core.errors import EngineError
+from fumehood.core.identity import TrustDomain
+from fumehood.core.limits import Limits
 from fumehood.sandbox.container.docker_api import DockerError
 from fumehood.sandbox.wall import RunEnding
 

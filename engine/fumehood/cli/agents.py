@@ -11,9 +11,9 @@ from fumehood.cli.control import AsJson, CredentialStdin
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.reach import ControlSocketPath, controlling
 from fumehood.cli.settings import read_config
-from fumehood.model.identity import uid_principal_id
-from fumehood.model.json_types import JsonObject
-from fumehood.wire import strict_json
+from fumehood.core.identity import uid_principal_id
+from fumehood.core.json_types import JsonObject
+from fumehood.protocol import strict_json
 
 agents = typer.Typer(help="Agents: who calls are made for.", no_args_is_help=True)
 

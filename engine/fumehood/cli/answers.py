@@ -10,10 +10,10 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fumehood.model.json_types import JsonObject
+from fumehood.core.json_types import JsonObject
 
 if TYPE_CHECKING:
-    from fumehood.model.envelope import Envelope
+    from fumehood.core.envelope import Envelope
 
 Types = tuple[type, ...]
 

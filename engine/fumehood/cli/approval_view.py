@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
+from fumehood.approvals.model import Approval, ApprovalState, RememberedRule
 from fumehood.cli.escaping import escapes, json_line, json_lines, visible
 from fumehood.cli.marked_lines import INDENT, Line, folded, plain, theirs, warning
 from fumehood.cli.preview_view import preview_lines
-from fumehood.model.approval import Approval, ApprovalState, RememberedRule
-from fumehood.model.json_types import JsonObject
+from fumehood.core.json_types import JsonObject
 
 MAX_NAMED = 8
 

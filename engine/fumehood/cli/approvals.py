@@ -18,10 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fumehood.cli.control import CredentialStdin
-from fumehood.cli.exits import ExitCode, fail
-from fumehood.cli.reach import APPROVE, ControlSocketPath, SocketPath, calling, controlling
-from fumehood.model.approval import (
+from fumehood.approvals.model import (
     Approval,
     ApprovalState,
     NewDecision,
@@ -29,8 +26,11 @@ from fumehood.model.approval import (
     RememberedRule,
     RememberWish,
 )
-from fumehood.model.json_types import JsonObject
-from fumehood.model.session import SessionStatus
+from fumehood.cli.control import CredentialStdin
+from fumehood.cli.exits import ExitCode, fail
+from fumehood.cli.reach import APPROVE, ControlSocketPath, SocketPath, calling, controlling
+from fumehood.core.json_types import JsonObject
+from fumehood.core.session import SessionStatus
 
 if TYPE_CHECKING:
     from fumehood.client import ControlClient

@@ -22,11 +22,11 @@ Name = Annotated[str, typer.Argument(help="A name for the approver.")]
 @approvers.command("init")
 def init(name: Name = "owner") -> None:
     """Make the first approver, while no engine runs. Its credential is shown once."""
-    from fumehood.gates.approvers import make_first_approver
-    from fumehood.model.errors import EngineError
-    from fumehood.store.database import FILE_NAME, open_database
-    from fumehood.store.directory import InUse, hold_lock, private_directory
-    from fumehood.store.errors import StoreError
+    from fumehood.core.errors import EngineError
+    from fumehood.identity.approvers import make_first_approver
+    from fumehood.storage.database import FILE_NAME, open_database
+    from fumehood.storage.directory import InUse, hold_lock, private_directory
+    from fumehood.storage.errors import StoreError
 
     state = read_config().state_directory
     try:
@@ -46,10 +46,10 @@ def init(name: Name = "owner") -> None:
 
 def _cure(state: Path) -> str:
     """How to have an approver beside a running engine."""
-    from fumehood.gates.approvers import ADD
-    from fumehood.store import identities
-    from fumehood.store.errors import StoreError
-    from fumehood.store.offline import reading
+    from fumehood.identity import store as identities
+    from fumehood.identity.approvers import ADD
+    from fumehood.storage.errors import StoreError
+    from fumehood.storage.offline import reading
 
     with suppress(StoreError), reading(state) as connection:
         if identities.all_approvers(connection):

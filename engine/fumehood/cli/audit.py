@@ -26,7 +26,7 @@ from fumehood.cli.settings import read_config
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fumehood.store.audit_verify import Anchor, Verdict
+    from fumehood.audit.verify import Anchor, Verdict
 
 audit = typer.Typer(help="The audit chain: verify, export, rotate its key.", no_args_is_help=True)
 
@@ -49,9 +49,9 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Find what was changed, removed, inserted or reordered, and a tail cut before an anchor."""
+    from fumehood.audit.verify import report
     from fumehood.cli.show import show_json, wants_json
     from fumehood.engine_audit import shown_verdict
-    from fumehood.store.audit_verify import report
 
     if part and export is None:
         fail("--part goes with --export.", ExitCode.USAGE)
@@ -85,8 +85,8 @@ def export(
     ] = None,
 ) -> None:
     """Write the chain to standard output, as JSON Lines that can be verified elsewhere."""
-    from fumehood.store.audit_offline import exported
-    from fumehood.store.audit_verify import export_line
+    from fumehood.audit.offline import exported
+    from fumehood.audit.verify import export_line
 
     state = read_config().state_directory
     now = datetime.now(UTC)
@@ -120,10 +120,10 @@ def rotate(
 
 
 def _verdict(anchor: list[Path], export: Path | None, key: list[Path], *, part: bool) -> Verdict:
-    from fumehood.store.audit_anchors import load_anchors, own_anchors
-    from fumehood.store.audit_key import all_keys
-    from fumehood.store.audit_offline import verify_state
-    from fumehood.store.audit_verify import read_export, read_key, verify
+    from fumehood.audit.anchors import load_anchors, own_anchors
+    from fumehood.audit.keys import all_keys
+    from fumehood.audit.offline import verify_state
+    from fumehood.audit.verify import read_export, read_key, verify
 
     state = read_config().state_directory
     if export is None or not key:
@@ -147,7 +147,8 @@ def _some(anchors: list[Anchor], path: Path) -> list[Anchor]:
 
 def _put_verifier(state: Path, directory: Path) -> None:
     """The very code that `audit verify` runs: it needs nothing but Python."""
-    from fumehood.store import audit_anchors, audit_verify
+    from fumehood.audit import anchors as audit_anchors
+    from fumehood.audit import verify as audit_verify
 
     directory.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(audit_verify.__file__, directory / "audit_verify.py")
@@ -179,8 +180,8 @@ def _moment(text: str | None, now: datetime, option: str) -> datetime | None:
 
 @contextmanager
 def _in_words() -> Iterator[None]:
-    from fumehood.store.audit_verify import Unreadable
-    from fumehood.store.errors import StoreError
+    from fumehood.audit.verify import Unreadable
+    from fumehood.storage.errors import StoreError
 
     try:
         yield

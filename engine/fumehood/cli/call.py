@@ -16,12 +16,12 @@ from fumehood.cli.escaping import say, visible
 from fumehood.cli.exits import ExitCode, exit_code_of, fail, require_tool_name
 from fumehood.cli.plain_values import PlainCommand
 from fumehood.cli.reach import SocketPath, call_once, calling
-from fumehood.model.errors import RequiresHumanApproval
-from fumehood.model.json_types import JsonObject
-from fumehood.wire import strict_json
+from fumehood.core.errors import RequiresHumanApproval
+from fumehood.core.json_types import JsonObject
+from fumehood.protocol import strict_json
 
 if TYPE_CHECKING:
-    from fumehood.model.envelope import Envelope
+    from fumehood.core.envelope import Envelope
 
 MAX_ARGUMENT_BYTES = 8 * 1024 * 1024
 WAIT_AS_LONG_AS_ALLOWED = "allowed"

@@ -14,7 +14,7 @@ from fumehood.cli.escaping import say
 from fumehood.cli.exits import ExitCode, exit_code_of, fail
 from fumehood.cli.moments import moment as read_moment
 from fumehood.cli.reach import SocketPath, calling
-from fumehood.model.call_log import DEFAULT_PAGE, MAX_PAGE, CallRecord
+from fumehood.core.call_log import DEFAULT_PAGE, MAX_PAGE, CallRecord
 
 if TYPE_CHECKING:
     from fumehood.client import Client

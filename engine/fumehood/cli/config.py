@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import typer
 
 from fumehood.cli.settings import read_config, read_control_path, read_socket_path
-from fumehood.model.json_types import JsonObject
+from fumehood.core.json_types import JsonObject
 
 if TYPE_CHECKING:
     from fumehood.config import Config

@@ -181,7 +181,7 @@ def _wall(name: str, wall: InterpreterWall | JailWall, if_not: Verdict) -> Itera
     """Start a guest of its own, which attacks its own wall before it says what holds."""
     import anyio
 
-    from fumehood.model.limits import Limit
+    from fumehood.core.limits import Limit
 
     async def start() -> tuple[frozenset[Limit], tuple[str, ...]]:
         async with wall:

@@ -19,7 +19,7 @@ from fumehood.cli.finding import Finding
 from fumehood.config import Config, ConfigError
 
 if TYPE_CHECKING:
-    from fumehood.model.tool import ToolDefinition
+    from fumehood.core.tool import ToolDefinition
 
 CHECKS = ("approvers", "policy", "webhook", "audit key")
 
@@ -55,11 +55,11 @@ def _whose(state: Path) -> str | None:
 
 
 def _approvers(config: Config) -> Finding:
-    from fumehood.gates.approvers import cure_of_none
-    from fumehood.model.identity import Scope
-    from fumehood.store import identities
-    from fumehood.store.errors import StoreError
-    from fumehood.store.offline import reading
+    from fumehood.core.identity import Scope
+    from fumehood.identity import store as identities
+    from fumehood.identity.approvers import cure_of_none
+    from fumehood.storage.errors import StoreError
+    from fumehood.storage.offline import reading
 
     decides = config.webhook is not None and config.webhook.may_decide
     if not _has_database(config.state_directory):
@@ -87,7 +87,7 @@ def _approvers(config: Config) -> Finding:
 
 def _approves(token: dict[str, object]) -> bool:
     """Whether a row is a token that may say yes now."""
-    from fumehood.model.identity import Scope
+    from fumehood.core.identity import Scope
 
     scopes, expires = token["scopes"], token["expires_at"]
     return (
@@ -100,8 +100,8 @@ def _approves(token: dict[str, object]) -> bool:
 
 def _policy(config: Config) -> Iterator[Finding]:
     from fumehood.cli.policy_offline import Offline
-    from fumehood.gates.policy_file import load_policy
-    from fumehood.model.policy import PolicyError
+    from fumehood.policy.loader import load_policy
+    from fumehood.policy.model import PolicyError
 
     path = config.policy_file
     if path is None:
@@ -122,11 +122,11 @@ def _policy(config: Config) -> Iterator[Finding]:
 
 def _registered(state: Path) -> Iterator[ToolDefinition]:
     """Those of the control socket, as far as they can be read."""
-    from fumehood.model.errors import EngineError
+    from fumehood.core.errors import EngineError
     from fumehood.registry.definitions import parse_definition
-    from fumehood.store.errors import StoreError
-    from fumehood.store.offline import reading
-    from fumehood.store.tools import all_definitions
+    from fumehood.registry.store import all_definitions
+    from fumehood.storage.errors import StoreError
+    from fumehood.storage.offline import reading
 
     if not _has_database(state):
         return
@@ -154,10 +154,10 @@ def _webhook(config: Config) -> Finding:
 
 
 def _audit_key(state: Path) -> Finding:
-    from fumehood.store.audit import head_of, key_id_after
-    from fumehood.store.audit_key import CURRENT, all_keys
-    from fumehood.store.errors import StoreError
-    from fumehood.store.offline import reading
+    from fumehood.audit.chain import head_of, key_id_after
+    from fumehood.audit.keys import CURRENT, all_keys
+    from fumehood.storage.errors import StoreError
+    from fumehood.storage.offline import reading
 
     if not _has_database(state):
         return Finding("audit key", "ok", "will be made by `fumehood serve`")
@@ -177,7 +177,7 @@ def _audit_key(state: Path) -> Finding:
 
 
 def _has_database(state: Path) -> bool:
-    from fumehood.store.database import FILE_NAME
+    from fumehood.storage.database import FILE_NAME
 
     return (state / FILE_NAME).exists()
 

@@ -18,11 +18,11 @@ from requests.exceptions import RequestException
 
 from fumehood.cli.finding import Finding
 from fumehood.config import ContainerConfig, SessionsConfig
-from fumehood.model.limits import MB
-from fumehood.sandbox.container.advisories import changelog_of, standing
-from fumehood.sandbox.container.images import Image, list_images, newest_own
+from fumehood.core.limits import MB
 from fumehood.sandbox.container.reach import DockerUnreachable, docker_address, open_docker
-from fumehood.sandbox.container.recipe import image_names
+from fumehood.sandbox.images.advisories import changelog_of, standing
+from fumehood.sandbox.images.catalog import Image, list_images, newest_own
+from fumehood.sandbox.images.recipe import image_names
 
 JsonMapping = Mapping[str, Any]
 

@@ -10,12 +10,12 @@ import typer
 
 from fumehood.cli.answers import document_of
 from fumehood.cli.escaping import say
-from fumehood.model.errors import ERROR_CODES, RequiresHumanApproval
-from fumehood.model.json_types import JsonObject
-from fumehood.model.names import NAME_PATTERN
+from fumehood.core.errors import ERROR_CODES, RequiresHumanApproval
+from fumehood.core.json_types import JsonObject
+from fumehood.core.names import NAME_PATTERN
 
 if TYPE_CHECKING:
-    from fumehood.model.envelope import Envelope
+    from fumehood.core.envelope import Envelope
 
 
 class ExitCode(IntEnum):

@@ -15,14 +15,14 @@ from fumehood.cli.exits import ExitCode, fail
 if TYPE_CHECKING:
     import docker
 
-    from fumehood.sandbox.container.build import Built
-    from fumehood.sandbox.container.recipe import Recipe
+    from fumehood.sandbox.images.build import Built
+    from fumehood.sandbox.images.recipe import Recipe
 
 
 def open_engine() -> docker.APIClient:
     """A Docker engine that answers; else the end, with the cure."""
-    from fumehood.sandbox.container.build import DEADLINE_S
     from fumehood.sandbox.container.reach import DockerUnreachable, open_docker
+    from fumehood.sandbox.images.build import DEADLINE_S
 
     try:
         return open_docker(timeout_s=DEADLINE_S)
@@ -34,8 +34,8 @@ def build(
     client: docker.APIClient, recipe: Recipe, own: Path, *, force: bool, since: float
 ) -> Built:
     """Build one image and say how long it took; the end where it is not built."""
-    from fumehood.sandbox.container.build import build_image
-    from fumehood.sandbox.container.trouble import ImageTrouble
+    from fumehood.sandbox.images.build import build_image
+    from fumehood.sandbox.images.errors import ImageTrouble
 
     started = time.monotonic()
     try:

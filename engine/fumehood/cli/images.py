@@ -14,14 +14,14 @@ import typer
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.image_building import build, open_engine, progress
 from fumehood.cli.moments import age
-from fumehood.model.json_types import JsonObject
+from fumehood.core.json_types import JsonObject
 
 if TYPE_CHECKING:
     import docker
 
-    from fumehood.sandbox.container.images import Image
-    from fumehood.sandbox.container.own_image import Wish
-    from fumehood.sandbox.container.recipe import Recipe
+    from fumehood.sandbox.images.catalog import Image
+    from fumehood.sandbox.images.own_image import Wish
+    from fumehood.sandbox.images.recipe import Recipe
 
 images = typer.Typer(help="The images that containers are made from.", no_args_is_help=True)
 
@@ -48,7 +48,7 @@ def build_images(
 ) -> None:
     """Build what is missing or out of date. Without `--base` it needs root and mmdebstrap."""
     from fumehood.cli.show import show_json, wants_json
-    from fumehood.sandbox.container.builder import building_noted
+    from fumehood.sandbox.images.builder import building_noted
 
     started = time.time()
     own = _own_images()
@@ -87,7 +87,7 @@ def new_image(
 ) -> None:
     """Make an image of your own from lists of packages: lock them, download them, build it."""
     from fumehood.cli.show import show_json, wants_json
-    from fumehood.sandbox.container.own_image import Wish
+    from fumehood.sandbox.images.own_image import Wish
 
     text = "" if requirements is None else _read_list(requirements)
     wish = Wish(name, text, tuple(packages or ()), below)
@@ -115,8 +115,8 @@ def remove_images(
     from requests.exceptions import RequestException
 
     from fumehood.cli.show import show_json, wants_json
-    from fumehood.sandbox.container.images import list_images
-    from fumehood.sandbox.container.leftovers import (
+    from fumehood.sandbox.images.catalog import list_images
+    from fumehood.sandbox.images.leftovers import (
         idle_roots,
         images_of,
         remove_unused,
@@ -153,7 +153,7 @@ def list_images(as_json: AsJson = False) -> None:
     from requests.exceptions import RequestException
 
     from fumehood.cli.show import show_json, wants_json
-    from fumehood.sandbox.container.images import list_images as listed
+    from fumehood.sandbox.images.catalog import list_images as listed
 
     try:
         found = listed(open_engine(), own=_own_images())
@@ -175,7 +175,7 @@ def _own_images() -> Path:
 
 def _recipes(name: str | None, base: str, own: Path) -> list[Recipe]:
     """The named one, or those that the configuration uses."""
-    from fumehood.sandbox.container.recipe import UnknownImage, WrongRecipe, read_recipe
+    from fumehood.sandbox.images.recipe import UnknownImage, WrongRecipe, read_recipe
 
     try:
         names = [name] if name is not None else _configured_images()
@@ -204,11 +204,11 @@ def _read_list(path: Path) -> str:
 
 def _make(wish: Wish, base: str, *, replace: bool) -> Image:
     """The folder aside, the image, and then the folder in its place."""
-    from fumehood.sandbox.container.build import wheel_cache
-    from fumehood.sandbox.container.own_files import read_own_files
-    from fumehood.sandbox.container.own_image import check_wish, make_aside, publish
-    from fumehood.sandbox.container.recipe import WrongRecipe, recipe_of
-    from fumehood.sandbox.container.trouble import ImageTrouble, trouble_in
+    from fumehood.sandbox.images.build import wheel_cache
+    from fumehood.sandbox.images.errors import ImageTrouble, trouble_in
+    from fumehood.sandbox.images.own_files import read_own_files
+    from fumehood.sandbox.images.own_image import check_wish, make_aside, publish
+    from fumehood.sandbox.images.recipe import WrongRecipe, recipe_of
     from fumehood.sandbox.trusted_files import Untrusted
 
     own = _own_images()
@@ -234,9 +234,9 @@ def _make(wish: Wish, base: str, *, replace: bool) -> Image:
 
 def _require_known(client: docker.APIClient, name: str, own: Path) -> None:
     """An own image is known by its folder, or by what Docker has of it."""
-    from fumehood.model.names import did_you_mean
-    from fumehood.sandbox.container.leftovers import images_of
-    from fumehood.sandbox.container.recipe import image_names, is_own_name
+    from fumehood.core.names import did_you_mean
+    from fumehood.sandbox.images.leftovers import images_of
+    from fumehood.sandbox.images.recipe import image_names, is_own_name
 
     names = image_names(own=own)
     if name in names:
@@ -258,7 +258,7 @@ def _why_it_stays(name: str, users: list[str]) -> str:
 def _remove_folder(own: Path, name: str) -> None:
     import shutil
 
-    from fumehood.sandbox.container.recipe import is_own_name
+    from fumehood.sandbox.images.recipe import is_own_name
 
     if is_own_name(name) and (own / name).is_dir():
         shutil.rmtree(own / name)

@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from fumehood.cli.escaping import printable
-from fumehood.model.envelope import Envelope
-from fumehood.model.events import (
+from fumehood.core.envelope import Envelope
+from fumehood.core.events import (
     ErrorEvent,
     Event,
     NoticeEvent,
@@ -28,7 +28,7 @@ from fumehood.model.events import (
     ProgressEvent,
     ResultEvent,
 )
-from fumehood.model.json_types import JsonObject
+from fumehood.core.json_types import JsonObject
 
 if TYPE_CHECKING:
     from fumehood.client import Client

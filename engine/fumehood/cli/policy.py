@@ -12,8 +12,8 @@ from fumehood.cli.control import AsJson, CredentialStdin
 from fumehood.cli.exits import ExitCode, fail, require_tool_name
 from fumehood.cli.reach import EITHER, ControlSocketPath, controlling
 from fumehood.cli.settings import read_config
-from fumehood.model.json_types import JsonObject
-from fumehood.wire import strict_json
+from fumehood.core.json_types import JsonObject
+from fumehood.protocol import strict_json
 
 if TYPE_CHECKING:
     from fumehood.cli.policy_offline import Offline
@@ -89,7 +89,7 @@ def explain(
 ) -> None:
     """Say what the policy decides of a call, and why. Nothing is called."""
     from fumehood.cli.policy_view import show_explanation
-    from fumehood.model.policy import ExplainWish
+    from fumehood.policy.model import ExplainWish
 
     require_tool_name(tool)
     given = _json_object(arguments)

@@ -11,23 +11,23 @@ from typing import Annotated, Any, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fumehood.call.coerce import coerce
 from fumehood.cli.escaping import say
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.show import show_json, wants_json
 from fumehood.config import Config
-from fumehood.gates.policy import PolicyGate
-from fumehood.gates.policy_file import check_policy
-from fumehood.gates.policy_words import plain_words
-from fumehood.model.decision import CallFacts, Verdict
-from fumehood.model.errors import ToolNotFound
-from fumehood.model.policy import ExplainWish, Explanation, Policy, PolicyError
-from fumehood.model.tool import ToolDefinition
+from fumehood.core.errors import ToolNotFound
+from fumehood.core.tool import ToolDefinition
+from fumehood.pipeline.coerce import coerce
+from fumehood.policy.decision import CallFacts, Verdict
+from fumehood.policy.loader import check_policy
+from fumehood.policy.model import ExplainWish, Explanation, Policy, PolicyError
+from fumehood.policy.service import PolicyGate
+from fumehood.policy.shape import plain_words
+from fumehood.protocol.files import FileFault, one_line, read_values
+from fumehood.protocol.toml_lines import Lines, line_of
 from fumehood.registry.directory import ToolDirectory
 from fumehood.registry.discover import discover
 from fumehood.registry.index import Source, ToolIndex
-from fumehood.wire.plain_values import FileFault, one_line, read_values
-from fumehood.wire.toml_lines import Lines, line_of
 
 MAX_TEST_FILE_BYTES = 1 << 20
 SUFFIXES = (".toml", ".yaml", ".yml", ".json")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fumehood.cli.escaping import say
 from fumehood.cli.show import show_json, wants_json
 from fumehood.cli.tables import Field, show_table
-from fumehood.model.policy import Explanation, PolicyStatus
+from fumehood.policy.model import Explanation, PolicyStatus
 
 ANSWERS = {True: "yes", False: "no", None: "in doubt"}
 

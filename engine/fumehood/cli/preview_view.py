@@ -12,7 +12,7 @@ from typing import Any
 
 from fumehood.cli.escaping import json_line, json_lines, visible
 from fumehood.cli.marked_lines import INDENT, MARK, Kind, Line, plain, theirs, warning
-from fumehood.model.json_types import JsonObject
+from fumehood.core.json_types import JsonObject
 
 _SIGNS = {"added": "+", "changed": "~", "removed": "-"}
 _VERBS = {"added": "adds", "changed": "changes", "removed": "removes"}

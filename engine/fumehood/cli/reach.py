@@ -16,7 +16,7 @@ from fumehood.cli.settings import config_fault, find_control_socket, find_socket
 
 if TYPE_CHECKING:
     from fumehood.client import Client, ControlClient
-    from fumehood.model.json_types import JsonObject
+    from fumehood.core.json_types import JsonObject
 
 ADMIN = "admin"
 APPROVE = "approve"

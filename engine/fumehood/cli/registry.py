@@ -11,7 +11,7 @@ from fumehood.cli.control import CredentialStdin
 from fumehood.cli.exits import ExitCode, fail, require_tool_name
 from fumehood.cli.reach import ControlSocketPath, controlling
 from fumehood.cli.tools import tools
-from fumehood.wire import strict_json
+from fumehood.protocol import strict_json
 
 __all__ = ["tools"]
 

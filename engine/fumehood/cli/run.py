@@ -22,7 +22,7 @@ from fumehood.cli.exits import ExitCode, exit_code_of, fail
 from fumehood.cli.reach import SocketPath, call_once, calling
 from fumehood.cli.sending import MAX_BYTES, files_to_send, read_text
 from fumehood.cli.show import in_options, show_envelope
-from fumehood.model.json_types import JsonObject
+from fumehood.core.json_types import JsonObject
 
 if TYPE_CHECKING:
     from fumehood.client import Client

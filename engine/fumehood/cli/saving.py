@@ -16,8 +16,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from fumehood.model.json_types import JsonObject
-from fumehood.model.workspace_path import path_fault
+from fumehood.core.json_types import JsonObject
+from fumehood.core.workspace_path import path_fault
 
 Write = Callable[[bytes], object]
 Download = Callable[[str, Write], None]

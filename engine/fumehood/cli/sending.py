@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fumehood.cli.exits import ExitCode, fail
-from fumehood.model.json_types import JsonObject
-from fumehood.model.workspace_path import path_fault
+from fumehood.core.json_types import JsonObject
+from fumehood.core.workspace_path import path_fault
 
 MAX_BYTES = 8 * 1024 * 1024
 

@@ -37,10 +37,10 @@ def serve(
 
     _load_structlog()
     from fumehood.config import ConfigError
-    from fumehood.daemon.server import serve as run
-    from fumehood.model.policy import PolicyError
+    from fumehood.http.server import serve as run
     from fumehood.observe.log import make_logger
-    from fumehood.store.errors import StoreError
+    from fumehood.policy.model import PolicyError
+    from fumehood.storage.errors import StoreError
 
     if sys.stderr is None:
         # Its number would go to the next file that is opened, and the log into that file.

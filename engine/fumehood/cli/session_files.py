@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fumehood.answers import WrittenFile
 from fumehood.cli.escaping import printable
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.saving import SaveFailed, Saving
 from fumehood.client.sending import plain_file
-from fumehood.model.answers import WrittenFile
 
 if TYPE_CHECKING:
     from fumehood.client import Client

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fumehood.cli.exits import ExitCode, fail
-from fumehood.wire.engine_paths import config_file, fitting, read_engine_paths
+from fumehood.protocol.engine_paths import config_file, fitting, read_engine_paths
 
 if TYPE_CHECKING:
     from fumehood.config import Config

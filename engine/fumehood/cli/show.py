@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fumehood.cli.answers import document_of
 from fumehood.cli.escaping import indented, json_document, json_line, visible
-from fumehood.model.errors import (
+from fumehood.core.errors import (
     ERROR_CODES,
     CallerError,
     CallInProgress,
@@ -21,12 +21,12 @@ from fumehood.model.errors import (
     SandboxUnavailable,
     ShuttingDown,
 )
-from fumehood.model.json_types import JsonObject
+from fumehood.core.json_types import JsonObject
 
 if TYPE_CHECKING:
-    from fumehood.model.call_log import CallRecord
-    from fumehood.model.envelope import Envelope
-    from fumehood.model.tool import ToolDefinition
+    from fumehood.core.call_log import CallRecord
+    from fumehood.core.envelope import Envelope
+    from fumehood.core.tool import ToolDefinition
 
 BOLD, DIM, BOLD_RED, YELLOW = "1", "2", "1;31", "33"
 """*Source*: ECMA-48, SGR."""

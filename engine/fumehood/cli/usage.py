@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
+from fumehood.budgets.usage import GROUPS, MAX_ROWS, UsageTable
 from fumehood.cli.control import AsJson, CredentialStdin
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.moments import moment
 from fumehood.cli.reach import calling, controlling
-from fumehood.model.usage_table import GROUPS, MAX_ROWS, UsageTable
 
 
 def usage(

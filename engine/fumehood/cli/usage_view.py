@@ -10,10 +10,10 @@ import csv
 from collections.abc import Sequence
 from typing import TextIO
 
+from fumehood.budgets.model import BudgetStanding
+from fumehood.budgets.usage import UsageRow, UsageTable
 from fumehood.cli.escaping import visible
 from fumehood.cli.tables import Field, show_table
-from fumehood.model.budget import BudgetStanding
-from fumehood.model.usage_table import UsageRow, UsageTable
 
 FORMULA_BEGINS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20", "|", "%")
 """*Source*: OWASP, CSV injection; with the full-width ones that some programs read alike."""

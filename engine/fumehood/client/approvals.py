@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from fumehood.client.ask import Ask, address, data_of, encode, query_text
-from fumehood.model.answers import (
+from fumehood.answers import (
     ApprovalAnswer,
     ApprovalChanges,
     ApprovalList,
@@ -15,7 +14,7 @@ from fumehood.model.answers import (
     RememberedAnswer,
     RememberedList,
 )
-from fumehood.model.approval import (
+from fumehood.approvals.model import (
     Approval,
     ApprovalPage,
     NewDecision,
@@ -26,8 +25,9 @@ from fumehood.model.approval import (
     Resolution,
     SeveralDecisions,
 )
-from fumehood.model.json_types import JsonObject
-from fumehood.model.keywords import ApprovalQueryKeywords, checked
+from fumehood.client.ask import Ask, address, data_of, encode, query_text
+from fumehood.core.json_types import JsonObject
+from fumehood.core.keywords import ApprovalQueryKeywords, checked
 
 LONGEST_POLL_S = 25.0
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import quote, urlencode
 
 from fumehood.client.errors import Refused
-from fumehood.model.json_types import JsonObject
-from fumehood.wire import strict_json
+from fumehood.core.json_types import JsonObject
+from fumehood.protocol import strict_json
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from fumehood.model.envelope import Envelope
+    from fumehood.core.envelope import Envelope
 
 T = TypeVar("T")
 M = TypeVar("M", bound="BaseModel")
@@ -93,7 +93,7 @@ def data_of(model: type[M]) -> Callable[[bytes], M]:
     """Read an envelope's `data` as a value of the model."""
 
     def read(raw: bytes) -> M:
-        from fumehood.wire.messages import decode_envelope
+        from fumehood.protocol.messages import decode_envelope
 
         return model.model_validate(_data(decode_envelope(raw)))
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 
-from fumehood.client.ask import Ask, address, data_of, encode, listed
-from fumehood.model.agent import Agent, Binding
-from fumehood.model.answers import (
+from fumehood.answers import (
     AgentAnswer,
     AgentDetails,
     AgentList,
@@ -23,10 +21,12 @@ from fumehood.model.answers import (
     TokenList,
     ToolWithSource,
 )
-from fumehood.model.audit import AuditRotation, AuditVerdict
-from fumehood.model.authority import ApproverInfo, Change, MadeApprover, MadeToken, TokenInfo
-from fumehood.model.identity import Scope
-from fumehood.model.json_types import JsonObject
+from fumehood.audit.model import AuditRotation, AuditVerdict
+from fumehood.client.ask import Ask, address, data_of, encode, listed
+from fumehood.core.identity import Scope
+from fumehood.core.json_types import JsonObject
+from fumehood.identity.agent import Agent, Binding
+from fumehood.identity.authority import ApproverInfo, Change, MadeApprover, MadeToken, TokenInfo
 
 VERIFY_S = 600.0
 """For some ten million rows."""

@@ -7,6 +7,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Self, Unpack
 
+from fumehood.answers import AgentTools, CallAnswer, ToolDetails, ToolList
+from fumehood.budgets.usage import UsageTable
 from fumehood.client import approvals, callers
 from fumehood.client.awaiting_approvals import AsyncOwnApprovals
 from fumehood.client.awaiting_sessions import AsyncSessionMethods
@@ -19,12 +21,11 @@ from fumehood.client.transport import (
     Write,
     found_socket,
 )
-from fumehood.model.answers import AgentTools, CallAnswer, ToolDetails, ToolList
-from fumehood.model.call_log import CallPage, CallRecord
-from fumehood.model.envelope import Envelope
-from fumehood.model.events import Event
-from fumehood.model.json_types import JsonObject
-from fumehood.model.keywords import (
+from fumehood.core.call_log import CallPage, CallRecord
+from fumehood.core.envelope import Envelope
+from fumehood.core.events import Event
+from fumehood.core.json_types import JsonObject
+from fumehood.core.keywords import (
     CallKeywords,
     CallQueryKeywords,
     ToolFilterKeywords,
@@ -32,9 +33,8 @@ from fumehood.model.keywords import (
     UsageKeywords,
     show_keywords,
 )
-from fumehood.model.status import Health, Readiness
-from fumehood.model.tool import ToolDefinition
-from fumehood.model.usage_table import UsageTable
+from fumehood.core.status import Health, Readiness
+from fumehood.core.tool import ToolDefinition
 
 
 class AnyAsyncClient:

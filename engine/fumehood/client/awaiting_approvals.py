@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, Unpack
 
-from fumehood.client import approvals
-from fumehood.client.transport import AwaitingTransport
-from fumehood.model.approval import (
+from fumehood.approvals.model import (
     Approval,
     ApprovalPage,
     NewDecision,
@@ -15,8 +13,10 @@ from fumehood.model.approval import (
     RememberedRule,
     RememberWish,
 )
-from fumehood.model.json_types import JsonObject
-from fumehood.model.keywords import ApprovalQueryKeywords, show_keywords
+from fumehood.client import approvals
+from fumehood.client.transport import AwaitingTransport
+from fumehood.core.json_types import JsonObject
+from fumehood.core.keywords import ApprovalQueryKeywords, show_keywords
 
 
 @show_keywords

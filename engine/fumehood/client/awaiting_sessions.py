@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fumehood.answers import SessionFileList, WrittenFile
 from fumehood.client import sessions
 from fumehood.client.saving import new_file
 from fumehood.client.sending import Source, chunks_of, opened, size_of
 from fumehood.client.transport import AwaitingTransport, Write
-from fumehood.model.answers import SessionFileList, WrittenFile
-from fumehood.model.session import SessionRecord
+from fumehood.core.session import SessionRecord
 
 
 class AsyncSessionMethods:

@@ -7,6 +7,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Unpack
 
+from fumehood.answers import AgentDetails, AuditPage, ToolWithSource
+from fumehood.audit.model import AuditRotation, AuditVerdict
+from fumehood.budgets.usage import UsageTable
 from fumehood.client import authority, callers
 from fumehood.client.blocking import AnyClient
 from fumehood.client.blocking_approvals import ControlledApprovals
@@ -16,14 +19,11 @@ from fumehood.client.transport import (
     CONNECT_TIMEOUT_S,
     BlockingTransport,
 )
-from fumehood.model.agent import Agent, Binding
-from fumehood.model.answers import AgentDetails, AuditPage, ToolWithSource
-from fumehood.model.audit import AuditRotation, AuditVerdict
-from fumehood.model.authority import ApproverInfo, Change, MadeApprover, MadeToken, TokenInfo
-from fumehood.model.identity import Scope
-from fumehood.model.json_types import JsonObject
-from fumehood.model.keywords import AllUsageKeywords, show_keywords
-from fumehood.model.usage_table import UsageTable
+from fumehood.core.identity import Scope
+from fumehood.core.json_types import JsonObject
+from fumehood.core.keywords import AllUsageKeywords, show_keywords
+from fumehood.identity.agent import Agent, Binding
+from fumehood.identity.authority import ApproverInfo, Change, MadeApprover, MadeToken, TokenInfo
 
 
 @show_keywords

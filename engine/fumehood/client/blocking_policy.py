@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fumehood.client import policy
 from fumehood.client.transport import BlockingTransport
-from fumehood.model.json_types import JsonObject
-from fumehood.model.policy import Explanation, PolicyStatus
+from fumehood.core.json_types import JsonObject
+from fumehood.policy.model import Explanation, PolicyStatus
 
 
 class ControlledPolicy:

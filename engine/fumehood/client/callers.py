@@ -6,10 +6,7 @@ from collections.abc import Generator, Iterable, Mapping
 from decimal import Decimal
 from typing import Any
 
-from fumehood.client.ask import Ask, address, data_of, encode, listed, object_of, plain, query_text
-from fumehood.client.calling import call_read_by
-from fumehood.client.errors import DaemonUnavailable, Refused
-from fumehood.model.answers import (
+from fumehood.answers import (
     AgentTools,
     CallAnswer,
     CallList,
@@ -17,22 +14,25 @@ from fumehood.model.answers import (
     ToolDetails,
     ToolList,
 )
-from fumehood.model.call_log import CallPage, CallRecord
-from fumehood.model.envelope import Envelope
-from fumehood.model.events import Event, last_event
-from fumehood.model.json_types import JsonObject
-from fumehood.model.keywords import (
+from fumehood.budgets.usage import UsageTable
+from fumehood.client.ask import Ask, address, data_of, encode, listed, object_of, plain, query_text
+from fumehood.client.calling import call_read_by
+from fumehood.client.errors import DaemonUnavailable, Refused
+from fumehood.core.call_log import CallPage, CallRecord
+from fumehood.core.envelope import Envelope
+from fumehood.core.events import Event, last_event
+from fumehood.core.json_types import JsonObject
+from fumehood.core.keywords import (
     AllUsageKeywords,
     CallKeywords,
     CallQueryKeywords,
     ToolPageKeywords,
     checked,
 )
-from fumehood.model.status import Health, Readiness
-from fumehood.model.tool import ToolDefinition
-from fumehood.model.usage_table import UsageTable
-from fumehood.wire.blob_urls import parse_blob_url
-from fumehood.wire.messages import decode_envelope
+from fumehood.core.status import Health, Readiness
+from fumehood.core.tool import ToolDefinition
+from fumehood.protocol.blob_urls import parse_blob_url
+from fumehood.protocol.messages import decode_envelope
 
 PAGE = 100
 """Tools of one request while all of them are read: the most that the engine gives."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from fumehood.client.ask import Ask, address, encode
-from fumehood.model.json_types import JsonObject
+from fumehood.core.json_types import JsonObject
 
 T = TypeVar("T")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fumehood.model.errors import EnvelopeError, FumehoodError
+from fumehood.core.errors import EnvelopeError, FumehoodError
 
 
 class DaemonUnavailable(FumehoodError):

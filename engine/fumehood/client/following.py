@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from fumehood.client.ask import Ask
 from fumehood.client.errors import DaemonUnavailable
-from fumehood.model.events import ErrorEvent, Event, ResultEvent, event_of
-from fumehood.wire import sse, strict_json
+from fumehood.core.events import ErrorEvent, Event, ResultEvent, event_of
+from fumehood.protocol import sse, strict_json
 
 BROKEN_OFF = (
     "The events of the call ended before its answer. See the engine's log and the call log."

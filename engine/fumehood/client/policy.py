@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fumehood.client.ask import Ask, address, data_of, encode
-from fumehood.model.json_types import JsonObject
-from fumehood.model.policy import Explanation, PolicyStatus
+from fumehood.core.json_types import JsonObject
+from fumehood.policy.model import Explanation, PolicyStatus
 
 
 def show_policy() -> Ask[PolicyStatus]:

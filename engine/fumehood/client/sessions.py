@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlencode
 
+from fumehood.answers import Deleted, SessionAnswer, SessionFileList, SessionList, WrittenFile
 from fumehood.client.ask import Ask, address, data_of, encode
 from fumehood.client.errors import Refused
-from fumehood.model.answers import Deleted, SessionAnswer, SessionFileList, SessionList, WrittenFile
-from fumehood.model.session import SessionRecord
-from fumehood.wire.messages import decode_envelope
+from fumehood.core.session import SessionRecord
+from fumehood.protocol.messages import decode_envelope
 
 MAKING_S = 120.0
 """How long the making of a session may take: it waits for a container."""

@@ -22,7 +22,7 @@ from fumehood.client.ask import CONNECT_TIMEOUT_S as CONNECT_TIMEOUT_S
 from fumehood.client.ask import Ask
 from fumehood.client.errors import DaemonUnavailable
 from fumehood.client.following import Following, is_followed
-from fumehood.model.events import Event
+from fumehood.core.events import Event
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -87,7 +87,9 @@ def found_socket(*, control: bool) -> Path:
     Raises:
         ConfigError: the configuration is wrong.
     """
-    from fumehood.wire.sockets import find_sockets  # reads settings; most clients are told a path
+    from fumehood.protocol.sockets import (
+        find_sockets,  # reads settings; most clients are told a path
+    )
 
     found = find_sockets()
     return found.control_socket_path if control else found.socket_path

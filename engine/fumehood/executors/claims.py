@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fumehood.model.call import MAX_COST, ToolResult
-from fumehood.model.errors import ArgumentsRefused, EngineError, ExecutionError, ToolError
-from fumehood.model.json_types import JsonObject
+from fumehood.core.call import MAX_COST, ToolResult
+from fumehood.core.errors import ArgumentsRefused, EngineError, ExecutionError, ToolError
+from fumehood.core.json_types import JsonObject
 
 MAX_TOKENS = 10**12
 MAX_FIELDS = 50

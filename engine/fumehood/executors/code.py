@@ -11,6 +11,16 @@ from dataclasses import dataclass, field, replace
 
 import anyio
 
+from fumehood.core.errors import (
+    ENDING_ERRORS,
+    EndedBy,
+    EngineError,
+    InvalidParams,
+    SandboxUnavailable,
+)
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Limits
+from fumehood.core.tool import SHELL_OUTPUT, ToolDefinition
 from fumehood.executors.code_arguments import program_arguments, sent_files
 from fumehood.executors.code_claims import NO_VALUE, FailureClaim, read_failure, read_value
 from fumehood.executors.code_words import (
@@ -25,18 +35,8 @@ from fumehood.executors.kept_streams import KeptStreams, KeptText
 from fumehood.executors.live import Live
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.workspace_files import WorkspaceFiles
-from fumehood.model.errors import (
-    ENDING_ERRORS,
-    EndedBy,
-    EngineError,
-    InvalidParams,
-    SandboxUnavailable,
-)
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import Limits
-from fumehood.model.tool import SHELL_OUTPUT, ToolDefinition
 from fumehood.sandbox.wall import Lease, RunEnding
-from fumehood.store.blobs import BlobStore
+from fumehood.storage.blobs import BlobStore
 
 MAX_DATA_BYTES = 16 * 1024 * 1024
 """Streams, value and files as base64, each of which has a bound of its own, fit in it."""

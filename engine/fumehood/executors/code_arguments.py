@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fumehood.model.json_types import JsonObject
-from fumehood.model.workspace_path import path_fault
+from fumehood.core.json_types import JsonObject
+from fumehood.core.workspace_path import path_fault
 
 MAX_FILES = 100
 MAX_TOTAL_BYTES = 8 * 1024 * 1024

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fumehood.model.json_types import JsonObject
-from fumehood.wire import strict_json
+from fumehood.core.json_types import JsonObject
+from fumehood.protocol import strict_json
 
 MAX_VALUE_DEPTH = 50
 """A little under what an envelope can carry: the value stands inside its data."""

@@ -11,10 +11,9 @@ import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fumehood.executors.code_claims import ExceptionClaim, FailureClaim
-from fumehood.model.errors import EndedBy
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import (
+from fumehood.core.errors import EndedBy
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import (
     CONTAINER_FILES_OUT,
     CONTAINER_FILES_OUT_MB,
     CONTAINER_OPEN_FILES,
@@ -24,6 +23,7 @@ from fumehood.model.limits import (
     Limits,
     container_writable_mb,
 )
+from fumehood.executors.code_claims import ExceptionClaim, FailureClaim
 from fumehood.sandbox.wall import RunEnding
 
 MAX_MESSAGE_CHARACTERS = 500

@@ -16,8 +16,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from fumehood.core.json_types import JsonObject
 from fumehood.executors.workspace_claims import MAX_SIZE, Claim, FaultKind, NotAsAgreed
-from fumehood.model.json_types import JsonObject
 
 FORMAT = b"fumehood.survey.1\n"
 """As the guest's `survey` begins its manifest."""

@@ -16,15 +16,15 @@ from typing import TypeVar
 
 import anyio.to_thread
 
+from fumehood.core.errors import InvalidParams
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Limits
+from fumehood.core.tool import ToolDefinition
 from fumehood.executors.effect_claims import Seen, Survey, SurveyClaim, line, read_survey
 from fumehood.executors.effect_diff import text_of, unified
 from fumehood.executors.workspace_claims import MAX_READ_BYTES, NotAsAgreed, Piece, fitting_piece
 from fumehood.executors.workspace_guest import FAULT_WORDS, ask, not_as_agreed
 from fumehood.executors.workspace_requests import content_of, delete_request, write_request
-from fumehood.model.errors import InvalidParams
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import Limits
-from fumehood.model.tool import ToolDefinition
 from fumehood.sandbox.wall import Lease
 
 NEW_FILE_MODE = 0o644

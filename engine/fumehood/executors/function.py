@@ -11,12 +11,8 @@ import asyncio
 
 import anyio
 
-from fumehood.executors.claims import Unreadable, read_error, read_raised, read_result
-from fumehood.executors.live import Live
-from fumehood.executors.outcome import Outcome
-from fumehood.executors.progress import reports_to
-from fumehood.model.call import FunctionAddress, HostFunction, ToolResult
-from fumehood.model.errors import (
+from fumehood.core.call import FunctionAddress, HostFunction, ToolResult
+from fumehood.core.errors import (
     ArgumentsRefused,
     EndedBy,
     EngineError,
@@ -25,9 +21,13 @@ from fumehood.model.errors import (
     Timeout,
     ToolError,
 )
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import Limits
-from fumehood.model.tool import ToolDefinition
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Limits
+from fumehood.core.tool import ToolDefinition
+from fumehood.executors.claims import Unreadable, read_error, read_raised, read_result
+from fumehood.executors.live import Live
+from fumehood.executors.outcome import Outcome
+from fumehood.executors.progress import reports_to
 from fumehood.sandbox.wall import Lease, RunEnding
 
 

@@ -18,11 +18,11 @@ from typing import Any, Protocol
 
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
+from fumehood.core.call import ToolResult
+from fumehood.core.errors import ArgumentsRefused, ToolError
+from fumehood.core.json_types import JsonObject
 from fumehood.executors.progress import Report, reports_to
-from fumehood.model.call import ToolResult
-from fumehood.model.errors import ArgumentsRefused, ToolError
-from fumehood.model.json_types import JsonObject
-from fumehood.wire import strict_json
+from fumehood.protocol import strict_json
 
 MAX_MESSAGE_CHARACTERS = 2000
 MAX_FRAMES = 20

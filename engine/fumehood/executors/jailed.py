@@ -11,20 +11,20 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from fumehood.executors.claims import Unreadable, read_error, read_raised, read_result
-from fumehood.executors.live import Live
-from fumehood.executors.outcome import Outcome
-from fumehood.model.call import FunctionAddress, ToolResult
-from fumehood.model.errors import (
+from fumehood.core.call import FunctionAddress, ToolResult
+from fumehood.core.errors import (
     ENDING_ERRORS,
     EndedBy,
     EngineError,
     ExecutionError,
     SandboxUnavailable,
 )
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import Limits
-from fumehood.model.tool import ToolDefinition
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Limits
+from fumehood.core.tool import ToolDefinition
+from fumehood.executors.claims import Unreadable, read_error, read_raised, read_result
+from fumehood.executors.live import Live
+from fumehood.executors.outcome import Outcome
 from fumehood.sandbox.wall import Lease, RunEnding
 
 MAX_MESSAGE_CHARACTERS = 500

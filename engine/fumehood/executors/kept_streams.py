@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fumehood.core.json_types import JsonObject
 from fumehood.executors.outcome import CutText
-from fumehood.model.json_types import JsonObject
 from fumehood.observe.clock import timestamp
 from fumehood.sandbox.wall import OnOutput
-from fumehood.store.blobs import BlobStore, Draft, NotKept
+from fumehood.storage.blobs import BlobStore, Draft, NotKept
 
 SPILL_CHARACTERS = 2 << 20
 """More than the default output limit: only who raises that has streams as long as this."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
-from fumehood.model.errors import Cancelled, EndedBy, EngineError
-from fumehood.model.json_types import JsonObject
+from fumehood.core.errors import Cancelled, EndedBy, EngineError
+from fumehood.core.json_types import JsonObject
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fumehood.core.json_types import JsonObject
 from fumehood.executors.code_arguments import argument_faults
 from fumehood.executors.workspace_arguments import workspace_faults
-from fumehood.model.json_types import JsonObject
 
 
 def program_faults(executor: str, arguments: JsonObject) -> Iterator[tuple[str, str]]:

@@ -9,17 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fumehood.executors.outcome import Outcome
-from fumehood.model.errors import (
+from fumehood.core.errors import (
     ENDING_ERRORS,
     EndedBy,
     EngineError,
     InvalidParams,
     SandboxUnavailable,
 )
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import Limits
-from fumehood.model.tool import ToolDefinition
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Limits
+from fumehood.core.tool import ToolDefinition
+from fumehood.executors.outcome import Outcome
 from fumehood.sandbox.wall import Lease, RunEnding
 
 MAX_MESSAGE_CHARACTERS = 500

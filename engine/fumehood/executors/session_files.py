@@ -17,6 +17,11 @@ from typing import Any, Literal, Self, TypeVar
 import anyio
 from pydantic import BaseModel
 
+from fumehood.core.errors import EngineError, InvalidParams, RequestTooLarge, ResourceNotFound
+from fumehood.core.identity import Principal
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import MB, Limits, container_writable_mb
+from fumehood.core.workspace_path import path_fault
 from fumehood.executors.workspace_claims import (
     MAX_PUT_BYTES,
     MAX_READ_BYTES,
@@ -34,13 +39,8 @@ from fumehood.executors.workspace_listing import (
     ListingQuery,
     list_page,
 )
-from fumehood.model.errors import EngineError, InvalidParams, RequestTooLarge, ResourceNotFound
-from fumehood.model.identity import Principal
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import MB, Limits, container_writable_mb
-from fumehood.model.workspace_path import path_fault
+from fumehood.protocol.cursors import Cursors
 from fumehood.sandbox.sessions import SessionKeeper
-from fumehood.wire.cursors import Cursors
 
 REQUEST_S = 30.0
 """For one request to the guest. It copies at most a megabyte, or lists a thousand names."""

@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def _serve(channel: socket.socket) -> None:
-    from fumehood.wire import framing
+    from fumehood.protocol import framing
 
     lock = threading.Lock()  # a function's own threads may report, too
 

@@ -10,6 +10,17 @@ from __future__ import annotations
 import base64
 from dataclasses import dataclass
 
+from fumehood.core.errors import (
+    EngineError,
+    ExecutionError,
+    InternalError,
+    InvalidParams,
+    WorkspaceChanged,
+)
+from fumehood.core.identity import TrustDomain
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Limits
+from fumehood.core.tool import ToolDefinition
 from fumehood.executors.code import session_fields
 from fumehood.executors.effects import has_preview
 from fumehood.executors.outcome import Outcome
@@ -23,19 +34,8 @@ from fumehood.executors.workspace_claims import (
 from fumehood.executors.workspace_guest import ask, not_as_agreed
 from fumehood.executors.workspace_listing import DEFAULT_LIMIT, ListingQuery, list_page
 from fumehood.executors.workspace_requests import delete_request, write_request
-from fumehood.model.errors import (
-    EngineError,
-    ExecutionError,
-    InternalError,
-    InvalidParams,
-    WorkspaceChanged,
-)
-from fumehood.model.identity import TrustDomain
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import Limits
-from fumehood.model.tool import ToolDefinition
+from fumehood.protocol.cursors import Cursors
 from fumehood.sandbox.wall import Lease, RunEnding
-from fumehood.wire.cursors import Cursors
 
 DEFAULT_READ_BYTES = 10 * 1024
 """As much as of any other text stands in an answer (mission E6)."""

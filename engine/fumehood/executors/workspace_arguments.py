@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from fumehood.core.json_types import JsonObject
+from fumehood.core.workspace_path import path_fault
 from fumehood.executors.code_arguments import SHOWN_CHARACTERS, is_base64, text_faults
 from fumehood.executors.workspace_claims import MAX_READ_BYTES, MAX_WRITE_BYTES
-from fumehood.model.json_types import JsonObject
-from fumehood.model.workspace_path import path_fault
 
 MODES = ("create", "replace", "append")
 ENCODINGS = ("text", "base64")

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from fumehood.model.json_types import JsonObject
-from fumehood.model.workspace_path import path_fault
+from fumehood.core.json_types import JsonObject
+from fumehood.core.workspace_path import path_fault
 
 MAX_LISTED = 1000
 """Entries of one answer."""

@@ -14,13 +14,13 @@ import mimetypes
 from dataclasses import dataclass, field
 from typing import Any
 
+from fumehood.core.json_types import JsonObject
+from fumehood.core.returned_file import FILE_CONTENT, PNG
+from fumehood.core.workspace import FileKind
+from fumehood.core.workspace_path import path_fault
 from fumehood.executors.code_arguments import SentFile
-from fumehood.model.json_types import JsonObject
-from fumehood.model.returned_file import FILE_CONTENT, PNG
-from fumehood.model.workspace import FileKind
-from fumehood.model.workspace_path import path_fault
 from fumehood.observe.clock import timestamp
-from fumehood.store.blobs import BlobStore, Draft, NotKept
+from fumehood.storage.blobs import BlobStore, Draft, NotKept
 
 MAX_LISTED = 100
 MAX_INLINE_BYTES = 1_000_000

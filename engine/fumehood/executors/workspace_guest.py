@@ -11,10 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel
 
-from fumehood.executors.code import session_lost
-from fumehood.executors.code_words import refused_by
-from fumehood.executors.workspace_claims import Fault, NotAsAgreed, read_answer, read_fault
-from fumehood.model.errors import (
+from fumehood.core.errors import (
     ENDING_ERRORS,
     EndedBy,
     EngineError,
@@ -24,8 +21,11 @@ from fumehood.model.errors import (
     SandboxUnavailable,
     WorkspaceChanged,
 )
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import Limits
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Limits
+from fumehood.executors.code import session_lost
+from fumehood.executors.code_words import refused_by
+from fumehood.executors.workspace_claims import Fault, NotAsAgreed, read_answer, read_fault
 from fumehood.sandbox.wall import Lease, RunEnding
 
 PROGRAM = "files"

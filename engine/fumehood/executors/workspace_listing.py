@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
+from fumehood.core.errors import EngineError, InvalidParams
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Limits
+from fumehood.core.workspace import WorkspaceEntry
 from fumehood.executors.workspace_claims import Entry, Listing
 from fumehood.executors.workspace_guest import Said, ask, not_as_agreed
-from fumehood.model.errors import EngineError, InvalidParams
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import Limits
-from fumehood.model.workspace import WorkspaceEntry
 from fumehood.observe.clock import timestamp
+from fumehood.protocol.cursors import Cursors
 from fumehood.sandbox.wall import Lease, RunEnding
-from fumehood.wire.cursors import Cursors
 
 DEFAULT_LIMIT = 10
 MAX_LIMIT = 100

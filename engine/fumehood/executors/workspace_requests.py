@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 
-from fumehood.model.json_types import JsonObject
+from fumehood.core.json_types import JsonObject
 
 
 def write_request(arguments: JsonObject) -> JsonObject:

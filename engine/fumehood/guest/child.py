@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fumehood.guest import kernel, limits, seccomp
-from fumehood.wire import framing
+from fumehood.protocol import framing
 
 Program = Callable[[dict[str, Any]], dict[str, Any]]
 """Takes the request, returns the reply: `{"result": …}` or `{"error": {kind, message, …}}`."""

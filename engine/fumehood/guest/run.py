@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fumehood.wire import framing
+from fumehood.protocol import framing
 
 
 @dataclass

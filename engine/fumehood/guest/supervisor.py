@@ -36,7 +36,7 @@ from fumehood.guest.endings import decode_status, ending_of, judge
 from fumehood.guest.procfs import is_sealed, peak_bytes
 from fumehood.guest.run import Loan, Run, parse_loan, parse_run
 from fumehood.guest.zygote import PID, order_child, run_zygote
-from fumehood.wire import framing
+from fumehood.protocol import framing
 
 HOST_FRAME_BYTES = 1 << 20
 READY_FRAME_BYTES = 4096

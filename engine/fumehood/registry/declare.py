@@ -18,13 +18,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from fumehood.model.errors import ArgumentsRefused
-from fumehood.model.json_types import JsonObject
-from fumehood.model.tool import ToolDefinition
+from fumehood.core.errors import ArgumentsRefused
+from fumehood.core.json_types import JsonObject
+from fumehood.core.tool import ToolDefinition
 from fumehood.registry.definitions import InvalidDefinition, parse_definition
 
 if TYPE_CHECKING:
-    from fumehood.model.keywords import ToolKeywords
+    from fumehood.core.keywords import ToolKeywords
 
 _GOOGLE_ARGUMENT = re.compile(r"^\s{2,}(\*{0,2}\w+)(?:\s*\([^)]*\))?:\s*(.+)$")
 _SPHINX_ARGUMENT = re.compile(r"^\s*:param\s+(?:\w+\s+)?(\w+):\s*(.+)$")

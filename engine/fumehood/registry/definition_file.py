@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fumehood.model.json_types import JsonObject
-from fumehood.wire.plain_values import SUFFIXES, FileFault, one_line, read_values
+from fumehood.core.json_types import JsonObject
+from fumehood.protocol.files import SUFFIXES, FileFault, one_line, read_values
 
 MAX_DEFINITIONS = 10_000
 """Definitions of one file, and of a directory in all."""

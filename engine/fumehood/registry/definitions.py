@@ -14,12 +14,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fumehood.model.call import CallOptions
-from fumehood.model.errors import InvalidParams
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import MIN_CONTAINER_MB, MIN_INTERPRETER_MB, MIN_JAIL_MB
-from fumehood.model.parameters import parameter_list_schema
-from fumehood.model.tool import DEFAULT_EXECUTORS, ToolDefinition, ToolType
+from fumehood.core.call import CallOptions
+from fumehood.core.errors import InvalidParams
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import MIN_CONTAINER_MB, MIN_INTERPRETER_MB, MIN_JAIL_MB
+from fumehood.core.parameters import parameter_list_schema
+from fumehood.core.tool import DEFAULT_EXECUTORS, ToolDefinition, ToolType
 from fumehood.registry.rest_fields import refers_to_secret, rest_faults
 from fumehood.registry.schema_faults import schema_faults
 

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fumehood.model.json_types import JsonObject
-from fumehood.model.tool import ToolType
+from fumehood.core.json_types import JsonObject
+from fumehood.core.tool import ToolType
 from fumehood.registry.definition_file import (
     MAX_DEFINITIONS,
     SUFFIXES,

@@ -14,7 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from fumehood.model.tool import ToolDefinition, ToolType
+from fumehood.core.tool import ToolDefinition, ToolType
 from fumehood.registry.declare import FunctionTool
 from fumehood.registry.definitions import InvalidDefinition
 from fumehood.registry.functions import register_function

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 
-from fumehood.model.tool import ToolDefinition
+from fumehood.core.tool import ToolDefinition
 
 
 @dataclass(frozen=True, slots=True)

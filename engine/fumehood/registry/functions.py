@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from fumehood.model.call import FunctionAddress
+from fumehood.core.call import FunctionAddress
 from fumehood.registry.declare import FunctionTool
 from fumehood.registry.definitions import InvalidDefinition
 from fumehood.registry.index import RegisteredTool, Source, ToolIndex

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from fumehood.model.call import FunctionAddress, HostFunction
-from fumehood.model.errors import ToolNotFound
-from fumehood.model.json_types import JsonObject
-from fumehood.model.names import did_you_mean
-from fumehood.model.tool import CODE_OUTPUT, EXPRESSION_OUTPUT, PROGRAM_OUTPUT, ToolDefinition
+from fumehood.core.call import FunctionAddress, HostFunction
+from fumehood.core.errors import ToolNotFound
+from fumehood.core.json_types import JsonObject
+from fumehood.core.names import did_you_mean
+from fumehood.core.tool import CODE_OUTPUT, EXPRESSION_OUTPUT, PROGRAM_OUTPUT, ToolDefinition
 from fumehood.registry.definitions import InvalidDefinition, check_definition, parse_definition
 from fumehood.registry.json_schema import CompiledSchema
 

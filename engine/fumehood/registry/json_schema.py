@@ -18,9 +18,9 @@ from typing import Any
 import re2
 from jsonschema import Draft202012Validator, ValidationError, validators
 
-from fumehood.model.json_types import JsonObject
+from fumehood.core.json_types import JsonObject
+from fumehood.protocol import strict_json
 from fumehood.registry.plain_schema import plain_acceptor
-from fumehood.wire import strict_json
 
 MAX_SCHEMA_NODES = 10_000
 MAX_STEPS = 100_000

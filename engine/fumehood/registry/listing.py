@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fumehood.model.errors import InvalidParams
-from fumehood.model.json_types import JsonObject
-from fumehood.model.tool import ToolDefinition, ToolType
+from fumehood.core.errors import InvalidParams
+from fumehood.core.json_types import JsonObject
+from fumehood.core.tool import ToolDefinition, ToolType
+from fumehood.protocol import strict_json
+from fumehood.protocol.cursors import Cursors
 from fumehood.registry.index import RegisteredTool, ToolIndex
-from fumehood.wire import strict_json
-from fumehood.wire.cursors import Cursors
 
 DEFAULT_LIMIT = 10
 MAX_LIMIT = 100

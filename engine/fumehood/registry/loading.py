@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fumehood.model.json_types import JsonObject
-from fumehood.model.tool import ToolDefinition
+from fumehood.core.json_types import JsonObject
+from fumehood.core.tool import ToolDefinition
 from fumehood.registry.declare import FunctionTool
 from fumehood.registry.definitions import InvalidDefinition, parse_definition
 from fumehood.registry.functions import register_function

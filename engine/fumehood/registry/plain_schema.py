@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fumehood.model.json_types import JsonObject
+from fumehood.core.json_types import JsonObject
 
 Acceptor = Callable[[Any], bool]
 

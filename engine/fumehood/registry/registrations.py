@@ -12,15 +12,15 @@ from datetime import datetime
 
 from sqlalchemy import Connection
 
-from fumehood.model.errors import IdempotencyConflict, PermissionDenied, ToolNotFound
-from fumehood.model.identity import Principal
-from fumehood.model.json_types import JsonObject
-from fumehood.model.tool import ToolType
+from fumehood.core.errors import IdempotencyConflict, PermissionDenied, ToolNotFound
+from fumehood.core.identity import Principal
+from fumehood.core.json_types import JsonObject
+from fumehood.core.tool import ToolType
+from fumehood.registry import store as rows
 from fumehood.registry.definitions import InvalidDefinition
 from fumehood.registry.index import RegisteredTool, Source, ToolIndex, tool_of_document
-from fumehood.store import tools as rows
-from fumehood.store.changes import OneChange, recorded, stamp
-from fumehood.store.database import Database
+from fumehood.storage.changes import OneChange, recorded, stamp
+from fumehood.storage.database import Database
 
 
 class Registrations:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from fumehood.model.json_types import JsonObject
+from fumehood.core.json_types import JsonObject
 
 METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 FIELDS = ("endpoint", "headers", "method", "timeout")

@@ -13,9 +13,9 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from referencing.exceptions import Unresolvable
 
-from fumehood.model.json_types import JsonObject
+from fumehood.core.json_types import JsonObject
 from fumehood.registry.json_schema import MAX_SCHEMA_NODES, compile_pattern, resolver_of
-from fumehood.registry.surely_sound import is_surely_sound
+from fumehood.registry.schema_fast_path import is_surely_sound
 
 MAX_SCHEMA_DEPTH = 32
 DIALECTS = (

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import anyio
 
-from fumehood.model.errors import InternalError, SandboxUnavailable
-from fumehood.model.identity import TrustDomain
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import MB, Limit, Limits, WallLimits
+from fumehood.core.errors import InternalError, SandboxUnavailable
+from fumehood.core.identity import TrustDomain
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import MB, Limit, Limits, WallLimits
 from fumehood.sandbox.process.worker import Workers
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from fumehood.model.errors import SandboxUnavailable
-from fumehood.model.tool import ToolDefinition
+from fumehood.core.errors import SandboxUnavailable
+from fumehood.core.tool import ToolDefinition
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from datetime import datetime, timedelta
 
 import anyio
 
-from fumehood.model.errors import SandboxUnavailable
-from fumehood.model.session import KeptSession, SessionRecord, SessionRules, SessionStatus
+from fumehood.core.errors import SandboxUnavailable
+from fumehood.core.session import KeptSession, SessionRecord, SessionRules, SessionStatus
 from fumehood.sandbox.held import HeldPlace
 
 RETRY_AFTER_MS = 1000

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Protocol
 
-from fumehood.model.session import KeptSession
+from fumehood.core.session import KeptSession
 
 KEPT = timedelta(days=1)
 MAX_OF_PRINCIPAL = 100

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 
-from fumehood.model.errors import EndedBy, InternalError
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import Limits
-from fumehood.model.session import SessionRules, SessionStatus
+from fumehood.core.errors import EndedBy, InternalError
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Limits
+from fumehood.core.session import SessionRules, SessionStatus
 from fumehood.sandbox.session import Session
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 

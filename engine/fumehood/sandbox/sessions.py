@@ -18,21 +18,21 @@ from datetime import datetime
 import anyio
 import anyio.abc
 
-from fumehood.model.errors import (
+from fumehood.core.errors import (
     EngineError,
     InvalidParams,
     QuotaExceeded,
     ResourceNotFound,
     SandboxUnavailable,
 )
-from fumehood.model.identity import Principal, TrustDomain
-from fumehood.model.json_types import JsonObject
-from fumehood.model.session import KeptSession, SessionRecord, SessionRules, SessionStatus
+from fumehood.core.identity import Principal, TrustDomain
+from fumehood.core.json_types import JsonObject
+from fumehood.core.session import KeptSession, SessionRecord, SessionRules, SessionStatus
 from fumehood.sandbox.held import HeldPlace, HoldingWall
 from fumehood.sandbox.session import RETRY_AFTER_MS, Session
 from fumehood.sandbox.session_history import SessionHistory, SessionRows
 from fumehood.sandbox.session_lease import SessionLease
-from fumehood.sandbox.session_wishes import Wishes, make_wishes
+from fumehood.sandbox.session_request import Wishes, make_wishes
 from fumehood.sandbox.wall import HasImages, Lease
 
 ID_BYTES = 16

@@ -12,11 +12,11 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from fumehood.model.errors import EndedBy, SandboxUnavailable
-from fumehood.model.identity import TrustDomain
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import Limit, Limits, WallLimits
-from fumehood.model.workspace import FileKind, SessionState
+from fumehood.core.errors import EndedBy, SandboxUnavailable
+from fumehood.core.identity import TrustDomain
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Limit, Limits, WallLimits
+from fumehood.core.workspace import FileKind, SessionState
 
 OnProgress = Callable[[float, str], None]
 """Takes a percentage (0 to 100) and a message of at most 200 characters."""

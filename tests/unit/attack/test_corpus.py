@@ -9,8 +9,8 @@ import pytest
 from fumehood.attack.attack import Attack, Harm, Language, Look, Topic, Value
 from fumehood.attack.corpus import attacks_on
 from fumehood.attack.targets import WALLS
-from fumehood.model.errors import EndedBy
-from fumehood.model.limits import Limit
+from fumehood.core.errors import EndedBy
+from fumehood.core.limits import Limit
 
 ROWS = [(wall, attack) for wall in WALLS for attack in attacks_on(wall)]
 OF_PROGRAMS = [attack for _, attack in ROWS if attack.language is not Language.CALCULATOR]

@@ -12,7 +12,7 @@ import pytest
 from fumehood.cli.answers import document_of, read_answer
 from fumehood.cli.exits import exit_code_of
 from fumehood.cli.show import show_envelope
-from fumehood.model.envelope import Envelope
+from fumehood.core.envelope import Envelope
 from support.answers import envelope_bytes
 
 SANDBOX = {

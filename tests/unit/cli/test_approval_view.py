@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from fumehood.approvals.model import Approval, ApprovalState, DecisionRecord
 from fumehood.cli.approval_view import ago, approval_lines, one_line, rule_lines
 from fumehood.cli.escaping import visible
 from fumehood.cli.marked_lines import MARK
-from fumehood.model.approval import Approval, ApprovalState, DecisionRecord
 from support.approvals import NOW, approval, rule
 
 pytestmark = pytest.mark.row("A6")

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import typer
 
+from fumehood.approvals.model import Approval, NewDecision
 from fumehood.cli import approvals
-from fumehood.model.approval import Approval, NewDecision
-from fumehood.model.errors import InvalidParams
+from fumehood.core.errors import InvalidParams
 from support.approvals import approval
 
 pytestmark = pytest.mark.row("A3")

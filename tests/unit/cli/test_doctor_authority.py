@@ -12,9 +12,9 @@ import pytest
 from fumehood.cli.doctor_authority import CHECKS, authority_findings
 from fumehood.cli.finding import Finding
 from fumehood.config import Config, WebhookConfig
-from fumehood.gates import approvers as module
-from fumehood.gates.approvers import make_first_approver
-from fumehood.store.database import FILE_NAME, Database, open_database
+from fumehood.identity import approvers as module
+from fumehood.identity.approvers import make_first_approver
+from fumehood.storage.database import FILE_NAME, Database, open_database
 
 pytestmark = pytest.mark.row("D7")
 

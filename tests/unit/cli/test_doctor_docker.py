@@ -15,9 +15,9 @@ from fumehood.cli import doctor_docker
 from fumehood.cli.doctor_docker import docker_findings, image_finding
 from fumehood.cli.finding import Finding
 from fumehood.config import ContainerConfig, ImagesConfig, SessionsConfig
-from fumehood.sandbox.container.images import guest_digest, list_images
 from fumehood.sandbox.container.reach import DockerUnreachable, Why
-from fumehood.sandbox.container.recipe import read_recipe
+from fumehood.sandbox.images.catalog import guest_digest, list_images
+from fumehood.sandbox.images.recipe import read_recipe
 from support.docker_images import ListedImages, image_row, write_image_folder
 
 GOOD: dict[str, Any] = {

@@ -8,7 +8,7 @@ from fumehood.cli.doctor import INTERPRETERS
 from fumehood.cli.doctor_authority import CHECKS
 from fumehood.cli.doctor_view import show_findings
 from fumehood.cli.finding import Finding
-from fumehood.model.limits import Limit
+from fumehood.core.limits import Limit
 
 pytestmark = pytest.mark.row("D7")
 

@@ -11,8 +11,8 @@ import pytest
 
 from fumehood.cli.moments import age
 from fumehood.cli.show import show_calls, show_envelope, show_json
-from fumehood.model.call_log import CallRecord
-from fumehood.model.envelope import Envelope, ErrorInfo
+from fumehood.core.call_log import CallRecord
+from fumehood.core.envelope import Envelope, ErrorInfo
 from support.answers import envelope_bytes
 
 NASTY = "a\x1b[31mred\u202eX\x9b2J\x07\u200b"

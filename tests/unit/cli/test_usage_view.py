@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from fumehood.budgets.model import BudgetStanding, Period, Unit
+from fumehood.budgets.usage import UsageRow, UsageTable
 from fumehood.cli.usage_view import as_cell, show_usage, write_csv
-from fumehood.model.budget import BudgetStanding, Period, Unit
-from fumehood.model.usage_table import UsageRow, UsageTable
 
 pytestmark = pytest.mark.row("E4")
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from fumehood import Refused
+from fumehood.answers import Deleted, ToolDetails
 from fumehood.client.ask import address, data_of, encode, object_of, plain
-from fumehood.model.answers import Deleted, ToolDetails
-from fumehood.model.envelope import Envelope
-from fumehood.model.status import Health
-from fumehood.wire import strict_json
+from fumehood.core.envelope import Envelope
+from fumehood.core.status import Health
+from fumehood.protocol import strict_json
 from support.answers import envelope_bytes
 
 

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from fumehood import DaemonUnavailable
+from fumehood.answers import Pagination, ToolList
+from fumehood.approvals.model import NewDecision, OneOfSeveral, RememberWish
 from fumehood.client import approvals, authority, callers, policy, sessions
 from fumehood.client.ask import Ask
 from fumehood.client.awaiting_approvals import AsyncControlledApprovals, AsyncOwnApprovals
 from fumehood.client.blocking_approvals import ControlledApprovals, OwnApprovals
 from fumehood.client.transport import Place
-from fumehood.daemon.app import CONTROL_OPERATIONS, OPERATIONS
-from fumehood.model.agent import Agent, Binding
-from fumehood.model.answers import Pagination, ToolList
-from fumehood.model.approval import NewDecision, OneOfSeveral, RememberWish
-from fumehood.model.identity import Scope
+from fumehood.core.identity import Scope
+from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS
+from fumehood.identity.agent import Agent, Binding
 from support.answers import envelope_bytes
 from support.definitions import function_definition
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from fumehood.core.call import FunctionAddress
+from fumehood.core.errors import ArgumentsRefused, ExecutionError, ToolError
 from fumehood.executors.claims import Unreadable, read_error, read_raised, read_result
 from fumehood.executors.jailed import without_paths
-from fumehood.model.call import FunctionAddress
-from fumehood.model.errors import ArgumentsRefused, ExecutionError, ToolError
 
 RESULT = {"data": [1], "tokens_used": 1, "cost": "0.5"}
 REFUSAL = {

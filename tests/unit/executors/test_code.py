@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from fumehood import Config, Engine
-from fumehood.model.envelope import Envelope
-from fumehood.model.errors import EndedBy
-from fumehood.model.json_types import JsonObject
+from fumehood.core.envelope import Envelope
+from fumehood.core.errors import EndedBy
+from fumehood.core.json_types import JsonObject
 from fumehood.sandbox.wall import RunEnding
 from fumehood.testing import CONTAINER_LIMITS, FakeWall
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
+from fumehood.core.errors import EndedBy
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Limits
+from fumehood.core.tool import CODE_OUTPUT, SHELL_OUTPUT, ToolDefinition
 from fumehood.executors.code import run_code
 from fumehood.executors.live import Live
 from fumehood.executors.outcome import Outcome
-from fumehood.model.errors import EndedBy
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import Limits
-from fumehood.model.tool import CODE_OUTPUT, SHELL_OUTPUT, ToolDefinition
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
-from fumehood.store.blobs import BlobStore
+from fumehood.storage.blobs import BlobStore
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("S7")]
 

@@ -17,11 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fumehood.executors import effect_claims, effects
-from fumehood.executors.effects import Effect, effect_of
-from fumehood.executors.workspace import run_workspace
-from fumehood.guest.container import survey
-from fumehood.model.errors import (
+from fumehood.core.errors import (
     ApprovalExpired,
     EndedBy,
     EngineError,
@@ -29,13 +25,17 @@ from fumehood.model.errors import (
     InvalidParams,
     WorkspaceChanged,
 )
-from fumehood.model.identity import TrustDomain
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import Limits
-from fumehood.model.tool import ToolDefinition
+from fumehood.core.identity import TrustDomain
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Limits
+from fumehood.core.tool import ToolDefinition
+from fumehood.executors import effect_claims, effects
+from fumehood.executors.effects import Effect, effect_of
+from fumehood.executors.workspace import run_workspace
+from fumehood.guest.container import survey
+from fumehood.protocol import strict_json
+from fumehood.protocol.cursors import Cursors
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
-from fumehood.wire import strict_json
-from fumehood.wire.cursors import Cursors
 from support.fake_files import FakeFiles
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("A2")]

@@ -9,10 +9,10 @@ import pytest
 
 from fumehood.executors import kept_streams
 from fumehood.executors.kept_streams import KeptStreams
-from fumehood.store.blobs import BlobStore
-from fumehood.store.database import open_database
+from fumehood.protocol.blob_urls import parse_blob_url
+from fumehood.storage.blobs import BlobStore
+from fumehood.storage.database import open_database
 from fumehood.testing import ManualClock
-from fumehood.wire.blob_urls import parse_blob_url
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("E6", "S8")]
 

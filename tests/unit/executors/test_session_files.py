@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from fumehood.core.errors import EngineError, InvalidParams, RequestTooLarge, ResourceNotFound
+from fumehood.core.identity import Principal
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import MB
 from fumehood.executors.session_files import Download, FileChanged, SessionFiles
-from fumehood.model.errors import EngineError, InvalidParams, RequestTooLarge, ResourceNotFound
-from fumehood.model.identity import Principal
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import MB
-from fumehood.wire.cursors import Cursors
+from fumehood.protocol.cursors import Cursors
 from support.fake_files import UPLOAD, FakeFiles
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("S6")]

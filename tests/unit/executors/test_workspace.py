@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
+from fumehood.core.errors import EndedBy
+from fumehood.core.identity import TrustDomain
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Limits
+from fumehood.core.tool import ToolDefinition
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.workspace import run_workspace
-from fumehood.model.errors import EndedBy
-from fumehood.model.identity import TrustDomain
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import Limits
-from fumehood.model.tool import ToolDefinition
+from fumehood.protocol.cursors import Cursors
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
-from fumehood.wire.cursors import Cursors
 from support.fake_files import FakeFiles
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("S6")]

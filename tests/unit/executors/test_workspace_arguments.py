@@ -6,8 +6,8 @@ import base64
 
 import pytest
 
+from fumehood.core.json_types import JsonObject
 from fumehood.executors.program_arguments import program_faults
-from fumehood.model.json_types import JsonObject
 
 BAD_PATHS = (
     "",

@@ -18,10 +18,10 @@ from fumehood.executors.workspace_files import (
     WorkspaceFiles,
     content_type_of,
 )
-from fumehood.store.blobs import BlobStore
-from fumehood.store.database import open_database
+from fumehood.protocol.blob_urls import parse_blob_url
+from fumehood.storage.blobs import BlobStore
+from fumehood.storage.database import open_database
 from fumehood.testing import ManualClock
-from fumehood.wire.blob_urls import parse_blob_url
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("E7")]
 

@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from fumehood import InvalidDefinition, ToolType, parse_definition, tool
-from fumehood.model.errors import InvalidParams
+from fumehood.core.errors import InvalidParams
 from fumehood.registry.declare import FunctionTool
 
 

@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from fumehood.model.tool import ToolDefinition
+from fumehood.core.tool import ToolDefinition
 from fumehood.registry.filtering import filter_tools
 from support.definitions import function_definition
 

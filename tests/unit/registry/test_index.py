@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fumehood import EXPRESSION_OUTPUT, InvalidDefinition, ToolDefinition
-from fumehood.model.errors import ToolNotFound
+from fumehood.core.errors import ToolNotFound
 from fumehood.registry.index import (
     MAX_VERSIONS_SHOWN,
     RegisteredTool,

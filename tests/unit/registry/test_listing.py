@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from fumehood.model.errors import InvalidParams
-from fumehood.model.tool import ToolType
+from fumehood.core.errors import InvalidParams
+from fumehood.core.tool import ToolType
+from fumehood.protocol.cursors import Cursors
 from fumehood.registry.index import RegisteredTool, Source, ToolIndex, tool_of_document
 from fumehood.registry.listing import ToolFilter, ToolPage, page_of_tools
-from fumehood.wire.cursors import Cursors
 from support.definitions import expression_document, rest_document
 
 CURSORS = Cursors(b"k" * 32)

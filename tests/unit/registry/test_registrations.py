@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from fumehood.model.errors import (
+from fumehood.core.errors import (
     EngineError,
     IdempotencyConflict,
     PermissionDenied,
     ToolNotFound,
 )
-from fumehood.model.identity import Principal, Scope
+from fumehood.core.identity import Principal, Scope
 from fumehood.registry.definitions import InvalidDefinition
 from fumehood.registry.index import Source, ToolIndex
 from fumehood.registry.registrations import Registrations
-from fumehood.store import changes
-from fumehood.store.database import Database, open_database
-from fumehood.store.errors import WriteFailed
+from fumehood.storage import changes
+from fumehood.storage.database import Database, open_database
+from fumehood.storage.errors import WriteFailed
 from support.definitions import answer_nothing, function_definition
 
 pytestmark = pytest.mark.anyio

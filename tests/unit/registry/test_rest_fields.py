@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fumehood.model.errors import InvalidParams
+from fumehood.core.errors import InvalidParams
 from fumehood.registry.definitions import InvalidDefinition, parse_definition
 from fumehood.registry.rest_fields import METHODS, refers_to_secret, rest_faults
 from support.definitions import expression_document, rest_document

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from fumehood.model.errors import InternalError
-from fumehood.model.session import KeptSession, SessionRecord, SessionStatus
+from fumehood.core.errors import InternalError
+from fumehood.core.session import KeptSession, SessionRecord, SessionStatus
 from fumehood.sandbox.session_history import MAX_OF_PRINCIPAL, SessionHistory
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("S6")]

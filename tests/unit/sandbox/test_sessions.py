@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from fumehood.model.errors import (
+from fumehood.core.errors import (
     EndedBy,
     EngineError,
     InternalError,
@@ -21,10 +21,10 @@ from fumehood.model.errors import (
     ResourceNotFound,
     SandboxUnavailable,
 )
-from fumehood.model.identity import Principal, TrustDomain
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import Limits
-from fumehood.model.session import KeptSession, SessionRecord, SessionRules, SessionStatus
+from fumehood.core.identity import Principal, TrustDomain
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Limits
+from fumehood.core.session import KeptSession, SessionRecord, SessionRules, SessionStatus
 from fumehood.sandbox.sessions import SessionClock, SessionKeeper
 from fumehood.sandbox.wall import RunEnding
 from fumehood.testing import CONTAINER_LIMITS, FakeWall, ManualClock

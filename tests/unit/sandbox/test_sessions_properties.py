@@ -9,10 +9,10 @@ import anyio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fumehood.model.errors import EngineError
-from fumehood.model.identity import Principal
-from fumehood.model.limits import Limits
-from fumehood.model.session import KeptSession, SessionRules, SessionStatus
+from fumehood.core.errors import EngineError
+from fumehood.core.identity import Principal
+from fumehood.core.limits import Limits
+from fumehood.core.session import KeptSession, SessionRules, SessionStatus
 from fumehood.sandbox.sessions import SessionClock, SessionKeeper
 from fumehood.testing import CONTAINER_LIMITS, FakeWall, ManualClock
 

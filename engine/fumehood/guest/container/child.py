@@ -34,7 +34,7 @@ from fumehood.guest.container.request import (
 )
 from fumehood.guest.container.user import REQUEST_FAILED, SEAL_FAILED, become_user
 from fumehood.guest.languages import javascript, python, shell
-from fumehood.wire import framing
+from fumehood.protocol import framing
 
 GO = b"G"
 

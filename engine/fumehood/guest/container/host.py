@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from fumehood.guest.container.run import Run
 from fumehood.guest.run import Limits
-from fumehood.wire import framing
+from fumehood.protocol import framing
 
 FRAME_BYTES = 1 << 20
 MAX_REQUEST_BYTES = 32 << 20

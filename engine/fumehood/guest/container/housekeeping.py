@@ -15,7 +15,7 @@ from typing import Any
 
 from fumehood.guest.container import workspace
 from fumehood.guest.container.user import become_user
-from fumehood.wire import framing
+from fumehood.protocol import framing
 
 DEADLINE_S = 20.0
 LEFT_OUT_BYTES = 8

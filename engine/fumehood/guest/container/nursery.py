@@ -19,7 +19,7 @@ from fumehood.guest import kernel
 from fumehood.guest.container.stream import Stream
 from fumehood.guest.container.user import USER_ID
 from fumehood.guest.container.zygote import PRELOAD, WORD_BYTES, Word, order_child
-from fumehood.wire import framing
+from fumehood.protocol import framing
 
 READY_BYTES = 4096
 MAX_REPLY_DEPTH = 60

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from fumehood.wire import framing
+from fumehood.protocol import framing
 
 REPLY_FD = 4
 

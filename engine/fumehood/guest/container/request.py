@@ -10,7 +10,7 @@ import base64
 import os
 from typing import Any
 
-from fumehood.wire import framing
+from fumehood.protocol import framing
 
 WORKSPACE = "/workspace"
 REQUEST_FD = 3

@@ -16,7 +16,7 @@ from fumehood.guest.container.run import Measures, Run
 from fumehood.guest.container.user import USER_ID
 from fumehood.guest.container.workspace import Mounts
 from fumehood.guest.run import Limits
-from fumehood.wire import framing
+from fumehood.protocol import framing
 
 MB = 1 << 20
 MAX_PROCESSES = 128

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from fumehood.guest.container import processes
 from fumehood.guest.container.nursery import Child, NurseryFailed
 from fumehood.guest.container.run import Run
-from fumehood.wire import framing
+from fumehood.protocol import framing
 
 REQUEST = b"G" + framing.encode(
     {"program": "javascript", "keep": False, "arguments": {"standby": True}}

@@ -48,7 +48,7 @@ from fumehood.guest.container.stream import Stream
 from fumehood.guest.container.workspace import Mounts
 from fumehood.guest.container.zygote import Word, run_zygote
 from fumehood.guest.limits import address_space_bytes
-from fumehood.wire import framing
+from fumehood.protocol import framing
 
 MAX_CLAIM_BYTES = 512 * 1024
 """Of one frame in a reply's pipe: the claim, in the end."""

@@ -21,7 +21,7 @@ from fumehood.guest.interpreter.programs.policy import VALUE, compile_program
 from fumehood.guest.interpreter.programs.printing import PrintDoor, Printed
 from fumehood.guest.interpreter.programs.refusal import OutputFull, Refused
 from fumehood.guest.interpreter.programs.rewrite import simplify
-from fumehood.wire import strict_json
+from fumehood.protocol import strict_json
 
 RESERVE_BYTES = 2 << 20
 """Address space let go of where a program has used up all of its own: to say so needs some.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from fumehood.guest.languages.tables import TOO_LARGE, NoTable, TooLarge, plain_table
-from fumehood.wire import strict_json
+from fumehood.protocol import strict_json
 
 MAX_VALUE_BYTES = 64 * 1024
 MAX_VALUE_DEPTH = 50

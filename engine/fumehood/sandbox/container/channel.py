@@ -17,15 +17,11 @@ from typing import Protocol
 
 import anyio
 
-from fumehood.model.errors import EndedBy, InternalError
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import Limit, Limits
-from fumehood.sandbox.container.demux import STDERR, Demultiplexer, NotMultiplexed
-from fumehood.sandbox.container.imports import needs_preloaded
-from fumehood.sandbox.container.received import ReceivedRun
-from fumehood.sandbox.wall import RunEnding, RunSinks
-from fumehood.wire import framing
-from fumehood.wire.container_frames import (
+from fumehood.core.errors import EndedBy, InternalError
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Limit, Limits
+from fumehood.protocol import framing
+from fumehood.protocol.container_frames import (
     ContainerData,
     ContainerEnding,
     ContainerFile,
@@ -36,8 +32,12 @@ from fumehood.wire.container_frames import (
     parse_container_body,
     run_frames,
 )
-from fumehood.wire.framing import FrameError
-from fumehood.wire.messages import GuestReady
+from fumehood.protocol.framing import FrameError
+from fumehood.protocol.messages import GuestReady
+from fumehood.sandbox.container.demux import STDERR, Demultiplexer, NotMultiplexed
+from fumehood.sandbox.container.imports import needs_preloaded
+from fumehood.sandbox.container.received import ReceivedRun
+from fumehood.sandbox.wall import RunEnding, RunSinks
 
 PRELOAD_GRACE_S = 30.0
 """For a program that needs an image's modules, while they are being loaded in a new container."""

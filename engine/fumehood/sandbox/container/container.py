@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import anyio
 
-from fumehood.model.errors import EndedBy
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import Limit, Limits
+from fumehood.core.errors import EndedBy
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Limit, Limits
 from fumehood.sandbox.container.channel import (
     STREAM_ENDED,
     Channel,

@@ -25,8 +25,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from fumehood.model.errors import EngineError
-from fumehood.model.json_types import JsonObject
+from fumehood.core.errors import EngineError
+from fumehood.core.json_types import JsonObject
 from fumehood.sandbox.container.docker_threads import BoundedThreads
 
 Answer = TypeVar("Answer")

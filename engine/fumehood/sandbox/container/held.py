@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import Limits
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Limits
 from fumehood.sandbox.container.channel import (
     DIRTY,
     NOT_CLEAN_IN_TIME,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fumehood.model.json_types import JsonObject
+from fumehood.core.json_types import JsonObject
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from fumehood.model.errors import InternalError
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import Limits
+from fumehood.core.errors import InternalError
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Limits
 from fumehood.sandbox.container.container import Container
-from fumehood.sandbox.container.place import Place
+from fumehood.sandbox.container.pool_entry import Place
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 
 

@@ -17,12 +17,10 @@ from types import MappingProxyType
 
 import anyio
 
-from fumehood.model.errors import EngineError, SandboxUnavailable
-from fumehood.model.identity import TrustDomain
-from fumehood.model.json_types import JsonObject
-from fumehood.sandbox.container.books import Books
-from fumehood.sandbox.container.line import Line, LineFull, Waiter
-from fumehood.sandbox.container.place import (
+from fumehood.core.errors import EngineError, SandboxUnavailable
+from fumehood.core.identity import TrustDomain
+from fumehood.core.json_types import JsonObject
+from fumehood.sandbox.container.pool_entry import (
     UNUSED,
     Ear,
     Kind,
@@ -33,6 +31,8 @@ from fumehood.sandbox.container.place import (
     PoolRules,
     State,
 )
+from fumehood.sandbox.container.pool_state import Books
+from fumehood.sandbox.container.queue import Line, LineFull, Waiter
 
 RETRY_AFTER_MS = 1000
 MAX_COMPLAINT_CHARACTERS = 500

@@ -20,7 +20,7 @@ from docker.errors import DockerException
 from docker.utils import kwargs_from_env
 from requests.exceptions import RequestException
 
-from fumehood.model.errors import SandboxUnavailable
+from fumehood.core.errors import SandboxUnavailable
 
 DEFAULT_ADDRESS = "unix:///var/run/docker.sock"
 DEADLINE_S = 10.0

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fumehood.model.errors import EndedBy
-from fumehood.model.limits import MB, Limits
-from fumehood.sandbox.wall import FileSink, RunEnding, RunSinks
-from fumehood.wire.container_frames import (
+from fumehood.core.errors import EndedBy
+from fumehood.core.limits import MB, Limits
+from fumehood.protocol.container_frames import (
     MAX_PATH_CHARACTERS,
     ContainerData,
     ContainerEnding,
@@ -20,7 +19,8 @@ from fumehood.wire.container_frames import (
     ContainerOutput,
     ContainerProgress,
 )
-from fumehood.wire.framing import FrameError
+from fumehood.protocol.framing import FrameError
+from fumehood.sandbox.wall import FileSink, RunEnding, RunSinks
 
 MAX_NAME_BYTES = 255
 """*Source*: NAME_MAX of Linux."""

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from fumehood.model.limits import CONTAINER_MEMORY_CLASSES, MB, WallLimits
+from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, MB, WallLimits
 from fumehood.sandbox.container.container import START_DEADLINE_S
-from fumehood.sandbox.container.place import PoolRules
+from fumehood.sandbox.container.pool_entry import PoolRules
 from fumehood.sandbox.container.spec import GUEST_COMMAND
 
 CONTAINER_LIMITS = WallLimits(

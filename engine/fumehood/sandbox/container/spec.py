@@ -14,14 +14,14 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import (
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import (
     CONTAINER_OPEN_FILES,
     CONTAINER_PROCESSES,
     MB,
     container_writable_mb,
 )
-from fumehood.sandbox.container.image_settings import GUEST_MB
+from fumehood.sandbox.images.settings import GUEST_MB
 
 GUEST_COMMAND = ("/usr/bin/python3", "-I", "-S", "-B", "-X", "utf8", "/opt/fumehood/fumehood/guest")
 GUEST_IMPORT_PATHS = ("/opt/fumehood",)

@@ -18,21 +18,21 @@ from pathlib import Path
 
 import anyio
 
-from fumehood.model.errors import SandboxUnavailable
-from fumehood.model.identity import TrustDomain
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import CONTAINER_MEMORY_CLASSES, Limit
+from fumehood.core.errors import SandboxUnavailable
+from fumehood.core.identity import TrustDomain
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, Limit
 from fumehood.sandbox.container.container import Container
 from fumehood.sandbox.container.docker_api import Docker, DockerError, DockerTimeout
+from fumehood.sandbox.container.factory import ContainerMaker, OnEvent
 from fumehood.sandbox.container.held import HeldContainer
 from fumehood.sandbox.container.host_check import Unfit, why_unfit
+from fumehood.sandbox.container.image_catalog import FindImage, ImageShelf
 from fumehood.sandbox.container.lease import ContainerLease
-from fumehood.sandbox.container.maker import ContainerMaker, OnEvent
-from fumehood.sandbox.container.place import Kind, Place
 from fumehood.sandbox.container.pool import MAX_COMPLAINT_CHARACTERS, Pool
-from fumehood.sandbox.container.reap import Reaper
+from fumehood.sandbox.container.pool_entry import Kind, Place
+from fumehood.sandbox.container.reaper import Reaper
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
-from fumehood.sandbox.container.shelf import FindImage, ImageShelf
 
 LOOK_AGAIN_S = 30.0
 """How often Docker is looked at, and the pool tidied, while all is well."""

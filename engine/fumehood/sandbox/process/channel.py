@@ -26,20 +26,11 @@ import anyio
 import anyio.abc
 import psutil
 
-from fumehood.model.errors import EndedBy, RequestTooLarge
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import Limit, Limits
-from fumehood.sandbox.process.endings import LOST, ending_of_frame
-from fumehood.sandbox.process.residents import (
-    DEFAULT_RULES,
-    MAX_REQUEST_BYTES,
-    Loan,
-    ResidentRules,
-    Residents,
-)
-from fumehood.sandbox.wall import OnProgress, RunEnding
-from fumehood.wire import framing
-from fumehood.wire.messages import (
+from fumehood.core.errors import EndedBy, RequestTooLarge
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Limit, Limits
+from fumehood.protocol import framing
+from fumehood.protocol.messages import (
     GuestEnding,
     GuestProgress,
     GuestReady,
@@ -48,6 +39,15 @@ from fumehood.wire.messages import (
     program_request,
     run_frame,
 )
+from fumehood.sandbox.process.endings import LOST, ending_of_frame
+from fumehood.sandbox.process.sticky_workers import (
+    DEFAULT_RULES,
+    MAX_REQUEST_BYTES,
+    Loan,
+    ResidentRules,
+    Residents,
+)
+from fumehood.sandbox.wall import OnProgress, RunEnding
 
 GUEST_PROGRAM = Path(__file__).parents[2] / "guest"
 START_DEADLINE_S = 10.0

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from fumehood.model.errors import EndedBy
-from fumehood.model.json_types import JsonObject
+from fumehood.core.errors import EndedBy
+from fumehood.core.json_types import JsonObject
+from fumehood.protocol.messages import GuestEnding
 from fumehood.sandbox.wall import RunEnding
-from fumehood.wire.messages import GuestEnding
 
 MAX_CLAIM_CHARACTERS = 2000
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import anyio
 
-from fumehood.model.errors import SandboxUnavailable
-from fumehood.model.identity import TrustDomain
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import (
+from fumehood.core.errors import SandboxUnavailable
+from fumehood.core.identity import TrustDomain
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import (
     MIN_INTERPRETER_MB,
     PROCESS_WALL_LIMITS,
     Limit,
@@ -25,9 +25,9 @@ from fumehood.model.limits import (
     WallLimits,
 )
 from fumehood.sandbox.process.channel import GuestProcess, guest_command
-from fumehood.sandbox.process.keeper import GuestKeeper, OnEvent
-from fumehood.sandbox.process.places import Places
-from fumehood.sandbox.process.residents import DEFAULT_RULES, ResidentRules
+from fumehood.sandbox.process.guest_keeper import GuestKeeper, OnEvent
+from fumehood.sandbox.process.slots import Places
+from fumehood.sandbox.process.sticky_workers import DEFAULT_RULES, ResidentRules
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 
 INTERPRETER_LIMITS = WallLimits(

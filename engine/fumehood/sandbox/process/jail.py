@@ -15,13 +15,13 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fumehood.model.errors import SandboxUnavailable
-from fumehood.model.identity import TrustDomain
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import MB, MIN_JAIL_MB, PROCESS_WALL_LIMITS, Limit, Limits, WallLimits
+from fumehood.core.errors import SandboxUnavailable
+from fumehood.core.identity import TrustDomain
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import MB, MIN_JAIL_MB, PROCESS_WALL_LIMITS, Limit, Limits, WallLimits
 from fumehood.sandbox.process.channel import GuestProcess, guest_command
-from fumehood.sandbox.process.keeper import GuestKeeper, OnEvent
-from fumehood.sandbox.process.places import Places
+from fumehood.sandbox.process.guest_keeper import GuestKeeper, OnEvent
+from fumehood.sandbox.process.slots import Places
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 
 JAIL_LIMITS = WallLimits(

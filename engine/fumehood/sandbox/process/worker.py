@@ -20,13 +20,13 @@ import anyio
 import anyio.abc
 import psutil
 
-from fumehood.model.errors import EndedBy, SandboxUnavailable
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import Limits
+from fumehood.core.errors import EndedBy, SandboxUnavailable
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Limits
+from fumehood.protocol import framing
 from fumehood.sandbox.process.endings import ending_of_reply
-from fumehood.sandbox.process.places import Places
+from fumehood.sandbox.process.slots import Places
 from fumehood.sandbox.wall import OnProgress, RunEnding
-from fumehood.wire import framing
 
 WORKER_PROGRAM = Path(__file__).parents[2] / "executors" / "worker_main.py"
 START_DEADLINE_S = 20.0

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from fumehood.guest.container import workspace
-from fumehood.model.limits import (
+from fumehood.core.limits import (
     CONTAINER_FILES_OUT,
     CONTAINER_FILES_OUT_MB,
     CONTAINER_SIXTEENTHS,
     MB,
 )
+from fumehood.guest.container import workspace
 
 
 @pytest.fixture

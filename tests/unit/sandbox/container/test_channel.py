@@ -9,11 +9,11 @@ from typing import Any
 import anyio
 import pytest
 
-from fumehood.model.errors import EndedBy, InternalError
-from fumehood.model.limits import Limit, Limits
+from fumehood.core.errors import EndedBy, InternalError
+from fumehood.core.limits import Limit, Limits
+from fumehood.protocol import framing
 from fumehood.sandbox.container.channel import MAX_COMPLAINT_BYTES, Lost
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
-from fumehood.wire import framing
 from support.scripted_guest import LIMITS, READY, ScriptedGuest, ShortClocks, ended, record, reset
 
 pytestmark = pytest.mark.anyio

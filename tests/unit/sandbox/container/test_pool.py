@@ -10,9 +10,9 @@ from typing import Any
 import anyio
 import pytest
 
-from fumehood.model.errors import SandboxUnavailable
-from fumehood.model.identity import TrustDomain
-from fumehood.model.json_types import JsonObject
+from fumehood.core.errors import SandboxUnavailable
+from fumehood.core.identity import TrustDomain
+from fumehood.core.json_types import JsonObject
 from fumehood.sandbox.container.pool import Kind, Place, Pool, PoolRules
 from support.fake_containers import FakeContainer, FakeMaker
 from support.wait import DEADLINE_S

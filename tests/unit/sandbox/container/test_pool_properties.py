@@ -9,8 +9,8 @@ import anyio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fumehood.model.errors import SandboxUnavailable
-from fumehood.model.identity import TrustDomain
+from fumehood.core.errors import SandboxUnavailable
+from fumehood.core.identity import TrustDomain
 from fumehood.sandbox.container.pool import Kind, Place, Pool, PoolRules
 from support.fake_containers import FakeContainer, FakeMaker
 

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from fumehood.model.errors import EndedBy
-from fumehood.model.json_types import JsonObject
-from fumehood.model.limits import MB
-from fumehood.model.workspace import FileKind
-from fumehood.sandbox.container.received import MAX_FILES, ReceivedRun, is_plain_path
-from fumehood.sandbox.wall import RunSinks
-from fumehood.wire.container_frames import (
+from fumehood.core.errors import EndedBy
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import MB
+from fumehood.core.workspace import FileKind
+from fumehood.protocol.container_frames import (
     ContainerData,
     ContainerEnding,
     ContainerFile,
     ContainerOutput,
 )
-from fumehood.wire.framing import FrameError
+from fumehood.protocol.framing import FrameError
+from fumehood.sandbox.container.received import MAX_FILES, ReceivedRun, is_plain_path
+from fumehood.sandbox.wall import RunSinks
 from support.scripted_guest import LIMITS, ended
 
 

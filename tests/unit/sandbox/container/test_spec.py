@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fumehood.model.limits import CONTAINER_MEMORY_CLASSES, MB
+from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, MB
 from fumehood.sandbox.container.spec import ContainerSpec, create_body
 
 SPEC = ContainerSpec(

@@ -1,0 +1,253 @@
+"""What stands in an envelope's `data` where it is no tool's: one value for each kind of answer.
+
+The daemon makes its answers from these, its document describes them, and the clients read
+them, so that the three cannot differ.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, RootModel
+
+from fumehood.approvals.model import Approval, ApprovalPage, RememberedRule
+from fumehood.audit.model import AuditRecord
+from fumehood.core.call_log import CallPage, CallRecord
+from fumehood.core.envelope import Envelope
+from fumehood.core.session import SessionRecord
+from fumehood.core.tool import ToolDefinition
+from fumehood.core.workspace import WorkspaceEntry
+from fumehood.identity.agent import Agent, Binding
+from fumehood.identity.authority import ApproverInfo, Change, TokenInfo
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+
+class Pagination(_Data):
+    """Whether there is more of a list, and how to go on (mission E5).
+
+    `total_count` is null where counting was not worth it.
+    """
+
+    has_more: bool
+    next_cursor: str | None
+    total_count: int | None
+
+
+class ToolList(_Data):
+    """A page of definitions; `sources` says for each name where it comes from."""
+
+    items: tuple[ToolDefinition, ...]
+    sources: dict[str, str]
+    pagination: Pagination
+
+
+class LeftOutTool(_Data):
+    """A tool of an agent that was not chosen, and the first reason."""
+
+    name: str
+    reason: str
+
+
+class AgentTools(_Data):
+    """An agent's tools in its order, as it sees them, and those that were left out."""
+
+    items: tuple[ToolDefinition, ...]
+    left_out: tuple[LeftOutTool, ...]
+    pagination: Pagination
+
+
+class AnyToolList(RootModel[ToolList | AgentTools]):
+    """A page of the tools, or with `agent_id` all of that agent's."""
+
+
+class ToolDetails(_Data):
+    """One version of a tool, where it comes from, and all its versions, newest first."""
+
+    tool: ToolDefinition
+    versions: tuple[str, ...]
+    source: str
+
+
+class ToolWithSource(ToolDefinition):
+    """A definition and where it comes from."""
+
+    source: str
+
+
+class ChangedTools(_Data):
+    """The tools that were changed, as they are now."""
+
+    items: tuple[ToolWithSource, ...]
+
+
+class CallList(_Data):
+    """A page of calls, newest first."""
+
+    items: tuple[CallRecord, ...]
+    pagination: Pagination
+
+    @property
+    def page(self) -> CallPage:
+        """The same as an engine of one's own gives it."""
+        return CallPage(items=self.items, **self.pagination.model_dump())
+
+
+class CallAnswer(_Data):
+    """One call. Where a human was asked, the approval; where it has ended by one, its answer.
+
+    Of a call that still waits `call` says so: its code is REQUIRES_HUMAN_APPROVAL.
+    """
+
+    call: CallRecord
+    approval: Approval | None = None
+    envelope: Envelope | None = None
+
+
+class SessionList(_Data):
+    """The caller's own sessions, newest first."""
+
+    items: tuple[SessionRecord, ...]
+
+
+class SessionAnswer(_Data):
+    """A session as it is now."""
+
+    session: SessionRecord
+
+
+class SessionFileList(_Data):
+    """A page of what is in a session's workspace, by path."""
+
+    items: tuple[WorkspaceEntry, ...]
+    pagination: Pagination
+
+
+class WrittenFile(_Data):
+    """A file as it is now in the workspace."""
+
+    path: str
+    size: int
+
+
+class CancelledCall(_Data):
+    """A call that was ended by its caller; nothing of it runs any more."""
+
+    call_id: str
+    cancelled: bool
+
+
+class AgentList(_Data):
+    """Every agent by id."""
+
+    items: tuple[Agent, ...]
+
+
+class AgentAnswer(_Data):
+    """An agent as it is now."""
+
+    agent: Agent
+
+
+class AgentDetails(_Data):
+    """An agent with its tools in its order."""
+
+    agent: Agent
+    tools: tuple[Binding, ...]
+
+
+class BindingList(_Data):
+    """An agent's tools in its order, those that are switched off included."""
+
+    items: tuple[Binding, ...]
+
+
+class BindingAnswer(_Data):
+    """A binding as it is now."""
+
+    binding: Binding
+
+
+class Deleted(_Data):
+    """What is gone."""
+
+    deleted: str
+
+
+class TokenList(_Data):
+    """Every token, oldest first."""
+
+    items: tuple[TokenInfo, ...]
+
+
+class TokenAnswer(_Data):
+    """A token as it is now."""
+
+    token: TokenInfo
+
+
+class ApproverList(_Data):
+    """Those who have authority now, oldest first."""
+
+    items: tuple[ApproverInfo, ...]
+
+
+class ApproverAnswer(_Data):
+    """An approver as it is now."""
+
+    approver: ApproverInfo
+
+
+class ChangeList(_Data):
+    """The newest changes first."""
+
+    items: tuple[Change, ...]
+
+
+class ApprovalList(_Data):
+    """A page of approvals, newest first."""
+
+    items: tuple[Approval, ...]
+    pagination: Pagination
+
+    @property
+    def page(self) -> ApprovalPage:
+        """The same as an engine of one's own gives it."""
+        return ApprovalPage(items=self.items, **self.pagination.model_dump())
+
+
+class ApprovalAnswer(_Data):
+    """An approval as it is now."""
+
+    approval: Approval
+
+
+class DecidedApprovals(_Data):
+    """Those that were decided at once, as they are now, in the order of the request."""
+
+    items: tuple[Approval, ...]
+
+
+class ApprovalChanges(_Data):
+    """A number that grows with every change of any approval. It begins anew with the engine."""
+
+    changes: int
+
+
+class RememberedList(_Data):
+    """The rules that approvers' decisions left behind, newest first."""
+
+    items: tuple[RememberedRule, ...]
+
+
+class RememberedAnswer(_Data):
+    """One such rule: as it is now, or as it would be saved."""
+
+    rule: RememberedRule
+
+
+class AuditPage(_Data):
+    """Rows of the audit chain, oldest first; `next_cursor` is what `after` goes on with."""
+
+    items: tuple[AuditRecord, ...]
+    pagination: Pagination

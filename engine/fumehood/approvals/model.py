@@ -1,0 +1,267 @@
+"""Approvals: one record for each call that waits, or waited, for a human's yes. Values only.
+
+What is kept is in `store/approvals`, who waits in `call/desk`. The record outlives the process;
+its states and who may bring it from one to the next are in DESIGN "Approval":
+
+    pending → approved | denied | expired | cancelled
+    approved → started | failed (a gate refused it by then) | expired | cancelled
+    started → done | failed | cancelled | interrupted | expired (the workspace had changed, nothing
+        was done, and another approval asks again)      interrupted → done | failed (by a human)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
+
+from fumehood.core.json_types import JsonObject
+
+MAX_REASON_CHARACTERS = 1000
+
+
+class ApprovalState(StrEnum):
+    """What became of an approval."""
+
+    PENDING = "pending"
+    APPROVED = "approved"
+    """A yes that was not used yet."""
+    DENIED = "denied"
+    EXPIRED = "expired"
+    """No answer in time, or the yes was for something else by then."""
+    CANCELLED = "cancelled"
+    STARTED = "started"
+    """The yes was used; the call runs."""
+    DONE = "done"
+    FAILED = "failed"
+    """It ran, or was refused by a later gate, and its answer is an error."""
+    INTERRUPTED = "interrupted"
+    """The engine ended in the middle: it may have acted. Only a human resolves it."""
+
+
+OPEN_STATES = frozenset({ApprovalState.PENDING, ApprovalState.APPROVED, ApprovalState.STARTED})
+"""Something is still going to happen by itself, or by a decision."""
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+
+class DecisionRecord(_Value):
+    """One approver's word on one approval."""
+
+    at: AwareDatetime
+    approver: str
+    """The principal, such as `approver:alice`."""
+    channel: str
+    """`control`, `webhook`, …"""
+    decision: Literal["approve", "deny"]
+    action_digest: str
+    """Of what was decided on: an edited call is another action."""
+    reason: str | None = None
+    edited: bool = False
+    is_self_approval: bool = False
+
+
+class Approval(_Value):
+    """One approval. `version` grows with every change of what is shown of it, and is its ETag.
+
+    What a caller is shown of its own leaves out `binding`, the arguments that its agent's
+    configuration fixes, and who may approve.
+    """
+
+    id: str
+    version: int
+    state: ApprovalState
+    call_id: str
+    trace_id: str
+    tool: str
+    tool_version: str
+    principal_id: str
+    agent_id: str | None
+    session_id: str | None
+    arguments: JsonObject
+    """The effective ones, whole; after an edit the edited ones."""
+    asked_arguments: JsonObject | None = None
+    """The effective ones of the call as it was asked for; null where no approver has edited it."""
+    preview: JsonObject | None
+    """What will change in the workspace, where that was computed."""
+    rule: str
+    asked_by: tuple[str, ...] = ()
+    """The ids of all rules that ask; none where a default does."""
+    reason: str | None
+    """Why the policy asks."""
+    budget: JsonObject | None = None
+    """The budget that the call would exceed, as it was then, where the yes lets it do that."""
+    dangerous: bool
+    approvers: tuple[str, ...]
+    quorum: int
+    decisions: tuple[DecisionRecord, ...]
+    policy_version: str
+    action_digest: str
+    binding: JsonObject | None
+    """Everything that decides what will happen; `action_digest` is its hash."""
+    created_at: AwareDatetime
+    expires_at: AwareDatetime
+    decided_at: AwareDatetime | None = None
+    started_at: AwareDatetime | None = None
+    ended_at: AwareDatetime | None = None
+    code: str | None = None
+    """The error code of the call's answer, `OK` where it succeeded; null while it has none."""
+    changed: tuple[str, ...] = ()
+    """What was not as approved any more when the call was to start."""
+    superseded_by: str | None = None
+    """The approval that asks again, because the workspace changed meanwhile."""
+    counted: tuple[str, ...] = ()
+    """Whose yes to what it is now counts: while it waits, of those who still may approve."""
+    stuck: str | None = None
+    """Why nobody could complete it, as things are now."""
+    has_answer: bool = False
+    """Whether the call's envelope is kept."""
+
+    @property
+    def yes_votes(self) -> frozenset[str]:
+        """Who said yes to what it is now."""
+        return yes_votes(self.decisions, self.action_digest)
+
+
+def yes_votes(decisions: Iterable[DecisionRecord], action_digest: str) -> frozenset[str]:
+    """Whose newest word is a yes to this action: one who has edited it since wants another."""
+    newest = {one.approver: one for one in decisions}
+    return frozenset(
+        one.approver
+        for one in newest.values()
+        if one.decision == "approve" and one.action_digest == action_digest
+    )
+
+
+class RememberWish(_Value):
+    """Allow the like of it from now on, without asking. Saved as a rule that can be reviewed.
+
+    `session` needs the call to have one. `arguments` are those that must be equal: absent means
+    every one, empty means that none matters. `uses` is how often.
+    """
+
+    scope: Literal["session", "until"] = "session"
+    until: AwareDatetime | None = None
+    uses: int | None = Field(default=None, ge=1, le=1_000_000, strict=True)
+    arguments: tuple[str, ...] | None = Field(default=None, max_length=100)
+
+    @model_validator(mode="after")
+    def _has_an_end(self) -> RememberWish:
+        if (self.scope == "until") != (self.until is not None):
+            raise ValueError("`until` is needed for the scope `until`, and for no other")
+        return self
+
+
+class NewDecision(_Value):
+    """An approver's word. `arguments` replace the call's: an edit, which is an approval of
+    something else and is validated like a new call. A denial's `reason` reaches the model.
+    `action_digest` is that of what was looked at, the preview of an edit: where it is another by
+    now, nothing is done."""
+
+    decision: Literal["approve", "deny"]
+    reason: str | None = Field(default=None, max_length=MAX_REASON_CHARACTERS)
+    arguments: dict[str, Any] | None = None
+    remember: RememberWish | None = None
+    action_digest: str | None = Field(default=None, max_length=100)
+
+    @model_validator(mode="after")
+    def _only_a_yes_changes(self) -> NewDecision:
+        if self.decision == "deny" and (self.arguments is not None or self.remember is not None):
+            raise ValueError("a denial takes no `arguments` and no `remember`")
+        return self
+
+
+class NewEdit(_Value):
+    """What an approver would change: all of the call's arguments, as `NewDecision` takes them."""
+
+    arguments: dict[str, Any]
+
+
+class OneOfSeveral(_Value):
+    """One decision among several that are made at once, all or none."""
+
+    approval_id: str = Field(max_length=100)
+    version: int | None = Field(default=None, strict=True)
+    """As in `If-Match`."""
+    decision: NewDecision
+
+
+class SeveralDecisions(_Value):
+    """The body of `POST /v1/approvals/decisions`."""
+
+    items: tuple[OneOfSeveral, ...] = Field(min_length=1, max_length=100)
+
+
+class Resolution(_Value):
+    """What a human found out about an interrupted call."""
+
+    outcome: Literal["done", "failed"]
+    note: str | None = Field(default=None, max_length=MAX_REASON_CHARACTERS)
+
+
+class ApprovalQuery(BaseModel):
+    """Which approvals to list, newest first; `cursor` is the id of the last one seen."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    state: ApprovalState | None = None
+    tool: str | None = Field(default=None, max_length=80)
+    agent: str | None = Field(default=None, max_length=128)
+    call_id: str | None = Field(default=None, max_length=128)
+    limit: int = Field(default=50, ge=1, le=100)
+    cursor: str | None = Field(default=None, max_length=100)
+
+
+class ApprovalPage(_Value):
+    """A page of approvals. `binding` is left out of each."""
+
+    items: tuple[Approval, ...]
+    has_more: bool
+    next_cursor: str | None
+    total_count: int | None
+    """Counted only where everything fits."""
+
+
+class RememberedRule(_Value):
+    """A rule that an approver's yes left behind, as administrators see it."""
+
+    id: str
+    tool: str
+    principal_id: str
+    agent_id: str | None
+    session_id: str | None
+    arguments: JsonObject
+    """What must be equal; empty means that no argument matters."""
+    rule: str
+    """The rules that asked, `, ` between them. Where another one asks, this one does not
+    answer."""
+    definition: str
+    """The hash of the tool's definition: a changed tool asks again."""
+    approval_id: str
+    created_by: str
+    created_at: AwareDatetime
+    expires_at: AwareDatetime | None
+    uses_left: int | None
+    used: int
+    removed_at: AwareDatetime | None
+
+
+__all__ = [
+    "Approval",
+    "ApprovalPage",
+    "ApprovalQuery",
+    "ApprovalState",
+    "DecisionRecord",
+    "NewDecision",
+    "NewEdit",
+    "OneOfSeveral",
+    "RememberWish",
+    "RememberedRule",
+    "Resolution",
+    "SeveralDecisions",
+    "yes_votes",
+]

@@ -1,0 +1,1 @@
+"""The audit chain: rows that nobody can change, remove or reorder unseen."""

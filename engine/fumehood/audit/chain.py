@@ -1,0 +1,194 @@
+"""The audit chain: rows that nobody can change, remove or reorder without being found out.
+
+Host side. Every row's mac is an HMAC-SHA-256 over the mac of the row before it, its own number
+and its body, with a key that lies outside the database (`audit_key`; how it is checked:
+`audit_verify`). Rows are appended in the transaction of what they tell, by the one writer, so
+that order of rows is order of commits. Nothing of the chain's state is kept in memory but keys:
+what the next row follows from, and under which key, is what the database says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Engine, LargeBinary, cast, delete, event, insert, select
+
+from fumehood.audit.verify import (
+    GENESIS,
+    ROTATED,
+    AuditKey,
+    AuditRow,
+    commitment_to,
+    mac_of,
+    next_key_of,
+)
+from fumehood.core.json_types import JsonObject
+from fumehood.protocol import strict_json
+from fumehood.storage.errors import AuditKeyLost
+from fumehood.storage.schema import AUDIT
+
+IN_MEMORY_KEPT = 10_000
+"""Rows of a chain that ends with its process."""
+
+READ_AT_ONCE = 2000
+
+_INSERT = insert(AUDIT)
+# As bytes, whatever stands there: text that is no text must be found out, not fail to be read.
+_COLUMNS = (
+    AUDIT.c.seq,
+    cast(AUDIT.c.key_id, LargeBinary).label("key_id"),
+    cast(AUDIT.c.body, LargeBinary).label("body"),
+    cast(AUDIT.c.mac, LargeBinary).label("mac"),
+)
+_HEAD = select(*_COLUMNS).order_by(AUDIT.c.seq.desc()).limit(1)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """What one row tells. `kind` is like `approval.created`; `at` is UTC, ISO 8601."""
+
+    kind: str
+    at: str
+    fields: JsonObject
+
+
+class AuditChain:
+    """Appends rows. The head is read from the database each time: a rollback needs no undoing.
+
+    `kept` is how many of the newest rows stay; None means all. `on_growth` hears, on the
+    writer's thread, how many rows were appended, those of a rollback included.
+    """
+
+    def __init__(self, key: AuditKey, *, kept: int | None = None) -> None:
+        self._first_key = key
+        self._keys = {key.id: key}
+        self._kept = kept
+        self.on_growth: Callable[[int], None] = _nobody
+
+    @property
+    def keys(self) -> dict[str, bytes]:
+        """The secrets that this chain has written under since it was opened, by id."""
+        return {key.id: key.secret for key in self._keys.values()}
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its first rows are kept."""
+        return self._kept is None
+
+    def append(self, connection: Connection, kind: str, at: str, fields: JsonObject) -> int:
+        """Add one row inside the caller's transaction, on the writer's thread; its number."""
+        return self.append_all(connection, [AuditEntry(kind, at, fields)])
+
+    def append_all(self, connection: Connection, entries: Sequence[AuditEntry]) -> int:
+        """Add some rows, in order; the last one's number."""
+        head = head_of(connection)
+        key = self._key_after(head)
+        seq, before = (head.seq, head.mac) if head is not None else (0, GENESIS)
+        rows = []
+        for entry in entries:
+            seq += 1
+            body = _body(entry)
+            before = mac_of(key.secret, before, seq, body)
+            rows.append({"seq": seq, "key_id": key.id, "body": body.decode("ascii"), "mac": before})
+        connection.execute(_INSERT, rows)
+        if self._kept is not None:
+            connection.execute(delete(AUDIT).where(AUDIT.c.seq <= seq - self._kept))
+        self.on_growth(len(rows))
+        return seq
+
+    def learn(self, key: AuditKey) -> None:
+        """Know a key that a rotation will announce."""
+        self._keys[key.id] = key
+
+    def rotate(self, connection: Connection, at: str, key: AuditKey, fields: JsonObject) -> int:
+        """Announce a key that was learned: the last row under the old one; its number."""
+        announced = {
+            "next_key_id": key.id,
+            "commitment": commitment_to(key.secret),
+            **fields,
+        }
+        return self.append(connection, ROTATED, at, announced)
+
+    def _key_after(self, head: AuditRow | None) -> AuditKey:
+        if head is None:
+            return self._first_key
+        wanted = key_id_after(head)
+        key = self._keys.get(wanted)
+        if key is None:
+            raise AuditKeyLost(
+                f"The audit chain goes on under the key {wanted[:40]!r}, which this engine does "
+                "not have: somebody has changed the database under it."
+            )
+        return key
+
+
+def head_of(connection: Connection) -> AuditRow | None:
+    """The newest row."""
+    return next(_linked(connection.execute(_HEAD).all(), None), None)
+
+
+def key_id_after(head: AuditRow) -> str:
+    """Under which key the row that follows is written."""
+    announced = next_key_of(head.body)
+    return announced[0] if announced is not None else head.key_id
+
+
+def rows_after(connection: Connection, after: int, limit: int) -> list[AuditRow]:
+    """The rows that follow row `after`, each with the mac before it, as far as it is there."""
+    found = connection.execute(
+        select(*_COLUMNS).where(AUDIT.c.seq > after).order_by(AUDIT.c.seq).limit(limit)
+    ).all()
+    if not found:
+        return []
+    first = select(_COLUMNS[3]).where(AUDIT.c.seq == found[0].seq - 1)
+    before = connection.execute(first).scalar_one_or_none()
+    if before is None and found[0].seq == 1:
+        before = GENESIS
+    return list(_linked(found, before))
+
+
+def all_rows(connection: Connection) -> Iterator[AuditRow]:
+    """Every row in order, read a part at a time; those that were added meanwhile included."""
+    # Below every number that can stand there: a row before the first one is to be seen.
+    after = -(2**63)
+    while rows := rows_after(connection, after, READ_AT_ONCE):
+        yield from rows
+        after = rows[-1].seq
+
+
+def attach_chain(engine: Engine, chain: AuditChain) -> None:
+    """From now on whoever writes through `engine` finds the chain at its connection."""
+
+    @event.listens_for(engine, "engine_connect")
+    def attach(connection: Connection) -> None:
+        connection.info["audit"] = chain
+
+
+def chain_of(connection: Connection) -> AuditChain:
+    """The chain of the database that a job writes to."""
+    chain: AuditChain = connection.info["audit"]
+    return chain
+
+
+def _linked(found: Iterable[Any], before: bytes | None) -> Iterator[AuditRow]:
+    """Unpacked: to ask a row for its columns by name is half of the time of a whole look."""
+    follows = None
+    for seq, key_id, body, mac in found:
+        linked = before if follows is None or seq == follows else None
+        yield AuditRow(seq, key_id.decode("ascii", "replace"), body, mac, linked)
+        follows, before = seq + 1, mac
+
+
+def _body(entry: AuditEntry) -> bytes:
+    if "kind" in entry.fields or "at" in entry.fields:
+        raise ValueError("a row of the audit chain has its kind and its time already")
+    return strict_json.dumps({"kind": entry.kind, "at": entry.at, **entry.fields})
+
+
+def _nobody(rows: int) -> None:
+    """Nobody counts."""
+
+
+__all__ = ["GENESIS", "AuditChain", "AuditEntry", "AuditKey", "chain_of", "mac_of"]

@@ -1,0 +1,175 @@
+"""The keys of the audit chain: files beside the database, never in it.
+
+Host side. `audit.key` is the key that rows are written under now; one that was in use before
+stays as `audit-<id>.key`, because its rows are verified with it. Invariants: a key is whole on
+the disk before anything is written under it; a chain that has rows is never gone on with under
+a key that it did not announce.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from fumehood.audit.verify import (
+    KEY_ID_DIGITS,
+    SECRET_BYTES,
+    AuditKey,
+    Unreadable,
+    read_key,
+)
+from fumehood.storage.directory import PRIVATE_FILE
+from fumehood.storage.errors import AuditKeyLost
+
+CURRENT = "audit.key"
+MAX_FILE_BYTES = 1024
+KEPT = re.compile(rf"audit-([0-9a-f]{{{KEY_ID_DIGITS}}})\.key")
+
+
+def new_key() -> AuditKey:
+    """A key that nobody has seen."""
+    return AuditKey.of(secrets.token_bytes(SECRET_BYTES))
+
+
+def open_key(state: Path, wanted: str | None) -> AuditKey:
+    """The key for the next row: the one with the id `wanted`, made where nothing is wanted yet.
+
+    Ends a rotation that a crash has cut short: the chain says which key is next.
+
+    Raises:
+        AuditKeyLost: it is not there, or cannot be used. Nothing is made in its place.
+    """
+    with _in_words(state):
+        current = _read(state / CURRENT)
+        if wanted is None:
+            return current if current is not None else _make_current(state)
+        if current is not None and current.id == wanted:
+            return current
+        kept = _read(state / kept_name(wanted)) if _is_id(wanted) else None
+        if kept is None or kept.id != wanted:
+            raise AuditKeyLost(_lost_words(state, wanted))
+        make_current(state, kept)
+        return kept
+
+
+def all_keys(state: Path) -> dict[str, bytes]:
+    """The secrets of every key that is there, by id.
+
+    Raises:
+        AuditKeyLost: one cannot be read.
+    """
+    with _in_words(state, "cannot be read"):
+        names = [CURRENT, *sorted(p.name for p in state.iterdir() if KEPT.fullmatch(p.name))]
+        found = [key for name in names if (key := _read(state / name)) is not None]
+    return {key.id: key.secret for key in found}
+
+
+def keep_key(state: Path, key: AuditKey) -> None:
+    """Put a key beside the current one, on the disk when this returns. Raises OSError."""
+    path = state / kept_name(key.id)
+    if not path.exists():
+        _write(path, key)
+
+
+def make_current(state: Path, key: AuditKey) -> None:
+    """Put a kept key in the current one's place, which stays as a kept one. Raises OSError."""
+    before = _read(state / CURRENT)
+    if before is not None:
+        keep_key(state, before)
+    _write(state / CURRENT, key)
+
+
+def kept_name(key_id: str) -> str:
+    """The name of the file of a key that is not the current one."""
+    return f"audit-{key_id}.key"
+
+
+def _make_current(state: Path) -> AuditKey:
+    key = new_key()
+    _write(state / CURRENT, key)
+    return key
+
+
+def _write(path: Path, key: AuditKey) -> None:
+    """Whole or not at all, and on the disk."""
+    draft = path.with_name(f"{path.name}.new")
+    draft.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(draft, flags, PRIVATE_FILE)
+    try:
+        os.write(descriptor, f"{key.secret.hex()}\n".encode())
+        os.fsync(descriptor)
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink()
+        raise
+    finally:
+        os.close(descriptor)
+    draft.rename(path)
+    _flush_directory(path.parent)
+
+
+def _flush_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read(path: Path) -> AuditKey | None:
+    """None where there is no such file. Raises AuditKeyLost, OSError."""
+    try:
+        # Not waiting: it may be a pipe that somebody put there.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise AuditKeyLost(f"{path} is no file. Put the audit key back in its place.")
+        if stat.S_IMODE(found.st_mode) & 0o077 or found.st_uid not in (os.geteuid(), 0):
+            raise AuditKeyLost(
+                f"The audit key {path} is open to other users. If nobody else has read it: "
+                f"chmod 600 {path}. Else do that, start, and then: fumehood audit rotate"
+            )
+        text = os.read(descriptor, MAX_FILE_BYTES).decode("ascii", "replace")
+    finally:
+        os.close(descriptor)
+    try:
+        return read_key(text)
+    except Unreadable:
+        raise AuditKeyLost(
+            f"The audit key {path} is damaged. Restore it from a copy. {_ANEW.format(path.parent)}"
+        ) from None
+
+
+@contextmanager
+def _in_words(state: Path, fault: str = "can be neither read nor made") -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise AuditKeyLost(f"The audit key in {state} {fault}: {error.strerror}.") from None
+
+
+def _is_id(text: str) -> bool:
+    return KEPT.fullmatch(kept_name(text)) is not None
+
+
+_ANEW = (
+    "To begin a new chain instead, move the whole directory {} away: without the key nobody can "
+    "go on with the old chain, and nobody should be able to."
+)
+
+
+def _lost_words(state: Path, wanted: str) -> str:
+    return (
+        f"The audit chain goes on under the key {wanted[:40]!r}, which is neither {CURRENT} nor "
+        f"kept beside it in {state}. Restore the key from a copy; it belongs to the database as "
+        f"it was copied. {_ANEW.format(state)}"
+    )

@@ -1,0 +1,367 @@
+"""Budgets: reserve what a call is expected to take before it runs, settle what it took after.
+
+Above it the spine, below it `store/counters`. Decided is in memory, between two awaits, so that
+calls at once cannot share the last of a budget. Invariant: what is spent or held is at most the
+mark that is durable, except where a call has just taken more than was expected of it. A mark
+is ahead by a block, so that most calls write nothing; a start takes it for spent. A crash can
+therefore make a budget smaller, by two blocks and what was held, and never larger.
+
+Figures are whole numbers in here: calls, tokens, millionths of money.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Decimal
+from types import TracebackType
+from typing import Self
+
+from fumehood.budgets.accounts import (
+    TOTAL,
+    Account,
+    Figures,
+    LimitedRule,
+    any_matches,
+    day_of,
+    figures_of,
+    highest,
+)
+from fumehood.budgets.model import (
+    Amounts,
+    BudgetRule,
+    BudgetStanding,
+    Exceeded,
+    Spender,
+    Subject,
+    Unit,
+    subject_of,
+)
+from fumehood.budgets.store import CounterKey, CounterRow, CounterTable
+from fumehood.core.envelope import UsageReport
+from fumehood.core.errors import QuotaExceeded
+from fumehood.core.identity import Principal
+from fumehood.core.json_types import JsonObject
+from fumehood.core.tool import ToolDefinition
+from fumehood.core.usage import TextKind, TokenCounter
+from fumehood.protocol import strict_json
+
+MAX_REMEMBERED = 4096
+"""Pairs of tool and agent whose budgets are known without looking."""
+
+
+class Reservation:
+    """What is held for one call. Ended by `settle` or `release`, whichever comes first.
+
+    A context manager, too: leaving it releases what was not settled.
+    """
+
+    __slots__ = ("_accounts", "_budgets", "_held", "_is_open")
+
+    def __init__(self, budgets: Budgets, accounts: Sequence[Account], held: Figures) -> None:
+        self._budgets = budgets
+        self._accounts = accounts
+        self._held = held
+        self._is_open = True
+        for account in accounts:
+            account.hold(held)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def settle(self, actual: Amounts) -> None:
+        """The call has run and took this, be it more or less than was held."""
+        if self._is_open:
+            self._is_open = False
+            taken = figures_of(actual, ROUND_HALF_EVEN)
+            self._budgets.spend(self._accounts, self._held, taken)
+
+    def release(self) -> None:
+        """The call has not run: everything is left as if it had never been asked for."""
+        if self._is_open:
+            self._is_open = False
+            self._budgets.let_go(self._accounts, self._held)
+
+
+class Budgets:
+    """Every budget with its counters. `now` is in UTC.
+
+    Raises:
+        ReadFailed: the counters cannot be read.
+        ValueError: they hold what no engine wrote.
+    """
+
+    def __init__(
+        self, rules: Sequence[BudgetRule], counters: CounterTable, now: Callable[[], datetime]
+    ) -> None:
+        self._rules = tuple(LimitedRule.of(rule) for rule in rules)
+        self._table = counters
+        self._now = now
+        self._accounts: dict[CounterKey, Account] = {}
+        self._covering: dict[tuple[str, str | None], tuple[LimitedRule, ...]] = {}
+        self.overdue = asyncio.Event()
+        """Never set: what is over may wait for the next hour."""
+        self.is_empty = not rules
+        if rules:
+            day = day_of(now())
+            self._load(counters.load_now(day), day)
+
+    def exceeded(self, spender: Spender, estimate: Amounts) -> Exceeded | None:
+        """The budget that has too little left for the call; of several, the last to reset.
+
+        Looks into memory only: a session that was not heard of since the start has spent nothing.
+        """
+        keys = self._keys(spender)
+        known = [self._accounts.get(key) or Account(rule, key) for rule, key in keys]
+        return _exceeded(known, figures_of(estimate, ROUND_CEILING))
+
+    async def reserve(
+        self, spender: Spender, estimate: Amounts, *, force: bool = False
+    ) -> Reservation:
+        """Hold what the call is expected to take; `force` also where too little is left.
+
+        Raises:
+            QuotaExceeded: what is left, and when it resets.
+            WriteFailed, ReadFailed: it could not be made durable, so nothing is held.
+        """
+        if self.is_empty:
+            return Reservation(self, (), (0, 0, 0))
+        accounts = await self._accounts_of(spender)
+        needed = figures_of(estimate, ROUND_CEILING)
+        exceeded = None if force else _exceeded(accounts, needed)
+        if exceeded is not None:
+            raise refusal(exceeded, self._now())
+        reservation = Reservation(self, accounts, needed)
+        short = [account for account in accounts if account.is_short]
+        if short:
+            try:
+                await self._reserve_blocks(short)
+            except BaseException:
+                reservation.release()
+                raise
+        return reservation
+
+    def spend(self, accounts: Sequence[Account], held: Figures, taken: Figures) -> None:
+        """Count what a call took in place of what was held for it. Neither waits nor fails."""
+        for account in accounts:
+            account.settle(held, taken)
+        short = [account for account in accounts if account.is_short]
+        if short:  # it took more than anybody expected
+            rows = [row for account in short for row in account.rows(account.used)]
+            self._table.reserve_soon(rows, self._now())
+        self._lower(accounts)
+
+    def let_go(self, accounts: Sequence[Account], held: Figures) -> None:
+        """Take back what was held. Neither waits nor fails."""
+        for account in accounts:
+            account.settle(held, (0, 0, 0))
+            is_known = self._accounts.get(account.key) is account
+            if is_known and account.is_unused and account.key.subject.session is not None:
+                # A session's name costs nothing: names that are none would fill the table.
+                del self._accounts[account.key]
+                self._table.forget_soon(account.key)
+        self._lower(account for account in accounts if account.key in self._accounts)
+
+    def standings(self, principal: Principal | None = None) -> list[BudgetStanding]:
+        """What is left now, of every budget, or of those that limit one principal."""
+        current = {key: account for key, account in self._accounts.items() if self._is_now(key)}
+        day = day_of(self._now())
+        for rule in self._rules:
+            key = CounterKey(rule.name, self._plain_subject(rule, principal), rule.period(day))
+            if set(rule.rule.per) <= ({"principal"} if principal is not None else set()):
+                current.setdefault(key, Account(rule, key))
+        seen = (account for account in current.values() if account.is_for(principal))
+        ordered = sorted(seen, key=lambda account: (account.key.budget, account.key.subject.text))
+        return [standing for account in ordered for standing in account.standings()]
+
+    def unmatched(self, tools: Iterable[str]) -> list[str]:
+        """Names of budgets that cover none of these tools, as a misspelt one does."""
+        names = list(tools)
+        return [
+            rule.name
+            for rule in self._rules
+            if rule.rule.tools and not any(any_matches(rule.rule.tools, name) for name in names)
+        ]
+
+    async def prune(self, now: datetime) -> int:
+        """Forget counters that are over, and rows that are over for long; how many rows went.
+
+        Raises:
+            ReadFailed, WriteFailed: the rest stays until the next time.
+        """
+        if self.is_empty:
+            return 0
+        idle = [account for account in self._accounts.values() if self._may_forget(account)]
+        if idle:
+            await self._give_back(idle)
+        for account in idle:
+            if not account.was_used:  # nor since it was looked at
+                self._accounts.pop(account.key, None)
+        return await self._table.prune(now)
+
+    async def close(self) -> None:
+        """Give back what was reserved ahead. Without it, that counts as spent at the next start.
+
+        Raises:
+            WriteFailed: it does.
+        """
+        if not self.is_empty:
+            # Also where nothing is left to give: what nobody waited for is written then, too.
+            await self._give_back([one for one in self._accounts.values() if not any(one.held)])
+
+    def _load(self, rows: Iterable[CounterRow], day: str) -> None:
+        """What is reserved, counts: it may have been spent."""
+        rules = {rule.name: rule for rule in self._rules}
+        for row in rows:
+            rule = rules.get(row.key.budget)
+            if rule is not None and rule.counts_by(row.key, rule.period(day)):
+                account = self._accounts.setdefault(row.key, Account(rule, row.key))
+                account.begin_with(row)
+
+    def _keys(self, spender: Spender) -> list[tuple[LimitedRule, CounterKey]]:
+        day = day_of(self._now())
+        return [
+            (rule, CounterKey(rule.name, subject_of(spender, rule.rule.per), rule.period(day)))
+            for rule in self._rules_for(spender)
+        ]
+
+    def _rules_for(self, spender: Spender) -> tuple[LimitedRule, ...]:
+        pair = (spender.tool, spender.agent_id)
+        found = self._covering.get(pair)
+        if found is None:
+            if len(self._covering) >= MAX_REMEMBERED:
+                self._covering.clear()
+            found = tuple(rule for rule in self._rules if rule.covers(*pair))
+            self._covering[pair] = found
+        return found
+
+    async def _accounts_of(self, spender: Spender) -> list[Account]:
+        """The counters of a call; those that memory does not have are looked for on the disk."""
+        keys = self._keys(spender)
+        # Again after each wait: others may have been forgotten meanwhile.
+        while unknown := {key: rule for rule, key in keys if key not in self._accounts}:
+            found = {key: Account(rule, key) for key, rule in unknown.items()}
+            for row in await self._table.find(unknown):
+                found[row.key].begin_with(row)
+            for key, account in found.items():
+                self._accounts.setdefault(key, account)
+        return [self._accounts[key] for _, key in keys]
+
+    async def _reserve_blocks(self, accounts: Sequence[Account]) -> None:
+        marks = [(account, account.next_marks()) for account in accounts]
+        rows = [row for account, figures in marks for row in account.rows(figures)]
+        for account in accounts:
+            account.writing += 1
+        try:
+            await self._table.reserve(rows, self._now())
+        except BaseException:  # it may be written all the same
+            for account in accounts:
+                account.is_unsure = True
+            raise
+        finally:
+            for account in accounts:
+                account.writing -= 1
+        for account, figures in marks:
+            account.marks = highest(account.marks, figures)
+
+    def _lower(self, accounts: Iterable[Account]) -> None:
+        """Where much was held that was not spent, a crash would cost more than it must."""
+        ahead = [account for account in accounts if account.is_far_ahead and not account.writing]
+        if ahead:
+            for account in ahead:  # in memory first, as when it is given back
+                account.marks = account.next_marks()
+            rows = [row for account in ahead for row in account.rows(account.marks)]
+            self._table.give_back_soon(rows, self._now())
+
+    async def _give_back(self, accounts: Iterable[Account]) -> None:
+        """Of those that nothing is held from. In memory first: whoever spends from now on, writes
+        after this has been written."""
+        rows: list[CounterRow] = []
+        for account in accounts:
+            if account.is_ahead:
+                account.marks, account.is_unsure = list(account.spent), False
+                rows += account.rows(account.spent)
+        await self._table.give_back(rows, self._now())
+
+    def _may_forget(self, account: Account) -> bool:
+        """Nothing is held, and its day is over, or nobody used its session for an hour."""
+        was_used, account.was_used = account.was_used, False
+        is_idle_session = account.key.subject.session is not None and not was_used
+        return not any(account.held) and (is_idle_session or not self._is_now(account.key))
+
+    def _is_now(self, key: CounterKey) -> bool:
+        return key.period in (TOTAL, day_of(self._now()))
+
+    @staticmethod
+    def _plain_subject(rule: LimitedRule, principal: Principal | None) -> Subject:
+        is_by_principal = principal is not None and "principal" in rule.rule.per
+        return Subject(principal=principal.id) if principal and is_by_principal else Subject()
+
+
+def estimate_of(tool: ToolDefinition, arguments: JsonObject, counter: TokenCounter) -> Amounts:
+    """What a call is expected to take: one call, the arguments' tokens, and `cost_per_use`.
+
+    `arguments` are those that the caller sees, as they are accounted. What the answer, the tool
+    itself and resources take, is known only after.
+    """
+    text = strict_json.dumps(arguments).decode()
+    return Amounts(1, counter.count(text, TextKind.JSON), tool.cost_per_use)
+
+
+def taken_by(usage: UsageReport) -> Amounts:
+    """What a call that ran took, as its envelope says."""
+    tokens = usage.input_tokens + usage.output_tokens + usage.tokens_used
+    return Amounts(1, tokens, Decimal(usage.cost))
+
+
+def refusal(exceeded: Exceeded, now: datetime) -> QuotaExceeded:
+    """The error: what is left, and when it resets."""
+    resets_at = exceeded.resets_at
+    if resets_at is None:
+        when, wait_ms = "It does not reset: its owner has to raise it. Do not retry.", None
+    else:
+        when = f"It resets at {_in_words(resets_at)}. Do not retry before then."
+        wait_ms = max(1, -(-(resets_at - now) // timedelta(milliseconds=1)))
+    what = "(money)" if exceeded.unit is Unit.MONEY else exceeded.unit.value
+    return QuotaExceeded(
+        f"The budget {exceeded.budget} has {exceeded.left} of {exceeded.limit} {what} left, and "
+        f"this call needs {exceeded.needed}. {when}",
+        retry_after_ms=wait_ms,
+        details=details_of(exceeded),
+    )
+
+
+def details_of(exceeded: Exceeded) -> JsonObject:
+    """Which budget it is, what is left of how much, and when it resets."""
+    resets_at = exceeded.resets_at
+    return {
+        "budget": exceeded.budget,
+        "unit": exceeded.unit.value,
+        "limit": exceeded.limit,
+        "left": exceeded.left,
+        "resets_at": None if resets_at is None else _in_words(resets_at),
+    }
+
+
+def _exceeded(accounts: Iterable[Account], needed: Figures) -> Exceeded | None:
+    found = [exceeded for one in accounts if (exceeded := one.exceeded(needed)) is not None]
+    if not found:
+        return None
+    never = datetime.max.replace(tzinfo=UTC)
+    return max(found, key=lambda exceeded: exceeded.resets_at or never)
+
+
+def _in_words(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+__all__ = ["Budgets", "Reservation", "details_of", "estimate_of", "refusal", "taken_by"]

@@ -1,0 +1,103 @@
+"""One call as it comes in, and what a tool hands back. The stages between are in `call/`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fumehood.core.identity import Principal
+from fumehood.core.json_types import JsonObject
+from fumehood.core.tool import Megabytes, Seconds
+
+MAX_COST = 10**12
+"""More money than one call can cost; beyond it the sixth decimal place would be lost."""
+
+ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$"
+Id = Annotated[str, Field(pattern=ID_PATTERN)]
+
+
+class CallOptions(BaseModel):
+    """Options of one call (mission P11, P12). Absent limits are the tool's or the wall's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    enable_cache: bool = True
+    enable_streaming: bool = True
+    enable_retry: bool = True
+    debug: bool = False
+    timeout_seconds: Seconds | None = None
+    memory_limit_mb: Megabytes | None = None
+    max_length: int | None = Field(default=None, gt=0)
+    return_summary: bool = True
+    wait_for_approval: bool | float | None = None
+    dry_run: bool = False
+    session_id: Id | None = None
+    agent_id: Id | None = None
+    idempotency_key: str | None = Field(default=None, min_length=1, max_length=255)
+    trace_id: Id | None = None
+    cancel_on_disconnect: bool = False
+    isolation: Literal["call", "session", "container_per_call"] | None = None
+
+
+class CallBody(BaseModel):
+    """The body of `POST /v1/tools/{name}/call`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    options: CallOptions = Field(default_factory=CallOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class CallRequest:
+    """One call before anything is known of it: a name that may not exist, raw arguments."""
+
+    tool: str
+    arguments: JsonObject
+    options: CallOptions
+    principal: Principal | None
+    call_id: str
+    trace_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What a tool may return instead of plain data, to report what it used.
+
+    `tokens_used` are tokens that the tool itself spent (an LLM call inside), `cost` is
+    money on top of `cost_per_use`.
+    """
+
+    data: Any
+    tokens_used: int = 0
+    cost: Decimal = field(default_factory=Decimal)
+
+    def __post_init__(self) -> None:
+        """Refuse figures that could not be accounted, inside the tool that made them."""
+        if type(self.tokens_used) is not int or self.tokens_used < 0:
+            raise ValueError("tokens_used must be an integer of at least 0")
+        cost: object = self.cost
+        if not isinstance(cost, Decimal) or not cost.is_finite() or not 0 <= cost <= MAX_COST:
+            raise ValueError(f"cost must be a Decimal from 0 to {MAX_COST}")
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionAddress:
+    """Where another process finds a function: `module:name` beneath an import path.
+
+    A function of the started program is sent as `source` instead: texts that are run in this order
+    and make `name`. Its `import_path` is empty.
+    """
+
+    module: str
+    name: str
+    import_path: str
+    source: tuple[str, ...] = ()
+
+
+HostFunction = Callable[[JsonObject], Coroutine[Any, Any, Any]]
+"""An asynchronous function of the host that takes validated arguments as one dictionary."""

@@ -1,0 +1,151 @@
+"""The standard envelope: the one shape of every answer, whichever way a call went.
+
+Always the same five keys, `debug_info` as a sixth only where the call and the
+configuration both allow it. A figure that was not measured for this call is null.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
+
+from fumehood.core.errors import EndedBy, EnvelopeError
+from fumehood.core.json_types import JsonObject
+from fumehood.core.returned_file import ReturnedFile, returned_files
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ErrorInfo(_Value):
+    """Why a call did not succeed. Keys that do not apply are left out."""
+
+    code: str
+    message: str
+    retryable: bool
+    human_review: bool
+    fields: tuple[str, ...] | None = None
+    retry_after_ms: int | None = None
+    max_retries: int | None = None
+    approval_id: str | None = None
+    approval_url: str | None = None
+    replacement: str | None = None
+    sunset_date: str | None = None
+    migration_guide: str | None = None
+    details: JsonObject | None = None
+
+    @model_serializer(mode="wrap")
+    def _leave_out_absent(self, handler: SerializerFunctionWrapHandler) -> JsonObject:
+        return {key: value for key, value in handler(self).items() if value is not None}
+
+
+class Performance(_Value):
+    """Milliseconds by the host's clock. They do not add up to the total: shaping is in it."""
+
+    total_ms: float
+    validation_ms: float | None = None
+    queue_ms: float | None = None
+    approval_ms: float | None = None
+    processing_ms: float | None = None
+    network_ms: float | None = None
+
+
+class LimitsApplied(_Value):
+    """The limits that were enforced; null where this wall has no such limit."""
+
+    timeout_seconds: float
+    memory_mb: int | None
+
+
+class SandboxReport(_Value):
+    """Where the call ran and what ended it. Null as a whole where nothing ran, or nobody knows."""
+
+    placement: str
+    isolation: str
+    ended_by: EndedBy
+    limits: LimitsApplied
+
+
+class Resources(_Value):
+    """What the run used, measured from outside the program."""
+
+    cpu_ms: float | None = None
+    peak_memory_mb: float | None = None
+    output_bytes: int | None = None
+
+
+class UsageReport(_Value):
+    """Tokens and money. `estimated` says that the token counts are."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    estimated: bool = True
+    tokens_used: int = 0
+    cost: str = "0.000000"
+    currency: str = "USD"
+
+
+class Metadata(_Value):
+    """What is known of the call beside its result."""
+
+    tool_name: str | None
+    tool_version: str | None
+    call_id: str | None
+    trace_id: str
+    timestamp: str
+    execution_time_ms: float
+    performance: Performance
+    sandbox: SandboxReport | None
+    resources: Resources
+    usage: UsageReport
+    retry_count: int = 0
+    warnings: tuple[str, ...] = ()
+    idempotent_replay: bool = Field(default=False, exclude_if=lambda value: not value)
+    """The stored answer of an earlier call with the same idempotency key."""
+
+
+class Envelope(_Value):
+    """The answer."""
+
+    success: bool
+    status: Literal["success", "error"]
+    data: JsonObject
+    error: ErrorInfo | None
+    metadata: Metadata
+    debug_info: JsonObject | None = Field(default=None, exclude_if=lambda value: value is None)
+
+    def raise_for_error(self) -> Self:
+        """Return this envelope where the call succeeded.
+
+        Raises:
+            CallFailed: it did not.
+        """
+        if self.error is not None:
+            raise CallFailed(self)
+        return self
+
+    @property
+    def images(self) -> tuple[ReturnedFile, ...]:
+        """The figures that a program drew, also where it failed. A notebook shows each one."""
+        return returned_files(self._result.get("images"))
+
+    @property
+    def files(self) -> tuple[ReturnedFile, ...]:
+        """The files that a program wrote, also where it failed."""
+        return returned_files(self._result.get("files"))
+
+    @property
+    def _result(self) -> JsonObject:
+        return self.data if self.error is None else self.error.details or {}
+
+
+class CallFailed(EnvelopeError):
+    """A call did not succeed. Raised by `Envelope.raise_for_error` alone."""

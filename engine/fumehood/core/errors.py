@@ -1,0 +1,416 @@
+"""Every way to say no: one class, one code, one fault. The tables of the product.
+
+Values only; every room raises these and `call/spine.py` turns them into the envelope.
+
+    EngineError
+    ├── CallerError      the caller can mend it
+    ├── RuleError        a rule or a human refuses
+    ├── GuestError       the program that ran, ended it
+    ├── HostError        the engine or its host cannot
+    └── UpstreamError    another service failed
+
+`Fault` says who is to blame, `retryable` whether the same call may be repeated as it is,
+`sandbox_reusable` whether the process that ran it may serve again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from fumehood.core.json_types import JsonObject
+
+if TYPE_CHECKING:
+    from fumehood.core.envelope import Envelope
+
+
+class Fault(StrEnum):
+    """Whose fault an error is."""
+
+    CALLER = "caller"
+    RULES = "rules"
+    GUEST = "guest"
+    HOST = "host"
+    UPSTREAM = "upstream"
+
+
+class FumehoodError(Exception):
+    """Root of every exception that the public API raises.
+
+    Only arguments that no call could have are a `TypeError` or a `ValueError` instead.
+    """
+
+
+class EngineError(FumehoodError):
+    """Root of all refusals and failures that an envelope can carry.
+
+    `message` is fit for a model: no stack, path or secret, and it says what to do next.
+    `extra` holds E1's optional keys that only some errors have (`replacement`, …).
+    """
+
+    code: ClassVar[str] = "INTERNAL_ERROR"
+    http_status: ClassVar[int] = 500
+    retryable: ClassVar[bool] = False
+    human_review: ClassVar[bool] = False
+    fault: ClassVar[Fault] = Fault.HOST
+    sandbox_reusable: ClassVar[bool] = True
+    exit_code: ClassVar[int] = 1
+    """The command line's: 1 the tool failed, 3 waits for a human, 4 engine unavailable."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        fields: Sequence[str] = (),
+        retry_after_ms: int | None = None,
+        details: JsonObject | None = None,
+        retryable: bool | None = None,
+        extra: JsonObject | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fields = tuple(fields)
+        self.retry_after_ms = retry_after_ms
+        self.details = details
+        self.may_retry = type(self).retryable if retryable is None else retryable
+        self.extra = dict(extra or {})
+
+
+class CallerError(EngineError):
+    fault = Fault.CALLER
+    http_status = 400
+
+
+class RuleError(EngineError):
+    fault = Fault.RULES
+    http_status = 403
+
+
+class GuestError(EngineError):
+    fault = Fault.GUEST
+    sandbox_reusable = False
+
+
+class HostError(EngineError):
+    fault = Fault.HOST
+
+
+class UpstreamError(EngineError):
+    fault = Fault.UPSTREAM
+    http_status = 503
+    retryable = True
+
+
+class InvalidParams(CallerError):
+    """The arguments, options or body are wrong."""
+
+    code = "INVALID_PARAMS"
+
+
+class Unauthorized(RuleError):
+    """Nobody knows who is asking."""
+
+    code = "UNAUTHORIZED"
+    http_status = 401
+
+
+class PermissionDenied(RuleError):
+    """A rule says no to this caller."""
+
+    code = "PERMISSION_DENIED"
+
+
+class RequiresHumanApproval(RuleError):
+    """A human has to say yes first."""
+
+    code = "REQUIRES_HUMAN_APPROVAL"
+    human_review = True
+    exit_code = 3
+
+
+class ApprovalDenied(RuleError):
+    """A human said no."""
+
+    code = "APPROVAL_DENIED"
+
+
+class ApprovalExpired(RuleError):
+    """The yes came too late, or for something else."""
+
+    code = "APPROVAL_EXPIRED"
+
+
+class SandboxViolation(GuestError):
+    """The program tried what its sandbox does not allow."""
+
+    code = "SANDBOX_VIOLATION"
+    http_status = 403
+
+
+class ToolDisabled(RuleError):
+    """The tool exists and is switched off."""
+
+    code = "TOOL_DISABLED"
+
+
+class ToolNotFound(CallerError):
+    """There is no tool of this name and version."""
+
+    code = "TOOL_NOT_FOUND"
+    http_status = 404
+
+
+class ResourceNotFound(CallerError):
+    """There is no such thing, or it belongs to somebody else."""
+
+    code = "RESOURCE_NOT_FOUND"
+    http_status = 404
+
+
+class MethodNotAllowed(CallerError):
+    """The address exists, but not with this HTTP method."""
+
+    code = "METHOD_NOT_ALLOWED"
+    http_status = 405
+
+
+class IdempotencyConflict(CallerError):
+    """The idempotency key was used with other arguments."""
+
+    code = "IDEMPOTENCY_CONFLICT"
+    http_status = 409
+
+
+class OutcomeUnknown(HostError):
+    """The call may have acted and its answer was lost."""
+
+    code = "OUTCOME_UNKNOWN"
+    http_status = 409
+    human_review = True
+
+
+class CallInProgress(CallerError):
+    """A call with this idempotency key is still running."""
+
+    code = "CALL_IN_PROGRESS"
+    http_status = 409
+    retryable = True
+
+
+class ToolDeprecated(CallerError):
+    """The tool's sunset date has passed."""
+
+    code = "TOOL_DEPRECATED"
+    http_status = 410
+
+
+class RequestTooLarge(CallerError):
+    """The request is over 8 MB, or a file over what its session holds."""
+
+    code = "REQUEST_TOO_LARGE"
+    http_status = 413
+
+
+class OutputLimitExceeded(GuestError):
+    """The program produced more output than its limit."""
+
+    code = "OUTPUT_LIMIT_EXCEEDED"
+    http_status = 413
+
+
+class UnsupportedMediaType(CallerError):
+    """The body is not JSON by its content type."""
+
+    code = "UNSUPPORTED_MEDIA_TYPE"
+    http_status = 415
+
+
+class RateLimited(RuleError):
+    """Too many calls in this time."""
+
+    code = "RATE_LIMITED"
+    http_status = 429
+    retryable = True
+
+
+class QuotaExceeded(RuleError):
+    """A budget is used up."""
+
+    code = "QUOTA_EXCEEDED"
+    http_status = 429
+
+
+class Cancelled(CallerError):
+    """The call was cancelled before it ended."""
+
+    code = "CANCELLED"
+    http_status = 499
+    sandbox_reusable = False
+
+
+class ExecutionError(GuestError):
+    """The tool ran and failed."""
+
+    code = "EXECUTION_ERROR"
+    http_status = 500
+
+
+class InternalError(HostError):
+    """A fault of the engine itself."""
+
+    code = "INTERNAL_ERROR"
+
+
+class NetworkError(UpstreamError):
+    """Another service could not be reached."""
+
+    code = "NETWORK_ERROR"
+
+
+class SandboxUnavailable(HostError):
+    """There is no sandbox to run this in; the engine never uses a weaker one instead."""
+
+    code = "SANDBOX_UNAVAILABLE"
+    http_status = 503
+    retryable = True
+    sandbox_reusable = False
+    exit_code = 4
+
+
+class CircuitOpen(UpstreamError):
+    """Another service failed too often and is left alone for a while."""
+
+    code = "CIRCUIT_OPEN"
+
+
+class ShuttingDown(HostError):
+    """The engine is stopping and takes no new calls."""
+
+    code = "SHUTTING_DOWN"
+    http_status = 503
+    retryable = True
+    exit_code = 4
+
+
+class Timeout(GuestError):
+    """The call took longer than its limit. Retryable for upstreams only."""
+
+    code = "TIMEOUT"
+    http_status = 504
+
+
+class MemoryLimitExceeded(GuestError):
+    """The program needed more memory than its limit."""
+
+    code = "MEMORY_LIMIT_EXCEEDED"
+    http_status = 507
+
+
+def _leaves(root: type[EngineError]) -> list[type[EngineError]]:
+    children = root.__subclasses__()
+    return [leaf for child in children for leaf in _leaves(child)] if children else [root]
+
+
+ERROR_CODES: Mapping[str, type[EngineError]] = MappingProxyType(
+    {error.code: error for error in _leaves(EngineError)}
+)
+"""The table of error codes. The reference page is made from it."""
+
+
+class ArgumentsRefused(InvalidParams):
+    """The types of a tool's function refuse what its schema let through."""
+
+
+class WorkspaceChanged(ApprovalExpired):
+    """The files that a human was shown are other ones now. Nothing was done."""
+
+
+TOOL_CODE = re.compile(r"^[A-Z][A-Z0-9_]{2,63}$")
+TOOL_CODE_HTTP_STATUS = 422
+
+
+class ToolError(EngineError):
+    """A tool's own refusal, under a code of its own (`CITY_NOT_FOUND`).
+
+    Raise it in a tool's function; the caller gets code, message and details as they are.
+
+    Raises:
+        ValueError: the code is not upper-case words, or belongs to the engine.
+    """
+
+    http_status = TOOL_CODE_HTTP_STATUS
+    fault = Fault.GUEST
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        retryable: bool = False,
+        retry_after_ms: int | None = None,
+        details: JsonObject | None = None,
+    ) -> None:
+        if not TOOL_CODE.fullmatch(code) or code in ERROR_CODES:
+            raise ValueError(f"{code!r} cannot be a tool's own error code")
+        super().__init__(
+            message, retryable=retryable, retry_after_ms=retry_after_ms, details=details
+        )
+        self.tool_code = code
+
+
+def code_of(error: EngineError) -> str:
+    """The code that an envelope shows for this error."""
+    return error.tool_code if isinstance(error, ToolError) else error.code
+
+
+class EndedBy(StrEnum):
+    """What ended a run, as the outside of the sandbox decided it."""
+
+    OK = "ok"
+    EXCEPTION = "exception"
+    EXIT = "exit"
+    SIGNAL = "signal"
+    WALL_TIME = "wall_time"
+    CPU_TIME = "cpu_time"
+    MEMORY = "memory"
+    OUTPUT = "output"
+    POLICY = "policy"
+    CANCELLED = "cancelled"
+    SANDBOX_LOST = "sandbox_lost"
+
+
+ENDING_ERRORS: Mapping[EndedBy, type[EngineError] | None] = MappingProxyType(
+    {
+        EndedBy.OK: None,
+        EndedBy.EXCEPTION: ExecutionError,
+        EndedBy.EXIT: ExecutionError,
+        EndedBy.SIGNAL: ExecutionError,
+        EndedBy.WALL_TIME: Timeout,
+        EndedBy.CPU_TIME: Timeout,
+        EndedBy.MEMORY: MemoryLimitExceeded,
+        EndedBy.OUTPUT: OutputLimitExceeded,
+        EndedBy.POLICY: SandboxViolation,
+        EndedBy.CANCELLED: Cancelled,
+        EndedBy.SANDBOX_LOST: SandboxUnavailable,
+    }
+)
+"""The table of endings: each to the error that the caller sees, `ok` to none."""
+
+
+class EnvelopeError(FumehoodError):
+    """Root of the exceptions that carry an envelope with an error."""
+
+    def __init__(self, envelope: Envelope) -> None:
+        error = envelope.error
+        super().__init__(error.message if error is not None else "refused")
+        self.envelope = envelope
+        self.code = error.code if error is not None else InternalError.code
+        self.message = str(self)
+        self.retryable = error.retryable if error is not None else False
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Envelope]]:
+        """Let another process get it whole: it is not made from its message."""
+        return type(self), (self.envelope,)

@@ -1,0 +1,124 @@
+"""Events: what is told of a call while it runs, and its answer as the last of them.
+
+Values, no I/O (mission D2). An event's id is `SEQUENCE:OFFSET`: its number in the call, from 0
+on, and where it stands in the call's recording. What stands on the wire is the event without
+its kind and id, which have fields of their own there.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fumehood.core.envelope import Envelope
+
+StreamName = Literal["stdout", "stderr"]
+
+
+class _Event(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, strict=True)
+
+    id: str
+    """`SEQUENCE:OFFSET`."""
+
+
+class EventMetadata(BaseModel):
+    """Whose event it is, and when it was recorded."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, strict=True)
+
+    call_id: str
+    trace_id: str
+    timestamp: str
+
+
+class ProgressEvent(_Event):
+    """How far the tool says that it is. The first event of every call is one of 0 percent."""
+
+    type: Literal["tool_progress"] = "tool_progress"
+    progress: float = Field(ge=0, le=100)
+    message: str
+    metadata: EventMetadata
+
+
+class OutputEvent(_Event):
+    """What a program printed since the last of these, in whole characters.
+
+    `offset` is how many bytes of UTF-8 came before on the same stream.
+    """
+
+    type: Literal["tool_output"] = "tool_output"
+    stream: StreamName
+    offset: int = Field(ge=0)
+    text: str
+    metadata: EventMetadata
+
+
+class NoticeEvent(_Event):
+    """The engine's own word about the events: from here on some are missing, and why."""
+
+    type: Literal["tool_notice"] = "tool_notice"
+    message: str
+    metadata: EventMetadata
+
+
+class _LastEvent(_Event):
+    envelope: Envelope
+
+    @property
+    def metadata(self) -> EventMetadata:
+        """As every event has it; from the envelope's own."""
+        told = self.envelope.metadata
+        return EventMetadata(
+            call_id=told.call_id or "", trace_id=told.trace_id, timestamp=told.timestamp
+        )
+
+
+class ResultEvent(_LastEvent):
+    """The call succeeded; the last event."""
+
+    type: Literal["tool_result"] = "tool_result"
+
+
+class ErrorEvent(_LastEvent):
+    """The call failed or was refused; the last event."""
+
+    type: Literal["tool_error"] = "tool_error"
+
+
+Event = ProgressEvent | OutputEvent | NoticeEvent | ResultEvent | ErrorEvent
+
+_WITH_FIELDS: dict[str, type[ProgressEvent | OutputEvent | NoticeEvent]] = {
+    "tool_progress": ProgressEvent,
+    "tool_output": OutputEvent,
+    "tool_notice": NoticeEvent,
+}
+_WITH_ENVELOPE: dict[str, type[ResultEvent | ErrorEvent]] = {
+    "tool_result": ResultEvent,
+    "tool_error": ErrorEvent,
+}
+
+
+def event_of(kind: str, event_id: str, data: Any) -> Event | None:
+    """An event from its kind, its id and what stands on the wire as its data.
+
+    None where the kind is unknown: a later engine may tell more.
+
+    Raises:
+        ValueError: the data are not those of such an event.
+    """
+    if kind in _WITH_ENVELOPE:
+        envelope = Envelope.model_validate(data, strict=False)
+        return _WITH_ENVELOPE[kind](id=event_id, envelope=envelope)
+    if kind not in _WITH_FIELDS:
+        return None
+    if not isinstance(data, dict) or data.keys() & {"id", "type"}:
+        raise ValueError("the data of an event are an object of its fields")
+    return _WITH_FIELDS[kind].model_validate({**data, "id": event_id})
+
+
+def last_event(envelope: Envelope, event_id: str = "0:0") -> Event:
+    """The event that a call's answer is."""
+    kind = ResultEvent if envelope.success else ErrorEvent
+    return kind(id=event_id, envelope=envelope)

@@ -1,0 +1,165 @@
+"""Parameters as a list: the plain way to declare what a tool takes, beside JSON Schema.
+
+Values only. A list of these becomes the schema that a definition holds; nothing later knows
+that it was a list. Invariant: what the list says and a schema of one plain type cannot
+promise (bounds on a boolean, a default that is not allowed) is a fault, never dropped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from fumehood.core.json_types import JsonObject
+
+MAX_PARAMETERS = 200
+
+_BOUNDS = {
+    "string": ("minLength", "maxLength"),
+    "array": ("minItems", "maxItems"),
+    "integer": ("minimum", "maximum"),
+    "number": ("minimum", "maximum"),
+}
+_PYTHON_TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+}
+
+
+def _finite_number(value: Any) -> Any:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value):
+        raise ValueError("a finite number is needed")
+    return value
+
+
+Bound = Annotated[Any, BeforeValidator(_finite_number)]
+"""An integer or a float, as it was given: 5 stays 5."""
+
+
+class ToolParameter(BaseModel):
+    """One parameter of a tool.
+
+    `min` and `max` bound a number's value, a string's length or an array's. A parameter is
+    required unless it has a default or says `required=False`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
+
+    name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
+    type: Literal["string", "integer", "number", "boolean", "array", "object"]
+    description: str = Field(min_length=1, max_length=10_000)
+    required: bool | None = None
+    default: Any = None
+    enum: list[Any] | None = Field(default=None, min_length=1)
+    min: Bound | None = None
+    max: Bound | None = None
+    pattern: str | None = None
+
+    @model_validator(mode="after")
+    def _refuse_what_does_not_fit(self) -> ToolParameter:
+        faults = list(self._faults())
+        if faults:
+            raise ValueError("; ".join(faults))
+        return self
+
+    @property
+    def has_default(self) -> bool:
+        """Whether a default was given; null is one where it was written down."""
+        return "default" in self.model_fields_set
+
+    @property
+    def is_required(self) -> bool:
+        """Whether a call must give it."""
+        return not self.has_default if self.required is None else self.required
+
+    def json_schema(self) -> JsonObject:
+        """The JSON Schema of this parameter alone."""
+        schema: JsonObject = {"type": self.type, "description": self.description}
+        if self.has_default:
+            schema["default"] = self.default
+        if self.enum is not None:
+            schema["enum"] = list(self.enum)
+        if self.pattern is not None:
+            schema["pattern"] = self.pattern
+        for keyword, bound in zip(_BOUNDS.get(self.type, ()), (self.min, self.max), strict=False):
+            if bound is not None:
+                schema[keyword] = bound
+        return schema
+
+    def _faults(self) -> Iterator[str]:
+        if self.required and self.has_default:
+            yield "a required parameter has no use for a default"
+        if self.pattern is not None and self.type != "string":
+            yield f"a pattern does not fit the type {self.type}"
+        yield from self._bound_faults()
+        for value in self.enum or ():
+            if not self._is_of_type(value):
+                yield f"an element of enum is not of the type {self.type}"
+                break
+        if self.has_default and not self._is_allowed(self.default):
+            yield "the default is not allowed by type, enum or bounds"
+
+    def _bound_faults(self) -> Iterator[str]:
+        bounds = [bound for bound in (self.min, self.max) if bound is not None]
+        if bounds and self.type not in _BOUNDS:
+            yield f"min and max do not fit the type {self.type}"
+        counts = self.type in ("string", "array")
+        if counts and any(not isinstance(bound, int) or bound < 0 for bound in bounds):
+            yield "a length is a whole number of at least 0"
+        if len(bounds) == 2 and bounds[0] > bounds[1]:
+            yield "min is greater than max"
+
+    def _is_of_type(self, value: Any) -> bool:
+        is_bool = isinstance(value, bool)
+        return isinstance(value, _PYTHON_TYPES[self.type]) and is_bool == (self.type == "boolean")
+
+    def _is_allowed(self, value: Any) -> bool:
+        if not self._is_of_type(value) or (self.enum is not None and value not in self.enum):
+            return False
+        size = len(value) if self.type in ("string", "array") else value
+        if self.type not in _BOUNDS:
+            return True
+        return (self.min is None or size >= self.min) and (self.max is None or size <= self.max)
+
+
+def parameter_list_schema(listed: Sequence[Any]) -> tuple[JsonObject, list[str]]:
+    """The JSON Schema that a list of parameters stands for, and every fault of the list.
+
+    The elements are `ToolParameter`s or documents of them. Where there are faults, the schema
+    holds the parameters without any.
+    """
+    if len(listed) > MAX_PARAMETERS:
+        return {"type": "object"}, [f"parameters: more than {MAX_PARAMETERS} in the list"]
+    properties: JsonObject = {}
+    required: list[str] = []
+    faults: list[str] = []
+    for position, item in enumerate(listed):
+        try:
+            parameter = ToolParameter.model_validate(item)
+        except ValidationError as error:
+            faults += [f"parameters.{position}{fault}" for fault in _readable(error)]
+            continue
+        if parameter.name in properties:
+            faults.append(f"parameters.{position}: {parameter.name!r} is in the list already")
+            continue
+        properties[parameter.name] = parameter.json_schema()
+        if parameter.is_required:
+            required.append(parameter.name)
+    schema: JsonObject = {"type": "object", "properties": properties}
+    if required:
+        schema["required"] = required
+    return schema, faults
+
+
+def _readable(error: ValidationError) -> Iterator[str]:
+    for fault in error.errors(include_url=False, include_input=False):
+        path = "".join(f".{part}" for part in fault["loc"])
+        yield f"{path}: {fault['msg'].removeprefix('Value error, ')}"

@@ -1,0 +1,49 @@
+"""What the daemon says of itself: alive, and whether calls are served. Values only."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from fumehood.core.limits import Limit
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Health(_Value):
+    """The process answers; nothing is said of what it can do."""
+
+    status: Literal["ok"] = "ok"
+
+
+class WallReadiness(_Value):
+    """One wall: whether it may be used, and the limits that were seen to hold on this host.
+
+    `missing` has a sentence for each image that is not there: calls that need none of them are
+    served. Where no image is there, the wall is not ready.
+    """
+
+    ready: bool
+    enforced: tuple[Limit, ...]
+    missing: tuple[str, ...] = ()
+
+
+class StateReadiness(_Value):
+    """Whether writing to the state fails, and how many rows of the call log were lost."""
+
+    failing: bool
+    lost_rows: int
+
+
+class Readiness(_Value):
+    """Whether calls are served, and what each wall in use enforces, either way.
+
+    A state that cannot be written keeps no harmless call from being served, but it is said.
+    """
+
+    status: Literal["ready", "not_ready"]
+    walls: dict[str, WallReadiness]
+    state: StateReadiness

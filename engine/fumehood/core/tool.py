@@ -1,0 +1,285 @@
+"""What a tool is: one frozen definition, from whichever source.
+
+`@tool` on a function and a JSON document make equal values. What a model sees of it
+(`model_schema`) says nothing of how it runs; how it runs is `executor` and `sandboxed`.
+Whether a definition can be registered is decided in `registry/definitions.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import date
+from decimal import Decimal
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from fumehood.core.json_types import JsonObject
+from fumehood.core.names import NAME_PATTERN as NAME_PATTERN
+from fumehood.core.parameters import parameter_list_schema
+
+# *Source*: semver.org, the expression that its FAQ suggests.
+SEMVER_PATTERN = (
+    r"^(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)"
+    r"(?:-((?:0|[1-9][0-9]*|[0-9]*[a-zA-Z-][0-9a-zA-Z-]*)(?:\.(?:0|[1-9][0-9]*|[0-9]*[a-zA-Z-][0-9a-zA-Z-]*))*))?"
+    r"(?:\+([0-9a-zA-Z-]+(?:\.[0-9a-zA-Z-]+)*))?$"
+)
+EXECUTOR_PATTERN = (
+    r"^(expression|restricted_python|code:[a-z][a-z0-9_+-]*|function"
+    r"|workspace(:(read|write|list|delete))?|http|mcp)$"
+)
+
+
+EXPRESSION_OUTPUT: JsonObject = {
+    "type": "object",
+    "required": ["value", "text"],
+    "properties": {
+        "value": {
+            "description": "The result; null for integers beyond 2**53 - 1, see text.",
+            "type": ["number", "boolean", "array", "null"],
+        },
+        "text": {"type": "string", "description": "The result, exact."},
+    },
+}
+"""What every tool with the executor `expression` answers; the executor itself checks it."""
+
+
+PROGRAM_OUTPUT: JsonObject = {
+    "type": "object",
+    "required": ["value", "value_repr", "stdout"],
+    "properties": {
+        "value": {
+            "description": "The value of the last expression; null where JSON cannot hold it.",
+        },
+        "value_repr": {
+            "type": ["string", "null"],
+            "description": "The same as Python shows it, cut where it is long.",
+        },
+        "stdout": {"type": "string", "description": "What the program printed."},
+    },
+}
+"""What every tool with the executor `restricted_python` answers; the executor checks it."""
+
+
+_STREAMS: JsonObject = {
+    "stdout": {"type": "string", "description": "What the program printed."},
+    "stderr": {"type": "string", "description": "What it wrote to standard error."},
+    "exit_code": {"type": ["integer", "null"], "description": "Its exit status."},
+}
+
+_FILES: JsonObject = {
+    "type": "array",
+    "description": "Files of the working directory that the program wrote or changed.",
+    "items": {
+        "type": "object",
+        "required": ["filename", "content_type", "size"],
+        "properties": {
+            "filename": {"type": "string", "description": "Path in the workspace."},
+            "content_type": {"type": "string", "description": "Guessed from the name."},
+            "size": {"type": "integer", "description": "Bytes."},
+            "content_base64": {"type": "string", "description": "The content."},
+            "url": {"type": "string", "description": "Where the content is instead."},
+            "expires_at": {"type": "string", "description": "Until when it is there."},
+            "not_kept": {"type": "string", "description": "Why it is nowhere."},
+        },
+    },
+}
+
+SESSION_OUTPUT: JsonObject = {
+    "type": "object",
+    "description": "Of a call in a session: what became of the variables.",
+    "required": ["id", "state", "variables_bytes"],
+    "properties": {
+        "id": {"type": "string", "description": "The session."},
+        "state": {
+            "enum": ["kept", "rolled_back", "reset", None],
+            "description": "Of the variables; null where files alone are kept.",
+        },
+        "variables_bytes": {"type": ["integer", "null"], "description": "Their memory."},
+    },
+}
+
+_ENDED_BY: JsonObject = {"type": "string", "description": "What ended the program."}
+
+CODE_OUTPUT: JsonObject = {
+    "type": "object",
+    "required": [
+        "stdout", "stderr", "exit_code", "value", "value_repr", "files", "images", "ended_by",
+    ],
+    "properties": {
+        **_STREAMS,
+        "value": {
+            "description": "The value of the last expression; null where JSON cannot hold it.",
+        },
+        "value_repr": {
+            "type": ["string", "null"],
+            "description": "The same as the language shows it.",
+        },
+        "files": _FILES,
+        "images": {"type": "array", "description": "Figures that the program made."},
+        "ended_by": _ENDED_BY,
+        "session": SESSION_OUTPUT,
+    },
+}  # fmt: skip
+"""What every tool with an executor `code:…` answers, but for the shell's; the executor itself
+makes it so."""
+
+
+SHELL_OUTPUT: JsonObject = {
+    "type": "object",
+    "required": ["stdout", "stderr", "exit_code", "files", "ended_by"],
+    "properties": {
+        **_STREAMS,
+        "files": _FILES,
+        "ended_by": _ENDED_BY,
+        "session": SESSION_OUTPUT,
+    },
+}
+"""What every tool with the executor `code:shell` answers: a command has no value."""
+
+
+class ToolType(StrEnum):
+    """Where a tool comes from."""
+
+    BUILTIN = "BUILTIN"
+    NATIVE = "NATIVE"
+    REST = "REST"
+    MCP = "MCP"
+
+
+DEFAULT_EXECUTORS: dict[str, str] = {
+    ToolType.NATIVE: "function",
+    ToolType.REST: "http",
+    ToolType.MCP: "mcp",
+}
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class OutputTokens(_Value):
+    """A guess at how many tokens a result has."""
+
+    min: int = Field(ge=0)
+    max: int = Field(ge=0)
+    typical: int = Field(ge=0)
+
+
+class EstimatedTokens(_Value):
+    """A guess at how many tokens a call has, both ways."""
+
+    input: int = Field(ge=0)
+    output: OutputTokens
+
+
+def _no_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("a number is needed, not a boolean")  # noqa: TRY004  # pydantic's
+    return value
+
+
+Seconds = Annotated[float, BeforeValidator(_no_bool), Field(gt=0, le=86_400, allow_inf_nan=False)]
+Megabytes = Annotated[int, BeforeValidator(_no_bool), Field(gt=0, le=1 << 20)]
+Money = Annotated[Decimal, BeforeValidator(_no_bool), Field(ge=0, max_digits=18, decimal_places=9)]
+
+
+class ToolDefinition(_Value):
+    """One tool in one version. Every field has the mission's default.
+
+    `parameters` may be given as a list of `ToolParameter`s; what is kept is the JSON Schema.
+
+    An absent limit is the wall's default, not "none". `idempotent` is `read_only` unless
+    it is given. `id` is `name@version` unless it is given.
+    """
+
+    # T1: what it is
+    id: str = Field(default="", max_length=200)
+    name: str = Field(pattern=NAME_PATTERN)
+    version: str = Field(default="1.0.0", pattern=SEMVER_PATTERN, max_length=100)
+    type: ToolType = ToolType.NATIVE
+    description: str = Field(min_length=1, max_length=10_000)
+    parameters: JsonObject = Field(default_factory=lambda: {"type": "object", "properties": {}})
+    output_schema: JsonObject | None = None
+    input_examples: tuple[JsonObject, ...] = ()
+    # T2: metadata, limits and classification
+    category: str | None = None
+    tags: tuple[str, ...] = ()
+    documentation_url: str | None = None
+    requires_auth: bool = False
+    rate_limit: int | None = Field(default=None, gt=0)
+    timeout_seconds: Seconds | None = None
+    memory_limit_mb: Megabytes | None = None
+    sandboxed: bool = True
+    dangerous: bool = False
+    cost_per_use: Money = Decimal(0)
+    read_only: bool = False
+    idempotent: bool = False
+    # T3: how it may be called
+    strict: bool = False
+    cacheable: bool = False
+    cache_ttl: int | None = Field(default=None, gt=0)
+    cache_key_params: tuple[str, ...] | None = None
+    streaming: bool = False
+    estimated_tokens: int | EstimatedTokens | None = None
+    # T4: its life
+    deprecated: bool = False
+    sunset_date: date | None = None
+    replacement: str | None = None
+    migration_guide: str | None = None
+    changelog: tuple[str, ...] = ()
+    # T5: REST, and what only retries use
+    endpoint: str | None = None
+    method: str | None = None
+    headers: dict[str, str] | None = None
+    timeout: int | None = Field(default=None, gt=0)
+    retry_count: int = Field(default=0, ge=0, le=10)
+    is_active: bool = True
+    # P7
+    fallback: str | None = None
+    # T6: how it runs
+    executor: str = Field(default="", pattern=EXECUTOR_PATTERN)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_dependent_defaults(cls, document: Any) -> Any:
+        if not isinstance(document, dict):
+            return document
+        filled = dict(document)
+        parameters = filled.get("parameters")
+        if isinstance(parameters, list | tuple):
+            parameters, faults = parameter_list_schema(parameters)
+            if faults:
+                raise ValueError("; ".join(faults))
+            filled["parameters"] = parameters
+        if isinstance(parameters, dict) and "type" not in parameters:
+            filled["parameters"] = {"type": "object", **parameters}
+        filled.setdefault("idempotent", filled.get("read_only", False))
+        kind: Any = filled.get("type", ToolType.NATIVE)
+        default_executor = DEFAULT_EXECUTORS.get(kind, "") if isinstance(kind, str) else ""
+        filled.setdefault("executor", default_executor)
+        if not filled.get("id"):
+            filled["id"] = f"{filled.get('name')}@{filled.get('version', '1.0.0')}"
+        return filled
+
+    @property
+    def version_key(self) -> tuple[Any, ...]:
+        """Sorts versions as semver orders them: a pre-release stands before its release."""
+        match = re.match(SEMVER_PATTERN, self.version)
+        if match is None:  # model_construct is the only way here
+            raise ValueError("not a semantic version")
+        major, minor, patch, pre, _ = match.groups()
+        parts = tuple(
+            (0, int(part), "") if part.isdigit() else (1, 0, part)
+            for part in (pre or "").split(".")
+        )
+        return (int(major), int(minor), int(patch), pre is None, parts)
+
+    def model_schema(self) -> JsonObject:
+        """What a model is shown: name, description, parameters, and nothing of how it runs."""
+        return {
+            "name": self.name,
+            "description": self.description,
+            "parameters": self.parameters,
+        }

@@ -1,1 +1,0 @@
-"""Reasons to refuse. None knows another; the stages in `call/` ask them in order."""

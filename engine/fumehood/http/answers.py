@@ -1,0 +1,206 @@
+"""Envelopes as HTTP answers, and request bodies as strict JSON."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, TypeVar
+
+import anyio
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from fumehood.core.envelope import Envelope
+from fumehood.core.errors import (
+    ERROR_CODES,
+    TOOL_CODE_HTTP_STATUS,
+    InvalidParams,
+    RequestTooLarge,
+    ShuttingDown,
+    UnsupportedMediaType,
+)
+from fumehood.engine import Engine
+from fumehood.http.shares import MAX_HELD_BYTES, Share, too_much_held
+from fumehood.protocol import strict_json
+from fumehood.protocol.messages import encode_envelope
+
+M = TypeVar("M", bound=BaseModel)
+
+MAX_BODY_BYTES = 8 * 1024 * 1024
+MAX_DRAINED_BYTES = 64 * 1024 * 1024
+"""How much of a body that is too large is read and thrown away, so that the client, which
+writes before it reads, gets its answer instead of a broken pipe."""
+
+BODY_DEADLINE_S = 60.0
+SMALL_BODY_BYTES = 64 * 1024
+"""Larger bodies are parsed in a thread, so that other calls go on meanwhile."""
+
+
+def engine_of(request: Request) -> Engine:
+    """The engine behind the application."""
+    engine: Engine = request.app.state.engine
+    return engine
+
+
+def answer(request: Request, data: BaseModel) -> Response:
+    """A success that is no call: `data` in an envelope."""
+    return envelope_response(engine_of(request).answer(data.model_dump(mode="json")))
+
+
+def stopped(engine: Engine, tool: str) -> Envelope:
+    """What a client is owed whose call outlasts the engine."""
+    ended = ShuttingDown("The engine stopped before the call ended.", retryable=False)
+    return engine.refusal(ended, tool=tool)
+
+
+def envelope_response(envelope: Envelope) -> Response:
+    """The envelope, under the HTTP status of its error code."""
+    status = 200
+    headers = {}
+    if envelope.error is not None:
+        known = ERROR_CODES.get(envelope.error.code)
+        status = known.http_status if known is not None else TOOL_CODE_HTTP_STATUS
+        if envelope.error.retry_after_ms is not None:
+            headers["retry-after"] = str(max(1, -(-envelope.error.retry_after_ms // 1000)))
+    return Response(
+        encode_envelope(envelope), status, headers=headers, media_type="application/json"
+    )
+
+
+async def read_json(request: Request) -> Any:
+    """The request's body.
+
+    Raises:
+        InvalidParams: not strict JSON, and as `read_raw`.
+    """
+    return await parse_json(await read_raw(request))
+
+
+async def parse_json(body: bytes) -> Any:
+    """A body that has arrived. Raises InvalidParams where it is not strict JSON."""
+    try:
+        if len(body) <= SMALL_BODY_BYTES:
+            return strict_json.loads(body)
+        return await anyio.to_thread.run_sync(strict_json.loads, body)
+    except strict_json.StrictJsonError as error:
+        raise InvalidParams(f"The body cannot be read: {error}.") from None
+
+
+async def read_raw(request: Request) -> bytes:
+    """The bytes of a body that says it is JSON.
+
+    Raises:
+        UnsupportedMediaType: not `application/json`.
+        RequestTooLarge: over 8 MB.
+        InvalidParams: it did not arrive within 60 s.
+        RateLimited: the user's bodies that have not wholly arrived are too many.
+    """
+    _require_json(_header(request, b"content-type"))
+    if _header(request, b"content-encoding") not in ("", "identity"):
+        raise UnsupportedMediaType("Send the body as it is, without a content encoding.")
+    try:
+        async with asyncio.timeout(BODY_DEADLINE_S):  # on every call's way: the cheapest kind
+            return await _read_body(request)
+    except TimeoutError:
+        raise InvalidParams("The body did not arrive within 60 s.") from None
+    except ClientDisconnect:
+        raise InvalidParams("The connection ended before the body did.") from None
+
+
+def parse_body(model: type[M], document: Any) -> M:
+    """A body as one of the model's values.
+
+    Raises:
+        InvalidParams: with every field that is wrong.
+    """
+    if not isinstance(document, dict):
+        raise InvalidParams("The body must be a JSON object.")
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        faults = error.errors(include_url=False, include_input=False)[:20]
+        named = [(".".join(map(str, fault["loc"]))[:120], _words(fault)) for fault in faults]
+        # What is wrong with the body as a whole is at no path.
+        words = "; ".join(f"{field}: {said}" if field else said for field, said in named)
+        fields = [field for field, _ in named if field]
+        raise InvalidParams(f"The body is wrong: {words}.", fields=fields) from None
+
+
+def query_of(model: type[M], request: Request) -> M:
+    """The query as one of the model's values, which read texts as booleans and numbers.
+
+    Raises:
+        InvalidParams: with everything that is wrong.
+    """
+    given = request.query_params.multi_items()
+    query = dict(given)
+    if len(query) != len(given):
+        raise InvalidParams("A parameter of the query is given twice.")
+    try:
+        return model.model_validate(query)
+    except ValidationError as error:
+        faults = error.errors(include_url=False, include_input=False)[:20]
+        named = [(".".join(map(str, fault["loc"]))[:120], _words(fault)) for fault in faults]
+        words = "; ".join(f"{field}: {said}" for field, said in named)
+        fields = [field for field, _ in named]
+        raise InvalidParams(f"The query is wrong: {words}.", fields=fields) from None
+
+
+def _words(fault: ErrorDetails) -> str:
+    """What is wrong; pydantic puts the class of our own errors before their words."""
+    return fault["msg"].removeprefix("Value error, ")
+
+
+def _header(request: Request, name: bytes) -> str:
+    """One header as it came; the list itself, since this is on the way of every call."""
+    return next((value for key, value in request.scope["headers"] if key == name), b"").decode(
+        "latin-1"
+    )
+
+
+def _require_json(content_type: str) -> None:
+    if content_type == "application/json":
+        return
+    kind, _, parameters = content_type.partition(";")
+    charset = parameters.replace(" ", "").lower()
+    if kind.strip().lower() != "application/json" or charset not in ("", "charset=utf-8"):
+        raise UnsupportedMediaType("Send the body as application/json in UTF-8.")
+
+
+async def _read_body(request: Request) -> bytes:
+    announced = _header(request, b"content-length")
+    too_large = announced.isdigit() and int(announced) > MAX_BODY_BYTES
+    too_many = False
+    share: Share = request.scope["state"]["share"]
+    body = bytearray()
+    received = held = 0
+    more = True
+    try:
+        while more:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            more = message.get("more_body", False)
+            chunk = message.get("body", b"")
+            received += len(chunk)
+            too_large = too_large or received > MAX_BODY_BYTES
+            too_many = too_many or (more and share.held_bytes + len(chunk) > MAX_HELD_BYTES)
+            if too_large or too_many:
+                body.clear()
+                share.held_bytes -= held
+                held = 0
+                if received > MAX_DRAINED_BYTES:
+                    break
+                continue
+            body += chunk
+            if more:
+                share.held_bytes += len(chunk)
+                held += len(chunk)
+    finally:
+        share.held_bytes -= held
+    if too_large:
+        raise RequestTooLarge("The request is over 8 MB. Send less.")
+    if too_many:
+        raise too_much_held()
+    return bytes(body)

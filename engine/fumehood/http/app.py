@@ -1,0 +1,147 @@
+"""The HTTP application: addresses, and an envelope for everything that is refused.
+
+Host side. Above it the server, below it one engine. Invariant: whatever a client sends, it
+gets JSON of a documented form; no stack, no path of this host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, partial
+from importlib.metadata import PackageNotFoundError, version
+
+from starlette.datastructures import State
+from starlette.requests import Request
+from starlette.routing import Match
+from starlette.types import Receive, Scope, Send
+
+from fumehood.core.errors import (
+    EngineError,
+    InternalError,
+    MethodNotAllowed,
+    ResourceNotFound,
+)
+from fumehood.engine import Engine
+from fumehood.http.answers import envelope_response
+from fumehood.http.document import make_document
+from fumehood.http.operation import Endpoint, Operation
+from fumehood.http.peer import Face
+from fumehood.http.routes import (
+    agents,
+    approvals,
+    audit,
+    authority,
+    blobs,
+    calls,
+    health,
+    openapi,
+    policy,
+    registry,
+    session_files,
+    sessions,
+    stream,
+    tools,
+    usage,
+)
+from fumehood.observe.log import log_fault
+
+OPERATIONS = [
+    *calls.OPERATIONS,
+    *stream.OPERATIONS,
+    *approvals.OPERATIONS,
+    *tools.OPERATIONS,
+    *blobs.OPERATIONS,
+    *sessions.OPERATIONS,
+    *session_files.OPERATIONS,
+    *usage.OPERATIONS,
+    *health.OPERATIONS,
+    *openapi.OPERATIONS,
+]
+"""What the callers' socket serves."""
+
+CONTROL_OPERATIONS = [
+    *policy.OPERATIONS,
+    *agents.OPERATIONS,
+    *registry.OPERATIONS,
+    *authority.OPERATIONS,
+    *approvals.CONTROL_OPERATIONS,
+    *audit.OPERATIONS,
+    *usage.CONTROL_OPERATIONS,
+    *health.OPERATIONS,
+    *openapi.OPERATIONS,
+]
+"""What changes authority exists here only; on the callers' socket it is RESOURCE_NOT_FOUND."""
+
+
+class Faces:
+    """Both applications, as the one that the server calls: the socket decides which."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = Application(engine, "fumehood", OPERATIONS)
+        self._control = Application(engine, "fumehood, control socket", CONTROL_OPERATIONS)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        control = scope["state"]["face"] is Face.CONTROL
+        await (self._control if control else self._engine)(scope, receive, send)
+
+
+class Application:
+    """The operations of one socket around one engine that somebody else has entered.
+
+    Starlette's requests, responses and routes without its application, whose layers of
+    middleware cost every call about as much as a gate.
+    """
+
+    def __init__(self, engine: Engine, title: str, operations: Sequence[Operation]) -> None:
+        self._routes = [operation.route for operation in operations]
+        self._engine = engine
+        # Made once it is asked for: it takes megabytes, and few ever ask.
+        document = cache(partial(make_document, title, _version(), operations))
+        self.state = State({"engine": engine, "openapi": document})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; what fails inside is logged and hidden."""
+        scope["app"] = self
+        try:
+            response = await self._endpoint(scope)(Request(scope, receive, send))
+        except EngineError as error:
+            tool = scope.get("path_params", {}).get("name")
+            response = envelope_response(self._engine.refusal(error, tool=tool))
+        except Exception as fault:
+            self._log(fault)
+            hidden = InternalError("The engine failed inside.")
+            response = envelope_response(self._engine.refusal(hidden))
+        try:
+            await response(scope, receive, send)
+        except Exception as fault:
+            self._log(fault)
+            raise  # the answer has begun: the server closes the connection
+
+    def _endpoint(self, scope: Scope) -> Endpoint:
+        """The function that serves this address and method.
+
+        Raises:
+            MethodNotAllowed: only another method is served there.
+            ResourceNotFound: nothing is.
+        """
+        is_known = False
+        for route in self._routes:
+            match, found = route.matches(scope)
+            if match is Match.FULL:
+                scope.update(found)
+                endpoint: Endpoint = route.endpoint
+                return endpoint
+            is_known = is_known or match is Match.PARTIAL
+        if is_known:
+            raise MethodNotAllowed("This address takes another HTTP method. See /v1/openapi.json.")
+        raise ResourceNotFound("There is nothing at this address. See /v1/openapi.json.")
+
+    def _log(self, fault: Exception) -> None:
+        log_fault(self._engine.log, "daemon.internal_error", fault)
+
+
+def _version() -> str:
+    try:
+        return version("fumehood")
+    except PackageNotFoundError:
+        return "0"

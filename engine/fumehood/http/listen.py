@@ -1,0 +1,246 @@
+"""The daemon's two sockets: never open to more than they are meant for.
+
+Host side, before anything listens. For a single user both are the owner's alone. As a
+service each stands in a directory of its own, which lets in one group. Invariant: a socket
+is its owner's alone until its group and mode are set, and nobody can connect before that.
+"""
+
+from __future__ import annotations
+
+import errno
+import grp
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from fumehood.config import Config
+from fumehood.storage.directory import (
+    PRIVATE_DIRECTORY,
+    PRIVATE_FILE,
+    StateError,
+    hold_lock,
+    private_directory,
+)
+
+BACKLOG = 2048
+SHARED_FILE = 0o660
+SHARED_DIRECTORY = 0o750
+PASSABLE_DIRECTORY = 0o711
+FIRST_SYSTEMD_FD = 3
+LISTEN_VARIABLES = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """The callers' socket and the one for approvers and administrators."""
+
+    engine: socket.socket
+    control: socket.socket
+
+    @property
+    def control_path(self) -> str:
+        """What the kernel calls the control socket."""
+        path: str = self.control.getsockname()
+        return path
+
+
+@contextmanager
+def listening(config: Config) -> Iterator[Listeners]:
+    """Both sockets, from systemd or made here.
+
+    Raises:
+        StateError: a place is not private, is used, or its group does not exist.
+        ConfigError: a path is too long.
+    """
+    service = config.service if config.mode == "service" else None
+    given = sockets_from_systemd()
+    if given is not None:
+        yield given
+        return
+    if service is not None and config.socket is not None:
+        raise StateError(
+            'With mode = "service" each socket stands in a directory of its own under '
+            "service.run_directory. Set that, and leave socket (FUMEHOOD_SOCKET) to the clients."
+        )
+    with ExitStack() as places:
+        made: dict[str, socket.socket] = {}
+        # The callers' socket comes last: whoever can call finds everything there.
+        for name, path, group in (
+            ("control", config.control_socket_path, service.approvers_group if service else None),
+            ("engine", config.socket_path, service.callers_group if service else None),
+        ):
+            if group:
+                _group_directory(path.parent, group)
+            else:
+                private_directory(path.parent)
+            lock = (config.state_directory if group else path.parent) / f"{path.name}.lock"
+            places.enter_context(hold_lock(lock, "this socket"))
+            made[name] = places.enter_context(private_socket(path, group))
+        yield Listeners(**made)
+
+
+def sockets_from_systemd() -> Listeners | None:
+    """The sockets that systemd listens on for this process, or None where it does not.
+
+    *Source*: sd_listen_fds(3): descriptors from 3 on, named by LISTEN_FDNAMES.
+
+    Raises:
+        StateError: they are not the two that belong here, or are open to everybody.
+    """
+    # They go whomever they are for: a child must not take them for its own.
+    pid, count, names = (os.environ.pop(variable, "") for variable in LISTEN_VARIABLES)
+    if pid != str(os.getpid()):
+        return None
+    if count != "2" or sorted(names.split(":")) != ["control", "engine"]:
+        raise StateError(
+            "systemd must pass two sockets, FileDescriptorName=engine and =control; it passed "
+            f"{count[:10]}: {names[:100]}."
+        )
+    try:
+        given = {
+            name: _given_socket(FIRST_SYSTEMD_FD + number, name)
+            for number, name in enumerate(names.split(":"))
+        }
+    except OSError as error:
+        raise StateError(f"What systemd passed is no socket: {error.strerror}.") from None
+    if given["engine"].getsockname() == given["control"].getsockname():
+        raise StateError("systemd passed two sockets of one path, so nobody could tell them apart.")
+    return Listeners(**given)
+
+
+def _given_socket(descriptor: int, name: str) -> socket.socket:
+    os.set_inheritable(descriptor, False)
+    listener = socket.socket(fileno=descriptor)
+    path = listener.getsockname() if listener.family == socket.AF_UNIX else None
+    is_stream = listener.type == socket.SOCK_STREAM
+    # A name without a path (an abstract one) has no mode: everybody could connect.
+    if not is_stream or not isinstance(path, str) or not path.startswith("/"):
+        raise StateError(f"The socket {name} from systemd must be ListenStream= with a path.")
+    if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        raise StateError(f"The socket {name} from systemd does not listen (Accept=no is needed).")
+    if stat.S_IMODE(Path(path).lstat().st_mode) & 0o007:
+        raise StateError(
+            f"The socket {name} from systemd must be closed to others (SocketMode=0660 or 0600)."
+        )
+    return listener
+
+
+@contextmanager
+def private_socket(path: Path, group: str | None = None) -> Iterator[socket.socket]:
+    """A listening socket for its owner, and the group if one is named; replaces a stale one.
+
+    The caller holds the locks on state directory and socket, so whatever stands at the
+    path without an answer is left over from an engine that died.
+
+    Raises:
+        StateError: something else stands there, or somebody answers.
+    """
+    _remove_stale(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        before = os.umask(0o177)
+        try:
+            listener.bind(os.fspath(path))
+        except OSError as error:
+            raise StateError(f"The socket {path} cannot be bound: {error.strerror}.") from None
+        finally:
+            os.umask(before)
+        inode = path.lstat()
+        if stat.S_IMODE(inode.st_mode) != PRIVATE_FILE:
+            raise StateError(f"The socket {path} did not get mode 0600; this file system is unfit.")
+        if group is not None:
+            _give_to_group(path, path, group, SHARED_FILE)
+        listener.listen(BACKLOG)
+        yield listener
+        _remove_own(path, inode)
+    finally:
+        listener.close()
+
+
+def _group_directory(directory: Path, group: str) -> None:
+    """Make `directory`, which lets in a group, in a parent that everybody may pass through."""
+    _refuse_changeable(directory.parent)
+    with _own_directory(directory.parent) as parent:
+        os.fchmod(parent, PASSABLE_DIRECTORY)
+        with _own_directory(directory) as descriptor:
+            _give_to_group(descriptor, directory, group, SHARED_DIRECTORY)
+
+
+def _refuse_changeable(path: Path) -> None:
+    """Whoever may write above it could put another directory in its place."""
+    for above in path.parents:
+        if not above.exists():
+            continue
+        found = above.stat()
+        is_shared = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
+        if is_shared or found.st_uid not in (0, os.geteuid()):
+            raise StateError(
+                f"{path} could be replaced by whoever may write to {above}. Choose another "
+                "service.run_directory, such as /run/fumehood."
+            )
+
+
+@contextmanager
+def _own_directory(path: Path) -> Iterator[int]:
+    """A descriptor of a directory of ours, which is made where there is none.
+
+    No link is followed: it would let somebody else choose whose mode is changed.
+    """
+    try:
+        path.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise StateError(f"The directory {path} cannot be used: {error.strerror}.") from None
+    try:
+        if os.fstat(descriptor).st_uid != os.geteuid():
+            raise StateError(f"The directory {path} belongs to another user.")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _give_to_group(which: Path | int, path: Path, group: str, mode: int) -> None:
+    try:
+        os.chown(which, -1, grp.getgrnam(group).gr_gid)
+        os.chmod(which, mode)  # noqa: PTH101  # a descriptor, too
+    except KeyError:
+        raise StateError(
+            f"There is no group {group!r}. Make it: groupadd --system {group}"
+        ) from None
+    except PermissionError:
+        raise StateError(
+            f"{path} cannot be given to the group {group!r}: the engine's user must be in it."
+        ) from None
+
+
+def _remove_stale(path: Path) -> None:
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode):
+        raise StateError(f"{path} exists and is no socket. Remove it or choose another path.")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(os.fspath(path))
+        except OSError as error:
+            if error.errno == errno.ECONNREFUSED:
+                path.unlink()
+                return
+            raise StateError(f"The socket {path} cannot be checked: {error.strerror}.") from None
+    raise StateError(f"Another process listens on {path}. Stop it, or set FUMEHOOD_SOCKET.")
+
+
+def _remove_own(path: Path, ours: os.stat_result) -> None:
+    """Remove the socket, unless somebody has put another in its place."""
+    try:
+        found = path.lstat()
+        if (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino):
+            path.unlink()
+    except FileNotFoundError:
+        pass

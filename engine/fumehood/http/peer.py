@@ -1,0 +1,210 @@
+"""Who is at the socket: the kernel's word, put into every request's scope.
+
+Host side, a protocol class under uvicorn's, which offers no peer credentials. It also
+answers what the HTTP parser refuses and who holds too many connections, and keeps a
+half-closed connection open for its answer: a client may say that it sends no more and still
+wait. One that has gone altogether is told from it, so that its stream can end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+import struct
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+from fumehood.core.errors import EngineError, InvalidParams, RateLimited
+from fumehood.core.identity import Peer
+from fumehood.http.shares import Share, Shares
+
+_UCRED = struct.Struct("3i")  # *Source*: struct ucred of unix(7): pid, uid, gid
+
+MAX_HEADER_BYTES = 64 * 1024
+
+MAX_JOINED_BYTES = 64 * 1024
+"""Longer bodies are not copied to stand behind their heads."""
+
+RETRY_AFTER_MS = 1000
+
+RefusalBody = Callable[[EngineError], bytes]
+
+
+def peer_of(connection: socket.socket) -> Peer:
+    """The process that made the connection, as the kernel attests it."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    return Peer(*_UCRED.unpack(credentials))
+
+
+def _has_left(connection: socket.socket) -> bool:
+    """Whether the peer has closed the connection, not only its own way of it.
+
+    *Source*: unix_poll of Linux: POLLHUP where both directions are shut.
+    """
+    poll = select.poll()
+    poll.register(connection.fileno(), 0)
+    return any(events & select.POLLHUP for _, events in poll.poll(0))
+
+
+class Face(StrEnum):
+    """Which of the engine's two sockets a request came in by."""
+
+    ENGINE = "engine"
+    CONTROL = "control"
+
+
+class _Joining:
+    """A transport that sends an answer's head and body in one piece.
+
+    uvicorn writes them one after the other, and each piece would wake the client. What is
+    written waits for the next write, at most until the event loop's next turn.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._loop = asyncio.get_running_loop()
+        self._waiting = b""
+        self._flush: asyncio.Handle | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        """As the transport's own; here because it is asked several times a call."""
+        return self._transport.is_closing()
+
+    def write(self, data: bytes) -> None:
+        """Send it with what waits, or let it wait."""
+        if self._flush is not None:
+            waiting = self._take()
+            if len(data) > MAX_JOINED_BYTES:
+                self._transport.write(waiting)
+                self._transport.write(data)
+            else:
+                self._transport.write(waiting + data)
+        elif data:
+            self._waiting = data
+            self._flush = self._loop.call_soon(self._send_waiting)
+
+    def close(self) -> None:
+        """Send what waits, then close."""
+        if self._flush is not None:
+            self._send_waiting()
+        self._transport.close()
+
+    def _send_waiting(self) -> None:
+        self._transport.write(self._take())
+
+    def _take(self) -> bytes:
+        assert self._flush is not None
+        self._flush.cancel()
+        self._flush = None
+        waiting, self._waiting = self._waiting, b""
+        return waiting
+
+
+class PeerProtocol(H11Protocol):
+    """HTTP/1.1 with the peer's credentials and the socket's face in `scope["state"]`."""
+
+    refusal_body: RefusalBody
+    control_path: str
+    shares: Shares
+    _half_closed = False
+    _share: Share | None = None
+    _face: Face
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Ask the kernel who this is, before a byte of what it sends is read."""
+        assert isinstance(transport, asyncio.Transport)
+        peer = peer_of(transport.get_extra_info("socket"))
+        is_control = transport.get_extra_info("sockname") == type(self).control_path
+        self._face = face = Face.CONTROL if is_control else Face.ENGINE
+        share = type(self).shares.of(peer.uid)
+        self.app_state = {
+            **self.app_state,
+            "peer": peer,
+            "face": face,
+            "share": share,
+            "abort": transport.abort,
+        }
+        super().connection_made(_Joining(transport))  # type: ignore[arg-type]  # all that is used
+        if share.connect(face):
+            self._share = share
+        else:
+            self.logger.warning("A user holds too many connections; further ones are refused.")
+            self._refuse(
+                RateLimited(
+                    f"This user holds {share.most_connections} connections already. Close some.",
+                    retry_after_ms=RETRY_AFTER_MS,
+                ),
+                b"Too Many Requests",
+            )
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Give back what the connection took of its user's share."""
+        super().connection_lost(exc)
+        if self._share is not None:
+            self._share.leave(self._face)
+            self._share = None
+
+    def eof_received(self) -> Any:
+        """Keep the way back open while an answer is owed."""
+        self._half_closed = True
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            if _has_left(self.transport.get_extra_info("socket")):
+                return False
+            if cycle.more_body:
+                cycle.disconnected = True  # wakes the application, which gives up
+                cycle.message_event.set()
+                self.send_400_response("The connection ended before the body did.")
+            return True
+        if self.conn.trailing_data[0]:
+            self.send_400_response("The connection ended before the request did.")
+            return True
+        return False
+
+    def on_response_complete(self) -> None:
+        """Close what the client has closed already, once it has its answer."""
+        super().on_response_complete()
+        if self._half_closed and not self.transport.is_closing():
+            self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer with an envelope like everything else, then close."""
+        self._refuse(InvalidParams(msg), b"Bad Request")
+
+    def _refuse(self, why: EngineError, reason: bytes) -> None:
+        body = type(self).refusal_body(why)
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
+        try:
+            for event in (
+                h11.Response(status_code=why.http_status, headers=headers, reason=reason),
+                h11.Data(data=body),
+                h11.EndOfMessage(),
+            ):
+                self.transport.write(self.conn.send(event) or b"")
+        except h11.LocalProtocolError:
+            pass  # an answer was already on its way
+        self.transport.close()
+
+
+def make_protocol(
+    refusal_body: RefusalBody, control_path: str, shares: Shares
+) -> type[PeerProtocol]:
+    """The protocol class; `refusal_body` makes the envelope for what reaches no application."""
+    bound = {
+        "refusal_body": staticmethod(refusal_body),
+        "control_path": control_path,
+        "shares": shares,
+    }
+    return type("BoundPeerProtocol", (PeerProtocol,), bound)

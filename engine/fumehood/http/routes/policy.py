@@ -1,0 +1,66 @@
+"""The policy, on the control socket: its rules, what they say of a call, reading it anew."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fumehood.core.errors import (
+    InvalidParams,
+    ResourceNotFound,
+    ToolDeprecated,
+    ToolDisabled,
+    ToolNotFound,
+)
+from fumehood.http.answers import answer, engine_of, parse_body, read_json
+from fumehood.http.caller import require_admin, require_authority
+from fumehood.http.operation import Needs, Operation
+from fumehood.policy.model import ExplainWish, Explanation, PolicyStatus
+
+
+async def show_policy(request: Request) -> Response:
+    """The rules that decide now, their version, and how often those in shadow mode matched.
+
+    For whoever may decide on calls or administer.
+    """
+    await require_authority(request)
+    return answer(request, engine_of(request).policy.status())
+
+
+async def explain_call(request: Request) -> Response:
+    """What the policy says of a call, and what each rule has to do with it. Nothing is called.
+
+    For whoever may decide on calls or administer. Budgets are taken to have enough left.
+    """
+    document = await read_json(request)
+    await require_authority(request)
+    wish = parse_body(ExplainWish, document)
+    return answer(request, engine_of(request).policy.explain(wish))
+
+
+async def reload_policy(request: Request) -> Response:
+    """Read the policy's file now. A faulty one is INVALID_PARAMS, and the old rules stay."""
+    by = await require_admin(request)
+    return answer(request, await engine_of(request).policy.reload(by))
+
+
+OPERATIONS = [
+    Operation("GET", "/v1/policy", show_policy, Needs.APPROVER, data=PolicyStatus),
+    Operation(
+        "POST",
+        "/v1/policy/explain",
+        explain_call,
+        Needs.APPROVER,
+        data=Explanation,
+        body=ExplainWish,
+        errors=frozenset({ResourceNotFound, ToolNotFound, ToolDisabled, ToolDeprecated}),
+    ),
+    Operation(
+        "POST",
+        "/v1/policy/reload",
+        reload_policy,
+        Needs.ADMIN,
+        data=PolicyStatus,
+        errors=frozenset({InvalidParams}),
+    ),
+]

@@ -1,0 +1,204 @@
+"""The server: one engine on one private socket until a signal ends it gracefully.
+
+Host side, started by `fumehood serve`. First the lock, then the engine, then the socket:
+whoever can connect finds an engine that serves. At the end the other way round: no new
+calls, the running ones get `drain_seconds`, then everything inside is ended.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+import resource
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+
+import anyio
+import anyio.abc
+import uvicorn
+
+from fumehood.config import Config
+from fumehood.core.errors import EngineError
+from fumehood.core.json_types import JsonObject
+from fumehood.engine import Engine, Tool
+from fumehood.http.app import Faces
+from fumehood.http.listen import listening
+from fumehood.http.notify import READY, STOPPING, ServiceManager
+from fumehood.http.peer import MAX_HEADER_BYTES, make_protocol
+from fumehood.http.shares import Shares, most_connections
+from fumehood.identity.approvers import FIRST_NAME, had_approver, make_first_approver
+from fumehood.observe.log import Logger, flush
+from fumehood.protocol.messages import encode_envelope
+from fumehood.storage.database import FILE_NAME, open_database
+from fumehood.storage.directory import hold_lock, private_directory
+
+KEEP_ALIVE_S = 75
+LAST_ANSWERS_S = 1
+SAME_MESSAGE_S = 1.0
+MAX_MESSAGES = 100
+
+
+async def serve(
+    config: Config,
+    log: Logger,
+    *,
+    tools: Iterable[Tool] = (),
+    show_credential: Callable[[str], None] | None = None,
+    on_ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Where `show_credential` is given and no approver ever existed, the first one is made.
+
+    Raises:
+        StateError: another engine is here, or the place is not private.
+        ConfigError: the socket's path is too long.
+    """
+    _allow_many_files()
+    manager = ServiceManager.of_this_process()
+    with ExitStack() as places:
+        places.enter_context(_server_messages_to(log))
+        state = private_directory(config.state_directory)
+        places.enter_context(hold_lock(state / "engine.lock", "this state directory"))
+        database = open_database(state / FILE_NAME, on_event=_state_events_to(log))
+        places.callback(database.close)
+        if show_credential is not None and not had_approver(database):
+            make_first_approver(database, FIRST_NAME, datetime.now(UTC), show_credential)
+        async with Engine(tools, config=config, log=log, database=database) as engine:
+            _warn_where_nobody_can_be_asked(engine)
+            # Before anybody can connect: no signal is lost that comes as soon as somebody can.
+            signals = places.enter_context(
+                anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT)
+            )
+            listeners = places.enter_context(listening(config))
+            server = _Server(_uvicorn_config(engine, config, listeners.control_path))
+            log.info("daemon.ready", walls=engine.walls)
+            async with anyio.create_task_group() as group:
+                group.start_soon(_stop_on_signal, signals, server, engine, manager)
+                # What is loaded by now lives as long as the process: the collector need
+                # not walk through it again and again.
+                gc.collect()
+                gc.freeze()
+                on_ready()
+                manager.tell(READY)
+                await server.serve(sockets=[listeners.engine, listeners.control])
+                group.cancel_scope.cancel()
+        log.info("daemon.stopped")
+    flush(log)
+
+
+def _warn_where_nobody_can_be_asked(engine: Engine) -> None:
+    """Now, and not first when an agent's call is refused."""
+    cure = engine.desk.cure_of_nobody()
+    if cure is not None:
+        told = "Dangerous calls will be refused: there is nobody to ask."
+        engine.log.warning("approvers.none", message=told, cure=f"Make an approver: {cure}.")
+
+
+def _state_events_to(log: Logger) -> Callable[[str, JsonObject], None]:
+    def on_event(event: str, values: JsonObject) -> None:
+        level = log.info if event == "state.write_works_again" else log.error
+        level(event, **values)
+
+    return on_event
+
+
+class _ToLog(logging.Handler):
+    """Messages of uvicorn and asyncio, in the engine's log and form, each once a second."""
+
+    def __init__(self, log: Logger) -> None:
+        super().__init__(logging.WARNING)
+        self._log = log
+        self._last: dict[str, float] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # The message as it stands in the code: what is filled in may be a client's.
+        message = str(record.msg).splitlines()[0][:200]
+        now = time.monotonic()
+        if now - self._last.get(message, -math.inf) < SAME_MESSAGE_S:
+            return
+        if len(self._last) > MAX_MESSAGES:
+            self._last.clear()
+        self._last[message] = now
+        self._log.warning("http.server", message=message)
+
+
+@contextmanager
+def _server_messages_to(log: Logger) -> Iterator[None]:
+    handler = _ToLog(log)
+    loggers = [logging.getLogger(name) for name in ("uvicorn", "asyncio")]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.propagate = False
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+            logger.propagate = True
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, but signals are ours: a graceful stop is exit status 0."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _stop_on_signal(
+    signals: AsyncIterator[signal.Signals],
+    server: uvicorn.Server,
+    engine: Engine,
+    manager: ServiceManager,
+) -> None:
+    """Drain, then stop the server. Until then it listens, and new calls hear why they wait."""
+    async with anyio.create_task_group() as group:
+        async for number in signals:
+            engine.log.info("daemon.stopping", signal=signal.Signals(number).name)
+            if engine.is_draining:
+                server.force_exit = server.should_exit = True  # this one waits for nobody
+                continue
+            manager.tell(STOPPING)
+            engine.drain()
+            group.start_soon(_exit_when_drained, server, engine)
+
+
+async def _exit_when_drained(server: uvicorn.Server, engine: Engine) -> None:
+    with anyio.move_on_after(engine.config.drain_seconds) as waiting:
+        await engine.drained()
+    # Answers that are on their way get there; calls that outlasted their time are ended now.
+    server.config.timeout_graceful_shutdown = 0 if waiting.cancelled_caught else LAST_ANSWERS_S
+    server.should_exit = True
+
+
+def _uvicorn_config(engine: Engine, config: Config, control_path: str) -> uvicorn.Config:
+    def refusal_body(why: EngineError) -> bytes:
+        return encode_envelope(engine.refusal(why))
+
+    return uvicorn.Config(
+        Faces(engine),
+        loop="asyncio",
+        http=make_protocol(refusal_body, control_path, Shares(most_connections())),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=LAST_ANSWERS_S,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+    )
+
+
+def _allow_many_files() -> None:
+    """Raise the soft limit on open files: every connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))

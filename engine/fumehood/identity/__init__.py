@@ -1,0 +1,1 @@
+"""Identity: principals, tokens, approvers, agents, and the credentials they show."""

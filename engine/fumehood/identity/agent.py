@@ -1,0 +1,85 @@
+"""Agents: who a call is made for, and which tools it has. Values only.
+
+An agent without bindings has no tools, and one without principals is nobody's to speak for.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from fumehood.core.call import Id
+from fumehood.core.tool import NAME_PATTERN
+
+TOOL_REFERENCE_PATTERN = NAME_PATTERN[:-1] + r"(@[0-9A-Za-z.+-]{1,100})?$"
+MAX_CONFIGURED = 100
+"""Arguments that one binding may fix or give a default."""
+
+PrincipalId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:@-]{0,127}$")]
+Arguments = Annotated[dict[str, Any], Field(max_length=MAX_CONFIGURED)]
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+Description = Annotated[str, Field(max_length=2000)]
+Principals = Annotated[tuple[PrincipalId, ...], Field(max_length=100, strict=False)]
+SortOrder = Annotated[int, Field(ge=-1_000_000, le=1_000_000)]
+ToolReference = Annotated[str, Field(pattern=TOOL_REFERENCE_PATTERN)]
+
+
+class Agent(_Value):
+    """One agent. `principals` are those who may speak for it."""
+
+    id: Id
+    description: Description = ""
+    principals: Principals = ()
+    is_enabled: bool = True
+
+
+class AgentFields(_Value):
+    """What of an agent can be changed. An `id` may only repeat that of the address."""
+
+    id: Id | None = None
+    description: Description = ""
+    principals: Principals = ()
+    is_enabled: bool = True
+
+
+class Binding(_Value):
+    """One tool of one agent (mission R3).
+
+    `fixed` arguments are set for every call: the agent neither sees nor gives them.
+    `defaults` stand in for what it leaves out. `tool` is `name` or `name@version`; tools are
+    seen in `sort_order`, then by name.
+    """
+
+    tool: ToolReference
+    sort_order: SortOrder = 0
+    fixed: Arguments = Field(default_factory=dict)
+    defaults: Arguments = Field(default_factory=dict)
+    is_enabled: bool = True
+
+    @model_validator(mode="after")
+    def _no_argument_is_both(self) -> Binding:
+        both = sorted(self.fixed.keys() & self.defaults.keys())
+        if both:
+            raise ValueError(f"{both[0][:80]!r} is fixed and has a default; choose one")
+        return self
+
+    @property
+    def tool_name(self) -> str:
+        """The tool's name without a version."""
+        return self.tool.partition("@")[0]
+
+
+class BindingFields(_Value):
+    """What of a binding can be changed. A `tool` may only repeat that of the address."""
+
+    tool: ToolReference | None = None
+    sort_order: SortOrder = 0
+    fixed: Arguments = Field(default_factory=dict)
+    defaults: Arguments = Field(default_factory=dict)
+    is_enabled: bool = True

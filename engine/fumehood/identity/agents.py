@@ -1,0 +1,191 @@
+"""Agents and their tools: in memory for every call, in the database for the next start.
+
+Host side, read by `call/resolve` and the faces. Invariant: a change is in the database
+before anybody sees it; an agent that is not known, switched off or not the principal's to
+speak for looks the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+from sqlalchemy import Connection
+
+from fumehood.core.errors import (
+    IdempotencyConflict,
+    InvalidParams,
+    ResourceNotFound,
+    ToolNotFound,
+)
+from fumehood.core.identity import Principal
+from fumehood.core.json_types import JsonObject
+from fumehood.core.tool import ToolDefinition
+from fumehood.identity import agent_store as rows
+from fumehood.identity.agent import Agent, Binding
+from fumehood.identity.agent_view import seen_by_agent
+from fumehood.registry.filtering import LeftOut
+from fumehood.registry.index import ToolIndex
+from fumehood.storage.changes import OneChange, recorded, stamp
+from fumehood.storage.database import Database
+
+MAX_AGENTS = 10_000
+MAX_BINDINGS = 1_000
+"""Tools of one agent."""
+
+
+class Agents:
+    """Every agent with its bindings."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._changing = OneChange()
+        self._agents = {agent.id: agent for agent in database.read_now(rows.all_agents)}
+        self._bindings: dict[str, dict[str, Binding]] = {}
+        for agent_id, binding in database.read_now(rows.all_bindings):
+            self._bindings.setdefault(agent_id, {})[binding.tool_name] = binding
+        self._spoken_for: dict[str, frozenset[str]] = {}
+        self._index_speakers()
+
+    def spoken_for_by(self, principal_id: str) -> frozenset[str]:
+        """The agents that name this principal."""
+        return self._spoken_for.get(principal_id, frozenset())
+
+    def find(self, agent_id: str) -> Agent | None:
+        """The agent, if there is one."""
+        return self._agents.get(agent_id)
+
+    def get(self, agent_id: str) -> Agent:
+        """Raises ResourceNotFound where there is none."""
+        if agent_id not in self._agents:
+            raise _unknown(agent_id)
+        return self._agents[agent_id]
+
+    def all(self) -> list[Agent]:
+        """Every agent by id."""
+        return [self._agents[agent_id] for agent_id in sorted(self._agents)]
+
+    def bindings(self, agent_id: str) -> list[Binding]:
+        """An agent's bindings in its order, those that are switched off included."""
+        found = self._bindings.get(self.get(agent_id).id, {}).values()
+        return sorted(found, key=lambda binding: (binding.sort_order, binding.tool))
+
+    def binding(self, agent_id: str, tool_name: str) -> Binding | None:
+        """The binding of one tool, by the tool's name."""
+        return self._bindings.get(agent_id, {}).get(tool_name)
+
+    def tools(self, agent_id: str, index: ToolIndex) -> tuple[list[ToolDefinition], list[LeftOut]]:
+        """An agent's tools in its order, as it sees them; and those it cannot have now."""
+        seen: list[ToolDefinition] = []
+        left_out: list[LeftOut] = []
+        for binding in self.bindings(agent_id):
+            try:
+                tool = index.get(binding.tool)
+            except ToolNotFound:
+                left_out.append(LeftOut(binding.tool_name, "it is not registered"))
+                continue
+            if binding.is_enabled and tool.disabled_because is None:
+                seen.append(seen_by_agent(tool.definition, binding))
+            else:
+                left_out.append(LeftOut(binding.tool_name, "it is switched off"))
+        return seen, left_out
+
+    async def create(self, agent: Agent, *, by: Principal, now: datetime) -> None:
+        """Make an agent.
+
+        Raises:
+            IdempotencyConflict: there is one of this id.
+            InvalidParams: too many agents.
+        """
+        async with self._changing():
+            if agent.id in self._agents:
+                raise IdempotencyConflict(f"There is an agent {agent.id!r} already.")
+            if len(self._agents) >= MAX_AGENTS:
+                raise InvalidParams(f"There are {MAX_AGENTS} agents already.")
+            await self._put("agent.create", agent, by, now)
+
+    async def update(self, agent: Agent, *, by: Principal, now: datetime) -> None:
+        """Change an agent; its bindings stay. Raises ResourceNotFound."""
+        async with self._changing():
+            self.get(agent.id)
+            await self._put("agent.update", agent, by, now)
+
+    async def delete(self, agent_id: str, *, by: Principal, now: datetime) -> None:
+        """Remove an agent with its bindings. Raises ResourceNotFound."""
+        async with self._changing():
+            self.get(agent_id)
+            await self._write(
+                lambda connection: rows.delete_agent(connection, agent_id),
+                "agent.delete", agent_id, {}, by, now,
+            )  # fmt: skip
+            del self._agents[agent_id]
+            self._bindings.pop(agent_id, None)
+            self._index_speakers()
+
+    async def bind(self, agent_id: str, binding: Binding, *, by: Principal, now: datetime) -> None:
+        """Give an agent a tool, or change how it has it. One binding a tool's name.
+
+        Raises:
+            ResourceNotFound: there is no such agent.
+            InvalidParams: too many tools.
+        """
+        # Which arguments, not their values: those may be private.
+        details: JsonObject = {
+            "tool": binding.tool,
+            "fixed": sorted(binding.fixed),
+            "defaults": sorted(binding.defaults),
+            "is_enabled": binding.is_enabled,
+        }
+        async with self._changing():
+            bound = self._bindings.get(self.get(agent_id).id, {})
+            if binding.tool_name not in bound and len(bound) >= MAX_BINDINGS:
+                raise InvalidParams(f"The agent has {MAX_BINDINGS} tools already.")
+            await self._write(
+                lambda connection: rows.put_binding(connection, agent_id, binding),
+                "agent.bind", agent_id, details, by, now,
+            )  # fmt: skip
+            self._bindings.setdefault(agent_id, {})[binding.tool_name] = binding
+
+    async def unbind(self, agent_id: str, tool_name: str, *, by: Principal, now: datetime) -> None:
+        """Take a tool from an agent. Raises ResourceNotFound."""
+        async with self._changing():
+            self.get(agent_id)
+            if self.binding(agent_id, tool_name) is None:
+                raise ResourceNotFound(f"The agent {agent_id!r} has no tool {tool_name[:80]!r}.")
+            await self._write(
+                lambda connection: rows.unbind(connection, agent_id, tool_name),
+                "agent.unbind", agent_id, {"tool": tool_name}, by, now,
+            )  # fmt: skip
+            del self._bindings[agent_id][tool_name]
+
+    async def _put(self, action: str, agent: Agent, by: Principal, now: datetime) -> None:
+        await self._write(
+            lambda connection: rows.put_agent(connection, agent, stamp(now)),
+            action, agent.id, agent.model_dump(mode="json"), by, now,
+        )  # fmt: skip
+        self._agents[agent.id] = agent
+        self._index_speakers()
+
+    async def _write(
+        self,
+        change: Callable[[Connection], None],
+        action: str,
+        subject: str,
+        details: JsonObject,
+        by: Principal,
+        now: datetime,
+    ) -> None:
+        await self._database.write(
+            recorded(change, at=now, by=by.id, action=action, subject=subject, details=details)
+        )
+
+    def _index_speakers(self) -> None:
+        speakers: dict[str, set[str]] = {}
+        for agent in self._agents.values():
+            for principal_id in agent.principals:
+                speakers.setdefault(principal_id, set()).add(agent.id)
+        self._spoken_for = {who: frozenset(agents) for who, agents in speakers.items()}
+
+
+def _unknown(agent_id: str) -> ResourceNotFound:
+    return ResourceNotFound(f"There is no agent {agent_id[:80]!r}.")

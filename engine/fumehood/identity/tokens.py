@@ -1,0 +1,216 @@
+"""Tokens: principals that are not the peer's uid. Shown once, hashed at rest, revocable.
+
+Host side, asked by the faces for every request that brings one. Invariant: a token that is
+wrong, expired, revoked or of another kind gives nobody, never the peer's own identity; and one
+that has expired stays so, whatever becomes of the clock.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from fumehood.core.errors import InvalidParams, ResourceNotFound, Unauthorized
+from fumehood.core.identity import Principal, Scope
+from fumehood.core.json_types import JsonObject
+from fumehood.identity import store as identities
+from fumehood.identity.authority import TokenInfo
+from fumehood.identity.credentials import make_credential, parse_credential, quick_hash
+from fumehood.storage.changes import OneChange, recorded, stamp
+from fumehood.storage.database import Database
+
+KIND = "fht"
+MAX_TOKENS = 10_000
+AUTHORITY = frozenset({Scope.APPROVE, Scope.ADMIN})
+RESERVED_PRINCIPALS = "approver:"
+"""How an approver's principal begins: a token in an approver's name would hide who decided."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What is known of a token; its secret is not."""
+
+    id: str
+    name: str
+    principal_id: str
+    scopes: frozenset[Scope]
+    agents: frozenset[str]
+    created_at: datetime
+    created_by: str
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    secret_hash: bytes
+
+    def is_valid(self, now: datetime) -> bool:
+        """Neither revoked nor expired."""
+        return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
+
+    def info(self, now: datetime) -> TokenInfo:
+        """What an administrator is shown."""
+        return TokenInfo(
+            id=self.id,
+            name=self.name,
+            principal_id=self.principal_id,
+            scopes=tuple(sorted(self.scopes)),
+            agents=tuple(sorted(self.agents)),
+            created_at=self.created_at,
+            created_by=self.created_by,
+            expires_at=self.expires_at,
+            revoked_at=self.revoked_at,
+            is_valid=self.is_valid(now),
+        )
+
+
+class Tokens:
+    """Every token, in memory and in the database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._changing = OneChange()
+        self._tokens = {row["id"]: _token(row) for row in database.read_now(identities.all_tokens)}
+        made = [token.created_at for token in self._tokens.values()]
+        self._latest = max(made, default=datetime.min.replace(tzinfo=UTC))
+
+    def principal_of(self, text: str, now: datetime) -> Principal:
+        """Who presents this token.
+
+        Raises:
+            Unauthorized: nobody that is known. Who holds no such secret does not learn which
+                tokens there are.
+        """
+        presented = parse_credential(text)
+        token = self._tokens.get(presented.id) if presented is not None else None
+        known = token.secret_hash if token is not None else bytes(32)
+        given = quick_hash(presented.secret if presented is not None else "")
+        matches = hmac.compare_digest(known, given)
+        if presented is None or presented.kind != KIND or token is None or not matches:
+            raise Unauthorized("This token is not known. Do not retry.")
+        # A clock that is set back would give an expired token its life again.
+        self._latest = max(self._latest, now)
+        if not token.is_valid(self._latest):
+            raise Unauthorized("This token has expired or was revoked. Do not retry.")
+        return Principal(token.principal_id, token.scopes, token.agents, token.id)
+
+    def principal_of_id(self, token_id: str, now: datetime) -> Principal | None:
+        """Whom a token stands for that was presented before; None where it counts no more."""
+        token = self._tokens.get(token_id)
+        self._latest = max(self._latest, now)
+        if token is None or not token.is_valid(self._latest):
+            return None
+        return Principal(token.principal_id, token.scopes, token.agents, token.id)
+
+    def all(self) -> list[Token]:
+        """Every token, oldest first."""
+        return sorted(self._tokens.values(), key=lambda token: (token.created_at, token.id))
+
+    async def new(
+        self,
+        name: str,
+        *,
+        principal_id: str,
+        scopes: Iterable[Scope],
+        agents: Iterable[str],
+        expires_at: datetime | None,
+        by: Principal,
+        now: datetime,
+    ) -> tuple[Token, str]:
+        """Make a token; the second value is the text to give away, shown only here.
+
+        Raises:
+            InvalidParams: no scope, `call` together with authority, an approver's name, an
+                expiry in the past, or too many tokens.
+        """
+        granted = frozenset(scopes)
+        _refuse_unsound(granted, principal_id, expires_at, now)
+        identifier, secret, text = make_credential(KIND)
+        row: identities.Row = {
+            "id": identifier,
+            "name": name,
+            "principal_id": principal_id,
+            "secret_hash": quick_hash(secret),
+            "scopes": sorted(granted),
+            "agents": sorted(set(agents)),
+            "created_at": stamp(now),
+            "created_by": by.id,
+            "expires_at": stamp(expires_at) if expires_at is not None else None,
+            "revoked_at": None,
+        }
+        shown: JsonObject = {
+            key: row[key] for key in ("name", "principal_id", "scopes", "agents", "expires_at")
+        }
+        job = recorded(
+            lambda connection: identities.add_token(connection, row),
+            at=now,
+            by=by.id,
+            action="token.new",
+            subject=identifier,
+            details=shown,
+        )
+        async with self._changing():
+            if len(self._tokens) >= MAX_TOKENS:
+                raise InvalidParams(f"There are {MAX_TOKENS} tokens already.")
+            await self._database.write(job)
+            token = self._tokens[identifier] = _token(row)
+        return token, text
+
+    async def revoke(self, token_id: str, *, by: Principal, now: datetime) -> Token:
+        """End a token at once.
+
+        Raises:
+            ResourceNotFound: there is none of this id.
+        """
+        job = recorded(
+            lambda connection: identities.revoke_token(connection, token_id, stamp(now)),
+            at=now,
+            by=by.id,
+            action="token.revoke",
+            subject=token_id,
+        )
+        async with self._changing():
+            if token_id not in self._tokens:
+                raise ResourceNotFound(f"There is no token {token_id[:40]!r}.")
+            await self._database.write(job)
+            rows = await self._database.read(identities.all_tokens)
+            self._tokens = {row["id"]: _token(row) for row in rows}
+        return self._tokens[token_id]
+
+
+def _refuse_unsound(
+    granted: frozenset[Scope], principal_id: str, expires_at: datetime | None, now: datetime
+) -> None:
+    if not granted:
+        raise InvalidParams("A token needs at least one scope.", fields=["scopes"])
+    if Scope.CALL in granted and granted & AUTHORITY:
+        raise InvalidParams(
+            "A token either calls or has authority. Who could do both could approve its own "
+            "calls. Make two tokens.",
+            fields=["scopes"],
+        )
+    if principal_id.casefold().startswith(RESERVED_PRINCIPALS):
+        raise InvalidParams(
+            f"A token cannot stand for {principal_id[:80]!r}: that is an approver.",
+            fields=["principal_id"],
+        )
+    if expires_at is not None and expires_at <= now:
+        raise InvalidParams("expires_at is in the past.", fields=["expires_at"])
+
+
+def _token(row: identities.Row) -> Token:
+    return Token(
+        id=row["id"],
+        name=row["name"],
+        principal_id=row["principal_id"],
+        scopes=frozenset(Scope(scope) for scope in row["scopes"]),
+        agents=frozenset(row["agents"]),
+        created_at=datetime.fromisoformat(row["created_at"]),
+        created_by=row["created_by"],
+        expires_at=_moment(row["expires_at"]),
+        revoked_at=_moment(row["revoked_at"]),
+        secret_hash=row["secret_hash"],
+    )
+
+
+def _moment(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)

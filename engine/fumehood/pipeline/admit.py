@@ -1,0 +1,98 @@
+"""Admit: a place to run, with limits that are really enforced there.
+
+Sixth stage, a lease. Takes an `ApprovedCall`, yields an `AdmittedCall` that holds a place
+in its wall, as `plan` says.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from fumehood.core.errors import ShuttingDown
+from fumehood.pipeline.approve import ApprovedCall
+from fumehood.pipeline.authorize import PermittedCall
+from fumehood.pipeline.plan import Plan, plan_now
+from fumehood.sandbox.sessions import SessionKeeper
+from fumehood.sandbox.wall import Lease, Walls
+
+
+@dataclass(frozen=True, slots=True)
+class AdmittedCall:
+    """A call that has its place. `queue_ms` is how long it waited for it."""
+
+    approved: ApprovedCall
+    plan: Plan
+    lease: Lease
+
+    @property
+    def permitted(self) -> PermittedCall:
+        return self.approved.claimed.permitted
+
+
+async def plan_admission(
+    approved: ApprovedCall,
+    walls: Walls,
+    *,
+    is_draining: bool,
+    sessions: SessionKeeper | None = None,
+) -> admit:
+    """Plan the place of a call, which `admit` then waits for.
+
+    Raises:
+        ShuttingDown: the engine takes no new calls.
+        SandboxUnavailable, InvalidParams, ResourceNotFound: as `plan_now`.
+    """
+    if is_draining:
+        raise ShuttingDown(
+            "The engine is stopping or not started. Repeat the call when it is back.",
+            retry_after_ms=2000,
+        )
+    plan = await plan_now(approved.claimed.permitted, walls, sessions)
+    return admit(approved, plan, sessions)
+
+
+class admit:  # noqa: N801  # a verb like the other stages; a generator would cost each call more
+    """Wait for a place, bounded, and hold it: `async with admit(…) as admitted`.
+
+    Raises:
+        SandboxUnavailable: no place in time.
+        InvalidParams, ResourceNotFound: as `make_plan`.
+    """
+
+    __slots__ = ("_approved", "_lease", "_plan")
+
+    def __init__(
+        self, approved: ApprovedCall, plan: Plan, sessions: SessionKeeper | None = None
+    ) -> None:
+        self._approved = approved
+        self._plan = plan
+        self._lease = _lease(approved.claimed.permitted, plan, sessions)
+
+    async def __aenter__(self) -> AdmittedCall:
+        return AdmittedCall(self._approved, self._plan, await self._lease.__aenter__())
+
+    async def __aexit__(self, *exc: Any) -> bool | None:
+        return await self._lease.__aexit__(*exc)
+
+
+def _lease(
+    permitted: PermittedCall, plan: Plan, sessions: SessionKeeper | None
+) -> AbstractAsyncContextManager[Lease]:
+    """The session's place where the call runs in it, else one of the wall's."""
+    options, memory_mb = permitted.request.options, plan.limits.memory_mb
+    if plan.placement.is_of_session and plan.session is not None and sessions is not None:
+        return sessions.lease(
+            permitted.principal,
+            options.agent_id,
+            plan.session.id,
+            language=plan.language,
+            memory_mb=memory_mb,
+        )
+    return plan.wall.lease(
+        permitted.trust_domain,
+        fresh=plan.placement.needs_fresh_place(options.isolation),
+        memory_mb=memory_mb,
+        language=plan.language,
+    )

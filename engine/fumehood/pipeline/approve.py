@@ -1,0 +1,263 @@
+"""Approve: what the policy asks for waits for a human's yes.
+
+Fifth stage. Takes a `ClaimedCall`, returns an `ApprovedCall`, or the answer of a call that was
+waited for. A call that has to be asked for is parked: it is kept with everything that decides
+what it will do, and its caller hears that it waits. The engine itself carries it out after the
+yes (`resume`); nothing here runs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+import anyio
+
+from fumehood.approvals.action import Action, action_of, definition_digest
+from fumehood.approvals.model import Approval, ApprovalState
+from fumehood.approvals.over_budget import budget_record, reason_with_budget
+from fumehood.approvals.preview import preview
+from fumehood.approvals.refusals import denial
+from fumehood.approvals.run_to_completion import carry_through
+from fumehood.approvals.service import ApprovalDesk
+from fumehood.approvals.store import StoredApproval, StoredRequest
+from fumehood.budgets.model import Exceeded
+from fumehood.core.call import CallRequest
+from fumehood.core.envelope import Envelope
+from fumehood.core.errors import CallInProgress, RequiresHumanApproval
+from fumehood.executors.effects import Effect
+from fumehood.executors.live import Live
+from fumehood.observe.trail import Trail
+from fumehood.pipeline.authorize import PermittedCall
+from fumehood.pipeline.claim import ClaimedCall
+from fumehood.pipeline.plan import plan_now, until_place_is_known
+from fumehood.pipeline.validate import ValidatedCall
+from fumehood.policy.decision import Verdict
+from fumehood.sandbox.sessions import SessionKeeper
+from fumehood.sandbox.wall import Walls
+
+GIVE_UP_S = 10.0
+"""How long a cancelled caller may take to take its waiting call back."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovedCall:
+    """A call that needs no yes, or has it."""
+
+    claimed: ClaimedCall
+    rule: str
+    approval: StoredApproval | None = None
+    """The yes that it was given, to be used up when it starts."""
+    require_unchanged: Callable[[], None] | None = None
+    """Asked in the moment before that: whether it would still be let through, as approved."""
+    remembered: str | None = None
+    """The remembered rule that lets it through, of which a use is to be counted."""
+
+
+class Parked(RequiresHumanApproval):
+    """It waits for a human, and is not over."""
+
+
+class Underway(CallInProgress):
+    """A human has said yes, and it runs."""
+
+
+def _none(validated: ValidatedCall) -> Exceeded | None:
+    """No budgets."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalRooms:
+    """What asking needs."""
+
+    desk: ApprovalDesk
+    walls: Walls
+    sessions: SessionKeeper
+    exceeded: Callable[[ValidatedCall], Exceeded | None] = _none
+    """The budget that has too little left for a call."""
+
+    def exceeded_by(self, permitted: PermittedCall) -> Exceeded | None:
+        """The same, where the yes that is asked for would let the call exceed it."""
+        if not permitted.decision.may_exceed_budget:
+            return None
+        return self.exceeded(permitted.validated)
+
+
+async def approve(
+    claimed: ClaimedCall, rooms: ApprovalRooms, trail: Trail, live: Live
+) -> ApprovedCall | Envelope:
+    """Pass on what needs nobody's yes; park the rest, and wait for it where that was asked for.
+
+    Raises:
+        Parked: it waits for a human.
+        Underway: it was approved while this waited, and still runs.
+        RequiresHumanApproval: it would have to, and there is nobody to ask, or too few of those
+            whom the rules want.
+        ApprovalDenied: a human said no to the same call a short time ago.
+        RateLimited: too many calls wait already.
+    """
+    permitted = claimed.permitted
+    decision = permitted.decision
+    if decision.verdict is Verdict.ALLOW:
+        return ApprovedCall(claimed, decision.rule)
+    desk = rooms.desk
+    plan = await plan_now(permitted, rooms.walls, rooms.sessions)
+    definition = definition_digest(permitted.tool)
+    remembered = desk.remembered_for(permitted, definition)
+    if remembered is not None:
+        return ApprovedCall(claimed, f"remembered: {remembered}", remembered=remembered)
+    desk.require_somebody_to_ask(permitted.tool.definition.name, decision, permitted.principal.id)
+    await until_place_is_known(plan)
+    effect = await preview(permitted, plan, rooms.sessions)
+    action = action_of(permitted, plan, effect)
+    await _refuse_what_was_denied(claimed, action, desk)
+    key = claimed.claim.key if claimed.claim is not None else None
+    stored = stored_approval(
+        permitted, action, effect, key, desk.new_id(), desk.now(), desk.expiry(),
+        rooms.exceeded_by(permitted),
+    )  # fmt: skip
+    try:
+        await carry_through(_park(stored, claimed, desk, trail))
+    except asyncio.CancelledError:
+        await _give_up(stored.approval.id, permitted.request, desk, live)
+        raise
+    return await wait_for(stored.approval.id, permitted.request, desk, live)
+
+
+async def wait_for(
+    approval_id: str, request: CallRequest, desk: ApprovalDesk, live: Live
+) -> Envelope:
+    """The answer of a call that waits, as long as its caller wants to wait for it.
+
+    Raises:
+        Parked: it still waits for a human.
+        Underway: it runs.
+    """
+    wait_s = desk.wait_s(request.options.wait_for_approval)
+    try:
+        if wait_s:
+            live.begin()
+            live.report(0, f"waits for a human's yes: {approval_id}")
+            answer = await desk.wait(approval_id, wait_s, live)
+            if answer is not None:
+                return answer
+        newest = await desk.newest(approval_id)
+        if newest.has_answer:  # since this moment
+            return await desk.kept_answer(newest.id)
+        raise waits(newest, desk)
+    except asyncio.CancelledError:
+        await _give_up(approval_id, request, desk, live)
+        raise
+
+
+async def _park(
+    stored: StoredApproval, claimed: ClaimedCall, desk: ApprovalDesk, trail: Trail
+) -> None:
+    """Keep it, and say that its ending is the approval's from now on."""
+    await desk.park(stored)
+    trail.is_parked = True
+    if claimed.claim is not None:
+        claimed.claim.handed_over(stored.approval.id)
+
+
+async def _give_up(approval_id: str, request: CallRequest, desk: ApprovalDesk, live: Live) -> None:
+    """Take the call back where it was its caller who cancelled it, and so wants it to end."""
+    if live.is_cancelled:
+        who = request.principal.id if request.principal is not None else ""
+        with anyio.move_on_after(GIVE_UP_S, shield=True):
+            await desk.give_up(approval_id, who)
+
+
+def approved_by_human(
+    claimed: ClaimedCall, stored: StoredApproval, require_unchanged: Callable[[], None]
+) -> ApprovedCall:
+    """The call of a stored yes, which is used up when it starts."""
+    rule = stored.approval.rule
+    return ApprovedCall(claimed, rule, approval=stored, require_unchanged=require_unchanged)
+
+
+def waits(approval: Approval, desk: ApprovalDesk) -> Parked | Underway:
+    """What the caller hears of a call that is not over."""
+    if approval.state is not ApprovalState.PENDING:
+        return Underway(
+            f"This call of {approval.tool} was approved and is being carried out. Look its "
+            f"answer up under the call id {approval.call_id}.",
+            retry_after_ms=1000,
+            extra={"approval_id": approval.id},
+        )
+    why = f" {approval.reason}" if approval.reason else ""
+    return Parked(
+        f"{approval.tool} waits for a human's yes.{why} It will be carried out by itself once "
+        "somebody agrees. Do not repeat it; tell the user what you want to do, and look the "
+        f"answer up under the call id {approval.call_id}.",
+        extra={"approval_id": approval.id, "approval_url": desk.url_of(approval.id)},
+        details={"expires_at": approval.expires_at.isoformat(), "rule": approval.rule},
+    )
+
+
+def stored_approval(
+    permitted: PermittedCall,
+    action: Action,
+    effect: Effect | None,
+    idempotency_key: str | None,
+    approval_id: str,
+    now: datetime,
+    expires_at: datetime,
+    exceeded: Exceeded | None,
+) -> StoredApproval:
+    """The record of a call that is to wait."""
+    request, decision = permitted.request, permitted.decision
+    tool, options = permitted.tool.definition, request.options
+    approval = Approval(
+        id=approval_id,
+        version=1,
+        state=ApprovalState.PENDING,
+        call_id=request.call_id,
+        trace_id=request.trace_id,
+        tool=tool.name,
+        tool_version=tool.version,
+        principal_id=permitted.principal.id,
+        agent_id=options.agent_id,
+        session_id=options.session_id,
+        arguments=permitted.validated.arguments,
+        preview=effect.shown if effect is not None else None,
+        rule=decision.rule,
+        asked_by=decision.asked_by,
+        reason=reason_with_budget(decision, exceeded),
+        budget=budget_record(exceeded),
+        dangerous=tool.dangerous,
+        approvers=decision.approvers,
+        quorum=decision.quorum,
+        decisions=(),
+        policy_version=decision.policy_version,
+        action_digest=action.digest,
+        binding=action.document,
+        created_at=now,
+        expires_at=expires_at,
+    )
+    kept = StoredRequest(
+        arguments=request.arguments,
+        options=options.model_dump(mode="json"),
+        token_id=permitted.principal.token_id,
+        expected=effect.base if effect is not None else None,
+        may_exceed_budget=decision.may_exceed_budget,
+        hidden=hidden_of(permitted),
+    )
+    return StoredApproval(approval, kept, idempotency_key)
+
+
+def hidden_of(permitted: PermittedCall) -> tuple[str, ...]:
+    """The arguments that the agent's configuration fixes, and that its caller does not see."""
+    binding = permitted.validated.resolved.binding
+    return tuple(sorted(binding.fixed)) if binding is not None else ()
+
+
+async def _refuse_what_was_denied(claimed: ClaimedCall, action: Action, desk: ApprovalDesk) -> None:
+    permitted = claimed.permitted
+    denied = await desk.denied_before(
+        action.digest, permitted.principal, permitted.request.options.session_id
+    )
+    if denied is not None:
+        raise denial(denied, again=True)

@@ -1,0 +1,89 @@
+"""Rehearse: a dry run. Everything up to `execute`, consuming nothing (mission P12).
+
+Takes a `PermittedCall`, returns an `Outcome` that says what would happen and why. Faults in
+the request itself are refused as in a real call before this is reached.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fumehood.budgets.model import Exceeded
+from fumehood.core.errors import EngineError, QuotaExceeded, RequiresHumanApproval
+from fumehood.core.json_types import JsonObject
+from fumehood.core.usage import money
+from fumehood.executors.outcome import Outcome
+from fumehood.pipeline.authorize import PermittedCall
+from fumehood.pipeline.plan import Plan, image_of, plan_now
+from fumehood.pipeline.shorten import shortened
+from fumehood.policy.decision import Verdict
+from fumehood.sandbox.sessions import SessionKeeper
+from fumehood.sandbox.wall import Walls
+
+
+async def rehearse(
+    permitted: PermittedCall,
+    walls: Walls,
+    sessions: SessionKeeper | None = None,
+    exceeded: Exceeded | None = None,
+) -> Outcome:
+    """What the call would do, without doing it. `exceeded` is the budget that is too small."""
+    tool = permitted.tool.definition
+    decision = permitted.decision
+    asks = decision.verdict is Verdict.ASK
+    refusal: str | None = RequiresHumanApproval.code if asks else None
+    if exceeded is not None and not decision.may_exceed_budget:
+        refusal = QuotaExceeded.code
+    plan: JsonObject = {"placement": None, "limits": None, "session": None}
+    try:
+        made = await plan_now(permitted, walls, sessions)
+        image = image_of(made)
+        plan = {
+            "placement": {
+                "kind": made.placement.kind,
+                "why": made.placement.why,
+                **({"image": image} if image is not None else {}),
+            },
+            "limits": {
+                "timeout_seconds": made.limits.wall_s,
+                "memory_mb": made.limits.memory_mb,
+                "output_bytes": made.limits.output_bytes,
+                "enforced": sorted(made.wall.enforced),
+            },
+            "session": _session(made),
+        }
+    except EngineError as error:
+        refusal = refusal or error.code
+        plan["placement"] = {"kind": None, "why": error.message}
+    answer: dict[str, Any] = {
+        "dry_run": True,
+        "would_run": refusal is None,
+        "refused_with": refusal,
+        **plan,
+        "approval": {
+            "required": asks,
+            **({"approvers": list(decision.approvers), "quorum": decision.quorum} if asks else {}),
+        },
+        "policy": {
+            "rule": decision.rule,
+            "reason": decision.reason,
+            "version": decision.policy_version,
+        },
+        "budget": None
+        if exceeded is None
+        else {
+            "exceeded": exceeded.budget,
+            "unit": exceeded.unit.value,
+            "left": exceeded.left,
+        },
+        "cost": {"per_use": money(tool.cost_per_use)},
+        "arguments": shortened(permitted.validated.shown_arguments),
+    }
+    return Outcome.rehearsed(answer)
+
+
+def _session(plan: Plan) -> JsonObject | None:
+    if plan.session is None:
+        return None
+    shown = plan.session.model_dump(mode="json", include={"id", "image", "expires_at", "is_busy"})
+    return {**shown, "runs_in_it": plan.placement.is_of_session}

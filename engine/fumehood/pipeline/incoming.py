@@ -1,0 +1,96 @@
+"""Incoming: calls and questions as they come from outside, as values or refused.
+
+Before the spine, used by the engine and the faces. What an embedding program passes is read as
+strictly as what came by a socket.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from fumehood.core.call import CallBody, CallOptions
+from fumehood.core.call_log import CallQuery
+from fumehood.core.errors import InvalidParams
+from fumehood.core.json_types import JsonObject
+from fumehood.core.names import did_you_mean
+from fumehood.protocol import strict_json
+
+M = TypeVar("M", bound=BaseModel)
+
+MAX_KEYS = 1000
+"""Parameters of one call: each unknown one would become a message or a warning."""
+
+
+class NotJson(InvalidParams):
+    """The call cannot even be shown."""
+
+
+def parse_own_call(
+    tool: str, arguments: JsonObject | None, options: JsonObject
+) -> tuple[str, CallBody]:
+    """A call of this process's own, as strictly as one that came by a socket."""
+    try:
+        # What a daemon's client could not send, an embedding program cannot either.
+        call = {"arguments": arguments if arguments is not None else {}, "options": options}
+        raw = strict_json.loads(strict_json.dumps({"tool": str(tool), "call": call}), max_depth=65)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise NotJson(f"The call is not JSON: {error}.") from None
+    return raw["tool"], parse_call_body(raw["call"])
+
+
+def parse_call_body(document: Any) -> CallBody:
+    """The body of a call from JSON that has been parsed strictly.
+
+    Raises:
+        InvalidParams: with every field that is wrong.
+    """
+    if not isinstance(document, dict):
+        raise InvalidParams('The body must be an object: {"arguments": {…}, "options": {…}}.')
+    for where in (document, document.get("options"), document.get("arguments")):
+        if isinstance(where, dict) and len(where) > MAX_KEYS:
+            raise InvalidParams(f"The call has more than {MAX_KEYS} keys in one object of its own.")
+    try:
+        return CallBody.model_validate(document)
+    except ValidationError as error:
+        faults = error.errors(include_url=False, include_input=False)
+        fields = [".".join(map(str, fault["loc"]))[:120] for fault in faults[:20]]
+        words = "; ".join(
+            f"{field}: {fault['msg']}{_meant(fault)}"
+            for field, fault in zip(fields, faults, strict=False)
+        )
+        raise InvalidParams(f"The call is wrong: {words}.", fields=fields) from None
+
+
+def _meant(fault: ErrorDetails) -> str:
+    """What an unknown key of a body, or of its options, may have been meant for."""
+    if fault["type"] != "extra_forbidden":
+        return ""
+    *above, key = map(str, fault["loc"])
+    return did_you_mean(key, CallOptions.model_fields if above else CallBody.model_fields)
+
+
+def parse_call_query(query: JsonObject) -> CallQuery:
+    """What to list of the call log.
+
+    Raises:
+        InvalidParams: with every field that is wrong.
+    """
+    return parse_query(CallQuery, query)
+
+
+def parse_query(model: type[M], query: JsonObject) -> M:
+    """What to list, as a value of the model.
+
+    Raises:
+        InvalidParams: with every field that is wrong.
+    """
+    try:
+        return model.model_validate(query)
+    except ValidationError as error:
+        faults = error.errors(include_url=False, include_input=False)[:20]
+        fields = [".".join(map(str, fault["loc"]))[:120] for fault in faults]
+        words = "; ".join(f"{f}: {fault['msg']}" for f, fault in zip(fields, faults, strict=True))
+        raise InvalidParams(f"The query is wrong: {words}.", fields=fields) from None

@@ -1,0 +1,229 @@
+"""Plan: where a call would run, with which limits. Made without taking anything.
+
+Beside the stages: asked by a dry run, by whoever asks a human, and by `admit`. Invariant: a
+limit that the wall cannot enforce on this host refuses the call; nothing falls back to a weaker
+wall. A wall that can come back is looked at again before it refuses (`plan_now`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fumehood.core.call import CallOptions
+from fumehood.core.errors import InvalidParams, SandboxUnavailable
+from fumehood.core.limits import Limit, Limits, WallLimits, smallest
+from fumehood.core.session import SessionRecord
+from fumehood.pipeline.authorize import PermittedCall
+from fumehood.sandbox.placement import Placement, language_of, place
+from fumehood.sandbox.sessions import SessionKeeper
+from fumehood.sandbox.wall import HasImages, ImageMissing, Wall, Walls
+
+RETRY_AFTER_MS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where a call would run, with which limits. Made without taking anything."""
+
+    placement: Placement
+    limits: Limits
+    wall: Wall
+    warnings: tuple[str, ...] = ()
+    session: SessionRecord | None = None
+    """The one that the call names, also where its tool runs outside of its container."""
+    language: str | None = None
+    """What the place must be able to run, where there are places for several."""
+
+
+class WallDown(SandboxUnavailable):
+    """The wall enforces nothing now, so nothing runs behind it."""
+
+
+async def plan_now(
+    permitted: PermittedCall, walls: Walls, sessions: SessionKeeper | None = None
+) -> Plan:
+    """As `make_plan`, from a fresh look where the wall is down or the call's image is missing.
+
+    Raises, besides:
+        ImageMissing: the image that the call needs is not there.
+    """
+    try:
+        return _plan_with_image(permitted, walls, sessions)
+    except (WallDown, ImageMissing):
+        wall = walls.get(_placement(permitted).wall)
+        if not isinstance(wall, HasImages):
+            raise
+        await wall.look_again()
+    return _plan_with_image(permitted, walls, sessions)
+
+
+def _plan_with_image(
+    permitted: PermittedCall, walls: Walls, sessions: SessionKeeper | None
+) -> Plan:
+    plan = make_plan(permitted, walls, sessions)
+    image_of(plan)
+    return plan
+
+
+def make_plan(
+    permitted: PermittedCall, walls: Walls, sessions: SessionKeeper | None = None
+) -> Plan:
+    """Placement, wall and effective limits of a call. Without `sessions` there are none.
+
+    Raises:
+        WallDown: the wall enforces nothing now.
+        SandboxUnavailable: the wall cannot enforce what it must.
+        InvalidParams: a limit that makes no sense on this wall, or in this session.
+        ResourceNotFound: no such session of this caller and agent, or it is over.
+    """
+    tool, options = permitted.tool.definition, permitted.request.options
+    placement = _placement(permitted)
+    wall = walls.get(placement.wall)
+    missing = () if wall.required <= wall.enforced else wall.required - wall.enforced
+    if missing and not wall.enforced:
+        are = "Containers are" if placement.wall == "container" else f"The {placement.wall} is"
+        raise WallDown(
+            f"{are} unavailable; nothing ran. {wall.cure}",
+            retryable=wall.heals,
+            retry_after_ms=RETRY_AFTER_MS if wall.heals else None,
+        )
+    if missing:
+        raise SandboxUnavailable(
+            f"The {placement.wall} wall cannot enforce {', '.join(sorted(missing))} on this host, "
+            f"so nothing runs in it. {wall.cure} Run `fumehood doctor` for details.",
+            retryable=wall.heals,
+            retry_after_ms=RETRY_AFTER_MS if wall.heals else None,
+        )
+    if Limit.MEMORY not in wall.required and options.memory_limit_mb is not None:
+        raise InvalidParams(
+            "memory_limit_mb could not be enforced: this tool runs in the engine's own process.",
+            fields=["options.memory_limit_mb"],
+        )
+    _check_isolation(placement, options)
+    offered = wall.limits
+    language = language_of(tool)
+    session = _session(permitted, placement, language, offered, sessions)
+    sizes_mb: tuple[int | None, ...] = (tool.memory_limit_mb, options.memory_limit_mb)
+    if session is not None and placement.is_of_session:
+        sizes_mb = (session.memory_mb,)
+    wall_s = smallest(
+        offered.default_wall_s, offered.max_wall_s, tool.timeout_seconds, options.timeout_seconds
+    )
+    memory_mb = allowed_mb = None
+    if offered.default_memory_mb is not None and offered.max_memory_mb is not None:
+        allowed_mb = int(
+            smallest(
+                offered.default_memory_mb,
+                offered.max_memory_mb,
+                *sizes_mb,
+            )
+        )
+        if allowed_mb < offered.min_memory_mb:
+            raise InvalidParams(
+                f"memory_limit_mb must be at least {offered.min_memory_mb} here.",
+                fields=["options.memory_limit_mb"],
+            )
+        memory_mb = offered.memory_class(allowed_mb)
+    cpu_s = min(wall_s, offered.cpu_s) if offered.cpu_s is not None else wall_s
+    limits = Limits(wall_s, cpu_s, memory_mb, offered.output_bytes)
+    warnings = _lowered(options, limits, allowed_mb)
+    return Plan(placement, limits, wall, warnings, session, language)
+
+
+def _placement(permitted: PermittedCall) -> Placement:
+    in_session = permitted.request.options.session_id is not None
+    return place(permitted.tool.definition, in_session=in_session)
+
+
+def image_of(plan: Plan) -> str | None:
+    """What the place would be made of, where walls have images.
+
+    Raises:
+        ImageMissing: it is not there.
+        SandboxUnavailable: there is none for the call's language.
+    """
+    if plan.placement.is_of_session:
+        return plan.session.image if plan.session is not None else None
+    if plan.language is None or not isinstance(plan.wall, HasImages):
+        return None
+    return plan.wall.image_for(plan.language)
+
+
+async def until_place_is_known(plan: Plan) -> None:
+    """Wait until it is known what the place is made of: somebody is going to be bound to it.
+
+    Raises:
+        SandboxUnavailable: it is not there, or nobody can say now.
+    """
+    image = image_of(plan)
+    if image is not None and isinstance(plan.wall, HasImages):
+        await plan.wall.until_known(image)
+
+
+def _session(
+    permitted: PermittedCall,
+    placement: Placement,
+    language: str | None,
+    offered: WallLimits,
+    sessions: SessionKeeper | None,
+) -> SessionRecord | None:
+    """The session that the call names. It has one size, which no call in it can change."""
+    tool, options = permitted.tool.definition, permitted.request.options
+    if options.session_id is None:
+        if placement.is_of_session:
+            raise InvalidParams(
+                f"{tool.name} works on the files of a session: it needs a session_id.",
+                fields=["options.session_id"],
+            )
+        return None
+    if sessions is None:
+        raise SandboxUnavailable("This engine has no sessions.", retryable=False)
+    principal, agent_id = permitted.principal, options.agent_id
+    if not placement.is_of_session:
+        return sessions.examine(principal, agent_id, options.session_id)
+    wish = options.memory_limit_mb
+    session = sessions.examine(
+        principal,
+        agent_id,
+        options.session_id,
+        language=language,
+        memory_mb=offered.memory_class(wish) if wish is not None else None,
+    )
+    if tool.memory_limit_mb is not None and tool.memory_limit_mb < session.memory_mb:
+        raise InvalidParams(
+            f"{tool.name} may have {tool.memory_limit_mb} MB of memory at most, and this session "
+            f"has {session.memory_mb} MB. Use a smaller session.",
+            fields=["options.session_id"],
+        )
+    return session
+
+
+def _check_isolation(placement: Placement, options: CallOptions) -> None:
+    if options.isolation is None or options.isolation in placement.isolations:
+        return
+    if options.isolation == "session" and placement.wall == "container":
+        raise InvalidParams(
+            'isolation "session" needs a session_id.',
+            fields=["options.isolation", "options.session_id"],
+        )
+    if placement.kind == "host":
+        why = "this tool runs in the engine's own process"
+    else:
+        known = " or ".join(f'"{name}"' for name in placement.isolations)
+        where = "in a session" if placement.is_of_session else "for this tool"
+        why = f"{where} it can be {known}"
+    raise InvalidParams(f"isolation could not be enforced: {why}.", fields=["options.isolation"])
+
+
+def _lowered(options: CallOptions, limits: Limits, allowed_mb: int | None) -> tuple[str, ...]:
+    """Say it where a call asked for more than it gets."""
+    asked_and_given = (
+        ("timeout_seconds", options.timeout_seconds, limits.wall_s, limits.wall_s),
+        ("memory_limit_mb", options.memory_limit_mb, limits.memory_mb, allowed_mb),
+    )
+    return tuple(
+        f"{name}: {asked:g} was asked for, {given:g} is "
+        + ("the most that is allowed" if asked > allowed else "the next size that there is")
+        for name, asked, given, allowed in asked_and_given
+        if asked is not None and given is not None and allowed is not None and asked > given
+    )

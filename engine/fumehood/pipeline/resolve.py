@@ -1,0 +1,94 @@
+"""Resolve: from a name to one version of one tool that may be called at all.
+
+First stage. Takes a `CallRequest`, returns a `ResolvedCall`. For a call that is made for an
+agent only that agent's tools exist, and the agent only for those who may speak for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import date
+
+from fumehood.core.call import CallRequest
+from fumehood.core.errors import PermissionDenied, ToolDeprecated, ToolDisabled
+from fumehood.core.identity import Scope
+from fumehood.core.tool import ToolDefinition
+from fumehood.identity.agent import Binding
+from fumehood.identity.agents import Agents
+from fumehood.identity.binding import require_agent, require_binding
+from fumehood.registry.index import RegisteredTool, ToolIndex
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedCall:
+    """A call whose tool exists, is switched on and has not passed its sunset date."""
+
+    request: CallRequest
+    tool: RegisteredTool
+    warnings: tuple[str, ...]
+    binding: Binding | None = None
+
+
+def resolve(request: CallRequest, registry: ToolIndex, agents: Agents, today: date) -> ResolvedCall:
+    """Find the tool.
+
+    Raises:
+        ResourceNotFound: no such agent, or not this principal's to speak for.
+        PermissionDenied: the agent does not have this tool, or not in this version.
+        ToolNotFound: no such name or version.
+        ToolDisabled: switched off, or host code that the operator did not allow.
+        ToolDeprecated: the sunset date has passed.
+    """
+    binding = None
+    reference = request.tool
+    if request.options.agent_id is not None:
+        binding = _binding(request, request.options.agent_id, agents)
+        reference = _bound_reference(request, binding)
+    tool = registry.get(reference, names_others=_may_see_every_tool(request))
+    definition = tool.definition
+    if not definition.is_active:
+        raise ToolDisabled(f"The tool {definition.name} is switched off. Do not retry.")
+    if tool.disabled_because is not None:
+        raise ToolDisabled(f"The tool {definition.name} is disabled. {tool.disabled_because}")
+    return ResolvedCall(request, tool, _deprecation(definition, today), binding)
+
+
+def _may_see_every_tool(request: CallRequest) -> bool:
+    """Whether this caller may list the tools, and asks for no agent, which has its own."""
+    principal = request.principal
+    may_list = principal is not None and Scope.CALL in principal.scopes
+    return may_list and request.options.agent_id is None
+
+
+def _binding(request: CallRequest, agent_id: str, agents: Agents) -> Binding:
+    require_agent(request.principal, agent_id, agents.find(agent_id))
+    name = request.tool.partition("@")[0]
+    own = [binding.tool_name for binding in agents.bindings(agent_id) if binding.is_enabled]
+    return require_binding(agent_id, name, agents.binding(agent_id, name), own)
+
+
+def _bound_reference(request: CallRequest, binding: Binding) -> str:
+    """The version that the agent is bound to, where it is bound to one."""
+    if "@" not in binding.tool:
+        return request.tool
+    if "@" in request.tool and request.tool != binding.tool:
+        raise PermissionDenied(f"This agent has {binding.tool}, no other version. Do not retry.")
+    return binding.tool
+
+
+def _deprecation(definition: ToolDefinition, today: date) -> tuple[str, ...]:
+    if definition.sunset_date is not None and definition.sunset_date < today:
+        raise ToolDeprecated(
+            f"{definition.name}@{definition.version} ended on {definition.sunset_date}."
+            + (f" Use {definition.replacement} instead." if definition.replacement else ""),
+            extra={
+                "replacement": definition.replacement,
+                "sunset_date": definition.sunset_date.isoformat(),
+                "migration_guide": definition.migration_guide,
+            },
+        )
+    if definition.deprecated or definition.sunset_date is not None:
+        when = f", until {definition.sunset_date}" if definition.sunset_date else ""
+        use = f"; use {definition.replacement}" if definition.replacement else ""
+        return (f"{definition.name}@{definition.version} is deprecated{when}{use}",)
+    return ()

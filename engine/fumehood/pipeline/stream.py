@@ -1,0 +1,139 @@
+"""Stream: a call whose events are recorded while it runs, for who follows it.
+
+Host side, beside the spine, made by the engine. What is told goes into a spool and from there
+to readers; the call itself waits for none of them. A call that its gates refuse tells nothing:
+it has its answer at once, and there is no recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+
+import anyio
+
+from fumehood.core.call import CallRequest
+from fumehood.core.envelope import Envelope
+from fumehood.core.events import Event, event_of
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import MB
+from fumehood.executors.live import Live
+from fumehood.protocol import strict_json
+from fumehood.protocol.messages import encode_envelope
+from fumehood.storage.recordings import Spool, SpoolReader, SpoolStore
+
+OVERHEAD_BYTES = 32 * MB
+"""Of one recording, besides output: the answer with its files, and JSON around each event."""
+
+MIN_EVENT_BYTES = 300
+"""What a small event takes with its metadata."""
+
+STARTED = "started"
+STOPPED = "From here on events are missing, because {}. The call goes on; its answer comes last."
+
+
+class StreamedCall:
+    """One call that is followed. `live` is for the spine, `end` for who runs it."""
+
+    def __init__(
+        self,
+        request: CallRequest,
+        spools: SpoolStore,
+        *,
+        output_bytes: int,
+        timestamp: Callable[[], str],
+    ) -> None:
+        """`output_bytes` is the most that each of its two streams can have."""
+        self.call_id = request.call_id
+        self.live = Live(output=self._on_output, progress=self._on_progress, begun=self._on_begun)
+        self._ids = {"call_id": request.call_id, "trace_id": request.trace_id}
+        self._timestamp = timestamp
+        self._offsets = {"stdout": 0, "stderr": 0}
+        self._answer: Envelope | None = None
+        self._settled = anyio.Event()
+        self._spool: Spool | None = None
+        self._reader: SpoolReader | None = None
+        self._is_left = False
+        self._spools = spools
+        self._principal_id = request.principal.id if request.principal is not None else ""
+        # An escape in JSON makes two characters of one, or six of one that nobody can print.
+        self._max_bytes = 4 * output_bytes + OVERHEAD_BYTES
+
+    async def begun(self) -> Envelope | None:
+        """Wait until it passed its gates; the answer of a call that ended before.
+
+        Who is cancelled while waiting has left; others take the `reader`.
+        """
+        try:
+            await self._settled.wait()
+        except BaseException:
+            self._is_left = True
+            if self._reader is not None:
+                self._reader.close()
+            raise
+        return self._answer
+
+    def reader(self) -> SpoolReader:
+        """The reader of all events of a call that has begun, for one to take and to close."""
+        if self._reader is None:
+            raise RuntimeError("this call has no events")
+        return self._reader
+
+    def end(self, envelope: Envelope) -> None:
+        """It has its answer."""
+        if self._spool is None:
+            self._answer = envelope
+            self._settled.set()
+        else:
+            kind = "tool_result" if envelope.success else "tool_error"
+            self._spool.finish(kind, encode_envelope(envelope))
+
+    def drop(self) -> None:
+        """It is over; where it has no answer, because the engine stops, it gets none."""
+        if self._spool is not None:
+            self._spool.drop()
+        self._settled.set()
+
+    def _on_begun(self) -> None:
+        self._spool = self._spools.spool(
+            self.call_id, self._principal_id, self._max_bytes, self._notice
+        )
+        # Before there is anything to read: a recording that nobody reads goes when it is over.
+        self._reader = self._spool.reader()
+        if self._is_left:
+            self._reader.close()
+        self._on_progress(0, STARTED)
+        self._settled.set()
+
+    def _on_progress(self, percent: float, message: str) -> None:
+        self._record("tool_progress", {"progress": percent, "message": message}, len(message))
+
+    def _on_output(self, stream: str, text: str) -> None:
+        offset = self._offsets[stream]
+        # Counted without making a copy, where it is possible.
+        size = len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+        self._offsets[stream] = offset + size
+        self._record("tool_output", {"stream": stream, "offset": offset, "text": text}, size)
+
+    def _notice(self, why: str) -> JsonObject:
+        return {"message": STOPPED.format(why), "metadata": self._metadata()}
+
+    def _record(self, kind: str, fields: JsonObject, size: int) -> None:
+        if self._spool is not None:
+            fields["metadata"] = self._metadata()
+            self._spool.record(kind, fields, size + MIN_EVENT_BYTES)
+
+    def _metadata(self) -> JsonObject:
+        return {**self._ids, "timestamp": self._timestamp()}
+
+
+async def events_of(call: StreamedCall) -> AsyncIterator[Event]:
+    """The events of a call that has begun, as values."""
+    reader = call.reader()
+    try:
+        while records := await reader.read():
+            for record in records:
+                event = event_of(record.kind, record.id, strict_json.loads(record.data))
+                if event is not None:
+                    yield event
+    finally:
+        reader.close()

@@ -1,0 +1,125 @@
+"""Validate: arguments as the tool's schema wants them, or every reason why not.
+
+Second stage. Takes a `ResolvedCall`, returns a `ValidatedCall` with the effective
+arguments (after coercion and defaults), which are what everything later sees.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+from fumehood.core.errors import ArgumentsRefused, EngineError, InvalidParams, ToolDisabled
+from fumehood.core.json_types import JsonObject
+from fumehood.executors.program_arguments import program_faults
+from fumehood.pipeline.coerce import coerce, refuses_unknown
+from fumehood.pipeline.resolve import ResolvedCall
+from fumehood.registry.definitions import unenforced_options
+from fumehood.registry.json_schema import TooCostly, Violation
+
+MISFIT = (
+    "This agent's own configuration of the tool does not fit it. Its operator must mend it. "
+    "Do not retry."
+)
+"""Says nothing of the argument: what is fixed does not exist for the caller."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValidatedCall:
+    """A call whose arguments satisfy the tool's schema."""
+
+    resolved: ResolvedCall
+    arguments: JsonObject
+    warnings: tuple[str, ...]
+
+    @property
+    def shown_arguments(self) -> JsonObject:
+        """The arguments without those that the agent's configuration fixes.
+
+        Everything that goes back to the caller takes these.
+        """
+        binding = self.resolved.binding
+        if binding is None or not binding.fixed:
+            return self.arguments
+        return {name: v for name, v in self.arguments.items() if name not in binding.fixed}
+
+
+def validate(resolved: ResolvedCall) -> ValidatedCall:
+    """Coerce and check the arguments, and refuse options that could not be kept.
+
+    Raises:
+        InvalidParams: with every offending path in `fields`.
+        ToolDisabled: what the agent's configuration fixes does not fit the tool.
+    """
+    _refuse_unenforced(resolved)
+    tool = resolved.tool.definition
+    fixed = resolved.binding.fixed if resolved.binding is not None else {}
+    arguments, warnings = coerce(_given(resolved), tool)
+    arguments |= copy.deepcopy(fixed)
+    try:
+        violations = resolved.tool.arguments.violations(arguments)
+    except TooCostly:
+        raise InvalidParams(
+            "The arguments are too large to check. Send fewer or flatter ones."
+        ) from None
+    if refuses_unknown(tool):
+        known = tool.parameters.get("properties", {})
+        violations += [
+            Violation(name[:80], "is not a parameter of this tool")
+            for name in arguments
+            if name not in known
+        ]
+    if not violations:
+        violations = [Violation(*fault) for fault in program_faults(tool.executor, arguments)]
+    if fixed and any(_is_below(violation.path, fixed) for violation in violations):
+        raise ToolDisabled(MISFIT)
+    if violations:
+        raise InvalidParams(_sentence(violations), fields=_fields(violations))
+    return ValidatedCall(resolved, arguments, (*resolved.warnings, *warnings))
+
+
+def spare_fixed(error: EngineError | None, validated: ValidatedCall) -> EngineError | None:
+    """The error as the caller may see it: a function's types may refuse what is fixed, too."""
+    binding = validated.resolved.binding
+    if binding is None or not isinstance(error, ArgumentsRefused):
+        return error
+    return ToolDisabled(MISFIT) if any(_is_below(f, binding.fixed) for f in error.fields) else error
+
+
+def _given(resolved: ResolvedCall) -> JsonObject:
+    """What the caller gave, on top of its agent's defaults.
+
+    An argument that the agent's configuration fixes does not exist for the caller.
+    """
+    arguments, binding = resolved.request.arguments, resolved.binding
+    if binding is None:
+        return arguments
+    taken = [name for name in arguments if name in binding.fixed]
+    if taken:
+        violations = [Violation(name[:80], "is not a parameter of this tool") for name in taken]
+        raise InvalidParams(_sentence(violations), fields=_fields(violations))
+    return {**copy.deepcopy(binding.defaults), **arguments}
+
+
+def _is_below(path: str, fixed: JsonObject) -> bool:
+    return any(path == name or path.startswith(f"{name}.") for name in fixed)
+
+
+def _refuse_unenforced(resolved: ResolvedCall) -> None:
+    refused = unenforced_options(resolved.request.options)
+    if refused:
+        words = "; ".join(f"{name} ({promise})" for name, promise in refused)
+        raise InvalidParams(
+            f"These options are not enforced by this version: {words}. Leave them out.",
+            fields=[f"options.{name}" for name, _ in refused],
+        )
+
+
+def _fields(violations: list[Violation]) -> list[str]:
+    return list(dict.fromkeys(violation.path for violation in violations))
+
+
+def _sentence(violations: list[Violation]) -> str:
+    shown = "; ".join(f"{v.path or 'arguments'} {v.message}" for v in violations[:5])
+    more = f"; and {len(violations) - 5} more" if len(violations) > 5 else ""
+    return f"The arguments are wrong: {shown}{more}."

@@ -1,0 +1,1 @@
+"""The policy: rules that allow, ask or deny a call."""

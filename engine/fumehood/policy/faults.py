@@ -1,0 +1,285 @@
+"""What is wrong with a policy as a whole: rules that can never decide anything.
+
+Host side, asked by `policy_file` for rules that are sound by themselves. A rule that nobody would
+notice to be dead is worse than none: whoever wrote it relies on it. So a name that no tool has, an
+argument that no tool takes, and a rule that others leave nothing to are faults.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from fumehood.core.tool import ToolDefinition
+from fumehood.policy.contradictions import exclude
+from fumehood.policy.decision import Verdict
+from fumehood.policy.model import Condition, Rule
+from fumehood.policy.predicates import compile_glob
+from fumehood.policy.reach import answers_of, is_plain, place_of, takes_in_words
+from fumehood.policy.rules import compile_rule, compile_tool, names_exactly
+
+Place = tuple[str | int, ...]
+Report = Callable[[int, Place, str], None]
+"""Takes the rule's number, where in it, and what is wrong."""
+
+_STRICTNESS = {Verdict.ALLOW: 0, Verdict.ASK: 1, Verdict.DENY: 2}
+
+
+def check_rules(
+    rules: Sequence[Rule],
+    names: Collection[tuple[str, str]],
+    definitions: Collection[ToolDefinition],
+    report: Report,
+) -> None:
+    """Tell everything that is wrong with the rules among each other and beside the tools.
+
+    `names` are those of every tool with its version; without `definitions` what the tools are and
+    take is not looked at.
+    """
+    tools = _Tools(names, definitions)
+    for number, rule in enumerate(rules):
+        is_known = _check_tools(number, rule, tools, report)
+        if is_known and definitions and len(definitions) == len(names):
+            _check_definitions(number, rule, definitions, report)
+        _check_contradictions(number, rule, report)
+    _check_shadowed(rules, report)
+
+
+class _Tools:
+    """Which tools there are, for rules to be held against."""
+
+    def __init__(
+        self, names: Collection[tuple[str, str]], definitions: Collection[ToolDefinition]
+    ) -> None:
+        self.versions: dict[str, list[str]] = defaultdict(list)
+        for name, version in names:
+            self.versions[name].append(version)
+
+    def has(self, pattern: str) -> bool:
+        """Whether an entry of `tools` is about one of them."""
+        name, _, version = pattern.partition("@")
+        if not names_exactly(pattern):
+            fits = compile_tool(pattern)
+            return any(fits(name, one) for name, all_ in self.versions.items() for one in all_)
+        fits_version = compile_glob(version or "*")
+        return any(map(fits_version, self.versions.get(name, ())))
+
+
+def _check_tools(number: int, rule: Rule, tools: _Tools, report: Report) -> bool:
+    """Whether every entry of `tools` is about a tool that there is."""
+    unknown = [pattern for pattern in rule.tools or () if not tools.has(pattern)]
+    for pattern in unknown:
+        name = pattern.partition("@")[0]
+        if name in tools.versions:
+            known = ", ".join(sorted(tools.versions[name])[:10])
+            hint = f"; {name} has {known}"
+        else:
+            hint = _meant(name, tools.versions)
+        report(number, ("tools",), f"no registered tool is {pattern!a}{hint}")
+    return not unknown
+
+
+def _check_definitions(
+    number: int, rule: Rule, definitions: Collection[ToolDefinition], report: Report
+) -> None:
+    for key, known in (
+        ("categories", {tool.category for tool in definitions if tool.category is not None}),
+        ("tags", {tag for tool in definitions for tag in tool.tags}),
+    ):
+        for name in getattr(rule, key) or ():
+            if name not in known:
+                words = f"no registered tool has {name[:80]!a} in its {key}{_meant(name, known)}"
+                report(number, (key,), words)
+    meant = list(meant_tools(rule, definitions))
+    if not meant:
+        if rule.tools is not None and all(map(names_exactly, rule.tools)):
+            report(number, ("tools",), "it can never match: none of these tools is what it says")
+        return
+    for position, condition in enumerate(rule.when):
+        if not any(_takes(tool, condition.segments) for tool in meant):
+            known_names = {name for tool in meant for name in tool.parameters.get("properties", {})}
+            words = (
+                f"no tool that it is about takes the argument {condition.argument[:80]!a}"
+                f"{_meant(condition.segments[0], known_names)}"
+            )
+            report(number, ("when", position, "argument"), words)
+    if rule.tools is not None and all(map(names_exactly, rule.tools)):
+        # Of others it may be about one that comes later.
+        _check_satisfiable(number, rule, meant, report)
+
+
+def _check_satisfiable(
+    number: int, rule: Rule, meant: Sequence[ToolDefinition], report: Report
+) -> None:
+    """Conditions that no call of any of these tools satisfies."""
+    is_found = False
+    for position, condition in enumerate(rule.when):
+        if all(_never_holds(condition, tool, rule) for tool in meant):
+            is_found = True
+            place = place_of(meant[0], condition.segments)
+            schema = place.schema if place is not None else None
+            takes = f": {meant[0].name} takes {takes_in_words(schema)} there" if schema else ""
+            report(number, ("when", position), f"it can never match{takes}")
+    if not is_found and all(
+        any(_never_holds(condition, tool, rule) for condition in rule.when) for tool in meant
+    ):
+        report(number, ("when",), "it can never match: no call of these tools satisfies all of it")
+
+
+def _never_holds(condition: Condition, tool: ToolDefinition, rule: Rule) -> bool:
+    """Whether it holds for no call that the tool's schema lets pass; in doubt it may."""
+    place = place_of(tool, condition.segments)
+    if place is None or place.schema is None:
+        return False  # an agent's configuration may fix what the schema does not name
+    answers = answers_of(condition, tool)
+    return True not in answers if rule.decision is Verdict.ALLOW else answers == {False}
+
+
+def meant_tools(rule: Rule, definitions: Collection[ToolDefinition]) -> Iterator[ToolDefinition]:
+    """The registered tools that it is about, in whichever environment."""
+    compiled = compile_rule(rule.model_copy(update={"environments": None}), None, "")
+    return (tool for tool in definitions if compiled.is_about(tool))
+
+
+def _takes(tool: ToolDefinition, segments: Sequence[str]) -> bool:
+    """Whether the tool's parameters have room for such an argument, as far as they say."""
+    schema: Any = tool.parameters
+    for segment in segments:
+        if not isinstance(schema, Mapping) or not is_plain(schema):
+            return True
+        properties = schema.get("properties", {})
+        if segment in properties:
+            schema = properties[segment]
+        elif segment == "*" and properties:
+            return True
+        elif "items" in schema and (segment == "*" or segment.isdigit()):
+            schema = schema["items"]
+        else:
+            is_open = schema is not tool.parameters and not properties and "items" not in schema
+            return is_open and schema.get("type") not in _SCALARS
+    return True
+
+
+_SCALARS = ("string", "number", "integer", "boolean", "null")
+
+
+def _check_contradictions(number: int, rule: Rule, report: Report) -> None:
+    """Conditions on one argument that exclude each other. In doubt there is none."""
+    for position, condition in enumerate(rule.when):
+        for other in rule.when[:position]:
+            if condition == other:
+                report(number, ("when", position), "it is written twice")
+            elif condition.argument == other.argument and exclude(condition, other, rule):
+                words = "no value can satisfy this condition and an earlier one on the argument"
+                report(number, ("when", position), words)
+
+
+def _check_shadowed(rules: Sequence[Rule], report: Report) -> None:
+    """Rules that another one, which always holds where they do, leaves nothing to decide."""
+    of_any = [n for n, rule in enumerate(rules) if rule.is_enforced and not _exact_names(rule)]
+    by_name: dict[str, list[int]] = defaultdict(list)
+    for number, rule in enumerate(rules):
+        if rule.is_enforced:
+            for name in _exact_names(rule):
+                by_name[name].append(number)
+    for number, rule in enumerate(rules):
+        near = by_name[min(_exact_names(rule))] if _exact_names(rule) else ()
+        for other in (*of_any, *near) if rule.is_enforced else ():
+            if other != number and _leaves_nothing(rules[other], other, rule, number):
+                words = f"it can never decide: the rule {rules[other].id} always does so before"
+                report(number, (), words)
+                break
+
+
+def _exact_names(rule: Rule) -> frozenset[str]:
+    """The tools that it writes out, where it writes all of them out."""
+    tools = rule.tools or ()
+    if not all(map(names_exactly, tools)):
+        return frozenset()
+    return frozenset(pattern.partition("@")[0] for pattern in tools)
+
+
+def _leaves_nothing(one: Rule, at: int, other: Rule, number: int) -> bool:
+    """Whether `one` decides wherever `other` would."""
+    stricter = _STRICTNESS[one.decision] - _STRICTNESS[other.decision]
+    if stricter < 0 or (stricter == 0 and at > number):
+        return False
+    if not one.is_unconditional and (one.when, one.over_budget) != (other.when, other.over_budget):
+        return False
+    if stricter == 0 and one.decision is Verdict.ASK and _asks_more(other, one):
+        return False
+    return _covers(one, other)
+
+
+def _asks_more(rule: Rule, than: Rule) -> bool:
+    """Whether it asks for somebody, or for more, than the other one does."""
+    narrows = rule.approvers is not None and rule.approvers != than.approvers
+    more = (rule.quorum or 1) > (than.quorum or 1)
+    return narrows or more or bool(rule.over_budget and not than.over_budget)
+
+
+def _covers(one: Rule, other: Rule) -> bool:
+    """Whether everything but the conditions that `one` says, `other` says more narrowly."""
+    return (
+        _is_wider(one.agents, other.agents)
+        and _is_wider(one.principals, other.principals)
+        and _is_wider(one.environments, other.environments)
+        and _is_wider(one.categories, other.categories)
+        and _is_wider(one.tags, other.tags)
+        and all(
+            getattr(one, flag) is None or getattr(one, flag) is getattr(other, flag)
+            for flag in ("dangerous", "read_only", "sandboxed")
+        )
+        and (
+            one.cost_over is None
+            or (other.cost_over is not None and other.cost_over >= one.cost_over)
+        )
+        and _covers_tools(one, other)
+    )
+
+
+def _covers_tools(one: Rule, other: Rule) -> bool:
+    if one.decision is Verdict.ALLOW and other.names_a_tool and other.dangerous is not False:
+        # A `*` does not open what a written name opens.
+        exact = tuple(filter(names_exactly, one.tools or ()))
+        return bool(exact) and _all_within(exact, other.tools or ())
+    return one.tools is None or (other.tools is not None and _all_within(one.tools, other.tools))
+
+
+def _all_within(wide: Iterable[str], narrow: Iterable[str]) -> bool:
+    """Whether each entry of `tools` is within one of the others."""
+    tests = [
+        (compile_glob(name), at, compile_glob(version)) for name, at, version in map(_split, wide)
+    ]
+    return all(
+        any(
+            fits_name(name) and (not wide_at or (bool(at) and fits_version(version)))
+            for fits_name, wide_at, fits_version in tests
+        )
+        for name, at, version in map(_split, narrow)
+    )
+
+
+def _split(pattern: str) -> tuple[str, str, str]:
+    return pattern.partition("@")
+
+
+def _is_wider(wide: Sequence[str] | None, narrow: Sequence[str] | None) -> bool:
+    """Whether one list leaves out nothing that the other one names. A `*` is within a `*`."""
+    if wide is None:
+        return True
+    if narrow is None:
+        return False
+    rest = [name for name in narrow if name not in wide]
+    globs = [one for one in wide if "*" in one] if rest else ()
+    return all(any(compile_glob(one)(name) for one in globs) for name in rest)
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    near = get_close_matches(name, sorted(known)[:20_000], n=1)
+    return f"; did you mean {near[0]!a}?" if near else ""
+
+
+__all__ = ["Place", "Report", "check_rules", "meant_tools"]

@@ -1,0 +1,252 @@
+"""The policy's file: from its bytes to rules that are sound, or to every reason why not.
+
+Host side, asked by the engine and by `fumehood policy`. Invariants: a policy is used whole or not
+at all; a file that somebody else could have written is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from pathlib import Path
+from threading import RLock
+from typing import Any, NoReturn
+
+from pydantic import ValidationError
+
+from fumehood.core.tool import ToolDefinition
+from fumehood.policy.faults import Place, check_rules
+from fumehood.policy.model import MAX_RULES, PREDICATES, Policy, PolicyError, PolicyFault, Rule
+from fumehood.policy.notices import note_rules
+from fumehood.policy.shape import plain_words
+from fumehood.protocol.files import FileFault, one_line, read_values
+from fumehood.protocol.toml_lines import Lines, line_of
+from fumehood.sandbox.trusted_files import Signature, Untrusted, open_directory, read_file
+
+Known = ToolDefinition | tuple[str, str]
+"""A tool that there is: its definition, or where that is not to be had its name and version."""
+
+SUFFIXES = (".toml", ".yaml", ".yml")
+VERSION_DIGITS = 12
+MAX_FAULTS = 50
+"""Of one file that are told."""
+
+
+def load_policy(path: Path, tools: Iterable[Known]) -> Policy:
+    """Read the policy in a file.
+
+    With definitions among `tools` it is also looked at what these tools are and take.
+
+    Raises:
+        PolicyError: with every fault; also where others may write the file, or it is not there.
+    """
+    return parse_policy(path.name, _read(path)[0], tools)
+
+
+def check_policy(path: Path, tools: Iterable[Known]) -> tuple[Policy, tuple[str, ...]]:
+    """The same, and beside it what was perhaps not meant, as `file:line: …`."""
+    return _parsed(path.name, _read(path)[0], list(tools), with_notices=True)
+
+
+def parse_policy(name: str, data: bytes, tools: Iterable[Known]) -> Policy:
+    """The policy in these bytes of a file of this name. Raises as `load_policy`."""
+    return _parsed(name, data, list(tools))[0]
+
+
+def _parsed(
+    name: str, data: bytes, given: list[Known], *, with_notices: bool = False
+) -> tuple[Policy, tuple[str, ...]]:
+    lines: Lines = {}
+    found = _Faults(name, lines)
+    document = _document(name, data, lines)
+    entries = found.checked_entries(document)
+    shaped = {n: rule for n, entry in enumerate(entries) if (rule := found.rule(n, entry))}
+    found.check_ids()
+    definitions = [tool for tool in given if isinstance(tool, ToolDefinition)]
+    names = [_name(tool) for tool in given]
+    numbers, rules = list(shaped), list(shaped.values())
+    # Also where others have no shape: whoever mends a file wants to be told everything at once.
+    check_rules(
+        rules, names, definitions, lambda at, place, words: found.add(numbers[at], place, words)
+    )
+    found.raise_if_any()
+    notices = found.beside()
+    if with_notices:
+        note_rules(rules, definitions, notices.add)
+    if document.get("mode") == "shadow":
+        rules = [rule.model_copy(update={"mode": "shadow"}) for rule in rules]
+    policy = Policy(
+        version=hashlib.sha256(data).hexdigest()[:VERSION_DIGITS],
+        file=name,
+        rules=tuple(rules),
+        lines=tuple(line_of(lines, ("rules", number)) for number in range(len(rules))),
+    )
+    return policy, notices.shown
+
+
+class PolicyFile:
+    """The file at one path, looked at again and again, by one thread at a time."""
+
+    def __init__(self, path: Path, tools: Callable[[], Iterable[Known]]) -> None:
+        self.path = path
+        self._tools = tools
+        self._lock = RLock()
+        self._used: Signature | str | None = None
+        self._last: Signature | str | None = None
+
+    def load(self) -> Policy:
+        """Read it as it is now. Raises as `load_policy`."""
+        with self._lock:
+            try:
+                data, self._used = _read(self.path)
+            except PolicyError as refused:
+                self._used = str(refused)
+                raise
+            finally:
+                self._last = self._used
+        return parse_policy(self.path.name, data, self._tools())
+
+    def poll(self) -> Policy | PolicyError | None:
+        """Look again: what it holds, or what is wrong, where that is not what was told last.
+
+        A change counts when two looks after each other saw the same.
+        """
+        with self._lock:
+            seen = self._look()
+            before, self._last = self._last, seen
+            if seen == self._used or seen != before:
+                return None
+            try:
+                return self.load()
+            except PolicyError as refused:
+                return refused
+
+    def _look(self) -> Signature | str:
+        try:
+            return _read(self.path)[1]
+        except PolicyError as refused:
+            return str(refused)
+
+
+def _read(path: Path) -> tuple[bytes, Signature]:
+    owners = frozenset({0, os.geteuid()})
+    if path.suffix not in SUFFIXES:
+        _refuse(path.name, f"its name ends in none of {', '.join(SUFFIXES)}")
+    try:
+        directory = open_directory(path.parent, owners)
+        try:
+            return read_file(directory, path.name, owners)
+        finally:
+            os.close(directory)
+    except Untrusted as refused:
+        _refuse(path.name, str(refused))
+    except OSError as error:
+        _refuse(path.name, f"it cannot be read: {error.strerror}")
+
+
+def _refuse(name: str, words: str) -> NoReturn:
+    raise PolicyError(name, (PolicyFault(line=None, message=words),))
+
+
+def _document(name: str, data: bytes, lines: Lines) -> dict[str, Any]:
+    try:
+        value = read_values(name, data, lines)
+    except FileFault as fault:
+        _refuse(name, str(fault))
+    if not isinstance(value, dict):
+        _refuse(name, "it holds no table with 'rules'")
+    return value
+
+
+def _name(tool: Known) -> tuple[str, str]:
+    return (tool.name, tool.version) if isinstance(tool, ToolDefinition) else tool
+
+
+class _Faults:
+    """Collects what is wrong with one document."""
+
+    def __init__(self, file: str, lines: Lines) -> None:
+        self._file = file
+        self._lines = lines
+        self._found: list[PolicyFault] = []
+        self._ids: dict[int, str] = {}
+
+    def checked_entries(self, document: dict[str, Any]) -> list[Any]:
+        """The rules as they are written; what stands beside them is checked."""
+        for key in document.keys() - {"rules", "mode"}:
+            near = get_close_matches(str(key), ["rules", "mode"], n=1)
+            hint = f"; did you mean {near[0]!a}?" if near else ""
+            self._tell((key,), f"unknown key {key[:40]!a}{hint}")
+        if document.get("mode", "enforce") not in ("enforce", "shadow"):
+            self._tell(("mode",), "mode is 'enforce' or 'shadow'")
+        entries = document.get("rules")
+        if not isinstance(entries, list) or not entries:
+            self._tell(("rules",), "it holds no rules; without rules, leave policy_file out")
+            return []
+        if len(entries) > MAX_RULES:
+            self._tell(("rules",), f"it holds {len(entries)} rules, more than {MAX_RULES}")
+            self.raise_if_any()
+        return entries
+
+    def rule(self, number: int, entry: Any) -> Rule | None:
+        """One rule, or None and the faults are known."""
+        if isinstance(entry, dict) and isinstance(entry.get("id"), str):
+            self._ids[number] = entry["id"]
+        try:
+            return Rule.model_validate(entry)
+        except ValidationError as error:
+            for fault in error.errors(include_url=False, include_input=False):
+                self.add(number, fault["loc"], plain_words(fault, _KEYS))
+            return None
+
+    def check_ids(self) -> None:
+        """Each is given once, those of rules that are otherwise wrong included."""
+        first: dict[str, int] = {}
+        for number, name in self._ids.items():
+            if first.setdefault(name, number) != number:
+                self.add(number, ("id",), f"the id {one_line(name, 80)} is given twice")
+
+    def add(self, number: int, place: Place, words: str) -> None:
+        """Something is wrong in one rule."""
+        who = self._ids.get(number)
+        named = f"rule {one_line(who, 80)!a}" if who is not None else f"rule number {number + 1}"
+        where = ".".join(str(part) for part in place if isinstance(part, str))
+        self._tell(("rules", number, *place), f"{named}: {where + ': ' if where else ''}{words}")
+
+    def _tell(self, place: Place, words: str) -> None:
+        fault = PolicyFault(line=line_of(self._lines, place), message=one_line(words))
+        self._found.append(fault)
+
+    def beside(self) -> _Faults:
+        """For what is to be told of the same rules and is no fault."""
+        other = _Faults(self._file, self._lines)
+        other._ids = self._ids
+        return other
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """What was found, as `raise_if_any` tells it."""
+        return PolicyError(self._file, self._ordered()).shown
+
+    def raise_if_any(self) -> None:
+        """Raises PolicyError with what was found, in the order of the lines."""
+        if self._found:
+            raise PolicyError(self._file, self._ordered())
+
+    def _ordered(self) -> tuple[PolicyFault, ...]:
+        ordered = sorted(self._found, key=lambda fault: fault.line or 0)
+        told, more = ordered[:MAX_FAULTS], len(ordered) - MAX_FAULTS
+        if more > 0:
+            told.append(PolicyFault(line=None, message=f"and {more} more"))
+        return tuple(told)
+
+
+_KEYS = sorted({
+    *(field.alias or name for name, field in Rule.model_fields.items()),
+    *PREDICATES, "not", "argument",
+})  # fmt: skip
+
+
+__all__ = ["Known", "PolicyFile", "check_policy", "load_policy", "parse_policy"]

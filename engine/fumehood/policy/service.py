@@ -1,0 +1,206 @@
+"""The policy: what the operator's rules, or the defaults, say of one call.
+
+Host side, asked by `call/authorise` and again before an approved call starts. It is asked in
+memory and does no I/O. Invariants: deny > ask > allow, whatever the order of the rules and
+however specific they are; a dangerous tool is allowed only by a rule that writes its name out;
+of several rules that ask all are kept to, so that one more rule that denies or asks never opens
+a call.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from fumehood.core.tool import ToolDefinition
+from fumehood.policy.decision import CallFacts, Decision, Verdict
+from fumehood.policy.model import Explanation, Policy, RuleStatus
+from fumehood.policy.rules import CompiledRule, compile_rule, names_exactly
+
+DANGEROUS_ASKS = "default: dangerous tools wait for a human"
+HARMLESS_PASSES = "default: harmless tools are allowed"
+NO_POLICY = "none"
+"""The version of a policy that nobody has written."""
+
+MAX_TOOLS_KNOWN = 20_000
+"""Definitions for which it is remembered which rules are about them."""
+
+MAX_SHADOW_TOLD = 20
+
+
+@dataclass(frozen=True, slots=True)
+class _About:
+    """The rules that are about one tool, as they are written, by what they say."""
+
+    tool: ToolDefinition
+    deny: tuple[CompiledRule, ...] = ()
+    ask: tuple[CompiledRule, ...] = ()
+    allow: tuple[CompiledRule, ...] = ()
+    shadow: tuple[CompiledRule, ...] = ()
+
+
+class _Rules:
+    """The rules of one version, found by the tool that is called."""
+
+    def __init__(self, policy: Policy | None, environment: str) -> None:
+        self.version = policy.version if policy is not None else NO_POLICY
+        written = zip(policy.rules, policy.lines, strict=True) if policy is not None else ()
+        self.all = tuple(compile_rule(rule, line, environment) for rule, line in written)
+        self._by_name: dict[str, list[int]] = {}
+        self._of_any: list[int] = []
+        for position, compiled in enumerate(self.all):
+            tools = compiled.rule.tools
+            if tools is not None and all(map(names_exactly, tools)):
+                for name in {pattern.partition("@")[0] for pattern in tools}:
+                    self._by_name.setdefault(name, []).append(position)
+            else:
+                self._of_any.append(position)
+        # By identity: a definition never changes, and another one is another object.
+        self._known: dict[int, _About] = {}
+        self.default = {
+            True: Decision(Verdict.ASK, DANGEROUS_ASKS, policy_version=self.version),
+            False: Decision(Verdict.ALLOW, HARMLESS_PASSES, policy_version=self.version),
+        }
+
+    def about(self, tool: ToolDefinition) -> _About:
+        """Those about this tool."""
+        known = self._known.get(id(tool))
+        if known is not None and known.tool is tool:
+            return known
+        if len(self._known) >= MAX_TOOLS_KNOWN:
+            self._known.clear()
+        made = self._known[id(tool)] = self._make(tool)
+        return made
+
+    def _make(self, tool: ToolDefinition) -> _About:
+        positions = sorted(self._of_any + self._by_name.get(tool.name, []))
+        found = [one for one in (self.all[at] for at in positions) if one.is_about(tool)]
+        enforced = [one for one in found if one.rule.is_enforced]
+        return _About(
+            tool,
+            deny=_saying(Verdict.DENY, enforced),
+            ask=_saying(Verdict.ASK, enforced),
+            allow=_saying(Verdict.ALLOW, enforced),
+            shadow=tuple(one for one in found if not one.rule.is_enforced),
+        )
+
+
+class PolicyGate:
+    """Decides by the policy it has now. Without one the defaults stand."""
+
+    def __init__(self, policy: Policy | None, environment: str) -> None:
+        self.environment = environment
+        self.replace(policy)
+
+    @property
+    def version(self) -> str:
+        """The first 12 digits of the SHA-256 of the policy's file, or `none`."""
+        return self._rules.version
+
+    def replace(self, policy: Policy | None) -> None:
+        """Decide by another one from now on, all of it at once."""
+        self._rules = _Rules(policy, self.environment)
+        self._shadow_counts: Counter[str] = Counter()
+
+    def decide(self, facts: CallFacts) -> Decision:
+        """What the policy says of a call."""
+        rules = self._rules
+        if not rules.all:
+            return rules.default[facts.tool.dangerous]
+        about = rules.about(facts.tool)
+        decision = _enforced(about, facts, rules)
+        return decision if not about.shadow else _with_shadow(decision, about.shadow, facts)
+
+    def count(self, decision: Decision) -> None:
+        """Count what rules in shadow mode would have said of a call that was really made."""
+        self._shadow_counts.update(told.partition(" ")[0] for told in decision.shadow)
+
+    def explain(self, facts: CallFacts) -> Explanation:
+        """What the policy says of a call, and what each rule has to do with it."""
+        decision = self.decide(facts)
+        return Explanation(
+            tool=f"{facts.tool.name}@{facts.tool.version}",
+            environment=self.environment,
+            verdict=decision.verdict,
+            rule=decision.rule,
+            reason=decision.reason,
+            approvers=decision.approvers,
+            quorum=decision.quorum,
+            policy_version=decision.policy_version,
+            shadow=decision.shadow,
+            rules=tuple(one.explained(facts) for one in self._rules.all),
+        )
+
+    def rules(self) -> tuple[RuleStatus, ...]:
+        """Every rule, with how often it would have decided where it is in shadow mode."""
+        return tuple(self._status(one) for one in self._rules.all)
+
+    def _status(self, compiled: CompiledRule) -> RuleStatus:
+        rule = compiled.rule
+        return RuleStatus(
+            id=rule.id,
+            decision=rule.decision,
+            mode=rule.mode,
+            line=compiled.line,
+            is_of_this_environment=rule.environments is None
+            or self.environment in rule.environments,
+            reason=rule.reason,
+            would_have_decided=self._shadow_counts[rule.id],
+        )
+
+
+def _saying(verdict: Verdict, rules: Iterable[CompiledRule]) -> tuple[CompiledRule, ...]:
+    return tuple(one for one in rules if one.rule.decision is verdict)
+
+
+def _enforced(about: _About, facts: CallFacts, rules: _Rules) -> Decision:
+    """The strictest of what the matching rules say."""
+    denies = next((one.rule for one in about.deny if one.matches(facts)), None)
+    if denies is not None:
+        return Decision(Verdict.DENY, denies.id, reason=denies.reason, policy_version=rules.version)
+    asking = [one for one in about.ask if one.matches(facts)]
+    if asking:
+        return _asked(asking, rules.version)
+    allows = next((one.rule for one in about.allow if one.matches(facts)), None)
+    if allows is not None:
+        return Decision(
+            Verdict.ALLOW, allows.id, reason=allows.reason, policy_version=rules.version
+        )
+    return rules.default[facts.tool.dangerous]
+
+
+def _asked(asking: Sequence[CompiledRule], version: str) -> Decision:
+    """What several rules ask for together: the largest quorum, of those whom all of them name."""
+    first = asking[0].rule
+    named = [one.rule.approvers for one in asking if one.rule.approvers is not None]
+    approvers = (
+        tuple(name for name in named[0] if all(name in them for them in named)) if named else ()
+    )
+    quorum = max(one.rule.quorum or 1 for one in asking)
+    if named and len(approvers) < quorum:
+        ids = ", ".join(one.rule.id for one in asking[:MAX_SHADOW_TOLD])
+        return Decision(
+            Verdict.DENY,
+            first.id,
+            reason=f"The rules {ids} ask for approvers of whom too few are named by all of them",
+            policy_version=version,
+        )
+    return Decision(
+        Verdict.ASK,
+        first.id,
+        reason=first.reason,
+        approvers=approvers,
+        quorum=quorum,
+        policy_version=version,
+        asked_by=tuple(one.rule.id for one in asking),
+        may_exceed_budget=any(one.rule.over_budget for one in asking),
+    )
+
+
+def _with_shadow(decision: Decision, shadow: Sequence[CompiledRule], facts: CallFacts) -> Decision:
+    told = [f"{one.rule.id} would {one.rule.decision}" for one in shadow if one.matches(facts)]
+    return replace(decision, shadow=tuple(told[:MAX_SHADOW_TOLD])) if told else decision
+
+
+__all__ = ["DANGEROUS_ASKS", "HARMLESS_PASSES", "NO_POLICY", "PolicyGate"]

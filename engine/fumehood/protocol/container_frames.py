@@ -1,0 +1,226 @@
+"""Frames between the container wall and the guest inside a container.
+
+Host side. What the guest sends is hostile and becomes a value only through the strict models
+here; each kind is small, so a guest cannot make this side hold more than one frame of it.
+
+Host to guest:
+    {"op": "part", "id", "text"}        a piece of a long request's JSON, in order, before `run`
+    {"op": "run", "id", "program", "arguments" | null, "keep", "live", "thin", "limits": {wall_s,
+     cpu_s, memory_bytes, output_bytes}}
+                                        `arguments` is null where the request came in parts;
+                                        `keep` leaves files and variables for the next run;
+                                        `live`: somebody listens to output and progress;
+                                        `thin`: it seems to need nothing that the image preloads
+    {"op": "cancel", "id"}
+Guest to host: `ready` once (see `messages`), then for each run any number of `output` and
+`progress`, then for each file one `file` and its `data`, one `ended`, one `reset`. One run at a
+time: the next may be sent when `reset` came and says clean.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from fumehood.core.errors import EndedBy
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Limit, Limits
+from fumehood.core.workspace import FileKind, SessionState
+from fumehood.protocol import framing, strict_json
+from fumehood.protocol.framing import FrameError
+from fumehood.protocol.messages import GuestReady
+
+MAX_TEXT_CHARACTERS = 64 * 1024
+"""Of output in one frame, and of a request in one part."""
+
+OUTPUT_START = b'{"op":"output",'
+"""How a guest writes these; written otherwise they are read more slowly."""
+
+MAX_DATA_CHARACTERS = 88 * 1024
+"""64 KB as base64."""
+
+MAX_PATH_CHARACTERS = 4096
+MAX_INLINE_REQUEST_BYTES = 256 * 1024
+"""A longer request goes in parts, so that no frame is large."""
+
+
+class _Frame(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class ContainerOutput(_Frame):
+    """What a program printed since the last of these, decoded."""
+
+    op: Literal["output"]
+    id: int
+    stream: Literal["stdout", "stderr"]
+    text: str = Field(max_length=MAX_TEXT_CHARACTERS)
+
+
+class ContainerProgress(_Frame):
+    """How far a program says that it is."""
+
+    op: Literal["progress"]
+    id: int
+    percent: float = Field(ge=0, le=100)
+    message: str = Field(max_length=200)
+
+
+class ContainerFile(_Frame):
+    """A file of the workspace begins, or a picture that the run drew. Its path is a stranger's
+    word, to be checked.
+    """
+
+    op: Literal["file"]
+    id: int
+    kind: FileKind = "file"
+    path: str = Field(min_length=1, max_length=MAX_PATH_CHARACTERS)
+    size: int = Field(ge=0)
+
+
+class ContainerData(_Frame):
+    """The next bytes of the file that began last."""
+
+    op: Literal["data"]
+    id: int
+    data: str = Field(max_length=MAX_DATA_CHARACTERS)
+
+    @field_validator("data")
+    @classmethod
+    def _is_base64(cls, value: str) -> str:
+        try:
+            base64.b64decode(value, validate=True)
+        except binascii.Error:
+            raise ValueError("not base64") from None
+        return value
+
+    @property
+    def content(self) -> bytes:
+        """The bytes themselves."""
+        return base64.b64decode(self.data)
+
+
+class ContainerEnding(_Frame):
+    """How one run ended. Everything but `claim` was decided or measured outside the program."""
+
+    op: Literal["ended"]
+    id: int
+    ended_by: EndedBy = Field(strict=False)
+    cpu_ms: float | None = Field(ge=0)
+    peak_memory_bytes: int | None = Field(ge=0)
+    stdout_bytes: int = Field(ge=0)
+    stderr_bytes: int = Field(ge=0)
+    exit_code: int | None
+    signal: int | None
+    limits_hit: tuple[Annotated[Limit, Field(strict=False)], ...] = Field(strict=False)
+    files_left_out: int = Field(ge=0)
+    state: SessionState | None = None
+    """Of the variables, where they were to be kept."""
+    variables_bytes: int | None = Field(default=None, ge=0)
+    """What the process that holds them has in memory."""
+    claim: dict[str, Any] | None
+
+
+class ContainerReset(_Frame):
+    """Whether the container is as it was before the run. One that is not must go."""
+
+    op: Literal["reset"]
+    id: int
+    clean: bool
+    why: str | None = Field(max_length=200)
+
+
+ContainerFrame = (
+    GuestReady
+    | ContainerOutput
+    | ContainerProgress
+    | ContainerFile
+    | ContainerData
+    | ContainerEnding
+    | ContainerReset
+)
+
+_KINDS: dict[str, type[ContainerFrame]] = {
+    "ready": GuestReady,
+    "output": ContainerOutput,
+    "progress": ContainerProgress,
+    "file": ContainerFile,
+    "data": ContainerData,
+    "ended": ContainerEnding,
+    "reset": ContainerReset,
+}
+
+
+def parse_container_frame(message: dict[str, Any]) -> ContainerFrame:
+    """One frame of a container's guest.
+
+    Raises:
+        FrameError: not one of its messages.
+    """
+    kind = _KINDS.get(str(message.get("op")))
+    if kind is None:
+        raise FrameError("a container sent a message of no known kind")
+    try:
+        return kind.model_validate(message)
+    except ValidationError as error:
+        count = error.error_count()
+        raise FrameError(f"a container's message is wrong in {count} places") from None
+
+
+def parse_container_body(body: bytes) -> ContainerFrame:
+    """One frame of a container's guest, from its JSON.
+
+    Output, which is nearly all that comes where much comes, is parsed and validated in one step,
+    many times as fast. A key that is given twice counts once there: nobody reads it but this.
+
+    Raises:
+        FrameError: not one of its messages.
+    """
+    if not body.startswith(OUTPUT_START):
+        return parse_container_frame(framing.parse_body(body))
+    try:
+        return ContainerOutput.model_validate_json(body)
+    except ValidationError as error:
+        count = error.error_count()
+        raise FrameError(f"a container's output is wrong in {count} places") from None
+
+
+def run_frames(
+    run_id: int,
+    program: str,
+    arguments: JsonObject,
+    limits: Limits,
+    *,
+    keep: bool = False,
+    live: bool = False,
+    thin: bool = False,
+) -> list[JsonObject]:
+    """The frames that start a run: one, or the parts of a long request and then one."""
+    if limits.memory_mb is None:
+        raise ValueError("a run in a container needs a memory limit")
+    run: JsonObject = {
+        "op": "run",
+        "id": run_id,
+        "program": program,
+        "arguments": arguments,
+        "keep": keep,
+        "live": live,
+        "thin": thin,
+        "limits": {
+            "wall_s": limits.wall_s,
+            "cpu_s": limits.cpu_s,
+            "memory_bytes": limits.memory_mb << 20,
+            "output_bytes": limits.output_bytes,
+        },
+    }
+    text = strict_json.dumps(arguments).decode()
+    if len(text) <= MAX_INLINE_REQUEST_BYTES:
+        return [run]
+    parts = [
+        {"op": "part", "id": run_id, "text": text[start : start + MAX_TEXT_CHARACTERS]}
+        for start in range(0, len(text), MAX_TEXT_CHARACTERS)
+    ]
+    return [*parts, {**run, "arguments": None}]

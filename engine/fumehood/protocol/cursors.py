@@ -1,0 +1,63 @@
+"""Cursors: where a list goes on, in a form that only the engine can make.
+
+Host side. A cursor is bound to the list with its filters and to the principal that got it, and
+lives as long as its key: until the engine stops. Invariant: what `read` returns is what `make`
+was given, for the same list and principal.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+
+from fumehood.core.errors import InvalidParams
+
+MAC_BYTES = 16
+MAX_CURSOR = 6000
+"""The longest path of a workspace fits in one."""
+
+
+class Cursors:
+    """Makes and reads cursors with one secret key."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def make(self, listing: str, principal_id: str, position: str) -> str:
+        """A cursor after `position`."""
+        signed = self._mac(listing, principal_id, position) + position.encode()
+        return base64.urlsafe_b64encode(signed).decode("ascii").rstrip("=")
+
+    def read(self, cursor: str, listing: str, principal_id: str) -> str:
+        """The position in a cursor.
+
+        Raises:
+            InvalidParams: not made here, or for another list or principal.
+        """
+        try:
+            if len(cursor) > MAX_CURSOR:
+                raise ValueError
+            padded = cursor + "=" * (-len(cursor) % 4)
+            signed = base64.b64decode(padded.encode("ascii"), altchars=b"-_", validate=True)
+            position = signed[MAC_BYTES:].decode()
+        except (ValueError, binascii.Error):
+            raise _unknown() from None
+        expected = self._mac(listing, principal_id, position)
+        if not hmac.compare_digest(signed[:MAC_BYTES], expected):
+            raise _unknown()
+        return position
+
+    def _mac(self, *parts: str) -> bytes:
+        # Each part with its length: no two lists of parts are signed alike.
+        text = "".join(f"{len(part)}:{part}" for part in parts)
+        return hmac.digest(self._key, text.encode(), hashlib.sha256)[:MAC_BYTES]
+
+
+def _unknown() -> InvalidParams:
+    return InvalidParams(
+        "The cursor is not one of this list: it was altered, is for other filters or another "
+        "caller, or the engine was started anew. Begin the list again without it.",
+        fields=["cursor"],
+    )

@@ -1,0 +1,132 @@
+"""A file's bytes as plain values: JSON, TOML or YAML by the ending of its name.
+
+Host side, asked where operators write files (definitions of tools, the policy). What one format
+could say and the others not (dates, anchors, NaN) is refused. Invariant: whatever the bytes are,
+they cost no more than a bounded time for their length.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import PurePath
+from typing import Any
+
+import re2
+
+from fumehood.protocol import strict_json
+from fumehood.protocol.toml_lines import Lines, lines_of
+
+MAX_VALUES = 200_000
+"""Scalars, arrays and objects of one text. A definition has some dozens."""
+
+MAX_INTEGER_BITS = math.ceil(strict_json.MAX_INTEGER_DIGITS * math.log2(10))
+
+# The standard library's parser takes time quadratic in the parts of one dotted key.
+_PART = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\\n]|\\[^\n])*"|'[^'\n]*')"""
+_LONG_KEY = re2.compile(rf"{_PART}(?:[ \t]*\.[ \t]*{_PART}){{{strict_json.MAX_DEPTH}}}")
+
+
+class FileFault(Exception):
+    """A file cannot be used. The message is for the operator."""
+
+
+def read_values(name: str, data: bytes, lines: Lines | None = None) -> Any:
+    """What a file holds, by the format that its name says. `lines` is filled with where.
+
+    Raises:
+        FileFault: not in that format.
+    """
+    if b"\0" in data:
+        raise FileFault("it holds NUL bytes")
+    try:
+        value = _PARSERS[PurePath(name).suffix](data, lines)
+        _check_values(value)
+    except UnicodeDecodeError as error:
+        raise FileFault(f"not UTF-8 at byte {error.start}") from None
+    except RecursionError:
+        raise FileFault(f"nested deeper than {strict_json.MAX_DEPTH} levels") from None
+    except ValueError as error:
+        raise FileFault(one_line(str(error))) from None
+    return value
+
+
+def one_line(text: str, longest: int = 1000) -> str:
+    """Text from a file in a form that can neither move a cursor nor fill a log."""
+    shown = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text[: longest + 1])
+    return shown if len(shown) <= longest else f"{shown[:longest]}…"
+
+
+def _json(data: bytes, lines: Lines | None) -> Any:
+    return strict_json.loads(data)
+
+
+def _toml(data: bytes, lines: Lines | None) -> Any:
+    text = data.decode()
+    if _LONG_KEY.search(text):
+        raise ValueError(f"a dotted key has more than {strict_json.MAX_DEPTH} parts")
+    try:
+        value = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"not TOML: {error}") from None
+    except ValueError:  # Python's own limit on digits
+        raise ValueError("a number has too many digits") from None
+    if lines is not None:
+        lines |= lines_of(text)
+    return value
+
+
+def _yaml(data: bytes, lines: Lines | None) -> Any:
+    from fumehood.protocol import yaml_values
+
+    return yaml_values.loads(data.decode(), lines)
+
+
+_PARSERS: Mapping[str, Callable[[bytes, Lines | None], Any]] = {
+    ".json": _json,
+    ".toml": _toml,
+    ".yaml": _yaml,
+    ".yml": _yaml,
+}
+SUFFIXES = tuple(_PARSERS)
+
+
+def _check_values(value: Any) -> None:
+    """Refuse what strict JSON would not have let through. Iterative, level by level."""
+    level = [value]
+    seen = 0
+    for depth in range(strict_json.MAX_DEPTH + 2):
+        seen += len(level)
+        if seen > MAX_VALUES:
+            raise ValueError(f"it holds more than {MAX_VALUES} values")
+        deeper: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                deeper += [*item.keys(), *item.values()]
+            elif isinstance(item, list):
+                deeper += item
+            else:
+                _check_scalar(item)
+        if not deeper:
+            return
+        if depth >= strict_json.MAX_DEPTH:
+            break
+        level = deeper
+    raise ValueError(f"nested deeper than {strict_json.MAX_DEPTH} levels")
+
+
+def _check_scalar(value: Any) -> None:
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ValueError("a string holds a lone surrogate") from None
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError("NaN, infinity and numbers too large for a double are not accepted")
+    elif isinstance(value, int):
+        if value.bit_length() > MAX_INTEGER_BITS:
+            raise ValueError(f"an integer has more than {strict_json.MAX_INTEGER_DIGITS} digits")
+    elif value is not None:
+        raise ValueError(f"a {type(value).__name__} is not accepted; write it as a string")

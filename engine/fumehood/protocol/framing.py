@@ -1,0 +1,89 @@
+"""Frames: how host, supervisor and child cut a byte stream into messages.
+
+A frame is a four-byte big-endian length and that many bytes of strict JSON, whose value is
+an object. Used on both sides of every wall, standard library only.
+
+Invariant: a reader never holds more than one frame's cap of what it has not accepted; a
+length over the cap is refused before a byte of the body is kept.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from fumehood.protocol import strict_json
+
+HEADER = struct.Struct("!I")
+
+
+class FrameError(ValueError):
+    """The peer does not speak frames; the channel cannot be used any further."""
+
+
+class FrameTooLarge(FrameError):
+    """The announced length is over the reader's cap."""
+
+
+def encode(message: dict[str, Any]) -> bytes:
+    """One message as one frame."""
+    body = strict_json.dumps(message)
+    return HEADER.pack(len(body)) + body
+
+
+class Decoder:
+    """Turns chunks of a stream into messages.
+
+    `max_bytes` caps the body of each frame; it may be changed between frames. `last_size`
+    is the length of the newest complete body in bytes.
+    """
+
+    def __init__(self, max_bytes: int, max_depth: int = strict_json.MAX_DEPTH) -> None:
+        self.max_bytes = max_bytes
+        self._max_depth = max_depth
+        self.last_size = 0
+        self._buffer = bytearray()
+
+    def feed(self, chunk: bytes) -> list[dict[str, Any]]:
+        """Add a chunk; return the messages that it completed, oldest first.
+
+        Raises:
+            FrameTooLarge: a length over `max_bytes`.
+            FrameError: a body that is not a strict JSON object.
+        """
+        return [parse_body(body, self._max_depth) for body in self.bodies(chunk)]
+
+    def bodies(self, chunk: bytes) -> list[bytes]:
+        """The same, but the bodies as they came, for who parses them another way.
+
+        Raises:
+            FrameTooLarge: a length over `max_bytes`.
+        """
+        self._buffer += chunk
+        bodies: list[bytes] = []
+        while len(self._buffer) >= HEADER.size:
+            (length,) = HEADER.unpack_from(self._buffer)
+            if length > self.max_bytes:
+                raise FrameTooLarge(f"a frame of {length} bytes, {self.max_bytes} are allowed")
+            end = HEADER.size + length
+            if len(self._buffer) < end:
+                break
+            bodies.append(bytes(self._buffer[HEADER.size : end]))
+            self.last_size = length
+            del self._buffer[:end]
+        return bodies
+
+
+def parse_body(body: bytes, max_depth: int = strict_json.MAX_DEPTH) -> dict[str, Any]:
+    """The message in one frame's body.
+
+    Raises:
+        FrameError: not a strict JSON object.
+    """
+    try:
+        message = strict_json.loads(body, max_depth=max_depth)
+    except strict_json.StrictJsonError as error:
+        raise FrameError(f"a frame is {error}") from None
+    if not isinstance(message, dict):
+        raise FrameError("a frame holds no object")
+    return message

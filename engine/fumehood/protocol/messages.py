@@ -1,0 +1,120 @@
+"""Messages: dictionaries from the wire ↔ values of the model.
+
+Host side. Above it: daemon, client, and the host half of each wall. What a guest sends is
+hostile, so its frames become values only through the strict models here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fumehood.core.envelope import Envelope
+from fumehood.core.errors import EndedBy
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Limit, Limits
+from fumehood.protocol.framing import FrameError
+
+MAX_PROGRESS_CHARACTERS = 200
+
+
+class _Frame(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class GuestReady(_Frame):
+    """The guest serves, and these limits were seen to hold here."""
+
+    op: str
+    enforces: dict[str, bool]
+    faults: tuple[str, ...] = Field(max_length=8, strict=False)
+
+    @property
+    def enforced(self) -> frozenset[Limit]:
+        """The limits that held when the guest tried to break them."""
+        return frozenset(limit for limit in Limit if self.enforces.get(limit, False))
+
+
+class GuestEnding(_Frame):
+    """How one run ended. Everything but `claim` was decided or measured outside the child."""
+
+    op: str
+    id: int
+    ended_by: EndedBy = Field(strict=False)
+    isolation: str = Field(pattern="^(resident|call)$")
+    cpu_ms: float | None = Field(ge=0)
+    peak_memory_bytes: int | None = Field(ge=0)
+    output_bytes: int = Field(ge=0)
+    exit_code: int | None
+    signal: int | None
+    claim: dict[str, Any] | None
+
+
+class GuestProgress(_Frame):
+    """What a run says of itself while it works."""
+
+    op: str
+    id: int
+    percent: float = Field(ge=0, le=100, allow_inf_nan=False)
+    message: str = Field(max_length=MAX_PROGRESS_CHARACTERS)
+
+
+def parse_guest_frame(message: dict[str, Any]) -> GuestReady | GuestEnding | GuestProgress:
+    """One frame of a guest.
+
+    Raises:
+        FrameError: not one of the guest's messages.
+    """
+    try:
+        if message.get("op") == "ended":
+            return GuestEnding.model_validate(message)
+        if message.get("op") == "ready":
+            return GuestReady.model_validate(message)
+        if message.get("op") == "progress":
+            return GuestProgress.model_validate(message)
+    except ValidationError as error:
+        raise FrameError(f"a guest's message is wrong in {error.error_count()} places") from None
+    raise FrameError("a guest sent a message of no known kind")
+
+
+def run_frame(run_id: int, program: str, arguments: JsonObject, limits: Limits) -> JsonObject:
+    """The frame that starts a run. A memory limit must be set: the guest knows no other."""
+    if limits.memory_mb is None:
+        raise ValueError("a run in a guest needs a memory limit")
+    return {
+        "op": "run",
+        "id": run_id,
+        "program": program,
+        "arguments": arguments,
+        "limits": {
+            "wall_s": limits.wall_s,
+            "cpu_s": limits.cpu_s,
+            "memory_bytes": limits.memory_mb << 20,
+            "output_bytes": limits.output_bytes,
+        },
+    }
+
+
+def lend_frame(loan_id: int, memory_bytes: int, cpu_s: float) -> JsonObject:
+    """The frame that asks for a child to speak with."""
+    return {"op": "lend", "id": loan_id, "memory_bytes": memory_bytes, "cpu_s": cpu_s}
+
+
+def program_request(program: str, arguments: JsonObject, limits: Limits) -> JsonObject:
+    """What a child reads: the same from this side as from its supervisor."""
+    return {"program": program, "output_bytes": limits.output_bytes, "arguments": arguments}
+
+
+def encode_envelope(envelope: Envelope) -> bytes:
+    """An envelope as JSON bytes."""
+    return envelope.model_dump_json().encode()
+
+
+def decode_envelope(body: bytes) -> Envelope:
+    """An envelope from JSON bytes.
+
+    Raises:
+        ValueError: the bytes are not an envelope.
+    """
+    return Envelope.model_validate_json(body)

@@ -1,0 +1,135 @@
+"""The paths of an engine's sockets, by the rules that the daemon, the clients and the CLI share.
+
+Below `config`, whose settings extend these. Invariant: a client that is given no path finds the
+socket that an engine with the same environment and configuration file listens on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from fumehood.core.errors import FumehoodError
+from fumehood.protocol import engine_paths
+from fumehood.protocol.engine_paths import RUN_DIRECTORY, EnginePaths
+
+
+class ConfigError(FumehoodError):
+    """The configuration cannot be used. The message says what to change."""
+
+
+class ServiceConfig(BaseModel):
+    """Where a service's sockets stand, and whose they are (`mode = "service"`)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run_directory: Path = RUN_DIRECTORY
+    callers_group: str = "fumehood-callers"
+    approvers_group: str = "fumehood-approvers"
+
+
+class SocketSettings(BaseSettings):
+    """The settings that decide where the sockets are. All others are ignored."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="FUMEHOOD_",
+        env_nested_delimiter="__",
+        env_ignore_empty=True,
+        frozen=True,
+        extra="ignore",
+    )
+
+    mode: Literal["single-user", "service"] = "single-user"
+    home: Path | None = None
+    socket: Path | None = None
+    service: ServiceConfig = ServiceConfig()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        file = TomlConfigSettingsSource(settings_cls, config_file())
+        return (init_settings, env_settings, file)
+
+    @property
+    def state_directory(self) -> Path:
+        """Where the engine keeps what it must not lose."""
+        return self._paths.state_directory
+
+    @property
+    def socket_path(self) -> Path:
+        """The callers' socket.
+
+        Raises:
+            ConfigError: the path is longer than a Unix socket's may be.
+        """
+        return _fitting(lambda: self._paths.socket_path)
+
+    @property
+    def control_socket_path(self) -> Path:
+        """The socket for approvers and administrators, beside the callers' one.
+
+        Raises:
+            ConfigError: the path is longer than a Unix socket's may be.
+        """
+        return _fitting(lambda: self._paths.control_socket_path)
+
+    @property
+    def _paths(self) -> EnginePaths:
+        return EnginePaths(
+            os.environ, self.mode, self.home, self.socket, self.service.run_directory
+        )
+
+
+def find_sockets() -> SocketSettings:
+    """Read the environment and the configuration file.
+
+    Raises:
+        ConfigError: they cannot be read, or are wrong about the sockets.
+    """
+    require_named_file()
+    try:
+        return SocketSettings()
+    except ValidationError as error:
+        faults = error.errors(include_url=False, include_input=False)
+        words = "; ".join(f"{'.'.join(map(str, f['loc']))}: {f['msg']}" for f in faults)
+    except (ValueError, OSError) as error:  # not TOML, not UTF-8, not readable
+        words = str(error)
+    raise ConfigError(
+        f"The engine's socket cannot be found, because the configuration is wrong: {words}. "
+        "Correct it, or name the socket."
+    )
+
+
+def require_named_file() -> None:
+    """Raises ConfigError where FUMEHOOD_CONFIG names no file."""
+    named = os.environ.get("FUMEHOOD_CONFIG")
+    if named and not Path(named).is_file():
+        raise ConfigError("FUMEHOOD_CONFIG names a file that does not exist.")
+
+
+def config_file() -> Path:
+    """The configuration file that would be read; it need not exist."""
+    return engine_paths.config_file(os.environ)
+
+
+def _fitting(path: Callable[[], Path]) -> Path:
+    try:
+        return path()
+    except ValueError as error:
+        raise ConfigError(str(error)) from None

@@ -1,0 +1,230 @@
+"""The maker: from a kind to a container that serves, and what is known of the last ones.
+
+Host side, between the wall and `container`. Invariant: a container has a name, and is known as
+wanted, before Docker is asked for it; one that does not come to serve is removed.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import platform
+import time
+from collections.abc import Callable
+
+from fumehood.core.errors import EngineError, SandboxUnavailable
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Limit
+from fumehood.sandbox.container.container import (
+    Container,
+    ContainerDocker,
+    ContainerFailed,
+    LimitsNotEnforced,
+)
+from fumehood.sandbox.container.docker_api import DockerError
+from fumehood.sandbox.container.host_check import Unfit
+from fumehood.sandbox.container.image_catalog import ImageFound, ImageShelf
+from fumehood.sandbox.container.pool_entry import Kind, Listener
+from fumehood.sandbox.container.reaper import Reaper
+from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
+from fumehood.sandbox.container.spec import ContainerSpec
+
+GUEST_GRACE_S = 60.0
+"""How much longer a guest lives by its own clock than the pool would ever use it."""
+
+GUEST_CPUS = 0.5
+"""The guest's share, beside what programs may use: it makes the next child while a program runs."""
+
+TOO_MANY_FAILED_STARTS = 3
+MAX_WHY_CHARACTERS = 1000
+RETRY_AFTER_MS = 1000
+
+OnEvent = Callable[[str, JsonObject], None]
+
+
+class _Failed(Exception):
+    """One try failed."""
+
+    def __init__(self, refusal: EngineError, *, is_docker_s: bool) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+        self.is_docker_s = is_docker_s
+
+
+class ContainerMaker:
+    """Makes and removes the containers of one engine, of the images that are on the shelf."""
+
+    def __init__(
+        self,
+        docker: ContainerDocker,
+        settings: ContainerSettings,
+        identity: EngineIdentity,
+        reaper: Reaper,
+        shelf: ImageShelf,
+        required: frozenset[Limit],
+        *,
+        start_soon: Callable[..., object],
+        on_event: OnEvent,
+        on_start: Callable[[], None],
+        on_failure: Callable[[], None],
+    ) -> None:
+        self._docker = docker
+        self._settings = settings
+        self._first_image = next(iter(settings.images.values()))
+        self._identity = identity
+        self._reaper = reaper
+        self._shelf = shelf
+        self._required = required
+        self._start_soon = start_soon
+        self._on_event = on_event
+        self._on_start = on_start
+        self._on_failure = on_failure
+        self._numbers = 0
+        self._lacking: frozenset[Limit] | None = None
+        """What the last container enforced that was not good enough."""
+        self.unsettled: set[str] = set()
+        """Containers that are being made, or could not be and are being removed."""
+        self.failed_starts = 0
+        """In a row; where only the guest of an image other than the first did not start, that
+        image's fault is not the wall's."""
+        self.failure: Unfit | None = None
+        """Why the last of them failed."""
+        self.host_cpus = 0
+        """Processors of Docker's host, which refuses more; 0 where that is not known."""
+        self.seen: frozenset[Limit] | None = None
+        """What was enforced in the last container; in a bad one, if all fail."""
+
+    @property
+    def has_made(self) -> bool:
+        """Whether Docker was ever asked for a container."""
+        return self._numbers > 0
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether so many could not be started that the next would not either."""
+        return self.failed_starts >= TOO_MANY_FAILED_STARTS
+
+    async def make(self, kind: Kind, listener: Listener) -> Container:
+        """Make and start a container; once more where its guest does not come to serve.
+
+        Raises:
+            SandboxUnavailable: its image is missing, it could not be made, or it does not
+                enforce what it must.
+        """
+        began = time.monotonic()
+        try:
+            container = await self._try(kind, listener)
+        except _Failed as first:
+            if first.is_docker_s or self.is_failing:
+                raise first.refusal from None
+            try:
+                container = await self._try(kind, listener)
+            except _Failed as second:
+                raise second.refusal from None
+        self.failed_starts = 0
+        self._lacking = None
+        self.seen = container.enforced
+        self._on_start()
+        took_ms = round((time.monotonic() - began) * 1e3)
+        started = {"name": container.name, "image": kind.image, "memory_mb": kind.memory_mb}
+        self._on_event("container.started", {**started, "ms": took_ms})
+        return container
+
+    async def _try(self, kind: Kind, listener: Listener) -> Container:
+        """One container. One that fails is removed. Raises _Failed."""
+        image = self._image(kind.image)
+        self._numbers += 1
+        spec = self._spec(kind, image, self._numbers)
+        self.unsettled.add(spec.name)
+        try:
+            container = await Container.start(
+                self._docker,
+                spec,
+                listener,
+                required=self._required,
+                command=self._settings.command,
+                ready_s=self._settings.start_deadline_s,
+            )
+        except BaseException as error:
+            self._start_soon(self._remove_failed, spec.name)
+            if not isinstance(error, Exception):
+                raise
+            raise self._failed(spec, error) from None
+        self.unsettled.discard(spec.name)
+        return container
+
+    async def remove(self, name: str) -> None:
+        """Returns when it is gone."""
+        await self._reaper.remove(name)
+
+    def _image(self, name: str) -> ImageFound:
+        """Raises SandboxUnavailable."""
+        found = self._shelf.found.get(name)
+        if found is not None:
+            return found
+        missing = self._shelf.missing.get(name)
+        if missing is not None:
+            raise copy.copy(missing)
+        raise SandboxUnavailable(f"There is no image {name!r} any more.", retryable=False)
+
+    def _spec(self, kind: Kind, image: ImageFound, number: int) -> ContainerSpec:
+        settings = self._settings
+        used_s = settings.rules.lifetime_s + settings.held_s  # one that was warm for long is held
+        lifetime_s = used_s + settings.limits.max_wall_s + GUEST_GRACE_S
+        return ContainerSpec(
+            name=f"fumehood-{self._identity.engine_id[:8]}-{number}",
+            image_id=image.id,
+            image_name=kind.image,
+            engine_id=self._identity.engine_id,
+            owner_id=self._identity.owner_id,
+            memory_mb=kind.memory_mb,
+            guest_mb=image.guest_mb,
+            cpus=min(settings.cpus + GUEST_CPUS, max(settings.cpus, self.host_cpus)),
+            lifetime_s=lifetime_s,
+            deadline=int(time.time() + lifetime_s),
+            runtime=settings.runtime,
+            engine_pid=os.getpid(),
+            engine_host=platform.node(),
+        )
+
+    def _failed(self, spec: ContainerSpec, error: Exception) -> _Failed:
+        """Note a failed start; what the caller is told of it."""
+        words = _in_words(error)
+        if spec.image_name == self._first_image or type(error) is not ContainerFailed:
+            self.failed_starts += 1
+            self.failure = words
+        if isinstance(error, LimitsNotEnforced):
+            self._lacking = error.enforced
+        if self.is_failing and self._lacking is not None:
+            self.seen = self._lacking
+        why = str(error) if isinstance(error, DockerError | ContainerFailed) else repr(error)
+        self._on_event(
+            "container.failed",
+            {"name": spec.name, "image": spec.image_name, "why": why[:MAX_WHY_CHARACTERS]},
+        )
+        self._on_failure()
+        refusal = SandboxUnavailable(
+            f"No container could be started. {words.fault} {words.cure}",
+            retry_after_ms=RETRY_AFTER_MS,
+        )
+        return _Failed(refusal, is_docker_s=isinstance(error, DockerError))
+
+    async def _remove_failed(self, name: str) -> None:
+        try:
+            await self._reaper.remove(name)
+        finally:
+            self.unsettled.discard(name)
+
+
+def _in_words(error: Exception) -> Unfit:
+    """Fit for whoever made the call: Docker's own words may hold paths of the host."""
+    if isinstance(error, DockerError):
+        return Unfit(error.public, error.cure, error.heals)
+    if isinstance(error, LimitsNotEnforced):
+        cure = "Run `fumehood doctor` to see why."
+        return Unfit("A container here does not hold what it must.", cure)
+    if isinstance(error, ContainerFailed):
+        return Unfit(
+            "Containers start, but their guest does not.", "The engine's log says why.", heals=True
+        )
+    return Unfit("A container could not be made.", "The engine's log says why.", heals=True)

@@ -1,0 +1,1 @@
+"""The images that containers are made from: recipes, builds, and the catalog of what is there."""

@@ -1,0 +1,118 @@
+"""What a build has in Docker while it runs: containers to work in, and a note for engines.
+
+Host side. The containers have no network, no capabilities and no files of another user. The note
+is a volume without contents that names the images being built: Docker is what a build and an engine
+have in common, whoever runs them. Invariant: each has a deadline in its name or label, so that
+the next build removes what a killed one left behind, and no engine believes an old note.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import docker
+from docker.errors import DockerException
+from requests.exceptions import RequestException
+
+from fumehood.sandbox.images.errors import trouble_in
+
+NAME = "fumehood-builder-"
+"""How their names begin; then come a deadline and a random part."""
+
+BUILDING = "fumehood.building"
+"""Label of a note: the images, separated by spaces."""
+
+UNTIL = "fumehood.until"
+"""Label of a note: its deadline, in seconds since 1970."""
+
+NOTE_LIFETIME_S = 1200
+"""All four images take 7 minutes on a slow host."""
+
+LIFETIME_S = 600
+MEMORY = "1g"
+PROCESSES = 64
+
+
+@contextmanager
+def builder(
+    client: docker.APIClient, image: str, command: Sequence[str], *, run_s: float
+) -> Iterator[str]:
+    """One that is not started yet, for a command that takes `run_s` at most."""
+    host = client.create_host_config(
+        network_mode="none",
+        cap_drop=["ALL"],
+        security_opt=["no-new-privileges"],
+        mem_limit=MEMORY,
+        pids_limit=PROCESSES,
+    )
+    made = client.create_container(
+        image,
+        command=list(command),
+        host_config=host,
+        name=f"{NAME}{int(time.time() + LIFETIME_S + run_s)}-{secrets.token_hex(4)}",
+    )
+    try:
+        yield made["Id"]
+    finally:
+        client.remove_container(made["Id"], force=True)
+
+
+def run(client: docker.APIClient, container: str, *, run_s: float, failed: str) -> None:
+    """Run its command to the end.
+
+    Raises:
+        ImageTrouble: it failed; `failed` and what it said last.
+    """
+    client.start(container)
+    status = client.wait(container, timeout=run_s)["StatusCode"]
+    if status != 0:
+        said = client.logs(container, tail=5).decode("utf-8", "replace")
+        raise trouble_in(failed, said.splitlines())
+
+
+@contextmanager
+def building_noted(client: docker.APIClient, names: Sequence[str]) -> Iterator[None]:
+    """Tell engines meanwhile that these images are being built. A build goes on without."""
+    note = f"{NAME}{secrets.token_hex(8)}"
+    labels = {BUILDING: " ".join(names), UNTIL: str(int(time.time()) + NOTE_LIFETIME_S)}
+    with suppress(DockerException, RequestException):
+        client.create_volume(note, labels=labels)
+    try:
+        yield
+    finally:
+        with suppress(DockerException, RequestException):
+            client.remove_volume(note)
+
+
+def is_being_built(client: docker.APIClient, name: str) -> bool:
+    """Whether a build has noted this image."""
+    return any(
+        name in labels[BUILDING].split() and not _is_over(labels)
+        for labels in _notes(client).values()
+    )
+
+
+def _notes(client: docker.APIClient) -> dict[str, dict[str, str]]:
+    """The labels of each note, by the name of its volume."""
+    found = client.volumes(filters={"label": [BUILDING]}).get("Volumes") or ()
+    return {one["Name"]: one["Labels"] for one in found}
+
+
+def _is_over(labels: dict[str, str]) -> bool:
+    until = labels.get(UNTIL, "")
+    return not re.fullmatch(r"\d{1,12}", until, re.ASCII) or int(until) < time.time()
+
+
+def sweep_builders(client: docker.APIClient) -> None:
+    """Remove the containers and notes that a killed build left behind."""
+    for note, labels in _notes(client).items():
+        if _is_over(labels):
+            client.remove_volume(note)
+    for row in client.containers(all=True, filters={"name": NAME}):
+        deadline = re.fullmatch(rf"/{NAME}(\d+)-[0-9a-f]+", row["Names"][0])
+        if deadline is not None and int(deadline[1]) < time.time():
+            client.remove_container(row["Id"], force=True)

@@ -1,0 +1,232 @@
+"""The Python index, asked by the host with pip: files for the image's Python, not the host's.
+
+Host side. Only wheels are taken: to build anything else is to run it here. Invariant: no code of
+a package runs on the host, and what a lock names is taken only with a hash of the lock. Which
+index it is says pip's own configuration.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from fumehood.sandbox.images import pip_for_image
+from fumehood.sandbox.images.errors import ImageTrouble, has_sign, trouble_in
+from fumehood.sandbox.images.lock import Lock, Pinned, lock_of
+from fumehood.sandbox.images.rootfs import OnStep
+
+DEADLINE_S = 600
+PATIENCE = ("--timeout=20", "--retries=2")
+
+PYTHONS = {"bookworm": ("3.11.2", 36)}
+"""By release of Debian: its Python, and the minor version of its glibc."""
+
+MACHINES = ("x86_64", "aarch64")
+OLDEST_GLIBC = 5
+"""*Source*: PEP 600; `manylinux1` is 2.5, `manylinux2010` 2.12, `manylinux2014` 2.17."""
+
+_LEGACY = ("manylinux2014", "manylinux2010", "manylinux1")
+_CONFLICT = "The conflict is caused by:"
+CAUSES_SHOWN = 6
+_MISSING = re.compile(r"No matching distribution found for ([A-Za-z0-9._-]+)(.*)")
+
+
+def resolve(requirements: str, release: str, cache: Path, on_step: OnStep) -> Lock:
+    """Find versions that fit together, with all that they need, and put their files into `cache`.
+
+    Raises:
+        ImageTrouble: with the cure.
+    """
+    on_step("looking packages up in the Python index")
+    with _staging(cache) as directory:
+        asked = Path(directory) / "requirements.in"
+        asked.write_text(requirements, encoding="utf-8")
+        wheels = Path(directory) / "wheels"
+        _pip(["download", *_target(release), f"--dest={wheels}", f"--requirement={asked}"], release)
+        found = sorted(wheels.glob("*")) if wheels.is_dir() else []
+        lock = lock_of(found)
+        for wheel in found:
+            _keep(cache, wheel, hashlib.sha256(wheel.read_bytes()).hexdigest())
+    return lock
+
+
+def fetch(lock: Lock, release: str, cache: Path, on_step: OnStep) -> list[Path]:
+    """One wheel for each package of the lock, out of `cache` where it is there already.
+
+    Raises:
+        ImageTrouble: with the cure.
+    """
+    missing = Lock(tuple(each for each in lock.packages if _kept(cache, each) is None))
+    if missing.packages:
+        on_step(f"downloading from the Python index: {len(missing.packages)}")
+        _download(missing, release, cache)
+    found = [_kept(cache, each) for each in lock.packages]
+    if None in found:
+        raise ImageTrouble(
+            f"The cache {cache} loses what is put into it.", "Look at its disk and rights."
+        )
+    return [wheel for wheel in found if wheel is not None]
+
+
+def _download(lock: Lock, release: str, cache: Path) -> None:
+    with _staging(cache) as directory:
+        asked = Path(directory) / "requirements.lock"
+        asked.write_text(lock.text, encoding="utf-8")
+        wheels = Path(directory) / "wheels"
+        _pip(
+            ["download", *_target(release), "--no-deps", "--require-hashes", f"--dest={wheels}",
+             f"--requirement={asked}"],
+            release,
+        )  # fmt: skip
+        for wheel in sorted(wheels.glob("*")):
+            _keep(cache, wheel, hashlib.sha256(wheel.read_bytes()).hexdigest())
+
+
+def _staging(cache: Path) -> tempfile.TemporaryDirectory[str]:
+    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return tempfile.TemporaryDirectory(prefix=".fetching-", dir=cache)
+
+
+def _keep(cache: Path, wheel: Path, digest: str) -> None:
+    folder = cache / digest
+    folder.mkdir(exist_ok=True)
+    wheel.replace(folder / wheel.name)
+
+
+def _kept(cache: Path, package: Pinned) -> Path | None:
+    """What is kept counts only with its hash, and only for this machine: a home directory may be
+    shared by several.
+    """
+    for digest in package.hashes:
+        for wheel in sorted((cache / digest).glob("*.whl")):
+            tag = wheel.stem.rpartition("-")[2]
+            is_for_us = tag == "any" or tag.endswith(f"_{platform.machine()}")
+            if is_for_us and hashlib.sha256(wheel.read_bytes()).hexdigest() == digest:
+                return wheel
+    return None
+
+
+def _target(release: str) -> list[str]:
+    version, glibc = _python_of(release)
+    machine = platform.machine()
+    if machine not in MACHINES:
+        raise ImageTrouble(
+            f"Packages of the Python index are taken for {' and '.join(MACHINES)} only.",
+            f"This machine is {machine[:40]}.",
+        )
+    minor = ".".join(version.split(".")[:2])
+    abi = f"cp{minor.replace('.', '')}"
+    platforms = [f"manylinux_2_{number}" for number in range(glibc, OLDEST_GLIBC - 1, -1)]
+    return [
+        "--only-binary=:all:", f"--python-version={minor}", "--implementation=cp",
+        *(f"--abi={each}" for each in (abi, "abi3", "none")),
+        *(f"--platform={each}_{machine}" for each in (*platforms, *_LEGACY, "linux")),
+    ]  # fmt: skip
+
+
+def _python_of(release: str) -> tuple[str, int]:
+    if release not in PYTHONS:
+        raise ImageTrouble(
+            f"Which Python {release} has is not known here.",
+            f"Packages of the Python index need one of: {', '.join(PYTHONS)}.",
+        )
+    return PYTHONS[release]
+
+
+def _markers(release: str) -> str:
+    """*Source*: PEP 508, environment markers."""
+    version, _ = _python_of(release)
+    return json.dumps({
+        "implementation_name": "cpython", "implementation_version": version, "os_name": "posix",
+        "platform_machine": platform.machine(), "platform_release": pip_for_image.SIGN,
+        "platform_system": "Linux", "platform_version": "", "python_full_version": version,
+        "platform_python_implementation": "CPython",
+        "python_version": ".".join(version.split(".")[:2]), "sys_platform": "linux",
+    })  # fmt: skip
+
+
+def _pip(arguments: list[str], release: str) -> None:
+    """Run to the end or the deadline. Raises ImageTrouble."""
+    options = ["--disable-pip-version-check", "--no-input", "--no-color", *PATIENCE]
+    status, said = _run(
+        [_python_with_pip(), "-I", pip_for_image.__file__, _markers(release), *arguments, *options]
+    )
+    if status != 0:
+        raise _in_words(said)
+
+
+def _run(command: list[str]) -> tuple[int, str]:
+    # In an empty directory: what lies where the operator stands is nothing to be installed.
+    with tempfile.TemporaryDirectory(prefix="fumehood-pip-") as nowhere:
+        return _run_in(nowhere, command)
+
+
+def _run_in(directory: str, command: list[str]) -> tuple[int, str]:
+    with subprocess.Popen(  # noqa: S603 - the command is made above, of checked names
+        command, cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, encoding="utf-8", errors="replace", start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            said, _ = process.communicate(timeout=DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            _kill(process)
+            return 1, f"it took longer than {DEADLINE_S} s"
+        except BaseException:
+            _kill(process)
+            raise
+    return process.returncode, said
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """pip keeps nothing that it would have to tidy up."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _python_with_pip() -> str:
+    """This one, or the system's: an installed program's own environment may lack pip."""
+    for python in (sys.executable, shutil.which("python3")):
+        if python and _run([python, "-I", "-c", "import pip"])[0] == 0:
+            return python
+    raise ImageTrouble(
+        "Packages of the Python index are fetched with pip, which is not installed.",
+        f"{sys.executable} -m ensurepip, or apt-get install python3-pip",
+    )
+
+
+def _in_words(said: str) -> ImageTrouble:
+    """What pip's words mean for who asked for packages."""
+    lines = [line for line in said.splitlines() if "is ignored: it is neither" not in line]
+    lacks = _MISSING.search(said)
+    if "Retrying (" in said or (lacks is None and has_sign(said)):
+        return trouble_in("The Python index", lines)
+    if _CONFLICT in said:
+        causes = [line.strip() for line in said.partition(_CONFLICT)[2].splitlines() if line]
+        return ImageTrouble(
+            f"The packages do not fit together: {'; '.join(causes[:CAUSES_SHOWN])[:500]}.",
+            "Ask for other versions, or for no certain one.",
+        )
+    if lacks is None:
+        return trouble_in("The Python index", lines)
+    name, version = lacks[1], lacks[2].strip()
+    if "from versions: none" not in said:
+        return ImageTrouble(
+            f"No version of {name} fits {(name + version)[:100]!r} and has a wheel for this image.",
+            "Ask for another version.",
+        )
+    if _run([_python_with_pip(), "-m", "pip", "index", "versions", *PATIENCE, name])[0] == 0:
+        return ImageTrouble(
+            f"{name} has no wheel for this image, and packages are not built here.",
+            "Ask for another version, or for a package that is published as a wheel.",
+        )
+    return ImageTrouble(f"The Python index has no package {name!r}.", "Check how it is written.")

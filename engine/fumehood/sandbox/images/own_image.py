@@ -1,0 +1,151 @@
+"""An image of the operator's own: a folder made from a list of packages, one of ours below it.
+
+Host side; asks the Python index and never Docker. The folder is made aside, and gets its name by
+`publish` once the image is built. Invariant: there is a folder of an image, whole, or none; and
+what is in it is the operator's and nobody else's to write.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from fumehood.sandbox.images.index import resolve
+from fumehood.sandbox.images.lock import (
+    WrongRequirements,
+    merged,
+    parse_requirements,
+)
+from fumehood.sandbox.images.recipe import (
+    Recipe,
+    WrongRecipe,
+    image_names,
+    is_debian_package,
+    is_own_name,
+    read_recipe,
+)
+from fumehood.sandbox.images.rootfs import OnStep
+from fumehood.sandbox.images.settings import ImageSettings
+
+MAX_LIST_BYTES = 1 << 20
+MAX_DEBIAN_PACKAGES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What somebody wants in an image."""
+
+    name: str
+    requirements: str
+    """The text of a requirements file."""
+    debian_packages: tuple[str, ...] = ()
+    below: str = "python-data"
+    """Which image of ours it starts from."""
+
+
+def check_wish(wish: Wish, home: Path, *, replace: bool = False) -> None:
+    """Before anything is asked or made.
+
+    Raises:
+        WrongRecipe: the wish cannot be fulfilled; it says why.
+    """
+    _check_names(wish)
+    if (home / wish.name).exists() and not replace:
+        raise WrongRecipe(
+            f"There is an image {wish.name} already: --replace makes it anew, and "
+            f"`fumehood images remove {wish.name}` removes it."
+        )
+    _requirements(read_recipe(wish.below), wish.requirements)
+
+
+@contextmanager
+def make_aside(wish: Wish, home: Path, cache: Path, on_step: OnStep) -> Iterator[Path]:
+    """A folder with everything the image is made from, gone afterwards unless `publish`ed. The
+    wish was checked.
+
+    Raises:
+        ImageTrouble: the Python index did not give what was asked for.
+        OSError: the folder cannot be written.
+    """
+    below = read_recipe(wish.below)
+    asked = _requirements(below, wish.requirements)
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder = Path(tempfile.mkdtemp(prefix=f".{wish.name}-", dir=home))
+    try:
+        lock = resolve(asked, below.release, cache, on_step)
+        files = {
+            "image.toml": _settings(wish, below.settings),
+            "packages.txt": "".join(
+                f"{name}\n" for name in sorted({*below.packages, *wish.debian_packages})
+            ),
+            "requirements.in": asked,
+            "requirements.lock": f"# Locked with hashes, for {os.uname().machine}.\n{lock.text}",
+        }
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+            (folder / name).chmod(0o644)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def publish(folder: Path, name: str) -> Path:
+    """Give the folder the image's name, in the place of one that has it already."""
+    target = folder.with_name(name)
+    folder.chmod(0o755)
+    if target.exists():
+        old = Path(tempfile.mkdtemp(prefix=f".{name}-old-", dir=folder.parent))
+        target.replace(old)
+        folder.replace(target)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        folder.replace(target)
+    return target
+
+
+def _check_names(wish: Wish) -> None:
+    if not is_own_name(wish.name):
+        ours = ", ".join(image_names())
+        raise WrongRecipe(
+            f"{wish.name[:80]!r} cannot be the name of an image of your own: it is made of a-z, "
+            f"0-9 and '-', begins with a letter, has 31 characters at most, and is none of {ours}."
+        )
+    if wish.below not in image_names():
+        raise WrongRecipe(f"--from takes one of {', '.join(image_names())}.")
+    for package in wish.debian_packages:
+        if not is_debian_package(package):
+            raise WrongRecipe(f"{package[:80]!r} is not the name of a Debian package.")
+    if len(wish.debian_packages) > MAX_DEBIAN_PACKAGES:
+        raise WrongRecipe(f"An image takes {MAX_DEBIAN_PACKAGES} Debian packages at most.")
+
+
+def _requirements(below: Recipe, text: str) -> str:
+    """What the image below asks for, and what is asked for on top of it."""
+    if len(text) > MAX_LIST_BYTES:
+        raise WrongRecipe(f"The list of packages is longer than {MAX_LIST_BYTES >> 20} MB.")
+    ours = dict(below.files).get("requirements.in", b"").decode()
+    try:
+        wanted = parse_requirements(text)
+        return merged(parse_requirements(ours), wanted)
+    except WrongRequirements as error:
+        raise WrongRecipe(f"The list of packages: {error}") from None
+
+
+def _settings(wish: Wish, below: ImageSettings) -> str:
+    def names(values: Sequence[str]) -> str:
+        return "[" + ", ".join(f'"{value}"' for value in values) + "]"
+
+    return (
+        f'release = "{below.release}"\n'
+        f'description = "An image of your own, from {wish.below}"\n'
+        f"languages = {names(below.languages)}\n"
+        "# Modules that are imported once, before all programs, so that those have them at once;\n"
+        "# and the memory in MB that they take. An idle container holds it.\n"
+        f"preload = {names(below.preload)}\n"
+        f"guest_mb = {below.guest_mb}\n"
+    )

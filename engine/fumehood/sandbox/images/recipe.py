@@ -1,0 +1,285 @@
+"""What an image is made from: the folder in `sandbox_images`, and the guest's files.
+
+Host side; reads files and asks nobody. Invariant: everything that decides what is in an image is
+in one of the two digests here, so that an image whose labels carry them needs no further look.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import tarfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from fumehood.core.errors import InternalError
+from fumehood.sandbox.images.lock import Lock, WrongRequirements, parse_lock
+from fumehood.sandbox.images.own_files import read_own_files
+from fumehood.sandbox.images.settings import ImageSettings, WrongSettings, parse_settings
+from fumehood.sandbox.trusted_files import Untrusted
+
+PACKAGE = Path(__file__).parents[2]
+"""`fumehood` itself."""
+
+GUEST_HOME = "opt/fumehood/fumehood"
+"""Where the guest lies in an image."""
+
+ABOUT = "opt/fumehood/image.json"
+"""Where an image tells its guest what it is."""
+
+SITE = "opt/fumehood/site"
+"""Where packages of the Python index lie in an image."""
+
+LOCKED = "opt/fumehood/requirements.lock"
+"""Where an image keeps the list of these packages, for people."""
+
+FONTS = "opt/fumehood/matplotlib"
+"""Where an image keeps Matplotlib's list of fonts."""
+
+ENVIRONMENT = {
+    # A container has one processor's time; and a process with threads cannot be forked.
+    "numpy": {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+    # There is no display; and it complains where it cannot write.
+    "matplotlib": {"MPLBACKEND": "Agg", "MPLCONFIGDIR": "/tmp/.matplotlib"},  # noqa: S108
+}
+"""What programs need to find in their environment, by package of the Python index."""
+
+COMMON = "common"
+"""The folder beside those of the images: files that all images share."""
+
+_PROTOCOL = ("__init__.py", "framing.py", "strict_json.py")
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
+_DEBIAN_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+")
+"""*Source*: Debian policy 5.6.1."""
+
+_BASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]*@sha256:[0-9a-f]{64}")
+
+
+class UnknownImage(Exception):
+    """There is no folder for an image of this name."""
+
+
+class WrongRecipe(Exception):
+    """An image's folder, or the base that was asked for, cannot be used as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What decides an image's base. `files` are all of its folder, by name."""
+
+    name: str
+    settings: ImageSettings
+    packages: tuple[str, ...]
+    lock: Lock
+    files: tuple[tuple[str, bytes], ...]
+    base: str = ""
+    """A named base, by digest; empty: an own root file system."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the base and all files, as hexadecimal digits."""
+        return _digest((("base", self.base.encode()), ("about", self.about), *self.files))
+
+    @property
+    def root_digest(self) -> str:
+        """SHA-256 over what decides the root file system alone: images with the same packages of
+        Debian stand on one.
+        """
+        packages = "\n".join(sorted(self.packages)).encode()
+        parts = [("base", self.base.encode()), ("release", self.release.encode())]
+        parts += [("packages", packages), ("finish", self.file("finish"))]
+        parts += [("Dockerfile", self.file("Dockerfile"))] if self.base else []
+        return _digest(tuple(parts))
+
+    @property
+    def release(self) -> str:
+        """The Debian release."""
+        return self.settings.release
+
+    @property
+    def about(self) -> bytes:
+        """What the image tells its guest, as the file in it."""
+        document = {
+            "name": self.name,
+            "languages": list(self.settings.languages),
+            "preload": list(self.settings.preload),
+            "site_paths": [f"/{SITE}"] if self.lock.packages else [],
+            "environment": self._environment(),
+        }
+        return json.dumps(document, sort_keys=True).encode()
+
+    def _environment(self) -> dict[str, str]:
+        chosen: dict[str, str] = {}
+        for package in self.lock.packages:
+            chosen |= ENVIRONMENT.get(package.name, {})
+        return chosen
+
+    def file(self, name: str) -> bytes:
+        """One file of the folder, or of those that all images share.
+
+        Raises:
+            WrongRecipe: it is not there.
+        """
+        for known, content in self.files:
+            if known == name:
+                return content
+        raise WrongRecipe(f"The image {self.name} lacks its file {name}.")
+
+
+def images_folder() -> Path:
+    """`sandbox_images`, where an installed package or a checkout keeps it."""
+    installed = PACKAGE / "sandbox_images"
+    return installed if installed.is_dir() else PACKAGE.parents[1] / "sandbox_images"
+
+
+def image_names(folder: Path | None = None, *, own: Path | None = None) -> list[str]:
+    """The images that can be built: ours, and those in the operator's directory `own`."""
+    ours = {file.parent.name for file in (folder or images_folder()).glob("*/image.toml")}
+    theirs = set() if own is None else {file.parent.name for file in own.glob("*/image.toml")}
+    return sorted(ours | {name for name in theirs if _NAME.fullmatch(name)})
+
+
+def read_recipe(
+    name: str, *, base: str = "", folder: Path | None = None, own: Path | None = None
+) -> Recipe:
+    """The recipe of one image; ours come first.
+
+    Raises:
+        UnknownImage: there is none of this name.
+        WrongRecipe: its files, or `base`, cannot be used.
+    """
+    if not _NAME.fullmatch(name) or name not in image_names(folder, own=own):
+        known = ", ".join(image_names(folder, own=own)) or "none"
+        raise UnknownImage(f"There is no image {name!r}. Known: {known}.")
+    if own is not None and name not in image_names(folder):
+        try:
+            return recipe_of(name, read_own_files(own / name), base=base)
+        except Untrusted as error:
+            raise WrongRecipe(f"The image {name} in {own} is refused: {error}.") from None
+    home = (folder or images_folder()) / name
+    files = tuple(
+        (path.relative_to(home).as_posix(), path.read_bytes())
+        for path in sorted(home.rglob("*"))
+        if path.is_file()
+    )
+    return recipe_of(name, files, base=base)
+
+
+def recipe_of(name: str, files: tuple[tuple[str, bytes], ...], *, base: str = "") -> Recipe:
+    """The recipe that these files are.
+
+    Raises:
+        WrongRecipe: they, or `base`, cannot be used.
+    """
+    if base and not _BASE.fullmatch(base):
+        raise WrongRecipe(
+            "--base takes REF@sha256:DIGEST: a name alone can mean another image tomorrow."
+        )
+    files = (*_common_files({path for path, _ in files}), *files)
+    try:
+        settings = parse_settings(_text(name, files, "image.toml"))
+        lock = parse_lock(_text(name, files, "requirements.lock"))
+    except WrongSettings as error:
+        raise WrongRecipe(f"image.toml of the image {name}: {error}.") from None
+    except WrongRequirements as error:
+        raise WrongRecipe(f"requirements.lock of the image {name}: {error}") from None
+    packages = listed(_text(name, files, "packages.txt"))
+    for package in packages:
+        if not is_debian_package(package):
+            raise WrongRecipe(f"{package[:80]!r} in packages.txt is not the name of a package.")
+    return Recipe(name, settings, packages, lock, files, base)
+
+
+def is_debian_package(name: str) -> bool:
+    """Whether it could be the name of one."""
+    return _DEBIAN_PACKAGE.fullmatch(name) is not None
+
+
+def is_own_name(name: str) -> bool:
+    """Whether an operator may give this name to an image. Ours and what Docker keeps beside them
+    have names that begin alike.
+    """
+    taken = name in image_names() or name in (COMMON, "root", "base", "building")
+    return _NAME.fullmatch(name) is not None and not (
+        taken or name.startswith(("base-", "building-"))
+    )
+
+
+def _text(name: str, files: tuple[tuple[str, bytes], ...], wanted: str) -> str:
+    content = dict(files).get(wanted)
+    if content is None:
+        raise WrongRecipe(f"The image {name} lacks its file {wanted}.")
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        raise WrongRecipe(f"{wanted} of the image {name} is not UTF-8.") from None
+
+
+def _common_files(known: set[str]) -> tuple[tuple[str, bytes], ...]:
+    """What the folder does not have itself."""
+    found = sorted((images_folder() / COMMON).glob("*"))
+    return tuple((path.name, path.read_bytes()) for path in found if path.name not in known)
+
+
+@cache
+def guest_digest() -> str:
+    """SHA-256 over the guest's files as this engine has them, as hexadecimal digits."""
+    return _digest(guest_files())
+
+
+def guest_files(package: Path = PACKAGE) -> tuple[tuple[str, bytes], ...]:
+    """What stands inside every image: path beneath `fumehood` and content, sorted by path."""
+    found = [package / "__init__.py", *(package / "protocol" / name for name in _PROTOCOL)]
+    found += (path for path in (package / "guest").rglob("*") if path.suffix in (".py", ".js"))
+    pairs = [(path.relative_to(package).as_posix(), path.read_bytes()) for path in found]
+    if len(pairs) == 1 + len(_PROTOCOL):
+        raise InternalError("The guest's files are missing: reinstall fumehood.")
+    return tuple(sorted(pairs))
+
+
+def guest_archive(about: bytes = b"{}") -> bytes:
+    """The guest as a tar archive to be unpacked at the root, with what the image says of itself:
+    of root, writable by nobody else.
+    """
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        folders = {GUEST_HOME, str(Path(ABOUT).parent)}
+        for path, _ in guest_files():
+            folders.update(f"{GUEST_HOME}/{parent}" for parent in Path(path).parents[:-1])
+        for folder in sorted(folders):
+            archive.addfile(_member(folder, kind=tarfile.DIRTYPE, mode=0o755))
+        for path, content in guest_files():
+            _add_file(archive, f"{GUEST_HOME}/{path}", content)
+        _add_file(archive, ABOUT, about)
+    return buffer.getvalue()
+
+
+def _add_file(archive: tarfile.TarFile, path: str, content: bytes) -> None:
+    member = _member(path, kind=tarfile.REGTYPE, mode=0o644)
+    member.size = len(content)
+    archive.addfile(member, io.BytesIO(content))
+
+
+def _member(path: str, *, kind: bytes, mode: int) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(path)
+    member.type = kind
+    member.mode = mode
+    return member
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """The lines of a list, without what is said about them."""
+    lines = (line.split("#", 1)[0].strip() for line in text.splitlines())
+    return tuple(line for line in lines if line)
+
+
+def _digest(pairs: tuple[tuple[str, bytes], ...]) -> str:
+    """Lengths go in too, so that no two lists of files look alike."""
+    total = hashlib.sha256()
+    for name, content in pairs:
+        for part in (name.encode(), content):
+            total.update(len(part).to_bytes(8, "big") + part)
+    return total.hexdigest()

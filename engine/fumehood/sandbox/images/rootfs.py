@@ -1,0 +1,179 @@
+"""A root file system for an image's base, as a tar file: made here, or from a named base.
+
+Host side; runs as root, or as who may use Docker. Below it `mmdebstrap`, or Docker with a
+network. Both ways install the same packages and end with the same script of the image's folder.
+Invariant: nothing of this host goes into the file system but what the recipe names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import tarfile
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import docker
+from docker.errors import APIError, BuildError, ImageNotFound
+
+from fumehood.sandbox.images.errors import ImageTrouble, trouble_in
+from fumehood.sandbox.images.recipe import Recipe
+
+OnStep = Callable[[str], None]
+"""Hears what is done now, in a few words."""
+
+DEADLINE_S = 900
+END_PATIENCE_S = 30
+PACKAGES_NETWORK = "default"
+"""Of the container that installs packages into a named base. Never the host's own: what comes
+with that base would meet everything that listens on loopback."""
+
+MERGED_USR = Path("/usr/share/mmdebstrap/hooks/merged-usr")
+
+_VERBS = ("running apt-get", "downloading", "extracting", "installing", "creating")
+_STEPS = tuple(f"I: {verb} " for verb in _VERBS)
+
+
+def make_root(recipe: Recipe, target: Path, on_step: OnStep) -> None:
+    """Install the packages into a new Debian, and write it to `target`.
+
+    Raises:
+        ImageTrouble: with the cure.
+    """
+    if os.geteuid() != 0:
+        raise ImageTrouble(
+            "Making a root file system needs root.",
+            "Run it as root, or name a base: fumehood images build NAME --base REF@DIGEST",
+        )
+    program = shutil.which("mmdebstrap")
+    if program is None:
+        raise ImageTrouble(
+            "mmdebstrap is not installed.",
+            "apt-get install mmdebstrap, or name a base: --base REF@DIGEST",
+        )
+    finish = target.with_name("finish")
+    finish.write_bytes(recipe.file("finish"))
+    environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(target.parent)}
+    # It opens what it makes to the user that works inside.
+    target.parent.chmod(0o711)
+    command = [
+        program, "--variant=minbase", "--mode=root", "--format=tar",
+        f"--include={','.join(recipe.packages)}",
+        # No path is excluded: mmdebstrap's own filter takes longer than `finish`, which removes.
+        *([f"--hook-dir={MERGED_USR}"] if MERGED_USR.is_dir() else []),
+        f"--customize-hook=chroot \"$1\" sh -s < {shlex.quote(str(finish))}",
+        recipe.release, str(target),
+    ]  # fmt: skip
+    _run(command, environment, on_step)
+
+
+def _run(command: list[str], environment: dict[str, str], on_step: OnStep) -> None:
+    """Run to the end or the deadline; what it says of its steps is passed on."""
+    heard: deque[str] = deque(maxlen=40)
+    with subprocess.Popen(  # noqa: S603 - the command is made above, of checked names
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+
+        def give_up() -> None:
+            heard.append(f"it took longer than {DEADLINE_S} s")
+            _end(process)
+
+        clock = threading.Timer(DEADLINE_S, give_up)
+        clock.start()
+        try:
+            for line in process.stdout or ():
+                heard.append(line.rstrip())
+                if line.startswith(_STEPS):
+                    on_step(line.removeprefix("I: ").strip().rstrip("."))
+            status = process.wait(DEADLINE_S)
+        except BaseException:
+            _end(process)
+            raise
+        finally:
+            clock.cancel()
+    if status != 0:
+        raise trouble_in("mmdebstrap failed", heard)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Asked to stop, it removes its own mounts and files; whoever of it does not is killed."""
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal_number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END_PATIENCE_S)
+
+
+def make_root_from_base(
+    client: docker.APIClient, recipe: Recipe, target: Path, on_step: OnStep
+) -> None:
+    """Install what the named base lacks, with a network, and write the result to `target`.
+
+    Raises:
+        ImageTrouble: with the cure.
+    """
+    _pull(client, recipe.base, on_step)
+    on_step("installing packages into the base")
+    heard: deque[str] = deque(maxlen=40)
+    tag = f"fumehood/building-{recipe.name}:{recipe.digest[:12]}"
+    steps = client.build(
+        fileobj=io.BytesIO(_context(recipe)), custom_context=True, tag=tag, rm=True,
+        forcerm=True, buildargs={"BASE": recipe.base}, decode=True, timeout=DEADLINE_S,
+        network_mode=PACKAGES_NETWORK,
+    )  # fmt: skip
+    failed = False
+    for step in steps:
+        heard.extend(str(step.get("stream", step.get("error", ""))).splitlines())
+        failed = failed or "error" in step
+    if failed:
+        raise trouble_in("The packages could not be installed into the base", heard)
+    try:
+        _flatten(client, tag, target, on_step)
+    finally:
+        client.remove_image(tag, noprune=False)
+
+
+def _pull(client: docker.APIClient, base: str, on_step: OnStep) -> None:
+    on_step(f"fetching {base[:60]}")
+    try:
+        for line in client.pull(base, stream=True, decode=True):
+            if "error" in line:
+                raise trouble_in("The base cannot be fetched", [str(line["error"])])
+        client.inspect_image(base)
+    except (APIError, BuildError, ImageNotFound) as error:
+        raise trouble_in("The base cannot be fetched", [str(error)]) from None
+
+
+def _context(recipe: Recipe) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, content in recipe.files:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def _flatten(client: docker.APIClient, tag: str, target: Path, on_step: OnStep) -> None:
+    """One layer holds what is left, and nothing of what was removed."""
+    on_step("flattening it into one layer")
+    container = client.create_container(tag, command=["true"])["Id"]
+    try:
+        with target.open("wb") as file:
+            file.writelines(client.export(container, chunk_size=1 << 20))
+    finally:
+        client.remove_container(container, force=True)

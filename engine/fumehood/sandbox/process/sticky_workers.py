@@ -1,0 +1,384 @@
+"""Residents: children lent by the supervisor that answer one trust domain's expressions.
+
+Host side, between the wall and a guest's channel. The guest makes, seals and limits a child
+and keeps its life and death; this side holds the child's two pipes, keeps the time and says
+how a run ended (ADR 0006). What comes through the pipe is a stranger's: capped, parsed
+strictly, and a claim at most. Invariants: one run at a time in a resident; one that ended
+in any way but ok, was used too often, idle too long or not idle at all is never used again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import anyio
+
+from fumehood.core.errors import EndedBy
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Limits
+from fumehood.protocol import framing
+from fumehood.protocol.messages import GuestEnding
+from fumehood.sandbox.process.endings import ending_of_reply
+from fumehood.sandbox.wall import RunEnding
+
+MAX_REQUEST_BYTES = 32 * 1024
+"""Half of what an empty pipe takes at once; larger requests go through the supervisor."""
+
+REPLY_OVERHEAD_BYTES = 4096
+"""What the JSON around a result may add to the output limit; keys and escapes, not content."""
+
+MAX_REPLY_DEPTH = 32
+CHUNK_BYTES = 1 << 16
+LOOK_EVERY_S = 1.0
+IDLE_CPU_NS = 50_000_000
+"""An idle resident waits in one system call; CPU time tells one that does not."""
+
+MAX_CPU_NS = 1_000_000_000
+"""A resident that has used a second in all is replaced. The kernel's own limit on its CPU
+time is set once, with this allowance, so it is never far above one run's."""
+
+MAX_ATTEMPTS = 3
+"""Children that are found dead before they could read anything are no reason to fail."""
+
+SPIN_S = 0.0004
+"""How long the event loop looks for an answer before it sleeps. An expression takes less,
+and putting a processor to sleep and waking it costs as much again as evaluating one."""
+
+LOOK_S = 0.00005
+"""How long it looks at the one pipe before the event loop has a turn, which costs a tenth of an
+expression by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """A child as the guest hands it over."""
+
+    id: int
+    pid: int
+    request_fd: int
+    reply_fd: int
+
+
+class Lender(Protocol):
+    """What a resident's table needs of a guest."""
+
+    async def borrow(self, memory_bytes: int, cpu_s: float) -> Loan | None:
+        """A sealed and limited child; None where the guest is lost."""
+        ...
+
+    def end_loan(self, loan_id: int) -> None:
+        """Kill a lent child. Its ending is told when the kernel has confirmed it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentRules:
+    """How many, and for how long (DESIGN, "One guest, several walls")."""
+
+    most: int = 8
+    uses: int = 1000
+    idle_s: float = 60.0
+
+
+DEFAULT_RULES = ResidentRules()
+
+
+class Residents:
+    """The residents of one guest, the least recently used first."""
+
+    def __init__(self, lender: Lender, rules: ResidentRules) -> None:
+        self._lender = lender
+        self._rules = rules
+        self._by_key: OrderedDict[str, Resident] = OrderedDict()
+        self._by_loan: dict[int, Resident] = {}
+        self._sweep: asyncio.TimerHandle | None = None
+        self._can_spin = len(os.sched_getaffinity(0)) > 1
+
+    async def run(self, key: str, request: bytes, limits: Limits) -> RunEnding:
+        """One run in the key's resident, which is made where there is none.
+
+        `request` is one frame of at most `MAX_REQUEST_BYTES`. Nobody else may run for this
+        key meanwhile. Cancelling it ends the program inside before it raises.
+        """
+        for _ in range(MAX_ATTEMPTS):
+            resident = await self._resident_for(key, limits)
+            if resident is None:
+                continue
+            busy = any(other.is_busy for other in self._by_key.values())
+            try:
+                ending = await resident.run(
+                    request, limits, spin_s=SPIN_S if self._can_spin and not busy else 0.0
+                )
+            finally:
+                if not resident.is_fit or resident.uses >= self._rules.uses:
+                    self._retire(resident)
+            if ending is not None:
+                return ending
+        return RunEnding(EndedBy.SANDBOX_LOST, "resident")
+
+    def on_ended(self, ending: GuestEnding) -> bool:
+        """The guest says that a child is dead; False where it was no resident."""
+        resident = self._by_loan.pop(ending.id, None)
+        if resident is None:
+            return False
+        self._forget(resident)
+        resident.bury(ending)
+        return True
+
+    def lose_all(self) -> None:
+        """The guest is gone, and with it every child."""
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for resident in self._by_loan.values():
+            resident.bury(None)
+        self._by_loan.clear()
+        self._by_key.clear()
+
+    async def _resident_for(self, key: str, limits: Limits) -> Resident | None:
+        assert limits.memory_mb is not None
+        resident = self._by_key.get(key)
+        if resident is not None:
+            if self._is_fit(resident, limits):
+                self._by_key.move_to_end(key)
+                return resident
+            self._retire(resident)
+        self._make_room()
+        loan = await self._lender.borrow(limits.memory_mb << 20, limits.cpu_s + MAX_CPU_NS / 1e9)
+        return None if loan is None else self._take(key, loan, limits)
+
+    def _take(self, key: str, loan: Loan, limits: Limits) -> Resident:
+        resident = Resident(loan, key, limits, self._lender.end_loan)
+        self._by_key[key] = self._by_loan[loan.id] = resident
+        if self._sweep is None:
+            self._sweep = asyncio.get_running_loop().call_later(self._look_s, self._look)
+        return resident
+
+    def _is_fit(self, resident: Resident, limits: Limits) -> bool:
+        return (
+            resident.is_fit
+            and resident.memory_mb == limits.memory_mb
+            and resident.cpu_s >= limits.cpu_s
+            and resident.was_idle()
+        )
+
+    def _make_room(self) -> None:
+        """Let the least recently used idle one go where there are too many."""
+        while len(self._by_key) >= self._rules.most:
+            idle = next((r for r in self._by_key.values() if not r.is_busy), None)
+            if idle is None:
+                return
+            self._retire(idle)
+
+    def _retire(self, resident: Resident) -> None:
+        self._forget(resident)
+        resident.stop(EndedBy.CANCELLED)
+
+    def _forget(self, resident: Resident) -> None:
+        if self._by_key.get(resident.key) is resident:
+            del self._by_key[resident.key]
+
+    @property
+    def _look_s(self) -> float:
+        return min(LOOK_EVERY_S, self._rules.idle_s)
+
+    def _look(self) -> None:
+        """A resident may not stay for ever, nor compute after its answer was accepted."""
+        oldest = time.monotonic() - self._rules.idle_s
+        for resident in list(self._by_key.values()):
+            if not resident.is_busy and (resident.idle_since < oldest or not resident.was_idle()):
+                self._retire(resident)
+        self._sweep = None
+        if self._by_key:
+            self._sweep = asyncio.get_running_loop().call_later(self._look_s, self._look)
+
+
+class Resident:
+    """One lent child, and the run in it."""
+
+    def __init__(
+        self, loan: Loan, key: str, limits: Limits, end_loan: Callable[[int], None]
+    ) -> None:
+        self.key = key
+        self.memory_mb = limits.memory_mb
+        self.cpu_s = limits.cpu_s
+        self.uses = 0
+        self.is_fit = True
+        self.idle_since = time.monotonic()
+        self._loan = loan
+        self._end_loan = end_loan
+        self._cpu_clock = (~loan.pid << 3) | 2  # *Source*: clock_getcpuclockid(3)
+        self._idle_cpu_ns = self._first_cpu_ns = self._cpu_ns()
+        self._limits = limits
+        self._decoder = framing.Decoder(0, MAX_REPLY_DEPTH)
+        self._answer: asyncio.Future[RunEnding] | None = None
+        self._stopped_for: EndedBy | None = None
+        self._cpu_watch: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(loan.reply_fd, self._on_readable)
+
+    @property
+    def is_busy(self) -> bool:
+        """A run has been given to it and not ended."""
+        return self._answer is not None
+
+    def was_idle(self) -> bool:
+        """Whether it computed nothing since its last answer."""
+        return self._cpu_ns() - self._idle_cpu_ns <= IDLE_CPU_NS
+
+    async def run(self, request: bytes, limits: Limits, *, spin_s: float) -> RunEnding | None:
+        """One run; None where the child was dead before it could read any of the request.
+
+        It is dead, too, when an ending other than its own answer is returned.
+        """
+        loop = self._loop
+        answer: asyncio.Future[RunEnding] = loop.create_future()
+        self._answer = answer
+        self._limits = limits
+        self._decoder.max_bytes = limits.output_bytes + REPLY_OVERHEAD_BYTES
+        self._idle_cpu_ns = self._cpu_ns()
+        self.uses += 1
+        overdue = loop.call_later(limits.wall_s, self.stop, EndedBy.WALL_TIME)
+        if limits.cpu_s < limits.wall_s:
+            self._watch_cpu()
+        try:
+            if not self._send(request):
+                return None
+            if spin_s:
+                await self._look_for(answer, spin_s)
+            return await answer
+        except asyncio.CancelledError:
+            # The answer may have come in the same moment; then there is nothing to end.
+            if not answer.done() or answer.cancelled():
+                await self._end_shielded()
+            raise
+        finally:
+            overdue.cancel()
+            if self._cpu_watch is not None:
+                self._cpu_watch.cancel()
+            self._answer = None
+            self.idle_since = time.monotonic()
+            self._idle_cpu_ns = self._cpu_ns()
+
+    def stop(self, reason: EndedBy) -> None:
+        """Kill the child for a reason of this side's, which wins over the kernel's word."""
+        self.is_fit = False
+        if self._stopped_for is None:
+            self._stopped_for = reason
+            self._end_loan(self._loan.id)
+
+    def bury(self, ending: GuestEnding | None) -> None:
+        """The child is dead (None: with its guest): read its last words, let go of its pipes."""
+        self.is_fit = False
+        if ending is not None:
+            self._on_readable()
+        self._loop.remove_reader(self._loan.reply_fd)
+        for descriptor in (self._loan.request_fd, self._loan.reply_fd):
+            os.close(descriptor)
+        if self._answer is None or self._answer.done():
+            return
+        if ending is None:
+            lost = self._stopped_for or EndedBy.SANDBOX_LOST
+            self._answer.set_result(RunEnding(lost, "resident"))
+            return
+        before_ms = self._idle_cpu_ns / 1e6
+        self._answer.set_result(
+            RunEnding(
+                self._stopped_for or ending.ended_by,
+                "resident",
+                cpu_ms=None if ending.cpu_ms is None else max(0.0, ending.cpu_ms - before_ms),
+                output_bytes=0,
+                exit_code=ending.exit_code,
+                signal=ending.signal,
+            )
+        )
+
+    def _send(self, request: bytes) -> bool:
+        try:
+            written = os.write(self._loan.request_fd, request)
+        except BrokenPipeError:
+            self.is_fit = False
+            return False
+        except BlockingIOError:
+            written = 0
+        if written < len(request):  # an idle child has an empty pipe
+            self.stop(EndedBy.SANDBOX_LOST)
+        return True
+
+    def _on_readable(self) -> None:
+        try:
+            chunk = os.read(self._loan.reply_fd, CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        if not chunk:  # what it means is told by its exit status
+            self._loop.remove_reader(self._loan.reply_fd)
+            return
+        try:
+            replies = self._decoder.feed(chunk)
+        except framing.FrameTooLarge:
+            self.stop(EndedBy.OUTPUT)
+            return
+        except framing.FrameError:
+            self.stop(EndedBy.SANDBOX_LOST)
+            return
+        for reply in replies:
+            self._on_reply(reply)
+
+    def _on_reply(self, reply: JsonObject) -> None:
+        answer = self._answer
+        if answer is None or answer.done():
+            self.stop(EndedBy.SANDBOX_LOST)  # nobody asked: it is not the program that we know
+            return
+        if self._stopped_for is not None:
+            return
+        now_ns = self._cpu_ns()
+        ending = ending_of_reply(
+            reply,
+            isolation="resident",
+            cpu_ms=(now_ns - self._idle_cpu_ns) / 1e6,
+            output_bytes=self._decoder.last_size,
+        )
+        # Fit or not is decided here, before anybody else can ask.
+        self.is_fit = ending.ended_by is EndedBy.OK and now_ns - self._first_cpu_ns < MAX_CPU_NS
+        answer.set_result(ending)
+
+    async def _end_shielded(self) -> None:
+        ended: asyncio.Future[RunEnding] = self._loop.create_future()
+        self._answer = ended
+        self.stop(EndedBy.CANCELLED)
+        with anyio.CancelScope(shield=True):
+            await ended
+
+    def _watch_cpu(self) -> None:
+        """Look again when the rest of the allowed CPU time could have been used."""
+        used_s = (self._cpu_ns() - self._idle_cpu_ns) / 1e9
+        left_s = self._limits.cpu_s - used_s
+        if left_s <= 0:
+            self.stop(EndedBy.CPU_TIME)
+        self._cpu_watch = self._loop.call_later(max(left_s, 0.001), self._watch_cpu)
+
+    def _cpu_ns(self) -> int:
+        try:  # several times a call, where leaving a context manager is felt
+            return time.clock_gettime_ns(self._cpu_clock)
+        except OSError:
+            return 0
+
+    async def _look_for(self, answer: asyncio.Future[RunEnding], seconds: float) -> None:
+        """Look for the answer instead of letting the event loop sleep.
+
+        In short turns: in between, the loop sees to everybody else's events.
+        """
+        now = time.monotonic()
+        give_up = now + seconds
+        while not answer.done() and now < give_up:
+            turn_over = now + LOOK_S
+            while not answer.done() and now < turn_over:
+                self._on_readable()
+                now = time.monotonic()
+            if not answer.done():
+                await asyncio.sleep(0)

@@ -1,0 +1,218 @@
+"""Rows of the call log: who called what, when, and how it ended. Never with which arguments.
+
+Host side. Written by `call/record` without waiting, read by the faces. Each row goes into the
+audit chain, too, in the same transaction. Invariants: a
+principal sees its own rows only, and its number of calls takes no row from anybody else;
+order is by `seq`, the order of writing, because clocks are set back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TypedDict
+
+from sqlalchemy import ColumnElement, Connection, delete, func, insert, select
+from sqlalchemy.engine import RowMapping
+
+from fumehood.audit.chain import AuditEntry, chain_of
+from fumehood.core.call_log import CallPage, CallQuery, CallRecord
+from fumehood.storage.database import Database
+from fumehood.storage.schema import CALLS
+from fumehood.storage.writer import Job, Row
+
+PRUNED_AT_ONCE = 500
+"""Rows of one deletion: other writes wait for at most so many."""
+
+IN_MEMORY_KEPT = 10_000
+"""Calls of a principal that are kept where they are kept in memory only (about 5 MB)."""
+
+MAX_INTEGER = 2**63 - 1
+"""*Source*: SQLite's largest integer; a tool may report more tokens than that."""
+
+_INSERT = insert(CALLS)
+
+_SAME_NAME = (
+    "principal_id", "agent_id", "session_id", "trace_id", "code", "ended_by", "cpu_ms", "cost",
+    "currency", "input_tokens", "output_tokens", "tokens_used",
+)  # fmt: skip
+
+
+_RENAMED = frozenset({"id", "at"})
+
+
+class CallRow(TypedDict):
+    """One row, as `call/record` makes it."""
+
+    id: str
+    at: str
+    principal_id: str
+    agent_id: str | None
+    session_id: str | None
+    trace_id: str
+    tool: str
+    version: str | None
+    code: str
+    ended_by: str | None
+    total_ms: float
+    cpu_ms: float | None
+    cost: str
+    currency: str
+    input_tokens: int
+    output_tokens: int
+    tokens_used: int
+
+
+class UnknownCursor(Exception):
+    """The cursor is nobody's, another principal's, or too old."""
+
+
+class CallLog:
+    """The log. `overdue` is set when so much was recorded that old rows should go."""
+
+    def __init__(self, database: Database, *, kept_days: int, kept: int) -> None:
+        self._database = database
+        self._kept_days = kept_days
+        self._kept = kept if database.path is not None else min(kept, IN_MEMORY_KEPT)
+        self._unpruned = 0
+        self._patience = max(1, self._kept // 10)
+        self.overdue = asyncio.Event()
+
+    def record(self, row: CallRow) -> None:
+        """Add one row, without waiting. It may be lost in a crash within the next second."""
+        if row["tokens_used"] > MAX_INTEGER:
+            row["tokens_used"] = MAX_INTEGER
+        self._database.post(_keep, row)  # type: ignore[arg-type]  # a typed dictionary is one
+        self._unpruned += 1
+        if self._unpruned == self._patience:
+            self.overdue.set()
+
+    async def page(self, principal_id: str, query: CallQuery) -> CallPage:
+        """A principal's own calls, newest first; what has ended by now is among them.
+
+        Raises:
+            UnknownCursor: there is no such row of this principal's.
+            ReadFailed: the database cannot be read.
+        """
+        await self._database.flush()
+        return await self._database.read(lambda connection: _page(connection, principal_id, query))
+
+    async def get(self, principal_id: str, call_id: str) -> CallRecord | None:
+        """One call, where it is this principal's and still kept.
+
+        Raises:
+            ReadFailed: the database cannot be read.
+        """
+        await self._database.flush()
+        own = (CALLS.c.id == call_id) & (CALLS.c.principal_id == principal_id)
+        rows = await self._database.read(
+            lambda connection: connection.execute(select(CALLS).where(own)).mappings().all()
+        )
+        return _record(rows[0]) if rows else None
+
+    async def prune(self, now: datetime) -> int:
+        """Delete what is too old or too much; returns how many rows went.
+
+        The newest row of all stays, so that numbers never begin again.
+
+        Raises:
+            ReadFailed, WriteFailed: the rest stays until the next time.
+        """
+        if self._unpruned == 0 and self._database.path is None:
+            return 0  # nothing was recorded, so there is nothing
+        self._unpruned = 0
+        self.overdue.clear()
+        await self._database.flush()
+        oldest_kept = as_kept(now - timedelta(days=self._kept_days))
+        gone: list[int] = await self._database.read(
+            lambda connection: _outdated(connection, oldest_kept, self._kept)
+        )
+        for start in range(0, len(gone), PRUNED_AT_ONCE):
+            batch = gone[start : start + PRUNED_AT_ONCE]
+            await self._database.write(_deletion(batch))
+        return len(gone)
+
+
+def _keep(connection: Connection, rows: list[Row]) -> None:
+    connection.execute(_INSERT, rows)
+    chain_of(connection).append_all(connection, [_audited(row) for row in rows])
+
+
+def _audited(row: Row) -> AuditEntry:
+    """What the chain tells of a call: all that the log does, as far as it is there."""
+    told = {key: value for key, value in row.items() if value is not None and key not in _RENAMED}
+    return AuditEntry("call.ended", row["at"], {"call_id": row["id"], **told})
+
+
+def _page(connection: Connection, principal_id: str, query: CallQuery) -> CallPage:
+    wanted = [CALLS.c.principal_id == principal_id, *_filters(query)]
+    if query.cursor is not None:
+        own = (CALLS.c.id == query.cursor) & (CALLS.c.principal_id == principal_id)
+        seq = connection.execute(select(CALLS.c.seq).where(own)).scalar_one_or_none()
+        if seq is None:
+            raise UnknownCursor
+        wanted.append(CALLS.c.seq < seq)
+    listed = select(CALLS).where(*wanted).order_by(CALLS.c.seq.desc()).limit(query.limit + 1)
+    rows = connection.execute(listed).mappings().all()
+    items = tuple(_record(row) for row in rows[: query.limit])
+    has_more = len(rows) > query.limit
+    return CallPage(
+        items=items,
+        has_more=has_more,
+        next_cursor=items[-1].call_id if has_more else None,
+        total_count=None if has_more or query.cursor is not None else len(items),
+    )
+
+
+def _filters(query: CallQuery) -> list[ColumnElement[bool]]:
+    filters = []
+    if query.since is not None:
+        filters.append(CALLS.c.at >= as_kept(query.since))
+    if query.until is not None:
+        filters.append(CALLS.c.at < as_kept(query.until))
+    if query.agent is not None:
+        filters.append(CALLS.c.agent_id == query.agent)
+    if query.tool is not None:
+        name, at, version = query.tool.partition("@")
+        filters.append(CALLS.c.tool == name)
+        if at:
+            filters.append(CALLS.c.version == version)
+    if query.code is not None:
+        filters.append(CALLS.c.code == query.code)
+    return filters
+
+
+def _record(row: RowMapping) -> CallRecord:
+    return CallRecord(
+        call_id=row["id"],
+        timestamp=row["at"],
+        tool_name=row["tool"],
+        tool_version=row["version"],
+        execution_time_ms=row["total_ms"],
+        **{key: row[key] for key in _SAME_NAME},
+    )
+
+
+def _outdated(connection: Connection, oldest_kept: str, kept: int) -> list[int]:
+    """The rows to delete, by number, oldest first."""
+    newest = connection.execute(select(func.max(CALLS.c.seq))).scalar()
+    if newest is None:
+        return []
+    gone = set(connection.execute(select(CALLS.c.seq).where(CALLS.c.at < oldest_kept)).scalars())
+    counts = select(CALLS.c.principal_id, func.count()).group_by(CALLS.c.principal_id)
+    for principal_id, count in connection.execute(counts).all():
+        if count > kept:
+            own = select(CALLS.c.seq).where(CALLS.c.principal_id == principal_id)
+            gone.update(connection.execute(own.order_by(CALLS.c.seq).limit(count - kept)).scalars())
+    return sorted(gone - {newest})
+
+
+def _deletion(batch: Sequence[int]) -> Job[int]:
+    chosen = delete(CALLS).where(CALLS.c.seq.in_(batch))
+    return lambda connection: connection.execute(chosen).rowcount
+
+
+def as_kept(moment: datetime) -> str:
+    """A time in the form of the column `at`, to compare with: UTC, milliseconds."""
+    return f"{moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"

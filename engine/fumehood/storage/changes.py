@@ -1,0 +1,86 @@
+"""The record of every change of authority: who changed what, in the change's transaction.
+
+Each is a row that administrators are shown, and a row of the audit chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Any
+
+import anyio
+from sqlalchemy import Connection, insert, select
+
+from fumehood.audit.chain import chain_of
+from fumehood.core.json_types import JsonObject
+from fumehood.storage.schema import CHANGES
+
+
+class OneChange:
+    """Lets changes of one kind of row through one after the other, and each of them whole.
+
+    What is looked up inside still holds when the change is written, and a caller that gives
+    up in the middle leaves memory and database alike.
+    """
+
+    def __init__(self) -> None:
+        self._lock = anyio.Lock()
+
+    @asynccontextmanager
+    async def __call__(self) -> AsyncIterator[None]:
+        async with self._lock:
+            with anyio.CancelScope(shield=True):
+                yield
+
+
+def stamp(moment: datetime) -> str:
+    """A time as the tables keep it: UTC, microseconds."""
+    return moment.isoformat(timespec="microseconds")
+
+
+def record_change(
+    connection: Connection,
+    *,
+    at: datetime,
+    by: str,
+    action: str,
+    subject: str,
+    details: JsonObject | None = None,
+) -> None:
+    """Add one row. It is kept exactly if the change is."""
+    row = {
+        "at": stamp(at),
+        "principal_id": by,
+        "action": action,
+        "subject": subject,
+        "details": details or {},
+    }
+    connection.execute(insert(CHANGES), row)
+    told: JsonObject = {"by": by, "subject": subject, "details": row["details"]}
+    chain_of(connection).append(connection, f"change.{action}", stamp(at), told)
+
+
+def recorded(
+    change: Callable[[Connection], None],
+    *,
+    at: datetime,
+    by: str,
+    action: str,
+    subject: str,
+    details: JsonObject | None = None,
+) -> Callable[[Connection], None]:
+    """A job that makes a change and records it, both or neither."""
+
+    def job(connection: Connection) -> None:
+        change(connection)
+        record_change(connection, at=at, by=by, action=action, subject=subject, details=details)
+
+    return job
+
+
+def list_changes(connection: Connection, limit: int) -> list[dict[str, Any]]:
+    """The newest changes first."""
+    rows = connection.execute(select(CHANGES).order_by(CHANGES.c.seq.desc()).limit(limit))
+    return [dict(row) for row in rows.mappings()]

@@ -1,0 +1,28 @@
+"""Migrations: from an empty file to the newest schema, one numbered step after the other.
+
+Each module `m0001_…` has one function `upgrade(connection)` and never changes again once it
+was released. All steps that a database lacks run in one transaction, with the version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlalchemy import Connection
+
+from fumehood.storage.migrations import (
+    m0001_foundations,
+    m0002_blobs,
+    m0003_sessions,
+    m0004_approvals,
+    m0005_anchors_by_webhook,
+)
+
+STEPS: tuple[Callable[[Connection], None], ...] = (
+    m0001_foundations.upgrade,
+    m0002_blobs.upgrade,
+    m0003_sessions.upgrade,
+    m0004_approvals.upgrade,
+    m0005_anchors_by_webhook.upgrade,
+)
+"""In order; the schema's version is how many of them a database has passed."""

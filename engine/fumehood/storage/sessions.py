@@ -1,0 +1,90 @@
+"""Rows of sessions: which there are, and for a day which there were.
+
+Host side. Above it the keeper of sessions, which holds what is active in memory: these rows are
+for whoever comes after it. Everything is written with `Database.write`, so that a row is on the
+disk before anybody is told of its session: there are few such writes, and each stands beside the
+making of a container, which takes a hundred times as long.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy.engine import RowMapping
+
+from fumehood.core.session import KeptSession, SessionRecord, SessionStatus
+from fumehood.storage.database import Database
+from fumehood.storage.schema import SESSIONS
+
+_SAME_NAME = ("id", "why", "image", "agent_id", "memory_mb", "calls")
+
+
+class SessionTable:
+    """The rows of one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def all_now(self) -> list[KeptSession]:
+        """Every row, read in this thread, for the start.
+
+        Raises:
+            ReadFailed: the database cannot be read.
+            ValueError, LookupError, TypeError: a row is no session.
+        """
+        return self._database.read_now(_all)
+
+    async def change(self, put: list[KeptSession], delete: list[str]) -> None:
+        """Write and delete rows in one transaction; when this returns, they are on the disk.
+
+        Raises:
+            WriteFailed: nothing of it is promised.
+        """
+        rows = [_row(one) for one in put]
+        await self._database.write(lambda connection: _change(connection, rows, delete))
+
+
+def _all(connection: Connection) -> list[KeptSession]:
+    return [_kept(row) for row in connection.execute(select(SESSIONS)).mappings()]
+
+
+def _change(connection: Connection, rows: list[dict[str, Any]], gone: list[str]) -> None:
+    for session_id in [*(row["id"] for row in rows), *gone]:
+        connection.execute(delete(SESSIONS).where(SESSIONS.c.id == session_id))
+    if rows:
+        connection.execute(insert(SESSIONS), rows)
+
+
+def _row(kept: KeptSession) -> dict[str, Any]:
+    record, finished_at = kept.record, kept.finished_at
+    return {
+        **{name: getattr(record, name) for name in _SAME_NAME},
+        "principal_id": kept.principal_id,
+        "state": record.state.value,
+        "languages": list(record.languages),
+        "created_at": _written(record.created_at),
+        "last_used_at": _written(record.last_used_at),
+        "expires_at": _written(record.expires_at),
+        "finished_at": _written(finished_at) if finished_at is not None else None,
+    }
+
+
+def _kept(row: RowMapping) -> KeptSession:
+    finished_at = row["finished_at"]
+    record = SessionRecord(
+        **{name: row[name] for name in _SAME_NAME},
+        state=SessionStatus(row["state"]),
+        languages=tuple(row["languages"]),
+        created_at=datetime.fromisoformat(row["created_at"]),
+        last_used_at=datetime.fromisoformat(row["last_used_at"]),
+        expires_at=datetime.fromisoformat(row["expires_at"]),
+        is_busy=False,
+    )
+    when = datetime.fromisoformat(finished_at) if finished_at is not None else None
+    return KeptSession(row["principal_id"], record, when)
+
+
+def _written(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="microseconds")

@@ -1,0 +1,371 @@
+"""The writer: one thread with one connection, which groups what waits into one commit.
+
+Host side, inside `database`. Invariants: a durable job's future is resolved only after the
+commit that holds it was flushed to the disk; a job that fails takes nothing else with it,
+and where SQLite gives up the whole transaction, all of its jobs fail; nothing ends the
+thread but `close`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from sqlalchemy import Connection, Engine, Insert
+from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError, SQLAlchemyError
+
+from fumehood.storage.errors import WriteFailed
+
+T = TypeVar("T")
+Job = Callable[[Connection], T]
+Row = dict[str, Any]
+Batch = Callable[[Connection, list[Row]], None]
+"""Writes posted rows; called for some of them at a time, or for each one again alone."""
+OnEvent = Callable[[str, dict[str, Any]], None]
+"""Takes an event and its values; called from the writer's thread."""
+CommitHook = Callable[[str, int], None]
+"""Called with `before` and `after` around each commit that is flushed, and its number from 1."""
+
+MAX_GROUP = 500
+MAX_POSTS = 20_000
+"""Posted rows that may wait; beyond it the newest are dropped and counted."""
+
+GATHER_S = 0.2
+"""How long posted changes are gathered: one transaction for many costs the calls least."""
+
+
+@dataclass(slots=True)
+class _Waiting(Generic[T]):
+    job: Job[T]
+    future: Future[T]
+    durable: bool
+
+
+class _RolledBack(Exception):
+    """SQLite gave up the whole transaction, whatever a job made of the error."""
+
+
+class _Refused(Exception):
+    """A job that was alone in its transaction failed, and has been told so."""
+
+
+class Writer:
+    """Runs jobs in order of arrival, posts in an order of their own."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        in_words: Callable[[BaseException], str],
+        on_event: OnEvent,
+        commit_hook: CommitHook | None = None,
+    ) -> None:
+        self._engine = engine
+        self._in_words = in_words
+        self._on_event = on_event
+        self._commit_hook = commit_hook
+        self._commits = 0
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._waiting: deque[_Waiting[Any]] = deque()
+        self._posts: deque[tuple[Insert | Batch, Row]] = deque()
+        self._flushing: list[Future[None]] = []
+        self._closing = False
+        self._dropped = 0
+        """Counted by those who post, `_lost` by the thread: one number would be torn."""
+        self._lost = 0
+        self._told_dropped = 0
+        self._thread: threading.Thread | None = None
+        self._connection: Connection | None = None
+        self._wrote_posts_at = time.monotonic()
+        self.is_failing = False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread has been started."""
+        return self._thread is not None
+
+    @property
+    def lost(self) -> int:
+        """Posted rows that were not kept."""
+        return self._dropped + self._lost
+
+    def submit(self, job: Job[T], *, durable: bool) -> Future[T]:
+        """Queue a job; its future holds its result once it is committed."""
+        future: Future[T] = Future()
+        future.set_running_or_notify_cancel()  # who stops waiting does not stop the write
+        with self._lock:
+            if self._closing:
+                future.set_exception(WriteFailed("it is closed"))
+                return future
+            self._waiting.append(_Waiting(job, future, durable))
+            self._start()
+        self._wake.set()
+        return future
+
+    def post(self, how: Insert | Batch, row: Row) -> None:
+        """Queue a row that nobody waits for. Rows posted with the same `how` go together."""
+        if self._closing or len(self._posts) >= MAX_POSTS:
+            self._dropped += 1
+            return
+        self._posts.append((how, row))
+        if self._thread is None:
+            with self._lock:
+                self._start()
+
+    def flush(self) -> Future[None]:
+        """A future for the moment when everything posted before was written, or has failed."""
+        future: Future[None] = Future()
+        future.set_running_or_notify_cancel()
+        with self._lock:
+            if self._closing or (self._thread is None and not self._posts):
+                future.set_result(None)
+                return future
+            self._flushing.append(future)
+        self._wake.set()
+        return future
+
+    def close(self) -> None:
+        """Write what waits and end the thread."""
+        with self._lock:
+            self._closing = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._dropped += len(self._posts)  # posted at the very moment of the end
+        self._posts.clear()
+
+    def _start(self) -> None:
+        """The first row starts the thread: many an embedded engine never has one."""
+        if self._thread is None and not self._closing:
+            self._thread = threading.Thread(target=self._run, name="state-writer", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            if not self._waiting:
+                # Posts need no wake-up of their own: it would cost a call more than its row.
+                self._wake.wait(GATHER_S)
+            self._wake.clear()
+            closing = self._closing
+            self._take_turn()
+            if closing and not (self._waiting or self._posts or self._flushing):
+                self._disconnect()
+                return
+
+    def _take_turn(self) -> None:
+        """Jobs and posts in turn, so that neither keeps the other waiting for ever."""
+        with self._lock:
+            flushing, self._flushing = self._flushing, []
+            owed = len(self._posts) if flushing or self._posts_are_due() else 0
+        self._write_jobs()
+        while owed > 0:
+            owed -= self._write_posts(min(owed, MAX_GROUP))
+            self._write_jobs()
+        if self._dropped > self._told_dropped:
+            self._told_dropped = self._dropped
+            self._on_event("state.rows_dropped", {"dropped_rows": self._dropped})
+        for future in flushing:
+            future.set_result(None)
+
+    def _posts_are_due(self) -> bool:
+        """Not with every job: who waits for the next one would wait for these rows, too."""
+        is_time = time.monotonic() - self._wrote_posts_at >= GATHER_S
+        return is_time or self._closing or len(self._posts) >= MAX_GROUP
+
+    def _write_jobs(self) -> None:
+        with self._lock:
+            count = min(len(self._waiting), MAX_GROUP)
+            group = [self._waiting.popleft() for _ in range(count)]
+        if not group:
+            return
+        done: list[tuple[Future[Any], Any]] = []
+        writes = any(waiting.durable for waiting in group)
+        try:
+            with self._transaction(flushed=writes) as connection:
+                for waiting in group:
+                    self._try(connection, waiting, done, is_alone=len(group) == 1)
+        except _Refused:
+            return
+        except Exception as error:
+            self._note_failure(error)
+            for waiting in group:
+                if not waiting.future.done():
+                    waiting.future.set_exception(self._failure(error))
+            return
+        if writes:
+            self._note_success()
+        for future, result in done:
+            future.set_result(result)
+
+    def _try(
+        self,
+        connection: Connection,
+        waiting: _Waiting[Any],
+        done: list[tuple[Future[Any], Any]],
+        *,
+        is_alone: bool,
+    ) -> None:
+        """One job in a savepoint of its own: its failure is its own.
+
+        One that is alone has the transaction for that: a savepoint takes as long as its work.
+        """
+        try:
+            with nullcontext() if is_alone else connection.begin_nested():
+                result = waiting.job(connection)
+        except BaseException as error:
+            if not _in_transaction(connection):
+                raise _RolledBack from error
+            if isinstance(error, DatabaseError):
+                waiting.future.set_exception(self._failure(error))
+            elif isinstance(error, StopIteration):  # no future takes one
+                waiting.future.set_exception(RuntimeError("a job raised StopIteration"))
+            else:
+                waiting.future.set_exception(error)
+            if is_alone:
+                raise _Refused from None
+        else:
+            # A job that swallowed the error must not save the others' promises.
+            if not _in_transaction(connection):
+                raise _RolledBack
+            done.append((waiting.future, result))
+
+    @contextmanager
+    def _transaction(self, *, flushed: bool) -> Iterator[Connection]:
+        """A transaction; with `flushed` it is on the disk when this is left."""
+        connection = self._connected()
+        try:
+            level = "FULL" if flushed else "NORMAL"
+            if connection.info.get("synchronous") != level:
+                raw: Any = connection.connection.driver_connection
+                raw.execute(f"PRAGMA synchronous = {level}")
+                connection.info["synchronous"] = level
+            with connection.begin():
+                yield connection
+                if flushed:
+                    self._at_commit("before")
+        except BaseException:
+            self._disconnect()
+            raise
+        if flushed:
+            self._at_commit("after")
+
+    def _connected(self) -> Connection:
+        """One connection for all: to take it from its pool costs as much as a small job."""
+        if self._connection is None:
+            self._connection = self._engine.connect()
+        return self._connection
+
+    def _disconnect(self) -> None:
+        """Back to its pool, which rolls back what is open: after whatever went wrong."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _at_commit(self, moment: str) -> None:
+        """A seam: tests end the process here."""
+        if self._commit_hook is not None:
+            self._commits += moment == "before"
+            self._commit_hook(moment, self._commits)
+
+    def _write_posts(self, count: int) -> int:
+        group = [self._posts.popleft() for _ in range(count)]
+        self._wrote_posts_at = time.monotonic()
+        try:
+            with self._transaction(flushed=False) as connection:
+                for how, posts in itertools.groupby(group, key=lambda post: post[0]):
+                    _write_rows(connection, how, [row for _, row in posts])
+        except Exception as error:  # nobody waits, and the thread must go on
+            if _is_a_rows_fault(error):
+                self._write_one_by_one(group)
+            else:
+                self._lost += count
+                self._note_failure(error)
+        else:
+            self._note_success()
+        return count
+
+    def _write_one_by_one(self, group: list[tuple[Insert | Batch, Row]]) -> None:
+        """A row that cannot be kept takes no other with it."""
+        refused = 0
+        reason = ""
+        try:
+            with self._transaction(flushed=False) as connection:
+                for how, row in group:
+                    try:
+                        with connection.begin_nested():
+                            _write_rows(connection, how, [row])
+                    except Exception as error:
+                        if not _is_a_rows_fault(error) or not _in_transaction(connection):
+                            raise
+                        refused += 1
+                        reason = self._in_words(error)
+        except Exception as error:
+            self._lost += len(group)
+            self._note_failure(error)
+            return
+        self._lost += refused
+        self._note_success()
+        self._on_event("state.rows_refused", {"refused_rows": refused, "reason": reason})
+
+    def _failure(self, error: BaseException) -> WriteFailed:
+        failure = WriteFailed(self._reason(error))
+        failure.__cause__ = error
+        return failure
+
+    def _reason(self, error: BaseException) -> str:
+        words = self._in_words(_first_cause(error))
+        # A savepoint that went with its transaction says nothing of what took it.
+        return "the transaction was given up" if words.startswith("no such savepoint") else words
+
+    def _note_failure(self, error: BaseException) -> None:
+        """Once an episode: it may last for days."""
+        if not self.is_failing:
+            self.is_failing = True
+            self._on_event("state.write_failed", {"reason": self._reason(error)})
+
+    def _note_success(self) -> None:
+        if self.is_failing:
+            self.is_failing = False
+            self._on_event("state.write_works_again", {"lost_rows": self.lost})
+
+
+def _write_rows(connection: Connection, how: Insert | Batch, rows: list[Row]) -> None:
+    if isinstance(how, Insert):
+        connection.execute(how, rows)
+    else:
+        how(connection, rows)
+
+
+def _in_transaction(connection: Connection) -> bool:
+    """False where SQLite has rolled everything back by itself: full, I/O error, no memory."""
+    if connection.invalidated:
+        return False
+    raw: Any = connection.connection.driver_connection
+    return bool(raw.in_transaction)
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """The first thing that SQLite complained of; what followed from it tells less."""
+    found = error
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, DBAPIError):
+            found = seen
+        seen = seen.__cause__ or seen.__context__
+    return found
+
+
+def _is_a_rows_fault(error: BaseException) -> bool:
+    """Another row might be kept where this one was refused."""
+    if isinstance(error, SQLAlchemyError):
+        return isinstance(error, DBAPIError) and not (
+            isinstance(error, OperationalError) or type(error) is DatabaseError
+        )
+    return isinstance(error, OverflowError | ValueError | TypeError)

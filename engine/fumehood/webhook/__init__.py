@@ -1,0 +1,1 @@
+"""Webhooks: signed messages to another program, owed until they are delivered."""

@@ -1,0 +1,154 @@
+"""The document that a yes is for: what decides what happens is in it, what describes is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fumehood import tool
+from fumehood.approvals.action import Action, action_of, changed_fields, definition_digest
+from fumehood.core.call import FunctionAddress
+from fumehood.core.identity import Principal, Scope
+from fumehood.executors.effects import Effect
+from fumehood.identity.agent import Binding
+from fumehood.pipeline.authorize import PermittedCall
+from fumehood.pipeline.plan import Plan, make_plan
+from fumehood.pipeline.resolve import ResolvedCall
+from fumehood.pipeline.validate import ValidatedCall
+from fumehood.policy.decision import Decision, Verdict
+from fumehood.registry.index import RegisteredTool, Source, ToolIndex
+from fumehood.sandbox.host import Host
+from fumehood.sandbox.wall import Walls
+from support.definitions import OWNER, function_definition, registered, request
+
+pytestmark = pytest.mark.row("A2")
+
+ASKS = Decision(Verdict.ASK, "r1", policy_version="v1")
+
+
+def _permitted(
+    arguments: dict[str, Any] | None = None,
+    *,
+    found: RegisteredTool | None = None,
+    binding: Binding | None = None,
+    principal: Principal = OWNER,
+    decision: Decision = ASKS,
+    **options: Any,
+) -> PermittedCall:
+    found = found or registered(function_definition(sandboxed=False))
+    call = request(principal=principal, **options)
+    resolved = ResolvedCall(call, found, (), binding)
+    return PermittedCall(ValidatedCall(resolved, arguments or {"a": 1}, ()), principal, decision)
+
+
+def _plan(permitted: PermittedCall) -> Plan:
+    return make_plan(permitted, Walls(host=Host()))
+
+
+def _action(effect: Effect | None = None, **fields: Any) -> Action:
+    permitted = _permitted(**fields)
+    return action_of(permitted, _plan(permitted), effect)
+
+
+BASE = _action()
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: _action(arguments={"a": 2}), "arguments"),
+        (lambda: _action(arguments={"a": True}), "arguments"),
+        (lambda: _action(arguments={"a": 1, "b": None}), "arguments"),
+        (lambda: _action(agent_id="x"), "agent"),
+        (lambda: _action(binding=Binding(tool="t", fixed={"a": 1})), "agent_binding"),
+        (lambda: _action(principal=Principal("uid:2", frozenset({Scope.CALL}))), "principal"),
+        (lambda: _action(timeout_seconds=1.0), "limits"),
+        (lambda: _action(Effect({}, "base", "effect")), "workspace"),
+    ],
+)
+def test_what_decides_what_happens_makes_another_action(
+    make: Callable[[], Action], field: str
+) -> None:
+    other = make()
+    assert other.digest != BASE.digest
+    assert changed_fields(BASE.document, other.document) == (field,)
+
+
+def test_another_definition_price_or_version_is_another_action() -> None:
+    for fields, named in (
+        ({"description": "Another."}, ("definition",)),
+        ({"cost_per_use": "0.5"}, ("cost_ceiling", "definition")),
+        ({"version": "2.0.0"}, ("definition", "tool")),
+    ):
+        found = registered(function_definition(sandboxed=False, **fields))
+        other = _action(found=found)
+        assert changed_fields(BASE.document, other.document) == named
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: _action(trace_id="another"),
+        lambda: _action(wait_for_approval=True),
+        lambda: _action(debug=True),
+        lambda: _action(idempotency_key="k"),
+        lambda: _action(decision=Decision(Verdict.ASK, "r2", "why", policy_version="v2")),
+    ],
+    ids=["trace", "waiting", "debug", "key", "the rule that asks"],
+)
+def test_what_only_describes_makes_no_other_action(make: Callable[[], Action]) -> None:
+    assert make().digest == BASE.digest
+
+
+def test_every_field_of_the_document_is_named_in_the_explanation() -> None:
+    page = Path(__file__).parents[3] / "docs/explanation/approval.md"
+    words = page.read_text(encoding="utf-8")
+    missing = [name for name in BASE.document if f"`{name}`" not in words]
+    assert missing == []
+
+
+def test_the_source_of_a_function_is_part_of_its_definition(tmp_path: Path) -> None:
+    module = tmp_path / "deeds.py"
+    module.write_text("def act(): return 1\n")
+    address = FunctionAddress("deeds", "act", str(tmp_path))
+    found = replace(registered(function_definition(sandboxed=False)), address=address)
+    before = definition_digest(found)
+    assert definition_digest(found) == before
+    module.write_text("def act(): return 2\n")
+    assert definition_digest(found) != before
+
+
+def test_the_source_that_is_sent_of_a_program_is_part_of_its_definition() -> None:
+    found = registered(function_definition(sandboxed=False))
+
+    def digest(*source: str) -> str:
+        return definition_digest(replace(found, address=FunctionAddress("m", "act", "", source)))
+
+    assert digest("LIMIT = 1", "def act(): ...") == digest("LIMIT = 1", "def act(): ...")
+    others = {digest("LIMIT = 2", "def act(): ..."), digest("LIMIT = 1def act(): ..."), digest()}
+    assert len({digest("LIMIT = 1", "def act(): ..."), *others}) == 4
+
+
+def test_two_functions_with_one_definition_are_two_tools() -> None:
+    def register(function: Any) -> RegisteredTool:
+        from fumehood.registry.functions import register_function
+
+        return register_function(ToolIndex(), function, Source.PROGRAM, private=())
+
+    @tool(sandboxed=False, description="Act.")
+    async def act() -> dict[str, int]:
+        return {"done": 1}
+
+    first = register(act)
+
+    @tool(sandboxed=False, description="Act.", name="act")
+    async def act_otherwise() -> dict[str, int]:
+        return {"done": 2}
+
+    second = register(act_otherwise)
+    assert first.definition == second.definition
+    assert definition_digest(first) != definition_digest(second)

@@ -1,0 +1,66 @@
+"""What the caller of an edited call is told: names of arguments, and never what is hidden."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from fumehood.approvals.edit import MAX_NAMED, MAX_POINTER, edit_warning
+from fumehood.approvals.model import Approval, ApprovalState
+from fumehood.approvals.store import StoredApproval, StoredRequest, without_arguments
+
+pytestmark = pytest.mark.row("A3")
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def _stored(asked: dict[str, Any] | None, done: dict[str, Any], *hidden: str) -> StoredApproval:
+    approval = Approval(
+        id="apr_1", version=1, state=ApprovalState.STARTED, call_id="call_1", trace_id="t",
+        tool="erase", tool_version="1.0.0", principal_id="uid:1", agent_id=None, session_id=None,
+        arguments=done, asked_arguments=asked, preview=None, rule="r", reason=None, dangerous=True,
+        approvers=(), quorum=1, decisions=(), policy_version="v", action_digest="d", binding=None,
+        created_at=NOW, expires_at=NOW,
+    )  # fmt: skip
+    return StoredApproval(approval, StoredRequest({}, {}, None, hidden=hidden))
+
+
+def _changed(asked: dict[str, Any], done: dict[str, Any], *hidden: str) -> str:
+    said = edit_warning(_stored(asked, done, *hidden))
+    assert said is not None
+    return said.partition("carried out")[2]
+
+
+def test_it_names_what_is_changed_added_and_removed_and_no_value() -> None:
+    asked = {"same": 1, "other": "secret", "gone": None}
+    done = {"same": 1, "other": "s3cret", "new": None}
+    assert _changed(asked, done) == ": changed /gone, /new, /other"
+
+
+def test_a_call_that_nobody_edited_has_no_warning() -> None:
+    assert edit_warning(_stored(None, {"a": 1})) is None
+
+
+def test_true_is_not_one() -> None:
+    assert _changed({"a": 1, "b": 1}, {"a": True, "b": 1.0}) == ": changed /a"
+
+
+def test_names_are_json_pointers_and_bounded() -> None:
+    assert _changed({"a/b~c": 1}, {"a/b~c": 2}) == ": changed /a~1b~0c"
+    assert len(_changed({"a" * 5000: 1}, {})) < MAX_POINTER + 20
+    many = _changed({f"{number:04}": 1 for number in range(5000)}, {})
+    assert many.count("/") == MAX_NAMED
+    assert many.endswith(", …")
+
+
+def test_what_the_agents_configuration_hides_is_in_neither_warning_nor_view() -> None:
+    stored = _stored({"a": 1, "fixed": 1}, {"a": 2, "fixed": 2}, "fixed")
+    assert _changed({"a": 1, "fixed": 1}, {"a": 2, "fixed": 2}, "fixed") == ": changed /a"
+    own = without_arguments(stored.approval, stored.request.hidden)
+    assert (own.arguments, own.asked_arguments) == ({"a": 2}, {"a": 1})
+    # The control: with nothing hidden both are there.
+    bare = replace(stored.request, hidden=())
+    assert without_arguments(stored.approval, bare.hidden) == stored.approval

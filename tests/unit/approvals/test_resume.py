@@ -1,0 +1,365 @@
+"""What is done after a yes is what the yes was for, as things are by then."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from fumehood import Engine
+from fumehood.approvals.model import ApprovalQuery, ApprovalState, NewDecision, Resolution
+from fumehood.config import ApprovalsConfig
+from fumehood.core.envelope import Envelope
+from fumehood.core.identity import Principal, Scope
+from fumehood.identity.agent import Binding
+from fumehood.policy.decision import CallFacts, Decision, Verdict
+from fumehood.policy.service import PolicyGate
+from fumehood.testing import ManualClock
+from support.asking import ALICE, CALLER, NO, YES, Asking, Deeds, asking
+
+pytestmark = [pytest.mark.anyio, pytest.mark.row("A2", "A5")]
+
+ADMIN = Principal("approver:root", frozenset({Scope.ADMIN}))
+
+
+def _says(verdict: Verdict, rule: str = "test") -> Callable[[Engine], None]:
+    """A policy that says this of every call."""
+
+    def prepare(engine: Engine) -> None:
+        def decide(facts: CallFacts) -> Decision:
+            return Decision(verdict, rule, policy_version=rule)
+
+        gate: Any = engine.policy.gate
+        gate.decide = decide
+
+    return prepare
+
+
+async def test_what_was_pending_still_is_after_a_restart(tmp_path: Path) -> None:
+    async with asking(tmp_path) as desk:
+        approval_id = await desk.parked("a")
+        before = await desk.engine.desk.show(approval_id)
+    async with asking(tmp_path, deeds=desk.deeds) as desk:
+        assert await desk.engine.desk.show(approval_id) == before
+        await desk.decide(approval_id)
+        assert (await desk.ended(approval_id)).success
+    assert desk.deeds.done == ["a"]
+
+
+async def test_what_was_approved_and_not_started_starts_once_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    deeds = Deeds()
+    async with asking(tmp_path, deeds=deeds) as desk:
+        approval_id = await desk.parked("a")
+        desk.engine.drain()  # from here on nothing begins
+        approval = await desk.decide(approval_id)
+        assert approval.state is ApprovalState.APPROVED
+    assert deeds.done == []
+    for _ in range(2):
+        async with asking(tmp_path, deeds=deeds) as desk:
+            assert (await desk.ended(approval_id)).success
+    assert deeds.done == ["a"]
+
+
+async def test_a_yes_that_could_not_be_used_in_time_has_expired(tmp_path: Path) -> None:
+    deeds, clock = Deeds(), ManualClock()
+    rules = ApprovalsConfig(start_within_seconds=60)
+    async with asking(tmp_path, deeds=deeds, clock=clock, approvals=rules) as desk:
+        approval_id = await desk.parked("a")
+        desk.engine.drain()
+        await desk.decide(approval_id)
+    clock.advance(61)
+    async with asking(tmp_path, deeds=deeds, clock=clock, approvals=rules) as desk:
+        answer = await desk.ended(approval_id)
+        assert answer.error is not None
+        assert answer.error.code == "APPROVAL_EXPIRED"
+    assert deeds.done == []
+
+
+async def test_what_had_begun_when_the_engine_ended_is_interrupted_and_never_runs_again(
+    tmp_path: Path,
+) -> None:
+    deeds = Deeds(gate=anyio.Event())
+    async with asking(tmp_path, deeds=deeds) as desk:
+        approval_id = await desk.parked("a", idempotency_key="k")
+        await desk.decide(approval_id)
+        with anyio.fail_after(10):
+            await deeds.begun.wait()
+    deeds.gate = None
+    for _ in range(2):
+        async with asking(tmp_path, deeds=deeds) as desk:
+            approval = await desk.state(approval_id, ApprovalState.INTERRUPTED)
+            assert approval.code == "OUTCOME_UNKNOWN"
+            again = await desk.ask("a", idempotency_key="k")
+            assert again.error is not None
+            assert again.error.code == "OUTCOME_UNKNOWN"
+            assert again.error.human_review
+    assert deeds.done == []
+
+
+async def test_a_human_resolves_what_was_interrupted(tmp_path: Path) -> None:
+    deeds = Deeds(gate=anyio.Event())
+    async with asking(tmp_path, deeds=deeds) as desk:
+        approval_id = await desk.parked("a", idempotency_key="k")
+        await desk.decide(approval_id)
+        with anyio.fail_after(10):
+            await deeds.begun.wait()
+    async with asking(tmp_path, deeds=deeds) as desk:
+        resolution = Resolution(outcome="done", note="The file is gone.")
+        approval = await desk.engine.desk.resolve(approval_id, resolution, ALICE)
+        assert approval.state is ApprovalState.DONE
+        again = await desk.ask("a", idempotency_key="k")
+        assert again.success
+        assert again.data["resolution"]["note"] == "The file is gone."
+    assert deeds.done == []
+
+
+@pytest.mark.parametrize("how", ["done", "denied", "expired", "cancelled", "never started", "gone"])
+async def test_every_answer_names_the_tool_and_its_version_and_the_whole_time(
+    tmp_path: Path, how: str
+) -> None:
+    deeds, clock = Deeds(), ManualClock()
+    async with asking(tmp_path, deeds=deeds, clock=clock) as desk:
+        approval_id = await desk.parked("a")
+        clock.advance(5)
+        if how == "denied":
+            await desk.decide(approval_id, NO)
+        elif how == "cancelled":
+            await desk.engine.desk.cancel(approval_id, CALLER)
+        elif how == "expired":
+            clock.advance(3600)
+            await desk.parked("b")  # the desk looks round
+        elif how == "done":
+            await desk.decide(approval_id)
+        else:
+            desk.engine.drain()
+            await desk.decide(approval_id)
+        if how not in ("never started", "gone"):
+            _require_named(await desk.ended(approval_id))
+            return
+    if how == "never started":
+        clock.advance(301)
+    async with asking(tmp_path, deeds=deeds, clock=clock, prepare=_without_tools(how)) as desk:
+        _require_named(await desk.ended(approval_id))
+    assert deeds.done == []
+
+
+async def test_an_interrupted_calls_answers_name_the_tool_and_its_version(tmp_path: Path) -> None:
+    deeds, clock = Deeds(gate=anyio.Event()), ManualClock()
+    async with asking(tmp_path, deeds=deeds, clock=clock) as desk:
+        approval_id = await desk.parked("a")
+        clock.advance(5)
+        await desk.decide(approval_id)
+        with anyio.fail_after(10):
+            await deeds.begun.wait()
+    async with asking(tmp_path, deeds=deeds, clock=clock) as desk:
+        _require_named(await desk.ended(approval_id))
+        await desk.engine.desk.resolve(approval_id, Resolution(outcome="done"), ALICE)
+        _require_named(await desk.ended(approval_id))
+
+
+def _without_tools(how: str) -> Callable[[Engine], None]:
+    """Take the tool away, where that is how it ends."""
+
+    def prepare(engine: Engine) -> None:
+        if how == "gone":
+            engine._made.registry.remove("erase", "1.0.0")
+
+    return prepare
+
+
+def _require_named(answer: Envelope) -> None:
+    metadata = answer.metadata
+    assert (metadata.tool_name, metadata.tool_version) == ("erase", "1.0.0")
+    assert metadata.execution_time_ms == metadata.performance.total_ms >= 5000
+    assert (metadata.performance.approval_ms or 0) <= metadata.performance.total_ms
+
+
+@pytest.mark.parametrize("what", ["the definition", "the limits", "the answer of another rule"])
+async def test_what_would_be_something_else_by_now_is_not_done(tmp_path: Path, what: str) -> None:
+    deeds = Deeds()
+    async with asking(tmp_path, deeds=deeds) as desk:
+        approval_id = await desk.parked("a")
+    if what == "the definition":
+        changed: dict[str, Any] = {"description": "Erase something else."}
+    elif what == "the limits":
+        changed = {"prepare": _slower}
+    else:  # the control: who asks, and under which version of the rules, decides nothing
+        changed = {"prepare": _says(Verdict.ASK, "another rule")}
+    async with asking(tmp_path, deeds=deeds, **changed) as desk:
+        await desk.decide(approval_id)
+        answer = await desk.ended(approval_id)
+    if what == "the answer of another rule":
+        assert answer.success
+        assert deeds.done == ["a"]
+        return
+    assert answer.error is not None
+    assert answer.error.code == "APPROVAL_EXPIRED"
+    assert answer.error.details is not None
+    named = {"the definition": ["definition"], "the limits": ["definition", "limits"]}[what]
+    assert answer.error.details["changed"] == named
+    assert deeds.done == []
+
+
+@pytest.mark.row("A1")
+async def test_a_rule_that_denies_by_now_wins_over_the_yes(tmp_path: Path) -> None:
+    deeds = Deeds()
+    async with asking(tmp_path, deeds=deeds) as desk:
+        approval_id = await desk.parked("a")
+    async with asking(tmp_path, deeds=deeds, prepare=_says(Verdict.DENY)) as desk:
+        await desk.decide(approval_id)
+        answer = await desk.ended(approval_id)
+        assert answer.error is not None
+        assert answer.error.code == "PERMISSION_DENIED"
+    assert deeds.done == []
+
+
+@pytest.mark.row("A3")
+async def test_an_edit_that_a_rule_denies_is_refused_to_the_approver() -> None:
+    from fumehood.approvals.model import NewDecision
+    from fumehood.core.errors import PermissionDenied
+
+    async with asking() as desk:
+        approval_id = await desk.parked("a")
+        gate: Any = desk.engine.policy.gate
+        before: Callable[[CallFacts], Decision] = PolicyGate.decide.__get__(gate)
+
+        def decide(facts: CallFacts) -> Decision:
+            if facts.arguments.get("what") == "everything":
+                return Decision(Verdict.DENY, "never")
+            return before(facts)
+
+        gate.decide = decide
+        edited = NewDecision(decision="approve", arguments={"what": "everything"})
+        with pytest.raises(PermissionDenied):
+            await desk.decide(approval_id, edited)
+        assert (await desk.decide(approval_id, YES)).state is ApprovalState.APPROVED
+        assert (await desk.ended(approval_id)).success
+
+
+@pytest.mark.row("D4")
+async def test_a_token_that_was_taken_back_carries_nothing_out(tmp_path: Path) -> None:
+    deeds = Deeds()
+    async with asking(tmp_path, deeds=deeds) as desk:
+        engine = desk.engine
+        token, text = await engine.tokens.new(
+            "ci", principal_id="token:ci", scopes=[Scope.CALL], agents=[], expires_at=None,
+            by=ADMIN, now=engine.now(),
+        )  # fmt: skip
+        caller = engine.tokens.principal_of(text, engine.now())
+        first, second = await desk.parked("a", by=caller), await desk.parked("b", by=caller)
+        await desk.decide(first)
+        assert (await desk.ended(first)).success  # the twin: while it counts
+        await engine.tokens.revoke(token.id, by=ADMIN, now=engine.now())
+        await desk.decide(second)
+        answer = await desk.ended(second)
+        assert answer.error is not None
+        assert answer.error.code == "PERMISSION_DENIED"
+    assert deeds.done == ["a"]
+
+
+@pytest.mark.row("R3")
+async def test_what_is_fixed_for_an_agent_is_shown_to_the_approver_and_not_to_the_caller() -> None:
+    async with asking() as desk:
+        await _bind(desk, Binding(tool="erase", fixed={"what": "the draft"}))
+        answer = await desk.engine.run(*_call({}, agent_id="writer"), _speaker())
+        assert answer.error is not None
+        assert answer.error.approval_id is not None
+        approval_id = answer.error.approval_id
+        whole = await desk.engine.desk.show(approval_id)
+        assert whole.arguments == {"what": "the draft"}
+        own = await desk.engine.desk.show(approval_id, principal=_speaker())
+        assert own.arguments == {}
+
+
+@pytest.mark.row("R3")
+async def test_a_binding_that_changed_meanwhile_is_another_action() -> None:
+    async with asking() as desk:
+        await _bind(desk, Binding(tool="erase", fixed={"what": "the draft"}))
+        answer = await desk.engine.run(*_call({}, agent_id="writer"), _speaker())
+        assert answer.error is not None
+        assert answer.error.approval_id is not None
+        await _bind(desk, Binding(tool="erase", fixed={"what": "the book"}))
+        await desk.decide(answer.error.approval_id)
+        ended = await desk.ended(answer.error.approval_id)
+        assert ended.error is not None
+        assert ended.error.code == "APPROVAL_EXPIRED"
+        assert desk.deeds.done == []
+
+
+@pytest.mark.row("R3")
+async def test_what_is_fixed_by_the_time_of_an_edit_is_not_shown_to_the_caller_either() -> None:
+    async with asking() as desk:
+        await _bind(desk, Binding(tool="erase"))
+        answer = await desk.engine.run(*_call({"what": "a"}, agent_id="writer"), _speaker())
+        assert answer.error is not None
+        assert answer.error.approval_id is not None
+        approval_id = answer.error.approval_id
+        await _bind(desk, Binding(tool="erase", fixed={"what": "the draft"}))
+        await desk.decide(approval_id, NewDecision(decision="approve", arguments={}))
+        assert (await desk.ended(approval_id)).success
+        whole = await desk.engine.desk.show(approval_id)
+        assert whole.arguments == {"what": "the draft"}
+        own = await desk.engine.desk.show(approval_id, principal=_speaker())
+        assert (own.arguments, own.asked_arguments) == ({}, {})
+        (listed,) = (await desk.engine.desk.list(ApprovalQuery(), principal=_speaker())).items
+        assert (listed.arguments, listed.asked_arguments) == ({}, {})
+
+
+async def test_a_stored_request_that_was_changed_in_the_database_is_not_done(
+    tmp_path: Path,
+) -> None:
+    deeds = Deeds()
+    async with asking(tmp_path, deeds=deeds) as desk:
+        approval_id = await desk.parked("a")
+    with sqlite3.connect(tmp_path / "state.db") as connection:
+        (text,) = connection.execute("SELECT document FROM approvals").fetchone()
+        document = json.loads(text)
+        document["request"]["arguments"] = {"what": "everything"}
+        connection.execute("UPDATE approvals SET document = ?", (json.dumps(document),))
+    connection.close()
+    async with asking(tmp_path, deeds=deeds) as desk:
+        await desk.decide(approval_id)
+        answer = await desk.ended(approval_id)
+        assert answer.error is not None
+        assert answer.error.code == "APPROVAL_EXPIRED"
+        assert answer.error.details == {"changed": ["arguments"]}
+    assert deeds.done == []
+
+
+def _slower(engine: Engine) -> None:
+    """Another timeout of the tool than the one that was approved."""
+    index: Any = engine._made.registry
+    found = index.get("erase")
+    definition = found.definition.model_copy(update={"timeout_seconds": 7.0})
+    tools = index._now
+    tools.by_name["erase"]["1.0.0"] = tools.preferred["erase"] = replace(
+        found, definition=definition
+    )
+
+
+async def _bind(desk: Asking, binding: Binding) -> None:
+    from fumehood.identity.agent import Agent
+
+    agents, now = desk.engine.agents, desk.engine.now()
+    if agents.find("writer") is None:
+        agent = Agent(id="writer", principals=("uid:1000",))
+        await agents.create(agent, by=ADMIN, now=now)
+    await agents.bind("writer", binding, by=ADMIN, now=now)
+
+
+def _speaker() -> Principal:
+    return Principal(CALLER.id, CALLER.scopes, frozenset({"writer"}))
+
+
+def _call(arguments: dict[str, Any], **options: Any) -> Any:
+    from fumehood.pipeline.incoming import parse_own_call
+
+    return parse_own_call("erase", arguments, options)

@@ -1,0 +1,88 @@
+"""Rows of approvals: what is over goes after its time, what is not stays; one change is one."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from fumehood.approvals.model import ApprovalQuery, ApprovalState
+from fumehood.approvals.store import Stale, Step, TooLate, UnknownApproval
+from fumehood.config import ApprovalsConfig
+from fumehood.testing import ManualClock
+from support.asking import NO, YES, Asking, Deeds, asking
+
+pytestmark = [pytest.mark.anyio, pytest.mark.row("A2")]
+
+
+def _step(desk: Asking, leaves: ApprovalState, to: ApprovalState, **more: object) -> Step:
+    return Step("approval.test", "test", desk.engine.desk.now(), frozenset({leaves}), to, **more)  # type: ignore[arg-type]
+
+
+async def test_what_is_over_goes_after_its_time_and_what_is_not_stays() -> None:
+    deeds, clock = Deeds(), ManualClock()
+    rules = ApprovalsConfig(kept_days=1, expire_seconds=10 * 86_400)
+    async with asking(deeds=deeds, clock=clock, approvals=rules) as desk:
+        done, denied, waits = [await desk.parked(what) for what in "abc"]
+        await desk.decide(done, YES)
+        await desk.ended(done)
+        await desk.decide(denied, NO)
+        table = desk.engine._made.approvals.table
+        assert await table.prune(clock.now() + timedelta(hours=23)) == 0
+        assert await table.prune(clock.now() + timedelta(hours=25)) == 2
+        left = (await desk.engine.desk.list(ApprovalQuery())).items
+        assert [one.id for one in left] == [waits]
+
+
+async def test_what_nobody_has_resolved_yet_is_never_forgotten(tmp_path: Path) -> None:
+    async with asking(tmp_path) as desk:
+        approval_id = await desk.parked("a")
+        table = desk.engine._made.approvals.table
+        await table.change(
+            [(approval_id, _step(desk, ApprovalState.PENDING, ApprovalState.STARTED))]
+        )
+    async with asking(tmp_path) as desk:
+        assert (await desk.engine.desk.show(approval_id)).state is ApprovalState.INTERRUPTED
+        later = desk.clock.now() + timedelta(days=3650)
+        assert await desk.engine._made.approvals.table.prune(later) == 0
+
+
+async def test_several_steps_are_one_change() -> None:
+    async with asking() as desk:
+        first, second = await desk.parked("a"), await desk.parked("b")
+        table = desk.engine._made.approvals.table
+        step = _step(desk, ApprovalState.PENDING, ApprovalState.CANCELLED)
+        wrong = _step(desk, ApprovalState.APPROVED, ApprovalState.CANCELLED)
+        with pytest.raises(Stale):
+            await table.change([(first, step), (second, wrong)])
+        with pytest.raises(UnknownApproval):
+            await table.change([(first, step), ("apr_0", step)])
+        assert (await desk.engine.desk.show(first)).version == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "error"),
+    [
+        ({"version": 2}, Stale),
+        ({"digest": "another"}, Stale),
+        ({"in_time": True}, TooLate),
+    ],
+    ids=["another version", "another action", "too late"],
+)
+async def test_a_step_that_does_not_fit_changes_nothing(
+    more: dict[str, object], error: type[Stale]
+) -> None:
+    async with asking(approvals=ApprovalsConfig(expire_seconds=60, warn_seconds=0)) as desk:
+        approval_id = await desk.parked("a")
+        table = desk.engine._made.approvals.table
+        if "in_time" in more:
+            desk.clock.advance(61)
+        step = _step(desk, ApprovalState.PENDING, ApprovalState.APPROVED, **more)
+        with pytest.raises(error):
+            await table.change([(approval_id, step)])
+        assert (await table.get(approval_id)).approval.version == 1
+        if "in_time" not in more:  # the twin
+            fitting = _step(desk, ApprovalState.PENDING, ApprovalState.APPROVED, version=1)
+            (after,) = await table.change([(approval_id, fitting)])
+            assert (after.approval.state, after.approval.version) == (ApprovalState.APPROVED, 2)

@@ -1,0 +1,697 @@
+"""The audit chain: whoever tampers with it without the key is found out, and where."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import sqlite3
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import Connection, create_engine
+
+from fumehood.audit import verify as audit_verify
+from fumehood.audit.anchors import add_anchor, own_anchors
+from fumehood.audit.chain import all_rows, head_of, rows_after
+from fumehood.audit.keys import all_keys, keep_key, new_key, open_key
+from fumehood.audit.verify import (
+    GENESIS,
+    Anchor,
+    AuditKey,
+    AuditRow,
+    mac_of,
+    read_anchors,
+    read_export,
+    verify,
+)
+from fumehood.storage.calls import CallLog
+from fumehood.storage.changes import record_change, stamp
+from fumehood.storage.database import open_database
+from fumehood.storage.errors import AuditKeyLost, WriteFailed
+from fumehood.storage.schema import METADATA
+from support.audit import (  # fmt: skip
+    ANCHORED_AT,
+    ROTATED_AT,
+    ROWS,
+    START,
+    append,
+    look,
+    make_chain,
+    rotate,
+    rows_of,
+    tamper,
+)
+from support.state import call_row, keys, put, writer_held
+
+pytestmark = pytest.mark.row("A7")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    state = tmp_path_factory.mktemp("chain")
+    state.chmod(0o700)
+    make_chain(state)
+    return state
+
+
+@pytest.fixture
+def state(made: Path, home: Path) -> Path:
+    """A chain of one's own to tamper with."""
+    return Path(shutil.copytree(made, home / "state"))
+
+
+def run(*statements: str) -> Callable[[sqlite3.Connection], None]:
+    def change(connection: sqlite3.Connection) -> None:
+        for statement in statements:
+            connection.execute(statement)
+
+    return change
+
+
+@dataclass(frozen=True)
+class Tampering:
+    """Something that somebody does to the table, and the first thing that is found."""
+
+    name: str
+    change: Callable[[sqlite3.Connection], None]
+    problem: str
+    seq: int
+
+
+def renumbered(after: int, by: str) -> tuple[str, str]:
+    """Numbers are unique at every moment: so by way of negative ones."""
+    return (
+        f"UPDATE audit SET seq = -seq WHERE seq > {after}",
+        f"UPDATE audit SET seq = -seq {by} WHERE seq < 0",
+    )
+
+
+TAMPERINGS = [
+    Tampering(
+        "a body is changed",
+        run("UPDATE audit SET body = replace(body, '5', '6') WHERE seq = 5"),
+        "altered", 5,
+    ),
+    Tampering(
+        "a body gets a space, which JSON does not mind",
+        run("UPDATE audit SET body = body || ' ' WHERE seq = 5"),
+        "altered", 5,
+    ),
+    Tampering(
+        "a body is no text",
+        run("UPDATE audit SET body = x'ff00fe' WHERE seq = 5"),
+        "altered", 5,
+    ),
+    Tampering(
+        "a mac is changed",
+        run("UPDATE audit SET mac = randomblob(32) WHERE seq = 5"),
+        "altered", 5,
+    ),
+    Tampering(
+        "a mac is cut short",
+        run("UPDATE audit SET mac = substr(mac, 1, 31) WHERE seq = 5"),
+        "altered", 5,
+    ),
+    Tampering(
+        "a row is said to be under the next key",
+        run("UPDATE audit SET key_id = (SELECT key_id FROM audit WHERE seq = 20) WHERE seq = 5"),
+        "key_changed", 5,
+    ),
+    Tampering(
+        "a row is said to be under a key that there is not",
+        run("UPDATE audit SET key_id = '0123456789abcdef' WHERE seq = 5"),
+        "key_changed", 5,
+    ),
+    Tampering("a row is removed", run("DELETE FROM audit WHERE seq = 5"), "removed", 6),
+    Tampering(
+        "several rows are removed",
+        run("DELETE FROM audit WHERE seq BETWEEN 3 AND 7"),
+        "removed", 8,
+    ),
+    Tampering(
+        "a row is removed and the others move up",
+        run("DELETE FROM audit WHERE seq = 5", *renumbered(5, "- 1")),
+        "altered", 5,
+    ),
+    Tampering("the first row is removed", run("DELETE FROM audit WHERE seq = 1"), "removed", 2),
+    Tampering(
+        "the first row is removed and the others move up",
+        run("DELETE FROM audit WHERE seq = 1", *renumbered(0, "- 1")),
+        "altered", 1,
+    ),
+    Tampering(
+        "the first row is replaced",
+        run("""UPDATE audit SET body = '{"kind":"test.row","at":"x"}' WHERE seq = 1"""),
+        "altered", 1,
+    ),
+    Tampering(
+        "a row is put in between",
+        run(
+            *renumbered(5, "+ 1"),
+            "INSERT INTO audit SELECT 6, key_id, body, randomblob(32) FROM audit WHERE seq = 5",
+        ),
+        "altered", 6,
+    ),
+    Tampering(
+        "a row is put before the first",
+        run("INSERT INTO audit SELECT 0, key_id, body, mac FROM audit WHERE seq = 1"),
+        "order", 0,
+    ),
+    Tampering(
+        "a row is put far before the first",
+        run("INSERT INTO audit SELECT -9000000000, key_id, body, mac FROM audit WHERE seq = 1"),
+        "order", -9000000000,
+    ),
+    Tampering(
+        "a row is put after the last",
+        run("INSERT INTO audit SELECT 21, key_id, body, randomblob(32) FROM audit WHERE seq = 20"),
+        "altered", 21,
+    ),
+    Tampering(
+        "a row is repeated at the end",
+        run("INSERT INTO audit SELECT 21, key_id, body, mac FROM audit WHERE seq = 20"),
+        "altered", 21,
+    ),
+    Tampering(
+        "two rows change places",
+        run(
+            "UPDATE audit SET seq = -5 WHERE seq = 5",
+            "UPDATE audit SET seq = 5 WHERE seq = 6",
+            "UPDATE audit SET seq = 6 WHERE seq = -5",
+        ),
+        "altered", 5,
+    ),
+    Tampering(
+        "the whole chain is moved up by one",
+        run(*renumbered(0, "+ 1")),
+        "removed", 2,
+    ),
+    Tampering(
+        "the announcement of a key is removed",
+        run(f"DELETE FROM audit WHERE seq = {ROTATED_AT}"),
+        "removed", 11,
+    ),
+    Tampering(
+        "a key is announced that nobody announced",
+        run(
+            """UPDATE audit SET body = '{"kind":"audit.rotated","next_key_id":"'
+            || (SELECT key_id FROM audit WHERE seq = 20) || '","commitment":""}' WHERE seq = 5"""
+        ),
+        "altered", 5,
+    ),
+    Tampering("the tail is cut", run("DELETE FROM audit WHERE seq > 12"), "cut", 13),
+    Tampering(
+        "the tail is cut at the anchored row", run("DELETE FROM audit WHERE seq >= 18"), "cut", 18
+    ),
+    Tampering("everything is removed", run("DELETE FROM audit"), "cut", 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("tampering", TAMPERINGS, ids=lambda tampering: tampering.name)
+def test_tampering_is_found_where_it_was_done(state: Path, tampering: Tampering) -> None:
+    before = rows_of(state)
+    assert look(state).is_intact  # the same chain, before anybody touched it
+    tamper(state, tampering.change)
+    connection = sqlite3.connect(state / "state.db")
+    after = connection.execute("SELECT seq, key_id, body, mac FROM audit ORDER BY seq").fetchall()
+    connection.close()
+    assert after != [(row.seq, row.key_id, row.body.decode(), row.mac) for row in before]
+    verdict = look(state)
+    assert not verdict.is_intact
+    assert (verdict.findings[0].problem, verdict.findings[0].seq) == (
+        tampering.problem,
+        tampering.seq,
+    )
+
+
+def test_whole_chain_with_a_rotation_is_intact_and_anchored(state: Path) -> None:
+    verdict = look(state)
+    assert verdict.is_intact
+    assert (verdict.rows, verdict.first_seq, verdict.last_seq) == (ROWS, 1, ROWS)
+    assert (verdict.anchors, verdict.anchored_to) == (len(ANCHORED_AT), ANCHORED_AT[-1])
+    assert len(verdict.key_ids) == 2
+    assert verdict.head == rows_of(state)[-1].mac.hex()
+
+
+def test_tail_that_no_anchor_vouches_for_can_be_cut_unseen_and_the_verdict_tells_from_where(
+    state: Path,
+) -> None:
+    """No chain can tell this by itself; the report says how far it reaches."""
+    tamper(state, run(f"DELETE FROM audit WHERE seq > {ANCHORED_AT[-1]}"))
+    verdict = look(state)
+    assert verdict.is_intact
+    assert verdict.anchored_to == verdict.last_seq == ANCHORED_AT[-1]
+
+
+def test_chain_that_went_on_after_its_tail_was_cut_differs_from_the_anchor(state: Path) -> None:
+    tamper(state, run("DELETE FROM audit WHERE seq > 12"))
+    database = open_database(state / "state.db")
+    for number in range(113, 131):
+        append(database, number)
+    database.close()
+    (finding,) = look(state).findings
+    assert (finding.problem, finding.seq) == ("anchor", 18)
+    assert verify_without_anchors(state)  # the control: only the anchor tells
+
+
+def verify_without_anchors(state: Path) -> bool:
+    return verify(rows_of(state), all_keys(state)).is_intact
+
+
+def test_whoever_has_the_key_can_write_any_chain_and_anchors_alone_tell(state: Path) -> None:
+    """The control of every row above: it is the mac that tells, and the key that protects."""
+    secret = all_keys(state)
+    rows, before = [], GENESIS
+    for row in rows_of(state):
+        body = row.body.replace(b'"number":5', b'"number":500')
+        before = mac_of(secret[row.key_id], before, row.seq, body)
+        rows.append((row.seq, row.key_id, body.decode(), before))
+    tamper(state, run("DELETE FROM audit"))
+    tamper(state, lambda c: c.executemany("INSERT INTO audit VALUES (?, ?, ?, ?)", rows))
+    assert verify_without_anchors(state)
+    found = look(state).findings
+    assert [(finding.problem, finding.seq) for finding in found] == [
+        ("anchor", seq) for seq in ANCHORED_AT
+    ]
+
+
+def test_chain_under_a_swapped_key_cannot_be_checked_nor_gone_on_with(state: Path) -> None:
+    other = new_key()
+    (state / "audit.key").write_text(other.secret.hex())
+    for kept in state.glob("audit-*.key"):
+        kept.write_text(other.secret.hex())
+    verdict = look(state)
+    assert not verdict.is_intact
+    lacking = [found for found in verdict.findings if found.problem == "no_key"]
+    assert len(lacking) == len({row.key_id for row in rows_of(state)})
+    assert lacking[0].seq == 1
+    assert lacking[0].message.startswith("rows 1 to ")
+    assert f" to {ROWS} cannot be checked" in lacking[-1].message
+    before = (state / "state.db").read_bytes()
+    with pytest.raises(AuditKeyLost, match="Restore the key"):
+        open_database(state / "state.db")
+    assert (state / "state.db").read_bytes() == before
+
+
+def test_key_that_is_not_the_announced_one_is_found_by_its_commitment(state: Path) -> None:
+    """An id is short; two keys with one id would need this."""
+    rows = rows_of(state)
+    known = all_keys(state)
+    forged = secrets.token_bytes(32)
+    second = {rows[-1].key_id: forged}
+    before, forged_rows = rows[ROTATED_AT - 1].mac, rows[:ROTATED_AT]
+    for row in rows[ROTATED_AT:]:
+        before = mac_of(forged, before, row.seq, row.body)
+        forged_rows.append(replace(row, mac=before))
+    verdict = verify(forged_rows, known | second)
+    assert [(f.problem, f.seq) for f in verdict.findings] == [("key_changed", ROTATED_AT)]
+
+
+SECRETS = [AuditKey.of(bytes([number]) * 32) for number in range(2)]
+
+
+def chain_of_rows(length: int) -> list[AuditRow]:
+    rows, before = [], GENESIS
+    for seq in range(1, length + 1):
+        body = json.dumps({"kind": "test.row", "number": seq % 3}).encode()
+        mac = mac_of(SECRETS[0].secret, before, seq, body)
+        rows.append(AuditRow(seq, SECRETS[0].id, body, mac, before))
+        before = mac
+    return rows
+
+
+WHOLE = chain_of_rows(12)
+EDITS = st.lists(
+    st.tuples(
+        st.sampled_from(["drop", "repeat", "swap", "body", "mac", "seq", "key", "move"]),
+        st.integers(0, 11),
+        st.integers(0, 11),
+    ),
+    min_size=1, max_size=4,
+)  # fmt: skip
+
+
+def edited(rows: list[AuditRow], edits: list[tuple[str, int, int]]) -> list[AuditRow]:
+    rows = list(rows)
+    for what, at, other in edits:
+        if not rows:
+            break
+        at, other = at % len(rows), other % len(rows)
+        match what:
+            case "drop":
+                del rows[at]
+            case "repeat":
+                rows.insert(other, rows[at])
+            case "swap":
+                rows[at], rows[other] = rows[other], rows[at]
+            case "body":
+                rows[at] = replace(rows[at], body=rows[other].body)
+            case "mac":
+                rows[at] = replace(rows[at], mac=rows[other].mac)
+            case "seq":
+                rows[at] = replace(rows[at], seq=rows[other].seq)
+            case "key":
+                rows[at] = replace(rows[at], key_id=SECRETS[1].id)
+            case "move":
+                rows[at] = replace(rows[other], seq=rows[at].seq, before=rows[at].before)
+    return rows
+
+
+@given(edits=EDITS, has_before=st.booleans())
+def test_only_the_chain_itself_and_its_beginnings_are_intact(
+    edits: list[tuple[str, int, int]], has_before: bool
+) -> None:
+    def shown(rows: list[AuditRow]) -> list[AuditRow]:
+        return rows if has_before else [replace(row, before=None) for row in rows]
+
+    known = {key.id: key.secret for key in SECRETS}
+    rows = edited(WHOLE, edits)
+    is_beginning = rows == WHOLE[: len(rows)]
+    assert verify(shown(rows), known).is_intact == is_beginning
+    last = WHOLE[-1]
+    anchor = Anchor(last.seq, last.key_id, last.mac, "")
+    assert verify(shown(rows), known, [anchor]).is_intact == (rows == WHOLE)
+
+
+def test_part_of_a_chain_is_verified_from_its_first_row_on() -> None:
+    known = {SECRETS[0].id: SECRETS[0].secret}
+    part = WHOLE[4:9]
+    anchors = [Anchor(row.seq, row.key_id, row.mac, "") for row in (WHOLE[2], part[1], WHOLE[-1])]
+    verdict = verify(part, known, anchors, whole=False)
+    assert (verdict.is_intact, verdict.anchors, verdict.anchored_to) == (True, 1, part[1].seq)
+    assert not verify(part, known, whole=True).is_intact
+    changed = [replace(part[0], body=part[1].body), *part[1:]]
+    assert not verify(changed, known, whole=False).is_intact
+    torn = [replace(part[0], before=part[0].mac), *part[1:]]
+    assert not verify(torn, known, whole=False).is_intact
+
+
+def test_many_findings_are_counted_and_the_first_are_told() -> None:
+    altered = [replace(row, mac=bytes(32)) for row in chain_of_rows(500)]
+    verdict = verify(altered, {SECRETS[0].id: SECRETS[0].secret})
+    assert verdict.problems == 500
+    assert len(verdict.findings) == audit_verify.MAX_FINDINGS
+
+
+def test_key_that_lacks_is_one_finding_whatever_the_number_of_its_rows() -> None:
+    verdict = verify(chain_of_rows(500), {})
+    assert verdict.problems == 1
+    (found,) = verdict.findings
+    key_id = SECRETS[0].id
+    assert found.message == f"rows 1 to 500 cannot be checked: there is no key {key_id}"
+    one, gap = chain_of_rows(1), [row for row in chain_of_rows(9) if row.seq != 5]
+    assert verify(one, {}).findings[0].message.startswith("row 1 cannot be checked")
+    said = [found.message for found in verify(gap, {}).findings if found.problem == "no_key"]
+    assert said == [f"rows 1 to 9, 8 of them, cannot be checked: there is no key {key_id}"]
+
+
+def test_many_keys_that_lack_are_counted_and_the_first_are_told() -> None:
+    rows = [replace(row, key_id=f"{row.seq:016x}") for row in chain_of_rows(500)]
+    verdict = verify(rows, {})
+    assert verdict.problems >= 500
+    assert len(verdict.findings) == audit_verify.MAX_FINDINGS
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "no JSON", "[]", "{}", '{"seq": 1}', "9" * 5000, "[" * 100_000,
+     '{"seq": true, "key_id": "", "before": null, "mac": "", "body": ""}',
+     '{"seq": 0, "key_id": "", "before": null, "mac": "", "body": ""}',
+     '{"seq": 1, "key_id": "", "before": null, "mac": "", "body": "", "more": 1}',
+     '{"seq": 1, "key_id": "", "before": null, "mac": "zz", "body": ""}',
+     '{"seq": 1, "key_id": "", "before": null, "mac": "", "body": "\\ud800"}'],
+)  # fmt: skip
+def test_line_of_an_export_that_is_no_row_is_named(line: str) -> None:
+    with pytest.raises(audit_verify.Unreadable, match="line 1"):
+        list(read_export([line]))
+    assert read_anchors([line]) == []
+
+
+def test_anchors_are_found_among_the_lines_of_a_log() -> None:
+    anchor = '{"seq": 3, "key_id": "k", "mac": "ab", "at": "t"%s}'
+    lines = ["listens on …", anchor % "", '{"event": "call.ended"}', "{torn",
+             anchor % ', "event": "audit.anchor", "level": "info"', anchor % ', "event": "x"']  # fmt: skip
+    assert read_anchors(lines) == [Anchor(3, "k", b"\xab", "t")] * 2
+
+
+def test_anchor_after_a_torn_line_is_a_line_of_its_own(home: Path) -> None:
+    first, second = (Anchor(seq, "k", bytes(32), "t") for seq in (1, 2))
+    add_anchor(home, first)
+    path = home / "audit-anchors.jsonl"
+    path.write_text(path.read_text() + '{"seq": 7, "ke')
+    add_anchor(home, second)
+    assert own_anchors(home) == [first, second]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+# Keys
+
+
+def test_key_is_made_once_private_and_outside_the_database(home: Path) -> None:
+    first = open_key(home, None)
+    assert open_key(home, None) == open_key(home, first.id) == first
+    path = home / "audit.key"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [found.name for found in home.iterdir()] == ["audit.key"]
+    assert first.secret.hex() not in repr(first)
+    assert len(first.secret) == 32
+
+
+def test_secret_never_stands_in_the_database(state: Path) -> None:
+    content = (state / "state.db").read_bytes()
+    for secret in all_keys(state).values():
+        assert secret not in content
+        assert secret.hex().encode() not in content
+
+
+UNUSABLE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing": (lambda path: path.unlink(), "Restore the key"),
+    "empty": (lambda path: path.write_text(""), "is damaged"),
+    "cut short": (lambda path: path.write_text(path.read_text()[:40]), "is damaged"),
+    "no hexadecimal digits": (lambda path: path.write_bytes(b"\xff" * 64), "is damaged"),
+    "open to others": (lambda path: path.chmod(0o640), "chmod 600"),
+    "a directory": (lambda path: (path.unlink(), path.mkdir()), "is no file"),
+    "a link": (lambda path: (path.unlink(), path.symlink_to("/dev/null")), "neither read"),
+}
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_chain_whose_key_is_not_usable_is_not_begun_anew(home: Path, name: str) -> None:
+    spoil, words = UNUSABLE[name]
+    database = open_database(home / "state.db")
+    append(database, 1)
+    database.close()
+    kept = (home / "audit.key").read_text()
+    before = (home / "state.db").read_bytes()
+    spoil(home / "audit.key")
+    for _ in range(2):
+        with pytest.raises(AuditKeyLost, match=words):
+            open_database(home / "state.db")
+    assert (home / "state.db").read_bytes() == before
+    # The twin: with its key it opens and goes on.
+    if (home / "audit.key").is_dir():
+        (home / "audit.key").rmdir()
+    (home / "audit.key").unlink(missing_ok=True)
+    (home / "audit.key").write_text(kept)
+    (home / "audit.key").chmod(0o600)
+    database = open_database(home / "state.db")
+    assert append(database, 2) == 2
+    database.close()
+    assert look(home).is_intact
+
+
+def test_name_of_a_key_in_the_database_is_no_path(home: Path) -> None:
+    (home / "state").mkdir(mode=0o700)
+    key = new_key()
+    (home / "audit-x.key").write_text(key.secret.hex())
+    with pytest.raises(AuditKeyLost):
+        open_key(home / "state", "/../../audit-x")
+
+
+def test_backup_from_before_a_rotation_goes_on_under_its_own_key(home: Path, state: Path) -> None:
+    """Its chain is intact; that rows are missing is what the anchors tell."""
+    path = home / "state.db"
+    database = open_database(path)
+    append(database, 1)
+    database.close()
+    backup = path.read_bytes()
+    database = open_database(path)
+    rotate(database, home)
+    append(database, 3)
+    database.close()
+    path.write_bytes(backup)
+    database = open_database(path)
+    assert append(database, 2) == 2
+    database.close()
+    assert look(home).is_intact
+    assert len(list(home.glob("audit-*.key"))) == 2
+
+
+def test_rotated_chain_opens_again_and_goes_on_under_the_new_key(state: Path) -> None:
+    database = open_database(state / "state.db")
+    append(database, 21)
+    rotate(database, state)
+    append(database, 23)
+    database.close()
+    verdict = look(state)
+    assert verdict.is_intact
+    assert len(verdict.key_ids) == 3
+    assert len({row.key_id for row in rows_of(state)}) == 3
+
+
+def test_rows_of_the_transaction_that_rotates_are_under_the_key_they_should_be(home: Path) -> None:
+    database = open_database(home / "state.db")
+    append(database, 1)
+    key = new_key()
+    keep_key(home, key)
+    database.audit.learn(key)
+
+    def both(connection: Connection) -> None:
+        database.audit.append(connection, "test.row", "t", {})
+        database.audit.rotate(connection, "t", key, {})
+        database.audit.append(connection, "test.row", "t", {})
+
+    database.write_now(both)
+    database.close()
+    old, new = rows_of(home)[0].key_id, key.id
+    assert [row.key_id for row in rows_of(home)] == [old, old, old, new]
+    assert look(home).is_intact
+
+
+def test_rotation_that_is_rolled_back_leaves_the_old_key(home: Path) -> None:
+    database = open_database(home / "state.db")
+    append(database, 1)
+    key = new_key()
+    keep_key(home, key)
+    database.audit.learn(key)
+
+    def fail(connection: Connection) -> None:
+        database.audit.rotate(connection, "t", key, {})
+        raise LookupError("changed its mind")
+
+    with pytest.raises(LookupError):
+        database.write_now(fail)
+    append(database, 2)
+    database.close()
+    assert len({row.key_id for row in rows_of(home)}) == 1
+    assert look(home).is_intact
+
+
+# What goes into the chain
+
+
+def test_change_and_its_row_are_kept_together_or_not_at_all(home: Path) -> None:
+    database = open_database(home / "state.db")
+
+    def change(connection: Connection, key: str) -> None:
+        put(key)(connection)
+        record_change(connection, at=START, by="a", action="token.new", subject="t1")
+        if key == "no":
+            raise LookupError("changed its mind")
+
+    database.write_now(lambda connection: change(connection, "yes"))
+    with pytest.raises(LookupError):
+        database.write_now(lambda connection: change(connection, "no"))
+    with pytest.raises(WriteFailed):
+        database.write_now(lambda connection: change(connection, "yes"))  # there already
+    assert database.read_now(keys) == {"yes"}
+    database.close()
+    (row,) = rows_of(home)
+    assert json.loads(row.body) == {
+        "kind": "change.token.new", "at": stamp(START), "by": "a", "subject": "t1", "details": {},
+    }  # fmt: skip
+
+
+def test_rows_of_one_commit_follow_each_other_in_order(home: Path) -> None:
+    database = open_database(home / "state.db")
+    with writer_held(database):
+        futures = [
+            database._writer.submit(
+                lambda c, n=number: database.audit.append(c, "test.row", "t", {"number": n}),
+                durable=True,
+            )
+            for number in range(50)
+        ]
+    assert [future.result(20) for future in futures] == list(range(1, 51))
+    database.close()
+    assert [json.loads(row.body)["number"] for row in rows_of(home)] == list(range(50))
+    assert look(home).is_intact
+
+
+def test_row_cannot_say_another_kind_or_time(home: Path) -> None:
+    database = open_database(None)
+    for field in ("kind", "at"):
+        with pytest.raises(ValueError, match="already"):
+            database.write_now(lambda c, f=field: database.audit.append(c, "x", "t", {f: "y"}))
+    database.close()
+
+
+def test_chain_in_memory_keeps_its_newest_rows_and_they_are_intact(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fumehood.storage.database.IN_MEMORY_KEPT", 10)
+    database = open_database(None)
+    for number in range(25):
+        append(database, number)
+    rows = database.read_now(lambda connection: list(all_rows(connection)))
+    assert [row.seq for row in rows] == list(range(16, 26))
+    assert verify(rows, database.audit.keys, whole=database.audit.is_whole).is_intact
+    database.close()
+
+
+def test_rows_are_read_in_parts_that_fit_together(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fumehood.audit.chain.READ_AT_ONCE", 3)
+    engine = create_engine(f"sqlite:///{state / 'state.db'}")
+    with engine.connect() as connection:
+        rows = list(all_rows(connection))
+        assert rows_after(connection, 5, 2) == rows[5:7]
+        assert head_of(connection) == replace(rows[-1], before=None)
+    engine.dispose()
+    assert len(rows) == ROWS
+    assert [row.before for row in rows] == [GENESIS, *(row.mac for row in rows[:-1])]
+
+
+def test_change_without_a_chain_is_not_written() -> None:
+    engine = create_engine("sqlite://")
+    METADATA.create_all(engine)
+    with engine.connect() as connection, pytest.raises(KeyError, match="audit"):
+        record_change(connection, at=START, by="a", action="x", subject="y")
+    engine.dispose()
+
+
+def test_row_of_a_call_says_all_that_the_log_does_and_nothing_that_is_not_there(
+    home: Path,
+) -> None:
+    database = open_database(home / "state.db")
+    log = CallLog(database, kept_days=30, kept=100)
+    row = call_row(1)
+    with writer_held(database):
+        log.record(row)
+        log.record(call_row(2))
+    database.close()
+    first, second = (json.loads(row.body) for row in rows_of(home))
+    expected = {key: value for key, value in row.items() if value is not None}
+    assert first == {"kind": "call.ended", "call_id": expected.pop("id"), **expected}
+    assert second["call_id"] == call_row(2)["id"]
+    assert look(home).is_intact
+
+
+def test_call_that_the_log_refuses_is_not_in_the_chain_and_takes_no_other_with_it(
+    home: Path,
+) -> None:
+    database = open_database(home / "state.db")
+    log = CallLog(database, kept_days=30, kept=100)
+    with writer_held(database):
+        for number in (1, 2, 1, 3):
+            log.record(call_row(number))
+    database.close()
+    assert [json.loads(row.body)["call_id"][-1] for row in rows_of(home)] == ["1", "2", "3"]
+    assert look(home).is_intact

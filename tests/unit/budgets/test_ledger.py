@@ -1,0 +1,504 @@
+"""Budgets: never overspent by what was expected, refused in words that help, cheap to ask."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fumehood.budgets.accounts import BLOCKS, matches
+from fumehood.budgets.ledger import Budgets, estimate_of, taken_by
+from fumehood.budgets.model import Amounts, BudgetRule, Period, Spender, Subject, Unit
+from fumehood.budgets.store import CounterTable
+from fumehood.core.envelope import UsageReport
+from fumehood.core.errors import QuotaExceeded
+from fumehood.core.identity import Principal, Scope
+from fumehood.core.usage import EstimatingCounter
+from fumehood.storage.database import Database, open_database
+from fumehood.storage.errors import WriteFailed
+from support.budgets import NOON, HandClock, a_total, budgets_on, spender, takes
+from support.definitions import function_definition
+from support.state import set_full, set_roomy
+
+pytestmark = [pytest.mark.anyio, pytest.mark.row("E4")]
+
+
+@pytest.fixture
+def database() -> Iterator[Database]:
+    opened = open_database(None)
+    yield opened
+    opened.close()
+
+
+async def spend(budgets: Budgets, who: Spender, amounts: Amounts | None = None) -> None:
+    """One call that takes what was expected of it."""
+    taken = amounts or takes()
+    (await budgets.reserve(who, taken)).settle(taken)
+
+
+async def refused(budgets: Budgets, who: Spender, amounts: Amounts | None = None) -> QuotaExceeded:
+    """The refusal of one call."""
+    with pytest.raises(QuotaExceeded) as caught:
+        await budgets.reserve(who, amounts or takes())
+    return caught.value
+
+
+# ── what is limited ──────────────────────────────────────────────────────────────────────────
+
+
+LIMITS = [
+    pytest.param({"calls": 3}, takes(), "calls", 3, 0, id="calls"),
+    pytest.param({"tokens": 30}, takes(tokens=10), "tokens", 30, 0, id="tokens"),
+    pytest.param({"tokens": 35}, takes(tokens=10), "tokens", 35, 5, id="tokens-rest-too-small"),
+    pytest.param({"money": Decimal("0.3")}, takes(money="0.1"), "money", "0.300000", "0.000000",
+                 id="money-is-decimal"),
+    pytest.param({"money": Decimal("0.3000039")}, takes(money="0.100001"), "money", "0.300003",
+                 "0.000000", id="millionths"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("limits", "each", "unit", "limit", "left"), LIMITS)
+async def test_call_beyond_a_budget_is_refused_with_what_is_left(
+    database: Database, limits: dict[str, Any], each: Amounts, unit: str, limit: Any, left: Any
+) -> None:
+    budgets = budgets_on(database, BudgetRule("daily", **limits))
+    for _ in range(3):
+        await spend(budgets, spender(), each)
+    error = await refused(budgets, spender(), each)
+    assert error.details == {
+        "budget": "daily", "unit": unit, "limit": limit, "left": left,
+        "resets_at": "2026-03-02T00:00:00Z",
+    }  # fmt: skip
+    assert error.retry_after_ms == 12 * 3600 * 1000
+    assert not error.may_retry
+    assert f"daily has {left} of {limit}" in error.message
+    assert "resets at 2026-03-02T00:00:00Z" in error.message
+
+
+async def test_total_budget_says_that_it_does_not_reset(database: Database) -> None:
+    budgets = budgets_on(database, a_total(0))
+    error = await refused(budgets, spender())
+    assert error.retry_after_ms is None
+    assert error.details is not None
+    assert error.details["resets_at"] is None
+    assert "does not reset" in error.message
+
+
+async def test_of_several_used_up_the_last_to_reset_is_told(database: Database) -> None:
+    rules = [BudgetRule("day", calls=0), a_total(0, "ever"), BudgetRule("other", calls=0)]
+    budgets = budgets_on(database, *rules)
+    error = await refused(budgets, spender())
+    assert error.details is not None
+    assert error.details["budget"] == "ever"
+
+
+async def test_a_refused_call_holds_nothing_in_the_budgets_that_had_enough(
+    database: Database,
+) -> None:
+    budgets = budgets_on(database, a_total(2, "wide"), BudgetRule("narrow", tools=("x",), calls=0))
+    for _ in range(5):
+        await refused(budgets, spender("x"))
+    await spend(budgets, spender("y"))
+    await spend(budgets, spender("y"))
+    await refused(budgets, spender("y"))
+
+
+async def test_without_budgets_nothing_is_limited_and_nothing_written(database: Database) -> None:
+    budgets = budgets_on(database)
+    assert budgets.is_empty
+    (await budgets.reserve(spender(), takes(tokens=10**12))).settle(takes(tokens=10**12))
+    assert budgets.exceeded(spender(), takes(10**9)) is None
+    assert not database._writer.is_running
+
+
+COVERED = [
+    pytest.param({"tools": ("send_*",)}, spender("send_mail"), True, id="written-star"),
+    pytest.param({"tools": ("send",)}, spender("send_mail"), False, id="exact-is-no-prefix"),
+    pytest.param({"tools": ("Send_mail",)}, spender("send_mail"), False, id="case"),
+    pytest.param({"agents": ("a",)}, spender(agent="a"), True, id="agent"),
+    pytest.param({"agents": ("a",)}, spender(agent="ab"), False, id="agent-is-exact"),
+    pytest.param({"agents": ("*",)}, spender(), False, id="no-agent-is-no-agent"),
+    pytest.param({}, spender(), True, id="everything"),
+    pytest.param({"agents": ("a",), "tools": ("x",)}, spender("y", agent="a"), False, id="both"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("names", "who", "is_covered"), COVERED)
+async def test_budget_covers_exactly_what_it_names(
+    database: Database, names: dict[str, Any], who: Spender, is_covered: bool
+) -> None:
+    budgets = budgets_on(database, BudgetRule("b", calls=0, **names))
+    assert (budgets.exceeded(who, takes()) is not None) == is_covered
+    if is_covered:
+        await refused(budgets, who)
+    else:
+        await spend(budgets, who)
+
+
+APART = [
+    pytest.param(("principal",), spender(principal="uid:2"), True, id="principal"),
+    pytest.param(("agent",), spender(agent="b"), True, id="agent"),
+    pytest.param(("agent",), spender(agent="a", principal="uid:2"), False, id="same-agent"),
+    pytest.param(("session",), spender(agent="a", session="t"), True, id="session"),
+    pytest.param(("session",), spender(agent="b", session="s"), False, id="same-session"),
+    pytest.param(("session",), spender(session="s", principal="uid:2"), True,
+                 id="another-principal-naming-it"),
+    pytest.param(("tool",), spender("other"), True, id="tool"),
+    pytest.param(("agent", "tool"), spender("other", agent="a"), True, id="agent-and-tool"),
+    pytest.param((), spender("other", principal="uid:2", agent="b"), False, id="together"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("per", "other", "is_apart"), APART)
+async def test_each_of_what_per_names_has_its_own(
+    database: Database, per: tuple[Any, ...], other: Spender, is_apart: bool
+) -> None:
+    budgets = budgets_on(database, BudgetRule("b", per=per, calls=1))
+    first = spender(agent="a", session="s")
+    await spend(budgets, first)
+    await refused(budgets, first)
+    assert (budgets.exceeded(other, takes()) is None) == is_apart
+
+
+@pytest.mark.parametrize("per", ["agent", "session"])
+async def test_leaving_out_agent_or_session_escapes_no_limit(database: Database, per: Any) -> None:
+    budgets = budgets_on(database, BudgetRule("b", per=(per,), calls=1))
+    await spend(budgets, spender())
+    await refused(budgets, spender())
+    await spend(budgets, spender(principal="uid:2"))  # and uses up nobody else's
+
+
+# ── holding, settling, releasing ─────────────────────────────────────────────────────────────
+
+
+async def test_calls_at_once_cannot_share_the_last_of_a_budget(database: Database) -> None:
+    budgets = budgets_on(database, a_total(10))
+    granted, refusals = [], []
+
+    async def one() -> None:
+        try:
+            granted.append(await budgets.reserve(spender(), takes()))
+        except QuotaExceeded:
+            refusals.append(1)
+
+    async with anyio.create_task_group() as group:
+        for _ in range(50):
+            group.start_soon(one)
+    assert (len(granted), len(refusals)) == (10, 40)
+
+
+async def test_what_was_not_used_is_free_again(database: Database) -> None:
+    budgets = budgets_on(database, BudgetRule("b", period=Period.TOTAL, tokens=100))
+    held = await budgets.reserve(spender(), takes(tokens=100))
+    await refused(budgets, spender(), takes(tokens=1))
+    held.settle(takes(tokens=30))
+    await spend(budgets, spender(), takes(tokens=70))
+    await refused(budgets, spender(), takes(tokens=1))
+
+
+async def test_a_call_that_did_not_run_takes_nothing(database: Database) -> None:
+    budgets = budgets_on(database, a_total(1))
+    (await budgets.reserve(spender(), takes())).release()
+    with await budgets.reserve(spender(), takes()):
+        pass
+    with pytest.raises(RuntimeError), await budgets.reserve(spender(), takes()):
+        raise RuntimeError
+    with await budgets.reserve(spender(), takes()) as held:
+        held.settle(takes())
+    await refused(budgets, spender())
+
+
+async def test_reservation_ends_once(database: Database) -> None:
+    budgets = budgets_on(database, a_total(2))
+    settled = await budgets.reserve(spender(), takes())
+    for end in (lambda: settled.settle(takes()), settled.release, lambda: settled.settle(takes())):
+        end()
+    released = await budgets.reserve(spender(), takes())
+    for end in (released.release, released.release, lambda: released.settle(takes())):
+        end()
+    await spend(budgets, spender())
+    await refused(budgets, spender())
+
+
+async def test_more_than_expected_is_counted_as_it_is(database: Database) -> None:
+    budgets = budgets_on(database, BudgetRule("b", period=Period.TOTAL, money=Decimal(1)))
+    (await budgets.reserve(spender(), takes(money="0.1"))).settle(takes(money="5"))
+    error = await refused(budgets, spender(), takes(money="0.000001"))
+    assert error.details is not None
+    assert error.details["left"] == "0.000000"
+    (standing,) = budgets.standings()
+    assert (standing.spent, standing.left) == ("5.000000", "0.000000")
+    await refused(budgets, spender(), takes())  # what it will cost is not known
+
+
+async def test_a_human_may_let_a_call_exceed(database: Database) -> None:
+    budgets = budgets_on(database, a_total(1))
+    await spend(budgets, spender())
+    (await budgets.reserve(spender(), takes(), force=True)).settle(takes())
+    await refused(budgets, spender())
+    assert budgets.standings()[0].spent == 2
+
+
+async def test_asking_whether_it_is_exceeded_holds_nothing(database: Database) -> None:
+    budgets = budgets_on(database, a_total(1))
+    for _ in range(5):
+        assert budgets.exceeded(spender(), takes()) is None
+    assert budgets.exceeded(spender(), takes(calls=2)) is not None
+    await spend(budgets, spender())
+    exceeded = budgets.exceeded(spender(), takes())
+    assert exceeded is not None
+    assert (exceeded.budget, exceeded.unit, exceeded.limit, exceeded.left) == (
+        "all", Unit.CALLS, 1, 0,
+    )  # fmt: skip
+
+
+# ── writing ──────────────────────────────────────────────────────────────────────────────────
+
+
+class CountingTable(CounterTable):
+    """Counts the durable writes."""
+
+    writes = 0
+
+    async def reserve(self, *arguments: Any) -> None:
+        self.writes += 1
+        await super().reserve(*arguments)
+
+
+async def test_a_whole_budget_takes_few_durable_writes(database: Database) -> None:
+    table = CountingTable(database)
+    budgets = Budgets([a_total(1000)], table, HandClock())
+    for _ in range(1000):
+        await spend(budgets, spender())
+    assert 1 <= table.writes <= BLOCKS + 1
+    await refused(budgets, spender())
+    assert table.writes <= BLOCKS + 1
+
+
+async def test_what_could_not_be_made_durable_is_not_granted(database: Database) -> None:
+    each = BudgetRule("each", per=("session",), calls=1)
+    budgets = budgets_on(database, a_total(10**6), each)
+    set_full(database)
+    granted = 0
+
+    async def until_it_fails() -> None:  # a page is soon full of sessions
+        nonlocal granted
+        while granted < 10_000:
+            await spend(budgets, spender(session=f"s{granted}"))
+            granted += 1
+
+    with pytest.raises(WriteFailed):
+        await until_it_fails()
+    set_roomy(database)
+    (together,) = (one for one in budgets.standings() if one.budget == "all")
+    assert (together.spent, together.held) == (granted, 0)
+    await spend(budgets, spender(session=f"s{granted}"))
+    await refused(budgets, spender(session=f"s{granted}"))
+
+
+async def test_leaving_while_it_is_written_holds_nothing(database: Database) -> None:
+    class Slow(CounterTable):
+        async def reserve(self, *arguments: Any) -> None:
+            await super().reserve(*arguments)
+            await anyio.sleep_forever()
+
+    budgets = Budgets([a_total(1)], Slow(database), HandClock())
+    with anyio.move_on_after(0.05) as scope:
+        await budgets.reserve(spender(), takes())
+    assert scope.cancelled_caught
+    assert budgets.exceeded(spender(), takes()) is None
+    await budgets.close()  # a stop gives back what was written for nobody
+    await spend(budgets_on(database, a_total(1)), spender())
+
+
+async def test_names_of_sessions_that_nothing_ran_in_leave_no_rows(database: Database) -> None:
+    budgets = budgets_on(database, BudgetRule("b", per=("session",), calls=5))
+    for number in range(20):
+        (await budgets.reserve(spender(session=f"s{number}"), takes())).release()
+    await spend(budgets, spender(session="real"))
+    await database.flush()
+    rows = CounterTable(database).load_now("2026-03-01")
+    assert rows == []  # a start reads no sessions
+    found = await CounterTable(database).find(budgets._accounts)
+    assert [row.key.subject for row in found] == [Subject(principal="uid:1", session="real")]
+    assert len(budgets._accounts) == 1
+
+
+# ── days ─────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_day_is_a_day_in_utc(database: Database) -> None:
+    clock = HandClock(datetime(2026, 3, 1, 23, 59, 59, tzinfo=UTC))
+    budgets = budgets_on(database, BudgetRule("b", calls=1), clock=clock)
+    await spend(budgets, spender())
+    assert (await refused(budgets, spender())).retry_after_ms == 1000
+    clock.moment += timedelta(seconds=1)
+    await spend(budgets, spender())
+
+
+async def test_a_clock_that_is_set_back_gives_nothing_back(database: Database) -> None:
+    clock = HandClock()
+    budgets = budgets_on(database, BudgetRule("b", calls=1), clock=clock)
+    await spend(budgets, spender())
+    clock.moment += timedelta(days=1)
+    await budgets.prune(clock.moment)  # yesterday leaves memory
+    await spend(budgets, spender())
+    clock.moment -= timedelta(days=1)
+    await refused(budgets, spender())
+
+
+async def test_a_call_over_midnight_counts_for_the_day_it_began(database: Database) -> None:
+    clock = HandClock()
+    budgets = budgets_on(database, BudgetRule("b", calls=1), clock=clock)
+    held = await budgets.reserve(spender(), takes())
+    clock.moment += timedelta(days=1)
+    held.settle(takes())
+    await spend(budgets, spender())
+    clock.moment -= timedelta(days=1)
+    await refused(budgets, spender())
+
+
+async def test_a_counter_that_is_forgotten_while_another_is_looked_for_is_looked_for_again(
+    database: Database,
+) -> None:
+    rules = [BudgetRule("ever", per=("session",), period=Period.TOTAL, calls=2),
+             BudgetRule("tools", per=("tool", "session"), calls=9)]  # fmt: skip
+
+    class Pruned(CounterTable):
+        async def find(self, keys: Any) -> Any:
+            found = await super().find(keys)
+            if len(budgets._accounts) == 2:  # the second call's: its session is known
+                await budgets.prune(NOON)
+                await budgets.prune(NOON)
+                assert not budgets._accounts
+            return found
+
+    budgets = Budgets(rules, Pruned(database), HandClock())
+    await spend(budgets, spender("x", session="s"))
+    await spend(budgets, spender("y", session="s"))
+    await refused(budgets, spender("z", session="s"))
+
+
+async def test_session_that_nobody_uses_leaves_memory_and_stays_counted(
+    database: Database,
+) -> None:
+    budgets = budgets_on(database, BudgetRule("b", ("session",), Period.TOTAL, calls=100))
+    await spend(budgets, spender(session="s"))
+    running = await budgets.reserve(spender(session="t"), takes())
+    await budgets.prune(NOON)
+    await budgets.prune(NOON)
+    assert [key.subject.session for key in budgets._accounts] == ["t"]
+    running.settle(takes())
+    for _ in range(99):
+        await spend(budgets, spender(session="s"))
+    await refused(budgets, spender(session="s"))
+
+
+# ── what is shown ────────────────────────────────────────────────────────────────────────────
+
+
+async def test_standing_is_told_to_those_whom_it_limits(database: Database) -> None:
+    rules = [
+        BudgetRule("all", calls=9),
+        BudgetRule("each", per=("principal",), calls=5),
+        BudgetRule("agents", per=("agent",), tokens=50),
+        BudgetRule("mine", agents=("a",), calls=7),
+    ]
+    budgets = budgets_on(database, *rules)
+    await spend(budgets, spender(agent="a"), takes(tokens=10))
+    await spend(budgets, spender(agent="b", principal="uid:2"), takes(tokens=20))
+    running = await budgets.reserve(spender(), takes(tokens=5))
+    own = Principal("uid:1", frozenset({Scope.CALL}), frozenset({"a"}))
+    seen = {
+        (s.budget, tuple(s.subject.items())): (s.spent, s.held, s.left)
+        for s in budgets.standings(own)
+    }
+    assert seen == {
+        ("agents", (("agent", "a"),)): (10, 0, 40),
+        ("agents", (("principal", "uid:1"),)): (0, 5, 45),
+        ("all", ()): (2, 1, 6),
+        ("each", (("principal", "uid:1"),)): (1, 1, 3),
+        ("mine", ()): (1, 0, 6),
+    }
+    running.release()
+    everyone = {(s.budget, tuple(s.subject.values())) for s in budgets.standings()}
+    assert ("each", ("uid:2",)) in everyone
+    assert ("agents", ("b",)) in everyone
+    stranger = Principal("uid:3", frozenset({Scope.CALL}))
+    assert {(s.budget, s.left) for s in budgets.standings(stranger)} == {("all", 7), ("each", 5)}
+
+
+def test_budget_that_names_no_tool_that_there_is_is_known(database: Database) -> None:
+    rules = [BudgetRule("good", tools=("send_*", "x"), calls=1),
+             BudgetRule("typo", tools=("sent_*",), calls=1), a_total(1)]  # fmt: skip
+    assert budgets_on(database, *rules).unmatched(["send_mail", "calculator"]) == ["typo"]
+
+
+# ── figures ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_estimate_is_the_call_its_arguments_and_its_price() -> None:
+    tool = function_definition().model_copy(update={"cost_per_use": Decimal("0.002")})
+    estimate = estimate_of(tool, {"a": "x" * 100}, EstimatingCounter())
+    assert estimate == Amounts(1, 31, Decimal("0.002"))
+
+
+def test_what_was_taken_is_what_the_envelope_says() -> None:
+    usage = UsageReport(
+        input_tokens=3, output_tokens=4, tokens_used=100, cost="0.250000", currency="USD"
+    )
+    assert taken_by(usage) == Amounts(1, 107, Decimal("0.25"))
+
+
+async def test_a_price_below_a_millionth_is_expected_to_be_one(database: Database) -> None:
+    budgets = budgets_on(database, BudgetRule("b", money=Decimal("0.000001")))
+    assert budgets.exceeded(spender(), takes(money="0.0000001")) is None
+    assert budgets.exceeded(spender(), takes(money="0.0000011")) is not None
+
+
+@given(st.text("ab*", max_size=8), st.text("ab", max_size=12))
+def test_written_star_is_any_characters_and_nothing_else_is_special(
+    pattern: str, name: str
+) -> None:
+    expected = re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name) is not None
+    assert matches(pattern, name) == expected
+
+
+def test_characters_of_other_pattern_languages_are_themselves() -> None:
+    for pattern in ("a?", "[a]", "a.", ".*", "^a$", "a\n"):
+        assert matches(pattern, pattern)
+        assert not matches(pattern.replace("*", ""), "a")
+
+
+PARTS = st.none() | st.text("a;=%:é/", min_size=1, max_size=6)
+
+
+@given(st.builds(Subject, PARTS, PARTS, PARTS, PARTS))
+def test_subject_is_read_back_as_it_was(subject: Subject) -> None:
+    assert Subject.parse(subject.text) == subject
+
+
+@given(
+    st.builds(Subject, PARTS, PARTS, PARTS, PARTS), st.builds(Subject, PARTS, PARTS, PARTS, PARTS)
+)
+def test_different_subjects_have_different_texts(one: Subject, other: Subject) -> None:
+    assert (one.text == other.text) == (one == other)
+
+
+async def test_rule_that_counts_by_something_else_now_begins_anew(database: Database) -> None:
+    rule = BudgetRule("b", period=Period.TOTAL, per=("agent",), calls=1)
+    before = budgets_on(database, rule)
+    await spend(before, spender(agent="a"))
+    after = budgets_on(database, replace(rule, per=()))
+    assert [standing.subject for standing in after.standings()] == [{}]
+    await spend(after, spender(agent="a"))
+    again = budgets_on(database, rule)
+    await refused(again, spender(agent="a"))

@@ -1,0 +1,213 @@
+"""The sums of the call log: exact, of one's own calls only, by whatever is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from fumehood.budgets import usage_store as module
+from fumehood.budgets.usage import GROUPS, UsageQuery, UsageRow, UsageTable
+from fumehood.budgets.usage_store import UsageLog
+from fumehood.storage.calls import MAX_INTEGER, CallLog
+from fumehood.storage.database import Database, open_database
+from support.state import call_row, post
+
+pytestmark = [pytest.mark.anyio, pytest.mark.row("E4")]
+
+
+@pytest.fixture
+def database() -> Iterator[Database]:
+    opened = open_database(None)
+    yield opened
+    opened.close()
+
+
+async def table(database: Database, principal: str | None = "uid:1", **query: Any) -> UsageTable:
+    return await UsageLog(database).table(UsageQuery(**query), principal)
+
+
+def sums(row: UsageRow) -> tuple[Any, ...]:
+    return (
+        tuple(row.group.values()), row.calls, row.errors, row.input_tokens, row.output_tokens,
+        row.tokens_used, row.cost,
+    )  # fmt: skip
+
+
+async def test_calls_are_added_up_by_tool_as_soon_as_they_ended(database: Database) -> None:
+    post(database, 1, cost="0.100000", tokens_used=5)
+    post(database, 2, cost="0.200000", code="TIMEOUT")
+    post(database, 3, tool="read_file", cost="0.000001")
+    found = await table(database)
+    assert [sums(row) for row in found.items] == [
+        (("calculator",), 2, 1, 18, 6, 5, {"USD": "0.300000"}),
+        (("read_file",), 1, 0, 9, 3, 0, {"USD": "0.000001"}),
+    ]
+    assert sums(found.total) == ((), 3, 1, 27, 9, 5, {"USD": "0.300001"})
+    assert (found.by, found.has_more) == (("tool",), False)
+
+
+async def test_nothing_is_a_total_of_nothing(database: Database) -> None:
+    found = await table(database)
+    assert found.items == ()
+    assert sums(found.total) == ((), 0, 0, 0, 0, 0, {})
+
+
+async def test_a_principal_gets_its_own_calls_only(database: Database) -> None:
+    post(database, 1)
+    post(database, 2, principal_id="uid:2")
+    assert (await table(database)).total.calls == 1
+    assert (await table(database, by="principal")).items[0].group == {"principal": "uid:1"}
+    everybody = await table(database, None, by="principal")
+    assert [row.group["principal"] for row in everybody.items] == ["uid:1", "uid:2"]
+
+
+async def test_groups_combine_in_the_order_that_was_asked_for(database: Database) -> None:
+    post(database, 1, agent_id="a", session_id="s", at="2026-01-01T23:59:59.999Z")
+    post(database, 2, agent_id="a", session_id=None, at="2026-01-02T00:00:00.000Z")
+    post(database, 3, agent_id=None, session_id="s", at="2026-01-02T00:00:00.001Z")
+    found = await table(database, by="day,agent")
+    assert [tuple(row.group.values()) for row in found.items] == [
+        ("2026-01-01", "a"), ("2026-01-02", None), ("2026-01-02", "a"),
+    ]  # fmt: skip
+    found = await table(database, by="session")
+    assert [(row.group["session"], row.calls) for row in found.items] == [(None, 1), ("s", 2)]
+    assert len((await table(database, by=",".join(GROUPS))).items) == 3
+
+
+FILTERS = [
+    ({"since": "2026-01-02T00:00:00Z"}, {2, 3}),
+    ({"until": "2026-01-02T00:00:00Z"}, {1}),
+    ({"since": "2026-01-02T01:00:00+01:00", "until": "2026-01-02T00:00:00.001Z"}, {2}),
+    ({"agent": "a"}, {1, 2}),
+    ({"session": "s"}, {1, 3}),
+    ({"tool": "calculator"}, {1, 2}),
+    ({"tool": "calculator@2.0.0"}, {2}),
+    ({"agent": "a", "session": "s"}, {1}),
+    ({"agent": "nobody"}, set()),
+]
+
+
+@pytest.mark.parametrize(("query", "expected"), FILTERS, ids=[str(query) for query, _ in FILTERS])
+async def test_filters_hold_back(
+    database: Database, query: dict[str, Any], expected: set[int]
+) -> None:
+    rows: list[dict[str, Any]] = [
+        {"agent_id": "a", "session_id": "s", "at": "2026-01-01T23:59:59.999Z"},
+        {"agent_id": "a", "at": "2026-01-02T00:00:00.000Z", "version": "2.0.0"},
+        {"session_id": "s", "at": "2026-01-02T00:00:00.001Z", "tool": "other"},
+    ]
+    for number, row in enumerate(rows, 1):
+        post(database, number, **row, tokens_used=2**number)
+    found = await table(database, **query)
+    assert found.total.tokens_used == sum(2**number for number in expected)
+    assert sum(row.tokens_used for row in found.items) == found.total.tokens_used
+
+
+async def test_two_currencies_are_never_added(database: Database) -> None:
+    post(database, 1, cost="1.000000")
+    post(database, 2, cost="2.000000", currency="EUR")
+    found = await table(database)
+    assert [sums(row) for row in found.items] == [
+        (("calculator",), 2, 0, 18, 6, 0, {"EUR": "2.000000", "USD": "1.000000"})
+    ]
+
+
+async def test_figures_that_would_overflow_a_sum_are_added_exactly(database: Database) -> None:
+    """A tool may report whatever it likes: nobody's report fails for it."""
+    log = CallLog(database, kept_days=30, kept=100)
+    for number in range(3):
+        log.record(call_row(number, tokens_used=10**30, cost="1000000000000.000001"))
+    found = await table(database)
+    assert found.total.tokens_used == 3 * MAX_INTEGER
+    assert found.total.cost == {"USD": "3000000000000.000003"}
+
+
+async def test_more_groups_than_are_shown_are_cut_off_whole(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_ROWS", 2)
+    for number, tool in enumerate("abcc"):
+        post(database, number, tool=tool, currency="EUR" if number == 1 else "USD")
+        post(database, number + 10, tool=tool)
+    found = await table(database)
+    assert [(row.group["tool"], row.calls) for row in found.items] == [("a", 2), ("b", 2)]
+    assert found.items[1].cost.keys() == {"EUR", "USD"}
+    assert found.has_more
+    assert found.total.calls == 8
+    monkeypatch.setattr(module, "MAX_ROWS", 3)
+    assert not (await table(database)).has_more
+
+
+WRONG = [
+    "",
+    "tools",
+    "tool,",
+    "tool,tool",
+    "tool;drop",
+    "day ,tool",
+    "tool,day,agent,session,principal,x",
+]
+
+
+@pytest.mark.parametrize("by", WRONG)
+def test_what_is_no_group_is_refused(by: str) -> None:
+    with pytest.raises(ValidationError):
+        UsageQuery(by=by)
+
+
+def test_a_program_may_give_a_list() -> None:
+    assert UsageQuery(by=["day", "tool"]).groups == ("day", "tool")  # type: ignore[arg-type]
+
+
+def test_times_need_their_zone() -> None:
+    with pytest.raises(ValidationError):
+        UsageQuery(since=datetime(2026, 1, 1))  # noqa: DTZ001
+    assert UsageQuery(since=datetime(2026, 1, 1, tzinfo=UTC)).since is not None
+
+
+ROWS = st.lists(
+    st.fixed_dictionaries({
+        "tool": st.sampled_from("xyz"),
+        "agent_id": st.sampled_from([None, "a", "b"]),
+        "code": st.sampled_from(["OK", "TIMEOUT"]),
+        "tokens_used": st.integers(0, MAX_INTEGER),
+        "cost": st.integers(0, 10**18).map(lambda figure: f"{figure // 10**6}.{figure % 10**6:06}"),
+    }),
+    max_size=12,
+)  # fmt: skip
+
+
+@settings(max_examples=60)
+@given(ROWS, st.permutations(["tool", "agent"]))
+def test_sums_are_those_of_plain_arithmetic(rows: list[dict[str, Any]], by: list[str]) -> None:
+    async def added() -> UsageTable:
+        database = open_database(None)
+        try:
+            for number, row in enumerate(rows):
+                post(database, number, **row)
+            return await table(database, by=",".join(by))
+        finally:
+            database.close()
+
+    found = asyncio.run(added())
+    columns = {"tool": "tool", "agent": "agent_id"}
+    expected: dict[tuple[Any, ...], list[Any]] = {}
+    for row in rows:
+        group = expected.setdefault(tuple(row[columns[name]] for name in by), [0, 0, 0, Decimal(0)])
+        group[0] += 1
+        group[1] += row["code"] != "OK"
+        group[2] += row["tokens_used"]
+        group[3] += Decimal(row["cost"])
+    assert {
+        tuple(row.group[name] for name in by):  # type: ignore[index]
+            [row.calls, row.errors, row.tokens_used, Decimal(row.cost["USD"])]
+        for row in found.items
+    } == expected  # fmt: skip

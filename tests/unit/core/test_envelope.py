@@ -1,0 +1,249 @@
+"""The envelope: always the same five keys, compared with golden files."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from fumehood import FumehoodError
+from fumehood.core.envelope import (
+    CallFailed,
+    Envelope,
+    ErrorInfo,
+    LimitsApplied,
+    Metadata,
+    Performance,
+    Resources,
+    SandboxReport,
+    UsageReport,
+)
+from fumehood.core.errors import EndedBy
+from fumehood.protocol.messages import decode_envelope, encode_envelope
+
+GOLDEN = Path(__file__).parent / "golden"
+FIVE_KEYS = ["success", "status", "data", "error", "metadata"]
+
+
+def _metadata(**fields: Any) -> Metadata:
+    values: dict[str, Any] = {
+        "tool_name": "calculator",
+        "tool_version": "1.0.0",
+        "call_id": "call_0",
+        "trace_id": "trace_20260101_0123456789ab",
+        "timestamp": "2026-01-01T00:00:00.000Z",
+        "execution_time_ms": 1.9,
+        "performance": Performance(total_ms=1.9),
+        "sandbox": None,
+        "resources": Resources(),
+        "usage": UsageReport(),
+    }
+    return Metadata(**{**values, **fields})
+
+
+def _success(**fields: Any) -> Envelope:
+    metadata = _metadata(
+        performance=Performance(
+            total_ms=1.9,
+            validation_ms=0.1,
+            queue_ms=0.0,
+            approval_ms=0.0,
+            processing_ms=1.2,
+            network_ms=0.0,
+        ),
+        sandbox=SandboxReport(
+            placement="interpreter",
+            isolation="resident",
+            ended_by=EndedBy.OK,
+            limits=LimitsApplied(timeout_seconds=5, memory_mb=64),
+        ),
+        resources=Resources(cpu_ms=0.7, output_bytes=2),
+        usage=UsageReport(input_tokens=9, output_tokens=3),
+    )
+    return Envelope(
+        **{
+            "success": True,
+            "status": "success",
+            "data": {"value": 4, "text": "4"},
+            "error": None,
+            "metadata": metadata,
+            **fields,
+        }
+    )
+
+
+def _error(**fields: Any) -> Envelope:
+    info = ErrorInfo(
+        code="INVALID_PARAMS",
+        message="The arguments are wrong: expression is required.",
+        retryable=False,
+        human_review=False,
+        fields=("expression",),
+    )
+    return Envelope(success=False, status="error", data={}, error=info, metadata=_metadata())
+
+
+@pytest.mark.row("E1")
+@pytest.mark.parametrize(("name", "envelope"), [("success", _success()), ("error", _error())])
+def test_envelope_is_the_golden_file_key_by_key(name: str, envelope: Envelope) -> None:
+    golden = (GOLDEN / f"{name}.json").read_text(encoding="utf-8")
+    shown = json.dumps(json.loads(encode_envelope(envelope)), indent=2) + "\n"
+    assert shown == golden
+
+
+@pytest.mark.row("E1")
+@pytest.mark.parametrize("envelope", [_success(), _error()])
+def test_there_are_always_five_keys(envelope: Envelope) -> None:
+    assert list(envelope.model_dump()) == FIVE_KEYS
+    assert list(json.loads(envelope.model_dump_json())) == FIVE_KEYS
+
+
+def test_debug_info_is_a_sixth_key_only_where_there_is_some() -> None:
+    assert list(_success(debug_info={"stages_ms": {}}).model_dump()) == [*FIVE_KEYS, "debug_info"]
+    assert list(_success(debug_info={}).model_dump()) == [*FIVE_KEYS, "debug_info"]
+    assert list(_success(debug_info=None).model_dump()) == FIVE_KEYS
+
+
+@pytest.mark.row("E1")
+def test_an_error_leaves_out_what_does_not_apply() -> None:
+    least = ErrorInfo(code="A_B", message="m", retryable=False, human_review=False)
+    assert list(least.model_dump()) == ["code", "message", "retryable", "human_review"]
+
+
+@pytest.mark.row("E1")
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("fields", ("a",)),
+        ("retry_after_ms", 0),
+        ("max_retries", 0),
+        ("approval_id", "a"),
+        ("approval_url", "a"),
+        ("replacement", "a"),
+        ("sunset_date", "2026-01-01"),
+        ("migration_guide", "a"),
+        ("details", {}),
+    ],
+)
+def test_an_error_shows_what_applies_even_if_it_is_zero_or_empty(key: str, value: Any) -> None:
+    values: dict[str, Any] = {
+        "code": "A_B",
+        "message": "m",
+        "retryable": False,
+        "human_review": False,
+        key: value,
+    }
+    assert ErrorInfo(**values).model_dump() == values
+
+
+@pytest.mark.row("E1")
+@pytest.mark.parametrize("envelope", [_success(), _error(), _success(debug_info={"a": 1})])
+def test_envelope_survives_the_wire(envelope: Envelope) -> None:
+    assert decode_envelope(encode_envelope(envelope)) == envelope
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b'{"success": true}',
+        encode_envelope(_success()).replace(b'"success",', b'"maybe",', 1),
+        encode_envelope(_success()).replace(b'{"success"', b'{"more":1,"success"', 1),
+    ],
+)
+def test_what_is_no_envelope_is_not_decoded(body: bytes) -> None:
+    with pytest.raises(ValueError, match="validation error"):
+        decode_envelope(body)
+
+
+def test_an_envelope_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        _success().success = False  # type: ignore[misc]
+
+
+def test_figures_that_were_not_measured_are_null() -> None:
+    assert Resources().model_dump() == {
+        "cpu_ms": None,
+        "peak_memory_mb": None,
+        "output_bytes": None,
+    }
+    performance = Performance(total_ms=1.0).model_dump()
+    assert {key for key, value in performance.items() if value is not None} == {"total_ms"}
+
+
+def test_success_comes_back_from_raise_for_error() -> None:
+    envelope = _success()
+    assert envelope.raise_for_error() is envelope
+
+
+def test_failure_is_raised_with_its_envelope() -> None:
+    envelope = _error()
+    with pytest.raises(CallFailed, match="expression is required") as raised:
+        envelope.raise_for_error()
+    failed = raised.value
+    assert isinstance(failed, FumehoodError)
+    assert failed.envelope is envelope
+    assert (failed.code, failed.retryable) == ("INVALID_PARAMS", False)
+    assert failed.message == str(failed)
+    assert pickle.loads(pickle.dumps(failed)).envelope == envelope
+
+
+INLINE = {"filename": "a.png", "content_type": "image/png", "size": 3, "content_base64": "UE5H"}
+FAR = {"filename": "b.png", "content_type": "image/png", "size": 2_000_000, "url": "/v1/blobs/b"}
+LOST = {"filename": "c.bin", "content_type": "application/x", "size": 5, "not_kept": "no room"}
+
+
+@pytest.mark.row("E7")
+def test_figures_are_objects_that_a_notebook_shows() -> None:
+    inline, far = _success(data={"images": [INLINE, FAR]}).images
+    assert (inline.filename, inline.content_type, inline.size) == ("a.png", "image/png", 3)
+    assert inline.data == inline._repr_png_() == b"PNG"
+    assert far.data is far._repr_png_() is None
+    assert far.url == "/v1/blobs/b"
+    assert "PNG" not in repr(inline)
+
+
+@pytest.mark.row("E7")
+def test_figures_of_a_program_that_failed_are_there_too() -> None:
+    envelope = _error()
+    assert envelope.images == ()
+    assert envelope.error is not None
+    error = envelope.error.model_copy(update={"details": {"images": [INLINE]}})
+    assert envelope.model_copy(update={"error": error}).images[0].data == b"PNG"
+
+
+@pytest.mark.row("E7")
+def test_files_are_objects_too_and_no_pictures() -> None:
+    text = {**INLINE, "filename": "a.txt", "content_type": "text/plain"}
+    first, lost = _success(data={"files": [text, LOST]}).files
+    assert (first.data, first._repr_png_()) == (b"PNG", None)
+    assert (lost.data, lost.url) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {"images": None},
+        {"images": "a.png"},
+        {"images": {"filename": "a.png"}},
+        {"images": [1, None, {"filename": 1, "content_type": "image/png"}, {"filename": "a"}]},
+    ],
+)
+def test_what_is_no_figure_is_left_out(data: dict[str, Any]) -> None:
+    assert _success(data=data).images == ()
+
+
+def test_figure_whose_content_is_no_base64_has_no_data() -> None:
+    (image,) = _success(data={"images": [{**INLINE, "content_base64": "<no base64>"}]}).images
+    assert image.data is None
+
+
+def test_objects_add_no_key_to_the_envelope() -> None:
+    assert list(_success(data={"images": [INLINE]}).model_dump()) == FIVE_KEYS

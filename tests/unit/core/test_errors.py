@@ -1,0 +1,177 @@
+"""Errors: the tables of the code are the tables of the mission, word for word."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fumehood.core.errors import (
+    ENDING_ERRORS,
+    ERROR_CODES,
+    EndedBy,
+    EngineError,
+    Fault,
+    InvalidParams,
+    ToolError,
+    code_of,
+)
+
+# code: (HTTP status, retryable, human_review), from mission E.
+MISSION_CODES = {
+    "INVALID_PARAMS": (400, False, False),
+    "UNAUTHORIZED": (401, False, False),
+    "PERMISSION_DENIED": (403, False, False),
+    "REQUIRES_HUMAN_APPROVAL": (403, False, True),
+    "APPROVAL_DENIED": (403, False, False),
+    "APPROVAL_EXPIRED": (403, False, False),
+    "SANDBOX_VIOLATION": (403, False, False),
+    "TOOL_DISABLED": (403, False, False),
+    "TOOL_NOT_FOUND": (404, False, False),
+    "RESOURCE_NOT_FOUND": (404, False, False),
+    "METHOD_NOT_ALLOWED": (405, False, False),
+    "IDEMPOTENCY_CONFLICT": (409, False, False),
+    "OUTCOME_UNKNOWN": (409, False, True),
+    "CALL_IN_PROGRESS": (409, True, False),
+    "TOOL_DEPRECATED": (410, False, False),
+    "REQUEST_TOO_LARGE": (413, False, False),
+    "OUTPUT_LIMIT_EXCEEDED": (413, False, False),
+    "UNSUPPORTED_MEDIA_TYPE": (415, False, False),
+    "RATE_LIMITED": (429, True, False),
+    "QUOTA_EXCEEDED": (429, False, False),
+    "CANCELLED": (499, False, False),
+    "EXECUTION_ERROR": (500, False, False),
+    "INTERNAL_ERROR": (500, False, False),
+    "NETWORK_ERROR": (503, True, False),
+    "SANDBOX_UNAVAILABLE": (503, True, False),
+    "CIRCUIT_OPEN": (503, True, False),
+    "SHUTTING_DOWN": (503, True, False),
+    "TIMEOUT": (504, False, False),
+    "MEMORY_LIMIT_EXCEEDED": (507, False, False),
+}
+
+# ended_by: code, from mission E; None is a success.
+MISSION_ENDINGS = {
+    "ok": None,
+    "exception": "EXECUTION_ERROR",
+    "exit": "EXECUTION_ERROR",
+    "signal": "EXECUTION_ERROR",
+    "wall_time": "TIMEOUT",
+    "cpu_time": "TIMEOUT",
+    "memory": "MEMORY_LIMIT_EXCEEDED",
+    "output": "OUTPUT_LIMIT_EXCEEDED",
+    "policy": "SANDBOX_VIOLATION",
+    "cancelled": "CANCELLED",
+    "sandbox_lost": "SANDBOX_UNAVAILABLE",
+}
+
+
+@pytest.mark.row("E1")
+def test_the_table_of_codes_is_the_missions() -> None:
+    table = {
+        code: (error.http_status, error.retryable, error.human_review)
+        for code, error in ERROR_CODES.items()
+    }
+    assert table == MISSION_CODES
+
+
+@pytest.mark.row("S4")
+def test_the_table_of_endings_is_the_missions() -> None:
+    table = {
+        ending.value: None if error is None else error.code
+        for ending, error in ENDING_ERRORS.items()
+    }
+    assert table == MISSION_ENDINGS
+    assert set(ENDING_ERRORS) == set(EndedBy)
+
+
+def test_the_tables_cannot_be_changed() -> None:
+    with pytest.raises(TypeError):
+        ERROR_CODES["MINE"] = InvalidParams  # type: ignore[index]
+    with pytest.raises(TypeError):
+        ENDING_ERRORS[EndedBy.OK] = InvalidParams  # type: ignore[index]
+
+
+def test_one_class_has_one_code_of_its_own() -> None:
+    assert all(error.code == code and "code" in vars(error) for code, error in ERROR_CODES.items())
+
+
+@pytest.mark.parametrize("code", MISSION_CODES)
+def test_every_error_says_whose_fault_it_is_and_what_it_does(code: str) -> None:
+    error = ERROR_CODES[code]
+    assert error.fault in Fault
+    assert error.__doc__
+
+
+def test_what_a_guest_broke_is_not_used_again() -> None:
+    faulty = [error for error in ERROR_CODES.values() if error.fault is Fault.GUEST]
+    assert len(faulty) == 5
+    assert not any(error.sandbox_reusable for error in faulty)
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"),
+    [
+        ("REQUIRES_HUMAN_APPROVAL", 3),
+        ("SANDBOX_UNAVAILABLE", 4),
+        ("SHUTTING_DOWN", 4),
+        ("EXECUTION_ERROR", 1),
+        ("INVALID_PARAMS", 1),
+    ],
+)
+def test_the_command_line_can_tell_errors_apart(code: str, exit_code: int) -> None:
+    assert ERROR_CODES[code].exit_code == exit_code
+
+
+def test_one_instance_may_be_retryable_where_its_class_is_not() -> None:
+    assert ERROR_CODES["TIMEOUT"]("late", retryable=True).may_retry is True
+    assert ERROR_CODES["SANDBOX_UNAVAILABLE"]("gone", retryable=False).may_retry is False
+    assert ERROR_CODES["RATE_LIMITED"]("slow down").may_retry is True
+
+
+@pytest.mark.row("E1")
+@pytest.mark.parametrize("code", ["CITY_NOT_FOUND", "ABC", "A1_", "A" * 64])
+def test_a_tool_may_have_a_code_of_its_own(code: str) -> None:
+    error = ToolError(code, "No such city.", details={"city": "Atlantis"}, retry_after_ms=5)
+    assert code_of(error) == code
+    assert (error.http_status, error.may_retry, error.retry_after_ms) == (422, False, 5)
+    assert error.details == {"city": "Atlantis"}
+
+
+@pytest.mark.row("E1")
+@pytest.mark.parametrize(
+    "code",
+    ["", "AB", "city_not_found", "City", "1CITY", "_CITY", "A B C", "CITY-GONE", "A" * 65, "ÄÖÜ"],
+)
+def test_a_code_that_is_not_upper_case_words_is_refused(code: str) -> None:
+    with pytest.raises(ValueError, match="own error code"):
+        ToolError(code, "No.")
+
+
+@pytest.mark.row("E1")
+@pytest.mark.parametrize("code", MISSION_CODES)
+def test_a_tool_cannot_borrow_a_code_of_the_engine(code: str) -> None:
+    with pytest.raises(ValueError, match="own error code"):
+        ToolError(code, "No.")
+
+
+def test_a_tool_error_is_no_row_of_the_engines_table() -> None:
+    assert ToolError not in ERROR_CODES.values()
+
+
+@pytest.mark.parametrize("error", [InvalidParams("a"), EngineError("a")])
+def test_code_of_an_engine_error_is_its_class_code(error: EngineError) -> None:
+    assert code_of(error) == type(error).code
+
+
+def test_an_error_keeps_a_copy_of_its_extra_keys() -> None:
+    extra: dict[str, Any] = {"replacement": "b"}
+    error = InvalidParams("a", extra=extra)
+    extra["replacement"] = "c"
+    assert error.extra == {"replacement": "b"}
+
+
+@pytest.mark.row("E1")
+def test_a_code_that_ends_in_a_newline_is_refused() -> None:
+    with pytest.raises(ValueError, match="own error code"):
+        ToolError("CITY_NOT_FOUND\n", "No.")

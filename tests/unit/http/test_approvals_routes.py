@@ -1,0 +1,407 @@
+"""Approvals over both sockets: who may see, who may decide, and on what."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+import pytest
+
+from fumehood import Config, Engine
+from fumehood.approvals.model import ApprovalState
+from fumehood.core.identity import Principal, Scope
+from fumehood.http.peer import Face
+from fumehood.identity.approvers import make_first_approver
+from fumehood.testing import FakeWall, ManualClock
+from fumehood.webhook.signatures import HEADER, Callbacks, sign
+from support.answers import envelope_bytes
+from support.approvals import NOW, FakeDesk, approval
+from support.faces import FacesClient
+from support.http import Answer
+
+pytestmark = [pytest.mark.anyio, pytest.mark.row("A6")]
+
+SECRET = b"s" * 32
+ROOT = Principal("init", frozenset({Scope.ADMIN}))
+ONE = approval()
+DECISION = f"/v1/approvals/{ONE.id}/decision"
+YES = {"decision": "approve"}
+
+
+@dataclass
+class Desk:
+    """An engine with a desk that remembers, and somebody with each kind of credential."""
+
+    engine: Engine
+    desk: FakeDesk
+    client: FacesClient
+    clock: ManualClock
+    approver: str
+    administrator: str
+    caller: str
+    deciding: str
+
+    async def ask(self, method: str, path: str, body: Any = None, **more: Any) -> Answer:
+        """As the approver on the control socket, unless told otherwise."""
+        return await self.client.ask(method, path, body, **{"credential": self.approver, **more})
+
+    async def decide(self, body: Any = YES, **more: Any) -> Answer:
+        return await self.ask("POST", DECISION, body, **{"headers": [("if-match", '"1"')], **more})
+
+    async def call_back(self, body: Any, *signatures: str) -> Answer:
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+        given = signatures or (sign(SECRET, raw, self.clock.now()),)
+        headers = [(HEADER, one) for one in given]
+        path = "/v1/approvals/callback"
+        return await self.client.ask("POST", path, raw, headers=headers)
+
+    @property
+    def decisions(self) -> list[dict[str, Any]]:
+        return [given for what, given in self.desk.asked if what == "decide"]
+
+
+async def make_desk(home: Path, **config: Any) -> AsyncIterator[Desk]:
+    clock = ManualClock(NOW)
+    engine = Engine(config=Config(home=home, **config), interpreter=FakeWall(), clock=clock)
+    administrator = make_first_approver(engine.database, "owner", NOW)
+    engine.approvers._load(engine.database.read_now(lambda c: _approvers(c)))
+    async with engine:
+        desk = FakeDesk()
+        desk.put(ONE)
+        engine.desk = desk  # type: ignore[attr-defined]
+        engine.webhook = SimpleNamespace(callbacks=Callbacks(SECRET, window_s=300))  # type: ignore[attr-defined]
+        _, approver = await engine.approvers.add("alice", {Scope.APPROVE}, by=ROOT, now=NOW)
+
+        async def token(name: str, *scopes: Scope) -> str:
+            _, text = await engine.tokens.new(
+                name, principal_id=f"token:{name}", scopes=scopes, agents=(), expires_at=None,
+                by=ROOT, now=NOW,
+            )  # fmt: skip
+            return text
+
+        yield Desk(
+            engine, desk, FacesClient(engine), clock, approver, administrator,
+            await token("caller", Scope.CALL), await token("robot", Scope.APPROVE),
+        )  # fmt: skip
+
+
+def _approvers(connection: Any) -> Any:
+    from fumehood.identity import store as identities
+
+    return identities.all_approvers(connection)
+
+
+@pytest.fixture
+async def here(home: Path) -> AsyncIterator[Desk]:
+    async for made in make_desk(home):
+        yield made
+
+
+@pytest.fixture
+async def service(home: Path) -> AsyncIterator[Desk]:
+    async for made in make_desk(home, mode="service"):
+        yield made
+
+
+async def test_approver_sees_everything_and_its_version_is_the_tag(here: Desk) -> None:
+    listed = await here.ask("GET", "/v1/approvals?state=pending")
+    assert [item["id"] for item in listed.body["data"]["items"]] == [ONE.id]
+    shown = await here.ask("GET", f"/v1/approvals/{ONE.id}")
+    assert shown.body["data"]["approval"]["binding"] == {"secret": "binding"}
+    assert shown.headers["etag"] == '"1"'
+
+
+async def test_decision_says_who_decided_on_what_by_which_way(here: Desk) -> None:
+    answer = await here.decide({"decision": "deny", "reason": "not today"})
+    assert answer.code is None
+    assert answer.body["data"]["approval"]["state"] == "denied"
+    assert answer.headers["etag"] == '"2"'
+    (given,) = here.decisions
+    assert given["decision"].reason == "not today"
+    assert (given["by"], given["channel"], given["version"]) == ("approver:alice", "control", 1)
+
+
+@pytest.mark.row("A4")
+async def test_token_with_the_scope_decides_as_its_own_principal(here: Desk) -> None:
+    assert (await here.decide(credential=here.deciding)).code is None
+    assert here.decisions[0]["by"] == "token:robot"
+
+
+CONTROL_REQUESTS: list[tuple[str, str, Any]] = [
+    ("GET", "/v1/approvals", None),
+    ("GET", f"/v1/approvals/{ONE.id}", None),
+    ("GET", "/v1/approvals/changes", None),
+    ("POST", DECISION, YES),
+    ("POST", "/v1/approvals/decisions", {"items": [{"approval_id": ONE.id, "decision": YES}]}),
+    ("POST", f"/v1/approvals/{ONE.id}/remember-preview", {}),
+    ("POST", f"/v1/approvals/{ONE.id}/resolve", {"outcome": "done"}),
+    ("GET", "/v1/policy/remembered", None),
+    ("DELETE", "/v1/policy/remembered/rule_1", None),
+]
+
+
+@pytest.mark.row("A4")
+@pytest.mark.parametrize(("method", "path", "body"), CONTROL_REQUESTS)
+async def test_only_who_may_approve_is_let_in(
+    here: Desk, method: str, path: str, body: Any
+) -> None:
+    match = [("if-match", '"1"')]
+    nobody = await here.client.ask(method, path, body, headers=match)
+    caller = await here.ask(method, path, body, headers=match, credential=here.caller)
+    invented = await here.ask(
+        method, path, body, headers=match, credential=f"fha_{'0' * 16}_{'a' * 43}"
+    )
+    assert [nobody.code, caller.code, invented.code] == [
+        "UNAUTHORIZED", "PERMISSION_DENIED", "UNAUTHORIZED",
+    ]  # fmt: skip
+    assert here.decisions == []
+    assert (await here.ask(method, path, body, headers=match)).code is None  # the twin
+
+
+@pytest.mark.row("A4")
+@pytest.mark.parametrize(("method", "path", "body"), CONTROL_REQUESTS[3:])
+async def test_nothing_on_the_callers_socket_decides(
+    here: Desk, method: str, path: str, body: Any
+) -> None:
+    for credential in (None, here.caller, here.deciding):
+        answer = await here.client.ask(
+            method, path, body, face=Face.ENGINE, credential=credential,
+            headers=[("if-match", '"1"')],
+        )  # fmt: skip
+        assert answer.code in ("RESOURCE_NOT_FOUND", "METHOD_NOT_ALLOWED")
+    assert here.desk.asked == []
+
+
+@pytest.mark.row("A4")
+async def test_service_says_whom_the_approvers_user_is_as_a_caller(service: Desk) -> None:
+    assert (await service.decide(uid=4321)).code is None
+    assert service.decisions[0]["peer"] == "uid:4321"
+
+
+async def test_single_users_approver_is_not_taken_for_a_caller(here: Desk) -> None:
+    await here.decide()
+    assert here.decisions[0]["peer"] is None
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [("if-match", "1")],
+        [("if-match", 'W/"1"')],
+        [("if-match", '"1", "2"')],
+        [("if-match", '"one"')],
+        [("if-match", '"01"')],
+        [("if-match", '"' + "1" * 16 + '"')],
+        [("if-match", '"1"'), ("if-match", "*")],
+        [("if-match", "")],
+    ],
+)
+async def test_decision_on_nobody_knows_what_is_refused(
+    here: Desk, headers: list[tuple[str, str]]
+) -> None:
+    answer = await here.decide(headers=headers)
+    assert (answer.code, answer.body["error"]["fields"]) == ("INVALID_PARAMS", ["If-Match"])
+    assert here.decisions == []
+
+
+async def test_stale_tag_loses_and_the_winner_is_told_of(here: Desk) -> None:
+    assert (await here.decide()).code is None
+    late = await here.decide({"decision": "deny"})
+    assert (late.status, late.code) == (409, "IDEMPOTENCY_CONFLICT")
+    assert late.body["error"]["details"] == {"state": "approved", "version": 2}
+
+
+async def test_star_decides_on_whatever_it_is(here: Desk) -> None:
+    assert (await here.decide(headers=[("if-match", "*")])).code is None
+    assert here.decisions[0]["version"] is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{}, {"decision": "maybe"}, {"decision": "deny", "arguments": {}}, {"decision": "approve", "x": 1},
+     {"decision": "approve", "remember": {"scope": "until"}}, [], {"decision": "deny", "reason": "x" * 1001}],
+)  # fmt: skip
+async def test_decision_that_is_none_is_refused(here: Desk, body: Any) -> None:
+    assert (await here.decide(body)).code == "INVALID_PARAMS"
+    assert here.decisions == []
+
+
+@pytest.mark.row("A3")
+async def test_several_are_decided_with_one_request(here: Desk) -> None:
+    two = here.desk.put(approval(2))
+    items = [
+        {"approval_id": one.id, "version": 1, "decision": {"decision": "deny"}}
+        for one in (ONE, two)
+    ]
+    answer = await here.ask("POST", "/v1/approvals/decisions", {"items": items})
+    assert [item["state"] for item in answer.body["data"]["items"]] == ["denied", "denied"]
+    twice = await here.ask("POST", "/v1/approvals/decisions", {"items": [items[0], items[0]]})
+    assert twice.code == "INVALID_PARAMS"
+
+
+async def test_poll_answers_when_something_changes_and_not_before(here: Desk) -> None:
+    now = (await here.ask("GET", "/v1/approvals/changes")).body["data"]["changes"]
+    answers: list[Answer] = []
+
+    async def poll() -> None:
+        answers.append(await here.ask("GET", f"/v1/approvals/changes?after={now}"))
+
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as group:
+            group.start_soon(poll)
+            while here.desk._changed.statistics().tasks_waiting == 0:
+                await anyio.lowlevel.checkpoint()
+            assert answers == []
+            here.desk.put(approval(2))
+    assert answers[0].body["data"]["changes"] == now + 1
+
+
+async def test_poll_ends_with_the_same_number_where_nothing_changes(here: Desk) -> None:
+    answer = await here.ask("GET", f"/v1/approvals/changes?after={here.desk.changes}&wait=0")
+    assert answer.body["data"]["changes"] == here.desk.changes
+    assert (await here.ask("GET", "/v1/approvals/changes?wait=26")).code == "INVALID_PARAMS"
+
+
+async def test_caller_sees_its_own_and_not_who_may_approve(here: Desk) -> None:
+    here.desk.put(approval(2, principal_id="token:caller", approvers=("alice",)))
+    mine = {"face": Face.ENGINE, "credential": here.caller}
+    listed = (await here.ask("GET", "/v1/approvals", **mine)).body["data"]["items"]
+    assert [item["id"] for item in listed] == [approval(2).id]
+    shown = (await here.ask("GET", f"/v1/approvals/{approval(2).id}", **mine)).body["data"]
+    for item in (listed[0], shown["approval"]):
+        assert item["binding"] is None
+        assert item["approvers"] == []
+    others = await here.ask("GET", f"/v1/approvals/{ONE.id}", **mine)
+    assert others.code == "RESOURCE_NOT_FOUND"
+    assert (await here.ask("POST", f"/v1/approvals/{ONE.id}/cancel", **mine)).code == others.code
+
+
+async def test_caller_takes_its_own_call_back(here: Desk) -> None:
+    here.desk.put(approval(2, principal_id="token:caller"))
+    answer = await here.ask(
+        "POST", f"/v1/approvals/{approval(2).id}/cancel",
+        face=Face.ENGINE, credential=here.caller,
+    )  # fmt: skip
+    assert answer.body["data"]["approval"]["state"] == "cancelled"
+
+
+@pytest.mark.row("A5")
+async def test_call_that_waits_is_found_by_its_id_and_later_has_its_answer(here: Desk) -> None:
+    waiting = here.desk.put(approval(2, principal_id="token:caller"))
+    mine = {"face": Face.ENGINE, "credential": here.caller}
+    path = f"/v1/calls/{waiting.call_id}"
+    data = (await here.ask("GET", path, **mine)).body["data"]
+    assert data["call"]["code"] == "REQUIRES_HUMAN_APPROVAL"
+    assert (data["approval"]["state"], data["envelope"]) == ("pending", None)
+    from fumehood.protocol.messages import decode_envelope
+
+    here.desk.answers[waiting.call_id] = decode_envelope(envelope_bytes({"deleted": 1}))
+    here.desk.put(waiting.model_copy(update={"state": ApprovalState.DONE}))
+    data = (await here.ask("GET", path, **mine)).body["data"]
+    assert data["envelope"]["data"] == {"deleted": 1}
+    unknown = await here.ask("GET", f"/v1/calls/{'x' * 500}", **mine)
+    assert unknown.code == "RESOURCE_NOT_FOUND"
+
+
+async def test_approver_without_admin_sees_changes_of_authority_and_makes_none(here: Desk) -> None:
+    assert (await here.ask("GET", "/v1/changes")).code is None
+    assert (await here.ask("POST", "/v1/tokens", {"name": "x"})).code == "PERMISSION_DENIED"
+    assert (await here.ask("GET", "/v1/changes", credential=here.administrator)).code is None
+    assert (await here.ask("GET", "/v1/changes", credential=here.caller)).code is not None
+
+
+CALLBACK = {"approval_id": ONE.id, "version": 1, "decision": YES}
+
+
+async def test_signed_callback_decides_as_the_webhook(here: Desk) -> None:
+    assert (await here.call_back(CALLBACK)).code is None
+    (given,) = here.decisions
+    assert (given["by"], given["channel"], given["version"]) == ("webhook", "webhook", 1)
+
+
+def _other_secret(raw: bytes) -> list[str]:
+    return [sign(b"t" * 32, raw, NOW)]
+
+
+FORGERIES: dict[str, Callable[[bytes], list[str]]] = {
+    "none": lambda raw: [],
+    "another secret": _other_secret,
+    "another body": lambda raw: [sign(SECRET, raw + b" ", NOW)],
+    "an old one": lambda raw: [sign(SECRET, raw, NOW - timedelta(seconds=301))],
+    "of the future": lambda raw: [sign(SECRET, raw, NOW + timedelta(seconds=301))],
+    "a newer time on an older one": lambda raw: [
+        sign(SECRET, raw, NOW - timedelta(seconds=9)).replace(
+            f"t={int(NOW.timestamp()) - 9}", f"t={int(NOW.timestamp())}"
+        )
+    ],
+    "two": lambda raw: [sign(SECRET, raw, NOW), *_other_secret(raw)],
+    "two in one": lambda raw: [sign(SECRET, raw, NOW) + "," + _other_secret(raw)[0]],
+    "two with a good last": lambda raw: [*_other_secret(raw), sign(SECRET, raw, NOW)],
+    "upper case": lambda raw: [sign(SECRET, raw, NOW).upper()],
+    "no version": lambda raw: [sign(SECRET, raw, NOW).replace("v1=", "v0=")],
+    "empty": lambda raw: [""],
+    "foreign digits": lambda raw: [sign(SECRET, raw, NOW).replace("t=", "t=٠")],
+}  # fmt: skip
+
+
+@pytest.mark.row("A4")
+@pytest.mark.parametrize("forgery", FORGERIES)
+async def test_callback_that_is_not_signed_as_it_should_be_decides_nothing(
+    here: Desk, forgery: str
+) -> None:
+    raw = json.dumps(CALLBACK).encode()
+    headers = [(HEADER, value) for value in FORGERIES[forgery](raw)]
+    encoded: Any = [(name, value.encode()) for name, value in headers]
+    answer = await here.client.ask("POST", "/v1/approvals/callback", raw, headers=encoded)
+    assert (answer.status, answer.code) == (401, "UNAUTHORIZED")
+    assert here.decisions == []
+
+
+async def test_callback_that_is_repeated_decides_nothing_more(here: Desk) -> None:
+    """Also where the first was refused for another reason: a signature holds once."""
+    raw = json.dumps({**CALLBACK, "version": 7}).encode()
+    signature = sign(SECRET, raw, NOW)
+    assert (await here.call_back(raw, signature)).code == "IDEMPOTENCY_CONFLICT"
+    assert (await here.call_back(raw, signature)).code == "UNAUTHORIZED"
+    assert len(here.decisions) == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"approval_id": ONE.id, "decision": YES},
+        {**CALLBACK, "more": 1},
+        b"[" * 100,
+        b'{"approval_id": "a", "approval_id": "b"}',
+        {"event": "approval.created", "approval": {"id": ONE.id}, "delivery": 1, "sent_at": "x"},
+    ],
+    ids=["without version", "unknown key", "deep", "key twice", "our own message sent back"],
+)
+async def test_signed_body_that_is_no_decision_is_refused(here: Desk, body: Any) -> None:
+    assert (await here.call_back(body)).code == "INVALID_PARAMS"
+    assert here.decisions == []
+
+
+async def test_callback_decides_nothing_where_it_may_not(here: Desk) -> None:
+    here.engine.webhook = SimpleNamespace(callbacks=None)  # type: ignore[attr-defined]
+    assert (await here.call_back(CALLBACK)).code == "PERMISSION_DENIED"
+    here.engine.webhook = None  # type: ignore[attr-defined]
+    assert (await here.call_back(CALLBACK)).code == "PERMISSION_DENIED"
+    assert here.decisions == []
+
+
+async def test_callback_is_not_on_the_callers_socket(here: Desk) -> None:
+    raw = json.dumps(CALLBACK).encode()
+    headers = [(HEADER, sign(SECRET, raw, NOW))]
+    answer = await here.client.ask(
+        "POST", "/v1/approvals/callback", raw, headers=headers, face=Face.ENGINE
+    )
+    assert answer.code in ("RESOURCE_NOT_FOUND", "METHOD_NOT_ALLOWED")
+    assert here.decisions == []

@@ -1,0 +1,223 @@
+"""Agents: in the database before anybody sees them, and the same after the next start."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import anyio
+import pytest
+
+from fumehood.core.errors import IdempotencyConflict, InvalidParams, ResourceNotFound
+from fumehood.identity import agents as module
+from fumehood.identity.agent import Agent, Binding
+from fumehood.identity.agents import Agents
+from fumehood.storage.changes import list_changes
+from fumehood.storage.database import Database, WriteFailed, open_database
+from support.identities import ADMIN, NOW, bind, make_agent
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def database() -> Iterator[Database]:
+    opened = open_database(None)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def agents(database: Database) -> Agents:
+    return Agents(database)
+
+
+@pytest.mark.row("R3", "D4")
+async def test_an_agent_is_spoken_for_by_those_it_names_and_nobody_else(agents: Agents) -> None:
+    await make_agent(agents, "a", "uid:1", "alice")
+    await make_agent(agents, "b", "uid:1")
+    await make_agent(agents, "nobodys")
+    assert agents.spoken_for_by("uid:1") == {"a", "b"}
+    assert agents.spoken_for_by("alice") == {"a"}
+    assert agents.spoken_for_by("uid:10") == agents.spoken_for_by("") == frozenset()
+
+
+@pytest.mark.row("R3")
+async def test_tools_stand_in_their_order(agents: Agents) -> None:
+    await make_agent(agents, "a")
+    await bind(agents, "a", ["c", "a", "b@1.0.0"])
+    assert [binding.tool for binding in agents.bindings("a")] == ["c", "a", "b@1.0.0"]
+    await bind(agents, "a", ["c", "a", "b"], sort_order=0)
+    assert [binding.tool for binding in agents.bindings("a")] == ["a", "b", "c"]
+
+
+@pytest.mark.row("R3", "T4")
+async def test_a_tool_is_bound_once_whatever_its_version(agents: Agents) -> None:
+    await make_agent(agents, "a")
+    for tool in ("act", "act@1.0.0", "act@2.0.0"):
+        await bind(agents, "a", [tool])
+    assert [binding.tool for binding in agents.bindings("a")] == ["act@2.0.0"]
+    await agents.unbind("a", "act", by=ADMIN, now=NOW)
+    assert agents.bindings("a") == []
+    assert agents.binding("a", "act") is None
+
+
+@pytest.mark.row("R3")
+async def test_everything_is_there_after_the_next_start(agents: Agents, database: Database) -> None:
+    await make_agent(agents, "a", "uid:1", description="Buys.", is_enabled=False)
+    await bind(agents, "a", ["act@1.0.0"], fixed={"x": [1, {"y": None}]}, defaults={"z": "ü"})
+    again = Agents(database)
+    assert again.all() == agents.all()
+    assert again.bindings("a") == agents.bindings("a")
+    assert again.binding("a", "act") == Binding(
+        tool="act@1.0.0", fixed={"x": [1, {"y": None}]}, defaults={"z": "ü"}
+    )
+    assert again.spoken_for_by("uid:1") == {"a"}
+
+
+async def test_an_agent_is_made_once(agents: Agents) -> None:
+    await make_agent(agents, "a", "uid:1")
+    with pytest.raises(IdempotencyConflict):
+        await make_agent(agents, "a", "uid:2")
+    assert agents.get("a").principals == ("uid:1",)
+
+
+async def test_two_that_make_one_agent_at_once_do_not_overwrite_each_other(
+    agents: Agents, database: Database
+) -> None:
+    ended: list[str] = []
+
+    async def make(principal: str) -> None:
+        try:
+            await make_agent(agents, "a", principal)
+            ended.append(principal)
+        except IdempotencyConflict:
+            pass
+
+    async with anyio.create_task_group() as group:
+        for number in range(5):
+            group.start_soon(make, f"uid:{number}")
+    assert len(ended) == 1
+    assert agents.get("a").principals == Agents(database).get("a").principals == tuple(ended)
+
+
+@pytest.mark.row("R3")
+async def test_a_changed_agent_keeps_its_tools(agents: Agents, database: Database) -> None:
+    await make_agent(agents, "a", "uid:1")
+    await bind(agents, "a", ["act"])
+    await agents.update(Agent(id="a", principals=("uid:2",)), by=ADMIN, now=NOW)
+    assert agents.spoken_for_by("uid:1") == frozenset()
+    assert agents.spoken_for_by("uid:2") == {"a"}
+    for known in (agents, Agents(database)):
+        assert [binding.tool for binding in known.bindings("a")] == ["act"]
+
+
+@pytest.mark.row("R3", "D4")
+async def test_a_deleted_agent_leaves_nothing_to_one_of_the_same_name(
+    agents: Agents, database: Database
+) -> None:
+    await make_agent(agents, "a", "uid:1")
+    await bind(agents, "a", ["act", "other"])
+    await agents.delete("a", by=ADMIN, now=NOW)
+    assert agents.spoken_for_by("uid:1") == frozenset()
+    await make_agent(agents, "a", "uid:2")
+    for known in (agents, Agents(database)):
+        assert known.bindings("a") == []
+        assert known.spoken_for_by("uid:1") == frozenset()
+
+
+@pytest.mark.row("D4")
+async def test_binding_and_deleting_at_once_leaves_no_tool_behind(
+    agents: Agents, database: Database
+) -> None:
+    for _ in range(20):
+        await make_agent(agents, "a")
+
+        async def try_to_bind() -> None:
+            with contextlib.suppress(ResourceNotFound):
+                await bind(agents, "a", ["act"])
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(try_to_bind)
+            group.start_soon(lambda: agents.delete("a", by=ADMIN, now=NOW))
+        await make_agent(agents, "a")
+        assert Agents(database).bindings("a") == agents.bindings("a") == []
+        await agents.delete("a", by=ADMIN, now=NOW)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda a: a.update(Agent(id="x"), by=ADMIN, now=NOW),
+        lambda a: a.delete("x", by=ADMIN, now=NOW),
+        lambda a: a.bind("x", Binding(tool="act"), by=ADMIN, now=NOW),
+        lambda a: a.unbind("x", "act", by=ADMIN, now=NOW),
+        lambda a: a.unbind("there", "act", by=ADMIN, now=NOW),
+    ],
+)
+async def test_what_is_not_there_cannot_be_changed(
+    agents: Agents, database: Database, change: Callable[[Agents], Awaitable[None]]
+) -> None:
+    await make_agent(agents, "there")
+    with pytest.raises(ResourceNotFound):
+        await change(agents)
+    assert len(await database.read(lambda c: list_changes(c, 10))) == 1
+
+
+async def test_agents_and_tools_have_an_end(
+    agents: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_AGENTS", 2)
+    monkeypatch.setattr(module, "MAX_BINDINGS", 2)
+    await make_agent(agents, "a")
+    await make_agent(agents, "b")
+    with pytest.raises(InvalidParams, match="2 agents already"):
+        await make_agent(agents, "c")
+    await bind(agents, "a", ["x", "y"])
+    await bind(agents, "a", ["x@1.0.0"])  # a change, not one more
+    with pytest.raises(InvalidParams, match="2 tools already"):
+        await bind(agents, "a", ["z"])
+
+
+@pytest.mark.row("R1")
+async def test_what_could_not_be_written_is_not_seen(
+    agents: Agents, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await make_agent(agents, "a", "uid:1")
+    await bind(agents, "a", ["act"])
+
+    async def full(job: Any) -> Any:
+        raise WriteFailed("the disk is full")
+
+    monkeypatch.setattr(database, "write", full)
+    for change in (
+        lambda: make_agent(agents, "b", "uid:1"),
+        lambda: bind(agents, "a", ["other"]),
+        lambda: agents.unbind("a", "act", by=ADMIN, now=NOW),
+        lambda: agents.update(Agent(id="a"), by=ADMIN, now=NOW),
+        lambda: agents.delete("a", by=ADMIN, now=NOW),
+    ):
+        with pytest.raises(WriteFailed):
+            await change()
+    assert [agent.id for agent in agents.all()] == ["a"]
+    assert [binding.tool for binding in agents.bindings("a")] == ["act"]
+    assert agents.spoken_for_by("uid:1") == {"a"}
+
+
+@pytest.mark.row("R1")
+async def test_changes_are_recorded_without_the_values_of_arguments(
+    agents: Agents, database: Database
+) -> None:
+    await make_agent(agents, "a", "uid:1")
+    await bind(agents, "a", ["act"], fixed={"key": "PRIVATE-VALUE"}, defaults={"to": "PRIVATE-TOO"})
+    await agents.unbind("a", "act", by=ADMIN, now=NOW)
+    await agents.delete("a", by=ADMIN, now=NOW)
+    rows = await database.read(lambda c: list_changes(c, 10))
+    assert [row["action"] for row in rows] == [
+        "agent.delete", "agent.unbind", "agent.bind", "agent.create"
+    ]  # fmt: skip
+    assert {row["principal_id"] for row in rows} == {"approver:owner"}
+    assert rows[2]["details"] == {
+        "tool": "act", "fixed": ["key"], "defaults": ["to"], "is_enabled": True
+    }  # fmt: skip
+    assert "PRIVATE" not in str(rows)

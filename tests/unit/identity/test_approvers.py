@@ -1,0 +1,349 @@
+"""Approvers: one at first, made before anybody could reach the engine, and always one left."""
+
+from __future__ import annotations
+
+import hmac
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import anyio
+import pytest
+
+from fumehood.core.errors import (
+    IdempotencyConflict,
+    InvalidParams,
+    PermissionDenied,
+    RateLimited,
+    ResourceNotFound,
+    Unauthorized,
+)
+from fumehood.core.identity import Principal, Scope
+from fumehood.identity import approvers as module
+from fumehood.identity import store as identities
+from fumehood.identity.approvers import Approvers, had_approver, make_first_approver
+from fumehood.identity.credentials import make_credential
+from fumehood.storage.changes import list_changes, stamp
+from fumehood.storage.database import Database, open_database
+from fumehood.storage.errors import StoreError, WriteFailed
+from support.identities import ADMIN, NOW
+
+pytestmark = pytest.mark.anyio
+
+BOTH = frozenset({Scope.APPROVE, Scope.ADMIN})
+
+
+@pytest.fixture(autouse=True)
+def cheap_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real hash takes 40 ms by intent; `tests/adversarial` goes through it."""
+    monkeypatch.setattr(module, "slow_hash", lambda secret, salt: (secret.encode() + salt)[:64])
+
+
+@pytest.fixture
+def database() -> Iterator[Database]:
+    opened = open_database(None)
+    yield opened
+    opened.close()
+
+
+@pytest.mark.row("D4")
+async def test_the_first_approver_has_authority_and_may_not_call(database: Database) -> None:
+    text = make_first_approver(database, "owner", NOW)
+    principal = await Approvers(database).principal_of(text)
+    assert principal == Principal("approver:owner", BOTH)
+    assert Scope.CALL not in principal.scopes
+
+
+@pytest.mark.row("D4")
+def test_there_is_one_first_approver(database: Database) -> None:
+    make_first_approver(database, "owner", NOW)
+    with pytest.raises(PermissionDenied, match="had its first approver already"):
+        make_first_approver(database, "intruder", NOW)
+    assert [a.name for a in Approvers(database).current()] == ["owner"]
+
+
+@pytest.mark.row("D4")
+async def test_who_was_removed_was_the_first_approver_all_the_same(database: Database) -> None:
+    assert not had_approver(database)
+    make_first_approver(database, "owner", NOW)
+    # No engine removes the last one; somebody who restores or edits a database may have.
+    (row,) = database.read_now(identities.all_approvers)
+    database.write_now(lambda c: identities.remove_approver(c, row["id"], stamp(NOW)))
+    assert Approvers(database).current() == []
+    assert had_approver(database)
+    with pytest.raises(PermissionDenied):
+        make_first_approver(database, "intruder", NOW)
+
+
+@pytest.mark.row("D4")
+async def test_credential_is_shown_before_the_approver_exists(database: Database) -> None:
+    """So a crash at any point leaves no approver whose credential was not shown."""
+    shown: list[str] = []
+
+    def show(credential: str) -> None:
+        assert not had_approver(database)
+        shown.append(credential)
+
+    text = make_first_approver(database, "owner", NOW, show)
+    assert shown == [text]
+    assert (await Approvers(database).principal_of(text)).id == "approver:owner"
+
+
+@pytest.mark.row("D4")
+def test_credential_that_cannot_be_shown_makes_no_approver(database: Database) -> None:
+    def show(_: str) -> None:
+        raise OSError("the terminal is gone")
+
+    with pytest.raises(OSError, match="gone"):
+        make_first_approver(database, "owner", NOW, show)
+    assert not had_approver(database)
+    assert database.read_now(lambda c: list_changes(c, 9)) == []
+    make_first_approver(database, "owner", NOW)
+
+
+@pytest.mark.row("D4")
+def test_credential_of_an_approver_that_could_not_be_kept_is_told_to_be_invalid(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: object) -> None:
+        raise WriteFailed("database or disk is full")
+
+    monkeypatch.setattr(database, "write_now", refuse)
+    with pytest.raises(StoreError, match="credential shown is not valid"):
+        make_first_approver(database, "owner", NOW)
+
+
+@pytest.mark.row("D4")
+async def test_the_cure_that_is_told_is_one_that_is_possible(database: Database) -> None:
+    assert "`fumehood approvers init`, while no engine runs" in Approvers(database).cure
+    make_first_approver(database, "owner", NOW)
+    assert "approvers add" in Approvers(database).cure
+
+
+async def test_where_one_administers_more_approvers_are_added(database: Database) -> None:
+    make_first_approver(database, "owner", NOW)
+    approvers = Approvers(database)
+    await approvers.add("anna", [Scope.APPROVE], by=ADMIN, now=NOW)
+
+
+@pytest.mark.parametrize("name", ["", "-x", "a b", "a\nb", "é", "a" * 65, "../x", "a/b"])
+async def test_a_name_that_could_be_mistaken_is_refused(database: Database, name: str) -> None:
+    with pytest.raises(InvalidParams):
+        make_first_approver(database, name, NOW)
+    with pytest.raises(InvalidParams):
+        await Approvers(database).add(name, [Scope.ADMIN], by=ADMIN, now=NOW)
+    assert Approvers(database).current() == []
+
+
+@pytest.mark.row("D4")
+@pytest.mark.parametrize("scopes", [[], [Scope.CALL], [Scope.CALL, Scope.ADMIN]])
+async def test_an_approver_can_never_call(database: Database, scopes: list[Scope]) -> None:
+    with pytest.raises(InvalidParams):
+        await Approvers(database).add("anna", scopes, by=ADMIN, now=NOW)
+
+
+async def test_a_name_is_used_once_and_for_ever(database: Database) -> None:
+    make_first_approver(database, "owner", NOW)
+    approvers = Approvers(database)
+    await approvers.add("anna", [Scope.APPROVE], by=ADMIN, now=NOW)
+    await approvers.remove("anna", by=ADMIN, now=NOW)
+    with pytest.raises(IdempotencyConflict):
+        await approvers.add("anna", [Scope.APPROVE], by=ADMIN, now=NOW)
+
+
+@pytest.mark.row("D4")
+async def test_a_removed_approver_is_nobody_here_and_after_the_next_start(
+    database: Database,
+) -> None:
+    make_first_approver(database, "owner", NOW)
+    approvers = Approvers(database)
+    _, text = await approvers.add("anna", BOTH, by=ADMIN, now=NOW)
+    assert (await approvers.principal_of(text)).id == "approver:anna"
+    await approvers.remove("anna", by=ADMIN, now=NOW)
+    for known in (approvers, Approvers(database)):
+        with pytest.raises(Unauthorized, match="taken back"):
+            await known.principal_of(text)
+
+
+@pytest.mark.row("D4")
+async def test_a_credential_that_is_taken_back_while_it_is_checked_is_refused(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_first_approver(database, "owner", NOW)
+    approvers = Approvers(database)
+    _, text = await approvers.add("anna", BOTH, by=ADMIN, now=NOW)
+    hashing, removed, hash_now = threading.Event(), threading.Event(), module.slow_hash
+
+    def slowly(secret: str, salt: bytes) -> bytes:
+        hashing.set()
+        assert removed.wait(20)
+        return hash_now(secret, salt)
+
+    monkeypatch.setattr(module, "slow_hash", slowly)
+    refused: list[str] = []
+
+    async def use() -> None:
+        try:
+            await approvers.principal_of(text)
+        except Unauthorized as error:
+            refused.append(error.message)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(use)
+        await anyio.to_thread.run_sync(hashing.wait, 20)
+        await approvers.remove("anna", by=ADMIN, now=NOW)
+        removed.set()
+    assert refused == ["This credential was taken back. Do not retry."]
+
+
+@pytest.mark.row("D4")
+async def test_the_last_admin_stays(database: Database) -> None:
+    make_first_approver(database, "owner", NOW)
+    approvers = Approvers(database)
+    await approvers.add("anna", [Scope.APPROVE], by=ADMIN, now=NOW)
+    with pytest.raises(PermissionDenied, match="Nobody with admin"):
+        await approvers.remove("owner", by=ADMIN, now=NOW)
+    await approvers.add("berta", [Scope.ADMIN], by=ADMIN, now=NOW)
+    await approvers.remove("owner", by=ADMIN, now=NOW)
+    assert {a.name for a in approvers.current()} == {"anna", "berta"}
+
+
+@pytest.mark.row("D4")
+async def test_two_admins_that_remove_each_other_at_once_leave_one(database: Database) -> None:
+    make_first_approver(database, "owner", NOW)
+    approvers = Approvers(database)
+    await approvers.add("anna", BOTH, by=ADMIN, now=NOW)
+    ended: list[str] = []
+
+    async def remove(name: str) -> None:
+        try:
+            await approvers.remove(name, by=ADMIN, now=NOW)
+            ended.append("removed")
+        except PermissionDenied:
+            ended.append("refused")
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(remove, "owner")
+        group.start_soon(remove, "anna")
+    assert sorted(ended) == ["refused", "removed"]
+    assert len(approvers.current()) == len(Approvers(database).current()) == 1
+
+
+async def test_an_unknown_approver_cannot_be_removed(database: Database) -> None:
+    make_first_approver(database, "owner", NOW)
+    with pytest.raises(ResourceNotFound):
+        await Approvers(database).remove("nobody", by=ADMIN, now=NOW)
+
+
+@pytest.mark.row("D4")
+async def test_whatever_is_wrong_costs_one_hash_and_one_comparison(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = make_first_approver(database, "owner", NOW)
+    approvers = Approvers(database)
+    hashed: list[bytes] = []
+    compared: list[int] = []
+    hash_now, compare = module.slow_hash, hmac.compare_digest
+
+    def hashing(secret: str, salt: bytes) -> bytes:
+        hashed.append(salt)
+        return hash_now(secret, salt)
+
+    def comparing(one: bytes, other: bytes) -> bool:
+        compared.append(1)
+        return compare(one, other)
+
+    monkeypatch.setattr(module, "slow_hash", hashing)
+    monkeypatch.setattr(hmac, "compare_digest", comparing)
+    _, _, stranger = make_credential("fha")
+    for wrong in ("", stranger, text[:-43] + stranger[-43:], text.replace("fha_", "fht_")):
+        with pytest.raises(Unauthorized, match="not known"):
+            await approvers.principal_of(wrong)
+    assert (len(hashed), len(compared)) == (4, 4)
+    assert (await approvers.principal_of(text)).id == "approver:owner"
+
+
+@pytest.mark.row("D4")
+async def test_who_was_right_a_moment_ago_pays_for_no_other_hash_and_who_guesses_does(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = make_first_approver(database, "owner", NOW)
+    approvers = Approvers(database)
+    _, text = await approvers.add("anna", BOTH, by=ADMIN, now=NOW)
+    hashed: list[bytes] = []
+    hash_now, now = module.slow_hash, [1000.0]
+
+    def hashing(secret: str, salt: bytes) -> bytes:
+        hashed.append(salt)
+        return hash_now(secret, salt)
+
+    monkeypatch.setattr(module, "slow_hash", hashing)
+    monkeypatch.setattr("fumehood.identity.credentials.time.monotonic", lambda: now[0])
+    for _ in range(5):
+        assert (await approvers.principal_of(text)).id == "approver:anna"
+    assert len(hashed) == 1
+    near = text[:-1] + ("A" if text[-1] != "A" else "B")
+    for _ in range(2):  # the attack: all but one character, and one's id with another's secret
+        for wrong in (near, text[:-43] + first[-43:]):
+            with pytest.raises(Unauthorized, match="not known"):
+                await approvers.principal_of(wrong)
+    assert len(hashed) == 5
+    now[0] += 61
+    assert (await approvers.principal_of(text)).id == "approver:anna"
+    assert len(hashed) == 6
+    await approvers.remove("anna", by=ADMIN, now=NOW)
+    with pytest.raises(Unauthorized, match="taken back"):
+        await approvers.principal_of(text)
+
+
+@pytest.mark.row("D4")
+async def test_guesses_beyond_a_bound_are_refused_and_the_loop_goes_on(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = make_first_approver(database, "owner", NOW)
+    approvers = Approvers(database)
+    may_end, busy, hash_now = threading.Event(), threading.Semaphore(0), module.slow_hash
+
+    def slowly(secret: str, salt: bytes) -> bytes:
+        busy.release()
+        assert may_end.wait(20)
+        return hash_now(secret, salt)
+
+    monkeypatch.setattr(module, "slow_hash", slowly)
+    codes: list[str] = []
+
+    async def guess() -> None:
+        try:
+            await approvers.principal_of("fha_guess")
+        except (Unauthorized, RateLimited) as error:
+            codes.append(error.code)
+
+    taken = module.CHECKS_AT_ONCE + module.MAX_WAITING_CHECKS
+    async with anyio.create_task_group() as group:
+        for _ in range(taken):
+            group.start_soon(guess)
+        for _ in range(module.CHECKS_AT_ONCE):
+            assert await anyio.to_thread.run_sync(lambda: busy.acquire(timeout=20))
+        await anyio.wait_all_tasks_blocked()
+        for _ in range(5):
+            await guess()  # answered while the others are still waiting: the loop goes on
+        assert codes == ["RATE_LIMITED"] * 5
+        may_end.set()
+    assert codes[5:] == ["UNAUTHORIZED"] * taken
+    assert (await approvers.principal_of(text)).id == "approver:owner"
+
+
+@pytest.mark.row("R1")
+async def test_every_change_is_recorded_with_who_made_it(database: Database) -> None:
+    text = make_first_approver(database, "owner", NOW)
+    approvers = Approvers(database)
+    _, other = await approvers.add("anna", BOTH, by=ADMIN, now=NOW)
+    await approvers.remove("anna", by=ADMIN, now=NOW)
+    rows: list[dict[str, Any]] = await database.read(lambda c: list_changes(c, 10))
+    assert [(row["action"], row["subject"], row["principal_id"]) for row in rows] == [
+        ("approver.remove", "anna", "approver:owner"),
+        ("approver.add", "anna", "approver:owner"),
+        ("approver.init", "owner", "init"),
+    ]
+    assert text[-43:] not in str(rows)
+    assert other[-43:] not in str(rows)

@@ -1,0 +1,238 @@
+"""Tokens: exactly what was granted, for as long as it was, and nobody otherwise."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+import anyio
+import pytest
+
+from fumehood.core.errors import InvalidParams, ResourceNotFound, Unauthorized
+from fumehood.core.identity import Principal, Scope
+from fumehood.identity import tokens as module
+from fumehood.identity.credentials import make_credential
+from fumehood.identity.tokens import Tokens
+from fumehood.storage.changes import list_changes
+from fumehood.storage.database import Database, open_database
+from support.identities import ADMIN, NOW, new_token
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def database() -> Iterator[Database]:
+    opened = open_database(None)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def tokens(database: Database) -> Tokens:
+    return Tokens(database)
+
+
+@pytest.mark.row("D4")
+async def test_a_token_is_its_principal_with_its_scopes_and_agents(tokens: Tokens) -> None:
+    token, text = await new_token(tokens, Scope.CALL, agents=["b", "a", "a"])
+    expected = Principal("token:ci", frozenset({Scope.CALL}), frozenset({"a", "b"}), token.id)
+    assert tokens.principal_of(text, NOW) == expected
+    assert tokens.principal_of_id(token.id, NOW) == expected
+
+
+@pytest.mark.row("D4")
+async def test_a_token_without_agents_speaks_for_none(tokens: Tokens) -> None:
+    _, text = await new_token(tokens)
+    assert tokens.principal_of(text, NOW).agents == frozenset()
+
+
+def _of_another_kind(text: str) -> str:
+    return text.replace("fht_", "fha_")
+
+
+def _with_another_secret(text: str) -> str:
+    return text[:-43] + make_credential("fht")[1]
+
+
+def _with_another_id(text: str) -> str:
+    return make_credential("fht")[2][:-43] + text[-43:]
+
+
+@pytest.mark.row("D4")
+@pytest.mark.parametrize(
+    "forge",
+    [_of_another_kind, _with_another_secret, _with_another_id, str.upper, lambda text: text + "="],
+)
+async def test_a_forged_token_is_nobody(tokens: Tokens, forge: Any) -> None:
+    _, text = await new_token(tokens)
+    with pytest.raises(Unauthorized, match="not known"):
+        tokens.principal_of(forge(text), NOW)
+    assert tokens.principal_of(text, NOW).id == "token:ci"
+
+
+@pytest.mark.row("D4")
+async def test_a_token_ends_at_its_moment(tokens: Tokens) -> None:
+    end = NOW + timedelta(hours=1)
+    _, text = await new_token(tokens, expires_at=end)
+    assert tokens.principal_of(text, end - timedelta(microseconds=1)).id == "token:ci"
+    with pytest.raises(Unauthorized, match="expired or was revoked"):
+        tokens.principal_of(text, end)
+
+
+@pytest.mark.row("D4")
+async def test_a_clock_that_is_set_back_gives_no_token_its_life_again(
+    tokens: Tokens, database: Database
+) -> None:
+    end = NOW + timedelta(hours=1)
+    _, text = await new_token(tokens, expires_at=end)
+    assert tokens.principal_of(text, NOW).id == "token:ci"  # twin
+    for moment in (end, NOW, NOW - timedelta(days=400)):
+        with pytest.raises(Unauthorized, match="expired or was revoked"):
+            tokens.principal_of(text, moment)
+    # After a start the newest moment that is kept counts: a clock before it is wrong.
+    early = Tokens(database)
+    early.principal_of(text, NOW - timedelta(days=400))
+    with pytest.raises(Unauthorized):
+        early.principal_of(text, end)
+
+
+@pytest.mark.row("D4")
+async def test_a_revoked_token_is_nobody_here_and_after_the_next_start(
+    tokens: Tokens, database: Database
+) -> None:
+    token, text = await new_token(tokens)
+    other, other_text = await new_token(tokens)
+    await tokens.revoke(token.id, by=ADMIN, now=NOW)
+    for known in (tokens, Tokens(database)):
+        with pytest.raises(Unauthorized, match="expired or was revoked"):
+            known.principal_of(text, NOW)
+        assert known.principal_of(other_text, NOW).id == "token:ci"
+    assert [each.id for each in tokens.all() if each.is_valid(NOW)] == [other.id]
+
+
+async def test_revoking_twice_keeps_the_first_end(tokens: Tokens) -> None:
+    token, _ = await new_token(tokens)
+    await tokens.revoke(token.id, by=ADMIN, now=NOW)
+    again = await tokens.revoke(token.id, by=ADMIN, now=NOW + timedelta(days=1))
+    assert again.revoked_at == NOW
+
+
+async def test_what_does_not_exist_cannot_be_revoked(tokens: Tokens) -> None:
+    with pytest.raises(ResourceNotFound):
+        await tokens.revoke("0" * 16, by=ADMIN, now=NOW)
+
+
+@pytest.mark.row("D4", "A4")
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"scopes": ()}, "scopes"),
+        ({"scopes": (Scope.CALL, Scope.ADMIN)}, "scopes"),
+        ({"scopes": (Scope.CALL, Scope.APPROVE)}, "scopes"),
+        ({"scopes": tuple(Scope)}, "scopes"),
+        ({"principal_id": "approver:owner"}, "principal_id"),
+        ({"principal_id": "Approver:owner"}, "principal_id"),
+        ({"expires_at": NOW}, "expires_at"),
+        ({"expires_at": NOW - timedelta(days=1)}, "expires_at"),
+    ],
+)
+async def test_an_unsound_token_is_not_made(
+    tokens: Tokens, database: Database, fields: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(InvalidParams) as caught:
+        await new_token(tokens, **fields)
+    assert caught.value.fields == (named,)
+    assert tokens.all() == []
+    assert await database.read(lambda c: list_changes(c, 10)) == []
+
+
+@pytest.mark.row("D4")
+async def test_authority_without_calling_is_granted(tokens: Tokens) -> None:
+    _, text = await new_token(tokens, Scope.APPROVE, Scope.ADMIN)
+    assert tokens.principal_of(text, NOW).scopes == {Scope.APPROVE, Scope.ADMIN}
+
+
+async def test_there_is_an_end_to_tokens(tokens: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_TOKENS", 2)
+    for _ in range(2):
+        await new_token(tokens)
+    with pytest.raises(InvalidParams, match="2 tokens already"):
+        await new_token(tokens)
+
+
+@pytest.mark.row("R1")
+async def test_making_and_revoking_are_recorded_without_the_secret(
+    tokens: Tokens, database: Database
+) -> None:
+    token, text = await new_token(tokens, agents=["a"])
+    await tokens.revoke(token.id, by=ADMIN, now=NOW)
+    rows = await database.read(lambda c: list_changes(c, 10))
+    assert [(row["action"], row["subject"], row["principal_id"]) for row in rows] == [
+        ("token.revoke", token.id, "approver:owner"),
+        ("token.new", token.id, "approver:owner"),
+    ]
+    assert text[-43:] not in str(rows)
+    assert rows[1]["details"]["agents"] == ["a"]
+
+
+async def test_making_and_revoking_at_once_loses_neither(tokens: Tokens) -> None:
+    first, _ = await new_token(tokens)
+    made: list[str] = []
+
+    async def make() -> None:
+        made.append((await new_token(tokens))[1])
+
+    async with anyio.create_task_group() as group:
+        for _ in range(5):
+            group.start_soon(make)
+        group.start_soon(lambda: tokens.revoke(first.id, by=ADMIN, now=NOW))
+    assert len(tokens.all()) == 6
+    assert {tokens.principal_of(text, NOW).id for text in made} == {"token:ci"}
+
+
+async def test_a_caller_that_gives_up_leaves_memory_and_database_alike(
+    tokens: Tokens, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token, text = await new_token(tokens)
+    with anyio.CancelScope() as scope:
+        write = database.write
+
+        async def give_up_meanwhile(job: Any) -> Any:
+            scope.cancel()
+            return await write(job)
+
+        monkeypatch.setattr(database, "write", give_up_meanwhile)
+        await tokens.revoke(token.id, by=ADMIN, now=NOW)
+    for known in (tokens, Tokens(database)):
+        with pytest.raises(Unauthorized):
+            known.principal_of(text, NOW)
+
+
+@pytest.mark.row("D4")
+async def test_secrets_are_compared_in_constant_time_whatever_is_wrong(
+    tokens: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[tuple[int, int]] = []
+    compare = hmac.compare_digest
+
+    def count(one: bytes, other: bytes) -> bool:
+        compared.append((len(one), len(other)))
+        return compare(one, other)
+
+    monkeypatch.setattr(hmac, "compare_digest", count)
+    _, text = await new_token(tokens)
+    tokens.principal_of(text, NOW)
+    for wrong in ("", "x" * 190, _with_another_secret(text), _with_another_id(text)):
+        with pytest.raises(Unauthorized):
+            tokens.principal_of(wrong, NOW)
+    assert compared == [(32, 32)] * 5
+
+
+async def test_times_survive_the_database(database: Database, tokens: Tokens) -> None:
+    end = datetime.fromisoformat("2026-03-04T05:06:07.000008+00:00")
+    token, _ = await new_token(tokens, expires_at=end)
+    (kept,) = Tokens(database).all()
+    assert kept == token
+    assert kept.expires_at == end

@@ -1,0 +1,337 @@
+"""Admit: the smallest limit, and no wall that cannot enforce what it must."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fumehood import Config, Engine
+from fumehood.core.errors import InvalidParams, SandboxUnavailable, ShuttingDown
+from fumehood.core.identity import Principal, Scope
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Limit, WallLimits
+from fumehood.core.tool import ToolDefinition
+from fumehood.pipeline.admit import plan_admission
+from fumehood.pipeline.approve import ApprovedCall
+from fumehood.pipeline.authorize import PermittedCall
+from fumehood.pipeline.claim import ClaimedCall
+from fumehood.pipeline.dry_run import rehearse
+from fumehood.pipeline.plan import Plan, WallDown, make_plan, plan_now
+from fumehood.pipeline.resolve import ResolvedCall
+from fumehood.pipeline.validate import ValidatedCall
+from fumehood.sandbox.host import Host
+from fumehood.sandbox.wall import ImageMissing, Walls
+from fumehood.testing import CONTAINER_LIMITS, FakeWall
+from support.definitions import (
+    OWNER,
+    by_default,
+    expression_document,
+    function_definition,
+    registered,
+    request,
+)
+
+OFFERED = WallLimits(
+    default_wall_s=5,
+    max_wall_s=30,
+    default_memory_mb=64,
+    max_memory_mb=256,
+    min_memory_mb=16,
+    output_bytes=1000,
+)
+
+
+def _permitted(definition: ToolDefinition, **options: Any) -> PermittedCall:
+    resolved = ResolvedCall(request(**options), registered(definition), ())
+    return PermittedCall(ValidatedCall(resolved, {}, ()), OWNER, by_default(definition))
+
+
+def _expression(**fields: Any) -> ToolDefinition:
+    return ToolDefinition.model_validate(expression_document(**fields))
+
+
+def _plan(fields: Any = None, limits: WallLimits = OFFERED, **options: Any) -> Plan:
+    wall = FakeWall(limits=limits)
+    return make_plan(_permitted(_expression(**(fields or {})), **options), Walls(interpreter=wall))
+
+
+@pytest.mark.row("T2")
+@pytest.mark.parametrize(
+    ("defined", "option", "effective"),
+    [
+        (None, None, 5),
+        (2, None, 2),
+        (None, 3, 3),
+        (2, 3, 2),
+        (3, 2, 2),
+        (600, None, 30),
+        (None, 600, 30),
+        (20, 600, 20),
+    ],
+)
+def test_wall_time_is_the_smallest_of_definition_option_and_ceiling(
+    defined: float | None, option: float | None, effective: float
+) -> None:
+    plan = _plan({"timeout_seconds": defined}, timeout_seconds=option)
+    assert plan.limits.wall_s == effective
+    assert plan.limits.cpu_s == effective
+
+
+@pytest.mark.row("T2")
+@pytest.mark.parametrize(
+    ("defined", "option", "effective"),
+    [(None, None, 64), (32, None, 32), (None, 128, 128), (32, 128, 32), (9999, None, 256)],
+)
+def test_memory_is_the_smallest_of_definition_option_and_ceiling(
+    defined: int | None, option: int | None, effective: int
+) -> None:
+    plan = _plan({"memory_limit_mb": defined}, memory_limit_mb=option)
+    assert plan.limits.memory_mb == effective
+
+
+@pytest.mark.row("T2")
+def test_cpu_time_is_never_over_the_walls_own_limit() -> None:
+    assert _plan(limits=replace(OFFERED, cpu_s=1.0)).limits.cpu_s == 1.0
+    assert _plan(limits=replace(OFFERED, cpu_s=100.0)).limits.cpu_s == 5
+
+
+def test_less_memory_than_anything_needs_is_refused_under_its_option() -> None:
+    with pytest.raises(InvalidParams, match="at least 16") as caught:
+        _plan(memory_limit_mb=15)
+    assert caught.value.fields == ("options.memory_limit_mb",)
+    assert _plan(memory_limit_mb=16).limits.memory_mb == 16
+
+
+@pytest.mark.row("S4")
+@pytest.mark.parametrize("missing", list(Limit))
+def test_wall_that_cannot_enforce_a_limit_takes_no_call(missing: Limit) -> None:
+    wall = FakeWall(required=frozenset(Limit), enforced=frozenset(Limit) - {missing})
+    with pytest.raises(SandboxUnavailable, match=missing.value) as caught:
+        make_plan(_permitted(_expression()), Walls(interpreter=wall))
+    assert "This is a fake." in caught.value.message
+
+
+def _code_plan(fields: Any = None, **options: Any) -> Plan:
+    document = expression_document(
+        executor="code:python", parameters={"properties": {"code": {}}}, **(fields or {})
+    )
+    definition = ToolDefinition.model_validate(document)
+    walls = Walls(container=FakeWall(limits=CONTAINER_LIMITS), interpreter=FakeWall())
+    return make_plan(_permitted(definition, **options), walls)
+
+
+@pytest.mark.row("T2", "S4", "S5")
+@pytest.mark.parametrize(
+    ("defined", "option", "effective", "warning"),
+    [
+        (None, None, 512, None),
+        (None, 128, 128, None),
+        (200, None, 128, None),
+        (None, 200, 128, "200 was asked for, 128 is the next size"),
+        (None, 1023, 512, "next size"),
+        (256, 1024, 256, "256 is the most that is allowed"),
+        (300, 1024, 256, "256 is the most that is allowed"),
+        (None, 9999, 2048, "2048 is the most that is allowed"),
+    ],
+)
+def test_memory_of_a_container_is_rounded_down_to_a_size_and_it_says_so(
+    defined: int | None, option: int | None, effective: int, warning: str | None
+) -> None:
+    plan = _code_plan({"memory_limit_mb": defined}, memory_limit_mb=option)
+    assert plan.limits.memory_mb == effective
+    assert [warning in said for said in plan.warnings] == ([True] if warning else [])  # type: ignore[operator]
+
+
+@pytest.mark.row("T2", "S4", "P11")
+def test_container_of_less_than_the_smallest_size_is_refused() -> None:
+    with pytest.raises(InvalidParams, match="at least 128") as caught:
+        _code_plan(memory_limit_mb=127)
+    assert caught.value.fields == ("options.memory_limit_mb",)
+
+
+@pytest.mark.row("T2", "P11")
+@pytest.mark.parametrize(("asked", "given"), [(None, 30), (0.5, 0.5), (600, 600), (601, 600)])
+def test_code_may_run_for_ten_minutes(asked: float | None, given: float) -> None:
+    plan = _code_plan(timeout_seconds=asked)
+    assert plan.limits.wall_s == given
+    assert len(plan.warnings) == (asked == 601)
+
+
+@pytest.mark.row("S1", "S5")
+@pytest.mark.parametrize(
+    ("isolation", "fresh"), [(None, False), ("call", False), ("container_per_call", True)]
+)
+def test_only_container_per_call_asks_for_a_container_of_its_own(
+    isolation: str | None, fresh: bool
+) -> None:
+    plan = _code_plan(isolation=isolation)
+    assert (plan.placement.kind, plan.placement.wall) == ("container", "container")
+    assert plan.placement.needs_fresh_place(isolation) is fresh
+
+
+@pytest.mark.row("S1", "P11")
+def test_isolation_that_a_wall_does_not_have_is_refused() -> None:
+    with pytest.raises(InvalidParams, match='it can be "call"') as caught:
+        _plan(isolation="container_per_call")
+    assert caught.value.fields == ("options.isolation",)
+    for isolation in ("call", "container_per_call"):
+        with pytest.raises(InvalidParams, match="engine's own process"):
+            make_plan(_permitted(function_definition(), isolation=isolation), Walls(host=Host()))
+
+
+@pytest.mark.row("S1")
+def test_code_has_no_other_place_than_the_container() -> None:
+    document = expression_document(executor="code:python", parameters={"properties": {"code": {}}})
+    walls = Walls(interpreter=FakeWall(), jail=FakeWall(), host=Host())
+    with pytest.raises(SandboxUnavailable, match="no container wall, and uses no weaker one"):
+        make_plan(_permitted(ToolDefinition.model_validate(document)), walls)
+
+
+@pytest.mark.row("S1")
+def test_engine_without_the_wall_uses_no_other() -> None:
+    with pytest.raises(SandboxUnavailable, match="no weaker one") as caught:
+        make_plan(_permitted(_expression()), Walls(host=Host()))
+    assert caught.value.may_retry is False
+
+
+@pytest.mark.row("S1")
+def test_function_of_the_host_has_no_memory_limit_and_refuses_one() -> None:
+    walls = Walls(host=Host())
+    plan = make_plan(_permitted(function_definition()), walls)
+    assert (plan.placement.kind, plan.limits.memory_mb, plan.limits.wall_s) == ("host", None, 30)
+    with pytest.raises(InvalidParams, match="could not be enforced"):
+        make_plan(_permitted(function_definition(), memory_limit_mb=64), walls)
+
+
+@pytest.mark.anyio
+@pytest.mark.row("D6")
+async def test_draining_engine_admits_nobody() -> None:
+    approved = ApprovedCall(ClaimedCall(_permitted(_expression())), "rule")
+    wall = FakeWall()
+    with pytest.raises(ShuttingDown) as caught:
+        await plan_admission(approved, Walls(interpreter=wall), is_draining=True)
+    assert caught.value.retry_after_ms is not None
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("isolation", "fresh"), [(None, False), ("call", True)])
+async def test_isolation_of_the_call_asks_for_a_fresh_place(
+    isolation: str | None, fresh: bool
+) -> None:
+    permitted = _permitted(_expression(), isolation=isolation)
+    walls = Walls(interpreter=FakeWall())
+    approved = ApprovedCall(ClaimedCall(permitted), "")
+    async with await plan_admission(approved, walls, is_draining=False) as held:
+        assert held.lease.fresh is fresh  # type: ignore[attr-defined]
+        assert held.lease.domain == permitted.trust_domain  # type: ignore[attr-defined]
+        assert held.permitted is permitted
+
+
+class ReturningWall(FakeWall):
+    """A wall of images that a look finds to be there again, where `comes_back`."""
+
+    def __init__(self, *, is_down: bool, is_missing: bool, comes_back: bool) -> None:
+        super().__init__(limits=CONTAINER_LIMITS)
+        self.comes_back = comes_back
+        self.is_missing = is_missing
+        self.looks = 0
+        if is_down:
+            self.enforced = frozenset()
+
+    def image_for(self, language: str) -> str:
+        if self.is_missing:
+            raise ImageMissing.of("python", "is not built", "Build it.", language=language)
+        return "python"
+
+    async def look_again(self) -> None:
+        self.looks += 1
+        if self.comes_back:
+            self.enforced, self.is_missing = self.required, False
+
+    async def until_known(self, image: str) -> None:
+        return None
+
+    def facts_of(self, image: str | None) -> JsonObject:
+        return {}
+
+
+def _program() -> PermittedCall:
+    parameters = {"properties": {"code": {}}}
+    return _permitted(_expression(executor="code:python", parameters=parameters))
+
+
+@pytest.mark.anyio
+@pytest.mark.row("S1")
+@pytest.mark.parametrize(("is_down", "is_missing"), [(True, False), (False, True), (True, True)])
+async def test_wall_that_is_back_takes_the_call_after_one_look(
+    is_down: bool, is_missing: bool
+) -> None:
+    wall = ReturningWall(is_down=is_down, is_missing=is_missing, comes_back=True)
+    plan = await plan_now(_program(), Walls(container=wall))
+    assert (plan.wall, wall.looks) == (wall, 1)
+
+
+@pytest.mark.anyio
+@pytest.mark.row("S1")
+async def test_wall_that_stays_away_refuses_after_one_look() -> None:
+    wall = ReturningWall(is_down=True, is_missing=False, comes_back=False)
+    with pytest.raises(WallDown, match="Containers are unavailable; nothing ran"):
+        await plan_now(_program(), Walls(container=wall))
+    assert wall.looks == 1
+
+
+@pytest.mark.anyio
+@pytest.mark.row("S1")
+async def test_image_that_stays_away_is_named_with_the_language_that_needs_it() -> None:
+    wall = ReturningWall(is_down=False, is_missing=True, comes_back=False)
+    with pytest.raises(ImageMissing, match="The image python, which python needs, is not built"):
+        await plan_now(_program(), Walls(container=wall))
+    assert wall.looks == 1
+
+
+@pytest.mark.anyio
+async def test_call_on_a_wall_that_is_up_has_nothing_looked_at() -> None:
+    wall = ReturningWall(is_down=False, is_missing=False, comes_back=True)
+    await plan_now(_program(), Walls(container=wall))
+    away = ReturningWall(is_down=True, is_missing=True, comes_back=True)
+    await plan_now(_permitted(_expression()), Walls(container=away, interpreter=FakeWall()))
+    assert (wall.looks, away.looks) == (0, 0)
+
+
+@pytest.mark.anyio
+async def test_wall_that_cannot_be_looked_at_again_refuses_at_once() -> None:
+    wall = FakeWall(enforced=frozenset())
+    with pytest.raises(WallDown, match="The interpreter is unavailable; nothing ran"):
+        await plan_now(_permitted(_expression()), Walls(interpreter=wall))
+
+
+@pytest.mark.anyio
+@pytest.mark.row("P12")
+async def test_dry_run_takes_the_same_look() -> None:
+    wall = ReturningWall(is_down=True, is_missing=True, comes_back=True)
+    said = (await rehearse(_program(), Walls(container=wall))).data
+    assert (said["would_run"], said["placement"]["image"], wall.looks) == (True, "python", 1)
+
+
+@pytest.mark.anyio
+@pytest.mark.row("S1", "A2")
+@pytest.mark.parametrize(
+    ("comes_back", "code"), [(True, "REQUIRES_HUMAN_APPROVAL"), (False, "SANDBOX_UNAVAILABLE")]
+)
+async def test_call_that_needs_approval_takes_the_same_look_before_anybody_is_asked(
+    home: Path, comes_back: bool, code: str
+) -> None:
+    policy = home / "policy.toml"
+    policy.write_text('[[rules]]\nid = "look"\ndecision = "ask"\ntools = ["run_python"]\n')
+    wall = ReturningWall(is_down=True, is_missing=True, comes_back=comes_back)
+    config = Config(home=home, policy_file=policy)
+    async with Engine(config=config, container=wall, interpreter=FakeWall()) as engine:
+        admin = Principal("approver:first", frozenset({Scope.ADMIN}))
+        await engine.approvers.add("alice", [Scope.APPROVE], by=admin, now=datetime.now(UTC))
+        answer = await engine.call("run_python", {"code": "4"})
+        assert answer.error is not None
+        assert (answer.error.code, wall.looks, wall.runs) == (code, 1, [])

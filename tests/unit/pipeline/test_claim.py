@@ -1,0 +1,530 @@
+"""Claim: with one key at most one call runs, and nobody is told of an answer that is not kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from sqlalchemy import Connection, select
+
+from fumehood.core.envelope import Envelope, ErrorInfo
+from fumehood.core.errors import (
+    CallInProgress,
+    IdempotencyConflict,
+    InvalidParams,
+    OutcomeUnknown,
+)
+from fumehood.core.idempotency import KEY_LIFETIME, KeyState
+from fumehood.pipeline import claim as claim_module
+from fumehood.pipeline.claim import Claim, Keys, Replay, Waiting, ending_of, key_of
+from fumehood.storage import idempotency as rows
+from fumehood.storage.database import Database, open_database
+from fumehood.storage.errors import WriteFailed
+from fumehood.storage.schema import IDEMPOTENCY
+from support.definitions import OWNER, function_definition
+from support.keyed import KEYED, NOW, Driver, answer, failure, permitted, principal
+from support.state import put, set_full, set_roomy, writer_held
+
+pytestmark = [pytest.mark.anyio, pytest.mark.row("P3")]
+
+HARMLESS = function_definition(name="look", read_only=True)
+IDEMPOTENT = function_definition(name="set", idempotent=True)
+
+
+@pytest.fixture(params=["file", "memory"])
+async def database(request: pytest.FixtureRequest, home: Path) -> AsyncIterator[Database]:
+    opened = open_database(home / "state.db" if request.param == "file" else None)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def keys(database: Database) -> Keys:
+    return Keys(database)
+
+
+@pytest.fixture
+def driver(keys: Keys) -> Driver:
+    return Driver(keys)
+
+
+async def states(database: Database) -> list[str]:
+    def query(connection: Connection) -> list[str]:
+        return list(connection.execute(select(IDEMPOTENCY.c.state)).scalars())
+
+    return await database.read(query)
+
+
+async def claimed(keys: Keys, call: Any = None, call_id: str = "call_1") -> Claim:
+    found = await keys.claim(call or permitted(idempotency_key="k"), call_id, NOW)
+    assert isinstance(found, Claim)
+    return found
+
+
+# Which key a call has
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option", "expected"),
+    [
+        ({}, None, None),
+        ({}, "k", "k"),
+        ({"idempotency_key": "p"}, None, "p"),
+        ({"idempotency_key": "p"}, "p", "p"),
+        ({"idempotency_key": None}, None, None),
+        ({"idempotency_key": ""}, None, None),
+        ({"idempotency_key": ""}, "k", "k"),
+        ({"idempotency_key": 7}, None, "7"),
+        ({"idempotency_key": 7}, "7", "7"),
+        ({"idempotency_key": "x" * 255}, None, "x" * 255),
+        ({"idempotency_key": "auto"}, None, "auto"),
+    ],
+)
+async def test_key_is_the_option_or_the_tools_own_parameter(
+    arguments: dict[str, Any], option: str | None, expected: str | None
+) -> None:
+    assert key_of(permitted(arguments, tool=KEYED, idempotency_key=option)) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option", "field"),
+    [
+        ({"idempotency_key": "p"}, "o", "options.idempotency_key"),
+        ({"idempotency_key": "p"}, "P", "options.idempotency_key"),
+        ({"idempotency_key": "p"}, "auto", "options.idempotency_key"),
+        ({"idempotency_key": "x" * 256}, None, "idempotency_key"),
+    ],
+)
+async def test_keys_that_differ_or_are_none_are_refused(
+    keys: Keys, database: Database, arguments: dict[str, Any], option: str | None, field: str
+) -> None:
+    call = permitted(arguments, tool=KEYED, idempotency_key=option)
+    with pytest.raises(InvalidParams) as caught:
+        await keys.claim(call, "call_1", NOW)
+    assert field in caught.value.fields
+    assert await states(database) == []
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        permitted({"idempotency_key": "p"}),  # not a parameter of this tool
+        permitted({}, tool=KEYED, effective={"idempotency_key": "the agent's or a default"}),
+    ],
+)
+async def test_what_the_caller_did_not_say_is_no_key(keys: Keys, call: Any) -> None:
+    assert key_of(call) is None
+    assert await keys.claim(call, "call_1", NOW) is None
+
+
+async def test_call_without_a_key_runs_as_often_as_it_is_sent(
+    driver: Driver, database: Database
+) -> None:
+    for number in range(3):
+        await driver.call(permitted({"text": "a"}), f"call_{number}")
+    assert len(driver.acted) == 3
+    assert await states(database) == []
+
+
+# What a repeat hears
+
+
+async def test_repeat_gets_the_first_answer_and_runs_nothing(driver: Driver) -> None:
+    call = permitted({"text": "a"}, idempotency_key="k")
+    first = await driver.call(call, "call_1")
+    again = await driver.call(call, "call_2", now=NOW + KEY_LIFETIME - timedelta(seconds=1))
+    assert isinstance(first, Envelope)
+    assert isinstance(again, Envelope)
+    assert (again.data, again.metadata.call_id) == (first.data, "call_1")
+    assert (first.metadata.idempotent_replay, again.metadata.idempotent_replay) == (False, True)
+    assert driver.acted == ["call_1"]
+
+
+async def test_repeat_runs_anew_after_a_day(driver: Driver) -> None:
+    call = permitted(idempotency_key="k")
+    await driver.call(call, "call_1")
+    await driver.call(call, "call_2", now=NOW + KEY_LIFETIME)
+    assert driver.acted == ["call_1", "call_2"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        permitted({"text": "b"}, idempotency_key="k"),
+        permitted({"text": "a"}, idempotency_key="k", agent_id="other"),
+        permitted({"text": "a"}, idempotency_key="k", session_id="other"),
+        permitted({"text": "a"}, idempotency_key="k", timeout_seconds=5),
+        permitted({"text": "a"}, idempotency_key="k", tool=function_definition(name="other")),
+        permitted({"text": "a"}, idempotency_key="k", tool=function_definition(version="2.0.0")),
+    ],
+)
+async def test_key_of_another_call_is_a_conflict_whatever_became_of_it(
+    driver: Driver, keys: Keys, other: Any
+) -> None:
+    first = permitted({"text": "a"}, idempotency_key="k")
+    assert await driver.call(first, "call_1") is not None
+    assert await driver.call(other, "call_2") == "IDEMPOTENCY_CONFLICT"
+    await keys.prune(NOW + KEY_LIFETIME)
+    held = await claimed(keys, first, "call_3")
+    with pytest.raises(IdempotencyConflict) as caught:
+        await keys.claim(other, "call_4", NOW)
+    assert caught.value.details == {"call_id": "call_3"}
+    await held.abandon(acted=True)
+    assert await driver.call(other, "call_5") == "IDEMPOTENCY_CONFLICT"
+    assert driver.acted == ["call_1"]
+
+
+async def test_same_key_of_another_principal_is_another_key(driver: Driver) -> None:
+    mine, others = (
+        permitted({"text": "a"}, by=who, idempotency_key="k") for who in (OWNER, principal("uid:2"))
+    )
+    await driver.call(mine, "call_1")
+    answered = await driver.call(others, "call_2")
+    assert isinstance(answered, Envelope)
+    assert answered.data == {"by": "call_2"}
+    assert answered.metadata.idempotent_replay is False
+
+
+async def test_made_key_finds_the_same_call_and_no_other(driver: Driver) -> None:
+    def call(text: str, **more: Any) -> Any:
+        return permitted({"text": text}, idempotency_key="auto", **more)
+
+    await driver.call(call("a"), "call_1")
+    again = await driver.call(call("a"), "call_2")
+    assert isinstance(again, Envelope)
+    assert again.metadata.idempotent_replay is True
+    await driver.call(call("b"), "call_3")
+    await driver.call(call("a", session_id="s"), "call_4")
+    assert driver.acted == ["call_1", "call_3", "call_4"]
+
+
+async def test_call_that_waits_names_its_approval(
+    driver: Driver, keys: Keys, database: Database
+) -> None:
+    call = permitted({"text": "a"}, idempotency_key="k")
+    held = await claimed(keys, call)
+    await database.write(lambda c: rows.hand_over(c, held.principal_id, held.key, "apr_1"))
+    held.handed_over("apr_1")
+    assert await driver.call(call, "call_2") == Waiting("apr_1")
+    refused = answer(error=failure("REQUIRES_HUMAN_APPROVAL"))
+    assert await held.settle(refused, acted=False) == refused  # does nothing any more
+    await held.abandon(acted=True)
+    assert await driver.call(call, "call_3") == Waiting("apr_1")
+    assert driver.acted == []
+
+
+async def test_call_in_progress_says_when_to_come_back(keys: Keys) -> None:
+    await claimed(keys)
+    with pytest.raises(CallInProgress) as caught:
+        await keys.claim(permitted(idempotency_key="k"), "call_2", NOW)
+    assert (caught.value.may_retry, caught.value.details) == (True, {"call_id": "call_1"})
+    assert caught.value.retry_after_ms == claim_module.RETRY_AFTER_MS
+
+
+async def test_answer_of_another_form_is_not_run_again(
+    driver: Driver, keys: Keys, database: Database
+) -> None:
+    call = permitted(idempotency_key="k")
+    await driver.call(call, "call_1")
+    await database.write(
+        lambda c: c.execute(IDEMPOTENCY.update().values(answer='{"of": "version 9"}')).rowcount
+    )
+    assert await driver.call(call, "call_2") == "OUTCOME_UNKNOWN"
+    assert driver.acted == ["call_1"]
+
+
+# What an ending does to the key
+
+ENDINGS: list[tuple[ErrorInfo | None, bool, bool, str]] = [
+    (None, True, False, "keep"),
+    (None, True, True, "keep"),
+    (None, False, False, "keep"),
+    (failure("EXECUTION_ERROR"), True, False, "keep"),
+    (failure("EXECUTION_ERROR"), True, True, "keep"),
+    (failure("TIMEOUT"), True, False, "keep"),
+    (failure("CITY_NOT_FOUND"), True, False, "keep"),
+    (failure("APPROVAL_DENIED"), False, False, "keep"),
+    (failure("INVALID_PARAMS"), False, False, "keep"),
+    (failure("SANDBOX_UNAVAILABLE", retryable=True), False, False, "free"),
+    (failure("RATE_LIMITED", retryable=True, retry_after_ms=5), False, False, "free"),
+    (failure("QUOTA_EXCEEDED", retry_after_ms=3_600_000), False, False, "free"),
+    (failure("QUOTA_EXCEEDED"), False, False, "keep"),
+    (failure("REQUIRES_HUMAN_APPROVAL"), False, False, "free"),
+    (failure("CANCELLED"), False, False, "free"),
+    (failure("INTERNAL_ERROR"), False, False, "free"),
+    (failure("CANCELLED"), True, False, "lose"),
+    (failure("INTERNAL_ERROR"), True, False, "lose"),
+    (failure("CANCELLED"), True, True, "lose"),  # and what may be repeated is freed by that
+    (failure("CITY_BUSY", retryable=True), True, False, "keep"),
+    (failure("CITY_BUSY", retryable=True, retry_after_ms=5), True, False, "keep"),
+    (failure("SANDBOX_UNAVAILABLE", retryable=True), True, True, "free"),
+]
+
+
+@pytest.mark.parametrize(("error", "acted", "may_repeat", "expected"), ENDINGS)
+async def test_every_ending_has_its_consequence(
+    error: ErrorInfo | None, acted: bool, may_repeat: bool, expected: str
+) -> None:
+    assert ending_of(error, acted=acted, may_repeat=may_repeat) == expected
+
+
+@pytest.mark.parametrize(("error", "acted", "may_repeat", "expected"), ENDINGS)
+async def test_repeat_hears_what_the_ending_left(
+    keys: Keys, error: ErrorInfo | None, acted: bool, may_repeat: bool, expected: str
+) -> None:
+    call = permitted(tool=IDEMPOTENT if may_repeat else None, idempotency_key="k")
+    held = await claimed(keys, call)
+    assert await held.settle(answer(error=error), acted=acted) == answer(error=error)
+    if expected == "lose" and not may_repeat:
+        with pytest.raises(OutcomeUnknown, match="Do not retry") as caught:
+            await keys.claim(call, "call_2", NOW)
+        assert caught.value.details == {"call_id": "call_1"}
+        return
+    found = await keys.claim(call, "call_2", NOW)
+    assert isinstance(found, Replay if expected == "keep" else Claim)
+
+
+@pytest.mark.parametrize("tool", [HARMLESS, IDEMPOTENT, function_definition()])
+@pytest.mark.parametrize("acted", [True, False])
+async def test_call_without_an_answer_may_be_sent_again_only_where_that_does_no_harm(
+    driver: Driver, keys: Keys, tool: Any, acted: bool
+) -> None:
+    call = permitted(tool=tool, idempotency_key="k")
+    held = await claimed(keys, call)
+    await held.abandon(acted=acted)
+    again = await driver.call(call, "call_2")
+    if acted and not tool.idempotent:
+        assert (again, driver.acted) == ("OUTCOME_UNKNOWN", [])
+    else:
+        assert driver.acted == ["call_2"]
+
+
+async def test_first_ending_is_the_only_one(keys: Keys) -> None:
+    held = await claimed(keys)
+    await held.settle(answer(data={"a": 1}), acted=True)
+    await held.abandon(acted=True)
+    late = answer(data={"a": 2})
+    assert await held.settle(late, acted=True) == late  # and without a warning
+    found = await keys.claim(permitted(idempotency_key="k"), "call_2", NOW)
+    assert isinstance(found, Replay)
+    assert found.envelope.data == {"a": 1}
+
+
+# Many at once
+
+
+async def test_of_many_at_once_exactly_one_runs(driver: Driver) -> None:
+    call = permitted({"text": "a"}, idempotency_key="k")
+    begun, go = asyncio.Event(), asyncio.Event()
+    heard: list[Any] = []
+
+    async def act() -> Envelope:
+        begun.set()
+        await go.wait()
+        return answer("the one")
+
+    async def one(number: int) -> None:
+        heard.append(await driver.call(call, f"call_{number}", act))
+        if len(heard) == 19:  # all but the one that runs
+            go.set()
+
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as group:
+            for number in range(20):
+                group.start_soon(one, number)
+    assert begun.is_set()
+    assert len(driver.acted) == 1
+    assert heard[:19] == ["CALL_IN_PROGRESS"] * 19
+    assert heard[19] == answer("the one")
+
+
+async def test_claims_in_one_commit_let_one_through(keys: Keys, database: Database) -> None:
+    call = permitted(idempotency_key="k")
+    with anyio.fail_after(20):
+        with writer_held(database):
+            claims = [asyncio.create_task(keys.claim(call, f"call_{n}", NOW)) for n in range(10)]
+            await anyio.lowlevel.checkpoint()
+        found = await asyncio.gather(*claims, return_exceptions=True)
+    assert [type(one) for one in found] == [Claim] + [CallInProgress] * 9
+
+
+async def test_many_repeats_at_once_all_get_the_answer(driver: Driver) -> None:
+    call = permitted(idempotency_key="k")
+    await driver.call(call, "call_0")
+    answers = await asyncio.gather(*(driver.call(call, f"call_{n}") for n in range(1, 10)))
+    assert {type(one) for one in answers} == {Envelope}
+    assert driver.acted == ["call_0"]
+
+
+async def test_repeat_that_was_queued_before_the_end_finds_it(
+    keys: Keys, database: Database
+) -> None:
+    """Between the end's commit and its caller's waking nobody takes the call for a lost one."""
+    call = permitted(idempotency_key="k")
+    held = await claimed(keys, call)
+    with anyio.fail_after(20):
+        with writer_held(database):
+            before = asyncio.create_task(keys.claim(call, "call_2", NOW))
+            await anyio.lowlevel.checkpoint()
+            ending = asyncio.create_task(held.settle(answer(), acted=True))
+            await anyio.lowlevel.checkpoint()
+            after = asyncio.create_task(keys.claim(call, "call_3", NOW))
+            await anyio.lowlevel.checkpoint()
+            ending.cancel()  # its write goes on
+        found = await asyncio.gather(before, ending, after, return_exceptions=True)
+    assert [type(one) for one in found] == [CallInProgress, asyncio.CancelledError, Replay]
+
+
+# Cancelled in the middle
+
+
+async def test_claim_that_is_cancelled_leaves_the_key_free(
+    driver: Driver, keys: Keys, database: Database
+) -> None:
+    call = permitted(idempotency_key="k")
+    with anyio.fail_after(20):
+        with writer_held(database):
+            claiming = asyncio.create_task(keys.claim(call, "call_1", NOW))
+            await anyio.lowlevel.checkpoint()
+            claiming.cancel()
+            await anyio.lowlevel.checkpoint()
+        with pytest.raises(asyncio.CancelledError):
+            await claiming
+    assert await states(database) == []
+    await driver.call(call, "call_2")
+    assert driver.acted == ["call_2"]
+
+
+async def test_claim_that_is_cancelled_takes_nothing_from_who_has_the_key(
+    keys: Keys, database: Database
+) -> None:
+    call = permitted(idempotency_key="k")
+    held = await claimed(keys, call)
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as group:
+            with writer_held(database):
+                group.start_soon(keys.claim, call, "call_2", NOW)
+                await anyio.lowlevel.checkpoint()
+                group.cancel_scope.cancel()
+        with pytest.raises(CallInProgress):
+            await keys.claim(call, "call_3", NOW)
+    await held.settle(answer(), acted=True)
+    assert await states(database) == [KeyState.DONE]
+
+
+async def test_answer_whose_caller_has_left_is_kept(
+    driver: Driver, keys: Keys, database: Database
+) -> None:
+    call = permitted(idempotency_key="k")
+    held = await claimed(keys, call)
+    with anyio.fail_after(20):
+        with writer_held(database):
+            ending = asyncio.create_task(held.settle(answer(data={"a": 1}), acted=True))
+            await anyio.lowlevel.checkpoint()
+            ending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await ending
+        await held.abandon(acted=True)  # as the spine's net does
+    again = await driver.call(call, "call_2")
+    assert isinstance(again, Envelope)
+    assert again.data == {"a": 1}
+
+
+# A disk that is full
+
+
+async def test_key_that_cannot_be_kept_lets_nothing_run(home: Path) -> None:
+    database = open_database(home / "state.db")
+    driver = Driver(Keys(database))
+    await database.write(put("so that there is a table"))
+    call = permitted({"text": "a"}, idempotency_key="k" * 250)
+    set_full(database)
+    outcomes = []
+    for number in range(200):  # until no page has room for one more
+        key = f"{number:04}" + "k" * 200
+        found = await driver.call(permitted(idempotency_key=key), f"call_{number}")
+        outcomes.append(found)
+        if found == WriteFailed.code:
+            break
+    assert outcomes[-1] == WriteFailed.code
+    assert await driver.call(call, "call_full") == WriteFailed.code
+    assert "call_full" not in driver.acted
+    set_roomy(database)
+    await driver.call(call, "call_after")
+    assert "call_after" in driver.acted
+    database.close()
+
+
+@pytest.mark.parametrize("may_repeat", [True, False])
+async def test_answer_that_cannot_be_kept_is_given_with_a_warning_and_leaves_the_key(
+    home: Path, may_repeat: bool
+) -> None:
+    database = open_database(home / "state.db")
+    driver = Driver(Keys(database))
+    call = permitted(tool=IDEMPOTENT if may_repeat else None, idempotency_key="k")
+
+    async def act() -> Envelope:
+        set_full(database)
+        return answer("call_1", {"text": "x" * 100_000})
+
+    given = await driver.call(call, "call_1", act)
+    assert isinstance(given, Envelope)
+    assert given.success
+    assert given.metadata.warnings == (claim_module.NOT_KEPT,)
+    set_roomy(database)
+    again = await driver.call(call, "call_2")
+    if may_repeat:
+        assert driver.acted == ["call_1", "call_2"]
+    else:
+        assert (again, driver.acted) == ("OUTCOME_UNKNOWN", ["call_1"])
+    database.close()
+
+
+async def test_nothing_is_held_once_all_is_over(driver: Driver, keys: Keys) -> None:
+    call = permitted(idempotency_key="k")
+    for number in range(3):
+        await driver.call(call, f"call_{number}")
+    await driver.call(permitted({"text": "b"}, idempotency_key="k"), "call_3")
+    held = await claimed(keys, permitted(idempotency_key="l"))
+    assert keys._held == {"call_1"}
+    await held.abandon(acted=True)
+    assert keys._held == set()
+
+
+# Large, and old
+
+
+async def test_large_arguments_are_hashed_beside_the_loop(
+    keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside: list[object] = []
+    run_sync = anyio.to_thread.run_sync
+
+    async def noted(function: Any) -> Any:
+        beside.append(function)
+        return await run_sync(function)
+
+    monkeypatch.setattr(claim_module.anyio.to_thread, "run_sync", noted)
+    large = {"numbers": list(range(20_000))}
+    await claimed(keys, permitted({"text": "a"}, idempotency_key="small"))
+    assert beside == []
+    await claimed(keys, permitted(large, idempotency_key="large"), "call_2")
+    assert len(beside) == 1
+
+
+async def test_pruning_forgets_all_that_is_old(
+    driver: Driver, keys: Keys, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "FORGOTTEN_AT_ONCE", 2)
+    for number in range(5):
+        await driver.call(permitted(idempotency_key=f"k{number}"), f"call_{number}")
+    young = NOW + timedelta(hours=1)
+    await driver.call(permitted(idempotency_key="young"), "call_5", now=young)
+    assert await keys.prune(NOW) == 0
+    assert await keys.prune(NOW + KEY_LIFETIME) == 5
+    assert await states(database) == [KeyState.DONE]

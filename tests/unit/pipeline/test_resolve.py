@@ -1,0 +1,214 @@
+"""Resolve: only a tool that exists, is switched on and has not ended is found."""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import Any
+
+import pytest
+
+from fumehood.core.errors import (
+    PermissionDenied,
+    ResourceNotFound,
+    ToolDeprecated,
+    ToolDisabled,
+    ToolNotFound,
+)
+from fumehood.core.identity import Principal, Scope
+from fumehood.identity.agents import Agents
+from fumehood.pipeline.resolve import ResolvedCall, resolve
+from fumehood.registry.index import Source, ToolIndex
+from fumehood.storage.database import open_database
+from support.definitions import answer_nothing, function_definition, request
+from support.identities import bind, make_agent
+
+TODAY = date(2026, 1, 15)
+NO_AGENTS = Agents(open_database(None))
+
+
+def _index(disabled_because: str | None = None, **fields: Any) -> ToolIndex:
+    index = ToolIndex()
+    index.register(
+        function_definition(**fields),
+        Source.PROGRAM,
+        function=answer_nothing,
+        disabled_because=disabled_because,
+    )
+    return index
+
+
+def test_a_tool_is_found_without_warnings() -> None:
+    resolved = resolve(request(), _index(), NO_AGENTS, TODAY)
+    assert resolved.tool.definition.name == "act"
+    assert resolved.warnings == ()
+
+
+def test_unknown_tool_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ToolNotFound, match="List the tools"):
+        resolve(request("other"), _index(), NO_AGENTS, TODAY)
+
+
+@pytest.mark.parametrize("asked", ["axt", "atc", "act_"])
+def test_misspelt_tool_is_told_the_near_ones(asked: str) -> None:
+    with pytest.raises(ToolNotFound, match="Did you mean 'act'"):
+        resolve(request(asked), _index(), NO_AGENTS, TODAY)
+
+
+@pytest.mark.parametrize("principal", [None, Principal("uid:1", frozenset({Scope.APPROVE}))])
+def test_caller_who_may_not_list_tools_learns_no_name(principal: Principal | None) -> None:
+    with pytest.raises(ToolNotFound) as refused:
+        resolve(request("axt", principal=principal), _index(), NO_AGENTS, TODAY)
+    assert "'act'" not in str(refused.value)
+
+
+def test_tool_that_is_switched_off_is_refused() -> None:
+    with pytest.raises(ToolDisabled, match="switched off"):
+        resolve(request(), _index(is_active=False), NO_AGENTS, TODAY)
+
+
+def test_host_code_that_nobody_allowed_is_refused_with_the_reason() -> None:
+    with pytest.raises(ToolDisabled, match="Because it is so"):
+        resolve(request(), _index("Because it is so."), NO_AGENTS, TODAY)
+
+
+@pytest.mark.row("T4")
+def test_tool_ends_the_day_after_its_sunset_date() -> None:
+    index = _index(sunset_date="2026-01-15", replacement="act_2", migration_guide="Rename.")
+    assert resolve(request(), index, NO_AGENTS, TODAY).warnings == (
+        "act@1.0.0 is deprecated, until 2026-01-15; use act_2",
+    )
+    with pytest.raises(ToolDeprecated) as caught:
+        resolve(request(), index, NO_AGENTS, date(2026, 1, 16))
+    assert "Use act_2 instead." in caught.value.message
+    assert caught.value.extra == {
+        "replacement": "act_2",
+        "sunset_date": "2026-01-15",
+        "migration_guide": "Rename.",
+    }
+
+
+@pytest.mark.row("T4")
+def test_deprecated_tool_without_an_end_still_runs_with_a_warning() -> None:
+    resolved = resolve(request(), _index(deprecated=True), NO_AGENTS, TODAY)
+    assert resolved.warnings == ("act@1.0.0 is deprecated",)
+
+
+# -- for an agent --------------------------------------------------------------------------
+
+SPEAKER = Principal("uid:1", frozenset({Scope.CALL}), frozenset({"a", "gone", "off"}))
+VERSIONS = ("1.0.0", "1.1.0", "2.0.0")
+
+
+async def _agents(*tools: str, **fields: Any) -> Agents:
+    agents = Agents(open_database(None))
+    await make_agent(agents, "a", "uid:1")
+    await make_agent(agents, "off", "uid:1", is_enabled=False)
+    await make_agent(agents, "others", "uid:2")
+    await bind(agents, "a", tools, **fields)
+    return agents
+
+
+async def _resolve(
+    tool: str, agents: Agents, agent_id: str = "a", principal: Principal | None = SPEAKER
+) -> ResolvedCall:
+    index = ToolIndex()
+    for version in VERSIONS:
+        index.register(
+            function_definition(version=version), Source.PROGRAM, function=answer_nothing
+        )
+    index.register(function_definition(name="other"), Source.PROGRAM, function=answer_nothing)
+    call = request(tool, principal=principal, agent_id=agent_id)
+    return resolve(call, index, agents, TODAY)
+
+
+@pytest.mark.anyio
+@pytest.mark.row("R3", "T4")
+@pytest.mark.parametrize(
+    ("bound", "asked", "found"),
+    [
+        ("act", "act", "2.0.0"),
+        ("act", "act@1.0.0", "1.0.0"),
+        ("act@1.1.0", "act", "1.1.0"),
+        ("act@1.1.0", "act@1.1.0", "1.1.0"),
+    ],
+)
+async def test_an_agents_tool_is_found_in_the_version_it_is_bound_to(
+    bound: str, asked: str, found: str
+) -> None:
+    agents = await _agents(bound)
+    resolved = await _resolve(asked, agents)
+    assert resolved.tool.definition.version == found
+    assert resolved.binding == agents.binding("a", "act")
+
+
+@pytest.mark.anyio
+@pytest.mark.row("R3")
+async def test_an_agent_that_is_bound_to_a_version_has_no_other() -> None:
+    with pytest.raises(PermissionDenied, match=r"act@1\.1\.0, no other version"):
+        await _resolve("act@2.0.0", await _agents("act@1.1.0"))
+
+
+@pytest.mark.anyio
+@pytest.mark.row("R3")
+@pytest.mark.parametrize("tool", ["other", "other@1.0.0", "nothing", "nothing@9.9.9"])
+async def test_what_is_not_an_agents_does_not_exist_for_it(tool: str) -> None:
+    with pytest.raises(PermissionDenied, match="has no tool"):
+        await _resolve(tool, await _agents("act"))
+
+
+@pytest.mark.anyio
+@pytest.mark.row("R3")
+async def test_agent_is_told_near_names_of_its_own_tools_only() -> None:
+    agents = await _agents("act")
+    with pytest.raises(PermissionDenied, match="Did you mean 'act'"):
+        await _resolve("actt", agents)
+    with pytest.raises(PermissionDenied) as refused:
+        await _resolve("othr", agents)
+    assert "'other'" not in str(refused.value)
+
+
+@pytest.mark.anyio
+@pytest.mark.row("R3")
+async def test_tool_that_is_switched_off_for_an_agent_is_no_near_name() -> None:
+    with pytest.raises(PermissionDenied) as refused:
+        await _resolve("actt", await _agents("act", is_enabled=False))
+    assert "'act'" not in str(refused.value)
+
+
+@pytest.mark.anyio
+@pytest.mark.row("R3")
+async def test_an_agent_without_bindings_has_no_tools() -> None:
+    with pytest.raises(PermissionDenied):
+        await _resolve("act", await _agents())
+
+
+@pytest.mark.anyio
+@pytest.mark.row("R3")
+async def test_a_binding_that_is_switched_off_disables_the_tool_for_this_agent_alone() -> None:
+    agents = await _agents("act", is_enabled=False)
+    with pytest.raises(ToolDisabled, match="for the agent"):
+        await _resolve("act", agents)
+    assert resolve(request(), _index(), agents, TODAY).binding is None
+
+
+@pytest.mark.anyio
+@pytest.mark.row("R3", "D4")
+async def test_agents_that_are_not_ones_own_are_not_found_whatever_the_tool() -> None:
+    agents = await _agents("act")
+    answers = set()
+    for agent_id in ("gone", "off", "others", "unheard-of"):
+        for tool in ("act", "nothing"):
+            with pytest.raises(ResourceNotFound) as caught:
+                await _resolve(tool, agents, agent_id)
+            answers.add(caught.value.message.replace(agent_id, "…"))
+    assert len(answers) == 1
+
+
+@pytest.mark.anyio
+@pytest.mark.row("R3")
+async def test_a_principal_that_speaks_for_nobody_calls_as_itself() -> None:
+    agents = await _agents("act")
+    stranger = Principal("uid:9", frozenset({Scope.CALL}))
+    with pytest.raises(ResourceNotFound):
+        await _resolve("act", agents, principal=stranger)
+    assert resolve(request(principal=stranger), _index(), agents, TODAY).binding is None

@@ -1,0 +1,967 @@
+"""The spine: whichever way a call goes, the answer is an envelope, and no refusal runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from pydantic import Field
+
+from fumehood import Envelope, InvalidDefinition, ToolDefinition, ToolError, ToolResult, tool
+from fumehood.core.call import CallBody
+from fumehood.core.errors import ENDING_ERRORS, EndedBy, InvalidParams
+from fumehood.core.identity import Principal, Scope, TrustDomain
+from fumehood.core.limits import Limit
+from fumehood.pipeline.incoming import parse_call_body
+from fumehood.protocol.messages import decode_envelope, encode_envelope
+from fumehood.registry.declare import FunctionTool
+from fumehood.sandbox.wall import RunEnding
+from fumehood.testing import FakeWall, SeenRun, always_four
+from support.definitions import expression_document
+from support.identities import bind, make_agent
+from support.recording import Bench, bench
+
+pytestmark = pytest.mark.anyio
+
+FIVE_KEYS = ["success", "status", "data", "error", "metadata"]
+PRIVATE = "PRIVATE-VALUE"
+
+
+def _ends(**fields: Any) -> FakeWall:
+    return FakeWall(answer=lambda run: RunEnding(isolation="call", **fields))
+
+
+def _code(envelope: Envelope) -> str | None:
+    """The code of a well-formed envelope; None for a success."""
+    assert list(envelope.model_dump()) == FIVE_KEYS
+    assert json.loads(envelope.model_dump_json())["success"] is (envelope.error is None)
+    assert envelope.status == ("success" if envelope.error is None else "error")
+    if envelope.error is None:
+        return None
+    assert envelope.data == {}
+    return envelope.error.code
+
+
+def _host(function: Callable[..., Any], **fields: Any) -> FunctionTool:
+    return tool(sandboxed=False, description="Act.", **fields)(function)
+
+
+@pytest.mark.row("E1", "S4")
+async def test_successful_call_is_an_envelope_with_everything_measured(home: Path) -> None:
+    def answer(run: SeenRun) -> RunEnding:
+        return replace(always_four(run), cpu_ms=0.5, peak_memory_bytes=3 << 20, output_bytes=9)
+
+    async with bench(home, wall=FakeWall(answer)) as b:
+        envelope = await b.engine.call("calculator", {"expression": "2+2"}, trace_id="mine")
+    assert _code(envelope) is None
+    assert envelope.data == {"value": 4, "text": "4"}
+    metadata = envelope.metadata
+    assert (metadata.tool_name, metadata.tool_version) == ("calculator", "1.0.0")
+    assert (metadata.trace_id, metadata.timestamp) == ("mine", "2026-01-01T00:00:00.000Z")
+    assert metadata.sandbox is not None
+    assert metadata.sandbox.model_dump() == {
+        "placement": "interpreter",
+        "isolation": "call",
+        "ended_by": EndedBy.OK,
+        "limits": {"timeout_seconds": 5.0, "memory_mb": 64},
+    }
+    assert metadata.resources.model_dump() == {
+        "cpu_ms": 0.5,
+        "peak_memory_mb": 3.0,
+        "output_bytes": 9,
+    }
+    assert metadata.performance.network_ms == 0.0
+
+
+@pytest.mark.row("S4", "E1")
+@pytest.mark.parametrize("ended_by", [ending for ending in EndedBy if ending is not EndedBy.OK])
+async def test_every_ending_has_its_code(home: Path, ended_by: EndedBy) -> None:
+    error = ENDING_ERRORS[ended_by]
+    assert error is not None
+    async with bench(home, wall=_ends(ended_by=ended_by)) as b:
+        envelope = await b.engine.call("calculator", {"expression": "1"})
+    assert _code(envelope) == error.code
+    assert envelope.error is not None
+    assert envelope.error.details is not None
+    assert envelope.error.details["ended_by"] == ended_by.value
+    assert envelope.metadata.sandbox is not None
+    assert envelope.metadata.sandbox.ended_by is ended_by
+
+
+@pytest.mark.row("S4")
+@pytest.mark.parametrize(
+    ("ended_by", "limit"),
+    [
+        (EndedBy.WALL_TIME, {"timeout_seconds": 2.0}),
+        (EndedBy.CPU_TIME, {"cpu_seconds": 2.0}),
+        (EndedBy.MEMORY, {"memory_mb": 32}),
+        (EndedBy.OUTPUT, {"output_bytes": 65536}),
+    ],
+)
+async def test_limit_that_ended_a_run_is_named(
+    home: Path, ended_by: EndedBy, limit: dict[str, Any]
+) -> None:
+    async with bench(home, wall=_ends(ended_by=ended_by)) as b:
+        envelope = await b.engine.call(
+            "calculator", {"expression": "1"}, timeout_seconds=2, memory_limit_mb=32
+        )
+    assert envelope.error is not None
+    assert envelope.error.details == {"ended_by": ended_by.value, "limit": limit}
+    assert envelope.error.retryable is False
+
+
+@pytest.mark.row("S4")
+async def test_programs_own_words_are_shown_shortened(home: Path) -> None:
+    wall = _ends(
+        ended_by=EndedBy.EXCEPTION, claimed_kind="exception", claimed_message="word " * 1000
+    )
+    async with bench(home, wall=wall) as b:
+        envelope = await b.engine.call("calculator", {"expression": "1"})
+    assert envelope.error is not None
+    assert envelope.error.message.startswith("The expression has no value: word word")
+    assert len(envelope.error.message) < 600
+
+
+async def test_expression_that_cannot_be_read_is_a_wrong_parameter(home: Path) -> None:
+    wall = _ends(ended_by=EndedBy.EXCEPTION, claimed_kind="invalid", claimed_message="no")
+    async with bench(home, wall=wall) as b:
+        envelope = await b.engine.call("calculator", {"expression": "1 +"})
+    assert _code(envelope) == "INVALID_PARAMS"
+    assert envelope.error is not None
+    assert envelope.error.fields == ("expression",)
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        None,
+        {},
+        {"value": 4},
+        {"value": 4, "text": 4},
+        {"value": "4", "text": "4"},
+        {"value": {}, "text": "4"},
+        {"value": 4, "text": "4", "more": 1},
+    ],
+)
+async def test_result_of_another_form_is_a_lost_sandbox(home: Path, result: Any) -> None:
+    async with bench(home, wall=_ends(ended_by=EndedBy.OK, result=result)) as b:
+        envelope = await b.engine.call("calculator", {"expression": "1"})
+    assert _code(envelope) == "SANDBOX_UNAVAILABLE"
+
+
+@pytest.mark.row("S4")
+@pytest.mark.parametrize("idempotent", [True, False])
+async def test_lost_run_is_retryable_only_where_the_tool_is_idempotent(
+    home: Path, idempotent: bool
+) -> None:
+    tools = [expression_document(idempotent=idempotent)]
+    async with bench(home, tools, _ends(ended_by=EndedBy.SANDBOX_LOST)) as b:
+        envelope = await b.engine.call("sums", {"expression": "1"})
+    assert envelope.error is not None
+    assert envelope.error.retryable is idempotent
+
+
+# -- refusals never run ------------------------------------------------------------------
+
+CALLER = Principal("somebody", frozenset({Scope.CALL}))
+REFUSALS: list[tuple[str, dict[str, Any], dict[str, Any], Principal | None, str]] = [
+    ("danger", {"expression": "1"}, {}, CALLER, "REQUIRES_HUMAN_APPROVAL"),
+    ("sums", {"expression": "1"}, {}, None, "UNAUTHORIZED"),
+    ("sums", {"expression": "1"}, {}, Principal("x"), "PERMISSION_DENIED"),
+    (
+        "sums",
+        {"expression": "1"},
+        {},
+        Principal("x", frozenset({Scope.ADMIN})),
+        "PERMISSION_DENIED",
+    ),
+    ("sums", {}, {}, CALLER, "INVALID_PARAMS"),
+    ("sums", {"expression": 5}, {}, CALLER, "INVALID_PARAMS"),
+    ("sums", {"expression": "1"}, {"max_length": 5}, CALLER, "INVALID_PARAMS"),
+    ("sums", {"expression": "1"}, {"session_id": "s"}, CALLER, "RESOURCE_NOT_FOUND"),
+    ("sums", {"expression": "1"}, {"memory_limit_mb": 1}, CALLER, "INVALID_PARAMS"),
+    ("sums@9.9.9", {"expression": "1"}, {}, CALLER, "TOOL_NOT_FOUND"),
+    ("nothing", {}, {}, CALLER, "TOOL_NOT_FOUND"),
+    ("ended", {"expression": "1"}, {}, CALLER, "TOOL_DEPRECATED"),
+    ("off", {"expression": "1"}, {}, CALLER, "TOOL_DISABLED"),
+]
+REQUIRED = {"properties": {"expression": {"type": "string"}}, "required": ["expression"]}
+TOOLS = [
+    expression_document(parameters=REQUIRED),
+    expression_document(name="danger", dangerous=True, parameters=REQUIRED),
+    expression_document(name="ended", sunset_date="2025-12-31", parameters=REQUIRED),
+    expression_document(name="off", is_active=False, parameters=REQUIRED),
+]
+
+
+@pytest.mark.row("E1", "S1", "P2")
+@pytest.mark.parametrize(("name", "arguments", "options", "principal", "code"), REFUSALS)
+async def test_refused_call_never_reaches_a_wall(
+    home: Path,
+    name: str,
+    arguments: dict[str, Any],
+    options: dict[str, Any],
+    principal: Principal | None,
+    code: str,
+) -> None:
+    async with bench(home, TOOLS) as b:
+        body = CallBody.model_validate({"arguments": arguments, "options": options})
+        envelope = await b.engine.run(name, body, principal)
+        assert _code(envelope) == code
+        assert b.wall.runs == []
+        assert envelope.metadata.sandbox is None
+        assert envelope.metadata.usage.cost == "0.000000"
+        assert envelope.metadata.performance.processing_ms is None
+        await anyio.lowlevel.checkpoint()
+        assert [event["code"] for event in b.log.named("call.ended")] == [code]
+
+
+async def test_the_twin_of_the_refused_calls_runs(home: Path) -> None:
+    async with bench(home, TOOLS) as b:
+        body = CallBody(arguments={"expression": "1"})
+        assert _code(await b.engine.run("sums", body, CALLER)) is None
+        assert [run.domain.principal_id for run in b.wall.runs] == ["somebody"]
+
+
+@pytest.mark.row("S4", "S1")
+@pytest.mark.parametrize("missing", list(Limit))
+async def test_wall_that_cannot_enforce_a_limit_is_never_reached(
+    home: Path, missing: Limit
+) -> None:
+    wall = FakeWall(required=frozenset(Limit), enforced=frozenset(Limit) - {missing})
+    async with bench(home, wall=wall) as b:
+        envelope = await b.engine.call("calculator", {"expression": "1"})
+        assert _code(envelope) == "SANDBOX_UNAVAILABLE"
+        assert wall.runs == []
+        assert b.engine.walls["interpreter"]["ready"] is False
+
+
+@pytest.mark.row("D6")
+async def test_draining_engine_refuses_new_calls(home: Path) -> None:
+    async with bench(home) as b:
+        b.engine.drain()
+        envelope = await b.engine.call("calculator", {"expression": "1"})
+        assert _code(envelope) == "SHUTTING_DOWN"
+        assert b.engine.is_draining
+        assert b.wall.runs == []
+
+
+@pytest.mark.row("P12")
+@pytest.mark.parametrize("name", ["sums", "danger"])
+async def test_dry_run_consumes_nothing(home: Path, name: str) -> None:
+    tools = [
+        expression_document(cost_per_use="0.5", parameters=REQUIRED),
+        expression_document(name="danger", dangerous=True, parameters=REQUIRED),
+    ]
+    async with bench(home, tools) as b:
+        envelope = await b.engine.call(name, {"expression": "1"}, dry_run=True)
+        assert _code(envelope) is None
+        assert envelope.data["would_run"] is (name == "sums")
+        assert b.wall.runs == []
+        assert envelope.metadata.usage.cost == "0.000000"
+        assert envelope.metadata.sandbox is None
+        assert set(envelope.metadata.resources.model_dump().values()) == {None}
+        assert envelope.metadata.performance.processing_ms is None
+
+
+@pytest.mark.row("P12", "P2")
+async def test_dry_run_refuses_wrong_arguments_as_a_real_call(home: Path) -> None:
+    async with bench(home, TOOLS) as b:
+        assert _code(await b.engine.call("sums", {}, dry_run=True)) == "INVALID_PARAMS"
+
+
+@pytest.mark.row("P12")
+async def test_dry_run_does_not_run_a_host_function(home: Path) -> None:
+    ran: list[int] = []
+
+    async def act() -> None:
+        ran.append(1)
+
+    async with bench(home, [_host(act)]) as b:
+        envelope = await b.engine.call("act", {}, dry_run=True)
+        assert envelope.data["placement"]["kind"] == "host"
+        assert ran == []
+        await b.engine.call("act", {})
+        assert ran == [1]
+
+
+@pytest.mark.row("T2", "P11")
+async def test_the_wall_gets_the_smallest_limits(home: Path) -> None:
+    tools = [expression_document(timeout_seconds=3, memory_limit_mb=48)]
+    async with bench(home, tools) as b:
+        await b.engine.call("sums", {"expression": "1"})
+        await b.engine.call("sums", {"expression": "1"}, timeout_seconds=2, memory_limit_mb=32)
+        await b.engine.call("sums", {"expression": "1"}, timeout_seconds=99, memory_limit_mb=999)
+        await b.engine.call("calculator", {"expression": "1"}, timeout_seconds=999)
+        limits = [(run.limits.wall_s, run.limits.memory_mb) for run in b.wall.runs]
+    assert limits == [(3, 48), (2, 32), (3, 48), (30, 64)]
+
+
+@pytest.mark.row("P1")
+async def test_the_wall_gets_coerced_arguments_and_the_envelope_names_the_change(
+    home: Path,
+) -> None:
+    async with bench(home) as b:
+        envelope = await b.engine.call("calculator", {"expression": "1/3", "precision": "99"})
+        assert b.wall.runs[0].arguments == {"expression": "1/3", "precision": 15}
+        assert b.wall.runs[0].program == "calculator"
+    assert envelope.metadata.warnings == (
+        "precision: a string was read as integer",
+        "precision: 99 is out of range, 15 was used",
+    )
+
+
+@pytest.mark.row("T4")
+async def test_deprecated_tool_runs_and_says_so(home: Path) -> None:
+    tools = [expression_document(sunset_date="2026-01-01", replacement="calculator")]
+    async with bench(home, tools) as b:
+        envelope = await b.engine.call("sums", {"expression": "1"})
+    assert _code(envelope) is None
+    assert envelope.metadata.warnings == (
+        "sums@1.0.0 is deprecated, until 2026-01-01; use calculator",
+    )
+
+
+@pytest.mark.row("T4", "E1")
+async def test_ended_tool_names_its_replacement(home: Path) -> None:
+    tools = [
+        expression_document(sunset_date=date(2025, 12, 31), replacement="b", migration_guide="m")
+    ]
+    async with bench(home, tools) as b:
+        envelope = await b.engine.call("sums", {"expression": "1"})
+    assert envelope.error is not None
+    shown = envelope.error.model_dump()
+    assert (shown["replacement"], shown["sunset_date"], shown["migration_guide"]) == (
+        "b",
+        "2025-12-31",
+        "m",
+    )
+
+
+# -- host functions -----------------------------------------------------------------------
+
+
+async def test_host_function_answers(home: Path) -> None:
+    async def act(name: str, count: int = 2) -> Any:
+        return {"said": name * count}
+
+    async with bench(home, [_host(act)]) as b:
+        envelope = await b.engine.call("act", {"name": "ab"})
+    assert _code(envelope) is None
+    assert envelope.data == {"said": "abab"}
+    sandbox = envelope.metadata.sandbox
+    assert sandbox is not None
+    assert (sandbox.placement, sandbox.isolation) == ("host", "none")
+    assert sandbox.limits.model_dump() == {"timeout_seconds": 30.0, "memory_mb": None}
+    assert envelope.metadata.resources.model_dump() == {
+        "cpu_ms": None,
+        "peak_memory_mb": None,
+        "output_bytes": len('{"said":"abab"}'),
+    }
+
+
+def _circle() -> Any:
+    circle: dict[str, Any] = {}
+    circle["self"] = circle
+    return circle
+
+
+@pytest.mark.row("E1")
+@pytest.mark.parametrize(
+    "make",
+    [lambda: float("nan"), lambda: "\ud800", _circle, object, lambda: [10**5000]],
+    ids=["nan", "lone_surrogate", "circular", "object", "huge_integer"],
+)
+async def test_result_that_json_cannot_hold_is_an_execution_error(
+    home: Path, make: Callable[[], Any]
+) -> None:
+    async def act() -> Any:
+        return {"a": make()}
+
+    async with bench(home, [_host(act)]) as b:
+        envelope = await b.engine.call("act", {})
+    assert _code(envelope) == "EXECUTION_ERROR"
+
+
+async def test_set_becomes_a_list(home: Path) -> None:
+    async def act() -> Any:
+        return {1}
+
+    async with bench(home, [_host(act)]) as b:
+        assert (await b.engine.call("act", {})).data == {"value": [1]}
+
+
+@pytest.mark.row("S4")
+async def test_result_over_a_megabyte_is_refused(home: Path) -> None:
+    async def act() -> Any:
+        return "x" * (1 << 20)
+
+    async with bench(home, [_host(act)]) as b:
+        envelope = await b.engine.call("act", {})
+    assert _code(envelope) == "OUTPUT_LIMIT_EXCEEDED"
+
+
+@pytest.mark.row("E1")
+async def test_tools_own_error_reaches_the_caller_as_it_is(home: Path) -> None:
+    async def act() -> Any:
+        raise ToolError("CITY_NOT_FOUND", "No such city.", retryable=True, details={"city": "X"})
+
+    async with bench(home, [_host(act)]) as b:
+        envelope = await b.engine.call("act", {})
+    assert _code(envelope) == "CITY_NOT_FOUND"
+    assert envelope.error is not None
+    assert envelope.error.model_dump() == {
+        "code": "CITY_NOT_FOUND",
+        "message": "No such city.",
+        "retryable": True,
+        "human_review": False,
+        "details": {"city": "X"},
+    }
+
+
+async def test_types_of_a_function_may_refuse_its_arguments_and_it_has_tool_error_for_the_rest(
+    home: Path,
+) -> None:
+    async def act(day: date) -> Any:
+        raise InvalidParams("Not on a Sunday.", fields=["day"])
+
+    async with bench(home, [_host(act)]) as b:
+        wrong = await b.engine.call("act", {"day": "2026-02-30"})
+        refused = await b.engine.call("act", {"day": "2026-02-01"})
+    assert [_code(wrong), _code(refused)] == ["INVALID_PARAMS", "EXECUTION_ERROR"]
+    assert wrong.error is not None
+    assert wrong.error.fields == ("day",)
+
+
+@pytest.mark.row("E1")
+async def test_exception_of_a_function_is_hidden_from_the_caller_and_logged(home: Path) -> None:
+    async def act() -> Any:
+        raise RuntimeError(PRIVATE)
+
+    async with bench(home, [_host(act)]) as b:
+        envelope = await b.engine.call("act", {})
+        faults, texts = b.log.named("call.tool_failed"), b.log.named("call.tool_failed.text")
+        assert PRIVATE not in repr(b.log.above_debug())
+    assert _code(envelope) == "EXECUTION_ERROR"
+    assert PRIVATE not in envelope.model_dump_json()
+    assert [fault["exception"] for fault in faults] == ["RuntimeError"]
+    assert [str(text["exc_info"]) for text in texts] == [PRIVATE]
+    assert faults[0]["trace_id"] == envelope.metadata.trace_id
+
+
+@pytest.mark.row("P8")
+async def test_timeout_cancels_the_function_itself(home: Path) -> None:
+    cancelled = anyio.Event()
+
+    async def act() -> Any:
+        try:
+            await anyio.Event().wait()
+        except anyio.get_cancelled_exc_class():
+            cancelled.set()
+            raise
+
+    async with bench(home, [_host(act)]) as b:
+        envelope = await b.engine.call("act", {}, timeout_seconds=0.01)
+        assert cancelled.is_set()
+    assert _code(envelope) == "TIMEOUT"
+    assert envelope.error is not None
+    assert envelope.error.details == {
+        "ended_by": "wall_time",
+        "limit": {"timeout_seconds": 0.01},
+    }
+
+
+@pytest.mark.row("E2", "E3")
+async def test_function_reports_what_it_used(home: Path) -> None:
+    async def act() -> Any:
+        return ToolResult({"a": 1}, tokens_used=7, cost=Decimal("0.25"))
+
+    async with bench(home, [_host(act, cost_per_use="0.01")]) as b:
+        envelope = await b.engine.call("act", {})
+    assert envelope.data == {"a": 1}
+    usage = envelope.metadata.usage
+    assert (usage.tokens_used, usage.cost) == (7, "0.260000")
+
+
+@pytest.mark.row("T1")
+async def test_broken_output_schema_is_an_execution_error(home: Path) -> None:
+    async def act(value: Any) -> Any:
+        return {"n": value}
+
+    promise = {"properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    async with bench(home, [_host(act, output_schema=promise)]) as b:
+        assert _code(await b.engine.call("act", {"value": 1})) is None
+        assert _code(await b.engine.call("act", {"value": "1"})) == "EXECUTION_ERROR"
+
+
+@pytest.mark.row("E3")
+async def test_cost_is_per_use_and_resources_at_their_prices(home: Path) -> None:
+    def answer(run: SeenRun) -> RunEnding:
+        return replace(always_four(run), cpu_ms=2000.0)
+
+    tools = [expression_document(cost_per_use="0.01")]
+    prices = {"cpu_second": "0.1", "currency": "EUR"}
+    async with bench(home, tools, FakeWall(answer), prices=prices) as b:
+        usage = (await b.engine.call("sums", {"expression": "1"})).metadata.usage
+    assert (usage.cost, usage.currency) == ("0.210000", "EUR")
+
+
+@pytest.mark.row("E3")
+async def test_memory_is_priced_as_reserved_for_as_long_as_it_ran(home: Path) -> None:
+    async with bench(home, prices={"gb_second": "0.8"}) as b:
+
+        def answer(run: SeenRun) -> RunEnding:
+            b.clock.advance(2.0)
+            return always_four(run)
+
+        b.wall.answer = answer
+        envelope = await b.engine.call("calculator", {"expression": "1"}, memory_limit_mb=128)
+    assert envelope.metadata.performance.processing_ms == 2000.0
+    assert envelope.metadata.usage.cost == "0.200000"
+
+
+@pytest.mark.row("E3")
+async def test_failed_run_costs_what_it_used(home: Path) -> None:
+    tools = [expression_document(cost_per_use="0.01")]
+    async with bench(home, tools, _ends(ended_by=EndedBy.WALL_TIME)) as b:
+        envelope = await b.engine.call("sums", {"expression": "1"})
+    assert envelope.metadata.usage.cost == "0.010000"
+
+
+# -- cancellation and faults of the engine ------------------------------------------------
+
+
+@pytest.mark.row("P8")
+async def test_cancelled_call_goes_on_cancelled_and_is_recorded(home: Path) -> None:
+    started = anyio.Event()
+    ended: list[str] = []
+
+    async def act() -> Any:
+        started.set()
+        try:
+            await anyio.Event().wait()
+        finally:
+            ended.append("function")
+
+    async with bench(home, [_host(act)]) as b:
+
+        async def call() -> None:
+            await b.engine.call("act", {})
+            ended.append("call answered")
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(call)
+            await started.wait()
+            group.cancel_scope.cancel()
+        assert ended == ["function"]
+        await anyio.lowlevel.checkpoint()
+        assert [event["code"] for event in b.log.named("call.ended")] == ["CANCELLED"]
+        assert _code(await b.engine.call("calculator", {"expression": "1"})) is None
+
+
+@pytest.mark.row("E1")
+async def test_fault_of_a_wall_is_an_internal_error_without_its_text(home: Path) -> None:
+    def fail(run: SeenRun) -> RunEnding:
+        raise RuntimeError(PRIVATE)
+
+    async with bench(home, wall=FakeWall(fail)) as b:
+        envelope = await b.engine.call("calculator", {"expression": "1"})
+        faults, texts = b.log.named("call.internal_error"), b.log.named("call.internal_error.text")
+        assert PRIVATE not in repr(b.log.above_debug())
+    assert _code(envelope) == "INTERNAL_ERROR"
+    assert PRIVATE not in envelope.model_dump_json()
+    assert "RuntimeError" not in envelope.model_dump_json()
+    assert [fault["exception"] for fault in faults] == ["RuntimeError"]
+    assert [str(text["exc_info"]) for text in texts] == [PRIVATE]
+
+
+async def test_call_after_a_fault_is_served(home: Path) -> None:
+    def fail(run: SeenRun) -> RunEnding:
+        raise RuntimeError(PRIVATE)
+
+    async with bench(home, wall=FakeWall(fail)) as b:
+        await b.engine.call("calculator", {"expression": "1"})
+        b.wall.answer = always_four
+        assert _code(await b.engine.call("calculator", {"expression": "1"})) is None
+
+
+# -- embedded calls -----------------------------------------------------------------------
+
+
+@pytest.mark.row("E1")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"a": float("nan")},
+        {"a": float("inf")},
+        {"a": "\ud800"},
+        {"\ud800": 1},
+        {"a": object()},
+        {"a": {1, 2}},
+        {"a": b"bytes"},
+        {(1, 2): 1},
+        {"a": [10**5000]},
+        {1: 1, "1": 2},
+        _circle(),
+        json.loads("[" * 65 + "]" * 65),
+        [],
+        "text",
+    ],
+    ids=lambda value: type(value).__name__,
+)
+async def test_arguments_that_are_no_strict_json_are_invalid(home: Path, arguments: Any) -> None:
+    async with bench(home) as b:
+        envelope = await b.engine.call("calculator", arguments)
+        assert _code(envelope) == "INVALID_PARAMS"
+        assert b.wall.runs == []
+
+
+@pytest.mark.row("P11")
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"timeout_seconds": "5"}, "options.timeout_seconds"),
+        ({"debug": 1}, "options.debug"),
+    ],
+)
+async def test_wrong_options_are_named(home: Path, options: dict[str, Any], field: str) -> None:
+    async with bench(home) as b:
+        envelope = await b.engine.call("calculator", {"expression": "1"}, **options)
+    assert _code(envelope) == "INVALID_PARAMS"
+    assert envelope.error is not None
+    assert envelope.error.fields == (field,)
+
+
+@pytest.mark.row("P11")
+def test_option_that_there_is_not_is_named() -> None:
+    with pytest.raises(InvalidParams) as refused:
+        parse_call_body({"arguments": {}, "options": {"colour": "red"}})
+    assert refused.value.fields == ("options.colour",)
+
+
+async def test_function_cannot_change_the_callers_arguments(home: Path) -> None:
+    async def act(items: Any) -> Any:
+        items.append("changed")
+        return {}
+
+    mine = {"items": ["a"]}
+    async with bench(home, [_host(act)]) as b:
+        await b.engine.call("act", mine)
+    assert mine == {"items": ["a"]}
+
+
+# -- what is logged and shown --------------------------------------------------------------
+
+
+async def _some_calls(b: Bench) -> None:
+    arguments = {"expression": PRIVATE}
+    await b.engine.call("calculator", arguments)
+    await b.engine.call("calculator", {**arguments, "precision": PRIVATE})
+    await b.engine.call("calculator", {**arguments, "unknown": PRIVATE})
+    await b.engine.call("calculator", {"precision": [PRIVATE]})
+    await b.engine.call("danger", arguments)
+    b.wall.answer = lambda run: RunEnding(EndedBy.POLICY, "call", claimed_message=PRIVATE)
+    await b.engine.call("calculator", arguments)
+
+
+async def test_argument_values_are_logged_at_the_level_debug_only(home: Path) -> None:
+    async with bench(home, TOOLS) as b:
+        await _some_calls(b)
+        await anyio.lowlevel.checkpoint()
+        everything, seen = repr(b.log.events), repr(b.log.above_debug())
+        assert [name for _, name, _ in b.log.above_debug()] == ["call.ended"] * 6
+    assert PRIVATE in everything
+    assert PRIVATE not in seen
+
+
+async def test_every_stage_is_logged_once_with_both_ids(home: Path) -> None:
+    async with bench(home) as b:
+        envelope = await b.engine.call("calculator", {"expression": "1"}, trace_id="mine")
+    assert [name for _, name, _ in b.log.events] == [
+        "call.resolve",
+        "call.validate",
+        "call.authorise",
+        "call.claim",
+        "call.approve",
+        "call.admit",
+        "call.intent",
+        "call.execute",
+        "call.ended",
+    ]
+    ids = {(values["trace_id"], values["call_id"]) for _, _, values in b.log.events}
+    assert ids == {("mine", envelope.metadata.call_id)}
+
+
+async def test_nothing_runs_where_the_intent_cannot_be_recorded(home: Path) -> None:
+    async with bench(home) as b:
+        remember = b.log.debug
+
+        def full(event: str, **values: Any) -> None:
+            if event == "call.intent":
+                raise OSError("no space left")
+            remember(event, **values)
+
+        b.log.debug = full  # type: ignore[method-assign]
+        envelope = await b.engine.call("calculator", {"expression": "1"})
+        assert _code(envelope) == "INTERNAL_ERROR"
+        assert b.wall.runs == []
+
+
+@pytest.mark.row("P11")
+@pytest.mark.parametrize(
+    ("allowed", "asked", "shown"),
+    [(True, True, True), (True, False, False), (False, True, False), (False, False, False)],
+)
+async def test_debug_info_needs_the_operators_and_the_callers_yes(
+    home: Path, allowed: bool, asked: bool, shown: bool
+) -> None:
+    async with bench(home, allow_debug=allowed) as b:
+        envelope = await b.engine.call("calculator", {"expression": "1"}, debug=asked)
+    assert ("debug_info" in envelope.model_dump()) is shown
+
+
+async def test_two_calls_have_two_ids(home: Path) -> None:
+    async with bench(home) as b:
+        one = await b.engine.call("calculator", {"expression": "1"})
+        other = await b.engine.call("calculator", {"expression": "1"})
+    assert one.metadata.call_id != other.metadata.call_id
+    assert one.metadata.trace_id != other.metadata.trace_id
+
+
+def test_engine_refuses_wrong_tools_with_every_fault_of_each(home: Path) -> None:
+    from fumehood import Config, Engine
+
+    wrong = [
+        expression_document(name="a", rate_limit=1),
+        expression_document(name="b", version="x"),
+        ToolDefinition.model_validate(expression_document(name="c")),
+    ]
+    with pytest.raises(InvalidDefinition) as caught:
+        Engine(wrong, config=Config(home=home), interpreter=FakeWall())
+    assert [fault.split(":", 1)[0] for fault in caught.value.faults] == ["rate_limit", "version"]
+
+
+@pytest.mark.row("E1")
+@pytest.mark.parametrize("make", [object, lambda: "\ud800", lambda: float("nan"), _circle])
+async def test_details_that_json_cannot_hold_still_end_in_an_envelope(
+    home: Path, make: Callable[[], Any]
+) -> None:
+    async def act() -> Any:
+        raise ToolError("CITY_NOT_FOUND", "No.", details={"city": make()})
+
+    async with bench(home, [_host(act)]) as b:
+        envelope = await b.engine.call("act", {})
+    assert _code(envelope) in ("CITY_NOT_FOUND", "EXECUTION_ERROR")
+    assert decode_envelope(encode_envelope(envelope)) == envelope
+
+
+@pytest.mark.row("E1")
+async def test_name_that_json_cannot_hold_is_a_tool_that_is_not_there(home: Path) -> None:
+    async with bench(home) as b:
+        envelope = await b.engine.call("\ud800", {})
+    assert _code(envelope) in ("TOOL_NOT_FOUND", "INVALID_PARAMS")
+
+
+@pytest.mark.row("E3")
+@pytest.mark.parametrize(
+    "cost", [Decimal("NaN"), Decimal("Infinity"), Decimal(-1), 0.1, "0.1", None]
+)
+async def test_cost_that_is_no_amount_is_the_tools_failure(home: Path, cost: Any) -> None:
+    async def act() -> Any:
+        return ToolResult({}, cost=cost)
+
+    async with bench(home, [_host(act)]) as b:
+        envelope = await b.engine.call("act", {})
+    assert _code(envelope) == "EXECUTION_ERROR"
+    assert envelope.metadata.usage.cost == "0.000000"
+
+
+@pytest.mark.row("E2")
+@pytest.mark.parametrize("tokens", [-1, "many", 1.5, None])
+async def test_tokens_that_are_no_count_are_the_tools_failure(home: Path, tokens: Any) -> None:
+    async def act() -> Any:
+        return ToolResult({}, tokens_used=tokens)
+
+    async with bench(home, [_host(act)]) as b:
+        envelope = await b.engine.call("act", {})
+    assert _code(envelope) == "EXECUTION_ERROR"
+
+
+@pytest.mark.row("S2")
+async def test_function_cannot_change_the_default_of_the_next_call(home: Path) -> None:
+    async def act(items: Any = []) -> Any:  # noqa: B006
+        items.append(1)
+        return {"n": len(items)}
+
+    async with bench(home, [_host(act)]) as b:
+        answers = [(await b.engine.call("act", {})).data for _ in range(2)]
+    assert answers == [{"n": 1}, {"n": 1}]
+
+
+@pytest.mark.row("T7")
+async def test_default_of_a_decimal_is_accepted_by_its_own_schema(home: Path) -> None:
+    async def act(amount: Decimal = Decimal("1.5")) -> Any:
+        return {"twice": float(amount * 2)}
+
+    async with bench(home, [_host(act)]) as b:
+        assert (await b.engine.call("act", {})).data == {"twice": 3.0}
+
+
+@pytest.mark.row("P12")
+async def test_dry_run_measured_no_network(home: Path) -> None:
+    async with bench(home) as b:
+        envelope = await b.engine.call("calculator", {"expression": "1"}, dry_run=True)
+    assert envelope.metadata.performance.network_ms is None
+
+
+@pytest.mark.row("P8")
+async def test_cancelled_error_of_a_functions_own_is_no_cancellation_of_the_call(
+    home: Path,
+) -> None:
+    async def act() -> Any:
+        raise anyio.get_cancelled_exc_class()
+
+    async with bench(home, [_host(act)]) as b:
+        envelope = await b.engine.call("act", {})
+    assert _code(envelope) == "EXECUTION_ERROR"
+
+
+@pytest.mark.row("T2")
+async def test_memory_limit_of_the_definition_is_not_blamed_on_the_caller(home: Path) -> None:
+    try:
+        async with bench(home, [expression_document(memory_limit_mb=8)]) as b:
+            envelope = await b.engine.call("sums", {"expression": "1"})
+    except InvalidDefinition:
+        return  # refused where it was written: the better answer
+    assert envelope.error is None or envelope.error.fields is None
+
+
+@pytest.mark.row("P2")
+async def test_number_too_large_for_a_double_is_the_callers_fault(home: Path) -> None:
+    async def act(n: Annotated[float, Field(multiple_of=0.5)]) -> Any:
+        return {}
+
+    async with bench(home, [_host(act)]) as b:
+        envelope = await b.engine.call("act", {"n": 10**400})
+    assert _code(envelope) in (None, "INVALID_PARAMS")
+
+
+@pytest.mark.row("E3")
+@pytest.mark.parametrize("cost", [Decimal("1e30"), Decimal("1e22")])
+async def test_cost_far_beyond_any_price_is_the_tools_failure(home: Path, cost: Decimal) -> None:
+    async def act() -> Any:
+        return ToolResult({}, cost=cost)
+
+    async with bench(home, [_host(act)]) as b:
+        envelope = await b.engine.call("act", {})
+    assert _code(envelope) == "EXECUTION_ERROR"
+
+
+# -- for an agent --------------------------------------------------------------------------
+
+SPEAKER = Principal("uid:1", frozenset({Scope.CALL}), frozenset({"a"}))
+
+
+@pytest.mark.row("R3", "P12", "E2")
+async def test_what_an_agents_configuration_fixes_stands_nowhere_in_what_it_is_answered(
+    home: Path,
+) -> None:
+    seen: list[dict[str, Any]] = []
+
+    async def act(to: str, key: str = "") -> dict[str, int]:
+        """Act."""
+        seen.append({"to": to, "key": key})
+        return {"done": 1}
+
+    async with bench(home, [_host(act)], allow_debug=True) as b:
+        await make_agent(b.engine.agents, "a", "uid:1")
+        await bind(b.engine.agents, "a", ["act"], fixed={"key": PRIVATE * 50})
+
+        async def answered(**options: Any) -> Envelope:
+            body = CallBody(
+                arguments={"to": "x"}, options={"agent_id": "a", "debug": True, **options}
+            )
+            return await b.engine.run("act", body, SPEAKER)
+
+        done, rehearsed = await answered(), await answered(dry_run=True)
+        await bind(b.engine.agents, "a", ["act"], fixed={"key": [PRIVATE]})
+        refused = await answered()
+    assert seen == [{"to": "x", "key": PRIVATE * 50}]
+    assert (done.success, rehearsed.success) == (True, True)
+    assert refused.error is not None
+    assert refused.error.code == "TOOL_DISABLED"
+    assert rehearsed.data["arguments"] == {"to": "x"}
+    for envelope in (done, rehearsed, refused):
+        text = envelope.model_dump_json()
+        assert PRIVATE not in text
+        assert "key" not in text
+    # Nor by its length: what is counted is what the caller wrote.
+    assert done.metadata.usage.input_tokens < 10
+    assert PRIVATE not in str(b.log.above_debug())
+
+
+@pytest.mark.row("R3", "S2")
+async def test_a_call_for_an_agent_runs_in_that_agents_domain(home: Path) -> None:
+    async with bench(home) as b:
+        await make_agent(b.engine.agents, "a", "uid:1")
+        await bind(b.engine.agents, "a", ["calculator"])
+        for options in ({"agent_id": "a"}, {}):
+            body = CallBody(arguments={"expression": "2+2"}, options=options)
+            assert _code(await b.engine.run("calculator", body, SPEAKER)) is None
+    assert [run.domain for run in b.wall.runs] == [
+        TrustDomain("uid:1", "a"),
+        TrustDomain("uid:1"),
+    ]
+
+
+@pytest.mark.row("D6")
+async def test_drained_waits_for_what_runs_and_new_calls_are_told_to_come_back(
+    home: Path,
+) -> None:
+    begun, may_end = anyio.Event(), anyio.Event()
+
+    async def wait() -> dict[str, int]:
+        """Wait."""
+        begun.set()
+        await may_end.wait()
+        return {"done": 1}
+
+    ended: list[str | None] = []
+    async with bench(home, [_host(wait)]) as b, anyio.create_task_group() as group:
+
+        async def call() -> None:
+            ended.append(_code(await b.engine.call("wait")))
+
+        async def drained() -> None:
+            await b.engine.drained()
+            ended.append("drained")
+
+        group.start_soon(call)
+        await begun.wait()
+        b.engine.drain()
+        group.start_soon(drained)
+        refused = await b.engine.call("calculator", {"expression": "1"})
+        await anyio.wait_all_tasks_blocked()
+        assert ended == []
+        may_end.set()
+    assert ended == [None, "drained"]
+    assert refused.error is not None
+    assert refused.error.code == "SHUTTING_DOWN"
+    assert refused.error.retryable is True
+    assert refused.error.retry_after_ms is not None
+
+
+@pytest.mark.row("D6")
+async def test_an_engine_that_runs_nothing_is_drained_at_once(home: Path) -> None:
+    async with bench(home) as b:
+        b.engine.drain()
+        with anyio.fail_after(20):
+            await b.engine.drained()

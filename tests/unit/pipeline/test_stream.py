@@ -1,0 +1,322 @@
+"""Calls that are followed and calls that are ended: every event, one answer, nothing left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from fumehood import Config, Engine, progress, tool
+from fumehood.core.call import CallBody, CallOptions
+from fumehood.core.envelope import Envelope
+from fumehood.core.errors import EndedBy, ResourceNotFound
+from fumehood.core.events import Event, OutputEvent, ProgressEvent
+from fumehood.core.identity import Principal, Scope
+from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
+from fumehood.testing import CONTAINER_LIMITS, FakeWall
+
+pytestmark = [pytest.mark.anyio, pytest.mark.row("S8", "P8", "D2")]
+
+STRANGER = Principal("uid:9", frozenset({Scope.CALL}), frozenset())
+PROGRAM = {"code": "1"}
+
+
+@tool(sandboxed=False)
+async def wait(note: str = "") -> str:
+    """Report and wait to be ended."""
+    progress(50, note)
+    await asyncio.Event().wait()
+    return note
+
+
+@tool(sandboxed=False)
+async def hold_on() -> str:
+    """Do not let itself be cancelled."""
+    progress(50)
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        return "I went on"
+    return ""
+
+
+@tool(sandboxed=False)
+async def report(count: int) -> int:
+    """Report more than anybody hears."""
+    for number in range(count):
+        progress(100 * number / count, f"step {number}")
+    return count
+
+
+@dataclass
+class TellingWall(FakeWall):
+    """A container that prints, and waits to be cancelled where it is told to."""
+
+    prints: list[tuple[str, str]] = field(default_factory=list)
+    waits: bool = False
+    queues: bool = False
+    queue_ms: float = 0.0
+
+    @asynccontextmanager
+    async def lease(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
+        if self.queues:
+            await asyncio.Event().wait()
+        yield self
+
+    async def run(
+        self, program: str, arguments: Any, limits: Any, sinks: RunSinks = NO_SINKS
+    ) -> RunEnding:
+        assert sinks.output is not None
+        assert sinks.ending is not None
+        for stream, text in self.prints:
+            sinks.output(stream, text)
+        if self.waits:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                sinks.ending(RunEnding(EndedBy.CANCELLED, "call", cpu_ms=7.0, stdout="beginning"))
+        return RunEnding(EndedBy.OK, "call", exit_code=0)
+
+
+@asynccontextmanager
+async def engine_with(home: Path, **container: Any) -> AsyncIterator[Engine]:
+    wall = TellingWall(limits=CONTAINER_LIMITS, **container)
+    async with Engine(
+        [wait, hold_on, report], config=Config(home=home), interpreter=FakeWall(), container=wall
+    ) as engine:
+        yield engine
+
+
+async def followed(
+    engine: Engine, name: str, arguments: Any = None, until: Callable[[Event], bool] | None = None,
+    **options: Any,
+) -> list[Event]:  # fmt: skip
+    """All events; the call is cancelled as soon as one is what it is waited for."""
+    events = []
+    with anyio.fail_after(20):
+        async for event in engine.stream(name, arguments, **options):
+            events.append(event)
+            if (
+                until is not None
+                and isinstance(event, ProgressEvent | OutputEvent)
+                and until(event)
+            ):
+                await engine.cancel(event.metadata.call_id)
+    return events
+
+
+async def nothing_recorded(engine: Engine) -> None:
+    """Wait until no recording is there any more."""
+    with anyio.fail_after(20):
+        while engine._made.state.spools.room.taken or os.listdir(
+            engine._made.state.spools.directory
+        ):
+            await anyio.lowlevel.checkpoint()
+
+
+def answer_of(events: list[Event]) -> Any:
+    return events[-1].envelope  # type: ignore[union-attr]
+
+
+async def test_output_comes_as_events_and_whole_in_the_answer(home: Path) -> None:
+    prints = [("stdout", "ä"), ("stderr", "e"), ("stdout", "b\x1b[0m\n"), ("stdout", "c")]
+    async with engine_with(home, prints=prints) as engine:
+        events = await followed(engine, "run_python", PROGRAM)
+        await nothing_recorded(engine)
+    first, *outputs, last = events
+    assert isinstance(first, ProgressEvent)
+    assert (first.progress, first.message, first.id) == (0, "started", "0:0")
+    told = [(e.stream, e.offset, e.text) for e in outputs if isinstance(e, OutputEvent)]
+    assert told == [
+        ("stdout", 0, "ä"),
+        ("stderr", 0, "e"),
+        ("stdout", 2, "b\x1b[0m\n"),
+        ("stdout", 8, "c"),
+    ]
+    envelope = answer_of(events)
+    assert (last.type, envelope.data["stdout"], envelope.data["stderr"]) == (
+        "tool_result", "äb\x1b[0m\nc", "e"
+    )  # fmt: skip
+    ids = {event.metadata.call_id for event in events[:-1]}  # type: ignore[union-attr]
+    assert ids == {envelope.metadata.call_id}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "options", "code"),
+    [
+        ("nothing", {}, {}, "TOOL_NOT_FOUND"),
+        ("run_python", {"cod": "1"}, {}, "INVALID_PARAMS"),
+        ("run_python", PROGRAM, {"isolation": "sideways"}, "INVALID_PARAMS"),
+        ("run_python", {"code": {1, 2}}, {}, "INVALID_PARAMS"),
+        ("run_python", PROGRAM, {"memory_limit_mb": 16}, "INVALID_PARAMS"),
+    ],
+)
+async def test_refused_call_is_one_event_and_no_recording(
+    home: Path, name: str, arguments: Any, options: Any, code: str
+) -> None:
+    async with engine_with(home) as engine:
+        (event,) = await followed(engine, name, arguments, **options)
+    assert (event.type, answer_of([event]).error.code) == ("tool_error", code)
+
+
+async def test_rehearsal_is_one_event(home: Path) -> None:
+    async with engine_with(home) as engine:
+        (event,) = await followed(engine, "run_python", PROGRAM, dry_run=True)
+    assert event.type == "tool_result"
+
+
+async def test_no_more_reports_are_told_than_a_call_may_have(home: Path) -> None:
+    async with engine_with(home) as engine:
+        events = await followed(engine, "report", {"count": 1500})
+    told = [event.message for event in events if isinstance(event, ProgressEvent)]
+    assert told == ["started", *(f"step {number}" for number in range(1000))]
+    assert answer_of(events).data == {"value": 1500}
+
+
+@pytest.mark.parametrize("name", ["wait", "hold_on"])
+async def test_cancelled_function_ends_the_call(home: Path, name: str) -> None:
+    async with engine_with(home) as engine:
+        events = await followed(engine, name, until=lambda event: event.id.startswith("1:"))
+        envelope: Envelope = answer_of(events)
+        assert envelope.error is not None
+        assert (envelope.error.code, envelope.data) == ("CANCELLED", {})
+        assert envelope.metadata.sandbox is not None
+        assert envelope.metadata.sandbox.ended_by is EndedBy.CANCELLED
+        record = await engine.call_record(str(envelope.metadata.call_id))
+        assert record.code == "CANCELLED"
+
+
+async def test_cancelled_program_keeps_what_it_printed(home: Path) -> None:
+    async with engine_with(home, prints=[("stdout", "so far")], waits=True) as engine:
+        events = await followed(
+            engine, "run_python", PROGRAM, until=lambda event: isinstance(event, OutputEvent)
+        )
+    error = answer_of(events).error
+    assert (error.code, error.details["stdout"], error.details["ended_by"]) == (
+        "CANCELLED", "so far", "cancelled"
+    )  # fmt: skip
+    assert answer_of(events).metadata.resources.cpu_ms == 7.0
+
+
+async def test_call_that_waits_for_its_place_can_be_cancelled(home: Path) -> None:
+    async with engine_with(home, queues=True) as engine:
+        events = await followed(engine, "run_python", PROGRAM, until=lambda event: True)
+    envelope = answer_of(events)
+    assert (envelope.error.code, envelope.metadata.sandbox) == ("CANCELLED", None)
+
+
+async def test_nobody_else_can_cancel_a_call_nor_one_that_is_over(home: Path) -> None:
+    refusals = []
+    async with engine_with(home) as engine:
+        async for event in engine.stream("wait"):
+            if isinstance(event, ProgressEvent) and event.progress == 50:
+                call_id = event.metadata.call_id
+                for who, asked in ((STRANGER, call_id), (engine.owner, "call_0")):
+                    with pytest.raises(ResourceNotFound) as refused:
+                        await engine.cancel_call(asked, who)
+                    refusals.append(refused.value.message)
+                await engine.cancel(call_id)
+        with pytest.raises(ResourceNotFound) as refused:
+            await engine.cancel(call_id)
+        refusals.append(refused.value.message)
+    assert len(set(refusals)) == 1
+
+
+async def test_caller_who_cancels_twice_gets_the_same_end(home: Path) -> None:
+    async with engine_with(home) as engine:
+        call = engine.open_stream("wait", CallBody(), engine.owner)
+        assert await call.begun() is None
+        reader = call.reader()
+        async with anyio.create_task_group() as group:
+            for _ in range(3):
+                group.start_soon(engine.cancel, call.call_id)
+        kinds = []
+        while records := await reader.read():
+            kinds += [record.kind for record in records]
+        reader.close()
+    assert kinds[-1] == "tool_error"
+
+
+async def test_cancelled_call_leaves_its_task_as_it_was(home: Path) -> None:
+    """The embedding program's own time-outs around it go on working."""
+    async with engine_with(home) as engine:
+        ended = []
+
+        async def call() -> None:
+            async with asyncio.timeout(20):
+                ended.append(await engine.call("wait"))
+            task = asyncio.current_task()
+            assert task is not None
+            assert task.cancelling() == 0
+            await anyio.lowlevel.checkpoint()
+            ended.append(None)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(call)
+            with anyio.fail_after(20):
+                while not (running := list(engine._made.calls.running._calls)):
+                    await anyio.lowlevel.checkpoint()
+                await engine.cancel(running[0])
+    assert ended[0] is not None
+    assert ended[0].error is not None
+    assert (ended[0].error.code, len(ended)) == ("CANCELLED", 2)
+
+
+async def test_time_out_of_the_program_around_a_call_stays_one(home: Path) -> None:
+    """Twin: what somebody else cancels is no answer of the call's."""
+    async with engine_with(home) as engine:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await engine.call("wait")
+
+
+@pytest.mark.parametrize("cancels", [True, False])
+async def test_leaving_ends_the_call_where_that_was_asked_for(home: Path, cancels: bool) -> None:
+    async with engine_with(home) as engine:
+        events = engine.stream("wait", cancel_on_disconnect=cancels)
+        assert (await anext(events)).type == "tool_progress"
+        await events.aclose()  # type: ignore[attr-defined]
+        if not cancels:
+            (call_id,) = engine._made.calls.running._calls
+            await engine.cancel(call_id)
+        with anyio.fail_after(20):
+            while len(engine._made.calls.running):
+                await anyio.lowlevel.checkpoint()
+        (record,) = (await engine.calls()).items
+    assert record.code == "CANCELLED"
+
+
+async def test_engine_that_stops_ends_what_is_followed(home: Path) -> None:
+    async with engine_with(home) as engine:
+        body = CallBody(options=CallOptions())
+        call = engine.open_stream("wait", body, engine.owner)
+        assert await call.begun() is None
+        reader = call.reader()
+    kinds = []
+    with anyio.fail_after(20):
+        while records := await reader.read():
+            kinds += [record.kind for record in records]
+    reader.close()
+    assert "tool_result" not in kinds
+    made = engine._made.state.spools.directory  # only where anything was written before the end
+    assert made == Path() or not made.exists()
+
+
+async def test_one_who_leaves_before_the_call_begins_leaves_no_recording(home: Path) -> None:
+    async with engine_with(home) as engine:
+        call = engine.open_stream("report", CallBody(arguments={"count": 3}), engine.owner)
+        waiting = call.begun()
+        waiting.send(None)
+        with pytest.raises(asyncio.CancelledError):
+            waiting.throw(asyncio.CancelledError())
+        with anyio.fail_after(20):
+            while engine._made.calls.streamed:
+                await anyio.lowlevel.checkpoint()
+        await nothing_recorded(engine)

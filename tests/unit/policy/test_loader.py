@@ -1,0 +1,406 @@
+"""A policy's file: two formats, and every fault with its line."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from fumehood.policy.decision import Verdict
+from fumehood.policy.loader import PolicyFile, load_policy, parse_policy
+from fumehood.policy.model import Condition, Policy, PolicyError, Rule
+from fumehood.policy.shape import plain_words
+from support.policies import faults, tool
+
+TOML = """\
+# For the office.
+[[rules]]
+id = "no-prod-mail"
+decision = "deny"
+tools = ["send_*"]
+reason = '''
+Two
+lines'''
+
+[[rules]]
+id = "clerk"   # second
+decision = "ask"
+agents = ["clerk"]
+approvers = ["alice", "bob"]
+quorum = 2
+[[rules.when]]
+argument = "/to"
+glob = "*@example.org"
+[[rules.when]]
+argument = "/copies/*"
+not = { host_in = [
+  "example.org",
+] }
+"""
+YAML = """\
+# For the office.
+rules:
+  - id: no-prod-mail
+    decision: deny
+    tools: [send_*]
+    reason: "Two\\nlines"
+
+  - id: clerk
+    decision: ask
+    agents: [clerk]
+    approvers: [alice, bob]
+    quorum: 2
+    when:
+      - {argument: /to, glob: "*@example.org"}
+      - argument: /copies/*
+        not:
+          host_in: [example.org]
+"""
+
+
+@pytest.mark.row("A1")
+def test_two_formats_say_the_same_and_know_their_lines() -> None:
+    toml = parse_policy("p.toml", TOML.encode(), [tool()])
+    yaml = parse_policy("p.yaml", YAML.encode(), [tool()])
+    assert toml.rules == yaml.rules
+    assert (toml.lines, yaml.lines) == ((2, 10), (3, 8))
+    assert toml.version != yaml.version
+    assert len(toml.version) == 12
+    assert toml.rules[1].when[1].not_ is not None
+
+
+def test_names_without_definitions_do() -> None:
+    assert parse_policy("p.toml", TOML.encode(), [("send_mail", "1.0.0")]).rules
+
+
+HEAD = '[[rules]]\nid = "r"\ndecision = "{}"\n'
+DENY, ASK, ALLOW = HEAD.format("deny"), HEAD.format("ask"), HEAD.format("allow")
+FAULTS: list[tuple[str, str]] = [
+    # the text, what is told
+    ("", "policy.toml: it holds no rules"),
+    ("rules = []", "policy.toml:1: it holds no rules"),
+    ('rules = "x"', "policy.toml:1: it holds no rules"),
+    ("[[rules", "policy.toml: not TOML: Expected ']]' at the end of an array declaration"),
+    (DENY + 'tool = ["a"]', "policy.toml:4: rule 'r': tool: unknown key; did you mean 'tools'?"),
+    (f'mod = "shadow"\n{DENY}', "policy.toml:1: unknown key 'mod'; did you mean 'mode'?"),
+    (f'mode = "shade"\n{DENY}', "policy.toml:1: mode is 'enforce' or 'shadow'"),
+    (DENY + 'mode = "shade"', "policy.toml:4: rule 'r': mode: must be 'enforce' or 'sha"),
+    ('[[rules]]\nid = "r"', "policy.toml:1: rule 'r': decision: is missing"),
+    ('[[rules]]\ndecision = "deny"', "policy.toml:1: rule number 1: id: is missing"),
+    (DENY.replace('"r"', '"r:x"'), "policy.toml:2: rule 'r:x': id: begins with a letter or digit"),
+    (HEAD.format("permit"), "policy.toml:3: rule 'r': decision: must be 'allow', 'ask' or"),
+    (DENY + "tools = []", "policy.toml:4: rule 'r': tools: must not be empty"),
+    (DENY + 'tools = "a"', "policy.toml:4: rule 'r': tools: must be a list"),
+    (
+        DENY + 'tools = ["send_mial"]',
+        "rule 'r': tools: no registered tool is 'send_mial'; did you me",
+    ),
+    (
+        DENY + 'tools = ["Send_mail"]',
+        "tools: no registered tool is 'Send_mail'; did you mean 'send_m",
+    ),
+    (DENY + 'tools = ["sent_*"]', "policy.toml:4: rule 'r': tools: no registered tool is 'sent_*'"),
+    (
+        DENY + 'tools = ["send_mail@2.*"]',
+        "no registered tool is 'send_mail@2.*'; send_mail has 1.0.0",
+    ),
+    (
+        DENY + 'tools = ["send.mail"]',
+        "tools: 'send.mail' is neither a tool's name nor name@version",
+    ),
+    (DENY + 'tools = ["send_mai?"]', "'*' is the only sign that stands for others"),
+    (DENY + 'tools = ["send_mail", "send_mail"]', "rule 'r': tools: 'send_mail' is given twice"),
+    (DENY + 'agents = ["a b"]', "policy.toml:4: rule 'r': agents: 'a b' can be no name"),
+    (DENY + 'environments = ["prod*"]', "environments: 'prod*' must be written out"),
+    (
+        DENY + 'categories = ["mial"]',
+        "no registered tool has 'mial' in its categories; did you mean",
+    ),
+    (
+        DENY + 'tags = ["x"]',
+        "policy.toml:4: rule 'r': tags: no registered tool has 'x' in its tags",
+    ),
+    (
+        DENY + 'tools = ["send_mail"]\ndangerous = true',
+        "it can never match: none of these tools is",
+    ),
+    (DENY + "dangerous = 1", "policy.toml:4: rule 'r': dangerous: must be true or false"),
+    (DENY + "cost_over = 0.1", 'cost_over: write money as a string, such as "0.10"'),
+    (DENY + 'cost_over = "-1"', "policy.toml:4: rule 'r': cost_over: must be 0 or more"),
+    (DENY + "over_budget = false", "policy.toml:4: rule 'r': over_budget: can only be true"),
+    (
+        ALLOW + "over_budget = true",
+        "policy.toml:1: rule 'r': over_budget goes with 'ask' or 'deny'",
+    ),
+    (ALLOW + "dangerous = true", "it can never match: a dangerous tool is allowed only by a rule"),
+    (
+        DENY + "quorum = 2",
+        "policy.toml:1: rule 'r': approvers and quorum go with the decision 'ask'",
+    ),
+    (
+        ASK + 'approvers = ["a"]\nquorum = 2',
+        "its quorum is larger than the number of its approvers",
+    ),
+    (ASK + "quorum = 0", "policy.toml:4: rule 'r': quorum: must be 1 or more"),
+    (ASK + 'approvers = ["*"]', "policy.toml:4: rule 'r': approvers: '*' must be written out"),
+    (DENY + DENY, "policy.toml:5: rule 'r': id: the id r is given twice"),
+    (DENY + "when = 3", "policy.toml:4: rule 'r': when: must be a list"),
+]
+WHEN = DENY + '[[rules.when]]\nargument = "/to"\n'
+CONDITION_FAULTS: list[tuple[str, str]] = [
+    (WHEN, "policy.toml:4: rule 'r': when: one of these is needed, and only one: prefix, equals"),
+    (WHEN + 'prefix = "a"\nglob = "b"', "one of these is needed, and only one"),
+    (WHEN + 'prefx = "a"', "policy.toml:6: rule 'r': when.prefx: unknown key; did you mean 'prefix'?"),
+    (WHEN + "prefix = 3", "policy.toml:6: rule 'r': when.prefix: must be a text"),
+    (WHEN + 'prefix = ""', "policy.toml:6: rule 'r': when.prefix: must not be empty"),
+    (WHEN + "in = []", "policy.toml:6: rule 'r': when.in: must not be empty"),
+    (WHEN + "min = 3\nmax = 2", "policy.toml:4: rule 'r': when: min is over max"),
+    (WHEN + "min = true", "policy.toml:6: rule 'r': when.min: a number is needed"),
+    (WHEN + "min = nan", "policy.toml: NaN, infinity and numbers too large"),
+    (WHEN + "missing = false", "policy.toml:6: rule 'r': when.missing: can only be true"),
+    (WHEN + 'path_inside = ""', "policy.toml:6: rule 'r': when.path_inside: can be no path"),
+    (WHEN + 'host_in = ["https://a.example"]', "is no host name; write it in ASCII"),
+    (WHEN + 'host_in = ["a.*.example"]', "may have '*' only in front"),
+    (WHEN + 'host_in = ["*"]', "policy.toml:6: rule 'r': when.host_in: '*' may have '*' only in front"),
+    (WHEN + 'host_in = ["A.example"]', "must be written as 'a.example'"),
+    (WHEN + 'host_in = ["*.127.0.0.1"]', "is an address, which has no hosts below it"),
+    (WHEN + 'not = { not = { prefix = "a" } }', "'not' of 'not' is written without both"),
+    (WHEN + 'not = { argument = "/a", prefix = "a" }', "when.not.argument: unknown key"),
+    (WHEN.replace("/to", "to") + 'prefix = "a"', "policy.toml:5: rule 'r': when.argument: is no JSON"),
+    (WHEN.replace("/to", "/~2") + 'prefix = "a"', "when.argument: is no JSON pointer"),
+    (WHEN.replace("/to", "/tto") + 'prefix = "a"', "takes the argument '/tto'; did you mean 'to'?"),
+    (WHEN.replace("/to", "/to/x") + 'prefix = "a"', "no tool that it is about takes the argument"),
+    (WHEN.replace("/to", "/copies/x") + 'prefix = "a"', "takes the argument '/copies/x'"),
+    (WHEN + 'equals = "a"\n[[rules.when]]\nargument = "/to"\nequals = "b"', "policy.toml:7: rule 'r'"),
+    (WHEN + 'equals = "a"\n[[rules.when]]\nargument = "/to"\nequals = "a"', "it is written twice"),
+    (WHEN + 'min = 3\n[[rules.when]]\nargument = "/to"\nmax = 2', "no value can satisfy"),
+]  # fmt: skip
+
+
+@pytest.mark.row("A1")
+@pytest.mark.parametrize(("text", "told"), FAULTS + CONDITION_FAULTS)
+def test_fault_is_told_with_file_and_line(text: str, told: str) -> None:
+    found = faults(text, tool(category="mail"), tool("other", dangerous=True))
+    assert any(told in fault for fault in found), found
+
+
+SOUND = [
+    DENY,
+    DENY + 'tools = ["send_mail", "sen*"]',
+    DENY + 'tools = ["send_mail@1.*", "send_mail@1.0.0"]',
+    DENY + 'categories = ["mail"]',
+    DENY + "dangerous = true",
+    ASK + 'approvers = ["a", "b"]\nquorum = 2',
+    ASK + "over_budget = true",
+    DENY + 'cost_over = "0.10"',
+    WHEN + "equals = [1, { a = true }]",
+    WHEN.replace("/to", "/copies/*") + 'prefix = "a"',
+    WHEN.replace("/to", "/copies/0") + 'prefix = "a"',
+    WHEN + 'not = { missing = true }\n[[rules.when]]\nargument = "/to"\nprefix = "a"',
+    'mode = "shadow"\n' + DENY,
+    DENY + DENY.replace('"r"', '"s"').replace("deny", "allow") + 'mode = "shadow"',
+]
+
+
+@pytest.mark.parametrize("text", SOUND)
+def test_sound_twin_is_loaded(text: str) -> None:
+    assert faults(text, tool(category="mail")) == []
+
+
+def _rule(number: int, decision: str, *more: str) -> str:
+    return "\n".join((f'[[rules]]\nid = "r{number}"\ndecision = "{decision}"', *more, ""))
+
+
+SHADOWED = [
+    # what the second rule can never do, with its twin that can
+    (("deny", 'environments = ["x"]'), ("ask", 'environments = ["x"]'), ("ask", 'environments = ["y"]')),
+    (("deny", 'agents = ["a"]'), ("ask", 'agents = ["a"]'), ("ask", 'agents = ["b"]')),
+    (("deny", 'tools = ["send_*"]'), ("deny", 'tools = ["send_m*"]'), ("deny", 'tools = ["s*"]')),
+    (("deny", 'agents = ["a*"]'), ("deny", 'agents = ["ab", "ac"]'), ("deny", 'agents = ["ab", "b"]')),
+    (("ask", "quorum = 2"), ("ask", 'agents = ["a"]'), ("ask", "quorum = 3")),
+    (("ask",), ("allow", 'tools = ["send_mail"]'), ("ask", 'approvers = ["a"]')),
+    (("allow", 'tools = ["*"]'), ("allow", 'tools = ["send*"]'), ("allow", 'tools = ["send_mail"]')),
+    (("deny", 'cost_over = "1"'), ("deny", 'cost_over = "2"'), ("deny", 'cost_over = "0.5"')),
+    (("deny", "dangerous = true"), ("ask", "dangerous = true"), ("ask", "dangerous = false")),
+    (("deny", 'tools = ["send_mail"]'), ("deny", 'tools = ["send_mail@1.0.0"]'), ("deny", 'tools = ["s*"]')),
+    (
+        ("deny", 'when = [{argument = "/to", prefix = "a"}]'),
+        ("allow", 'tools = ["send_mail"]', 'when = [{argument = "/to", prefix = "a"}]'),
+        ("allow", 'tools = ["send_mail"]', 'when = [{argument = "/to", prefix = "b"}]'),
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.row("A1")
+@pytest.mark.parametrize(("first", "dead", "alive"), SHADOWED)
+def test_rule_that_others_leave_nothing_to_is_refused(
+    first: tuple[str, ...], dead: tuple[str, ...], alive: tuple[str, ...]
+) -> None:
+    (told,) = faults(_rule(1, *first) + _rule(2, *dead))
+    assert "rule 'r2': it can never decide: the rule r1 always does so before" in told
+    assert faults(_rule(1, *first) + _rule(2, *alive)) == []
+
+
+def test_stricter_rule_shadows_from_below_too() -> None:
+    (told,) = faults(_rule(1, "allow", 'tools = ["send_mail"]') + _rule(2, "deny"))
+    assert told.startswith("policy.toml:1: rule 'r1': it can never decide: the rule r2")
+
+
+def test_every_fault_is_told_at_once_in_order_of_the_lines() -> None:
+    found = faults(DENY + "mode = 1\n" + DENY.replace('"r"', '"s"') + "nothing = 1\nquorum = 0\n")
+    assert [fault.split(":")[1] for fault in found] == ["4", "8", "9"]
+
+
+def test_rules_of_right_shape_are_held_against_the_tools_although_others_have_none() -> None:
+    """Each of these stayed unsaid until the last key was right."""
+    when = '[[rules.when]]\nargument = "/tto"\nprefix = "a"\n'
+    found = faults(
+        _rule(0, "deny", "nothing = 1") + _rule(1, "deny", 'tools = ["send_mial"]')
+        + _rule(1, "ask", 'tags = ["x"]') + _rule(3, "ask", 'categories = ["y"]')
+        + _rule(4, "ask", 'agents = ["b"]') + when + _rule(0, "deny", "quorum = 0"),
+    )  # fmt: skip
+    for told in (
+        "rule 'r0': nothing: unknown key", "no registered tool is 'send_mial'",
+        "the id r1 is given twice", "no registered tool has 'x' in its tags",
+        "no registered tool has 'y' in its categories", "takes the argument '/tto'",
+        "rule 'r0': quorum: must be 1 or more", "the id r0 is given twice",
+    ):  # fmt: skip
+        assert sum(told in fault for fault in found) == 1, (told, found)
+    assert len(found) == 8
+
+
+def test_faults_beyond_the_first_fifty_are_counted() -> None:
+    found = faults("".join(_rule(number, "permit") for number in range(60)))
+    assert len(found) == 51
+    assert found[-1] == "policy.toml: and 10 more"
+
+
+NOT_SHAPED = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
+    | st.just("x" * 5000) | st.just(["x"] * 1001) | st.just("0.0000000001") | st.just(10**30),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
+    max_leaves=4,
+)  # fmt: skip
+LIBRARY_SPEECH = re.compile(
+    r"Input|valid |validation|Field|Tuple|String|Decimal|should|instance|dictionary|Model|Rule\b"
+)
+
+
+@settings(max_examples=400)
+@given(
+    st.dictionaries(
+        st.sampled_from([f.alias or n for n, f in Rule.model_fields.items()]), NOT_SHAPED
+    ),
+    st.dictionaries(
+        st.sampled_from([f.alias or n for n, f in Condition.model_fields.items()]), NOT_SHAPED
+    ),
+)
+def test_what_is_wrong_with_a_shape_is_said_in_plain_words(
+    rule: dict[str, Any], condition: dict[str, Any]
+) -> None:
+    try:
+        Rule.model_validate({"when": [condition], **rule})
+    except ValidationError as error:
+        for fault in error.errors(include_url=False, include_input=False):
+            if fault["type"] != "value_error":  # those are our own
+                assert not LIBRARY_SPEECH.search(plain_words(fault, [])), fault
+
+
+@pytest.mark.parametrize("key", ["tools", "agents", "when", "over_budget", "mode"])
+def test_key_without_a_value_is_no_absent_one(key: str) -> None:
+    """In YAML a list that was forgotten would otherwise mean everybody."""
+    text = f"rules:\n- id: r\n  decision: allow\n  {key}:\n"
+    (told,) = faults(text, name="p.yaml")
+    assert told == f"p.yaml:2: rule 'r': {key} has no value; leave the key out instead"
+    assert faults("rules:\n- id: r\n  decision: allow\n", name="p.yaml") == []
+
+
+def test_yaml_fault_has_its_line() -> None:
+    text = "rules:\n- id: r\n  decision: deny\n  when:\n  - argument: /to\n    prefx: a\n"
+    assert faults(text, name="p.yml")[0].startswith("p.yml:6: rule 'r': when.prefx: unknown key")
+
+
+def test_mode_of_the_file_is_that_of_every_rule() -> None:
+    second = '[[rules]]\nid = "s"\ndecision = "ask"\nmode = "enforce"\nagents = ["a"]\n'
+    policy = parse_policy(
+        "p.toml", f'mode = "shadow"\n{second}{DENY}agents = ["b"]'.encode(), [tool()]
+    )
+    assert [rule.mode for rule in policy.rules] == ["shadow", "shadow"]
+
+
+def test_too_many_rules_are_refused() -> None:
+    text = "".join(f'[[rules]]\nid = "r{n}"\ndecision = "deny"\n' for n in range(5001))
+    assert faults(text) == ["policy.toml: it holds 5001 rules, more than 5000"]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    tmp_path.chmod(0o700)
+    return tmp_path
+
+
+def write(place: Path, text: str, name: str = "policy.toml", mode: int = 0o600) -> Path:
+    unfinished = place / f".{name}"
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.chmod(mode)
+    return unfinished.rename(place / name)
+
+
+@pytest.mark.row("A1")
+def test_file_that_others_may_write_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
+    place = Path(os.path.realpath(tmp_path_factory.mktemp("policy")))
+    place.chmod(0o700)
+    assert load_policy(write(place, DENY), [tool()]).rules
+    for mode in (0o620, 0o602):
+        with pytest.raises(PolicyError, match="can be written by others than its owner"):
+            load_policy(write(place, DENY, mode=mode), [tool()])
+    (place / "link.toml").symlink_to(write(place, DENY))
+    with pytest.raises(PolicyError, match="symbolic link"):
+        load_policy(place / "link.toml", [tool()])
+    place.chmod(0o770)
+    with pytest.raises(PolicyError, match="the directory can be written by others"):
+        load_policy(place / "policy.toml", [tool()])
+
+
+@pytest.mark.parametrize("name", ["policy.json", "policy", "policy.toml.bak"])
+def test_ending_says_the_format(place: Path, name: str) -> None:
+    with pytest.raises(PolicyError, match="ends in none of"):
+        load_policy(write(place, DENY, name), [tool()])
+
+
+@pytest.mark.row("A1")
+def test_change_counts_when_two_looks_saw_the_same(place: Path) -> None:
+    file = PolicyFile(write(place, DENY), lambda: [tool()])
+    first = file.load()
+    assert file.poll() is None
+    write(place, ASK)
+    assert file.poll() is None
+    changed = file.poll()
+    assert isinstance(changed, Policy)
+    assert (changed.rules[0].decision, changed.version != first.version) == (Verdict.ASK, True)
+    assert file.poll() is None
+
+
+@pytest.mark.row("A1")
+def test_faulty_or_missing_file_is_told_once_a_change(place: Path) -> None:
+    file = PolicyFile(write(place, DENY), lambda: [tool()])
+    file.load()
+    path = write(place, "[[rules]")
+    assert file.poll() is None
+    assert isinstance(file.poll(), PolicyError)
+    assert file.poll() is None
+    path.unlink()
+    assert file.poll() is None
+    gone = file.poll()
+    assert isinstance(gone, PolicyError)
+    assert "No such file" in str(gone)
+    assert [file.poll(), file.poll()] == [None, None]
+    write(place, ASK)
+    file.poll()
+    assert isinstance(file.poll(), Policy)

@@ -1,0 +1,110 @@
+"""A client finds the socket that an engine of the same configuration listens on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fumehood import AsyncClient, AsyncControlClient, Client, ConfigError, ControlClient
+from fumehood.config import load_config
+from fumehood.protocol.sockets import find_sockets
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("FUMEHOOD_HOME", "FUMEHOOD_CONFIG", "FUMEHOOD_SOCKET", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", "/state")
+
+
+def _write(tmp_path: Path, text: str) -> None:
+    (tmp_path / "fumehood").mkdir()
+    (tmp_path / "fumehood" / "config.toml").write_text(text, encoding="utf-8")
+
+
+PLACES = [
+    ({}, "", "/state/fumehood/engine.sock", "/state/fumehood/control.sock"),
+    ({"XDG_RUNTIME_DIR": "/run/1"}, "", "/run/1/fumehood/engine.sock", "/run/1/fumehood/control.sock"),
+    ({"FUMEHOOD_HOME": "/h", "XDG_RUNTIME_DIR": "/run/1"}, "", "/h/engine.sock", "/h/control.sock"),
+    ({"FUMEHOOD_SOCKET": "/s/mine", "FUMEHOOD_HOME": "/h"}, "", "/s/mine", "/s/control-mine"),
+    ({"FUMEHOOD_SOCKET": ""}, "", "/state/fumehood/engine.sock", "/state/fumehood/control.sock"),
+    ({}, 'home = "/file"', "/file/engine.sock", "/file/control.sock"),
+    ({"FUMEHOOD_HOME": "/h"}, 'home = "/file"', "/h/engine.sock", "/h/control.sock"),
+    ({}, 'mode = "service"', "/run/fumehood/engine/engine.sock", "/run/fumehood/control/control.sock"),
+    ({"FUMEHOOD_SERVICE__RUN_DIRECTORY": "/r"}, 'mode = "service"',
+     "/r/engine/engine.sock", "/r/control/control.sock"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("environment", "file", "callers", "control"), PLACES)
+def test_client_finds_the_socket_that_the_engine_makes(
+    environment: dict[str, str],
+    file: str,
+    callers: str,
+    control: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    _write(tmp_path, file)
+    found, config = find_sockets(), load_config()
+    assert (str(found.socket_path), str(found.control_socket_path)) == (callers, control)
+    assert (config.socket_path, config.control_socket_path) == (
+        found.socket_path,
+        found.control_socket_path,
+    )
+
+
+def test_settings_that_concern_no_socket_do_not_matter(tmp_path: Path) -> None:
+    _write(tmp_path, 'home = "/file"\nlog_level = "nonsense"\n[another]\nkey = 1\n')
+    assert find_sockets().socket_path == Path("/file/engine.sock")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("mode = 3", "mode: Input should be 'single-user' or 'service'"),
+        ("home = ", "Invalid value"),
+        ("[service]\nrun = 1", "service.run: Extra inputs"),
+    ],
+)
+def test_wrong_configuration_is_an_error_in_words(text: str, words: str, tmp_path: Path) -> None:
+    _write(tmp_path, text)
+    with pytest.raises(ConfigError, match="socket cannot be found") as raised:
+        Client()
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_configuration_that_is_named_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUMEHOOD_CONFIG", "/nonexistent/config.toml")
+    with pytest.raises(ConfigError, match="does not exist"):
+        Client()
+
+
+def test_path_that_is_given_needs_no_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUMEHOOD_CONFIG", "/nonexistent/config.toml")
+    Client("/s/engine.sock").close()
+
+
+def test_path_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUMEHOOD_SOCKET", "/" + "x" * 107)
+    with pytest.raises(ConfigError, match="107"):
+        Client()
+
+
+@pytest.mark.anyio
+async def test_each_class_takes_the_socket_that_it_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUMEHOOD_HOME", "/h")
+    blocking = Client(), ControlClient(credential="c")
+    awaiting = AsyncClient(), AsyncControlClient(credential="c")
+    for callers, control in (blocking, awaiting):
+        assert callers._transport._place.path == Path("/h/engine.sock")
+        assert control._transport._place.path == Path("/h/control.sock")
+    for client in blocking:
+        client.close()
+    for client in awaiting:
+        await client.close()

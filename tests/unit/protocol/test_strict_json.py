@@ -1,0 +1,158 @@
+"""Strict JSON: every document that two readers could understand differently is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fumehood.protocol.strict_json import StrictJsonError, dumps, loads
+
+DIGITS_4300 = b"1" * 4300
+NESTED_64 = b"[" * 64 + b"]" * 64
+
+REFUSALS = {
+    "not_utf8": (b'"\xff"', "not UTF-8 at byte 1"),
+    "raw_surrogate_bytes": (b'"\xed\xa0\x80"', "not UTF-8"),
+    "utf16": ('"a"'.encode("utf-16"), "not UTF-8"),
+    "repeated_key": (b'{"a": 1, "a": 2}', "the key 'a' is given twice"),
+    "repeated_equal_key": (b'{"a": 1, "a": 1}', "given twice"),
+    "repeated_key_deep": (b'[{"x": {"y": [{"a": 1, "b": 2, "a": 3}]}}]', "given twice"),
+    "repeated_escaped_key": (b'{"a": 1, "\\u0061": 2}', "given twice"),
+    "repeated_empty_key": (b'{"": 1, "": 2}', "given twice"),
+    "nan": (b"NaN", "NaN is not a JSON value"),
+    "nan_deep": (b'{"a": [NaN]}', "NaN is not a JSON value"),
+    "infinity": (b"[Infinity]", "Infinity is not a JSON value"),
+    "minus_infinity": (b"[-Infinity]", "-Infinity is not a JSON value"),
+    "exponent_400": (b"1e400", "too large for a double"),
+    "minus_exponent_400": (b"[-1e400]", "too large for a double"),
+    "lone_high_surrogate": (b'"\\ud800"', "lone surrogate"),
+    "lone_low_surrogate": (b'"\\udc00"', "lone surrogate"),
+    "swapped_surrogates": (b'"\\udc00\\ud800"', "lone surrogate"),
+    "lone_surrogate_in_key": (b'{"\\ud800": 1}', "lone surrogate"),
+    "lone_surrogate_in_deep_key": (b'[{"a": {"\\udfff": 1}}]', "lone surrogate"),
+    "lone_surrogate_in_value": (b'{"a": "\\ud800"}', "lone surrogate"),
+    "lone_surrogate_in_list": (b'["a", "\\ud800"]', "lone surrogate"),
+    "digits_4301": (DIGITS_4300 + b"1", "more than 4300 digits"),
+    "digits_4301_negative": (b"-" + DIGITS_4300 + b"1", "more than 4300 digits"),
+    "digits_4301_deep": (b'{"a": [' + DIGITS_4300 + b"1]}", "more than 4300 digits"),
+    "depth_65": (b"[" * 65 + b"]" * 65, "nested deeper than 64 levels"),
+    "depth_65_objects": (b'{"a":' * 65 + b"1" + b"}" * 65, "nested deeper than 64 levels"),
+    "depth_65_mixed": (b'[{"a":' * 33 + b"1" + b"}]" * 33, "nested deeper than 64 levels"),
+    "depth_10000": (b"[" * 10_000 + b"]" * 10_000, "nested deeper than 64 levels"),
+    "depth_10000_objects": (b'{"a":' * 10_000 + b"1" + b"}" * 10_000, "nested deeper"),
+    "depth_10000_unclosed": (b"[" * 10_000, "nested deeper"),
+    "trailing_garbage": (b'{"a": 1} x', "not JSON: Extra data"),
+    "second_document": (b"{}{}", "not JSON: Extra data"),
+    "byte_order_mark": (b"\xef\xbb\xbf{}", "not JSON"),
+    "empty": (b"", "not JSON"),
+    "only_spaces": (b"  \n", "not JSON"),
+    "single_quotes": (b"{'a': 1}", "not JSON"),
+    "trailing_comma": (b"[1,]", "not JSON"),
+    "raw_newline_in_string": (b'"a\nb"', "not JSON"),
+    "raw_nul_in_string": (b'"a\x00b"', "not JSON"),
+    "leading_zero": (b"01", "not JSON"),
+    "plus_sign": (b"+1", "not JSON"),
+}
+
+TWINS: dict[str, tuple[bytes, Any]] = {
+    "utf8": ('"é"'.encode(), "é"),
+    "same_key_in_two_objects": (b'[{"a": 1}, {"a": 2}]', [{"a": 1}, {"a": 2}]),
+    "same_key_at_two_depths": (b'{"a": {"a": 1}}', {"a": {"a": 1}}),
+    "word_nan": (b'"NaN"', "NaN"),
+    "exponent_300": (b"1e300", 1e300),
+    "exponent_minus_400": (b"1e-400", 0.0),
+    "surrogate_pair": (b'"\\ud83d\\ude00"', "\U0001f600"),
+    "surrogate_pair_in_key": (b'{"\\ud83d\\ude00": 1}', {"\U0001f600": 1}),
+    "escaped_nul": (b'"a\\u0000b"', "a\x00b"),
+    "digits_4300": (DIGITS_4300, int(DIGITS_4300)),
+    "digits_4300_negative": (b"-" + DIGITS_4300, -int(DIGITS_4300)),
+    "depth_64": (NESTED_64, json.loads(NESTED_64)),
+    "65_brackets_side_by_side": (b"[" + b"[]," * 64 + b"[]]", [[]] * 65),
+    "brackets_in_a_string": (b'"' + b"[" * 100 + b'"', "[" * 100),
+    "spaces_around": (b" \n{} \t", {}),
+    "null": (b"null", None),
+}
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(codec="utf-8")),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(st.characters(codec="utf-8")), inner, max_size=4)
+    ),
+    max_leaves=20,
+)
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_ambiguous_document_is_refused_and_the_message_says_why(name: str) -> None:
+    document, words = REFUSALS[name]
+    with pytest.raises(StrictJsonError) as caught:
+        loads(document)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_harmless_twin_is_parsed(name: str) -> None:
+    document, value = TWINS[name]
+    assert loads(document) == value
+
+
+def test_long_repeated_key_is_shown_shortened_and_in_ascii() -> None:
+    key = "é" * 5000
+    with pytest.raises(StrictJsonError) as caught:
+        loads(f'{{"{key}": 1, "{key}": 2}}'.encode())
+    assert len(str(caught.value)) < 400
+    assert str(caught.value).isascii()
+
+
+def test_a_smaller_depth_can_be_asked_for() -> None:
+    assert loads(b"[[1]]", max_depth=2) == [[1]]
+    with pytest.raises(StrictJsonError, match="deeper than 1 levels"):
+        loads(b"[[1]]", max_depth=1)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), [float("nan")]])
+def test_numbers_that_json_lacks_are_not_encoded(value: Any) -> None:
+    with pytest.raises(ValueError, match="JSON compliant"):
+        dumps(value)
+
+
+def test_circular_value_is_not_encoded() -> None:
+    circle: list[Any] = []
+    circle.append(circle)
+    with pytest.raises(ValueError, match="Circular"):
+        dumps(circle)
+
+
+def test_encoded_json_is_compact_ascii() -> None:
+    assert dumps({"a": ["é", 1]}) == b'{"a":["\\u00e9",1]}'
+
+
+@given(JSON)
+def test_any_json_value_round_trips(value: Any) -> None:
+    again = loads(dumps(value))
+    assert again == value
+    assert dumps(again) == dumps(value)
+
+
+@given(JSON, st.booleans())
+def test_what_is_parsed_can_be_encoded_as_utf8(value: Any, ascii_only: bool) -> None:
+    parsed = loads(json.dumps(value, ensure_ascii=ascii_only).encode())
+    assert json.loads(json.dumps(parsed, ensure_ascii=False).encode("utf-8")) == value
+
+
+@given(st.binary(max_size=200) | st.text('{}[]",:\\ud8cNaN01eE.- \n').map(str.encode))
+def test_any_bytes_are_parsed_or_refused_as_one_error(data: bytes) -> None:
+    try:
+        value = loads(data)
+    except StrictJsonError:
+        return
+    assert loads(dumps(value)) == value

@@ -1,0 +1,84 @@
+"""The reaper: what is ours and left behind goes, what is another engine's stays."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from fumehood.sandbox.container.docker_api import DockerNotRunning, Listed
+from fumehood.sandbox.container.reaper import Reaper
+from support.fake_docker import FakeDocker
+
+pytestmark = pytest.mark.anyio
+
+NOW = 1_800_000_000
+LONG_PAST, PAST, COMING = NOW - 3600, NOW - 10, NOW + 3600
+
+
+def container(
+    name: str, engine: str, owner: str, state: str = "running", deadline: object = COMING
+) -> Listed:
+    labels = {
+        "fumehood.engine": engine,
+        "fumehood.owner": owner,
+        "fumehood.deadline": str(deadline),
+    }
+    return Listed(f"id-of-{name}", name, state, labels)
+
+
+def reaper(docker: FakeDocker, *in_use: str) -> Reaper:
+    return Reaper(docker, "me", "my-state", lambda: in_use, now=lambda: NOW)
+
+
+@pytest.mark.parametrize(
+    ("found", "goes"),
+    [
+        (container("in-use", "me", "my-state"), False),
+        (container("forgotten", "me", "my-state"), True),
+        (container("forgotten-before-its-start", "me", "my-state", "created"), True),
+        (container("predecessor's", "dead", "my-state"), True),
+        (container("predecessor's-ended", "dead", "my-state", "exited"), True),
+        (container("other-engine's", "other", "other-state"), False),
+        (container("other-engine's-ended", "other", "other-state", "exited"), False),
+        (container("other-engine's-late", "other", "other-state", "running", LONG_PAST), False),
+        (container("other-engine's-paused", "other", "other-state", "paused", LONG_PAST), False),
+        (container("somebody's-just-over", "other", "other-state", "exited", PAST), False),
+        (container("somebody's-long-over", "other", "other-state", "exited", LONG_PAST), True),
+        (container("somebody's-never-begun", "other", "other-state", "created", LONG_PAST), True),
+        (container("without-a-deadline", "other", "other-state", "exited", ""), False),
+        (container("deadline-of-nonsense", "other", "other-state", "exited", "-1"), False),
+        (container("deadline-of-digits", "other", "other-state", "exited", "9" * 5000), False),
+        (Listed("x", "no-owner", "exited", {"fumehood.engine": "me"}), False),
+        (Listed("x", "foreign", "exited", {"com.example": "me"}), False),
+    ],
+    ids=lambda value: value.name if isinstance(value, Listed) else "",
+)  # fmt: skip
+async def test_sweep_removes_exactly_what_nobody_wants(found: Listed, goes: bool) -> None:
+    docker = FakeDocker(None, containers={found.id: found})
+    assert await reaper(docker, "in-use").sweep() == int(goes)
+    assert docker.removed == ([found.name] if goes else [])
+
+
+async def test_removal_is_tried_until_docker_is_back() -> None:
+    found = container("c", "me", "my-state")
+    docker = FakeDocker(None, containers={found.id: found}, failing=DockerNotRunning("away"))
+    async with anyio.create_task_group() as group:
+        group.start_soon(reaper(docker).remove, "c")
+        while docker.asked.count("remove") < 2:
+            await anyio.sleep(0.001)
+        docker.failing = None
+    assert docker.removed == ["c"]
+
+
+async def test_stop_removes_all_of_this_engine_and_none_of_another() -> None:
+    both = [container(f"c{n}", "me", "my-state") for n in range(20)]
+    both.append(container("other", "other", "other-state"))
+    docker = FakeDocker(None, containers={one.id: one for one in both})
+    await reaper(docker, "c1", "c2").stop()
+    assert [one.name for one in docker.containers.values()] == ["other"]
+
+
+async def test_stop_ends_also_where_docker_is_away() -> None:
+    docker = FakeDocker(None, failing=DockerNotRunning("away"))
+    await reaper(docker).stop()
+    assert docker.asked == ["list"]

@@ -1,0 +1,37 @@
+"""What the last words of a failed build mean for who reads them."""
+
+from __future__ import annotations
+
+import pytest
+
+from fumehood.sandbox.images.errors import trouble_in
+
+
+@pytest.mark.parametrize(
+    ("said", "found", "cure"),
+    [
+        ("tar: write error: No space left on device", "no disk space", "Make room"),
+        (
+            "E: Failed to fetch http://x  Temporary failure resolving 'x'",
+            "cannot be reached",
+            "prox",
+        ),
+        ("E: Unable to locate package pythonx", "does not exist", "packages.txt"),
+        ("manifest unknown: manifest unknown", "no such image", "digest"),
+        ("mmdebstrap: /tmp is mounted with nodev", "temporary files", "TMPDIR"),
+    ],
+)
+def test_known_troubles_come_with_their_cure(said: str, found: str, cure: str) -> None:
+    trouble = trouble_in("It failed", ["I: running", said, "I: done"])
+    assert found in trouble.found
+    assert cure in trouble.cure
+
+
+def test_unknown_trouble_shows_what_was_said_last() -> None:
+    trouble = trouble_in("It failed", [*(f"line {n}" for n in range(9)), "", "dpkg: error 7"])
+    assert "dpkg: error 7" in trouble.found
+    assert "line 4" not in trouble.found
+
+
+def test_a_program_that_says_nothing_is_reported_too() -> None:
+    assert "said nothing" in trouble_in("It failed", []).found

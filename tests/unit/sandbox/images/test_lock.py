@@ -1,0 +1,124 @@
+"""Which lists of packages are read, and what a lock says."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from fumehood.sandbox.images.lock import (
+    MAX_REQUIREMENTS,
+    Lock,
+    Pinned,
+    WrongRequirements,
+    lock_of,
+    merged,
+    normalized,
+    parse_lock,
+    parse_requirements,
+)
+
+HASH, OTHER = "a" * 64, "b" * 64
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["numpy", "numpy==2.0", "numpy >= 2, <3", "numpy~=2.0.1", "a[b]", "a[b, c]==1.*", "a!=1,<2",
+     'a; python_version < "3.12"', "a==1.0+cu118", "a ; sys_platform == 'linux' and extra == ''",
+     "a_b.c-d", "numpy==2.0  # why"],
+)  # fmt: skip
+def test_name_extras_versions_and_marker_are_taken(line: str) -> None:
+    (kept,) = parse_requirements(f"# first\n\n{line}\n").values()
+    assert kept == line.partition("  #")[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("-r other.txt", "option"),
+        ("--index-url https://example.org", "option"),
+        ("-e .", "option"),
+        ("numpy --hash=sha256:00", "not a package"),
+        ("numpy==1 --global-option=x", "not a package"),
+        ("git+https://example.org/a", "address"),
+        ("a @ https://example.org/a.whl", "address"),
+        ("a@file:///etc/passwd", "address"),
+        ("https://example.org/a.whl", "address"),
+        ("./a", "path"),
+        ("/a/b", "path"),
+        ("a-1-py3-none-any.whl", "path"),
+        ("a.tar.gz[b]", "not a package"),
+        ("A.WHL==1", "not a package"),
+        ("a==1.0.tar.gz", "path"),
+        ("a == 1.ZIP ; python_version > '3'", "path"),
+        ("a ; python_version > '3' --global-option=x", "not a package"),
+        ("a ; python_version > '3' --no-binary=a", "not a package"),
+        ("a ; python_version > '3' -e", "not a package"),
+        ("a; --pre", "not a package"),
+        ("a ;--pre", "not a package"),
+        ("a ; python_version > ' --no-binary=a'", "not a package"),
+        ("a/b", "not a package"),
+        ("a b", "not a package"),
+        ("a==1; x\\\ty", "not a package"),
+        ("a==", "not a package"),
+        ("$(id)", "not a package"),
+        ("é", "not a package"),
+        ("a,b", "not a package"),
+    ],
+)
+def test_anything_else_is_refused_with_its_line(line: str, words: str) -> None:
+    with pytest.raises(WrongRequirements, match=words):
+        parse_requirements(f"numpy\n{line}\n")
+
+
+def test_package_that_is_named_twice_is_refused() -> None:
+    with pytest.raises(WrongRequirements, match="a-b is named twice"):
+        parse_requirements("a_b==1\nA.B\n")
+
+
+def test_very_long_list_is_refused() -> None:
+    lines = [f"a{number}" for number in range(MAX_REQUIREMENTS)]
+    assert len(parse_requirements("\n".join(lines))) == MAX_REQUIREMENTS
+    with pytest.raises(WrongRequirements, match="more than"):
+        parse_requirements("\n".join([*lines, "b"]))
+
+
+def test_lock_reads_what_it_writes() -> None:
+    lock = Lock((Pinned("a", "1.0", (HASH, OTHER)), Pinned("b-c", "2", (HASH,))))
+    assert parse_lock(lock.text) == lock
+    assert parse_lock(f"# none\n{lock.text}# end\n") == lock
+    assert parse_lock("# none\n") == Lock()
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["a==1.0", "a", f"a>=1 --hash=sha256:{HASH}", "a==1 --hash=sha256:aa", f"a==1 --hash=md5:{HASH}",
+     f"a==1 --hash=sha256:{HASH} --no-binary=:all:", f"a==1 ; x --hash=sha256:{HASH}",
+     f"--find-links=/x a==1 --hash=sha256:{HASH}", f"a @ file:///x --hash=sha256:{HASH}",
+     f"a==1 --hash=sha256:{HASH.upper()}"],
+)  # fmt: skip
+def test_lock_with_anything_but_one_version_and_hashes_is_refused(line: str) -> None:
+    with pytest.raises(WrongRequirements):
+        parse_lock(f"b==1 --hash=sha256:{OTHER}\n{line}\n")
+
+
+def test_lock_of_files_takes_exactly_these(tmp_path: Path) -> None:
+    (tmp_path / "B_c-2.0-cp311-cp311-linux_x86_64.whl").write_bytes(b"two")
+    (tmp_path / "a-1.0-py3-none-any.whl").write_bytes(b"one")
+    lock = lock_of(sorted(tmp_path.iterdir()))
+    assert [(each.name, each.version) for each in lock.packages] == [("a", "1.0"), ("b-c", "2.0")]
+    assert lock.packages[0].hashes == (hashlib.sha256(b"one").hexdigest(),)
+    (tmp_path / "d-1.tar.gz").write_bytes(b"")
+    with pytest.raises(WrongRequirements, match="no wheel"):
+        lock_of(sorted(tmp_path.iterdir()))
+
+
+def test_names_are_compared_as_the_index_does() -> None:
+    assert {normalized(name) for name in ("A_b", "a.B", "a--b", "a-b")} == {"a-b"}
+
+
+def test_own_line_wins_over_the_one_of_the_image_below() -> None:
+    ours = parse_requirements("pandas\nnumpy\n")
+    theirs = parse_requirements("Pandas<3\nhumanize\n")
+    assert merged(ours, theirs) == "humanize\nnumpy\nPandas<3\n"

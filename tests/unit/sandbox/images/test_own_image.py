@@ -1,0 +1,129 @@
+"""The folder of an image of the operator's own: whole, or not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fumehood.sandbox.images import own_image
+from fumehood.sandbox.images.errors import ImageTrouble
+from fumehood.sandbox.images.lock import Lock, Pinned
+from fumehood.sandbox.images.own_image import Wish, check_wish, make_aside, publish
+from fumehood.sandbox.images.recipe import WrongRecipe, read_recipe
+
+LOCK = Lock((Pinned("tool", "1.0", ("a" * 64,)),))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the index is asked for; it answers with one package."""
+    lists: list[str] = []
+
+    def answer(requirements: str, *_: object) -> Lock:
+        lists.append(requirements)
+        return LOCK
+
+    monkeypatch.setattr(own_image, "resolve", answer)
+    return lists
+
+
+def make(wish: Wish, home: Path) -> Path:
+    with make_aside(wish, home, home / "cache", lambda _: None) as folder:
+        return publish(folder, wish.name)
+
+
+def test_folder_says_all_that_the_image_is_made_from(asked: list[str], tmp_path: Path) -> None:
+    home = tmp_path / "images"
+    make(Wish("mine", "Tool\n", ("cowsay",), "python"), home)
+    recipe = read_recipe("mine", own=home)
+    assert recipe.lock == LOCK
+    assert set(recipe.packages) == {*read_recipe("python").packages, "cowsay"}
+    assert recipe.settings.languages == read_recipe("python").settings.languages
+    assert asked == ["Tool\n"]
+    assert sorted(entry.name for entry in home.iterdir()) == ["mine"]
+
+
+def test_packages_and_preloaded_modules_of_the_image_below_are_kept(
+    asked: list[str], tmp_path: Path
+) -> None:
+    make(Wish("mine", "Pandas<9\ntool\n"), tmp_path / "images")
+    (text,) = asked
+    assert {"numpy", "matplotlib", "Pandas<9", "tool"} <= set(text.splitlines())
+    assert "pandas" not in text.splitlines()
+    mine, below = read_recipe("mine", own=tmp_path / "images"), read_recipe("python-data")
+    assert mine.settings.preload == below.settings.preload
+    assert mine.settings.guest_mb == below.settings.guest_mb
+
+
+@pytest.mark.parametrize(
+    ("wish", "words"),
+    [
+        (Wish("python", "tool"), "is none of node, python"),
+        (Wish("No", "tool"), "cannot be the name"),
+        (Wish("../x", "tool"), "cannot be the name"),
+        (Wish("mine", "tool", (), "nosuch"), "--from takes one of"),
+        (Wish("mine", "tool", (), "mine"), "--from takes one of"),
+        (Wish("mine", "tool", ("a b",)), "not the name of a Debian package"),
+        (Wish("mine", "tool", ("--x",)), "not the name of a Debian package"),
+        (Wish("mine", "tool", ("cowsay",) * 201), "200 Debian packages at most"),
+        (Wish("mine", "-r x"), "is an option"),
+        (Wish("mine", "x" * (1 << 21)), "longer than 1 MB"),
+    ],
+)
+def test_wish_that_cannot_be_fulfilled_is_refused_before_anything_is_made(
+    tmp_path: Path, wish: Wish, words: str
+) -> None:
+    with pytest.raises(WrongRecipe, match=words):
+        check_wish(wish, tmp_path / "images")
+    check_wish(Wish("mine", "tool"), tmp_path / "images")
+    assert not (tmp_path / "images").exists()
+
+
+def test_image_that_is_there_is_replaced_only_when_that_is_meant(
+    asked: list[str], tmp_path: Path
+) -> None:
+    home = tmp_path / "images"
+    first, second = Wish("mine", "tool", (), "python"), Wish("mine", "other", (), "python")
+    make(first, home)
+    with pytest.raises(WrongRecipe, match="already: --replace"):
+        check_wish(second, home)
+    check_wish(second, home, replace=True)
+    folder = make(second, home)
+    assert (folder / "requirements.in").read_text() == "other\n"
+    assert sorted(entry.name for entry in home.iterdir()) == ["mine"]
+
+
+def test_what_is_broken_off_leaves_no_folder_and_the_old_one_stays(
+    asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "images"
+    make(Wish("mine", "tool", (), "python"), home)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        make_aside(Wish("mine", "other", (), "python"), home, tmp_path, lambda _: None),
+    ):
+        raise KeyboardInterrupt
+    assert [entry.name for entry in home.iterdir()] == ["mine"]
+    assert (home / "mine/requirements.in").read_text() == "tool\n"
+
+    def away(*_: object) -> Lock:
+        raise ImageTrouble("The index is away.", "Wait.")
+
+    monkeypatch.setattr(own_image, "resolve", away)
+    with pytest.raises(ImageTrouble):
+        make(Wish("mine", "third", (), "python"), home)
+    assert [entry.name for entry in home.iterdir()] == ["mine"]
+
+
+def test_folder_is_closed_to_others_whatever_the_umask_is(asked: list[str], tmp_path: Path) -> None:
+    import os
+
+    before = os.umask(0)
+    try:
+        folder = make(Wish("mine", "tool", (), "python"), tmp_path / "images")
+    finally:
+        os.umask(before)
+    entries = [folder.parent, folder, *folder.iterdir()]
+    assert [str(e) for e in entries if e.stat().st_mode & 0o022] == []
+    assert read_recipe("mine", own=tmp_path / "images")

@@ -1,0 +1,291 @@
+"""What decides an image, and what does not."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from fumehood.sandbox.images import recipe as recipes
+from fumehood.sandbox.images.lock import parse_requirements
+from fumehood.sandbox.images.recipe import (
+    ABOUT,
+    GUEST_HOME,
+    UnknownImage,
+    WrongRecipe,
+    guest_archive,
+    guest_digest,
+    guest_files,
+    image_names,
+    is_own_name,
+    read_recipe,
+)
+from support.docker_images import write_image_folder
+
+DIGEST = "sha256:" + "a" * 64
+
+
+def test_recipe_of_this_package_is_read_as_it_stands() -> None:
+    recipe = read_recipe("python")
+    assert recipe.release == "bookworm"
+    assert {"python3", "tzdata"} <= set(recipe.packages)
+    assert not any(package.startswith(("#", "python3-pip", "gcc")) for package in recipe.packages)
+    assert recipe.file("finish").startswith(b"#!/bin/sh")
+
+
+def test_images_of_this_package_are_all_read_and_each_has_what_its_guest_needs() -> None:
+    recipes = {name: read_recipe(name) for name in image_names()}
+    assert recipes.keys() == {"python", "python-data", "shell", "node"}
+    assert all("python3" in recipe.packages for recipe in recipes.values())
+    assert all({"python", "shell"} <= set(r.settings.languages) for r in recipes.values())
+    assert "javascript" in recipes["node"].settings.languages
+
+
+def test_image_tells_its_guest_what_it_is() -> None:
+    about = json.loads(read_recipe("node").about)
+    assert about == {
+        "name": "node", "languages": ["python", "shell", "javascript"], "preload": [],
+        "site_paths": [], "environment": {},
+    }  # fmt: skip
+    with tarfile.open(fileobj=io.BytesIO(guest_archive(read_recipe("node").about))) as archive:
+        file = archive.extractfile(ABOUT)
+        assert file is not None
+        assert json.loads(file.read()) == about
+        assert (archive.getmember(ABOUT).uid, archive.getmember(ABOUT).mode) == (0, 0o644)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('langauges = ["python"]', "'langauges' is not known"),
+        ("languages = 3", "languages is not a list"),
+        ('languages = ["python", 3]', "languages is not a list"),
+        ('languages = ["shell"]', 'lacks "python"'),
+        ('languages = ["python", "perl"]', "'perl' is not a language"),
+        ('languages = ["python", "python"]', "twice"),
+        ("guest_mb = true", "guest_mb is not a whole number"),
+        ('guest_mb = "64"', "guest_mb is not a whole number"),
+        ("guest_mb = 31", "not between 32 and 512"),
+        ("guest_mb = 513", "not between 32 and 512"),
+        ('preload = "numpy"', "preload is not a list"),
+        ('preload = ["a;b"]', "no module"),
+        ('preload = ["../a"]', "no module"),
+        ('preload = ["__main__"]', "no module"),
+        ('preload = ["fumehood.guest"]', "no module"),
+        ('preload = ["numpy\\n"]', "no module"),
+        ("preload = [", "not TOML"),
+        ('release = "x y"', "not TOML"),
+    ],
+)
+def test_settings_that_are_not_understood_are_refused(
+    tmp_path: Path, line: str, words: str
+) -> None:
+    folder = write_image_folder(
+        tmp_path, image=f'release = "bookworm"\ndescription = "x"\n{line}\n'
+    )
+    with pytest.raises(WrongRecipe, match=re.escape(words)):
+        read_recipe("python", folder=folder)
+
+
+@pytest.mark.parametrize(
+    "text", ['release = "bookworm"\n', 'description = "x"\n', 'release = 3\ndescription = "x"\n',
+             'release = "--x"\ndescription = "x"\n', 'release = "bookworm"\ndescription = "a\\nb"\n']
+)  # fmt: skip
+def test_release_and_description_are_needed_and_checked(tmp_path: Path, text: str) -> None:
+    with pytest.raises(WrongRecipe, match=r"image\.toml of the image python"):
+        read_recipe("python", folder=write_image_folder(tmp_path, image=text))
+
+
+@pytest.mark.parametrize(
+    ("stem", "text"),
+    [
+        ("packages", "python3\ntzdata\n"),
+        ("requirements", "# other words\n"),
+        ("image", 'release = "trixie"\ndescription = "x"\n'),
+        ("finish", "false\n"),
+    ],
+)
+def test_every_file_of_the_folder_decides_the_digest(tmp_path: Path, stem: str, text: str) -> None:
+    before = read_recipe("python", folder=write_image_folder(tmp_path / "a"))
+    same = read_recipe("python", folder=write_image_folder(tmp_path / "b"))
+    other = read_recipe("python", folder=write_image_folder(tmp_path / "c", **{stem: text}))
+    assert before.digest == same.digest
+    assert before.digest != other.digest
+
+
+def test_a_named_base_decides_the_digest(tmp_path: Path) -> None:
+    folder = write_image_folder(tmp_path)
+    own = read_recipe("python", folder=folder)
+    named = read_recipe("python", base=f"debian@{DIGEST}", folder=folder)
+    assert own.digest != named.digest
+
+
+@pytest.mark.parametrize(
+    "base",
+    ["debian", "debian:bookworm", "debian@sha256:abc", f"{DIGEST}", f"-x@{DIGEST}", f"a b@{DIGEST}",
+     f"debian@{DIGEST}\n"],
+)  # fmt: skip
+def test_a_base_without_a_digest_is_refused(base: str) -> None:
+    with pytest.raises(WrongRecipe):
+        read_recipe("python", base=base)
+
+
+@pytest.mark.parametrize("name", ["nosuch", "", "..", "../python", "python/", "Python", "."])
+def test_an_unknown_name_is_refused_with_the_known_ones(name: str) -> None:
+    with pytest.raises(UnknownImage, match="Known: node, python, "):
+        read_recipe(name)
+
+
+@pytest.mark.parametrize(
+    "line", ["numpy==2.0", "numpy==2.0 --hash=sha256:00", "numpy", "-r other.txt"]
+)
+def test_index_packages_without_a_hash_are_refused_and_not_left_out(
+    tmp_path: Path, line: str
+) -> None:
+    folder = write_image_folder(tmp_path, requirements=f"{line}\n")
+    with pytest.raises(WrongRecipe, match=r"requirements\.lock of the image python"):
+        read_recipe("python", folder=folder)
+
+
+def test_packages_of_python_data_are_locked_and_its_guest_is_told_of_them() -> None:
+    recipe = read_recipe("python-data")
+    names = {package.name for package in recipe.lock.packages}
+    asked = parse_requirements(recipe.file("requirements.in").decode())
+    assert names >= asked.keys() >= {"matplotlib", "numpy", "pandas"}
+    about = json.loads(recipe.about)
+    assert about["site_paths"] == ["/opt/fumehood/site"]
+    assert about["preload"] == ["numpy", "pandas", "matplotlib.pyplot"]
+    assert about["environment"]["MPLBACKEND"] == "Agg"
+    text = recipe.file("requirements.lock").decode()
+    assert [word for word in ("://", "--index-url", "--find-links") if word in text] == []
+
+
+def test_images_of_the_default_tools_share_one_root_and_the_small_one_does_not() -> None:
+    digests = {name: read_recipe(name).root_digest for name in image_names()}
+    assert digests["shell"] == digests["python-data"] == digests["node"]
+    assert digests["python"] != digests["shell"]
+    assert read_recipe("python", base=f"debian@{DIGEST}").root_digest != digests["python"]
+
+
+@pytest.mark.parametrize(
+    ("stem", "text"),
+    [("packages", "python3\ntzdata\n"), ("image", 'release = "trixie"\ndescription = "x"\n'),
+     ("finish", "false\n")],
+)  # fmt: skip
+def test_what_decides_the_root_decides_its_digest(tmp_path: Path, stem: str, text: str) -> None:
+    before = read_recipe("python", folder=write_image_folder(tmp_path / "a"))
+    other = read_recipe("python", folder=write_image_folder(tmp_path / "b", **{stem: text}))
+    assert before.root_digest != other.root_digest
+
+
+def own_folder(home: Path, name: str = "mine") -> Path:
+    folder = home / name
+    folder.mkdir(parents=True)
+    for file, text in {
+        "image.toml": 'release = "bookworm"\ndescription = "x"\n', "packages.txt": "python3\n",
+        "requirements.in": "", "requirements.lock": "",
+    }.items():  # fmt: skip
+        (folder / file).write_text(text, encoding="utf-8")
+        (folder / file).chmod(0o644)
+    folder.chmod(0o755)
+    return folder
+
+
+def test_image_of_the_operators_own_is_read_with_what_all_images_share(tmp_path: Path) -> None:
+    own_folder(tmp_path)
+    assert image_names(own=tmp_path) == ["mine", "node", "python", "python-data", "shell"]
+    recipe = read_recipe("mine", own=tmp_path)
+    assert recipe.packages == ("python3",)
+    assert recipe.file("finish") == read_recipe("python").file("finish")
+    with pytest.raises(UnknownImage):
+        read_recipe("mine")
+
+
+def test_folder_of_the_operator_runs_nothing_during_the_build(tmp_path: Path) -> None:
+    """What `finish` says is run by root."""
+    (own_folder(tmp_path) / "finish").write_text("echo here", encoding="utf-8")
+    assert read_recipe("mine", own=tmp_path).file("finish") == read_recipe("python").file("finish")
+
+
+def test_folder_of_the_operator_does_not_hide_one_of_ours(tmp_path: Path) -> None:
+    own_folder(tmp_path, "python")
+    assert read_recipe("python", own=tmp_path) == read_recipe("python")
+
+
+@pytest.mark.parametrize("what", ["folder", "image.toml", "requirements.lock"])
+def test_own_image_that_others_may_write_is_refused(tmp_path: Path, what: str) -> None:
+    folder = own_folder(tmp_path)
+    assert read_recipe("mine", own=tmp_path)
+    target = folder if what == "folder" else folder / what
+    target.chmod(0o775 if what == "folder" else 0o664)
+    with pytest.raises(WrongRecipe, match="can be written by others"):
+        read_recipe("mine", own=tmp_path)
+
+
+def test_own_image_with_a_link_or_without_a_file_is_refused(tmp_path: Path) -> None:
+    folder = own_folder(tmp_path)
+    (folder / "packages.txt").rename(tmp_path / "elsewhere")
+    with pytest.raises(WrongRecipe, match=r"packages\.txt cannot be read"):
+        read_recipe("mine", own=tmp_path)
+    (folder / "packages.txt").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(WrongRecipe, match="symbolic link"):
+        read_recipe("mine", own=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["python", "node", "common", "root", "base-x", "building-x", "", "A", "a_b", "../a", "a" * 32],
+)
+def test_name_that_is_ours_or_none_cannot_be_an_own_images(name: str) -> None:
+    assert not is_own_name(name)
+    assert is_own_name("a" * 31)
+
+
+@pytest.mark.parametrize("package", ["--allow-x", "a,b", "a b", "A", "x;rm", "$(x)"])
+def test_a_line_that_is_no_package_is_refused(tmp_path: Path, package: str) -> None:
+    """They become part of a command line."""
+    folder = write_image_folder(tmp_path, packages=f"python3\n{package}\n")
+    with pytest.raises(WrongRecipe, match="not the name"):
+        read_recipe("python", folder=folder)
+
+
+def test_guest_is_all_of_its_files_and_nothing_of_the_host() -> None:
+    paths = [path for path, _ in guest_files()]
+    assert paths == sorted(paths)
+    outside = {path for path in paths if not path.startswith("guest/")}
+    assert outside == {
+        "__init__.py", "protocol/__init__.py", "protocol/framing.py", "protocol/strict_json.py",
+    }  # fmt: skip
+    assert "guest/__main__.py" in paths
+    assert not any("__pycache__" in path for path in paths)
+
+
+def test_guest_digest_follows_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = guest_digest()
+    files = guest_files()
+    for changed in (
+        (*files[:-1], (files[-1][0], files[-1][1] + b"\n")),
+        (*files[:-1], (files[-1][0] + "x", files[-1][1])),
+        files[:-1],
+    ):
+        monkeypatch.setattr(recipes, "guest_files", lambda changed=changed: changed)
+        assert guest_digest.__wrapped__() != before
+    monkeypatch.setattr(recipes, "guest_files", lambda: files)
+    assert guest_digest.__wrapped__() == before
+
+
+def test_guest_in_the_archive_is_roots_and_nobody_elses_to_write() -> None:
+    with tarfile.open(fileobj=io.BytesIO(guest_archive())) as archive:
+        members = archive.getmembers()
+        start = archive.extractfile(f"{GUEST_HOME}/guest/__main__.py")
+        assert start is not None
+        assert start.read() == dict(guest_files())["guest/__main__.py"]
+    assert {(m.uid, m.gid) for m in members} == {(0, 0)}
+    assert {m.mode for m in members if m.isfile()} == {0o644}
+    assert {m.mode for m in members if m.isdir()} == {0o755}
+    folders = {m.name for m in members if m.isdir()}
+    assert {str(Path(m.name).parent) for m in members if m.isfile()} <= folders

@@ -1,0 +1,93 @@
+"""Making a root file system: refused with the cure where it cannot be, and broken off cleanly."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fumehood.sandbox.images import rootfs
+from fumehood.sandbox.images.errors import ImageTrouble
+from fumehood.sandbox.images.recipe import read_recipe
+
+FAKE = """#!/bin/sh
+echo "I: running apt-get update..."
+echo "I: downloading packages with apt..."
+printf '%s\\n' "$@" >"$TMPDIR/arguments"
+{then}
+"""
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program in the place of mmdebstrap, run as if by root."""
+    program = tmp_path / "mmdebstrap"
+    program.write_text(FAKE.format(then="true"))
+    program.chmod(0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(shutil, "which", lambda _: str(program))
+    return program
+
+
+def test_steps_are_told_as_they_come_and_the_folder_decides_the_command(
+    fake: Path, tmp_path: Path
+) -> None:
+    steps: list[str] = []
+    rootfs.make_root(read_recipe("python"), tmp_path / "root.tar", steps.append)
+    assert steps == ["running apt-get update", "downloading packages with apt"]
+    arguments = (tmp_path / "arguments").read_text().splitlines()
+    assert "--variant=minbase" in arguments
+    assert f"--include={','.join(read_recipe('python').packages)}" in arguments
+    assert arguments[-2:] == ["bookworm", str(tmp_path / "root.tar")]
+
+
+def test_failure_says_what_was_said_last(fake: Path, tmp_path: Path) -> None:
+    fake.write_text(FAKE.format(then="echo 'E: Temporary failure resolving mirror' >&2; exit 25"))
+    with pytest.raises(ImageTrouble, match="cannot be reached"):
+        rootfs.make_root(read_recipe("python"), tmp_path / "root.tar", lambda _: None)
+
+
+def test_one_that_never_ends_is_ended(
+    fake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rootfs, "DEADLINE_S", 0.2)
+    fake.write_text(FAKE.format(then="exec sleep 600"))
+    with pytest.raises(ImageTrouble, match="took longer"):
+        rootfs.make_root(read_recipe("python"), tmp_path / "root.tar", lambda _: None)
+
+
+def test_interrupted_build_leaves_no_process(fake: Path, tmp_path: Path) -> None:
+    fake.write_text(
+        FAKE.format(then='echo $$ >"$TMPDIR/pid"; echo "I: installing x..."; exec sleep 600')
+    )
+
+    def interrupt(step: str) -> None:
+        if step == "installing x":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rootfs.make_root(read_recipe("python"), tmp_path / "root.tar", interrupt)
+    pid = int((tmp_path / "pid").read_text())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_without_root_the_other_way_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(ImageTrouble, match="needs root") as trouble:
+        rootfs.make_root(read_recipe("python"), tmp_path / "root.tar", lambda _: None)
+    assert "--base" in trouble.value.cure
+
+
+def test_without_mmdebstrap_its_package_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(ImageTrouble, match="mmdebstrap is not installed") as trouble:
+        rootfs.make_root(read_recipe("python"), tmp_path / "root.tar", lambda _: None)
+    assert "apt-get install mmdebstrap" in trouble.value.cure

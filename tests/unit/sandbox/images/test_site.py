@@ -1,0 +1,123 @@
+"""What of a wheel comes into an image, and where."""
+
+from __future__ import annotations
+
+import stat
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from fumehood.sandbox.images import site
+from fumehood.sandbox.images.errors import ImageTrouble
+from fumehood.sandbox.images.site import PATH_FILE, write_site
+from support.wheels import write_wheel
+
+SITE = "opt/fumehood/site"
+
+
+def members(target: Path) -> dict[str, tarfile.TarInfo]:
+    with tarfile.open(target) as archive:
+        return {member.name: member for member in archive}
+
+
+def content(target: Path, name: str) -> bytes:
+    with tarfile.open(target) as archive:
+        file = archive.extractfile(name)
+        assert file is not None
+        return file.read()
+
+
+def test_packages_are_roots_and_nobody_elses_to_write(tmp_path: Path) -> None:
+    wheel = write_wheel(tmp_path, "tool", files={"tool_data/deep/x.txt": "x"})
+    write_site([wheel], "the lock", tmp_path / "site.tar")
+    found = members(tmp_path / "site.tar")
+    assert content(tmp_path / "site.tar", f"{SITE}/tool.py") == b"VERSION = '1.0'\n"
+    assert content(tmp_path / "site.tar", "opt/fumehood/requirements.lock") == b"the lock"
+    assert content(tmp_path / "site.tar", PATH_FILE) == b"/opt/fumehood/site\n"
+    assert {(m.uid, m.gid) for m in found.values()} == {(0, 0)}
+    assert {m.mode for m in found.values() if m.isfile()} == {0o644}
+    assert {m.name for m in found.values() if m.isdir()} == {
+        SITE, f"{SITE}/tool_data", f"{SITE}/tool_data/deep", f"{SITE}/tool-1.0.dist-info",
+    }  # fmt: skip
+    assert {m.mode for m in found.values() if m.isdir()} == {0o755}
+
+
+def test_programs_and_headers_are_left_out_and_libraries_are_not(tmp_path: Path) -> None:
+    data = "tool-1.0.data"
+    wheel = write_wheel(
+        tmp_path, "tool",
+        files={f"{data}/scripts/run": "x", f"{data}/headers/a.h": "x", f"{data}/data/etc/a": "x",
+               f"{data}/platlib/native.so": "x", f"{data}/purelib/pure/a.py": "x"},
+    )  # fmt: skip
+    write_site([wheel], "", tmp_path / "site.tar")
+    names = members(tmp_path / "site.tar").keys()
+    assert {f"{SITE}/native.so", f"{SITE}/pure/a.py"} <= names
+    assert not [name for name in names if "data" in name or name.endswith(("/run", "a.h", "etc/a"))]
+
+
+def test_tests_of_the_large_packages_are_left_out_and_of_others_kept(tmp_path: Path) -> None:
+    pandas = write_wheel(
+        tmp_path, "pandas", files={"pandas/tests/a.py": "", "pandas/core/tests/b.py": "",
+                                   "pandas/testing/c.py": ""}
+    )  # fmt: skip
+    other = write_wheel(tmp_path, "other", files={"other/tests/a.py": ""})
+    write_site([pandas, other], "", tmp_path / "site.tar")
+    names = members(tmp_path / "site.tar").keys()
+    assert not [name for name in names if "pandas" in name and "tests" in name]
+    assert {f"{SITE}/pandas/testing/c.py", f"{SITE}/other/tests/a.py"} <= names
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["../../../etc/cron.d/x", "/etc/passwd", "a/../../x", "a\\..\\x", "tool.data/purelib/../x"],
+)
+def test_file_outside_of_its_folder_is_refused(tmp_path: Path, path: str) -> None:
+    wheel = write_wheel(tmp_path, "tool", files={path: "x"})
+    with pytest.raises(ImageTrouble, match="no file below its own folder"):
+        write_site([wheel], "", tmp_path / "site.tar")
+
+
+@pytest.mark.parametrize("kind", [stat.S_IFLNK, stat.S_IFIFO, stat.S_IFCHR])
+def test_link_and_special_file_are_refused(tmp_path: Path, kind: int) -> None:
+    wheel = write_wheel(tmp_path, "tool")
+    with zipfile.ZipFile(wheel, "a") as archive:
+        member = zipfile.ZipInfo("link")
+        member.external_attr = (kind | 0o777) << 16
+        archive.writestr(member, "/etc/passwd")
+    with pytest.raises(ImageTrouble, match="'link'"):
+        write_site([wheel], "", tmp_path / "site.tar")
+
+
+def test_mode_of_a_wheel_does_not_reach_the_image(tmp_path: Path) -> None:
+    wheel = write_wheel(tmp_path, "tool")
+    with zipfile.ZipFile(wheel, "a") as archive:
+        member = zipfile.ZipInfo("su")
+        member.external_attr = (stat.S_IFREG | 0o6777) << 16
+        archive.writestr(member, "x")
+    write_site([wheel], "", tmp_path / "site.tar")
+    assert members(tmp_path / "site.tar")[f"{SITE}/su"].mode == 0o644
+
+
+def test_more_than_an_image_takes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = write_wheel(tmp_path, "tool", files={"big": "x" * 1000})
+    write_site([wheel], "", tmp_path / "site.tar")
+    monkeypatch.setattr(site, "MAX_BYTES", 1000)
+    with pytest.raises(ImageTrouble, match="unpack to more than"):
+        write_site([wheel], "", tmp_path / "site.tar")
+
+
+def test_what_is_no_wheel_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a-1-py3-none-any.whl").write_bytes(b"not a zip file")
+    with pytest.raises(ImageTrouble, match="cannot be unpacked"):
+        write_site([tmp_path / "a-1-py3-none-any.whl"], "", tmp_path / "site.tar")
+
+
+def test_file_that_two_packages_bring_is_there_once(tmp_path: Path) -> None:
+    wheels = [write_wheel(tmp_path, name, files={"both.py": name}) for name in ("a", "b")]
+    write_site(wheels, "", tmp_path / "site.tar")
+    with tarfile.open(tmp_path / "site.tar") as archive:
+        assert archive.getnames().count(f"{SITE}/both.py") == 1

@@ -1,0 +1,309 @@
+"""Blobs: whole or not there, their owner's only, gone in time, and never more than allowed."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select
+
+from fumehood.core.errors import ResourceNotFound
+from fumehood.protocol.blob_urls import parse_blob_url
+from fumehood.storage import blob_room, blobs
+from fumehood.storage.blobs import Blob, BlobStore, Draft, NotKept
+from fumehood.storage.database import FILE_NAME, Database, open_database
+from fumehood.storage.errors import StoreError
+from fumehood.storage.schema import BLOBS
+from fumehood.testing import ManualClock
+from support.state import set_full, set_roomy
+
+pytestmark = [pytest.mark.anyio, pytest.mark.row("E6", "E7")]
+
+OWNER, OTHER = "uid:1", "uid:2"
+KB = 1024
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@asynccontextmanager
+async def opened(
+    home: Path, clock: ManualClock, *, max_bytes: int = 100 * KB
+) -> AsyncIterator[BlobStore]:
+    database = open_database(home / FILE_NAME)
+    store = BlobStore(database, home, max_bytes=max_bytes, lifetime_s=60, now=clock.now)
+    await store.open()
+    try:
+        yield store
+    finally:
+        store.close()
+        database.close()
+
+
+@pytest.fixture
+async def store(home: Path, clock: ManualClock) -> AsyncIterator[BlobStore]:
+    async with opened(home, clock) as made:
+        yield made
+
+
+def fed(store: BlobStore, content: bytes = b"abc", owner: str = OWNER) -> Draft:
+    draft = store.draft(owner)
+    for start in range(0, len(content), KB):
+        draft.feed(content[start : start + KB])
+    return draft
+
+
+async def keep(store: BlobStore, content: bytes = b"abc", owner: str = OWNER) -> Blob:
+    return await store.keep(fed(store, content, owner), "a/b.txt", "text/plain")
+
+
+async def keep_on(store: BlobStore) -> None:
+    """Until the pages at hand are used up."""
+    for _ in range(500):
+        await keep(store, b"x")
+
+
+async def read(store: BlobStore, url: str, owner: str = OWNER) -> bytes:
+    link = parse_blob_url(url)
+    _, file = await store.open_blob(link.blob_id, owner, link.expires, link.signature)
+    with file:
+        return file.read()
+
+
+def files(home: Path) -> list[str]:
+    return sorted(path.name for path in (home / "blobs").iterdir())
+
+
+def rows(database: Database) -> int:
+    return database.read_now(
+        lambda c: c.execute(select(func.count()).select_from(BLOBS)).scalar_one()
+    )
+
+
+@pytest.mark.parametrize("content", [b"", b"abc", bytes(range(256)) * 100])
+async def test_what_was_fed_is_what_is_read(store: BlobStore, home: Path, content: bytes) -> None:
+    blob = await keep(store, content)
+    assert (blob.filename, blob.content_type, blob.size) == ("a/b.txt", "text/plain", len(content))
+    assert await read(store, blob.url) == content
+    assert files(home) == [blob.id]
+    assert (home / "blobs").stat().st_mode & 0o777 == 0o700
+    assert (home / "blobs" / blob.id).stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.row("D4")
+async def test_blob_of_another_does_not_exist(store: BlobStore) -> None:
+    blob = await keep(store)
+    with pytest.raises(ResourceNotFound, match="no such blob of yours"):
+        await read(store, blob.url, OTHER)
+    assert await read(store, blob.url) == b"abc"
+
+
+@pytest.mark.row("D4")
+async def test_address_that_was_altered_leads_nowhere(store: BlobStore) -> None:
+    link = parse_blob_url((await keep(store)).url)
+    for expires, signature in (
+        (str(int(link.expires) + 1), link.signature), (link.expires, "0" * 64),
+        ("", link.signature), ("-1", link.signature), ("1e9", link.signature),
+        ("٣", link.signature), ("9" * 13, link.signature), (link.expires, ""),
+    ):  # fmt: skip
+        with pytest.raises(ResourceNotFound, match="no such blob"):
+            await store.open_blob(link.blob_id, OWNER, expires, signature)
+
+
+async def test_expired_blob_is_refused_at_once_and_removed_at_the_next_turn(
+    store: BlobStore, home: Path, clock: ManualClock
+) -> None:
+    blob = await keep(store)
+    clock.advance(59)
+    assert await read(store, blob.url) == b"abc"
+    clock.advance(1)
+    with pytest.raises(ResourceNotFound, match="has expired"):
+        await read(store, blob.url)
+    assert files(home) == [blob.id]
+    assert await store.prune(clock.now()) == 1
+    assert files(home) == []
+    assert (rows(store._database), store.room.taken) == (0, 0)
+    assert await store.prune(clock.now()) == 0
+
+
+async def test_pruning_leaves_what_has_not_expired(store: BlobStore, clock: ManualClock) -> None:
+    old = await keep(store)
+    clock.advance(30)
+    new = await keep(store, b"new")
+    assert await store.prune(clock.now() + timedelta(seconds=31)) == 1
+    assert await read(store, new.url) == b"new"
+    with pytest.raises(ResourceNotFound):
+        await read(store, old.url)
+
+
+async def test_discarded_draft_leaves_nothing(store: BlobStore, home: Path) -> None:
+    fed(store, b"x" * 5 * KB).discard()
+    await keep(store)  # the thread has come past it
+    assert len(files(home)) == 1
+    assert store.room.taken == 3
+
+
+async def test_no_more_is_kept_than_is_allowed_and_the_rest_stays(
+    store: BlobStore, home: Path
+) -> None:
+    kept = await keep(store, b"x" * 40 * KB)
+    with pytest.raises(NotKept, match="your share"):
+        await keep(store, b"x" * 11 * KB)
+    assert store.overdue.is_set()
+    assert files(home) == [kept.id]
+    assert store.room.taken == 40 * KB
+    await keep(store, b"x" * 50 * KB, OTHER)
+    with pytest.raises(NotKept, match="is used up"):
+        await keep(store, b"x" * 11 * KB, "uid:3")
+    await keep(store, b"x" * 10 * KB, "uid:3")
+    assert store.room.taken == 100 * KB
+
+
+async def test_room_comes_back_with_what_has_expired(store: BlobStore, clock: ManualClock) -> None:
+    await keep(store, b"x" * 50 * KB)
+    with pytest.raises(NotKept):
+        await keep(store)
+    clock.advance(60)
+    await store.prune(clock.now())
+    await keep(store, b"x" * 50 * KB)
+
+
+async def test_full_disk_is_said_and_survived(
+    store: BlobStore, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path) -> Any:
+        return os.statvfs_result((4096, 4096, 1000, 10, 10, 0, 0, 0, 0, 255))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(blob_room.os, "statvfs", full)
+        with pytest.raises(NotKept, match="disk is full"):
+            await keep(store)
+    assert files(home) == []
+    assert store.room.taken == 0
+    await keep(store)
+
+
+async def test_disk_that_fails_in_the_middle_leaves_nothing(home: Path, clock: ManualClock) -> None:
+    """A real one: the limit on the size of a file stands in for a disk that is full."""
+    import resource
+    import signal
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    async with opened(home, clock) as store:
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20 * KB, before[1]))
+            with pytest.raises(NotKept, match="full or failing"):
+                await keep(store, b"x" * 45 * KB)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            signal.signal(signal.SIGXFSZ, handler)
+        assert files(home) == []
+        assert store.room.taken == 0
+        await keep(store, b"x" * 45 * KB)
+
+
+async def test_row_that_cannot_be_kept_takes_its_file_with_it(store: BlobStore, home: Path) -> None:
+    set_full(store._database)
+    with pytest.raises(NotKept, match="state cannot be written"):
+        await keep_on(store)
+    set_roomy(store._database)
+    blob = await keep(store)
+    assert len(files(home)) == rows(store._database)
+    assert await read(store, blob.url) == b"abc"
+
+
+async def test_bytes_that_come_faster_than_the_disk_are_not_gathered_without_end(
+    store: BlobStore, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blobs, "MAX_PENDING_BYTES", 2 * KB)
+    draft = fed(store, b"x" * 10 * KB)  # the event loop has not come round meanwhile
+    assert draft.fault is not None
+    with pytest.raises(NotKept, match="too slow"):
+        await store.keep(draft, "a", "text/plain")
+    assert files(home) == []
+    await keep(store, b"x" * KB)
+
+
+async def test_next_start_removes_what_a_crash_has_left_and_keeps_the_rest(
+    home: Path, clock: ManualClock
+) -> None:
+    async with opened(home, clock) as store:
+        kept, lost, cut = [await keep(store, text) for text in (b"kept", b"lost", b"cut")]
+        directory = store.directory
+    (directory / lost.id).unlink()
+    (directory / cut.id).write_bytes(b"c")
+    (directory / ("blob_" + "0" * 32)).write_bytes(b"without a row")
+    (directory / ("blob_" + "1" * 32 + ".new")).write_bytes(b"a draft")
+    async with opened(home, clock) as store:
+        assert files(home) == [kept.id]
+        assert rows(store._database) == 1
+        assert store.room.taken == 4
+        assert await read(store, kept.url) == b"kept"
+        with pytest.raises(ResourceNotFound):
+            await read(store, lost.url)
+
+
+async def test_file_that_is_gone_is_not_found(store: BlobStore, home: Path) -> None:
+    blob = await keep(store)
+    (home / "blobs" / blob.id).unlink()
+    with pytest.raises(ResourceNotFound):
+        await read(store, blob.url)
+
+
+async def test_link_in_the_place_of_a_blob_is_not_followed(store: BlobStore, home: Path) -> None:
+    blob = await keep(store)
+    (home / "secret").write_text("canary")
+    (home / "blobs" / blob.id).unlink()
+    (home / "blobs" / blob.id).symlink_to(home / "secret")
+    with pytest.raises(ResourceNotFound):
+        await read(store, blob.url)
+
+
+async def test_open_place_is_refused(home: Path, clock: ManualClock) -> None:
+    (home / "blobs").mkdir()
+    (home / "blobs").chmod(0o755)
+    database = open_database(None)
+    store = BlobStore(database, home, max_bytes=KB, lifetime_s=60, now=clock.now)
+    with pytest.raises(StoreError, match="open to other users"):
+        await store.open()
+    with pytest.raises(NotKept, match="keeps nothing now"):
+        await keep(store)
+    store.close()
+    database.close()
+
+
+async def test_engine_without_state_keeps_them_in_a_place_that_goes_with_it(
+    clock: ManualClock, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(home))
+    database = open_database(None)
+    store = BlobStore(database, None, max_bytes=100 * KB, lifetime_s=60, now=clock.now)
+    await store.open()
+    assert os.listdir(home) == []  # most engines never need one
+    blob = await keep(store)
+    assert await read(store, blob.url) == b"abc"
+    assert len(os.listdir(home)) == 1
+    store.close()
+    assert os.listdir(home) == []
+    database.close()
+
+
+async def test_nothing_can_be_kept_before_the_start_or_after_the_end(
+    home: Path, clock: ManualClock
+) -> None:
+    async with opened(home, clock) as store:
+        begun = store.draft(OWNER)
+    begun.feed(b"late")
+    begun.discard()
+    with pytest.raises(NotKept):
+        await store.keep(begun, "a", "text/plain")
+    assert files(home) == []

@@ -1,0 +1,233 @@
+"""Spools: every event to every reader, bounded on the disk, gone afterwards, never in the way."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from fumehood.storage import blob_room
+from fumehood.storage import recordings as spool_module
+from fumehood.storage.errors import StoreError
+from fumehood.storage.recordings import (
+    NO_STORE,
+    TOO_MUCH,
+    TOO_SLOW,
+    Record,
+    Spool,
+    SpoolReader,
+    SpoolStore,
+)
+
+pytestmark = [pytest.mark.anyio, pytest.mark.row("S8", "D2")]
+
+OWNER = "uid:1"
+MB = 1 << 20
+
+
+@asynccontextmanager
+async def opened(state: Path | None, *, max_bytes: int = 100 * MB) -> AsyncIterator[SpoolStore]:
+    store = SpoolStore(state, max_bytes=max_bytes)
+    await store.open()
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def made(store: SpoolStore, *, max_bytes: int = 50 * MB, name: str = "call_1") -> Spool:
+    return store.spool(name, OWNER, max_bytes, lambda why: {"message": why})
+
+
+async def read_all(reader: SpoolReader) -> list[Record]:
+    found = []
+    with anyio.fail_after(20):
+        while records := await reader.read():
+            found += records
+    reader.close()
+    return found
+
+
+async def gone(store: SpoolStore) -> None:
+    """Wait until nothing is recorded any more."""
+    with anyio.fail_after(20):
+        while os.listdir(store.directory) or store.room.taken:
+            await anyio.lowlevel.checkpoint()
+
+
+def say(spool: Spool, text: str) -> None:
+    spool.record("tool_output", {"text": text}, len(text))
+
+
+async def test_every_reader_gets_every_event_with_its_place(home: Path) -> None:
+    async with opened(home) as store:
+        spool = made(store)
+        readers = [spool.reader() for _ in range(3)]
+        found: list[list[Record]] = []
+
+        async def follow(reader: SpoolReader) -> None:
+            found.append(await read_all(reader))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(follow, readers[0])
+            for number in range(500):
+                say(spool, f"{number} ä \r\n\x1b\u2028")
+                if number % 100 == 0:
+                    await anyio.lowlevel.checkpoint()
+            path = home / "spool" / "call_1"
+            group.start_soon(follow, readers[1])
+            spool.finish("tool_result", b'{"success":true}')
+        raw = path.read_bytes()  # one reader has not begun yet
+        found.append(await read_all(readers[2]))
+        await gone(store)
+    assert found[0] == found[1] == found[2]
+    *outputs, last = found[0]
+    texts = [json.loads(record.data)["text"] for record in outputs]
+    assert texts == [f"{number} ä \r\n\x1b\u2028" for number in range(500)]
+    assert (last.kind, last.data) == ("tool_result", b'{"success":true}')
+    for number, record in enumerate(found[0]):
+        sequence, place = map(int, record.id.split(":"))
+        line = raw[place : raw.index(b"\n", place)]
+        assert sequence == number
+        assert json.loads(line) == [record.kind, number, json.loads(record.data)]
+
+
+async def test_line_longer_than_a_step_comes_whole(home: Path) -> None:
+    async with opened(home) as store:
+        spool = made(store)
+        reader = spool.reader()
+        say(spool, "a" * (3 * spool_module.READ_BYTES))
+        spool.finish("tool_result", b'"%b"' % (b"b" * 2 * spool_module.READ_BYTES))
+        first, last = await read_all(reader)
+    assert len(json.loads(first.data)["text"]) == 3 * spool_module.READ_BYTES
+    assert len(last.data) == 2 * spool_module.READ_BYTES + 2
+
+
+async def test_half_a_character_spoils_nothing(home: Path) -> None:
+    async with opened(home) as store:
+        spool = made(store)
+        reader = spool.reader()
+        say(spool, "a\ud800b")
+        spool.finish("tool_result", b"{}")
+        first, _ = await read_all(reader)
+    assert json.loads(first.data) == {"text": "a?b"}
+
+
+async def test_recording_without_a_reader_goes_with_its_call(home: Path) -> None:
+    async with opened(home) as store:
+        spool = made(store)
+        say(spool, "x")
+        with anyio.fail_after(20):
+            while os.listdir(store.directory) != ["call_1"]:
+                await anyio.lowlevel.checkpoint()
+        spool.finish("tool_result", b"{}")
+        await gone(store)
+
+
+async def test_what_a_crash_left_is_removed_at_the_start(home: Path) -> None:
+    (home / "spool").mkdir(mode=0o700)
+    (home / "spool" / "call_old").write_text("left over")
+    async with opened(home):
+        assert list((home / "spool").iterdir()) == []
+
+
+async def test_without_state_the_directory_goes_with_the_store() -> None:
+    async with opened(None) as store:
+        spool = made(store)
+        reader = spool.reader()
+        say(spool, "x")
+        assert len(await reader.read()) == 1
+        directory = store.directory
+        assert (directory / "call_1").stat().st_mode & 0o777 == 0o600
+        spool.finish("tool_result", b"{}")
+        await read_all(reader)
+    assert not directory.exists()
+
+
+def over_its_bound(spool: Spool, store: SpoolStore, monkeypatch: Any) -> str:
+    return TOO_MUCH
+
+
+def no_room(spool: Spool, store: SpoolStore, monkeypatch: Any) -> str:
+    store.room.max_bytes = 3000
+    return "your share of what the engine keeps is used up"
+
+
+def full_disk(spool: Spool, store: SpoolStore, monkeypatch: Any) -> str:
+    monkeypatch.setattr(blob_room, "MIN_FREE_BYTES", 1 << 60)
+    return "the engine's disk is full"
+
+
+def failing_disk(spool: Spool, store: SpoolStore, monkeypatch: Any) -> str:
+    real = os.pwrite
+
+    def some(file: int, data: Any, place: int) -> int:
+        if place > 0:
+            raise OSError(28, "No space left on device")
+        return real(file, data[:100], place)  # and the rest fails
+
+    monkeypatch.setattr(os, "pwrite", some)
+    return "the engine's disk is full or failing"
+
+
+def slow_disk(spool: Spool, store: SpoolStore, monkeypatch: Any) -> str:
+    monkeypatch.setattr(spool_module, "MAX_PENDING_BYTES", 100)
+    return TOO_SLOW
+
+
+@pytest.mark.parametrize("trouble", [over_its_bound, no_room, full_disk, failing_disk, slow_disk])
+async def test_recording_that_cannot_go_on_says_so_once_and_the_answer_still_comes(
+    home: Path, monkeypatch: pytest.MonkeyPatch, trouble: Callable[..., str]
+) -> None:
+    async with opened(home) as store:
+        spool = made(store, max_bytes=4000)
+        reader = spool.reader()
+        why = trouble(spool, store, monkeypatch)
+        for number in range(20):
+            say(spool, f"{number:02}" + "x" * 500)
+        say(spool, "too late")
+        spool.finish("tool_result", b'{"the":"answer"}')
+        *events, notice, last = await read_all(reader)
+        assert json.loads(notice.data) == {"message": why}
+        assert (last.kind, last.data) == ("tool_result", b'{"the":"answer"}')
+        # What was told before is a beginning without a gap, and numbers go on after it.
+        texts = [json.loads(event.data)["text"][:2] for event in events]
+        assert texts == [f"{number:02}" for number in range(len(texts))]
+        assert len(texts) < 20
+        assert [int(r.id.split(":")[0]) for r in (*events, notice, last)] == list(
+            range(len(texts) + 2)
+        )
+        await gone(store)
+
+
+async def test_store_that_cannot_be_opened_hurts_no_call(home: Path) -> None:
+    (home / "spool").write_text("in the way")
+    store = SpoolStore(home, max_bytes=MB)
+    with pytest.raises(StoreError):
+        await store.open()
+    spool = made(store)
+    reader = spool.reader()
+    say(spool, "x")
+    spool.finish("tool_error", b"{}")
+    notice, last = await read_all(reader)
+    assert json.loads(notice.data) == {"message": NO_STORE}
+    assert last.kind == "tool_error"
+
+
+async def test_closed_store_ends_its_readers(home: Path) -> None:
+    async with opened(home) as store:
+        spool = made(store)
+        reader = spool.reader()
+        say(spool, "x")
+        assert len(await reader.read()) == 1
+    say(spool, "y")
+    spool.drop()
+    found = await read_all(reader)
+    assert [record.kind for record in found] in ([], ["tool_notice"])

@@ -1,0 +1,449 @@
+"""The writer: promises are kept, failures stay where they happened, and the thread lives."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, create_engine, insert, text
+
+from fumehood.core.errors import EngineError
+from fumehood.storage import writer as writer_module
+from fumehood.storage.database import Database, open_database
+from fumehood.storage.errors import ReadFailed, WriteFailed
+from fumehood.storage.schema import META
+from support.state import Events, call_row, keys, post, put, set_full, set_roomy, writer_held
+from support.wait import wait_until
+
+BIG = "x" * 200_000
+
+
+@pytest.fixture
+def events() -> Events:
+    return Events()
+
+
+@pytest.fixture(params=["file", "memory"])
+def database(request: pytest.FixtureRequest, home: Path, events: Events) -> Iterator[Database]:
+    path = home / "state.db" if request.param == "file" else None
+    opened = open_database(path, events)
+    yield opened
+    opened.close()
+
+
+def submit(database: Database, job: Any) -> Future[Any]:
+    return database._writer.submit(job, durable=True)
+
+
+def outcomes(futures: list[Future[Any]]) -> list[Any]:
+    """Result or kind of error of each."""
+    return [type(error) if (error := f.exception(20)) else f.result() for f in futures]
+
+
+def call_ids(database: Database) -> set[str]:
+    return set(
+        database.write_now(lambda c: c.execute(text("SELECT id FROM calls")).scalars().all())
+    )
+
+
+@pytest.mark.anyio
+@pytest.mark.row("D6")
+async def test_read_sees_what_write_has_returned_for(database: Database) -> None:
+    for number in range(50):
+        assert await database.write(put(f"k{number}")) == f"k{number}"
+        assert f"k{number}" in await database.read(keys)
+
+
+@pytest.mark.row("D6")
+def test_what_waits_is_written_together_and_in_order(database: Database) -> None:
+    order: list[int] = []
+    with writer_held(database):
+        futures = [
+            submit(database, lambda c, n=number: order.append(n) or put(f"k{n}")(c))
+            for number in range(writer_module.MAX_GROUP + 50)
+        ]
+    assert outcomes(futures) == [f"k{n}" for n in range(writer_module.MAX_GROUP + 50)]
+    assert order == sorted(order)
+
+
+@pytest.mark.row("D6")
+@pytest.mark.parametrize(
+    ("failing", "expected"),
+    [
+        (lambda c: 1 / 0, ZeroDivisionError),
+        (lambda c: put("k0")(c), WriteFailed),
+        (lambda c: c.execute(text("SELECT nothing FROM nowhere")), WriteFailed),
+        (lambda c: next(iter(())), RuntimeError),
+        (lambda c: (_ for _ in ()).throw(SystemExit(3)), SystemExit),
+        (lambda c: c.commit(), Exception),
+        (lambda c: c.close(), Exception),
+    ],
+    ids=["raises", "constraint", "wrong-sql", "stop-iteration", "system-exit", "commits", "closes"],
+)
+def test_job_that_fails_takes_no_other_with_it_or_all_fail(
+    database: Database, failing: Any, expected: type[BaseException]
+) -> None:
+    """Whichever it is, nothing is promised that is not there, and the writer goes on."""
+    with writer_held(database):
+        futures = [submit(database, job) for job in (put("k0"), failing, put("k2"))]
+    before, failed, after = outcomes(futures)
+    assert issubclass(failed, expected)
+    kept = database.read_now(keys)
+    if expected is Exception:  # a job that ends the transaction breaks its whole group
+        assert (before, after) == (WriteFailed, WriteFailed)
+    else:
+        assert (before, after) == ("k0", "k2")
+        assert kept == {"k0", "k2"}
+    assert database.write_now(put("later")) == "later"
+
+
+@pytest.mark.row("D6")
+def test_failed_job_leaves_nothing_of_itself(database: Database) -> None:
+    def half(connection: Connection) -> None:
+        put("half")(connection)
+        raise LookupError("changed its mind")
+
+    with pytest.raises(LookupError, match="changed its mind"):
+        database.write_now(half)
+    assert database.read_now(keys) == set()
+
+
+@pytest.mark.row("D6")
+def test_full_disk_promises_nothing_and_the_writer_lives(
+    database: Database, events: Events
+) -> None:
+    set_full(database)
+    with writer_held(database):
+        futures = [submit(database, job) for job in (put("k0"), put("k1", BIG), put("k2"))]
+    results = outcomes(futures)
+    assert results[1] is WriteFailed
+    assert database.read_now(keys) == {key for key in results if isinstance(key, str)}
+    assert database.is_failing
+    set_roomy(database)
+    assert database.write_now(put("k3", BIG)) == "k3"
+    assert not database.is_failing
+    assert events.named("state.write_failed") == [{"reason": "database or disk is full"}]
+    assert len(events.named("state.write_works_again")) == 1
+
+
+@pytest.mark.row("D6")
+def test_job_that_swallows_a_full_disk_costs_nobody_a_promise(database: Database) -> None:
+    """SQLite has rolled back the others' rows by then; a commit would still succeed."""
+
+    def swallow(connection: Connection) -> str:
+        try:
+            put("big", BIG)(connection)
+        except Exception:
+            return "fine"
+        return "it fitted"
+
+    set_full(database)
+    with writer_held(database):
+        futures = [submit(database, job) for job in (put("k0"), swallow, put("k2"))]
+    results = outcomes(futures)
+    assert results[1] in (WriteFailed, "fine")
+    assert database.read_now(keys) == {key for key in results if key in ("k0", "k2")}
+
+
+@pytest.mark.row("D6", "E1")
+def test_failed_write_is_an_answer_that_names_no_value(database: Database) -> None:
+    database.write_now(put("secret-key"))
+    with pytest.raises(WriteFailed) as caught:
+        database.write_now(put("secret-key", "secret-value"))
+    assert isinstance(caught.value, EngineError)
+    assert (caught.value.code, caught.value.may_retry) == ("INTERNAL_ERROR", False)
+    assert "could not be written" in caught.value.message
+    assert "UNIQUE constraint failed: meta.key" in caught.value.message
+    assert "secret" not in caught.value.message
+
+
+@pytest.mark.anyio
+@pytest.mark.row("D6", "P8")
+async def test_cancelled_wait_does_not_stop_the_write_nor_the_writer(database: Database) -> None:
+    with writer_held(database):
+        waiting = asyncio.create_task(database.write(put("k0")))
+        while not database._writer._waiting:
+            await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    assert await database.write(put("k1")) == "k1"
+    assert await database.read(keys) == {"k0", "k1"}
+
+
+@pytest.mark.row("D6")
+def test_close_writes_what_waits_and_takes_nothing_after(home: Path) -> None:
+    database = open_database(home / "state.db")
+    closer = threading.Thread(target=database.close)
+    with writer_held(database):
+        futures = [submit(database, put(f"k{number}")) for number in range(20)]
+        for number in range(20):
+            post(database, number)
+        closer.start()
+        wait_until(lambda: database._writer._closing)
+        late = submit(database, put("late"))
+        post(database, 99)
+    closer.join(20)
+    assert outcomes(futures) == [f"k{number}" for number in range(20)]
+    assert outcomes([late]) == [WriteFailed]
+    assert database.lost_posts == 1
+    with pytest.raises(ReadFailed, match="closed"):
+        database.read_now(keys)
+    again = open_database(home / "state.db")
+    assert again.read_now(keys) == {f"k{number}" for number in range(20)}
+    assert len(call_ids(again)) == 20
+    again.close()
+
+
+def test_closing_twice_or_unused_is_nothing_special(home: Path) -> None:
+    for path in (home / "state.db", None):
+        database = open_database(path)
+        database.close()
+        database.close()
+        assert database.lost_posts == 0
+
+
+@pytest.mark.anyio
+async def test_flush_waits_for_every_row_that_was_posted_before(database: Database) -> None:
+    for number in range(1200):
+        post(database, number)
+    await database.flush()
+    assert len(call_ids(database)) == 1200
+
+
+@pytest.mark.anyio
+async def test_flush_of_nothing_returns_at_once_and_starts_no_thread() -> None:
+    database = open_database(None)
+    await database.flush()
+    assert not database._writer.is_running
+    database.close()
+
+
+@pytest.mark.anyio
+async def test_posts_are_written_while_jobs_keep_coming(database: Database) -> None:
+    """Each result makes the next job, so that some job always waits."""
+    post(database, 1)
+    stop = threading.Event()
+    rounds = 0
+
+    async def keep_writing() -> None:
+        nonlocal rounds
+        while not stop.is_set():
+            rounds += 1
+            await database.write(put(f"{threading.get_ident()}-{rounds}"))
+
+    writers = [asyncio.create_task(keep_writing()) for _ in range(3)]
+    await asyncio.wait_for(database.flush(), 20)
+    stop.set()
+    await asyncio.gather(*writers)
+    assert len(call_ids(database)) == 1
+
+
+@pytest.mark.anyio
+async def test_row_that_cannot_be_kept_takes_no_other_with_it(
+    database: Database, events: Events
+) -> None:
+    """A tool may report more tokens than SQLite can count; that must not blind the log."""
+    with writer_held(database):
+        for number in range(100):
+            post(database, number, tokens_used=10**30 if number == 50 else 1)
+        post(database, 7)  # the same call again
+    await database.flush()
+    assert len(call_ids(database)) == 99
+    assert database.lost_posts == 2
+    assert not database.is_failing
+    assert [event["refused_rows"] for event in events.named("state.rows_refused")] == [2]
+
+
+@pytest.mark.anyio
+@pytest.mark.row("D6")
+async def test_loss_of_rows_on_a_full_disk_is_counted_and_said_once(
+    database: Database, events: Events
+) -> None:
+    set_full(database)
+    for turn in range(5):
+        for number in range(10):
+            post(database, turn * 10 + number, tool="x" * 9000)
+        await database.flush()
+    assert database.lost_posts == 50
+    assert database.is_failing
+    set_roomy(database)
+    post(database, 1000)
+    await database.flush()
+    assert [name for name, _ in events.seen] == ["state.write_failed", "state.write_works_again"]
+    assert events.named("state.write_works_again") == [{"lost_rows": 50}]
+    assert len(call_ids(database)) == 1
+
+
+@pytest.mark.anyio
+async def test_rows_beyond_the_bound_are_dropped_counted_and_said(
+    database: Database, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "MAX_POSTS", 10)
+    with writer_held(database):
+        for number in range(25):
+            post(database, number)
+    await database.flush()
+    assert len(call_ids(database)) == 10
+    assert database.lost_posts == 15
+    assert events.named("state.rows_dropped") == [{"dropped_rows": 15}]
+
+
+def test_writer_outlives_a_connection_that_cannot_be_made(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = open_database(home / "state.db")
+    connect = database._writing.connect
+
+    def fail() -> Any:
+        raise OSError("no more descriptors")
+
+    monkeypatch.setattr(database._writing, "connect", fail)
+    with pytest.raises(WriteFailed, match="OSError"):
+        database.write_now(put("k0"))
+    monkeypatch.setattr(database._writing, "connect", connect)
+    assert database.write_now(put("k1")) == "k1"
+    database.close()
+
+
+@pytest.mark.row("D6")
+def test_durable_writes_ask_for_the_disk_and_posted_rows_do_not(home: Path) -> None:
+    """A control for both: SQLite's own word on how the transaction will be committed."""
+    database = open_database(home / "state.db")
+
+    def level(connection: Connection) -> int:
+        return connection.exec_driver_sql("PRAGMA synchronous").scalar_one()
+
+    assert submit(database, level).result(20) == 2  # FULL
+    assert database._writer.submit(level, durable=False).result(20) == 1  # NORMAL
+    with writer_held(database):
+        mixed = [database._writer.submit(level, durable=durable) for durable in (False, True)]
+    assert outcomes(mixed) == [2, 2]
+    database.close()
+
+
+def test_row_is_what_was_posted(database: Database) -> None:
+    row = call_row(7, agent_id="a", cpu_ms=None)
+    post(database, 7, agent_id="a", cpu_ms=None)
+    wait_until(lambda: call_ids(database))
+    found = database.write_now(lambda c: c.execute(text("SELECT * FROM calls")).mappings().one())
+    assert {key: found[key] for key in row} == row
+
+
+def test_statements_of_several_tables_may_be_posted(database: Database) -> None:
+    statement = insert(META)
+    with writer_held(database):
+        for number in range(6):
+            post(database, number)
+            database.post(statement, {"key": f"k{number}", "value": ""})
+    wait_until(lambda: len(database.write_now(keys)) == 6)
+    assert len(call_ids(database)) == 6
+
+
+@pytest.mark.row("D6")
+def test_hook_is_called_around_flushed_commits_and_no_others(home: Path) -> None:
+    heard: list[tuple[str, int, set[str]]] = []
+    path = home / "state.db"
+
+    def hook(moment: str, number: int) -> None:
+        seen = create_engine(f"sqlite:///{path}")
+        with seen.connect() as connection:
+            heard.append((moment, number, keys(connection)))
+        seen.dispose()
+
+    database = open_database(path, commit_hook=hook)
+    database.write_now(put("a"))
+    post(database, 1)
+    database._writer.flush().result(20)
+    assert database.read_now(keys) == {"a"}
+    with pytest.raises(WriteFailed):
+        database.write_now(put("a"))  # alone, so that nothing is committed
+    with writer_held(database):  # which takes a commit for itself
+        group = [submit(database, put("a")), submit(database, put("b"))]
+    assert outcomes(group) == [WriteFailed, "b"]
+    database.close()
+    assert heard == [
+        ("before", 1, set()), ("after", 1, {"a"}),
+        ("before", 2, {"a"}), ("after", 2, {"a", "b"}),
+    ]  # fmt: skip
+
+
+@pytest.mark.row("D6")
+def test_job_that_fails_alone_is_taken_back_and_no_trouble_of_the_disks(
+    database: Database, events: Events
+) -> None:
+    def half(connection: Connection) -> None:
+        put("half")(connection)
+        raise LookupError("changed its mind")
+
+    for _ in range(3):
+        with pytest.raises(LookupError, match="changed its mind"):
+            database.write_now(half)
+    assert database.write_now(put("whole")) == "whole"
+    assert database.read_now(keys) == {"whole"}
+    assert not database.is_failing
+    assert events.seen == []
+
+
+@pytest.mark.row("D6")
+def test_posted_rows_keep_no_job_waiting(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written with every job they would cost each caller their time, too."""
+    monkeypatch.setattr(writer_module, "GATHER_S", 3600)
+    order: list[str] = []
+
+    def late(connection: Connection, rows: list[dict[str, Any]]) -> None:
+        order.append("posted")
+
+    database.post(late, {})
+    for number in range(3):
+        database.write_now(lambda c, n=number: order.append(f"job {n}"))
+    assert order == ["job 0", "job 1", "job 2"]
+    database._writer.flush().result(20)
+    assert order[3:] == ["posted"]
+
+
+@pytest.mark.row("D6")
+def test_rows_posted_alike_are_written_together_in_order(database: Database) -> None:
+    groups: list[list[str]] = []
+
+    def keep(connection: Connection, rows: list[dict[str, Any]]) -> None:
+        groups.append([row["key"] for row in rows])
+        connection.execute(insert(META), rows)
+
+    with writer_held(database):
+        for key in ("a", "b"):
+            database.post(keep, {"key": key, "value": ""})
+        post(database, 1)
+        database.post(keep, {"key": "c", "value": ""})
+    database._writer.flush().result(20)
+    assert groups == [["a", "b"], ["c"]]
+    assert database.read_now(keys) == {"a", "b", "c"}
+    assert len(call_ids(database)) == 1
+
+
+@pytest.mark.row("D6")
+def test_posted_row_that_is_refused_takes_none_of_its_group_with_it(
+    database: Database, events: Events
+) -> None:
+    """Whatever else its function had written for it goes, too."""
+
+    def keep(connection: Connection, rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            put(f"beside-{row['key']}")(connection)
+            put(row["key"])(connection)
+
+    database.write_now(put("b"))
+    with writer_held(database):
+        for key in ("a", "b", "c"):
+            database.post(keep, {"key": key, "value": ""})
+    database._writer.flush().result(20)
+    assert database.read_now(keys) == {"a", "b", "c", "beside-a", "beside-c"}
+    assert database.lost_posts == 1
+    assert [told["refused_rows"] for told in events.named("state.rows_refused")] == [1]
