@@ -1,6 +1,6 @@
 """The engine's answers to what is no call: a list of tools, or a refusal before there was one.
 
-Host side, part of the composition root. Above it `engine_composition`, below it `call/`.
+Host side, part of the composition root. Above it `engine_composition`, below it `pipeline/`.
 Invariant: such an answer looks like that of a call, and has no call's id.
 """
 

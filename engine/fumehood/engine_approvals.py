@@ -1,7 +1,7 @@
 """The engine's desk: made from its configuration, its state and the way of its calls.
 
 Part of the composition root, which names concrete classes. Above it `engine_composition`, below
-it `call/`.
+it `pipeline/`.
 """
 
 from __future__ import annotations

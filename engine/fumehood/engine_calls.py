@@ -1,6 +1,6 @@
 """The calls that an engine carries out now: each on its way through the spine, followed or not.
 
-Part of the composition root. Above it `engine_composition`, below it `call/`. Invariant: a call
+Part of the composition root. Above it `engine_composition`, below it `pipeline/`. Invariant: a call
 that was taken has an end, also where whoever made it has left; when the engine is left, none runs.
 """
 

@@ -12,12 +12,12 @@ import fumehood
 
 ENGINE = Path(fumehood.__file__).parent
 STAGES = {
-    "ResolvedCall": "call/resolve.py",
-    "ValidatedCall": "call/validate.py",
-    "PermittedCall": "call/authorise.py",
-    "ClaimedCall": "call/claim.py",
-    "ApprovedCall": "call/approve.py",
-    "AdmittedCall": "call/admit.py",
+    "ResolvedCall": "pipeline/resolve.py",
+    "ValidatedCall": "pipeline/validate.py",
+    "PermittedCall": "pipeline/authorize.py",
+    "ClaimedCall": "pipeline/claim.py",
+    "ApprovedCall": "pipeline/approve.py",
+    "AdmittedCall": "pipeline/admit.py",
 }
 
 
@@ -71,13 +71,13 @@ def test_values_of_stages_are_never_changed_into_others() -> None:
         and ast.unparse(node.func) in ("replace", "dataclasses.replace")
     ]
     # `shape` turns an outcome into a failed one; nothing else is copied.
-    assert set(changed) <= {"call/shape.py"}
+    assert set(changed) <= {"pipeline/shape.py"}
 
 
 def test_execute_takes_what_only_admit_makes() -> None:
     execute = next(
         node
-        for node in ast.walk(TREES["call/execute.py"])
+        for node in ast.walk(TREES["pipeline/execute.py"])
         if isinstance(node, ast.AsyncFunctionDef) and node.name == "execute"
     )
     assert [ast.unparse(argument.annotation or execute) for argument in execute.args.args] == [

@@ -1,6 +1,6 @@
 """Changes: an approval is changed in the database, and then everybody is told.
 
-Host side, between the files that the desk is made of and `store/approvals`. Invariants: nobody is
+Host side, between the files that the desk is made of and `approvals/store`. Invariants: nobody is
 told of what is not durable; a step that has begun is carried through to its being told, also
 where whoever made it is cancelled; an ending is written until the disk takes it or the engine
 stops.

@@ -1,6 +1,6 @@
 """Approvals: one record for each call that waits, or waited, for a human's yes. Values only.
 
-What is kept is in `store/approvals`, who waits in `call/desk`. The record outlives the process;
+What is kept is in `approvals/store`, who waits in `approvals/service`. The record outlives the process;
 its states and who may bring it from one to the next are in DESIGN "Approval":
 
     pending → approved | denied | expired | cancelled

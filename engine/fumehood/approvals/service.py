@@ -1,7 +1,7 @@
 """The desk: where calls wait for humans, and where humans say yes or no.
 
 Host side, held by the engine: the one face of approvals, for calls and for people. What waits is
-in `store/approvals`, so nothing is lost with the process. Below it, a purpose each:
+in `approvals/store`, so nothing is lost with the process. Below it, a purpose each:
 `approval_decision` (who decides, and what it becomes), `approval_voices` (whose word counts),
 `approval_runs` (what runs after its yes), `approval_keeper` (time and crashes), `approval_quota`
 (how many may wait), `approval_changes` (the database, and who is told). Invariants: nobody

@@ -1,6 +1,6 @@
 """Steps: how an approval comes from one state to the next, each as one value.
 
-Host side, below the desk and the files it is made of, above `store/approvals`, which carries a
+Host side, below the desk and the files it is made of, above `approvals/store`, which carries a
 `Step` out. Pure: no clock and no database. Invariant: which states a change leaves, what it
 asks of the row besides, and what the audit chain and the webhook are told of it stand here, and
 nowhere else.

@@ -1,4 +1,4 @@
-"""The audit chain as administrators see it. Values only; what they mean is in `store/audit`."""
+"""The audit chain as administrators see it. Values only; what they mean is in `audit/chain`."""
 
 from __future__ import annotations
 

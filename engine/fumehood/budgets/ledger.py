@@ -1,6 +1,6 @@
 """Budgets: reserve what a call is expected to take before it runs, settle what it took after.
 
-Above it the spine, below it `store/counters`. Decided is in memory, between two awaits, so that
+Above it the spine, below it `budgets/store`. Decided is in memory, between two awaits, so that
 calls at once cannot share the last of a budget. Invariant: what is spent or held is at most the
 mark that is durable, except where a call has just taken more than was expected of it. A mark
 is ahead by a block, so that most calls write nothing; a start takes it for spent. A crash can

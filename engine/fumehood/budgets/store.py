@@ -1,6 +1,6 @@
 """Rows of budgets' counters: what was spent, and up to where spending is durable ahead.
 
-Host side. What may be spent is decided in `gates/budget`, in memory; here is what must survive.
+Host side. What may be spent is decided in `budgets/ledger`, in memory; here is what must survive.
 Invariant: `reserved` is at least what any engine on this state has let be spent, so that a
 start which takes it for spent can only be too strict.
 """

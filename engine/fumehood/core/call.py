@@ -1,4 +1,4 @@
-"""One call as it comes in, and what a tool hands back. The stages between are in `call/`."""
+"""One call as it comes in, and what a tool hands back. The stages between are in `pipeline/`."""
 
 from __future__ import annotations
 

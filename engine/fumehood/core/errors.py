@@ -1,6 +1,6 @@
 """Every way to say no: one class, one code, one fault. The tables of the product.
 
-Values only; every room raises these and `call/spine.py` turns them into the envelope.
+Values only; every room raises these and `pipeline/run.py` turns them into the envelope.
 
     EngineError
     ├── CallerError      the caller can mend it

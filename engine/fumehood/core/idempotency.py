@@ -1,6 +1,6 @@
 """Idempotency keys: what is kept of a call that may be sent twice. Values only.
 
-Rows are in `store/idempotency`, who claims and settles them is in `call/claim`. A key belongs
+Rows are in `storage/idempotency`, who claims and settles them is in `pipeline/claim`. A key belongs
 to its principal; another's is another key.
 
     (no row) → running → done | unknown | (no row)      running → waiting → done | (no row)

@@ -1,4 +1,4 @@
-"""Who is asking. Values only; who a socket's peer is, is found out in `daemon/peer.py`."""
+"""Who is asking. Values only; who a socket's peer is, is found out in `http/peer.py`."""
 
 from __future__ import annotations
 

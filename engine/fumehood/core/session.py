@@ -1,6 +1,6 @@
 """Sessions as their owner sees them: a place whose files and variables live on between calls.
 
-Values only. Which there are is kept in `sandbox/sessions`, their rows in `store/sessions`.
+Values only. Which there are is kept in `sandbox/sessions`, their rows in `storage/sessions`.
 """
 
 from __future__ import annotations

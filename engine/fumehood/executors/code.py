@@ -1,6 +1,6 @@
 """Code in a container: what to run there, and what its ending means to the caller.
 
-Host side, between `call/execute` and a wall's lease. How a run ended, its streams, exit
+Host side, between `pipeline/execute` and a wall's lease. How a run ended, its streams, exit
 status and files were measured outside the program; value, exception and traceback are its
 own words, read in `code_claims`. A claim never makes a failure a success.
 """

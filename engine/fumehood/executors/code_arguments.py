@@ -1,6 +1,6 @@
 """The arguments of code: what no schema says of them, found before anything is taken.
 
-Host side, asked by `call/validate`, pure. A tool's own schema may say less than the built-in
+Host side, asked by `pipeline/validate`, pure. A tool's own schema may say less than the built-in
 one does, so forms are checked here, too. Invariant: arguments without a fault can be written
 into a workspace by whoever writes each path below one directory.
 """

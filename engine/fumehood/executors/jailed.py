@@ -1,6 +1,6 @@
 """Sandboxed functions: what to ask of the jail, and what its ending means to the caller.
 
-Host side, between `call/execute` and the jail's lease. How a run ended was decided outside
+Host side, between `pipeline/execute` and the jail's lease. How a run ended was decided outside
 the child; result, error and traceback are a stranger's words, validated in `claims`, and
 paths of this host are taken out of them.
 """

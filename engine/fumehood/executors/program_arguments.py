@@ -1,6 +1,6 @@
 """Which arguments an executor refuses beyond what a tool's schema says.
 
-Host side, pure, asked by `call/validate`. A tool's own schema may say less than the built-in
+Host side, pure, asked by `pipeline/validate`. A tool's own schema may say less than the built-in
 one does; what reaches a container has been held against these rules whoever wrote the tool.
 """
 

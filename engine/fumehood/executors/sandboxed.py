@@ -1,6 +1,6 @@
 """Programs behind a wall: what to run there, and what its ending means to the caller.
 
-Host side, between `call/execute` and a wall's lease. Everything that comes back is the
+Host side, between `pipeline/execute` and a wall's lease. Everything that comes back is the
 guest's word: the ending was decided outside the child, the rest is data of a stranger.
 """
 

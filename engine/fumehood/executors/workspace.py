@@ -1,6 +1,6 @@
 """Tools on the workspace of a session: read, write, list and delete its files.
 
-Host side, between `call/execute` and the lease on a session. No code of the caller's runs:
+Host side, between `pipeline/execute` and the lease on a session. No code of the caller's runs:
 each call is one request to the guest's program `files`. Invariant: a path was checked here
 before it was sent, and what comes back is in the agreed form or an error.
 """

@@ -1,6 +1,6 @@
 """The arguments of tools on a workspace: what no schema says of them.
 
-Host side, asked by `call/validate`, pure. The rule for paths is held here and once more by the
+Host side, asked by `pipeline/validate`, pure. The rule for paths is held here and once more by the
 guest. Invariant: arguments without a fault name nothing outside of the workspace.
 """
 

@@ -1,6 +1,6 @@
 """Agents and their tools: in memory for every call, in the database for the next start.
 
-Host side, read by `call/resolve` and the faces. Invariant: a change is in the database
+Host side, read by `pipeline/resolve` and the faces. Invariant: a change is in the database
 before anybody sees it; an agent that is not known, switched off or not the principal's to
 speak for looks the same.
 """

@@ -45,7 +45,7 @@ GRANTABLE = frozenset({Scope.APPROVE, Scope.ADMIN})
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}", re.ASCII)
 
 CHECKS_AT_ONCE = 2
-"""Each guess costs a thread 40 ms and 16 MB (`gates/secrets.py`)."""
+"""Each guess costs a thread 40 ms and 16 MB (`identity/credentials.py`)."""
 
 FIRST_NAME = "owner"
 INIT = "`fumehood approvers init`, while no engine runs; then start it again"

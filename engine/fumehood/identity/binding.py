@@ -1,6 +1,6 @@
 """Which tools a call may use that is made for an agent.
 
-Host side, asked by `call/resolve`, since what is not an agent's does not exist for it.
+Host side, asked by `pipeline/resolve`, since what is not an agent's does not exist for it.
 Invariant: an agent that is unknown, switched off, or not this principal's to speak for is
 refused in the same words, so that nobody learns which agents there are.
 """

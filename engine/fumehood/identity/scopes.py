@@ -1,6 +1,6 @@
 """Who may call at all: a known principal with the scope `call`.
 
-Host side, asked by `call/authorise`. Nothing configured grants nothing: without a
+Host side, asked by `pipeline/authorize`. Nothing configured grants nothing: without a
 principal, or without the scope, there is no call.
 """
 

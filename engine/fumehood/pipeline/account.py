@@ -1,6 +1,6 @@
 """Account: what the call cost, in tokens and in money.
 
-Ninth stage. Pure arithmetic on what was measured; `gates/budget` counts it. Money is decimal.
+Ninth stage. Pure arithmetic on what was measured; `budgets/ledger` counts it. Money is decimal.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a policy is asked and what it answers. Values only; who decides is in `gates/policy`.
+"""What a policy is asked and what it answers. Values only; who decides is in `policy/service`.
 
 Invariant: deny > ask > allow, and where several rules say the same, the first written one is
 named.

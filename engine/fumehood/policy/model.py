@@ -1,7 +1,7 @@
 """The policy: rules that say allow, ask or deny of a call. Values only.
 
-What a rule means is in `gates/policy_rules`, what decides in `gates/policy`, and what is wrong
-with a whole document is found in `gates/policy_file`. Here stands what one rule may say by itself.
+What a rule means is in `policy/rules`, what decides in `policy/service`, and what is wrong
+with a whole document is found in `policy/loader`. Here stands what one rule may say by itself.
 
 Invariant: absent means that it does not matter; empty would mean "never", and is refused.
 """

@@ -1,6 +1,6 @@
 """The policy: what the operator's rules, or the defaults, say of one call.
 
-Host side, asked by `call/authorise` and again before an approved call starts. It is asked in
+Host side, asked by `pipeline/authorize` and again before an approved call starts. It is asked in
 memory and does no I/O. Invariants: deny > ask > allow, whatever the order of the rules and
 however specific they are; a dangerous tool is allowed only by a rule that writes its name out;
 of several rules that ask all are kept to, so that one more rule that denies or asks never opens

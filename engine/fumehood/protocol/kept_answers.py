@@ -1,6 +1,6 @@
 """Kept answers: an envelope as it is stored, and as whoever repeats its call gets it.
 
-Host side. Above it `call/claim` and the desk of approvals. Invariants: a kept answer is bounded;
+Host side. Above it `pipeline/claim` and the desk of approvals. Invariants: a kept answer is bounded;
 it holds no `debug_info`, which belongs to the one who asked for it; and what is given out again
 says so.
 """

@@ -1,6 +1,6 @@
 """One file of definitions: from its bytes to documents, or to the one reason why not.
 
-Host side, asked by `directory`; the formats are read in `wire/plain_values`.
+Host side, asked by `directory`; the formats are read in `protocol/files`.
 """
 
 from __future__ import annotations

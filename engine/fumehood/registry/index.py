@@ -1,6 +1,6 @@
 """The index: every registered tool by name and version. In process, rebuilt at each start.
 
-Host side, read by `call/resolve` and by the faces. Invariant: what stands in the index was
+Host side, read by `pipeline/resolve` and by the faces. Invariant: what stands in the index was
 checked whole, and a name that a built-in tool has belongs to the built-in tools. Whoever
 reads sees the tools of a source as they were or as they are, never half of a change; a call
 keeps the `RegisteredTool` it resolved.

@@ -1,6 +1,6 @@
 """JSON Schema for the engine: validating without being stalled.
 
-Host side. Above it: `call/validate` and `call/shape`; whether a schema is sound at all is
+Host side. Above it: `pipeline/validate` and `pipeline/shape`; whether a schema is sound at all is
 asked in `schema_faults`. Invariant: neither a schema nor a pattern nor an argument decides
 how long the daemon works. Patterns run on RE2, which is linear; everything else spends
 from a budget of steps; nothing is ever fetched.

@@ -1,6 +1,6 @@
 """Sessions: places that a principal keeps from one call to the next.
 
-Host side. Above it `call/admit` and the faces; below it a wall that holds places, and rows that
+Host side. Above it `pipeline/admit` and the faces; below it a wall that holds places, and rows that
 outlive the engine. Invariants: a session belongs to one principal and one agent, and to anybody
 else it does not exist; it serves one call at a time; its place ends when it does; no principal
 has more than its share of them. What is said of a session was written down before.

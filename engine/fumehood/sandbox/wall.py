@@ -1,6 +1,6 @@
 """The wall: what every place to run promises, and what a lease on it does.
 
-Host side. Above it: `call/admit` and the executors; below: one folder for each kind.
+Host side. Above it: `pipeline/admit` and the executors; below: one folder for each kind.
 Invariant: a wall publishes only limits that it was seen to enforce on this host, and a
 lease that is left unfinished takes its run with it.
 """

@@ -1,6 +1,6 @@
 """Blobs: what was too large for an answer, in files of their own, for a while.
 
-Host side. Written by executors and `call/shorten`, read by the faces. A blob belongs to one
+Host side. Written by executors and `pipeline/shorten`, read by the faces. A blob belongs to one
 principal; for everybody else it does not exist. Invariants: a file is complete before its
 row is made and its row is gone before its file goes, so that a crash leaves at most a file
 without a row, which the next start removes; a row without its file is removed there, too. The

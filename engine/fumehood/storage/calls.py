@@ -1,6 +1,6 @@
 """Rows of the call log: who called what, when, and how it ended. Never with which arguments.
 
-Host side. Written by `call/record` without waiting, read by the faces. Each row goes into the
+Host side. Written by `pipeline/record` without waiting, read by the faces. Each row goes into the
 audit chain, too, in the same transaction. Invariants: a
 principal sees its own rows only, and its number of calls takes no row from anybody else;
 order is by `seq`, the order of writing, because clocks are set back.
@@ -43,7 +43,7 @@ _RENAMED = frozenset({"id", "at"})
 
 
 class CallRow(TypedDict):
-    """One row, as `call/record` makes it."""
+    """One row, as `pipeline/record` makes it."""
 
     id: str
     at: str

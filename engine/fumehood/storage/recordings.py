@@ -1,6 +1,6 @@
 """Spools: the events of running calls, each call's in a file of its own, for as long as it runs.
 
-Host side. Written by `call/stream`, read by the faces. The event loop writes to no disk: one
+Host side. Written by `pipeline/stream`, read by the faces. The event loop writes to no disk: one
 thread does. Readers follow the file, so a slow one costs the daemon no memory. Invariants: what
 a reader is given was written whole; a file is never larger than its call's bound, and all of
 them together, or those of one principal, than their room; a call is never hurt: what cannot be

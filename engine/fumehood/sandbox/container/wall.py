@@ -1,6 +1,6 @@
 """The container wall: programs in hardened Docker containers, warm ones where it can be.
 
-Host side. Above it `call/plan`, `call/admit` and the executors; below it the pool, the reaper and
+Host side. Above it `pipeline/plan`, `pipeline/admit` and the executors; below it the pool, the reaper and
 Docker. A task looks at Docker beside the calls, less and less often while Docker is away. An engine
 without Docker starts as fast as one with it, and only tools that need a container are refused.
 Invariants: a call is refused only after a look that began when the call was there already, or that
