@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fumehood.approvals.service import ApprovalDesk
+from fumehood.approvals.service import ApprovalService
 from fumehood.config import Config, config_file, load_config
 from fumehood.core.usage import EstimatingCounter, TokenCounter
 from fumehood.engine_answers import EngineAnswers
@@ -29,7 +29,7 @@ from fumehood.engine_state import EngineState, read_state
 from fumehood.engine_walls import EngineWalls, logged
 from fumehood.observe.clock import Clock, IdSource, SystemClock
 from fumehood.observe.log import Logger, quiet_logger
-from fumehood.pipeline.services import Rooms
+from fumehood.pipeline.services import PipelineServices
 from fumehood.protocol.cursors import Cursors
 from fumehood.registry.discover import LoadFault, discover
 from fumehood.registry.index import ToolIndex
@@ -154,7 +154,7 @@ def compose(
     webhook = _make_webhook(basis, database, approvals.desk)
     if webhook is not None:
         audit.connect(webhook.wake)
-    rooms = Rooms(
+    rooms = PipelineServices(
         registry=registry,
         agents=state.agents,
         walls=walls.by_name,
@@ -242,7 +242,7 @@ def _make_approvals(basis: Basis, database: Database, state: EngineState) -> Eng
         )
 
 
-def _make_webhook(basis: Basis, database: Database, desk: ApprovalDesk) -> EngineWebhook | None:
+def _make_webhook(basis: Basis, database: Database, desk: ApprovalService) -> EngineWebhook | None:
     """What tells another program of approvals, where one is configured."""
     chosen = basis.config.webhook
     if chosen is None:

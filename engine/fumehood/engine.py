@@ -38,7 +38,7 @@ from fumehood.core.keywords import (
 from fumehood.core.status import Readiness, StateReadiness
 from fumehood.core.tool import ToolDefinition
 from fumehood.core.usage import TokenCounter
-from fumehood.executors.live import Live
+from fumehood.executors.live import CallHandle
 from fumehood.executors.session_files import SessionFiles
 from fumehood.identity.binding import require_agent
 from fumehood.lifecycle import EngineLife
@@ -167,13 +167,13 @@ class Engine:
         return self._made.basis.clock.now()
 
     def run(
-        self, tool: str, body: CallBody, principal: Principal | None, live: Live | None = None
+        self, tool: str, body: CallBody, principal: Principal | None, live: CallHandle | None = None
     ) -> Coroutine[Any, Any, Envelope]:
         """Carry out one call of somebody whose identity the face has established.
 
         `live` hears of it meanwhile, and can end it. To be awaited.
         """
-        return self._made.calls.run(tool, body, principal, live or Live())
+        return self._made.calls.run(tool, body, principal, live or CallHandle())
 
     def open_stream(self, tool: str, body: CallBody, principal: Principal | None) -> StreamedCall:
         """Carry out one call beside its caller, who follows its events or leaves."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fumehood.approvals.remembered import Remembering
-from fumehood.approvals.resume import ResumedWay
-from fumehood.approvals.service import ApprovalDesk
+from fumehood.approvals.resume import CallResumption
+from fumehood.approvals.service import ApprovalService
 from fumehood.approvals.settings import DeskRules
 from fumehood.approvals.store import ApprovalTable, StoredApproval
 from fumehood.config import Config
@@ -21,7 +21,7 @@ from fumehood.identity.approvers import Approvers
 from fumehood.identity.tokens import Tokens
 from fumehood.observe.clock import Clock, IdSource
 from fumehood.observe.log import Logger
-from fumehood.pipeline.services import Rooms
+from fumehood.pipeline.services import PipelineServices
 from fumehood.storage.database import Database
 
 WEBHOOK_ID = "webhook"
@@ -57,7 +57,7 @@ class EngineApprovals:
             tells=config.webhook is not None,
             kept_days=chosen.kept_days,
         )
-        self.desk = ApprovalDesk(
+        self.desk = ApprovalService(
             self.table,
             Remembering(database),
             DeskRules(
@@ -80,7 +80,7 @@ class EngineApprovals:
 
     def connect(
         self,
-        rooms: Rooms,
+        rooms: PipelineServices,
         is_draining: Callable[[], bool],
         tell: Callable[[], None] | None,
     ) -> None:
@@ -88,7 +88,7 @@ class EngineApprovals:
 
         `tell` is called after each event; None where nobody is to be told.
         """
-        self.desk.way = ResumedWay(rooms, self._principal_again)
+        self.desk.way = CallResumption(rooms, self._principal_again)
         self.desk.is_draining = is_draining
         self._tell = tell
 

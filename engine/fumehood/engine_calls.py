@@ -15,13 +15,13 @@ import anyio
 from fumehood.core.call import CallBody, CallRequest
 from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Principal
-from fumehood.executors.live import Live
+from fumehood.executors.live import CallHandle
 from fumehood.observe.clock import Clock, IdSource, timestamp
 from fumehood.pipeline.run import run_call
 from fumehood.pipeline.running import RunningCalls
-from fumehood.pipeline.services import Rooms
+from fumehood.pipeline.services import PipelineServices
 from fumehood.pipeline.stream import StreamedCall
-from fumehood.storage.recordings import SpoolStore
+from fumehood.storage.recordings import RecordingStore
 
 
 class Intake:
@@ -48,10 +48,10 @@ class EngineCalls:
     def __init__(
         self,
         intake: Intake,
-        rooms: Rooms,
+        rooms: PipelineServices,
         ids: IdSource,
         clock: Clock,
-        spools: SpoolStore,
+        spools: RecordingStore,
         *,
         output_bytes: int,
     ) -> None:
@@ -66,7 +66,7 @@ class EngineCalls:
         self._idle = anyio.Event()
 
     def run(
-        self, tool: str, body: CallBody, principal: Principal | None, live: Live
+        self, tool: str, body: CallBody, principal: Principal | None, live: CallHandle
     ) -> Coroutine[Any, Any, Envelope]:
         """Carry out one call of somebody whose identity the face has established.
 
@@ -114,7 +114,7 @@ class EngineCalls:
             trace_id=body.options.trace_id or self._ids.trace_id(self._clock.now()),
         )
 
-    async def _carry_out(self, request: CallRequest, live: Live) -> Envelope:
+    async def _carry_out(self, request: CallRequest, live: CallHandle) -> Envelope:
         self.running.enter(request, live)
         try:
             return await run_call(request, self._rooms, live)

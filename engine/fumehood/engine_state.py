@@ -26,7 +26,7 @@ from fumehood.storage.blobs import BlobStore
 from fumehood.storage.calls import CallLog
 from fumehood.storage.database import Database
 from fumehood.storage.errors import understood
-from fumehood.storage.recordings import SpoolStore
+from fumehood.storage.recordings import RecordingStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class EngineState:
     budgets: Budgets
     blobs: BlobStore
     keys: Keys
-    spools: SpoolStore
+    spools: RecordingStore
 
 
 def read_state(
@@ -75,5 +75,5 @@ def read_state(
             now=now,
         ),
         keys=Keys(database),
-        spools=SpoolStore(directory, max_bytes=config.streams_mb * MB),
+        spools=RecordingStore(directory, max_bytes=config.streams_mb * MB),
     )

@@ -22,10 +22,10 @@ from fumehood.approvals.model import (
     RememberWish,
     Resolution,
 )
-from fumehood.approvals.resume import ResumedWay
+from fumehood.approvals.resume import CallResumption
 from fumehood.approvals.store import ApprovalTable
 from fumehood.core.errors import EngineError, PermissionDenied
-from fumehood.executors.live import Live
+from fumehood.executors.live import CallHandle
 from fumehood.pipeline.incoming import parse_own_call
 from fumehood.sandbox.host import Host
 from support.asking import ALICE, BOB, CALLER, NO, OTHER_CALLER, YES, Asking, Deeds, asking
@@ -108,7 +108,7 @@ async def test_a_call_that_was_cancelled_at_any_moment_is_not_run_by_a_later_yes
         for step in range(60):
             what = f"step {step}"
             options = {"idempotency_key": what, "wait_for_approval": waits}
-            live = Live()
+            live = CallHandle()
             call = asyncio.create_task(
                 desk.engine.run(*parse_own_call("erase", {"what": what}, options), CALLER, live)
             )
@@ -164,14 +164,14 @@ async def test_a_deny_rule_that_comes_while_an_approved_call_waits_for_its_place
 async def test_a_fault_with_one_approval_leaves_the_others_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole = ResumedWay._trail
+    whole = CallResumption._trail
 
-    def broken(self: ResumedWay, stored: Any) -> Any:
+    def broken(self: CallResumption, stored: Any) -> Any:
         if stored.approval.arguments == {"what": "damaged"}:
             raise KeyError("damaged")
         return whole(self, stored)
 
-    monkeypatch.setattr(ResumedWay, "_trail", broken)
+    monkeypatch.setattr(CallResumption, "_trail", broken)
     async with asking() as desk:
         await desk.decide(await desk.parked("damaged"))
         approval_id = await desk.parked("a")

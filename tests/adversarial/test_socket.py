@@ -359,7 +359,7 @@ def test_debug_log_has_one_event_a_stage_with_both_ids(start_daemon) -> None:
     stages = [
         "resolve",
         "validate",
-        "authorise",
+        "authorize",
         "claim",
         "approve",
         "admit",

@@ -21,7 +21,7 @@ from fumehood.approvals.model import Approval, ApprovalState, NewDecision
 from fumehood.core.call import CallBody
 from fumehood.core.errors import IdempotencyConflict
 from fumehood.engine import Engine
-from fumehood.executors.live import Live
+from fumehood.executors.live import CallHandle
 from fumehood.storage.database import Database
 from fumehood.testing import ManualClock
 from support.crash_approvals import ALICE, CHANNEL, User, engine_in, in_state, marks, prepare
@@ -238,7 +238,7 @@ async def test_disk_that_is_really_full_when_a_yes_is_used_up(small_disk: Path) 
 
 
 async def test_cancelled_while_it_is_being_kept_nobody_can_approve_it(world: World) -> None:
-    live = Live()
+    live = CallHandle()
     body = CallBody(arguments={"label": "a"})
     with writer_held(world.database):
         call = asyncio.create_task(world.engine.run("act", body, world.engine.owner, live))

@@ -13,7 +13,7 @@ from fumehood.budgets.model import BudgetStanding
 from fumehood.config import BudgetConfig
 from fumehood.core.call import CallBody
 from fumehood.core.envelope import Envelope
-from fumehood.executors.live import Live
+from fumehood.executors.live import CallHandle
 from fumehood.storage.database import open_database
 from fumehood.testing import FakeWall
 
@@ -74,7 +74,7 @@ async def test_a_call_that_its_caller_ends_counts_and_holds_nothing_afterwards(h
         await anyio.sleep_forever()
 
     async with limited(home, FakeWall(meanwhile=meanwhile), calls=5) as engine:
-        live, answers = Live(), []
+        live, answers = CallHandle(), []
 
         async def call() -> None:
             body = CallBody(arguments=SUM)

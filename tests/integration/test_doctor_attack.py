@@ -33,8 +33,8 @@ from fumehood.attack.standing import (
 from fumehood.attack.targets import targets_of
 from fumehood.sandbox.container import container as container_module
 from fumehood.sandbox.container.docker_api import Docker
-from fumehood.sandbox.container.pool_entry import Place
-from fumehood.sandbox.container.pool_state import Books
+from fumehood.sandbox.container.pool_entry import PoolEntry
+from fumehood.sandbox.container.pool_state import PoolState
 from fumehood.sandbox.images.catalog import Image
 from support import weakened
 from support.containers import containers_of
@@ -218,14 +218,14 @@ async def test_container_that_is_not_reset_turns_what_is_left_in_it_red(
 async def test_pool_that_hands_a_container_on_turns_the_other_principal_red(
     python_image: Image, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def find(self: Books, waiter: Any, state: Any) -> Place | None:
+    def find(self: PoolState, waiter: Any, state: Any) -> PoolEntry | None:
         for place in self.places.values():
             if place.state is state and place.kind == waiter.kind:
                 place.domain = None if place.domain is None else waiter.domain
                 return place
         return None
 
-    monkeypatch.setattr(Books, "find", find)
+    monkeypatch.setattr(PoolState, "find", find)
     card = await attacked(containers(python_image), lambda attack: attack.topic is Topic.RESET)
     assert red(card) == {"another-principal"}
 

@@ -47,7 +47,7 @@ def permitted(
     effective: JsonObject | None = None,
     **options: Any,
 ) -> PermittedCall:
-    """A call as `authorise` hands it on; `effective` where that is more than was given."""
+    """A call as `authorize` hands it on; `effective` where that is more than was given."""
     definition = tool or function_definition()
     resolved = ResolvedCall(
         request(definition.name, arguments, by, **options), registered(definition), ()

@@ -14,7 +14,7 @@ import anyio
 
 from fumehood.approvals import refusals
 from fumehood.approvals.model import Approval
-from fumehood.approvals.run_to_completion import carry_through
+from fumehood.approvals.run_to_completion import run_to_completion
 from fumehood.approvals.store import ApprovalTable, Stale, Step, StoredApproval, UnknownApproval
 from fumehood.core.json_types import JsonObject
 from fumehood.storage.errors import WriteFailed
@@ -59,7 +59,7 @@ class ApprovalChanges:
             UnknownApproval, Stale, TooLate: it cannot be.
             WriteFailed: nothing of it is promised.
         """
-        return (await carry_through(self.change_all([(approval_id, step)])))[0]
+        return (await run_to_completion(self.change_all([(approval_id, step)])))[0]
 
     async def change_all(self, steps: Sequence[tuple[str, Step]]) -> Sequence[StoredApproval]:
         """Several in one transaction, as `change`; to be carried through."""

@@ -27,7 +27,7 @@ from fumehood.approvals.model import (
 )
 from fumehood.approvals.remembered import Remembering, may_decide, remembered_rule
 from fumehood.approvals.resumption import CallWay
-from fumehood.approvals.run_to_completion import carry_through
+from fumehood.approvals.run_to_completion import run_to_completion
 from fumehood.approvals.settings import DeskRules
 from fumehood.approvals.store import (
     ApprovalTable,
@@ -87,7 +87,7 @@ class ApprovalDecision:
             decided.append((one.approval_id, step))
             answers.append(answer)
         try:
-            after = await carry_through(self._write(decided, answers))
+            after = await run_to_completion(self._write(decided, answers))
         except UnknownApproval:  # forgotten in this moment
             raise refusals.unknown() from None
         except TooLate as late:

@@ -1,7 +1,7 @@
 """Approvals: one record for each call that waits, or waited, for a human's yes. Values only.
 
-What is kept is in `approvals/store`, who waits in `approvals/service`. The record outlives the process;
-its states and who may bring it from one to the next are in DESIGN "Approval":
+`approvals/store` keeps them, `approvals/service` knows who waits. The record outlives the process.
+Its states, and who may change them (DESIGN "Approval"):
 
     pending → approved | denied | expired | cancelled
     approved → started | failed (a gate refused it by then) | expired | cancelled

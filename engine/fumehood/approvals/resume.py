@@ -35,18 +35,18 @@ from fumehood.core.errors import (
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.executors.effects import Effect
-from fumehood.executors.live import Live
+from fumehood.executors.live import CallHandle
 from fumehood.executors.outcome import Outcome, cancelled
-from fumehood.observe.trail import Trail
+from fumehood.observe.trail import CallTrace
 from fumehood.pipeline.approve import approved_by_human, hidden_of, stored_approval
-from fumehood.pipeline.authorize import PermittedCall, authorise
+from fumehood.pipeline.authorize import PermittedCall, authorize
 from fumehood.pipeline.build_envelope import compose
 from fumehood.pipeline.claim import claimed
 from fumehood.pipeline.plan import make_plan, plan_now, until_place_is_known
 from fumehood.pipeline.record import record_ending
 from fumehood.pipeline.resolve import resolve
-from fumehood.pipeline.run import Held, cancelled_ending, run_approved
-from fumehood.pipeline.services import Rooms
+from fumehood.pipeline.run import CallResources, cancelled_ending, run_approved
+from fumehood.pipeline.services import PipelineServices
 from fumehood.pipeline.validate import validate
 from fumehood.storage.errors import ReadFailed, WriteFailed
 
@@ -67,13 +67,13 @@ class NotAsApproved(ApprovalExpired):
 
 
 @dataclass(frozen=True, slots=True)
-class ResumedWay:
+class CallResumption:
     """The way of calls that waited for a human."""
 
-    rooms: Rooms
+    rooms: PipelineServices
     principal_again: PrincipalAgain
 
-    async def carry_out(self, stored: StoredApproval, live: Live) -> None:
+    async def carry_out(self, stored: StoredApproval, live: CallHandle) -> None:
         """Carry an approved call out, and keep its answer.
 
         Raises:
@@ -82,7 +82,7 @@ class ResumedWay:
             Stale: somebody else has ended it meanwhile, and nothing was done.
         """
         live.attach()
-        trail, held = self._trail(stored), Held()
+        trail, held = self._trail(stored), CallResources()
         try:
             ending, changed = await self._ending(stored, trail, live, held)
             live.close()
@@ -98,7 +98,7 @@ class ResumedWay:
                 held.release()
 
     async def _ending(
-        self, stored: StoredApproval, trail: Trail, live: Live, held: Held
+        self, stored: StoredApproval, trail: CallTrace, live: CallHandle, held: CallResources
     ) -> tuple[Outcome | EngineError, tuple[str, ...]]:
         """What became of the call, and what was not as approved any more."""
         try:
@@ -190,8 +190,8 @@ class ResumedWay:
         self,
         stored: StoredApproval,
         ending: Outcome | EngineError,
-        trail: Trail,
-        held: Held,
+        trail: CallTrace,
+        held: CallResources,
         changed: tuple[str, ...],
     ) -> None:
         request = self._request(stored)
@@ -223,7 +223,7 @@ class ResumedWay:
         except EngineError:
             return None
 
-    def _permitted(self, stored: StoredApproval, trail: Trail) -> PermittedCall:
+    def _permitted(self, stored: StoredApproval, trail: CallTrace) -> PermittedCall:
         rooms = self.rooms
         request = self._request_again(stored)
         resolved = trail.passed(
@@ -231,7 +231,7 @@ class ResumedWay:
         )
         validated = trail.passed("validate", validate(resolved))
         return trail.passed(
-            "authorise", authorise(validated, rooms.policy, rooms.over_budget(validated))
+            "authorize", authorize(validated, rooms.policy, rooms.over_budget(validated))
         )
 
     def _require_unchanged(self, stored: StoredApproval) -> None:
@@ -247,7 +247,7 @@ class ResumedWay:
         today = rooms.clock.now().date()
         request = self._request_again(stored)
         validated = validate(resolve(request, rooms.registry, rooms.agents, today))
-        permitted = authorise(validated, rooms.policy, lambda: False)
+        permitted = authorize(validated, rooms.policy, lambda: False)
         self._require_as_approved(permitted, stored)
 
     def _require_as_approved(self, permitted: PermittedCall, stored: StoredApproval) -> None:
@@ -269,7 +269,7 @@ class ResumedWay:
         rooms = self.rooms
         today = rooms.clock.now().date()
         validated = validate(resolve(request, rooms.registry, rooms.agents, today))
-        return authorise(validated, rooms.policy, rooms.over_budget(validated))
+        return authorize(validated, rooms.policy, rooms.over_budget(validated))
 
     def _action(self, permitted: PermittedCall, stored: StoredApproval) -> Action:
         """What would happen now. The workspace is compared by whoever changes it."""
@@ -289,10 +289,10 @@ class ResumedWay:
             trace_id=approval.trace_id,
         )
 
-    def _trail(self, stored: StoredApproval) -> Trail:
+    def _trail(self, stored: StoredApproval) -> CallTrace:
         approval = stored.approval
         clock, log = self.rooms.clock, self.rooms.log
-        trail = Trail(approval.tool, approval.call_id, approval.trace_id, clock, log)
+        trail = CallTrace(approval.tool, approval.call_id, approval.trace_id, clock, log)
         trail.values.append(stored)
         return trail
 

@@ -14,13 +14,13 @@ from fumehood.approvals.store import StoredApproval
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import EngineError
 from fumehood.core.json_types import JsonObject
-from fumehood.executors.live import Live
+from fumehood.executors.live import CallHandle
 
 
 class CallWay(Protocol):
     """What the desk needs of the way of a call (`resume`)."""
 
-    async def carry_out(self, stored: StoredApproval, live: Live) -> None:
+    async def carry_out(self, stored: StoredApproval, live: CallHandle) -> None:
         """Carry an approved call out and keep its answer.
 
         Raises:

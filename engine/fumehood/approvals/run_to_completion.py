@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def carry_through(work: Coroutine[Any, Any, T]) -> T:
+async def run_to_completion(work: Coroutine[Any, Any, T]) -> T:
     """Do it in a task of its own, and let a cancelling through once it is done."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None

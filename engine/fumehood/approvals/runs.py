@@ -21,7 +21,7 @@ from fumehood.approvals.resumption import CallWay
 from fumehood.approvals.store import Stale, StoredApproval
 from fumehood.core.errors import SandboxUnavailable, ShuttingDown
 from fumehood.core.json_types import JsonObject
-from fumehood.executors.live import Live
+from fumehood.executors.live import CallHandle
 from fumehood.storage.errors import ReadFailed, WriteFailed
 
 STOP_S = 15.0
@@ -32,7 +32,7 @@ STOP_S = 15.0
 class Run:
     """A call that is being carried out after its yes."""
 
-    live: Live
+    live: CallHandle
     over: anyio.Event = field(default_factory=anyio.Event)
 
 
@@ -56,7 +56,7 @@ class ApprovalRuns:
         self._is_draining = is_draining
         self._now = now
         self._on_event = on_event
-        self._followers: dict[str, list[Live]] = {}
+        self._followers: dict[str, list[CallHandle]] = {}
 
     def start(self, approval_id: str) -> None:
         """Have it carried out, unless it is already, or the engine is about to stop."""
@@ -80,13 +80,13 @@ class ApprovalRuns:
         while self.running:
             await next(iter(self.running.values())).over.wait()
 
-    def follow(self, approval_id: str, live: Live) -> None:
+    def follow(self, approval_id: str, live: CallHandle) -> None:
         """Hand on to this one what the call tells, once it runs."""
         followers = self._followers.setdefault(approval_id, [])
         if live not in followers:
             followers.append(live)
 
-    def unfollow(self, live: Live) -> None:
+    def unfollow(self, live: CallHandle) -> None:
         """Hand on nothing more."""
         for waiting in self._followers.values():
             if live in waiting:
@@ -132,7 +132,7 @@ class ApprovalRuns:
         self._way().record(after, answer)
 
 
-def _live_for(followers: Sequence[Live]) -> Live:
+def _live_for(followers: Sequence[CallHandle]) -> CallHandle:
     """One that hands on to whoever follows the call."""
 
     def output(stream: str, text: str) -> None:
@@ -144,4 +144,4 @@ def _live_for(followers: Sequence[Live]) -> Live:
         for live in followers:
             live.report(percent, message)
 
-    return Live(output=output if followers else None, progress=progress)
+    return CallHandle(output=output if followers else None, progress=progress)

@@ -30,7 +30,7 @@ IDLE_S = 60.0
 """How often it looks where nothing waits."""
 
 
-class ApprovalKeeper:
+class ApprovalScheduler:
     """The clock of one engine's approvals."""
 
     def __init__(

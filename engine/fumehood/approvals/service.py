@@ -39,7 +39,7 @@ from fumehood.approvals.quota import ApprovalQuota
 from fumehood.approvals.remembered import Remembering, remembered_rule
 from fumehood.approvals.resumption import CallWay
 from fumehood.approvals.runs import ApprovalRuns
-from fumehood.approvals.scheduler import ApprovalKeeper
+from fumehood.approvals.scheduler import ApprovalScheduler
 from fumehood.approvals.settings import DeskRules
 from fumehood.approvals.store import (
     ApprovalTable,
@@ -52,7 +52,7 @@ from fumehood.core.envelope import Envelope
 from fumehood.core.errors import IdempotencyConflict, ResourceNotFound
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
-from fumehood.executors.live import Live
+from fumehood.executors.live import CallHandle
 from fumehood.executors.outcome import cancelled
 from fumehood.policy.decision import Decision
 from fumehood.protocol.messages import decode_envelope
@@ -64,7 +64,7 @@ WATCH_S = 25.0
 """The longest that somebody who watches is kept waiting."""
 
 
-class ApprovalDesk:
+class ApprovalService:
     """All approvals of one engine. To be entered once the way of a call is there (`way`)."""
 
     def __init__(
@@ -105,7 +105,7 @@ class ApprovalDesk:
         self._runs = ApprovalRuns(
             self._changes, way=way, is_draining=is_draining, now=self.now, on_event=on_event
         )
-        self._keeper = ApprovalKeeper(
+        self._keeper = ApprovalScheduler(
             table, self._changes, self._runs,
             warn_s=rules.warn_s, way=way, now=self.now, on_event=on_event,
         )  # fmt: skip
@@ -114,7 +114,7 @@ class ApprovalDesk:
             way=way, now=self.now, new_id=new_id, voices=self._voices, on_event=on_event,
         )  # fmt: skip
 
-    async def __aenter__(self) -> ApprovalDesk:
+    async def __aenter__(self) -> ApprovalService:
         await self._quota.count()
         await self._keeper.interrupt_what_had_begun()
         tasks = await self._stack.enter_async_context(anyio.create_task_group())
@@ -189,7 +189,9 @@ class ApprovalDesk:
         await self._table.create(stored)
         self._changes.tell(stored.approval)
 
-    async def wait(self, approval_id: str, seconds: float, live: Live | None) -> Envelope | None:
+    async def wait(
+        self, approval_id: str, seconds: float, live: CallHandle | None
+    ) -> Envelope | None:
         """The call's answer, once there is one; None where it did not come in time."""
         followed = approval_id
         try:

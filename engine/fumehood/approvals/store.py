@@ -1,7 +1,7 @@
 """Rows of approvals: what waits for a human, what was decided, and what became of the call.
 
-Host side, used by the desk and its parts (`approvals/service`, `call/approval_…`). Everything here is
-durable before anybody is told of it. One `Step` is one transaction: the state, an approver's
+Host side, used by the other files of this package. Everything here is durable before anybody is
+told of it. One `Step` is one transaction: the state, an approver's
 word, the rule that it leaves behind, the call's answer, the idempotency key that waits for it,
 the audit row and the webhook's message stand or fall together. Invariant: a state is only left
 for one that `Step.leaves` allows, and `version` grows with each change of what people are shown,

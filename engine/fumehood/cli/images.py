@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import docker
 
     from fumehood.sandbox.images.catalog import Image
-    from fumehood.sandbox.images.own_image import Wish
+    from fumehood.sandbox.images.own_image import ImageRequest
     from fumehood.sandbox.images.recipe import Recipe
 
 images = typer.Typer(help="The images that containers are made from.", no_args_is_help=True)
@@ -87,10 +87,10 @@ def new_image(
 ) -> None:
     """Make an image of your own from lists of packages: lock them, download them, build it."""
     from fumehood.cli.show import show_json, wants_json
-    from fumehood.sandbox.images.own_image import Wish
+    from fumehood.sandbox.images.own_image import ImageRequest
 
     text = "" if requirements is None else _read_list(requirements)
-    wish = Wish(name, text, tuple(packages or ()), below)
+    wish = ImageRequest(name, text, tuple(packages or ()), below)
     image = _make(wish, base or "", replace=replace)
     print(
         f'It is used by `sessions new --image {name}`, or with [container.images] python = "{name}"'
@@ -202,7 +202,7 @@ def _read_list(path: Path) -> str:
         fail(f"{path} is not UTF-8.", ExitCode.USAGE)
 
 
-def _make(wish: Wish, base: str, *, replace: bool) -> Image:
+def _make(wish: ImageRequest, base: str, *, replace: bool) -> Image:
     """The folder aside, the image, and then the folder in its place."""
     from fumehood.sandbox.images.build import wheel_cache
     from fumehood.sandbox.images.errors import ImageTrouble, trouble_in

@@ -25,38 +25,38 @@ from fumehood.approvals.model import (
     Resolution,
     SeveralDecisions,
 )
-from fumehood.client.ask import Ask, address, data_of, encode, query_text
+from fumehood.client.ask import ApiRequest, address, data_of, encode, query_text
 from fumehood.core.json_types import JsonObject
 from fumehood.core.keywords import ApprovalQueryKeywords, checked
 
 LONGEST_POLL_S = 25.0
 
 
-def list_approvals(**asked: Any) -> Ask[ApprovalPage]:
+def list_approvals(**asked: Any) -> ApiRequest[ApprovalPage]:
     """A page of them, newest first."""
     read = data_of(ApprovalList)
     query = query_text(checked(ApprovalQueryKeywords, "list", asked))
-    return Ask("GET", address("approvals") + query, lambda raw: read(raw).page)
+    return ApiRequest("GET", address("approvals") + query, lambda raw: read(raw).page)
 
 
-def show_approval(approval_id: str) -> Ask[Approval]:
+def show_approval(approval_id: str) -> ApiRequest[Approval]:
     """One approval."""
-    return Ask("GET", address("approvals", approval_id), _approval)
+    return ApiRequest("GET", address("approvals", approval_id), _approval)
 
 
-def cancel_approval(approval_id: str) -> Ask[Approval]:
+def cancel_approval(approval_id: str) -> ApiRequest[Approval]:
     """Take back one's own call."""
-    return Ask("POST", address("approvals", approval_id, "cancel"), _approval)
+    return ApiRequest("POST", address("approvals", approval_id, "cancel"), _approval)
 
 
-def call_state(call_id: str) -> Ask[CallAnswer]:
+def call_state(call_id: str) -> ApiRequest[CallAnswer]:
     """One call of the caller's own, with its approval and its answer."""
-    return Ask("GET", address("calls", call_id), data_of(CallAnswer))
+    return ApiRequest("GET", address("calls", call_id), data_of(CallAnswer))
 
 
-def decide(approval_id: str, decision: NewDecision, version: int | None) -> Ask[Approval]:
+def decide(approval_id: str, decision: NewDecision, version: int | None) -> ApiRequest[Approval]:
     """Approve or deny what was seen as this version; None is whatever it is now."""
-    return Ask(
+    return ApiRequest(
         "POST",
         address("approvals", approval_id, "decision"),
         _approval,
@@ -65,41 +65,41 @@ def decide(approval_id: str, decision: NewDecision, version: int | None) -> Ask[
     )
 
 
-def decide_all(items: Iterable[OneOfSeveral]) -> Ask[tuple[Approval, ...]]:
+def decide_all(items: Iterable[OneOfSeveral]) -> ApiRequest[tuple[Approval, ...]]:
     """Decide on several, all or none."""
     read = data_of(DecidedApprovals)
     body = SeveralDecisions(items=tuple(items))
     path = address("approvals", "decisions")
-    return Ask("POST", path, lambda raw: read(raw).items, encode(_given(body)))
+    return ApiRequest("POST", path, lambda raw: read(raw).items, encode(_given(body)))
 
 
-def preview_remember(approval_id: str, wish: RememberWish) -> Ask[RememberedRule]:
+def preview_remember(approval_id: str, wish: RememberWish) -> ApiRequest[RememberedRule]:
     """The rule that approving with this wish would leave behind."""
     path = address("approvals", approval_id, "remember-preview")
-    return Ask("POST", path, _rule, encode(_given(wish)))
+    return ApiRequest("POST", path, _rule, encode(_given(wish)))
 
 
-def preview_edit(approval_id: str, arguments: JsonObject) -> Ask[Approval]:
+def preview_edit(approval_id: str, arguments: JsonObject) -> ApiRequest[Approval]:
     """The approval as a yes to these arguments would make it."""
     path = address("approvals", approval_id, "edit-preview")
-    return Ask("POST", path, _approval, encode(_given(NewEdit(arguments=arguments))))
+    return ApiRequest("POST", path, _approval, encode(_given(NewEdit(arguments=arguments))))
 
 
 def resolve(
     approval_id: str, outcome: Literal["done", "failed"], note: str | None
-) -> Ask[Approval]:
+) -> ApiRequest[Approval]:
     """Say what became of an interrupted call."""
     body = Resolution(outcome=outcome, note=note)
-    return Ask(
+    return ApiRequest(
         "POST", address("approvals", approval_id, "resolve"), _approval, encode(_given(body))
     )
 
 
-def next_change(after: int, wait_s: float) -> Ask[int]:
+def next_change(after: int, wait_s: float) -> ApiRequest[int]:
     """Wait until something changes."""
     read = data_of(ApprovalChanges)
     asked = {"after": after, "wait": wait_s}
-    return Ask(
+    return ApiRequest(
         "GET",
         address("approvals", "changes") + query_text(asked),
         lambda raw: read(raw).changes,
@@ -107,15 +107,15 @@ def next_change(after: int, wait_s: float) -> Ask[int]:
     )
 
 
-def list_remembered() -> Ask[tuple[RememberedRule, ...]]:
+def list_remembered() -> ApiRequest[tuple[RememberedRule, ...]]:
     """The rules that decisions left behind."""
     read = data_of(RememberedList)
-    return Ask("GET", address("policy", "remembered"), lambda raw: read(raw).items)
+    return ApiRequest("GET", address("policy", "remembered"), lambda raw: read(raw).items)
 
 
-def forget(rule_id: str) -> Ask[RememberedRule]:
+def forget(rule_id: str) -> ApiRequest[RememberedRule]:
     """End such a rule."""
-    return Ask("DELETE", address("policy", "remembered", rule_id), _rule)
+    return ApiRequest("DELETE", address("policy", "remembered", rule_id), _rule)
 
 
 def _if_match(version: int | None) -> Mapping[str, str]:

@@ -30,7 +30,7 @@ ANSWER_GRACE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ask(Generic[T]):
+class ApiRequest(Generic[T]):
     """What to send, and what its answer means.
 
     `read` raises Refused, or ValueError where the bytes are no answer of an engine's.

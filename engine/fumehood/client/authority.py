@@ -22,7 +22,7 @@ from fumehood.answers import (
     ToolWithSource,
 )
 from fumehood.audit.model import AuditRotation, AuditVerdict
-from fumehood.client.ask import Ask, address, data_of, encode, listed
+from fumehood.client.ask import ApiRequest, address, data_of, encode, listed
 from fumehood.core.identity import Scope
 from fumehood.core.json_types import JsonObject
 from fumehood.identity.agent import Agent, Binding
@@ -34,7 +34,7 @@ VERIFY_S = 600.0
 
 def create_agent(
     agent_id: str, *, description: str, principals: Iterable[str], is_enabled: bool
-) -> Ask[Agent]:
+) -> ApiRequest[Agent]:
     """Make an agent."""
     body: JsonObject = {
         "id": agent_id,
@@ -42,18 +42,18 @@ def create_agent(
         "principals": listed(principals),
         "is_enabled": is_enabled,
     }
-    return Ask("POST", address("agents"), _agent, encode(body))
+    return ApiRequest("POST", address("agents"), _agent, encode(body))
 
 
-def list_agents() -> Ask[tuple[Agent, ...]]:
+def list_agents() -> ApiRequest[tuple[Agent, ...]]:
     """Every agent."""
     read = data_of(AgentList)
-    return Ask("GET", address("agents"), lambda raw: read(raw).items)
+    return ApiRequest("GET", address("agents"), lambda raw: read(raw).items)
 
 
-def show_agent(agent_id: str) -> Ask[AgentDetails]:
+def show_agent(agent_id: str) -> ApiRequest[AgentDetails]:
     """One agent with its tools."""
-    return Ask("GET", address("agents", agent_id), data_of(AgentDetails))
+    return ApiRequest("GET", address("agents", agent_id), data_of(AgentDetails))
 
 
 def update_agent(
@@ -62,7 +62,7 @@ def update_agent(
     description: str | None = None,
     principals: Iterable[str] | None = None,
     is_enabled: bool | None = None,
-) -> Ask[Agent]:
+) -> ApiRequest[Agent]:
     """Change what is given."""
     given: JsonObject = {
         "description": description,
@@ -70,18 +70,18 @@ def update_agent(
         "is_enabled": is_enabled,
     }
     body = {name: value for name, value in given.items() if value is not None}
-    return Ask("PATCH", address("agents", agent_id), _agent, encode(body))
+    return ApiRequest("PATCH", address("agents", agent_id), _agent, encode(body))
 
 
-def delete_agent(agent_id: str) -> Ask[None]:
+def delete_agent(agent_id: str) -> ApiRequest[None]:
     """Remove an agent with its bindings."""
-    return Ask("DELETE", address("agents", agent_id), _deleted)
+    return ApiRequest("DELETE", address("agents", agent_id), _deleted)
 
 
-def list_bindings(agent_id: str) -> Ask[tuple[Binding, ...]]:
+def list_bindings(agent_id: str) -> ApiRequest[tuple[Binding, ...]]:
     """An agent's tools."""
     read = data_of(BindingList)
-    return Ask("GET", address("agents", agent_id, "tools"), lambda raw: read(raw).items)
+    return ApiRequest("GET", address("agents", agent_id, "tools"), lambda raw: read(raw).items)
 
 
 def bind(
@@ -92,7 +92,7 @@ def bind(
     fixed: JsonObject | None,
     defaults: JsonObject | None,
     is_enabled: bool,
-) -> Ask[Binding]:
+) -> ApiRequest[Binding]:
     """Give an agent a tool, or change how it has it."""
     body: JsonObject = {
         "sort_order": sort_order,
@@ -102,34 +102,34 @@ def bind(
     }
     read = data_of(BindingAnswer)
     path = address("agents", agent_id, "tools", tool)
-    return Ask("PUT", path, lambda raw: read(raw).binding, encode(body))
+    return ApiRequest("PUT", path, lambda raw: read(raw).binding, encode(body))
 
 
-def unbind(agent_id: str, tool: str) -> Ask[None]:
+def unbind(agent_id: str, tool: str) -> ApiRequest[None]:
     """Take a tool from an agent."""
-    return Ask("DELETE", address("agents", agent_id, "tools", tool), _deleted)
+    return ApiRequest("DELETE", address("agents", agent_id, "tools", tool), _deleted)
 
 
-def add_tool(document: JsonObject) -> Ask[ToolWithSource]:
+def add_tool(document: JsonObject) -> ApiRequest[ToolWithSource]:
     """Register one version of a REST or MCP tool."""
-    return Ask("POST", address("tools"), _one_tool, encode(document))
+    return ApiRequest("POST", address("tools"), _one_tool, encode(document))
 
 
-def replace_tool(reference: str, document: JsonObject) -> Ask[ToolWithSource]:
+def replace_tool(reference: str, document: JsonObject) -> ApiRequest[ToolWithSource]:
     """Put another definition in place of a registered one."""
-    return Ask("PUT", address("tools", reference), _one_tool, encode(document))
+    return ApiRequest("PUT", address("tools", reference), _one_tool, encode(document))
 
 
-def remove_tool(reference: str) -> Ask[None]:
+def remove_tool(reference: str) -> ApiRequest[None]:
     """Forget a registered version."""
-    return Ask("DELETE", address("tools", reference), _deleted)
+    return ApiRequest("DELETE", address("tools", reference), _deleted)
 
 
-def switch_tool(reference: str, *, is_active: bool) -> Ask[tuple[ToolWithSource, ...]]:
+def switch_tool(reference: str, *, is_active: bool) -> ApiRequest[tuple[ToolWithSource, ...]]:
     """Switch one version, or every one, on or off."""
     read = data_of(ChangedTools)
     verb = "activate" if is_active else "deactivate"
-    return Ask("POST", address("tools", reference, verb), lambda raw: read(raw).items)
+    return ApiRequest("POST", address("tools", reference, verb), lambda raw: read(raw).items)
 
 
 def new_token(
@@ -139,7 +139,7 @@ def new_token(
     scopes: Iterable[Scope | str],
     agents: Iterable[str],
     expires_at: datetime | None,
-) -> Ask[MadeToken]:
+) -> ApiRequest[MadeToken]:
     """Make a token. Raises ValueError for a time without a zone."""
     if expires_at is not None and expires_at.tzinfo is None:
         raise ValueError("expires_at needs a time zone.")
@@ -150,58 +150,58 @@ def new_token(
         "agents": listed(agents),
         "expires_at": None if expires_at is None else expires_at.isoformat(),
     }
-    return Ask("POST", address("tokens"), data_of(MadeToken), encode(body))
+    return ApiRequest("POST", address("tokens"), data_of(MadeToken), encode(body))
 
 
-def list_tokens() -> Ask[tuple[TokenInfo, ...]]:
+def list_tokens() -> ApiRequest[tuple[TokenInfo, ...]]:
     """Every token without its secret."""
     read = data_of(TokenList)
-    return Ask("GET", address("tokens"), lambda raw: read(raw).items)
+    return ApiRequest("GET", address("tokens"), lambda raw: read(raw).items)
 
 
-def revoke_token(token_id: str) -> Ask[TokenInfo]:
+def revoke_token(token_id: str) -> ApiRequest[TokenInfo]:
     """End a token at once."""
     read = data_of(TokenAnswer)
-    return Ask("DELETE", address("tokens", token_id), lambda raw: read(raw).token)
+    return ApiRequest("DELETE", address("tokens", token_id), lambda raw: read(raw).token)
 
 
-def add_approver(name: str, *, scopes: Iterable[Scope | str]) -> Ask[MadeApprover]:
+def add_approver(name: str, *, scopes: Iterable[Scope | str]) -> ApiRequest[MadeApprover]:
     """Make an approver."""
     body: JsonObject = {"name": name, "scopes": listed(scopes)}
-    return Ask("POST", address("approvers"), data_of(MadeApprover), encode(body))
+    return ApiRequest("POST", address("approvers"), data_of(MadeApprover), encode(body))
 
 
-def list_approvers() -> Ask[tuple[ApproverInfo, ...]]:
+def list_approvers() -> ApiRequest[tuple[ApproverInfo, ...]]:
     """Those who have authority now."""
     read = data_of(ApproverList)
-    return Ask("GET", address("approvers"), lambda raw: read(raw).items)
+    return ApiRequest("GET", address("approvers"), lambda raw: read(raw).items)
 
 
-def remove_approver(name: str) -> Ask[ApproverInfo]:
+def remove_approver(name: str) -> ApiRequest[ApproverInfo]:
     """Take an approver's authority back at once."""
     read = data_of(ApproverAnswer)
-    return Ask("DELETE", address("approvers", name), lambda raw: read(raw).approver)
+    return ApiRequest("DELETE", address("approvers", name), lambda raw: read(raw).approver)
 
 
-def changes() -> Ask[tuple[Change, ...]]:
+def changes() -> ApiRequest[tuple[Change, ...]]:
     """The newest changes first."""
     read = data_of(ChangeList)
-    return Ask("GET", address("changes"), lambda raw: read(raw).items)
+    return ApiRequest("GET", address("changes"), lambda raw: read(raw).items)
 
 
-def audit_page(*, after: int, limit: int) -> Ask[AuditPage]:
+def audit_page(*, after: int, limit: int) -> ApiRequest[AuditPage]:
     """Some rows of the audit chain."""
-    return Ask("GET", f"{address('audit')}?after={after}&limit={limit}", data_of(AuditPage))
+    return ApiRequest("GET", f"{address('audit')}?after={after}&limit={limit}", data_of(AuditPage))
 
 
-def verify_audit() -> Ask[AuditVerdict]:
+def verify_audit() -> ApiRequest[AuditVerdict]:
     """A walk along the whole chain, which may take a while."""
-    return Ask("GET", address("audit", "verify"), data_of(AuditVerdict), work_s=VERIFY_S)
+    return ApiRequest("GET", address("audit", "verify"), data_of(AuditVerdict), work_s=VERIFY_S)
 
 
-def rotate_audit_key() -> Ask[AuditRotation]:
+def rotate_audit_key() -> ApiRequest[AuditRotation]:
     """A new key for the chain."""
-    return Ask("POST", address("audit", "rotate"), data_of(AuditRotation))
+    return ApiRequest("POST", address("audit", "rotate"), data_of(AuditRotation))
 
 
 def _agent(raw: bytes) -> Agent:

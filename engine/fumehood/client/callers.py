@@ -15,7 +15,16 @@ from fumehood.answers import (
     ToolList,
 )
 from fumehood.budgets.usage import UsageTable
-from fumehood.client.ask import Ask, address, data_of, encode, listed, object_of, plain, query_text
+from fumehood.client.ask import (
+    ApiRequest,
+    address,
+    data_of,
+    encode,
+    listed,
+    object_of,
+    plain,
+    query_text,
+)
 from fumehood.client.calling import call_read_by
 from fumehood.client.errors import DaemonUnavailable, Refused
 from fumehood.core.call_log import CallPage, CallRecord
@@ -38,40 +47,44 @@ PAGE = 100
 """Tools of one request while all of them are read: the most that the engine gives."""
 
 
-def call(tool: str, arguments: JsonObject | None, options: Mapping[str, object]) -> Ask[Envelope]:
+def call(
+    tool: str, arguments: JsonObject | None, options: Mapping[str, object]
+) -> ApiRequest[Envelope]:
     """One call. Raises ValueError where it is not JSON, or the name can be none."""
     chosen = checked(CallKeywords, "call", options)
     return call_read_by(decode_envelope, tool, arguments, chosen)
 
 
-def stream(tool: str, arguments: JsonObject | None, options: Mapping[str, object]) -> Ask[Event]:
+def stream(
+    tool: str, arguments: JsonObject | None, options: Mapping[str, object]
+) -> ApiRequest[Event]:
     """One call that is followed; `read` is for the answer that comes without events."""
     chosen = checked(CallKeywords, "stream", options)
     body = {"arguments": arguments if arguments is not None else {}, "options": chosen}
     path = address("tools", tool, "sse")
     # Comments keep the connection alive, however long the call takes.
-    return Ask("POST", path, lambda raw: last_event(decode_envelope(raw)), encode(body))
+    return ApiRequest("POST", path, lambda raw: last_event(decode_envelope(raw)), encode(body))
 
 
-def cancel(call_id: str) -> Ask[None]:
+def cancel(call_id: str) -> ApiRequest[None]:
     """The end of a running call."""
     read = data_of(CancelledCall)
 
     def nothing(raw: bytes) -> None:
         read(raw)
 
-    return Ask("POST", address("calls", call_id, "cancel"), nothing)
+    return ApiRequest("POST", address("calls", call_id, "cancel"), nothing)
 
 
-def tools_page(**query: Any) -> Ask[ToolList]:
+def tools_page(**query: Any) -> ApiRequest[ToolList]:
     """One page of the tools."""
     asked = checked(ToolPageKeywords, "tools", query)
-    return Ask("GET", address("tools") + query_text(asked), data_of(ToolList))
+    return ApiRequest("GET", address("tools") + query_text(asked), data_of(ToolList))
 
 
 def all_tools(
     **filters: Any,
-) -> Generator[Ask[ToolList], ToolList, list[tuple[ToolDefinition, str]]]:
+) -> Generator[ApiRequest[ToolList], ToolList, list[tuple[ToolDefinition, str]]]:
     """Every page after the other: yields requests, is sent their answers, returns the tools.
 
     Raises:
@@ -98,7 +111,7 @@ def agent_tools(
     exclude_dangerous: bool = True,
     max_cost: Decimal | None = None,
     at_most: int | None = None,
-) -> Ask[AgentTools]:
+) -> ApiRequest[AgentTools]:
     """An agent's tools as it sees them. Raises ValueError where a category holds a comma."""
     chosen = None if categories is None else listed(categories)
     if chosen is not None and any("," in category for category in chosen):
@@ -110,35 +123,35 @@ def agent_tools(
         "max_cost": None if max_cost is None else f"{max_cost:f}",
         "at_most": at_most,
     }
-    return Ask("GET", address("tools") + query_text(query), data_of(AgentTools))
+    return ApiRequest("GET", address("tools") + query_text(query), data_of(AgentTools))
 
 
-def calls(**query: Any) -> Ask[CallPage]:
+def calls(**query: Any) -> ApiRequest[CallPage]:
     """A page of the caller's own calls."""
     read = data_of(CallList)
     asked = query_text(checked(CallQueryKeywords, "calls", query))
-    return Ask("GET", address("calls") + asked, lambda raw: read(raw).page)
+    return ApiRequest("GET", address("calls") + asked, lambda raw: read(raw).page)
 
 
-def usage(by: str | Iterable[str] | None, query: Mapping[str, object]) -> Ask[UsageTable]:
+def usage(by: str | Iterable[str] | None, query: Mapping[str, object]) -> ApiRequest[UsageTable]:
     """What calls took together; `by` is one name or several."""
     names = by if by is None or isinstance(by, str) else ",".join(by)
     asked = {"by": names, **checked(AllUsageKeywords, "usage", query)}
-    return Ask("GET", address("usage") + query_text(asked), data_of(UsageTable))
+    return ApiRequest("GET", address("usage") + query_text(asked), data_of(UsageTable))
 
 
-def call_record(call_id: str) -> Ask[CallRecord]:
+def call_record(call_id: str) -> ApiRequest[CallRecord]:
     """One call of the caller's own."""
     read = data_of(CallAnswer)
-    return Ask("GET", address("calls", call_id), lambda raw: read(raw).call)
+    return ApiRequest("GET", address("calls", call_id), lambda raw: read(raw).call)
 
 
-def tool(reference: str) -> Ask[ToolDetails]:
+def tool(reference: str) -> ApiRequest[ToolDetails]:
     """One tool by `name` or `name@version`."""
-    return Ask("GET", address("tools", reference), data_of(ToolDetails))
+    return ApiRequest("GET", address("tools", reference), data_of(ToolDetails))
 
 
-def blob(url: str) -> Ask[None]:
+def blob(url: str) -> ApiRequest[None]:
     """The bytes behind an address of an answer's; `read` is for a refusal in their place.
 
     Raises:
@@ -149,24 +162,24 @@ def blob(url: str) -> Ask[None]:
     def refused(raw: bytes) -> None:
         raise Refused(decode_envelope(raw))
 
-    return Ask("GET", url, refused)
+    return ApiRequest("GET", url, refused)
 
 
-def health() -> Ask[Health]:
+def health() -> ApiRequest[Health]:
     """Whether the process answers."""
-    return Ask("GET", address("health"), plain(Health))
+    return ApiRequest("GET", address("health"), plain(Health))
 
 
-def ready() -> Ask[Readiness]:
+def ready() -> ApiRequest[Readiness]:
     """Whether calls are served."""
-    return Ask("GET", address("ready"), plain(Readiness))
+    return ApiRequest("GET", address("ready"), plain(Readiness))
 
 
-def openapi() -> Ask[JsonObject]:
+def openapi() -> ApiRequest[JsonObject]:
     """The document of the socket that is asked."""
-    return Ask("GET", address("openapi.json"), object_of)
+    return ApiRequest("GET", address("openapi.json"), object_of)
 
 
-def request(method: str, path: str, body: JsonObject | None = None) -> Ask[Envelope]:
+def request(method: str, path: str, body: JsonObject | None = None) -> ApiRequest[Envelope]:
     """Any address that answers with an envelope."""
-    return Ask(method, path, decode_envelope, None if body is None else encode(body))
+    return ApiRequest(method, path, decode_envelope, None if body is None else encode(body))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from fumehood.client.ask import Ask, address, encode
+from fumehood.client.ask import ApiRequest, address, encode
 from fumehood.core.json_types import JsonObject
 
 T = TypeVar("T")
@@ -20,11 +20,11 @@ can be configured for."""
 
 def call_read_by(
     read: Callable[[bytes], T], tool: str, arguments: JsonObject | None, options: JsonObject
-) -> Ask[T]:
+) -> ApiRequest[T]:
     """One call. Raises ValueError where it is not JSON, or the name can be none."""
     body = {"arguments": arguments if arguments is not None else {}, "options": options}
     path = address("tools", tool, "call")
-    return Ask("POST", path, read, encode(body), _work_s(options))
+    return ApiRequest("POST", path, read, encode(body), _work_s(options))
 
 
 def _work_s(options: JsonObject) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fumehood.client.ask import Ask
+from fumehood.client.ask import ApiRequest
 from fumehood.client.errors import DaemonUnavailable
 from fumehood.core.events import ErrorEvent, Event, ResultEvent, event_of
 from fumehood.protocol import sse, strict_json
@@ -41,7 +41,7 @@ class Following:
                 self.is_over = isinstance(event, ResultEvent | ErrorEvent)
         return events
 
-    def finish(self, ask: Ask[Event]) -> None:
+    def finish(self, ask: ApiRequest[Event]) -> None:
         """The bytes have ended. Raises DaemonUnavailable where the answer is missing."""
         if not self.is_over:
             raise DaemonUnavailable(f"{BROKEN_OFF} {ask.path}", may_have_acted=True)

@@ -13,12 +13,12 @@ import socket
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fumehood.client.ask import ANSWER_GRACE_S, CONNECT_TIMEOUT_S, Ask
+from fumehood.client.ask import ANSWER_GRACE_S, CONNECT_TIMEOUT_S, ApiRequest
 
 T = TypeVar("T")
 
 
-def send_once(path: Path, ask: Ask[T]) -> T:
+def send_once(path: Path, ask: ApiRequest[T]) -> T:
     """The answer to one request. Raises as a `Client` does."""
     connection = _Connection(path, ask.work_s + ANSWER_GRACE_S)
     try:
@@ -68,7 +68,7 @@ class _Connection(http.client.HTTPConnection):
         return super().getresponse()
 
 
-def _explain_or_send(path: Path, ask: Ask[T]) -> T:
+def _explain_or_send(path: Path, ask: ApiRequest[T]) -> T:
     from fumehood.client.transport import BlockingTransport, Place
 
     return BlockingTransport(Place(path, None, CONNECT_TIMEOUT_S, ANSWER_GRACE_S)).send(ask)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from fumehood.client.ask import Ask, address, data_of, encode
+from fumehood.client.ask import ApiRequest, address, data_of, encode
 from fumehood.core.json_types import JsonObject
 from fumehood.policy.model import Explanation, PolicyStatus
 
 
-def show_policy() -> Ask[PolicyStatus]:
+def show_policy() -> ApiRequest[PolicyStatus]:
     """The rules that decide now."""
-    return Ask("GET", address("policy"), data_of(PolicyStatus))
+    return ApiRequest("GET", address("policy"), data_of(PolicyStatus))
 
 
 def explain(
@@ -19,7 +19,7 @@ def explain(
     principal_id: str | None,
     agent_id: str | None,
     session_id: str | None,
-) -> Ask[Explanation]:
+) -> ApiRequest[Explanation]:
     """What the rules say of a call."""
     given: JsonObject = {
         "tool": tool,
@@ -29,9 +29,9 @@ def explain(
         "session_id": session_id,
     }
     body = {name: value for name, value in given.items() if value is not None}
-    return Ask("POST", address("policy", "explain"), data_of(Explanation), encode(body))
+    return ApiRequest("POST", address("policy", "explain"), data_of(Explanation), encode(body))
 
 
-def reload_policy() -> Ask[PolicyStatus]:
+def reload_policy() -> ApiRequest[PolicyStatus]:
     """Read the file anew."""
-    return Ask("POST", address("policy", "reload"), data_of(PolicyStatus))
+    return ApiRequest("POST", address("policy", "reload"), data_of(PolicyStatus))

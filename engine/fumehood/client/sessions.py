@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from fumehood.answers import Deleted, SessionAnswer, SessionFileList, SessionList, WrittenFile
-from fumehood.client.ask import Ask, address, data_of, encode
+from fumehood.client.ask import ApiRequest, address, data_of, encode
 from fumehood.client.errors import Refused
 from fumehood.core.session import SessionRecord
 from fumehood.protocol.messages import decode_envelope
@@ -21,26 +21,26 @@ UPLOAD_S = 900.0
 """How long an upload may take: as the engine allows."""
 
 
-def sessions() -> Ask[tuple[SessionRecord, ...]]:
+def sessions() -> ApiRequest[tuple[SessionRecord, ...]]:
     """The caller's own sessions."""
     read = data_of(SessionList)
-    return Ask("GET", address("sessions"), lambda raw: read(raw).items)
+    return ApiRequest("GET", address("sessions"), lambda raw: read(raw).items)
 
 
-def create_session(**wishes: Any) -> Ask[SessionRecord]:
+def create_session(**wishes: Any) -> ApiRequest[SessionRecord]:
     """A new one. Wishes that are None are left out."""
     body = {name: value for name, value in wishes.items() if value is not None}
-    return Ask("POST", address("sessions"), _session, encode(body), MAKING_S)
+    return ApiRequest("POST", address("sessions"), _session, encode(body), MAKING_S)
 
 
-def session(session_id: str) -> Ask[SessionRecord]:
+def session(session_id: str) -> ApiRequest[SessionRecord]:
     """One of the caller's own."""
-    return Ask("GET", address("sessions", session_id), _session)
+    return ApiRequest("GET", address("sessions", session_id), _session)
 
 
-def end_session(session_id: str) -> Ask[SessionRecord]:
+def end_session(session_id: str) -> ApiRequest[SessionRecord]:
     """End it."""
-    return Ask("DELETE", address("sessions", session_id), _session, work_s=TURN_S)
+    return ApiRequest("DELETE", address("sessions", session_id), _session, work_s=TURN_S)
 
 
 def session_files(
@@ -50,7 +50,7 @@ def session_files(
     recursive: bool = False,
     limit: int | None = None,
     cursor: str | None = None,
-) -> Ask[SessionFileList]:
+) -> ApiRequest[SessionFileList]:
     """A page of what is in a session's workspace."""
     query = {
         "path": path or None,
@@ -59,25 +59,25 @@ def session_files(
         "cursor": cursor,
     }
     where = address("sessions", session_id, "files") + _query(query)
-    return Ask("GET", where, data_of(SessionFileList), work_s=TURN_S)
+    return ApiRequest("GET", where, data_of(SessionFileList), work_s=TURN_S)
 
 
-def put_file(session_id: str, path: str, *, mode: str = "replace") -> Ask[WrittenFile]:
+def put_file(session_id: str, path: str, *, mode: str = "replace") -> ApiRequest[WrittenFile]:
     """A file into a session; its bytes go beside the request."""
     where = _file(session_id, path) + _query({"mode": None if mode == "replace" else mode})
-    return Ask("PUT", where, data_of(WrittenFile), work_s=UPLOAD_S)
+    return ApiRequest("PUT", where, data_of(WrittenFile), work_s=UPLOAD_S)
 
 
-def get_file(session_id: str, path: str) -> Ask[None]:
+def get_file(session_id: str, path: str) -> ApiRequest[None]:
     """A file of a session; `read` is for a refusal in its place."""
 
     def refused(raw: bytes) -> None:
         raise Refused(decode_envelope(raw))
 
-    return Ask("GET", _file(session_id, path), refused, work_s=TURN_S)
+    return ApiRequest("GET", _file(session_id, path), refused, work_s=TURN_S)
 
 
-def delete_file(session_id: str, path: str, *, recursive: bool = False) -> Ask[None]:
+def delete_file(session_id: str, path: str, *, recursive: bool = False) -> ApiRequest[None]:
     """A file or directory of a session, gone."""
     read = data_of(Deleted)
 
@@ -85,7 +85,7 @@ def delete_file(session_id: str, path: str, *, recursive: bool = False) -> Ask[N
         read(raw)
 
     where = _file(session_id, path) + _query({"recursive": "true" if recursive else None})
-    return Ask("DELETE", where, nothing, work_s=TURN_S)
+    return ApiRequest("DELETE", where, nothing, work_s=TURN_S)
 
 
 def _session(raw: bytes) -> SessionRecord:

@@ -1,4 +1,4 @@
-"""From an `Ask` to its answer over one Unix socket: time limits, and when to send again.
+"""From an `ApiRequest` to its answer over one Unix socket: time limits, and when to send again.
 
 Client side, the only place that knows HTTP. A connection is kept and used again; the daemon
 may have closed it meanwhile. Invariant: a request is sent a second time only where the first
@@ -19,7 +19,7 @@ import httpx2
 
 from fumehood.client.ask import ANSWER_GRACE_S as ANSWER_GRACE_S
 from fumehood.client.ask import CONNECT_TIMEOUT_S as CONNECT_TIMEOUT_S
-from fumehood.client.ask import Ask
+from fumehood.client.ask import ApiRequest
 from fumehood.client.errors import DaemonUnavailable
 from fumehood.client.following import Following, is_followed
 from fumehood.core.events import Event
@@ -60,7 +60,7 @@ class Place:
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} must be a number of seconds over 0.")
 
-    def headers(self, ask: Ask[Any]) -> dict[str, str]:
+    def headers(self, ask: ApiRequest[Any]) -> dict[str, str]:
         """Those of one request."""
         headers = dict(ask.headers)
         if self.credential is not None:
@@ -69,14 +69,14 @@ class Place:
             headers["content-type"] = "application/json"
         return headers
 
-    def upload_headers(self, ask: Ask[Any], size: int | None) -> dict[str, str]:
+    def upload_headers(self, ask: ApiRequest[Any], size: int | None) -> dict[str, str]:
         """Those of a body that is sent in pieces; without a size it is sent in chunks."""
         headers = {**self.headers(ask), "content-type": "application/octet-stream"}
         if size is not None:
             headers["content-length"] = str(size)
         return headers
 
-    def timeout(self, ask: Ask[Any]) -> httpx2.Timeout:
+    def timeout(self, ask: ApiRequest[Any]) -> httpx2.Timeout:
         """How long to wait for the connection, and for the answer."""
         return httpx2.Timeout(ask.work_s + self.grace_s, connect=self.connect_timeout_s)
 
@@ -123,7 +123,7 @@ class Progress:
         self.note(event, _)
 
 
-def may_send_again(ask: Ask[Any], error: httpx2.HTTPError, progress: Progress) -> bool:
+def may_send_again(ask: ApiRequest[Any], error: httpx2.HTTPError, progress: Progress) -> bool:
     """Whether a failed request may be sent once more."""
     return isinstance(error, DROPPED) and (ask.method in CHANGES_NOTHING or progress.did_head_fail)
 
@@ -136,11 +136,11 @@ class BlockingTransport:
         transport = httpx2.HTTPTransport(uds=str(place.path))
         self._http = httpx2.Client(transport=transport, base_url=BASE_URL)
 
-    def send(self, ask: Ask[T]) -> T:
+    def send(self, ask: ApiRequest[T]) -> T:
         """The answer to one request. Raises DaemonUnavailable, and what `ask.read` raises."""
         return _read(ask, self._exchange(ask), self._place)
 
-    def send_all(self, asks: Generator[Ask[T], T, R]) -> R:
+    def send_all(self, asks: Generator[ApiRequest[T], T, R]) -> R:
         """Send what is asked for until it has come to its result."""
         try:
             ask = next(asks)
@@ -150,7 +150,7 @@ class BlockingTransport:
             result: R = end.value
             return result
 
-    def download(self, ask: Ask[None], write: Write) -> None:
+    def download(self, ask: ApiRequest[None], write: Write) -> None:
         """Hand the bytes of an answer to `write` as they come.
 
         A request that fails before the first of them is sent once more, as `send` does.
@@ -182,7 +182,7 @@ class BlockingTransport:
                     break
         raise failed
 
-    def upload(self, ask: Ask[T], chunks: Iterator[bytes], size: int | None) -> T:
+    def upload(self, ask: ApiRequest[T], chunks: Iterator[bytes], size: int | None) -> T:
         """Send a body in pieces. It is sent once: its pieces are gone with it.
 
         Raises:
@@ -204,7 +204,7 @@ class BlockingTransport:
             return _read(ask, raw, self._place)
         raise failed
 
-    def follow(self, ask: Ask[Event]) -> Iterator[Event]:
+    def follow(self, ask: ApiRequest[Event]) -> Iterator[Event]:
         """The events of a call as they come. Closing the iterator closes the connection.
 
         Raises:
@@ -242,7 +242,7 @@ class BlockingTransport:
         """Close every connection."""
         self._http.close()
 
-    def _exchange(self, ask: Ask[Any]) -> bytes:
+    def _exchange(self, ask: ApiRequest[Any]) -> bytes:
         headers, timeout = self._place.headers(ask), self._place.timeout(ask)
         for is_last in (False, True):
             progress = Progress()
@@ -273,11 +273,11 @@ class AwaitingTransport:
         transport = httpx2.AsyncHTTPTransport(uds=str(place.path))
         self._http = httpx2.AsyncClient(transport=transport, base_url=BASE_URL)
 
-    async def send(self, ask: Ask[T]) -> T:
+    async def send(self, ask: ApiRequest[T]) -> T:
         """The answer to one request. Raises DaemonUnavailable, and what `ask.read` raises."""
         return _read(ask, await self._exchange(ask), self._place)
 
-    async def send_all(self, asks: Generator[Ask[T], T, R]) -> R:
+    async def send_all(self, asks: Generator[ApiRequest[T], T, R]) -> R:
         """Send what is asked for until it has come to its result."""
         try:
             ask = next(asks)
@@ -287,7 +287,7 @@ class AwaitingTransport:
             result: R = end.value
             return result
 
-    async def download(self, ask: Ask[None], write: Write) -> None:
+    async def download(self, ask: ApiRequest[None], write: Write) -> None:
         """Hand the bytes of an answer to `write` as they come. Raises as the other one."""
         headers, timeout = self._place.headers(ask), self._place.timeout(ask)
         for is_last in (False, True):
@@ -312,7 +312,7 @@ class AwaitingTransport:
                     break
         raise failed
 
-    async def upload(self, ask: Ask[T], chunks: Iterator[bytes], size: int | None) -> T:
+    async def upload(self, ask: ApiRequest[T], chunks: Iterator[bytes], size: int | None) -> T:
         """Send a body in pieces, each read in a thread. Raises as the other one."""
         progress = Progress()
         try:
@@ -330,7 +330,7 @@ class AwaitingTransport:
             return _read(ask, answer.content, self._place)
         raise failed
 
-    async def follow(self, ask: Ask[Event]) -> AsyncGenerator[Event, None]:
+    async def follow(self, ask: ApiRequest[Event]) -> AsyncGenerator[Event, None]:
         """The events of a call as they come. Raises as the other one."""
         headers, timeout = self._place.headers(ask), self._place.timeout(ask)
         for is_last in (False, True):
@@ -366,7 +366,7 @@ class AwaitingTransport:
         """Close every connection."""
         await self._http.aclose()
 
-    async def _exchange(self, ask: Ask[Any]) -> bytes:
+    async def _exchange(self, ask: ApiRequest[Any]) -> bytes:
         headers, timeout = self._place.headers(ask), self._place.timeout(ask)
         for is_last in (False, True):
             progress = Progress()
@@ -396,21 +396,23 @@ async def _in_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
         yield chunk
 
 
-def _read(ask: Ask[T], raw: bytes, place: Place) -> T:
+def _read(ask: ApiRequest[T], raw: bytes, place: Place) -> T:
     try:
         return ask.read(raw)
     except ValueError:
         raise no_engine(ask, place.path) from None
 
 
-def _events(following: Following, chunk: bytes, ask: Ask[Event], place: Place) -> list[Event]:
+def _events(
+    following: Following, chunk: bytes, ask: ApiRequest[Event], place: Place
+) -> list[Event]:
     try:
         return following.feed(chunk)
     except ValueError:
         raise no_engine(ask, place.path) from None
 
 
-def no_engine(ask: Ask[Any], path: Path) -> DaemonUnavailable:
+def no_engine(ask: ApiRequest[Any], path: Path) -> DaemonUnavailable:
     """Something answers, and not as an engine does."""
     return DaemonUnavailable(
         f"What answers on {path} is not a fumehood engine of this version.",
@@ -419,7 +421,7 @@ def no_engine(ask: Ask[Any], path: Path) -> DaemonUnavailable:
 
 
 def _unavailable(
-    ask: Ask[Any], place: Place, error: httpx2.HTTPError, progress: Progress
+    ask: ApiRequest[Any], place: Place, error: httpx2.HTTPError, progress: Progress
 ) -> DaemonUnavailable:
     if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
         return _not_reached(place.path, error)
@@ -428,7 +430,7 @@ def _unavailable(
 
 
 def no_answer(
-    ask: Ask[Any], path: Path, error: Exception, *, was_sent: bool = True
+    ask: ApiRequest[Any], path: Path, error: Exception, *, was_sent: bool = True
 ) -> DaemonUnavailable:
     """A connection was made, and no answer came of it."""
     may_have_acted = was_sent and ask.method not in CHANGES_NOTHING

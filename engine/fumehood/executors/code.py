@@ -32,7 +32,7 @@ from fumehood.executors.code_words import (
     state_words,
 )
 from fumehood.executors.kept_streams import KeptStreams, KeptText
-from fumehood.executors.live import Live
+from fumehood.executors.live import CallHandle
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.workspace_files import WorkspaceFiles
 from fumehood.sandbox.wall import Lease, RunEnding
@@ -52,7 +52,7 @@ async def run_code(
     lease: Lease,
     blobs: BlobStore,
     principal_id: str,
-    live: Live,
+    live: CallHandle,
     session_id: str | None = None,
 ) -> Outcome:
     """Run one program in its container, which is a session's where one is named, telling `live`

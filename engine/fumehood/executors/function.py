@@ -25,7 +25,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.claims import Unreadable, read_error, read_raised, read_result
-from fumehood.executors.live import Live
+from fumehood.executors.live import CallHandle
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.progress import reports_to
 from fumehood.sandbox.wall import Lease, RunEnding
@@ -42,7 +42,7 @@ class HostFunctionFailed(ExecutionError):
 
 
 async def run_function(
-    function: HostFunction, arguments: JsonObject, limits: Limits, live: Live
+    function: HostFunction, arguments: JsonObject, limits: Limits, live: CallHandle
 ) -> Outcome:
     """Await the function, at most as long as its limit, telling `live` how far it is."""
     returned = None
@@ -79,7 +79,7 @@ async def run_in_worker(
     arguments: JsonObject,
     limits: Limits,
     lease: Lease,
-    live: Live,
+    live: CallHandle,
 ) -> Outcome:
     """Have a worker call the function, and kill it at its limit."""
     call: JsonObject = {

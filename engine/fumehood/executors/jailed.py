@@ -23,7 +23,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.claims import Unreadable, read_error, read_raised, read_result
-from fumehood.executors.live import Live
+from fumehood.executors.live import CallHandle
 from fumehood.executors.outcome import Outcome
 from fumehood.sandbox.wall import Lease, RunEnding
 
@@ -36,7 +36,7 @@ async def run_jailed(
     arguments: JsonObject,
     limits: Limits,
     lease: Lease,
-    live: Live,
+    live: CallHandle,
 ) -> Outcome:
     """Call one function in the jail, telling `live` how far it is."""
     call: JsonObject = {

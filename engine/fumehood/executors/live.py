@@ -17,7 +17,7 @@ MAX_REPORTS = 1000
 """Of progress, in one call; what comes after them is dropped."""
 
 
-class Live:
+class CallHandle:
     """One running call. `begin` and `close` are the spine's."""
 
     __slots__ = (

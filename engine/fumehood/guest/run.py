@@ -37,7 +37,7 @@ class Run:
 
 
 @dataclass
-class Loan:
+class Checkout:
     """A child that the host asked for, to speak with it itself."""
 
     id: int
@@ -46,9 +46,9 @@ class Loan:
     killed_for: str | None = None
 
 
-def parse_loan(message: dict[str, Any]) -> Loan:
+def parse_loan(message: dict[str, Any]) -> Checkout:
     """The loan in a host's frame. Raises KeyError, TypeError: not of this form."""
-    return Loan(
+    return Checkout(
         id=message["id"],
         memory_bytes=int(message["memory_bytes"]),
         cpu_s=float(message["cpu_s"]),

@@ -34,7 +34,7 @@ from typing import Any, NoReturn
 from fumehood.guest import descendants, kernel, limits, progress, selftest
 from fumehood.guest.endings import decode_status, ending_of, judge
 from fumehood.guest.procfs import is_sealed, peak_bytes
-from fumehood.guest.run import Loan, Run, parse_loan, parse_run
+from fumehood.guest.run import Checkout, Run, parse_loan, parse_run
 from fumehood.guest.zygote import PID, order_child, run_zygote
 from fumehood.protocol import framing
 
@@ -63,7 +63,7 @@ class Child:
     sealed: bool = False
     limits: limits.CallLimits | None = None
     run: Run | None = None
-    loan: Loan | None = None
+    loan: Checkout | None = None
     outbox: bytes = b""
     decoder: framing.Decoder = field(
         default_factory=lambda: framing.Decoder(READY_FRAME_BYTES, MAX_REPLY_DEPTH)
@@ -111,7 +111,7 @@ class Supervisor:
         self._nameless: dict[int, tuple[int, float]] = {}
         """Status and CPU time of children that died before the zygote told their names."""
         self._ready: deque[Child] = deque()
-        self._waiting: deque[Run | Loan] = deque()
+        self._waiting: deque[Run | Checkout] = deque()
         self._failed_spawns = 0
         self._faults: list[str] = []
         self._is_jail = config.get("wall") == "jail"
@@ -210,7 +210,7 @@ class Supervisor:
             first = self._waiting.popleft()
             if self._faults:
                 self._report(first, "sandbox_lost")
-            elif isinstance(first, Loan):
+            elif isinstance(first, Checkout):
                 self._lend(self._ready.popleft(), first)
             else:
                 self._start(self._ready.popleft(), first)
@@ -241,7 +241,7 @@ class Supervisor:
         )
         self._flush(child)
 
-    def _lend(self, child: Child, loan: Loan) -> None:
+    def _lend(self, child: Child, loan: Checkout) -> None:
         """Hand a child's pipes to the host, and keep only its life and death."""
         if self._limit(child, loan.memory_bytes, loan.cpu_s) is None:
             self._waiting.appendleft(loan)
@@ -300,7 +300,7 @@ class Supervisor:
 
     def _report(
         self,
-        run: Run | Loan,
+        run: Run | Checkout,
         ended_by: str,
         *,
         claim: dict[str, Any] | None = None,
@@ -488,7 +488,7 @@ class Supervisor:
         elif child.loan is not None:
             self._report_death(child.loan, status, cpu_s * 1e3)
 
-    def _report_death(self, run: Run | Loan, status: int, cpu_ms: float | None) -> None:
+    def _report_death(self, run: Run | Checkout, status: int, cpu_ms: float | None) -> None:
         """Of a loan, `cpu_ms` counts the child's whole life."""
         exit_code, signal_number = decode_status(status)
         self._report(

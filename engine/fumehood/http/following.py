@@ -22,7 +22,7 @@ from fumehood.http.answers import stopped
 from fumehood.pipeline.stream import StreamedCall
 from fumehood.protocol import sse
 from fumehood.protocol.messages import encode_envelope
-from fumehood.storage.recordings import Record, SpoolReader
+from fumehood.storage.recordings import Record, RecordingReader
 
 KEEP_ALIVE_S = 15.0
 WRITE_DEADLINE_S = 60.0
@@ -51,7 +51,7 @@ class EventsResponse(Response):
         self._call = call
         self._tool = tool
         self._cancels = cancel_on_disconnect
-        self._reader: SpoolReader = call.reader()
+        self._reader: RecordingReader = call.reader()
         self._last = Record("", "0:0", b"")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -29,8 +29,8 @@ from fumehood.core.identity import Principal, Scope
 from fumehood.identity import store as identities
 from fumehood.identity.authority import ApproverInfo
 from fumehood.identity.credentials import (
+    CredentialCache,
     Presented,
-    RecentlyRight,
     make_credential,
     parse_credential,
     slow_hash,
@@ -92,7 +92,7 @@ class Approvers:
         self._database = database
         self._changing = OneChange()
         self._checking = anyio.CapacityLimiter(CHECKS_AT_ONCE)
-        self._right = RecentlyRight()
+        self._right = CredentialCache()
         self._load(database.read_now(identities.all_approvers))
 
     @property

@@ -56,7 +56,7 @@ def slow_hash(secret: str, salt: bytes) -> bytes:
     )
 
 
-class RecentlyRight:
+class CredentialCache:
     """Credentials that were right a moment ago, so that people do not pay for each request.
 
     In memory only, as keyed hashes under a key of this process. Who guesses is never in it.

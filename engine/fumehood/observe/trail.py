@@ -16,7 +16,7 @@ from fumehood.observe.log import Logger, log_fault
 T = TypeVar("T")
 
 
-class Trail:
+class CallTrace:
     """Stamps and log events of one call. `values` are those of the stages passed."""
 
     __slots__ = (

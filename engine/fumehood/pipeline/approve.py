@@ -20,16 +20,16 @@ from fumehood.approvals.model import Approval, ApprovalState
 from fumehood.approvals.over_budget import budget_record, reason_with_budget
 from fumehood.approvals.preview import preview
 from fumehood.approvals.refusals import denial
-from fumehood.approvals.run_to_completion import carry_through
-from fumehood.approvals.service import ApprovalDesk
+from fumehood.approvals.run_to_completion import run_to_completion
+from fumehood.approvals.service import ApprovalService
 from fumehood.approvals.store import StoredApproval, StoredRequest
 from fumehood.budgets.model import Exceeded
 from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import CallInProgress, RequiresHumanApproval
 from fumehood.executors.effects import Effect
-from fumehood.executors.live import Live
-from fumehood.observe.trail import Trail
+from fumehood.executors.live import CallHandle
+from fumehood.observe.trail import CallTrace
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.claim import ClaimedCall
 from fumehood.pipeline.plan import plan_now, until_place_is_known
@@ -72,7 +72,7 @@ def _none(validated: ValidatedCall) -> Exceeded | None:
 class ApprovalRooms:
     """What asking needs."""
 
-    desk: ApprovalDesk
+    desk: ApprovalService
     walls: Walls
     sessions: SessionKeeper
     exceeded: Callable[[ValidatedCall], Exceeded | None] = _none
@@ -86,7 +86,7 @@ class ApprovalRooms:
 
 
 async def approve(
-    claimed: ClaimedCall, rooms: ApprovalRooms, trail: Trail, live: Live
+    claimed: ClaimedCall, rooms: ApprovalRooms, trail: CallTrace, live: CallHandle
 ) -> ApprovedCall | Envelope:
     """Pass on what needs nobody's yes; park the rest, and wait for it where that was asked for.
 
@@ -119,7 +119,7 @@ async def approve(
         rooms.exceeded_by(permitted),
     )  # fmt: skip
     try:
-        await carry_through(_park(stored, claimed, desk, trail))
+        await run_to_completion(_park(stored, claimed, desk, trail))
     except asyncio.CancelledError:
         await _give_up(stored.approval.id, permitted.request, desk, live)
         raise
@@ -127,7 +127,7 @@ async def approve(
 
 
 async def wait_for(
-    approval_id: str, request: CallRequest, desk: ApprovalDesk, live: Live
+    approval_id: str, request: CallRequest, desk: ApprovalService, live: CallHandle
 ) -> Envelope:
     """The answer of a call that waits, as long as its caller wants to wait for it.
 
@@ -153,7 +153,7 @@ async def wait_for(
 
 
 async def _park(
-    stored: StoredApproval, claimed: ClaimedCall, desk: ApprovalDesk, trail: Trail
+    stored: StoredApproval, claimed: ClaimedCall, desk: ApprovalService, trail: CallTrace
 ) -> None:
     """Keep it, and say that its ending is the approval's from now on."""
     await desk.park(stored)
@@ -162,7 +162,9 @@ async def _park(
         claimed.claim.handed_over(stored.approval.id)
 
 
-async def _give_up(approval_id: str, request: CallRequest, desk: ApprovalDesk, live: Live) -> None:
+async def _give_up(
+    approval_id: str, request: CallRequest, desk: ApprovalService, live: CallHandle
+) -> None:
     """Take the call back where it was its caller who cancelled it, and so wants it to end."""
     if live.is_cancelled:
         who = request.principal.id if request.principal is not None else ""
@@ -178,7 +180,7 @@ def approved_by_human(
     return ApprovedCall(claimed, rule, approval=stored, require_unchanged=require_unchanged)
 
 
-def waits(approval: Approval, desk: ApprovalDesk) -> Parked | Underway:
+def waits(approval: Approval, desk: ApprovalService) -> Parked | Underway:
     """What the caller hears of a call that is not over."""
     if approval.state is not ApprovalState.PENDING:
         return Underway(
@@ -254,7 +256,9 @@ def hidden_of(permitted: PermittedCall) -> tuple[str, ...]:
     return tuple(sorted(binding.fixed)) if binding is not None else ()
 
 
-async def _refuse_what_was_denied(claimed: ClaimedCall, action: Action, desk: ApprovalDesk) -> None:
+async def _refuse_what_was_denied(
+    claimed: ClaimedCall, action: Action, desk: ApprovalService
+) -> None:
     permitted = claimed.permitted
     denied = await desk.denied_before(
         action.digest, permitted.principal, permitted.request.options.session_id

@@ -57,7 +57,7 @@ class PermittedCall:
         return TrustDomain(self.principal.id, options.agent_id, options.session_id)
 
 
-def authorise(
+def authorize(
     validated: ValidatedCall, policy: Policy, is_over_budget: Callable[[], bool]
 ) -> PermittedCall:
     """Ask the gates that know the caller, then the rules.

@@ -27,23 +27,23 @@ from fumehood.core.limits import MB
 from fumehood.executors.function import HostFunctionFailed
 from fumehood.executors.outcome import Outcome
 from fumehood.observe.clock import timestamp
-from fumehood.observe.trail import Trail
+from fumehood.observe.trail import CallTrace
 from fumehood.pipeline.account import account
 from fumehood.pipeline.admit import AdmittedCall
 from fumehood.pipeline.approve import ApprovedCall
 from fumehood.pipeline.plan import Plan
 from fumehood.pipeline.resolve import ResolvedCall
-from fumehood.pipeline.services import Rooms
+from fumehood.pipeline.services import PipelineServices
 from fumehood.pipeline.shape import ShapedOutcome, shape, shape_error
 from fumehood.pipeline.shorten import shorten, shortened
-from fumehood.pipeline.validate import ValidatedCall, spare_fixed
+from fumehood.pipeline.validate import ValidatedCall, mask_fixed_arguments
 from fumehood.protocol import strict_json
 
 HAS_BEGUN = frozenset({ApprovalState.STARTED, ApprovalState.INTERRUPTED})
 
 
 async def compose(
-    request: CallRequest, ending: Outcome | EngineError, trail: Trail, rooms: Rooms
+    request: CallRequest, ending: Outcome | EngineError, trail: CallTrace, rooms: PipelineServices
 ) -> Envelope:
     """The envelope of one ending. Nothing is recorded."""
     facts = _facts(trail)
@@ -58,12 +58,12 @@ async def compose(
         if isinstance(error, HostFunctionFailed):
             trail.fault("call.tool_failed", error.cause)
     if facts.validated is not None:
-        error = spare_fixed(error, facts.validated)
+        error = mask_fixed_arguments(error, facts.validated)
     return _envelope(request, facts, shaped, error, trail, rooms)
 
 
 async def _shorten(
-    shaped: ShapedOutcome, request: CallRequest, resolved: ResolvedCall, rooms: Rooms
+    shaped: ShapedOutcome, request: CallRequest, resolved: ResolvedCall, rooms: PipelineServices
 ) -> ShapedOutcome:
     """A rehearsal keeps nothing."""
     is_owned = request.principal is not None and not shaped.outcome.is_rehearsal
@@ -91,12 +91,12 @@ class _Facts:
     """Whether it went on with its yes, as far as is known."""
 
 
-def plan_of(trail: Trail) -> Plan | None:
+def plan_of(trail: CallTrace) -> Plan | None:
     """Where a call has its place, if it got one."""
     return _facts(trail).plan
 
 
-def _facts(trail: Trail) -> _Facts:
+def _facts(trail: CallTrace) -> _Facts:
     reached = {type(value): value for value in trail.values}
     resolved = reached.get(ResolvedCall)
     admitted: AdmittedCall | None = reached.get(AdmittedCall)
@@ -118,8 +118,8 @@ def _envelope(
     facts: _Facts,
     shaped: ShapedOutcome | None,
     error: EngineError | None,
-    trail: Trail,
-    rooms: Rooms,
+    trail: CallTrace,
+    rooms: PipelineServices,
 ) -> Envelope:
     outcome = shaped.outcome if shaped is not None else None
     tool = facts.resolved.tool.definition if facts.resolved is not None else None
@@ -185,7 +185,7 @@ def _performance(stages_ms: dict[str, float], facts: _Facts, total_ms: float) ->
     )
 
 
-def _total_ms(trail: Trail, stored: StoredApproval | None, rooms: Rooms) -> float:
+def _total_ms(trail: CallTrace, stored: StoredApproval | None, rooms: PipelineServices) -> float:
     """From the call's arrival to its answer; this trail of one that has waited began after that.
 
     Where the clock was set back meanwhile, at least what was measured of it.
@@ -238,7 +238,7 @@ def _resources(outcome: Outcome | None) -> Resources:
 
 
 def _warnings(
-    request: CallRequest, facts: _Facts, outcome: Outcome | None, rooms: Rooms
+    request: CallRequest, facts: _Facts, outcome: Outcome | None, rooms: PipelineServices
 ) -> tuple[str, ...]:
     warnings: tuple[str, ...] = ()
     if facts.validated is not None:
@@ -258,7 +258,7 @@ def _warnings(
 
 
 def _debug_info(
-    request: CallRequest, facts: _Facts, trail: Trail, rooms: Rooms
+    request: CallRequest, facts: _Facts, trail: CallTrace, rooms: PipelineServices
 ) -> JsonObject | None:
     if not (request.options.debug and rooms.allow_debug):
         return None

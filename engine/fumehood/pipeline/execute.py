@@ -11,7 +11,7 @@ from fumehood.core.errors import InternalError
 from fumehood.executors.code import run_code
 from fumehood.executors.function import run_function, run_in_worker
 from fumehood.executors.jailed import run_jailed
-from fumehood.executors.live import Live
+from fumehood.executors.live import CallHandle
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.sandboxed import run_expression, run_program
 from fumehood.executors.workspace import run_workspace
@@ -21,7 +21,7 @@ from fumehood.storage.blobs import BlobStore
 
 
 async def execute(
-    admitted: AdmittedCall, *, blobs: BlobStore, cursors: Cursors, live: Live
+    admitted: AdmittedCall, *, blobs: BlobStore, cursors: Cursors, live: CallHandle
 ) -> Outcome:
     """Hand the call to the executor that its tool names; `live` hears of it while it runs."""
     tool = admitted.permitted.tool

@@ -1,4 +1,4 @@
-"""What rules may look at of a call that was validated. Asked by `authorise` and by explanations."""
+"""What rules may look at of a call that was validated. Asked by `authorize` and by explanations."""
 
 from __future__ import annotations
 

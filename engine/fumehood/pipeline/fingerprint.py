@@ -1,9 +1,9 @@
 """Fingerprints: whether two calls with one idempotency key are the same call.
 
-Used by `claim`. A fingerprint is the hash of the canonical text (`protocol/canonical`) of everything
-that decides what a call does, and of nothing that only decides how it is answered. Invariant:
-calls with different arguments have different fingerprints; numbers that JSON takes for equal
-(1 and 1.0) are equal.
+Used by `claim`. A fingerprint is the hash of the canonical text (`protocol/canonical`) of all that
+decides what a call does, and of nothing that only decides how it is answered. Invariant: calls with
+different arguments have different fingerprints; numbers that JSON takes for equal (1 and 1.0) are
+equal.
 """
 
 from __future__ import annotations

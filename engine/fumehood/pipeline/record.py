@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope, Resources, UsageReport
-from fumehood.observe.trail import Trail
+from fumehood.observe.trail import CallTrace
 from fumehood.pipeline.admit import AdmittedCall
 from fumehood.storage.calls import CallLog, CallRow
 
@@ -17,7 +17,7 @@ MAX_NAME_CHARACTERS = 80
 """Of a name or a version that may be no tool's."""
 
 
-def record_intent(admitted: AdmittedCall, trail: Trail) -> None:
+def record_intent(admitted: AdmittedCall, trail: CallTrace) -> None:
     """Say what is about to run. If this fails, nothing runs."""
     trail.note(
         "call.intent",
@@ -28,7 +28,9 @@ def record_intent(admitted: AdmittedCall, trail: Trail) -> None:
     )
 
 
-def record_ending(request: CallRequest, envelope: Envelope, trail: Trail, calls: CallLog) -> None:
+def record_ending(
+    request: CallRequest, envelope: Envelope, trail: CallTrace, calls: CallLog
+) -> None:
     """Say how it ended, with the time that each stage took; refused calls too.
 
     A rehearsal is no call, a call of nobody is nobody's to look up, and one that waits for a
@@ -52,7 +54,7 @@ def record_ending(request: CallRequest, envelope: Envelope, trail: Trail, calls:
 
 
 def record_replay(
-    request: CallRequest, envelope: Envelope, trail: Trail, calls: CallLog, timestamp: str
+    request: CallRequest, envelope: Envelope, trail: CallTrace, calls: CallLog, timestamp: str
 ) -> None:
     """Say that a call was answered with the stored answer of an earlier one.
 

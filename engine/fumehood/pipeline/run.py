@@ -18,20 +18,20 @@ from fumehood.budgets.ledger import Reservation, refusal, taken_by
 from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import Cancelled, EngineError, InternalError
-from fumehood.executors.live import Live
+from fumehood.executors.live import CallHandle
 from fumehood.executors.outcome import Outcome, cancelled
 from fumehood.observe.clock import timestamp
-from fumehood.observe.trail import Trail
+from fumehood.observe.trail import CallTrace
 from fumehood.pipeline.admit import plan_admission
 from fumehood.pipeline.approve import ApprovedCall, approve, wait_for
-from fumehood.pipeline.authorize import PermittedCall, authorise
+from fumehood.pipeline.authorize import PermittedCall, authorize
 from fumehood.pipeline.build_envelope import compose, plan_of
 from fumehood.pipeline.claim import Claim, Replay, Waiting, claimed
 from fumehood.pipeline.dry_run import rehearse
 from fumehood.pipeline.execute import execute
 from fumehood.pipeline.record import record_ending, record_intent, record_replay
 from fumehood.pipeline.resolve import resolve
-from fumehood.pipeline.services import Rooms, spender_of
+from fumehood.pipeline.services import PipelineServices, spender_of
 from fumehood.pipeline.validate import validate
 from fumehood.policy.decision import Verdict
 
@@ -39,7 +39,7 @@ CONCLUDE_S = 5.0
 """How long a call that is cancelled from outside may take to keep what it has promised."""
 
 
-class Held:
+class CallResources:
     """What a call holds on its way, and gives back at its end."""
 
     __slots__ = ("claim", "has_begun", "reservation")
@@ -67,22 +67,24 @@ class Held:
         return await self.claim.settle(envelope, acted=self.has_begun)
 
 
-async def run_call(request: CallRequest, rooms: Rooms, live: Live | None = None) -> Envelope:
+async def run_call(
+    request: CallRequest, rooms: PipelineServices, live: CallHandle | None = None
+) -> Envelope:
     """Carry one call through every room; the answer is always an envelope.
 
     `live` hears of it meanwhile, and lets its caller end it.
     """
-    live = live if live is not None else Live()
+    live = live if live is not None else CallHandle()
     live.attach()
-    trail = Trail(request.tool, request.call_id, request.trace_id, rooms.clock, rooms.log)
-    held = Held()
+    trail = CallTrace(request.tool, request.call_id, request.trace_id, rooms.clock, rooms.log)
+    held = CallResources()
     try:
         resolved = trail.passed(
             "resolve", resolve(request, rooms.registry, rooms.agents, rooms.clock.now().date())
         )
         validated = trail.passed("validate", validate(resolved))
         permitted = trail.passed(
-            "authorise", authorise(validated, rooms.policy, rooms.over_budget(validated))
+            "authorize", authorize(validated, rooms.policy, rooms.over_budget(validated))
         )
         if request.options.dry_run:
             exceeded = rooms.exceeded(validated)
@@ -112,7 +114,7 @@ async def run_call(request: CallRequest, rooms: Rooms, live: Live | None = None)
         return await conclude_fault(request, fault, trail, rooms, held)
 
 
-def _tell_shadow(permitted: PermittedCall, rooms: Rooms) -> None:
+def _tell_shadow(permitted: PermittedCall, rooms: PipelineServices) -> None:
     """Say in the log what rules that are only tried out would have done."""
     rooms.policy.count(permitted.decision)
     rooms.log.info(
@@ -124,10 +126,14 @@ def _tell_shadow(permitted: PermittedCall, rooms: Rooms) -> None:
 
 
 async def run_approved(
-    approved: ApprovedCall, trail: Trail, rooms: Rooms, live: Live, held: Held | None = None
+    approved: ApprovedCall,
+    trail: CallTrace,
+    rooms: PipelineServices,
+    live: CallHandle,
+    held: CallResources | None = None,
 ) -> Outcome:
     """Reserve, admit, start and execute a call that every gate has let through."""
-    held = held if held is not None else Held()
+    held = held if held is not None else CallResources()
     await _reserve(approved, rooms, held)
     admission = await plan_admission(
         approved, rooms.walls, is_draining=rooms.is_draining(), sessions=rooms.sessions
@@ -152,9 +158,9 @@ async def run_approved(
 async def conclude(
     request: CallRequest,
     ending: Outcome | EngineError,
-    trail: Trail,
-    rooms: Rooms,
-    held: Held | None = None,
+    trail: CallTrace,
+    rooms: PipelineServices,
+    held: CallResources | None = None,
 ) -> Envelope:
     """Shape, shorten, account, give back what was held, and record one ending.
 
@@ -169,7 +175,11 @@ async def conclude(
 
 
 async def _answer_of_another(
-    found: Replay | Waiting, request: CallRequest, trail: Trail, rooms: Rooms, live: Live
+    found: Replay | Waiting,
+    request: CallRequest,
+    trail: CallTrace,
+    rooms: PipelineServices,
+    live: CallHandle,
 ) -> Envelope:
     """What a call hears whose key has been used before."""
     if isinstance(found, Replay):
@@ -180,7 +190,7 @@ async def _answer_of_another(
     return await wait_for(found.approval_id, request, rooms.desk, live)
 
 
-def _refuse_unpayable(permitted: PermittedCall, rooms: Rooms) -> None:
+def _refuse_unpayable(permitted: PermittedCall, rooms: PipelineServices) -> None:
     """Ask no human for what could not be carried out after the yes.
 
     Raises:
@@ -191,7 +201,7 @@ def _refuse_unpayable(permitted: PermittedCall, rooms: Rooms) -> None:
         raise refusal(exceeded, rooms.clock.now())
 
 
-async def _reserve(approved: ApprovedCall, rooms: Rooms, held: Held) -> None:
+async def _reserve(approved: ApprovedCall, rooms: PipelineServices, held: CallResources) -> None:
     """Take what the call is expected to cost out of the budgets that count it."""
     if rooms.budgets.is_empty:
         return
@@ -202,7 +212,9 @@ async def _reserve(approved: ApprovedCall, rooms: Rooms, held: Held) -> None:
     )
 
 
-def cancelled_ending(request: CallRequest, live: Live, trail: Trail) -> Outcome | EngineError:
+def cancelled_ending(
+    request: CallRequest, live: CallHandle, trail: CallTrace
+) -> Outcome | EngineError:
     """What became of a call that its caller has ended, with what is known of its run."""
     outcome, plan = live.partial, plan_of(trail)
     if outcome is None and plan is not None:
@@ -212,7 +224,11 @@ def cancelled_ending(request: CallRequest, live: Live, trail: Trail) -> Outcome 
 
 
 async def conclude_fault(
-    request: CallRequest, fault: BaseException, trail: Trail, rooms: Rooms, held: Held
+    request: CallRequest,
+    fault: BaseException,
+    trail: CallTrace,
+    rooms: PipelineServices,
+    held: CallResources,
 ) -> Envelope:
     """Conclude what is no refusal: a bug becomes an answer, a cancellation goes on."""
     if isinstance(fault, Exception):

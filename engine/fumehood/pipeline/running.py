@@ -13,7 +13,7 @@ import anyio
 from fumehood.core.call import CallRequest
 from fumehood.core.errors import ResourceNotFound
 from fumehood.core.identity import Principal
-from fumehood.executors.live import Live
+from fumehood.executors.live import CallHandle
 
 END_PATIENCE_S = 15.0
 """How long the one who cancels waits for the end: longer than a wall takes to end a program."""
@@ -22,7 +22,7 @@ END_PATIENCE_S = 15.0
 @dataclass(frozen=True, slots=True)
 class _Running:
     principal_id: str | None
-    live: Live
+    live: CallHandle
 
 
 class RunningCalls:
@@ -34,7 +34,7 @@ class RunningCalls:
     def __len__(self) -> int:
         return len(self._calls)
 
-    def enter(self, request: CallRequest, live: Live) -> None:
+    def enter(self, request: CallRequest, live: CallHandle) -> None:
         """A call has come in."""
         principal_id = request.principal.id if request.principal is not None else None
         self._calls[request.call_id] = _Running(principal_id, live)

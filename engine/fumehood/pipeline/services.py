@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fumehood.approvals.service import ApprovalDesk
+from fumehood.approvals.service import ApprovalService
 from fumehood.budgets.ledger import Budgets, estimate_of
 from fumehood.budgets.model import Amounts, Exceeded, Spender
 from fumehood.core.usage import Prices, TokenCounter
@@ -28,7 +28,7 @@ from fumehood.storage.calls import CallLog
 
 
 @dataclass(frozen=True, slots=True)
-class Rooms:
+class PipelineServices:
     """What a call passes through; put together in `engine_composition.py`."""
 
     registry: ToolIndex
@@ -47,7 +47,7 @@ class Rooms:
     policy: Policy
     keys: Keys
     budgets: Budgets
-    desk: ApprovalDesk
+    desk: ApprovalService
 
     @property
     def asking(self) -> ApprovalRooms:

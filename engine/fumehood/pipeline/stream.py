@@ -16,10 +16,10 @@ from fumehood.core.envelope import Envelope
 from fumehood.core.events import Event, event_of
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB
-from fumehood.executors.live import Live
+from fumehood.executors.live import CallHandle
 from fumehood.protocol import strict_json
 from fumehood.protocol.messages import encode_envelope
-from fumehood.storage.recordings import Spool, SpoolReader, SpoolStore
+from fumehood.storage.recordings import EventRecording, RecordingReader, RecordingStore
 
 OVERHEAD_BYTES = 32 * MB
 """Of one recording, besides output: the answer with its files, and JSON around each event."""
@@ -37,21 +37,23 @@ class StreamedCall:
     def __init__(
         self,
         request: CallRequest,
-        spools: SpoolStore,
+        spools: RecordingStore,
         *,
         output_bytes: int,
         timestamp: Callable[[], str],
     ) -> None:
         """`output_bytes` is the most that each of its two streams can have."""
         self.call_id = request.call_id
-        self.live = Live(output=self._on_output, progress=self._on_progress, begun=self._on_begun)
+        self.live = CallHandle(
+            output=self._on_output, progress=self._on_progress, begun=self._on_begun
+        )
         self._ids = {"call_id": request.call_id, "trace_id": request.trace_id}
         self._timestamp = timestamp
         self._offsets = {"stdout": 0, "stderr": 0}
         self._answer: Envelope | None = None
         self._settled = anyio.Event()
-        self._spool: Spool | None = None
-        self._reader: SpoolReader | None = None
+        self._spool: EventRecording | None = None
+        self._reader: RecordingReader | None = None
         self._is_left = False
         self._spools = spools
         self._principal_id = request.principal.id if request.principal is not None else ""
@@ -72,7 +74,7 @@ class StreamedCall:
             raise
         return self._answer
 
-    def reader(self) -> SpoolReader:
+    def reader(self) -> RecordingReader:
         """The reader of all events of a call that has begun, for one to take and to close."""
         if self._reader is None:
             raise RuntimeError("this call has no events")

@@ -78,7 +78,7 @@ def validate(resolved: ResolvedCall) -> ValidatedCall:
     return ValidatedCall(resolved, arguments, (*resolved.warnings, *warnings))
 
 
-def spare_fixed(error: EngineError | None, validated: ValidatedCall) -> EngineError | None:
+def mask_fixed_arguments(error: EngineError | None, validated: ValidatedCall) -> EngineError | None:
     """The error as the caller may see it: a function's types may refuse what is fixed, too."""
     binding = validated.resolved.binding
     if binding is None or not isinstance(error, ArgumentsRefused):

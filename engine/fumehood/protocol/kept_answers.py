@@ -1,8 +1,7 @@
 """Kept answers: an envelope as it is stored, and as whoever repeats its call gets it.
 
-Host side. Above it `pipeline/claim` and the desk of approvals. Invariants: a kept answer is bounded;
-it holds no `debug_info`, which belongs to the one who asked for it; and what is given out again
-says so.
+Host side. Above it `pipeline/claim` and approvals. Invariants: a kept answer is bounded; it holds
+no `debug_info`, which belongs to the one who asked for it; and what is given out again says so.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ MAX_WORD_CHARACTERS = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class SessionRequest:
     """What it gets."""
 
     image: str
@@ -32,7 +32,7 @@ def make_wishes(
     memory_mb: int | None,
     idle_s: float | None,
     lifetime_s: float | None,
-) -> Wishes:
+) -> SessionRequest:
     """Absent is as configured; a size is rounded down to one that there is.
 
     Raises:
@@ -47,7 +47,7 @@ def make_wishes(
             fields=["image"],
         )
     lifetime = _seconds("lifetime_seconds", lifetime_s, rules.lifetime_s)
-    return Wishes(
+    return SessionRequest(
         image=chosen,
         memory_mb=_memory_mb(memory_mb, offered),
         idle_s=_seconds("idle_seconds", idle_s, rules.idle_s),

@@ -32,7 +32,7 @@ from fumehood.sandbox.held import HeldPlace, HoldingWall
 from fumehood.sandbox.session import RETRY_AFTER_MS, Session
 from fumehood.sandbox.session_history import SessionHistory, SessionRows
 from fumehood.sandbox.session_lease import SessionLease
-from fumehood.sandbox.session_request import Wishes, make_wishes
+from fumehood.sandbox.session_request import SessionRequest, make_wishes
 from fumehood.sandbox.wall import HasImages, Lease
 
 ID_BYTES = 16
@@ -287,7 +287,7 @@ class SessionKeeper:
         self._history.add(KeptSession(one.principal_id, record, now))
 
     async def _make(
-        self, wall: HoldingWall, principal_id: str, agent_id: str | None, wishes: Wishes
+        self, wall: HoldingWall, principal_id: str, agent_id: str | None, wishes: SessionRequest
     ) -> Session:
         """A place and its row. Where either fails, neither is left."""
         session_id = f"sess_{secrets.token_hex(ID_BYTES)}"

@@ -1,7 +1,7 @@
 """Rows of idempotency keys: which call a key was used for, and what became of it.
 
-Host side. Above it `pipeline/claim`, which claims and settles, and the desk of approvals, which owns
-the key of a call that waits. Every function runs on a connection inside its caller's
+Host side. Above it `pipeline/claim`, which claims and settles, and approvals, which own the key of
+a call that waits. Every function runs on a connection inside its caller's
 transaction, on the writer's thread, so that a key changes hands in the very commit of what it
 is about. Invariants: of two calls with one key one is let through; a call that may have acted
 leaves its key behind.

@@ -61,12 +61,12 @@ class _Entry(NamedTuple):
     is_last: bool = False
 
 
-class Spool:
+class EventRecording:
     """One call's recording. `record` and `finish` may be called from any thread."""
 
     def __init__(
         self,
-        store: SpoolStore,
+        store: RecordingStore,
         name: str,
         principal_id: str,
         max_bytes: int,
@@ -123,10 +123,10 @@ class Spool:
             self._is_finished = True
             self._drain_soon()
 
-    def reader(self) -> SpoolReader:
+    def reader(self) -> RecordingReader:
         """A reader from the beginning, to be closed. Only until the recording is over."""
         self._holders += 1
-        return SpoolReader(self)
+        return RecordingReader(self)
 
     # -- in the thread ---------------------------------------------------------------------
 
@@ -245,10 +245,10 @@ class Spool:
         return chunk[: end + 1]
 
 
-class SpoolReader:
+class RecordingReader:
     """Follows one recording from its beginning to its end."""
 
-    def __init__(self, spool: Spool) -> None:
+    def __init__(self, spool: EventRecording) -> None:
         self._spool = spool
         self._place = 0
         self._told = 0
@@ -285,7 +285,7 @@ class SpoolReader:
             self._spool._leave()
 
 
-class SpoolStore:
+class RecordingStore:
     """The recordings of one engine. `open` before the first, `close` after the last.
 
     Without a `state` directory they lie in one of their own, which goes with the engine.
@@ -325,9 +325,9 @@ class SpoolStore:
 
     def spool(
         self, name: str, principal_id: str, max_bytes: int, notice: Callable[[str], JsonObject]
-    ) -> Spool:
+    ) -> EventRecording:
         """A new recording. Its file is made with its first event."""
-        return Spool(self, name, principal_id, max_bytes, notice)
+        return EventRecording(self, name, principal_id, max_bytes, notice)
 
     def submit(self, work: Callable[[], None]) -> None:
         """Have the thread do something. It is started when it is first needed."""

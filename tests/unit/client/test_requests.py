@@ -15,7 +15,7 @@ from fumehood import DaemonUnavailable
 from fumehood.answers import Pagination, ToolList
 from fumehood.approvals.model import NewDecision, OneOfSeveral, RememberWish
 from fumehood.client import approvals, authority, callers, policy, sessions
-from fumehood.client.ask import Ask
+from fumehood.client.ask import ApiRequest
 from fumehood.client.awaiting_approvals import AsyncControlledApprovals, AsyncOwnApprovals
 from fumehood.client.blocking_approvals import ControlledApprovals, OwnApprovals
 from fumehood.client.transport import Place
@@ -36,7 +36,7 @@ TOKEN: dict[str, Any] = {
 
 BLOB = f"/v1/blobs/blob_{'0' * 32}?expires=1&signature={'f' * 64}"
 
-CALLERS: list[tuple[Ask[Any], str, Any]] = [
+CALLERS: list[tuple[ApiRequest[Any], str, Any]] = [
     (callers.call("t@1.0.0", None, {"debug": True}), "POST /v1/tools/t@1.0.0/call",
      {"arguments": {}, "options": {"debug": True}}),
     (callers.stream("t", {"a": 1}, {}), "POST /v1/tools/t/sse",
@@ -79,7 +79,7 @@ CALLERS: list[tuple[Ask[Any], str, Any]] = [
     (sessions.delete_file("sess_1", "d", recursive=True),
      "DELETE /v1/sessions/sess_1/files/d?recursive=true", None),
 ]  # fmt: skip
-CONTROL: list[tuple[Ask[Any], str, Any]] = [
+CONTROL: list[tuple[ApiRequest[Any], str, Any]] = [
     (authority.create_agent("a", **CREATED), "POST /v1/agents",
      {"id": "a", "description": "d", "principals": ["uid:0"], "is_enabled": True}),
     (authority.list_agents(), "GET /v1/agents", None),
@@ -136,7 +136,7 @@ CONTROL: list[tuple[Ask[Any], str, Any]] = [
 @pytest.mark.parametrize(
     ("ask", "line", "body"), [*CALLERS, *CONTROL], ids=[line for _, line, _ in [*CALLERS, *CONTROL]]
 )
-def test_request_is_what_the_method_says(ask: Ask[Any], line: str, body: Any) -> None:
+def test_request_is_what_the_method_says(ask: ApiRequest[Any], line: str, body: Any) -> None:
     assert f"{ask.method} {ask.path}" == line
     assert (None if ask.content is None else json.loads(ask.content)) == body
 

@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from fumehood.client import awaiting, awaiting_control, blocking, blocking_control
-from fumehood.client.ask import Ask
+from fumehood.client.ask import ApiRequest
 from fumehood.client.callers import call, health
 from fumehood.client.transport import Place, Progress, _unavailable, may_send_again
 
@@ -22,8 +22,8 @@ OTHERS = [
 ]  # fmt: skip
 
 
-def ask(method: str) -> Ask[Any]:
-    return Ask(method, "/v1/x", lambda raw: raw)
+def ask(method: str) -> ApiRequest[Any]:
+    return ApiRequest(method, "/v1/x", lambda raw: raw)
 
 
 def progress(*events: str) -> Progress:

@@ -11,7 +11,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.tool import CODE_OUTPUT, SHELL_OUTPUT, ToolDefinition
 from fumehood.executors.code import run_code
-from fumehood.executors.live import Live
+from fumehood.executors.live import CallHandle
 from fumehood.executors.outcome import Outcome
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 from fumehood.storage.blobs import BlobStore
@@ -42,7 +42,7 @@ async def run(
 ) -> Outcome:
     tool = ToolDefinition(name="t", description="d", type="BUILTIN", executor=f"code:{language}")  # type: ignore[arg-type]
     blobs: BlobStore = None  # type: ignore[assignment]  # no file comes back
-    return await run_code(tool, arguments, LIMITS, lease, blobs, "ann", Live(), session_id)
+    return await run_code(tool, arguments, LIMITS, lease, blobs, "ann", CallHandle(), session_id)
 
 
 async def shell(ended_by: EndedBy, *, session_id: str | None = None, **fields: Any) -> Any:

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from fumehood.identity.credentials import (
     MOST_RECENT,
+    CredentialCache,
     Presented,
-    RecentlyRight,
     make_credential,
     parse_credential,
     quick_hash,
@@ -64,7 +64,7 @@ def test_what_is_kept_depends_on_the_secret_and_holds_nothing_of_it() -> None:
 
 
 def test_what_was_right_is_kept_for_the_newest_few_only() -> None:
-    right = RecentlyRight()
+    right = CredentialCache()
     for number in range(MOST_RECENT + 3):
         right.add(f"credential {number}")
     assert not any(right.has(f"credential {number}") for number in range(3))

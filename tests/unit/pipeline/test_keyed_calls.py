@@ -17,7 +17,7 @@ from fumehood.core.call import CallBody
 from fumehood.core.errors import EndedBy
 from fumehood.core.idempotency import KEY_LIFETIME
 from fumehood.core.identity import Principal, Scope
-from fumehood.executors.live import Live
+from fumehood.executors.live import CallHandle
 from fumehood.sandbox.wall import RunEnding
 from fumehood.storage.database import open_database
 from fumehood.storage.schema import IDEMPOTENCY
@@ -167,7 +167,7 @@ async def test_call_that_was_cancelled_in_the_middle_is_not_run_again(
     counter.waits = True
     async with opened() as engine:
         body = CallBody.model_validate({"options": {"idempotency_key": "k"}})
-        live = Live()
+        live = CallHandle()
         with anyio.fail_after(20):
             running = asyncio.create_task(engine.run(name, body, engine.owner, live))
             await counter.begun.wait()

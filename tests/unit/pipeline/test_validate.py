@@ -15,7 +15,7 @@ from fumehood.core.errors import (
 )
 from fumehood.identity.agent import Binding
 from fumehood.pipeline.resolve import ResolvedCall
-from fumehood.pipeline.validate import ValidatedCall, spare_fixed, validate
+from fumehood.pipeline.validate import ValidatedCall, mask_fixed_arguments, validate
 from support.definitions import function_definition, registered, request
 
 PROPERTIES = {"a": {"type": "integer"}, "b": {"enum": ["x", "y"]}, "c": {"type": "string"}}
@@ -231,10 +231,12 @@ def test_a_callers_own_fault_is_told_without_what_is_fixed() -> None:
 def test_what_a_functions_types_refuse_of_it_is_not_told_either(
     error: EngineError | None, hidden: bool
 ) -> None:
-    shown = spare_fixed(error, _for_agent({}, fixed={"a": 5}))
+    shown = mask_fixed_arguments(error, _for_agent({}, fixed={"a": 5}))
     if hidden:
         assert isinstance(shown, ToolDisabled)
         assert "PRIVATE" not in shown.message
-        assert spare_fixed(error, _for_agent({"a": 5})) is error  # control: nothing is fixed
+        assert (
+            mask_fixed_arguments(error, _for_agent({"a": 5})) is error
+        )  # control: nothing is fixed
     else:
         assert shown is error

@@ -20,10 +20,10 @@ from fumehood.storage.recordings import (
     NO_STORE,
     TOO_MUCH,
     TOO_SLOW,
+    EventRecording,
     Record,
-    Spool,
-    SpoolReader,
-    SpoolStore,
+    RecordingReader,
+    RecordingStore,
 )
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("S8", "D2")]
@@ -33,8 +33,8 @@ MB = 1 << 20
 
 
 @asynccontextmanager
-async def opened(state: Path | None, *, max_bytes: int = 100 * MB) -> AsyncIterator[SpoolStore]:
-    store = SpoolStore(state, max_bytes=max_bytes)
+async def opened(state: Path | None, *, max_bytes: int = 100 * MB) -> AsyncIterator[RecordingStore]:
+    store = RecordingStore(state, max_bytes=max_bytes)
     await store.open()
     try:
         yield store
@@ -42,11 +42,13 @@ async def opened(state: Path | None, *, max_bytes: int = 100 * MB) -> AsyncItera
         store.close()
 
 
-def made(store: SpoolStore, *, max_bytes: int = 50 * MB, name: str = "call_1") -> Spool:
+def made(
+    store: RecordingStore, *, max_bytes: int = 50 * MB, name: str = "call_1"
+) -> EventRecording:
     return store.spool(name, OWNER, max_bytes, lambda why: {"message": why})
 
 
-async def read_all(reader: SpoolReader) -> list[Record]:
+async def read_all(reader: RecordingReader) -> list[Record]:
     found = []
     with anyio.fail_after(20):
         while records := await reader.read():
@@ -55,14 +57,14 @@ async def read_all(reader: SpoolReader) -> list[Record]:
     return found
 
 
-async def gone(store: SpoolStore) -> None:
+async def gone(store: RecordingStore) -> None:
     """Wait until nothing is recorded any more."""
     with anyio.fail_after(20):
         while os.listdir(store.directory) or store.room.taken:
             await anyio.lowlevel.checkpoint()
 
 
-def say(spool: Spool, text: str) -> None:
+def say(spool: EventRecording, text: str) -> None:
     spool.record("tool_output", {"text": text}, len(text))
 
 
@@ -72,7 +74,7 @@ async def test_every_reader_gets_every_event_with_its_place(home: Path) -> None:
         readers = [spool.reader() for _ in range(3)]
         found: list[list[Record]] = []
 
-        async def follow(reader: SpoolReader) -> None:
+        async def follow(reader: RecordingReader) -> None:
             found.append(await read_all(reader))
 
         async with anyio.create_task_group() as group:
@@ -151,21 +153,21 @@ async def test_without_state_the_directory_goes_with_the_store() -> None:
     assert not directory.exists()
 
 
-def over_its_bound(spool: Spool, store: SpoolStore, monkeypatch: Any) -> str:
+def over_its_bound(spool: EventRecording, store: RecordingStore, monkeypatch: Any) -> str:
     return TOO_MUCH
 
 
-def no_room(spool: Spool, store: SpoolStore, monkeypatch: Any) -> str:
+def no_room(spool: EventRecording, store: RecordingStore, monkeypatch: Any) -> str:
     store.room.max_bytes = 3000
     return "your share of what the engine keeps is used up"
 
 
-def full_disk(spool: Spool, store: SpoolStore, monkeypatch: Any) -> str:
+def full_disk(spool: EventRecording, store: RecordingStore, monkeypatch: Any) -> str:
     monkeypatch.setattr(blob_room, "MIN_FREE_BYTES", 1 << 60)
     return "the engine's disk is full"
 
 
-def failing_disk(spool: Spool, store: SpoolStore, monkeypatch: Any) -> str:
+def failing_disk(spool: EventRecording, store: RecordingStore, monkeypatch: Any) -> str:
     real = os.pwrite
 
     def some(file: int, data: Any, place: int) -> int:
@@ -177,7 +179,7 @@ def failing_disk(spool: Spool, store: SpoolStore, monkeypatch: Any) -> str:
     return "the engine's disk is full or failing"
 
 
-def slow_disk(spool: Spool, store: SpoolStore, monkeypatch: Any) -> str:
+def slow_disk(spool: EventRecording, store: RecordingStore, monkeypatch: Any) -> str:
     monkeypatch.setattr(spool_module, "MAX_PENDING_BYTES", 100)
     return TOO_SLOW
 
@@ -209,7 +211,7 @@ async def test_recording_that_cannot_go_on_says_so_once_and_the_answer_still_com
 
 async def test_store_that_cannot_be_opened_hurts_no_call(home: Path) -> None:
     (home / "spool").write_text("in the way")
-    store = SpoolStore(home, max_bytes=MB)
+    store = RecordingStore(home, max_bytes=MB)
     with pytest.raises(StoreError):
         await store.open()
     spool = made(store)

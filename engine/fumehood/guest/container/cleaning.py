@@ -12,7 +12,7 @@ from collections.abc import Callable
 from fumehood.guest.container import housekeeping, processes, workspace
 from fumehood.guest.container.chain import Chain
 from fumehood.guest.container.counters import Counters
-from fumehood.guest.container.nursery import Nurseries
+from fumehood.guest.container.prefork_pool import PreforkPools
 from fumehood.guest.container.run import Run
 from fumehood.guest.container.workspace import Mounts, message_queues
 
@@ -24,7 +24,7 @@ class Cleaner:
 
     def __init__(
         self,
-        nurseries: Nurseries,
+        nurseries: PreforkPools,
         chain: Chain,
         counters: Counters,
         mounts: Mounts,

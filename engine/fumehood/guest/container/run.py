@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from fumehood.guest.container.nursery import Child
+from fumehood.guest.container.prefork_pool import Child
 from fumehood.guest.container.user import REQUEST_FAILED, SEAL_FAILED
 from fumehood.guest.run import Limits
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from fumehood.guest.container import processes
-from fumehood.guest.container.nursery import Child, NurseryFailed
+from fumehood.guest.container.prefork_pool import Child, PreforkFailed
 from fumehood.guest.container.run import Run
 from fumehood.protocol import framing
 
@@ -86,7 +86,7 @@ class Standby:
                 time.sleep(0.0005)
         except ProcessLookupError:
             return
-        raise NurseryFailed("the Node process that stood by could not be ended")
+        raise PreforkFailed("the Node process that stood by could not be ended")
 
     def bury(self, pid: int) -> bool:
         """Whether a process that has ended was one of these, and no program."""

@@ -32,12 +32,12 @@ from fumehood.guest.container.counters import Counters
 from fumehood.guest.container.host import Host, end
 from fumehood.guest.container.image import read_image
 from fumehood.guest.container.meter import Meter
-from fumehood.guest.container.nursery import (
+from fumehood.guest.container.prefork_pool import (
     FAT_SPARES,
     Child,
-    Nurseries,
-    Nursery,
-    NurseryFailed,
+    PreforkFailed,
+    PreforkPool,
+    PreforkPools,
     Zygote,
     make_child,
 )
@@ -125,7 +125,7 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._wakeup = self._watch_children()
         self._chain = Chain(self._reap)
-        self._nurseries = Nurseries(
+        self._nurseries = PreforkPools(
             self._nursery(thin, max(1, config["spares"])),
             None if fat is None else self._nursery(fat, FAT_SPARES),
         )
@@ -155,11 +155,11 @@ class Supervisor:
                 for key, _ in self._selector.select(self._until_next_timer()):
                     key.data()
                 self._check_time(time.monotonic())
-        except NurseryFailed as failure:
+        except PreforkFailed as failure:
             self._fail(str(failure))
 
-    def _nursery(self, zygote: Zygote, spares: int) -> Nursery:
-        return Nursery(
+    def _nursery(self, zygote: Zygote, spares: int) -> PreforkPool:
+        return PreforkPool(
             zygote,
             spares,
             self._selector,
@@ -422,7 +422,7 @@ class Supervisor:
             if pid == 0:
                 return
             if pid in self._nurseries.zygote_pids:
-                raise NurseryFailed("the zygote is gone")
+                raise PreforkFailed("the zygote is gone")
             self._on_orphan(pid, status, usage)
 
     def _on_orphan(self, pid: int, status: int, usage: resource.struct_rusage) -> None:

@@ -23,7 +23,7 @@ from fumehood.sandbox.container.container import (
 )
 from fumehood.sandbox.container.docker_api import DockerError
 from fumehood.sandbox.container.host_check import Unfit
-from fumehood.sandbox.container.image_catalog import ImageFound, ImageShelf
+from fumehood.sandbox.container.image_catalog import ImageCatalog, ImageFound
 from fumehood.sandbox.container.pool_entry import Kind, Listener
 from fumehood.sandbox.container.reaper import Reaper
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
@@ -51,7 +51,7 @@ class _Failed(Exception):
         self.is_docker_s = is_docker_s
 
 
-class ContainerMaker:
+class ContainerFactory:
     """Makes and removes the containers of one engine, of the images that are on the shelf."""
 
     def __init__(
@@ -60,7 +60,7 @@ class ContainerMaker:
         settings: ContainerSettings,
         identity: EngineIdentity,
         reaper: Reaper,
-        shelf: ImageShelf,
+        shelf: ImageCatalog,
         required: frozenset[Limit],
         *,
         start_soon: Callable[..., object],

@@ -34,7 +34,7 @@ FindImage = Callable[[Docker, str], Awaitable[ImageFound]]
 """From an image's name to the image. Raises DockerError or ImageMissing."""
 
 
-class ImageShelf:
+class ImageCatalog:
     """Images by name. `by_language` says which one a program in a language gets."""
 
     def __init__(self, docker: Docker, find: FindImage, by_language: Mapping[str, str]) -> None:

@@ -13,14 +13,14 @@ from fumehood.core.errors import InternalError
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.sandbox.container.container import Container
-from fumehood.sandbox.container.pool_entry import Place
+from fumehood.sandbox.container.pool_entry import PoolEntry
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 
 
 class GiveBack(Protocol):
     """Takes a place back into the pool."""
 
-    def __call__(self, place: Place, *, ran: bool, fresh: bool) -> None: ...
+    def __call__(self, place: PoolEntry, *, ran: bool, fresh: bool) -> None: ...
 
 
 class ContainerLease:
@@ -30,7 +30,7 @@ class ContainerLease:
 
     def __init__(
         self,
-        take: Callable[[], Awaitable[Place]],
+        take: Callable[[], Awaitable[PoolEntry]],
         give_back: GiveBack,
         *,
         fresh: bool,
@@ -40,7 +40,7 @@ class ContainerLease:
         self._give_back = give_back
         self._fresh = fresh
         self._memory_mb = memory_mb
-        self._place: Place | None = None
+        self._place: PoolEntry | None = None
         self._ran = False
         self.queue_ms = 0.0
 

@@ -22,17 +22,17 @@ from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.sandbox.container.pool_entry import (
     UNUSED,
-    Ear,
+    ContainerEvents,
+    EntryFactory,
     Kind,
     Listener,
-    Maker,
-    Place,
     Pooled,
+    PoolEntry,
     PoolRules,
     State,
 )
-from fumehood.sandbox.container.pool_state import Books
-from fumehood.sandbox.container.queue import Line, LineFull, Waiter
+from fumehood.sandbox.container.pool_state import PoolState
+from fumehood.sandbox.container.queue import FairQueue, LineFull, PoolRequest
 
 RETRY_AFTER_MS = 1000
 MAX_COMPLAINT_CHARACTERS = 500
@@ -47,7 +47,7 @@ class Pool:
 
     def __init__(
         self,
-        maker: Maker,
+        maker: EntryFactory,
         rules: PoolRules,
         start_soon: Callable[..., object],
         *,
@@ -63,8 +63,8 @@ class Pool:
         self._start_soon = start_soon
         self._on_event = on_event
         self._monotonic = monotonic
-        self._books = Books()
-        self._line: Line[Place] = Line()
+        self._books = PoolState()
+        self._line: FairQueue[PoolEntry] = FairQueue()
         self._is_dispatching = False
         self._has_changed = False
         self._refusal: EngineError | None = SandboxUnavailable(
@@ -77,7 +77,7 @@ class Pool:
 
     # -- what the wall asks ---------------------------------------------------------
 
-    async def take(self, domain: TrustDomain, kind: Kind, *, fresh: bool) -> Place:
+    async def take(self, domain: TrustDomain, kind: Kind, *, fresh: bool) -> PoolEntry:
         """Wait, bounded, for a container of this domain or of nobody yet.
 
         Raises:
@@ -87,7 +87,7 @@ class Pool:
         if refusal is not None:
             raise _another(refusal)
         loop = asyncio.get_running_loop()
-        waiter: Waiter[Place] = Waiter(domain, kind, fresh, loop.create_future())
+        waiter: PoolRequest[PoolEntry] = PoolRequest(domain, kind, fresh, loop.create_future())
         try:
             self._line.join(waiter)
         except LineFull:
@@ -103,7 +103,7 @@ class Pool:
                 raise _busy(waited) from None
             raise
 
-    def give_back(self, place: Place, *, ran: bool, fresh: bool) -> None:
+    def give_back(self, place: PoolEntry, *, ran: bool, fresh: bool) -> None:
         """A lease is left. What was left in the middle of a run is destroyed."""
         if place.container.name not in self._books.places:
             return
@@ -119,7 +119,7 @@ class Pool:
             self._destroy(place, why)
         self._dispatch()
 
-    def let_go(self, place: Place, listener: Listener) -> bool:
+    def let_go(self, place: PoolEntry, listener: Listener) -> bool:
         """A leased container in which nothing has run leaves the pool, and belongs to `listener`,
         who ends it and has it removed. False where it has ended meanwhile.
         """
@@ -184,13 +184,13 @@ class Pool:
 
     # -- what containers say of themselves ------------------------------------------
 
-    def on_clean(self, place: Place) -> None:
+    def on_clean(self, place: PoolEntry) -> None:
         """A container has been reset."""
         if place.state is State.RESETTING:
             place.state = State.IDLE
             self._dispatch()
 
-    def on_end(self, place: Place, why: str) -> None:
+    def on_end(self, place: PoolEntry, why: str) -> None:
         """A container has ended: by itself, by its channel, or by `_destroy`."""
         if self._books.places.pop(place.container.name, None) is None:
             return
@@ -259,7 +259,7 @@ class Pool:
                 if not self._books.has_unused:
                     return  # nothing is left to be given to anybody
 
-    def _grant(self, waiter: Waiter[Place], place: Place) -> None:
+    def _grant(self, waiter: PoolRequest[PoolEntry], place: PoolEntry) -> None:
         assert place.domain in (None, waiter.domain)
         assert place.kind == waiter.kind
         assert place.uses == 0 or not waiter.fresh
@@ -271,7 +271,7 @@ class Pool:
         self._line.leave(waiter)
         waiter.granted.set_result(place)
 
-    def _have_made(self, waiter: Waiter[Place]) -> bool:
+    def _have_made(self, waiter: PoolRequest[PoolEntry]) -> bool:
         """Begin to make one for it, in the place of an idle one where the pool is full."""
         instead_of = None
         if self._books.total >= self._rules.most:
@@ -296,11 +296,13 @@ class Pool:
             self._books.warming += 1
             self._start_soon(self._make, self._warm_kind, None, None)
 
-    def _is_ready_for_all(self, place: Place) -> bool:
+    def _is_ready_for_all(self, place: PoolEntry) -> bool:
         return place.state is State.WARM and place.kind == self._warm_kind
 
-    async def _make(self, kind: Kind, waiter: Waiter[Place] | None, instead_of: str | None) -> None:
-        ear = Ear(self)
+    async def _make(
+        self, kind: Kind, waiter: PoolRequest[PoolEntry] | None, instead_of: str | None
+    ) -> None:
+        ear = ContainerEvents(self)
         failure: EngineError | None = None
         try:
             if instead_of in self._books.leaving:
@@ -318,7 +320,7 @@ class Pool:
                 self._refuse(waiter, failure)
                 self._dispatch()
             return
-        place = Place(container, kind, self._monotonic(), ear)
+        place = PoolEntry(container, kind, self._monotonic(), ear)
         ear.belongs_to(place)
         place.last_used = place.made_at
         self._books.places[container.name] = place
@@ -338,15 +340,17 @@ class Pool:
             self._books.leaving.pop(container.name).set()
         self._dispatch()
 
-    def _destroy(self, place: Place, why: str) -> None:
+    def _destroy(self, place: PoolEntry, why: str) -> None:
         place.container.end(why)  # comes back as `on_end`
         if place.container.name in self._books.places:
             self.on_end(place, why)
 
-    def _why_not_again(self, place: Place, *, once: bool, is_spared: bool = False) -> str | None:
+    def _why_not_again(
+        self, place: PoolEntry, *, once: bool, is_spared: bool = False
+    ) -> str | None:
         return place.why_not_again(self._rules, self._monotonic(), once=once, is_spared=is_spared)
 
-    def _forget(self, waiter: Waiter[Place]) -> None:
+    def _forget(self, waiter: PoolRequest[PoolEntry]) -> None:
         """Whoever waited does not any more; what was granted in the same moment goes back."""
         self._line.leave(waiter)
         granted = waiter.granted
@@ -357,12 +361,12 @@ class Pool:
             granted.cancel()
             self._dispatch()
 
-    def _refuse(self, waiter: Waiter[Place], refusal: EngineError) -> None:
+    def _refuse(self, waiter: PoolRequest[PoolEntry], refusal: EngineError) -> None:
         self._line.leave(waiter)
         if not waiter.granted.done():
             waiter.granted.set_exception(_another(refusal))
 
-    def _tell(self, event: str, place: Place, why: str) -> None:
+    def _tell(self, event: str, place: PoolEntry, why: str) -> None:
         values: JsonObject = {"name": place.container.name, "why": why, "uses": place.uses}
         if place.container.complaint:
             values["guest_said"] = place.container.complaint[-MAX_COMPLAINT_CHARACTERS:]
@@ -378,4 +382,4 @@ def _busy(why: str) -> SandboxUnavailable:
     return SandboxUnavailable(f"{why} Repeat the call later.", retry_after_ms=RETRY_AFTER_MS)
 
 
-__all__ = ["Kind", "Listener", "Maker", "Place", "Pool", "PoolRules", "Pooled"]
+__all__ = ["EntryFactory", "Kind", "Listener", "Pool", "PoolEntry", "PoolRules", "Pooled"]

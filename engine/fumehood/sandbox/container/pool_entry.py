@@ -66,7 +66,7 @@ class Pooled(Protocol):
     async def until_examined(self) -> None: ...
 
 
-class Maker(Protocol):
+class EntryFactory(Protocol):
     """Makes and removes containers."""
 
     async def make(self, kind: Kind, listener: Listener) -> Pooled:
@@ -94,13 +94,13 @@ UNUSED = (State.WARM, State.IDLE)
 
 
 @dataclass(eq=False, slots=True)
-class Place:
+class PoolEntry:
     """One container in the pool's books."""
 
     container: Pooled
     kind: Kind
     made_at: float
-    ear: Ear
+    ear: ContainerEvents
     state: State = State.WARM
     domain: TrustDomain | None = None
     uses: int = 0
@@ -124,25 +124,25 @@ class Place:
         return next((why for why, is_so in reasons.items() if is_so), None)
 
 
-class Hearer(Protocol):
+class EventsListener(Protocol):
     """Who keeps the books."""
 
-    def on_clean(self, place: Place) -> None: ...
-    def on_end(self, place: Place, why: str) -> None: ...
+    def on_clean(self, place: PoolEntry) -> None: ...
+    def on_end(self, place: PoolEntry, why: str) -> None: ...
 
 
-class Ear:
+class ContainerEvents:
     """Hears of one container for whoever has it; made before it is."""
 
     __slots__ = ("_books", "_place", "listener")
 
-    def __init__(self, books: Hearer) -> None:
+    def __init__(self, books: EventsListener) -> None:
         self._books = books
-        self._place: Place | None = None
+        self._place: PoolEntry | None = None
         self.listener: Listener | None = None
         """Who hears of it instead of the pool, once the pool has let go of it."""
 
-    def belongs_to(self, place: Place) -> None:
+    def belongs_to(self, place: PoolEntry) -> None:
         """From now on it hears for this place."""
         self._place = place
 

@@ -11,18 +11,18 @@ from collections.abc import Iterable
 
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
-from fumehood.sandbox.container.pool_entry import UNUSED, Kind, Place, State
-from fumehood.sandbox.container.queue import Waiter
+from fumehood.sandbox.container.pool_entry import UNUSED, Kind, PoolEntry, State
+from fumehood.sandbox.container.queue import PoolRequest
 
 TURN_S = 1.0
 """How long a trust domain keeps a container that others wait for. Making one takes half of it."""
 
 
-class Books:
+class PoolState:
     """Containers that are there, that leave, and that are being made."""
 
     def __init__(self) -> None:
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, PoolEntry] = {}
         self.leaving: dict[str, asyncio.Event] = {}
         self.making = 0
         self.warming = 0
@@ -46,14 +46,14 @@ class Books:
             if place.state is State.RESETTING
         )
 
-    def shares(self, waiters: Iterable[Waiter[Place]]) -> Counter[str]:
+    def shares(self, waiters: Iterable[PoolRequest[PoolEntry]]) -> Counter[str]:
         """How many containers each principal has calls in, or has being made."""
         busy = [place.domain for place in self.places.values() if place.state is State.BUSY]
         shares = Counter(domain.principal_id for domain in busy if domain is not None)
         shares.update(one.domain.principal_id for one in waiters if one.is_being_made)
         return shares
 
-    def find(self, waiter: Waiter[Place], state: State) -> Place | None:
+    def find(self, waiter: PoolRequest[PoolEntry], state: State) -> PoolEntry | None:
         """One in this state that may serve the waiter: the last used, so that others grow old."""
         domain = None if state is State.WARM else waiter.domain
         if waiter.fresh and state is not State.WARM:
@@ -65,7 +65,9 @@ class Books:
         )
         return max(fitting, key=lambda place: place.last_used, default=None)
 
-    def dispensable(self, waiters: Iterable[Waiter[Place]], now: float) -> Place | None:
+    def dispensable(
+        self, waiters: Iterable[PoolRequest[PoolEntry]], now: float
+    ) -> PoolEntry | None:
         """The least recently used of those that nobody uses; what serves whoever comes goes last.
 
         One that its own domain waits for stays for the length of a turn: a container for every

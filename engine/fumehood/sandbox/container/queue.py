@@ -29,7 +29,7 @@ class LineFull(Exception):
 
 
 @dataclass(eq=False, slots=True)
-class Waiter(Generic[Granted]):
+class PoolRequest(Generic[Granted]):
     """One call that wants a container."""
 
     domain: TrustDomain
@@ -40,22 +40,22 @@ class Waiter(Generic[Granted]):
     """Whether a container is being made for it."""
 
 
-class Line(Generic[Granted]):
+class FairQueue(Generic[Granted]):
     """Waiters of all principals."""
 
     def __init__(self) -> None:
-        self._principals: OrderedDict[str, OrderedDict[TrustDomain, list[Waiter[Granted]]]] = (
+        self._principals: OrderedDict[str, OrderedDict[TrustDomain, list[PoolRequest[Granted]]]] = (
             OrderedDict()
         )
 
     def __len__(self) -> int:
         return sum(map(_waiting, self._principals.values()))
 
-    def __iter__(self) -> Iterator[Waiter[Granted]]:
+    def __iter__(self) -> Iterator[PoolRequest[Granted]]:
         everybody = self._principals.values()
         return iter([one for domains in everybody for mine in domains.values() for one in mine])
 
-    def join(self, waiter: Waiter[Granted]) -> None:
+    def join(self, waiter: PoolRequest[Granted]) -> None:
         """Stand at the end of one's own domain. Raises LineFull."""
         domains = self._principals.get(waiter.domain.principal_id, OrderedDict())
         mine = domains.get(waiter.domain, [])
@@ -69,7 +69,7 @@ class Line(Generic[Granted]):
         domains.setdefault(waiter.domain, mine)
         self._principals.setdefault(waiter.domain.principal_id, domains)
 
-    def leave(self, waiter: Waiter[Granted]) -> None:
+    def leave(self, waiter: PoolRequest[Granted]) -> None:
         """Wait no more. Harmless for one that does not stand here."""
         principal_id = waiter.domain.principal_id
         domains = self._principals.get(principal_id, OrderedDict())
@@ -81,7 +81,7 @@ class Line(Generic[Granted]):
             if not domains:
                 del self._principals[principal_id]
 
-    def pass_on(self, waiter: Waiter[Granted]) -> None:
+    def pass_on(self, waiter: PoolRequest[Granted]) -> None:
         """Its principal and its domain have had this turn, whether or not it still waits."""
         principal_id = waiter.domain.principal_id
         if principal_id in self._principals:
@@ -89,7 +89,7 @@ class Line(Generic[Granted]):
             if waiter.domain in self._principals[principal_id]:
                 self._principals[principal_id].move_to_end(waiter.domain)
 
-    def in_turn(self) -> Iterator[list[Waiter[Granted]]]:
+    def in_turn(self) -> Iterator[list[PoolRequest[Granted]]]:
         """The waiters of each domain, in the order of the round. Safe against changes."""
         columns = [list(domains.values()) for domains in self._principals.values()]
         for row in zip_longest(*columns, fillvalue=()):
@@ -97,5 +97,5 @@ class Line(Generic[Granted]):
                 yield list(mine)
 
 
-def _waiting(domains: OrderedDict[TrustDomain, list[Waiter[Granted]]]) -> int:
+def _waiting(domains: OrderedDict[TrustDomain, list[PoolRequest[Granted]]]) -> int:
     return sum(map(len, domains.values()))

@@ -1,11 +1,11 @@
 """The container wall: programs in hardened Docker containers, warm ones where it can be.
 
-Host side. Above it `pipeline/plan`, `pipeline/admit` and the executors; below it the pool, the reaper and
-Docker. A task looks at Docker beside the calls, less and less often while Docker is away. An engine
-without Docker starts as fast as one with it, and only tools that need a container are refused.
-Invariants: a call is refused only after a look that began when the call was there already, or that
-did not end in time; all calls that wait share that look. A missing image refuses the calls that
-need it, and never takes the wall down.
+Host side. Above it the pipeline and the executors; below it the pool, the reaper and Docker. A task
+looks at Docker beside the calls, less and less often while Docker is away. An engine without Docker
+starts as fast as one with it, and only tools that need a container are refused. Invariants: a call
+is refused only after a look that began when the call was there already, or that did not end in
+time; all calls that wait share that look. A missing image refuses the calls that need it, and never
+takes the wall down.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, Limit
 from fumehood.sandbox.container.container import Container
 from fumehood.sandbox.container.docker_api import Docker, DockerError, DockerTimeout
-from fumehood.sandbox.container.factory import ContainerMaker, OnEvent
+from fumehood.sandbox.container.factory import ContainerFactory, OnEvent
 from fumehood.sandbox.container.held import HeldContainer
 from fumehood.sandbox.container.host_check import Unfit, why_unfit
-from fumehood.sandbox.container.image_catalog import FindImage, ImageShelf
+from fumehood.sandbox.container.image_catalog import FindImage, ImageCatalog
 from fumehood.sandbox.container.lease import ContainerLease
 from fumehood.sandbox.container.pool import MAX_COMPLAINT_CHARACTERS, Pool
-from fumehood.sandbox.container.pool_entry import Kind, Place
+from fumehood.sandbox.container.pool_entry import Kind, PoolEntry
 from fumehood.sandbox.container.reaper import Reaper
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
 
@@ -119,7 +119,7 @@ class ContainerWall:
         self.limits = settings.limits
         self._settings = settings
         self._docker = docker
-        self._shelf = ImageShelf(docker, find_image, settings.images)
+        self._shelf = ImageCatalog(docker, find_image, settings.images)
         self._held: dict[str, HeldContainer] = {}
         """Of sessions, by name; those included that are being removed."""
         self._identity = identity
@@ -149,13 +149,13 @@ class ContainerWall:
             self._names_in_use,
             on_event=on_event,
         )
-        self._maker: ContainerMaker | None = None
+        self._maker: ContainerFactory | None = None
         self._pool: Pool | None = None
 
     async def __aenter__(self) -> ContainerWall:
         self._group = await self._stack.enter_async_context(anyio.create_task_group())
         self._stack.callback(self._group.cancel_scope.cancel)
-        self._maker = ContainerMaker(
+        self._maker = ContainerFactory(
             self._docker,
             self._settings,
             self._identity,
@@ -439,12 +439,12 @@ class ContainerWall:
 
     async def _place(
         self, domain: TrustDomain, language: str, memory_mb: int, *, fresh: bool
-    ) -> Place:
+    ) -> PoolEntry:
         """Raises SandboxUnavailable."""
         name = self._shelf.name_for(language)
         return await self._take(domain, Kind(name, memory_mb), fresh=fresh, must_run=language)
 
-    def _give_back(self, place: Place, *, ran: bool, fresh: bool) -> None:
+    def _give_back(self, place: PoolEntry, *, ran: bool, fresh: bool) -> None:
         if self._pool is not None:
             self._pool.give_back(place, ran=ran, fresh=fresh)
 
@@ -479,7 +479,7 @@ class ContainerWall:
 
     async def _take(
         self, domain: TrustDomain, kind: Kind, *, fresh: bool, must_run: str | None = None
-    ) -> Place:
+    ) -> PoolEntry:
         """Raises SandboxUnavailable."""
         if self._pool is None:
             raise SandboxUnavailable("The container wall is not entered.", retryable=False)

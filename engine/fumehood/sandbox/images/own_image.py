@@ -37,7 +37,7 @@ MAX_DEBIAN_PACKAGES = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ImageRequest:
     """What somebody wants in an image."""
 
     name: str
@@ -48,7 +48,7 @@ class Wish:
     """Which image of ours it starts from."""
 
 
-def check_wish(wish: Wish, home: Path, *, replace: bool = False) -> None:
+def check_wish(wish: ImageRequest, home: Path, *, replace: bool = False) -> None:
     """Before anything is asked or made.
 
     Raises:
@@ -64,7 +64,7 @@ def check_wish(wish: Wish, home: Path, *, replace: bool = False) -> None:
 
 
 @contextmanager
-def make_aside(wish: Wish, home: Path, cache: Path, on_step: OnStep) -> Iterator[Path]:
+def make_aside(wish: ImageRequest, home: Path, cache: Path, on_step: OnStep) -> Iterator[Path]:
     """A folder with everything the image is made from, gone afterwards unless `publish`ed. The
     wish was checked.
 
@@ -108,7 +108,7 @@ def publish(folder: Path, name: str) -> Path:
     return target
 
 
-def _check_names(wish: Wish) -> None:
+def _check_names(wish: ImageRequest) -> None:
     if not is_own_name(wish.name):
         ours = ", ".join(image_names())
         raise WrongRecipe(
@@ -136,7 +136,7 @@ def _requirements(below: Recipe, text: str) -> str:
         raise WrongRecipe(f"The list of packages: {error}") from None
 
 
-def _settings(wish: Wish, below: ImageSettings) -> str:
+def _settings(wish: ImageRequest, below: ImageSettings) -> str:
     def names(values: Sequence[str]) -> str:
         return "[" + ", ".join(f'"{value}"' for value in values) + "]"
 

@@ -43,9 +43,9 @@ from fumehood.sandbox.process.endings import LOST, ending_of_frame
 from fumehood.sandbox.process.sticky_workers import (
     DEFAULT_RULES,
     MAX_REQUEST_BYTES,
-    Loan,
-    ResidentRules,
-    Residents,
+    Checkout,
+    StickyWorkers,
+    StickyWorkerSettings,
 )
 from fumehood.sandbox.wall import OnProgress, RunEnding
 
@@ -76,7 +76,7 @@ class GuestFailed(Exception):
 class _Lending:
     """A child that was asked for; it may die before whoever asked has taken it."""
 
-    handed: asyncio.Future[Loan | None]
+    handed: asyncio.Future[Checkout | None]
     died: bool = False
 
 
@@ -84,13 +84,13 @@ class GuestProcess(asyncio.Protocol):
     """A running guest. Made by `start`; after `dead` is set it answers nothing any more."""
 
     def __init__(
-        self, process: anyio.abc.Process, handover: socket.socket, rules: ResidentRules
+        self, process: anyio.abc.Process, handover: socket.socket, rules: StickyWorkerSettings
     ) -> None:
         self._process = process
         self._handover = handover
         self._lending: dict[int, _Lending] = {}
         self._ending_loans: dict[int, asyncio.TimerHandle] = {}
-        self._residents = Residents(self, rules)
+        self._residents = StickyWorkers(self, rules)
         self._decoder = framing.Decoder(MAX_FRAME_BYTES)
         self._transport: asyncio.Transport | None = None
         self._pending: dict[int, asyncio.Future[RunEnding]] = {}
@@ -104,7 +104,7 @@ class GuestProcess(asyncio.Protocol):
 
     @classmethod
     async def start(
-        cls, command: Sequence[str], rules: ResidentRules = DEFAULT_RULES
+        cls, command: Sequence[str], rules: StickyWorkerSettings = DEFAULT_RULES
     ) -> GuestProcess:
         """Start a guest and wait until it has tried its own wall.
 
@@ -200,7 +200,7 @@ class GuestProcess(asyncio.Protocol):
             self._listeners.pop(run_id, None)
             self._reports.pop(run_id, None)
 
-    async def borrow(self, memory_bytes: int, cpu_s: float) -> Loan | None:
+    async def borrow(self, memory_bytes: int, cpu_s: float) -> Checkout | None:
         """A sealed and limited child to speak with; None where the guest is lost."""
         if self.dead.is_set():
             return None
@@ -327,7 +327,7 @@ class GuestProcess(asyncio.Protocol):
                 os.close(descriptor)
             self.kill()
             return
-        loan = Loan(*LOAN.unpack(data), *descriptors)
+        loan = Checkout(*LOAN.unpack(data), *descriptors)
         for descriptor in descriptors:
             os.set_blocking(descriptor, False)
         lending = self._lending.get(loan.id)
@@ -336,7 +336,7 @@ class GuestProcess(asyncio.Protocol):
         else:
             lending.handed.set_result(loan)
 
-    def _return_loan(self, loan: Loan, *, dead: bool) -> None:
+    def _return_loan(self, loan: Checkout, *, dead: bool) -> None:
         os.close(loan.request_fd)
         os.close(loan.reply_fd)
         if not dead:
@@ -392,7 +392,7 @@ def guest_command(config: JsonObject, python: str = sys.executable) -> list[str]
     return [python, "-I", "-S", "-B", "-X", "utf8", str(GUEST_PROGRAM), json.dumps(config)]
 
 
-def _has_result(future: asyncio.Future[Loan | None]) -> bool:
+def _has_result(future: asyncio.Future[Checkout | None]) -> bool:
     return future.done() and not future.cancelled()
 
 

@@ -18,7 +18,7 @@ from fumehood.core.errors import SandboxUnavailable
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit
 from fumehood.sandbox.process.channel import GuestFailed, GuestProcess
-from fumehood.sandbox.process.sticky_workers import DEFAULT_RULES, ResidentRules
+from fumehood.sandbox.process.sticky_workers import DEFAULT_RULES, StickyWorkerSettings
 
 RESTART_PAUSE_S = (0.0, 0.1, 0.5, 2.0)
 """Pauses before a new guest, by how many guests in a row did not last a second."""
@@ -40,7 +40,7 @@ class GuestKeeper:
         required: frozenset[Limit],
         cure: str,
         on_event: OnEvent,
-        residents: ResidentRules = DEFAULT_RULES,
+        residents: StickyWorkerSettings = DEFAULT_RULES,
     ) -> None:
         self._name = name
         self._command = list(command)

@@ -26,8 +26,8 @@ from fumehood.core.limits import (
 )
 from fumehood.sandbox.process.channel import GuestProcess, guest_command
 from fumehood.sandbox.process.guest_keeper import GuestKeeper, OnEvent
-from fumehood.sandbox.process.slots import Places
-from fumehood.sandbox.process.sticky_workers import DEFAULT_RULES, ResidentRules
+from fumehood.sandbox.process.slots import Slots
+from fumehood.sandbox.process.sticky_workers import DEFAULT_RULES, StickyWorkerSettings
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 
 INTERPRETER_LIMITS = WallLimits(
@@ -63,7 +63,7 @@ class InterpreterWall:
         self,
         limits: WallLimits = INTERPRETER_LIMITS,
         command: Sequence[str] | None = None,
-        residents: ResidentRules = DEFAULT_RULES,
+        residents: StickyWorkerSettings = DEFAULT_RULES,
         on_event: OnEvent = lambda event, values: None,
     ) -> None:
         self.limits = limits
@@ -75,7 +75,7 @@ class InterpreterWall:
             on_event=on_event,
             residents=residents,
         )
-        self._places = Places(MAX_RUNNING, "the interpreter")
+        self._places = Slots(MAX_RUNNING, "the interpreter")
         self._turns: dict[str, _Turn] = {}
 
     async def __aenter__(self) -> InterpreterWall:

@@ -21,7 +21,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, MIN_JAIL_MB, PROCESS_WALL_LIMITS, Limit, Limits, WallLimits
 from fumehood.sandbox.process.channel import GuestProcess, guest_command
 from fumehood.sandbox.process.guest_keeper import GuestKeeper, OnEvent
-from fumehood.sandbox.process.slots import Places
+from fumehood.sandbox.process.slots import Slots
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 
 JAIL_LIMITS = WallLimits(
@@ -71,7 +71,7 @@ class JailWall:
             cure=self.cure,
             on_event=on_event,
         )
-        self._places = Places(MAX_RUNNING, "the jail")
+        self._places = Slots(MAX_RUNNING, "the jail")
 
     async def __aenter__(self) -> JailWall:
         await self._keeper.__aenter__()

@@ -16,7 +16,7 @@ QUEUE_PATIENCE_S = 30.0
 MAX_UNUSED_SHARES = 1000
 
 
-class Places:
+class Slots:
     """The places of one wall. `what` names it to the caller who found none."""
 
     def __init__(self, most: int, what: str) -> None:

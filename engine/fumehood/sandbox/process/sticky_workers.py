@@ -56,7 +56,7 @@ expression by itself."""
 
 
 @dataclass(frozen=True, slots=True)
-class Loan:
+class Checkout:
     """A child as the guest hands it over."""
 
     id: int
@@ -65,10 +65,10 @@ class Loan:
     reply_fd: int
 
 
-class Lender(Protocol):
+class CheckoutSource(Protocol):
     """What a resident's table needs of a guest."""
 
-    async def borrow(self, memory_bytes: int, cpu_s: float) -> Loan | None:
+    async def borrow(self, memory_bytes: int, cpu_s: float) -> Checkout | None:
         """A sealed and limited child; None where the guest is lost."""
         ...
 
@@ -78,7 +78,7 @@ class Lender(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ResidentRules:
+class StickyWorkerSettings:
     """How many, and for how long (DESIGN, "One guest, several walls")."""
 
     most: int = 8
@@ -86,17 +86,17 @@ class ResidentRules:
     idle_s: float = 60.0
 
 
-DEFAULT_RULES = ResidentRules()
+DEFAULT_RULES = StickyWorkerSettings()
 
 
-class Residents:
+class StickyWorkers:
     """The residents of one guest, the least recently used first."""
 
-    def __init__(self, lender: Lender, rules: ResidentRules) -> None:
+    def __init__(self, lender: CheckoutSource, rules: StickyWorkerSettings) -> None:
         self._lender = lender
         self._rules = rules
-        self._by_key: OrderedDict[str, Resident] = OrderedDict()
-        self._by_loan: dict[int, Resident] = {}
+        self._by_key: OrderedDict[str, StickyWorker] = OrderedDict()
+        self._by_loan: dict[int, StickyWorker] = {}
         self._sweep: asyncio.TimerHandle | None = None
         self._can_spin = len(os.sched_getaffinity(0)) > 1
 
@@ -140,7 +140,7 @@ class Residents:
         self._by_loan.clear()
         self._by_key.clear()
 
-    async def _resident_for(self, key: str, limits: Limits) -> Resident | None:
+    async def _resident_for(self, key: str, limits: Limits) -> StickyWorker | None:
         assert limits.memory_mb is not None
         resident = self._by_key.get(key)
         if resident is not None:
@@ -152,14 +152,14 @@ class Residents:
         loan = await self._lender.borrow(limits.memory_mb << 20, limits.cpu_s + MAX_CPU_NS / 1e9)
         return None if loan is None else self._take(key, loan, limits)
 
-    def _take(self, key: str, loan: Loan, limits: Limits) -> Resident:
-        resident = Resident(loan, key, limits, self._lender.end_loan)
+    def _take(self, key: str, loan: Checkout, limits: Limits) -> StickyWorker:
+        resident = StickyWorker(loan, key, limits, self._lender.end_loan)
         self._by_key[key] = self._by_loan[loan.id] = resident
         if self._sweep is None:
             self._sweep = asyncio.get_running_loop().call_later(self._look_s, self._look)
         return resident
 
-    def _is_fit(self, resident: Resident, limits: Limits) -> bool:
+    def _is_fit(self, resident: StickyWorker, limits: Limits) -> bool:
         return (
             resident.is_fit
             and resident.memory_mb == limits.memory_mb
@@ -175,11 +175,11 @@ class Residents:
                 return
             self._retire(idle)
 
-    def _retire(self, resident: Resident) -> None:
+    def _retire(self, resident: StickyWorker) -> None:
         self._forget(resident)
         resident.stop(EndedBy.CANCELLED)
 
-    def _forget(self, resident: Resident) -> None:
+    def _forget(self, resident: StickyWorker) -> None:
         if self._by_key.get(resident.key) is resident:
             del self._by_key[resident.key]
 
@@ -198,11 +198,11 @@ class Residents:
             self._sweep = asyncio.get_running_loop().call_later(self._look_s, self._look)
 
 
-class Resident:
+class StickyWorker:
     """One lent child, and the run in it."""
 
     def __init__(
-        self, loan: Loan, key: str, limits: Limits, end_loan: Callable[[int], None]
+        self, loan: Checkout, key: str, limits: Limits, end_loan: Callable[[int], None]
     ) -> None:
         self.key = key
         self.memory_mb = limits.memory_mb

@@ -25,7 +25,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.protocol import framing
 from fumehood.sandbox.process.endings import ending_of_reply
-from fumehood.sandbox.process.slots import Places
+from fumehood.sandbox.process.slots import Slots
 from fumehood.sandbox.wall import OnProgress, RunEnding
 
 WORKER_PROGRAM = Path(__file__).parents[2] / "executors" / "worker_main.py"
@@ -43,7 +43,7 @@ class Workers:
     """The workers of one engine. They are started when they are needed."""
 
     def __init__(self) -> None:
-        self._places = Places(MAX_WORKERS, "the workers of synchronous functions")
+        self._places = Slots(MAX_WORKERS, "the workers of synchronous functions")
         self._idle: list[_Worker] = []
         self._all: set[_Worker] = set()
 

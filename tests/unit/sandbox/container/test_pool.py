@@ -13,7 +13,7 @@ import pytest
 from fumehood.core.errors import SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
-from fumehood.sandbox.container.pool import Kind, Place, Pool, PoolRules
+from fumehood.sandbox.container.pool import Kind, Pool, PoolEntry, PoolRules
 from support.fake_containers import FakeContainer, FakeMaker
 from support.wait import DEADLINE_S
 
@@ -44,16 +44,16 @@ class Bench:
 
     async def take(
         self, domain: str = "a", memory_mb: int = 512, *, fresh: bool = False, image: str = "python"
-    ) -> Place:
+    ) -> PoolEntry:
         with anyio.fail_after(DEADLINE_S):
             return await self.pool.take(_domain(domain), Kind(image, memory_mb), fresh=fresh)
 
     def waits(
         self, domain: str = "a", memory_mb: int = 512, *, fresh: bool = False, image: str = "python"
-    ) -> asyncio.Task[Place]:
+    ) -> asyncio.Task[PoolEntry]:
         return asyncio.ensure_future(self.take(domain, memory_mb, fresh=fresh, image=image))
 
-    def run(self, place: Place, *, fresh: bool = False, clean: bool = True) -> FakeContainer:
+    def run(self, place: PoolEntry, *, fresh: bool = False, clean: bool = True) -> FakeContainer:
         """One run in a place, given back and (unless not `clean`) reset."""
         container = place.container
         assert isinstance(container, FakeContainer)

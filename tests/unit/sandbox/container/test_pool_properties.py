@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fumehood.core.errors import SandboxUnavailable
 from fumehood.core.identity import TrustDomain
-from fumehood.sandbox.container.pool import Kind, Place, Pool, PoolRules
+from fumehood.sandbox.container.pool import Kind, Pool, PoolEntry, PoolRules
 from support.fake_containers import FakeContainer, FakeMaker
 
 MOST = 3
@@ -68,9 +68,9 @@ class World:
         self.seconds = 0.0
         self.pool = Pool(self.maker, RULES, group.start_soon, monotonic=lambda: self.seconds)
         self.pool.open()
-        self.calls: list[tuple[asyncio.Task[Place], bool]] = []
-        self.held: list[tuple[Place, bool]] = []
-        self.kept: list[tuple[Place, Holder]] = []
+        self.calls: list[tuple[asyncio.Task[PoolEntry], bool]] = []
+        self.held: list[tuple[PoolEntry, bool]] = []
+        self.kept: list[tuple[PoolEntry, Holder]] = []
         self.refused = 0
 
     async def step(self, what: str, *values: Any) -> None:

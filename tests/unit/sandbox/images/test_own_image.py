@@ -9,7 +9,7 @@ import pytest
 from fumehood.sandbox.images import own_image
 from fumehood.sandbox.images.errors import ImageTrouble
 from fumehood.sandbox.images.lock import Lock, Pinned
-from fumehood.sandbox.images.own_image import Wish, check_wish, make_aside, publish
+from fumehood.sandbox.images.own_image import ImageRequest, check_wish, make_aside, publish
 from fumehood.sandbox.images.recipe import WrongRecipe, read_recipe
 
 LOCK = Lock((Pinned("tool", "1.0", ("a" * 64,)),))
@@ -28,14 +28,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return lists
 
 
-def make(wish: Wish, home: Path) -> Path:
+def make(wish: ImageRequest, home: Path) -> Path:
     with make_aside(wish, home, home / "cache", lambda _: None) as folder:
         return publish(folder, wish.name)
 
 
 def test_folder_says_all_that_the_image_is_made_from(asked: list[str], tmp_path: Path) -> None:
     home = tmp_path / "images"
-    make(Wish("mine", "Tool\n", ("cowsay",), "python"), home)
+    make(ImageRequest("mine", "Tool\n", ("cowsay",), "python"), home)
     recipe = read_recipe("mine", own=home)
     assert recipe.lock == LOCK
     assert set(recipe.packages) == {*read_recipe("python").packages, "cowsay"}
@@ -47,7 +47,7 @@ def test_folder_says_all_that_the_image_is_made_from(asked: list[str], tmp_path:
 def test_packages_and_preloaded_modules_of_the_image_below_are_kept(
     asked: list[str], tmp_path: Path
 ) -> None:
-    make(Wish("mine", "Pandas<9\ntool\n"), tmp_path / "images")
+    make(ImageRequest("mine", "Pandas<9\ntool\n"), tmp_path / "images")
     (text,) = asked
     assert {"numpy", "matplotlib", "Pandas<9", "tool"} <= set(text.splitlines())
     assert "pandas" not in text.splitlines()
@@ -59,24 +59,24 @@ def test_packages_and_preloaded_modules_of_the_image_below_are_kept(
 @pytest.mark.parametrize(
     ("wish", "words"),
     [
-        (Wish("python", "tool"), "is none of node, python"),
-        (Wish("No", "tool"), "cannot be the name"),
-        (Wish("../x", "tool"), "cannot be the name"),
-        (Wish("mine", "tool", (), "nosuch"), "--from takes one of"),
-        (Wish("mine", "tool", (), "mine"), "--from takes one of"),
-        (Wish("mine", "tool", ("a b",)), "not the name of a Debian package"),
-        (Wish("mine", "tool", ("--x",)), "not the name of a Debian package"),
-        (Wish("mine", "tool", ("cowsay",) * 201), "200 Debian packages at most"),
-        (Wish("mine", "-r x"), "is an option"),
-        (Wish("mine", "x" * (1 << 21)), "longer than 1 MB"),
+        (ImageRequest("python", "tool"), "is none of node, python"),
+        (ImageRequest("No", "tool"), "cannot be the name"),
+        (ImageRequest("../x", "tool"), "cannot be the name"),
+        (ImageRequest("mine", "tool", (), "nosuch"), "--from takes one of"),
+        (ImageRequest("mine", "tool", (), "mine"), "--from takes one of"),
+        (ImageRequest("mine", "tool", ("a b",)), "not the name of a Debian package"),
+        (ImageRequest("mine", "tool", ("--x",)), "not the name of a Debian package"),
+        (ImageRequest("mine", "tool", ("cowsay",) * 201), "200 Debian packages at most"),
+        (ImageRequest("mine", "-r x"), "is an option"),
+        (ImageRequest("mine", "x" * (1 << 21)), "longer than 1 MB"),
     ],
 )
 def test_wish_that_cannot_be_fulfilled_is_refused_before_anything_is_made(
-    tmp_path: Path, wish: Wish, words: str
+    tmp_path: Path, wish: ImageRequest, words: str
 ) -> None:
     with pytest.raises(WrongRecipe, match=words):
         check_wish(wish, tmp_path / "images")
-    check_wish(Wish("mine", "tool"), tmp_path / "images")
+    check_wish(ImageRequest("mine", "tool"), tmp_path / "images")
     assert not (tmp_path / "images").exists()
 
 
@@ -84,7 +84,10 @@ def test_image_that_is_there_is_replaced_only_when_that_is_meant(
     asked: list[str], tmp_path: Path
 ) -> None:
     home = tmp_path / "images"
-    first, second = Wish("mine", "tool", (), "python"), Wish("mine", "other", (), "python")
+    first, second = (
+        ImageRequest("mine", "tool", (), "python"),
+        ImageRequest("mine", "other", (), "python"),
+    )
     make(first, home)
     with pytest.raises(WrongRecipe, match="already: --replace"):
         check_wish(second, home)
@@ -98,10 +101,10 @@ def test_what_is_broken_off_leaves_no_folder_and_the_old_one_stays(
     asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "images"
-    make(Wish("mine", "tool", (), "python"), home)
+    make(ImageRequest("mine", "tool", (), "python"), home)
     with (
         pytest.raises(KeyboardInterrupt),
-        make_aside(Wish("mine", "other", (), "python"), home, tmp_path, lambda _: None),
+        make_aside(ImageRequest("mine", "other", (), "python"), home, tmp_path, lambda _: None),
     ):
         raise KeyboardInterrupt
     assert [entry.name for entry in home.iterdir()] == ["mine"]
@@ -112,7 +115,7 @@ def test_what_is_broken_off_leaves_no_folder_and_the_old_one_stays(
 
     monkeypatch.setattr(own_image, "resolve", away)
     with pytest.raises(ImageTrouble):
-        make(Wish("mine", "third", (), "python"), home)
+        make(ImageRequest("mine", "third", (), "python"), home)
     assert [entry.name for entry in home.iterdir()] == ["mine"]
 
 
@@ -121,7 +124,7 @@ def test_folder_is_closed_to_others_whatever_the_umask_is(asked: list[str], tmp_
 
     before = os.umask(0)
     try:
-        folder = make(Wish("mine", "tool", (), "python"), tmp_path / "images")
+        folder = make(ImageRequest("mine", "tool", (), "python"), tmp_path / "images")
     finally:
         os.umask(before)
     entries = [folder.parent, folder, *folder.iterdir()]

@@ -7,7 +7,7 @@ import pytest
 
 from fumehood.core.errors import SandboxUnavailable
 from fumehood.sandbox.process import slots as module
-from fumehood.sandbox.process.slots import Places
+from fumehood.sandbox.process.slots import Slots
 
 pytestmark = pytest.mark.anyio
 
@@ -17,7 +17,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-async def has_place(places: Places, holder: object, who: str) -> bool:
+async def has_place(places: Slots, holder: object, who: str) -> bool:
     """Whether there is one without waiting."""
     with anyio.move_on_after(0):
         await places.take(holder, who)
@@ -27,7 +27,7 @@ async def has_place(places: Places, holder: object, who: str) -> bool:
 
 @pytest.mark.row("S4")
 async def test_one_principal_has_three_quarters_and_the_rest_is_for_others() -> None:
-    places = Places(8, "the wall")
+    places = Slots(8, "the wall")
     assert [await has_place(places, n, "alice") for n in range(8)] == [True] * 6 + [False] * 2
     assert [await has_place(places, n, "bob") for n in range(10, 13)] == [True, True, False]
     places.leave(0, "alice")
@@ -38,7 +38,7 @@ async def test_one_principal_has_three_quarters_and_the_rest_is_for_others() -> 
 
 
 async def test_whoever_waits_gets_the_place_that_is_left() -> None:
-    places = Places(1, "the wall")
+    places = Slots(1, "the wall")
     await places.take("first", "alice")
     took = anyio.Event()
 
@@ -57,7 +57,7 @@ async def test_whoever_waits_gets_the_place_that_is_left() -> None:
 
 
 async def test_whoever_gives_up_leaves_nothing_taken() -> None:
-    places = Places(2, "the wall")
+    places = Slots(2, "the wall")
     await places.take(1, "alice")
     await places.take(2, "alice")
     for number in range(3, 6):
@@ -73,7 +73,7 @@ async def test_one_principal_never_has_all_that_there_is_to_wait_in(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "MAX_WAITING", 4)
-    places = Places(1, "the wall")
+    places = Slots(1, "the wall")
     await places.take("held", "alice")
 
     async def refused(holder: object, who: str) -> None:
@@ -94,7 +94,7 @@ async def test_one_principal_never_has_all_that_there_is_to_wait_in(
 
 async def test_shares_that_nobody_uses_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_UNUSED_SHARES", 3)
-    places = Places(8, "the wall")
+    places = Slots(8, "the wall")
     await places.take(0, "alice")
     for number in range(1, 20):
         await places.take(number, f"other-{number}")

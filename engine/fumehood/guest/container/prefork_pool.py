@@ -34,7 +34,7 @@ FAT_SPARES = 1
 """Each has pages of its own; the thin ones are many times smaller."""
 
 
-class NurseryFailed(Exception):
+class PreforkFailed(Exception):
     """No child can be made any more; the container is of no use."""
 
 
@@ -93,7 +93,7 @@ class Zygote:
     orders: socket.socket
 
 
-class Nursery:
+class PreforkPool:
     """Orders children from the zygote and keeps them until they are wanted."""
 
     def __init__(
@@ -163,7 +163,7 @@ class Nursery:
         """Raises NurseryFailed where a child is overdue."""
         late = self.until_late()
         if late is not None and now >= late:
-            raise NurseryFailed("a child was not ready in time")
+            raise PreforkFailed("a child was not ready in time")
 
     def _order(self) -> None:
         child, theirs = make_child()
@@ -179,7 +179,7 @@ class Nursery:
             except BlockingIOError:
                 return
             except ValueError as fault:
-                raise NurseryFailed(str(fault)) from None
+                raise PreforkFailed(str(fault)) from None
             if word.has_ended:
                 self._bury(word)
             else:
@@ -230,13 +230,13 @@ class Nursery:
     def _fail(self, fault: str) -> None:
         self._failures += 1
         if self._failures >= MAX_FAILURES:
-            raise NurseryFailed(fault)
+            raise PreforkFailed(fault)
 
 
-class Nurseries:
+class PreforkPools:
     """That of the thin zygote and, where the image preloads modules, that of the fat one."""
 
-    def __init__(self, thin: Nursery, fat: Nursery | None) -> None:
+    def __init__(self, thin: PreforkPool, fat: PreforkPool | None) -> None:
         self.thin = thin
         self.fat = fat or thin
         self.is_fat_loaded = fat is None
