@@ -70,9 +70,8 @@ EXPECTED_IN_THE_JAIL = {
     "fumehood.core.errors", "fumehood.core.identity", "fumehood.core.json_types",
     "fumehood.core.limits", "fumehood.core.names", "fumehood.core.tool", "fumehood.registry",
     "fumehood.registry.declare", "fumehood.registry.definitions",
-    "fumehood.core.parameters", "fumehood.registry.json_schema", "fumehood.registry.plain_schema",
-    "fumehood.registry.rest_fields", "fumehood.registry.schema_fast_path",
-    "fumehood.registry.schema_faults", "fumehood.protocol", "fumehood.protocol.framing",
+    "fumehood.core.parameters", "fumehood.registry.json_schema", "fumehood.registry.schema_faults",
+    "fumehood.protocol", "fumehood.protocol.framing",
     "fumehood.protocol.strict_json",
 }  # fmt: skip
 

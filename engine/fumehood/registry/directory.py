@@ -1,14 +1,14 @@
-"""A directory of definitions: what its files offer now, and what is wrong with which.
+"""A directory of definitions: the tools in its files, and the faults of each file.
 
-Host side. Above it the engine, which puts the tools into the index and looks again twice a
-second; below it `trusted_files` (who may have written), `definition_file` (bytes to documents)
-and the index's checks. It is looked at, not notified about: that works on every file system,
-network ones too, and costs a directory of a thousand files some milliseconds.
+Host side. Above it is the engine, which puts the tools into the index and polls twice a second;
+below it are `trusted_files` (who could write a file), `protocol/files` (formats) and the index's
+checks. It polls because that works on every file system, including network ones, and takes a few
+milliseconds for a thousand files.
 
-Invariants: a file counts whole or not at all. A file that is faulty offers nothing, whatever
-it offered before: an operator who took a tool out and mistyped something else must not find it
-still there. Where two files offer the same name and version, neither counts, so that no file's
-name decides which is served.
+Invariants: a file is loaded completely or not at all. A faulty file offers nothing, even if it did
+before: an operator who removed a tool and mistyped something else must not find the tool still
+there. Two files that define the same name and version are both left out, so that file names never
+decide which one is served.
 """
 
 from __future__ import annotations
@@ -17,16 +17,11 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import ToolType
-from fumehood.registry.definition_file import (
-    MAX_DEFINITIONS,
-    SUFFIXES,
-    FileFault,
-    one_line,
-    read_documents,
-)
+from fumehood.protocol.files import SUFFIXES, FileFault, one_line, read_values
 from fumehood.registry.definitions import InvalidDefinition
 from fumehood.registry.index import RegisteredTool, Source, tool_of_document
 from fumehood.sandbox.trusted_files import (
@@ -39,20 +34,22 @@ from fumehood.sandbox.trusted_files import (
 )
 
 TYPES = (ToolType.REST, ToolType.MCP)
+MAX_DEFINITIONS = 10_000
+"""The limit for one file, and for the whole directory."""
+
 MAX_TOTAL_BYTES = 64 << 20
 MAX_UNSETTLED_LOOKS = 6
-"""After so many looks that each saw a file changed, it is a fault: three seconds."""
+"""A file that has changed at this many polls in a row, three seconds, is a fault."""
 
 MAX_FAULTY_SHOWN = 5
-"""Faulty definitions of one file that are named in its fault."""
-
+"""The most faulty definitions that the fault of one file names."""
 
 _CHANGED = "it changed while it was read"
 
 
 @dataclass(frozen=True, slots=True)
 class DirectoryFault:
-    """A file whose definitions were left out, or None for the directory itself; and why."""
+    """A file that was left out (None: the directory itself), and the reason."""
 
     file: str | None
     reason: str
@@ -60,7 +57,7 @@ class DirectoryFault:
 
 @dataclass(frozen=True, slots=True)
 class DirectoryContents:
-    """What a directory offers at one moment."""
+    """The tools and faults of a directory at one moment."""
 
     tools: tuple[RegisteredTool, ...] = ()
     faults: tuple[DirectoryFault, ...] = ()
@@ -68,7 +65,7 @@ class DirectoryContents:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What one look saw: the files by name, or why there are none to be seen."""
+    """The files that one poll found, by name, or the reason why it found none."""
 
     files: dict[str, Signature] = field(default_factory=dict)
     fault: str | None = None
@@ -76,7 +73,7 @@ class _Look:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """What reading a file gave. Without a signature it is read again at the next look."""
+    """The result of reading a file. Without a signature it is read again at the next poll."""
 
     signature: Signature | None
     tools: tuple[RegisteredTool, ...] = ()
@@ -84,10 +81,10 @@ class _File:
 
 
 class ToolDirectory:
-    """The directory at one path. Not for two threads at once.
+    """The directory at one path. Not thread-safe.
 
-    `owner_of` says which other source has a name already; such a name is a fault of the file.
-    `owners` are the users whose files are trusted: without it, the engine's own and root.
+    `owner_of` names the other source that already has a tool's name; such a name is a fault of the
+    file. `owners` are the users whose files are trusted; by default the engine's user and root.
     """
 
     def __init__(
@@ -111,10 +108,10 @@ class ToolDirectory:
         return self._contents()
 
     def poll(self) -> DirectoryContents | None:
-        """Look again; the contents, where they are not what the last answer said.
+        """Look again; the contents if they differ from the last answer.
 
-        A change counts when two looks after each other saw the same: a file that is being
-        written is not read in the middle. A fault of the directory itself counts at once.
+        A change counts once two polls in a row have seen it, so that a file is never read while
+        it is being written. A fault of the directory itself counts at once.
         """
         look, before = self._look(), self._last
         self._last = look
@@ -124,7 +121,7 @@ class ToolDirectory:
             return None
         settled = {n: s for n, s in look.files.items() if before.files.get(n) == s}
         moving = look.files.keys() - settled.keys()
-        # A file that one look missed may be about to be replaced; two looks do not err.
+        # A file that one poll missed may be in the middle of a replacement.
         missed = before.files.keys() - look.files.keys()
         return self._contents() if self._update(look, settled, moving, missed) else None
 
@@ -139,7 +136,7 @@ class ToolDirectory:
             return _Look(fault=str(refused))
         except OSError as error:
             return _Look(fault=f"the directory cannot be read: {error.strerror}")
-        # A larger one is refused without being read.
+        # A larger file is refused without being read.
         sizes = (s.size for s in files.values() if s.size <= MAX_FILE_BYTES)
         if sum(sizes) > MAX_TOTAL_BYTES:
             return _Look(fault=f"the files together are larger than {MAX_TOTAL_BYTES >> 20} MB")
@@ -152,7 +149,7 @@ class ToolDirectory:
         moving: frozenset[str] | set[str] = frozenset(),
         missed: frozenset[str] | set[str] = frozenset(),
     ) -> bool:
-        """Bring what is known in line with a look; whether that changed anything."""
+        """Apply a poll's findings; whether that changed anything."""
         settled = look.files if settled is None else settled
         gone = self._files.keys() - look.files.keys() - missed
         changed = bool(gone) or self._fault != look.fault
@@ -177,7 +174,7 @@ class ToolDirectory:
         try:
             directory = open_directory(self.path, self._owners)
         except Untrusted:
-            return False  # the next look finds it out
+            return False  # the next poll reports it
         try:
             read = {name: self._read(directory, name, seen) for name, seen in files.items()}
         finally:
@@ -186,10 +183,10 @@ class ToolDirectory:
         return any(news)
 
     def _keep(self, name: str, result: _File) -> bool:
-        """Remember what reading a file gave; whether that is news."""
+        """Store the result of reading a file; whether it is new."""
         before = self._files.get(name)
         if before is not None and result.fault == _CHANGED:
-            return False  # it is read again when it has settled
+            return False  # it is read again once it has settled
         self._files[name] = result
         return before is None or result.fault is None or result.fault != before.fault
 
@@ -205,7 +202,7 @@ class ToolDirectory:
             return _File(seen, fault=str(refused))
         except OSError as error:
             return _File(None, fault=f"it cannot be read: {error.strerror}")
-        except Exception as error:  # a fault of ours must not keep the other files out
+        except Exception as error:  # a bug in the engine must not keep the other files out
             return _File(seen, fault=f"it could not be understood ({type(error).__name__})")
 
     def _contents(self) -> DirectoryContents:
@@ -225,7 +222,7 @@ class ToolDirectory:
         return DirectoryContents(tuple(tools), tuple(faults))
 
     def _clashes(self) -> dict[str, str]:
-        """File → why what it offers cannot stand beside what others offer."""
+        """The conflict of each file whose tools clash with those of another file or source."""
         clashes: dict[str, str] = {}
         first: dict[str, str] = {}
         for file, read in sorted(self._files.items()):
@@ -271,7 +268,32 @@ def _tool(document: JsonObject) -> RegisteredTool:
 
 
 def _which(position: int, documents: list[JsonObject]) -> str:
-    """How a fault calls one of the file's definitions."""
+    """The label of one of the file's definitions in a fault."""
     name = documents[position].get("name")
     named = f"{name[:64]!a}" if isinstance(name, str) else "a tool without a name"
     return named if len(documents) == 1 else f"{named} (number {position + 1})"
+
+
+def read_documents(name: str, data: bytes) -> list[JsonObject]:
+    """The documents in a file. Its name decides the format.
+
+    Raises:
+        FileFault: the file has another format, or holds no definitions.
+    """
+    return _documents(read_values(name, data))
+
+
+def _documents(value: Any) -> list[JsonObject]:
+    if isinstance(value, dict) and "tools" in value:
+        others = sorted(value.keys() - {"tools"})
+        if others:
+            raise FileFault(f"beside 'tools' there is {others[0][:40]!a}")
+        value = value["tools"]
+        if not isinstance(value, list):
+            raise FileFault("'tools' is not a list of definitions")
+    listed = value if isinstance(value, list) else [value]
+    if len(listed) > MAX_DEFINITIONS:
+        raise FileFault(f"it holds {len(listed)} tools; at most {MAX_DEFINITIONS} are read in all")
+    if not all(isinstance(item, dict) for item in listed):
+        raise FileFault("neither a definition, nor a list of definitions, nor {'tools': [...]}")
+    return listed

@@ -1,4 +1,4 @@
-"""The quick yes is never quicker than true: what it accepts, the full check accepts."""
+"""Faults of schemas: the fast path accepts only schemas that the full check accepts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fumehood.registry import schema_faults as full
-from fumehood.registry.schema_fast_path import _CHECKS, is_surely_sound
+from fumehood.registry.schema_faults import _CHECKS, is_surely_sound
 
 SCALARS = st.none() | st.booleans() | st.integers(-2, 3) | st.floats(0, 2) | st.sampled_from(
     ["string", "integer", "a", "(", "#", "#/x", "https://example.org", ""]
