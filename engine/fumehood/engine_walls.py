@@ -27,7 +27,7 @@ from fumehood.sandbox.host import Host
 from fumehood.sandbox.process.interpreter import InterpreterWall
 from fumehood.sandbox.process.jail import JailWall
 from fumehood.sandbox.wall import ImageMissing, Wall, Walls
-from fumehood.storage.owner import owner_id
+from fumehood.storage.directory import owner_id
 
 ID_BYTES = 16
 BUILD_RETRY_AFTER_MS = 10_000

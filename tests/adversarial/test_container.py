@@ -25,7 +25,7 @@ import pytest
 from conftest import Daemon, launch, wait_until_ready
 from fumehood import Client
 from fumehood.core.envelope import Envelope
-from fumehood.storage.owner import owner_id
+from fumehood.storage.directory import owner_id
 from support.attacks import Harm
 
 pytestmark = [pytest.mark.needs("docker"), pytest.mark.row("S3", "S4")]

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from fumehood.storage.owner import owner_id
+from fumehood.storage.directory import owner_id
 from tests.benchmarks.bench_containers import PATH, supervisors
 from tests.benchmarks.bench_daemon import (
     FUMEHOOD,

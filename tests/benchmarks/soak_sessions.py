@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from fumehood.storage.owner import owner_id
+from fumehood.storage.directory import owner_id
 from tests.benchmarks.bench_daemon import (
     MB,
     SMALLEST_IMAGE,

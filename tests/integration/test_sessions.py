@@ -22,7 +22,7 @@ from fumehood.core.session import SessionRecord
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.images.catalog import Image
 from fumehood.storage.database import open_database
-from fumehood.storage.owner import owner_id
+from fumehood.storage.directory import owner_id
 from support.containers import containers_of, kill_container
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("docker"), pytest.mark.row("S6")]

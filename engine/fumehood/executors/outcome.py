@@ -1,4 +1,4 @@
-"""What became of one run: the value between `execute` and `shape`."""
+"""The outcome of one run: the value between `execute` and `result`."""
 
 from __future__ import annotations
 

@@ -1,19 +1,25 @@
-"""Blobs: what was too large for an answer, in files of their own, for a while.
+"""Blobs: content too large for an answer, kept in files for a limited time.
 
-Host side. Written by executors and `pipeline/shorten`, read by the faces. A blob belongs to one
-principal; for everybody else it does not exist. Invariants: a file is complete before its
-row is made and its row is gone before its file goes, so that a crash leaves at most a file
-without a row, which the next start removes; a row without its file is removed there, too. The
-event loop writes to no disk: one thread does, and what it cannot follow is not kept.
+Host side. Written by the executors and `pipeline/result`, read by the faces. A blob belongs to one
+principal; to any other principal it does not exist. Invariants: a file is complete before its row
+is inserted, and its row is deleted before its file, so a crash leaves at most a file without a row;
+the next start removes that, and any row without a file. The event loop never writes to the disk:
+one thread does, and a blob is not kept if the thread falls behind. Bytes are reserved before they
+are written, so the disk never holds more than is allowed. A signed address proves that this engine
+made it for this blob, principal and expiry; the key lies beside the database, not in it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import os
 import secrets
 import stat
 import tempfile
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -26,8 +32,6 @@ import anyio.to_thread
 from sqlalchemy import ColumnElement, delete, insert, select, true
 
 from fumehood.core.errors import ResourceNotFound
-from fumehood.storage.blob_links import KEY_BYTES, BlobLinks, load_key
-from fumehood.storage.blob_room import BlobRoom, NoRoom
 from fumehood.storage.changes import stamp
 from fumehood.storage.database import Database
 from fumehood.storage.directory import PRIVATE_FILE, private_directory
@@ -39,9 +43,13 @@ T = TypeVar("T")
 
 DIRECTORY_NAME = "blobs"
 KEY_NAME = "blobs.key"
+KEY_BYTES = 32
 DRAFT_SUFFIX = ".new"
 MAX_PENDING_BYTES = 64 << 20
-"""Waiting for the disk, of all drafts together."""
+"""The most bytes of all drafts that may wait for the disk."""
+
+MIN_FREE_BYTES = 64 << 20
+"""Free space that blobs leave on the disk, because the engine's state grows there, too."""
 
 PRUNED_AT_ONCE = 200
 NO_STORE = "the engine keeps nothing now"
@@ -51,7 +59,7 @@ EXPIRED = "This blob has expired and is no longer there. Make the call again to 
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """What is known of a blob that is kept."""
+    """The description of a kept blob."""
 
     id: str
     filename: str
@@ -62,31 +70,31 @@ class Blob:
 
 
 class NotKept(Exception):
-    """It could not be kept. The message is a clause fit for a model."""
+    """A blob could not be kept. The message is a clause that may be shown to a model."""
 
 
 class Draft:
-    """A blob in the making. Fed from the event loop, written by the store's thread."""
+    """A blob that is being written. Fed from the event loop, written by the store's thread."""
 
     def __init__(self, store: BlobStore, principal_id: str) -> None:
         self.id = f"blob_{secrets.token_hex(16)}"
         self.principal_id = principal_id
         self.size = 0
-        """Bytes that were fed."""
+        """Bytes fed so far."""
         self.fault = None if store.is_open else NO_STORE
-        """Why it cannot be kept, as soon as that is known."""
+        """The reason why it cannot be kept, once that is known."""
         self._store = store
         self._file: BinaryIO | None = None
         self._written = 0
 
     def feed(self, data: bytes) -> None:
-        """The next bytes. Waits for nothing and raises nothing."""
+        """Add bytes. Never waits and never raises."""
         self.size += len(data)
         if self.fault is None and not self._store.queue(self._write, data):
             self.fault = "the engine's disk is too slow"
 
     def discard(self) -> None:
-        """Forget it, whatever was written. Waits for nothing."""
+        """Drop the draft and remove its file. Never waits."""
         self.fault = self.fault or "it was given up"
         self._store.submit(self._remove)
 
@@ -134,10 +142,10 @@ class Draft:
 
 
 class BlobStore:
-    """The blobs of one engine. `open` before the first, `close` after the last.
+    """The blobs of one engine. Call `open` before the first and `close` after the last.
 
-    Without a `state` directory they lie in one of their own, which goes with the engine.
-    `overdue` is set when there was no room, so that what has expired should go.
+    Without a `state` directory they lie in a temporary one, which is removed with the engine.
+    `overdue` is set when there was no space, so that expired blobs are removed soon.
     """
 
     def __init__(
@@ -167,10 +175,10 @@ class BlobStore:
         return self._thread is not None
 
     async def open(self) -> None:
-        """Make ready, and remove what a crash has left.
+        """Prepare the directory and remove the leftovers of a crash.
 
         Raises:
-            StoreError: the place is not private, or cannot be used.
+            StoreError: the directory is not private, or cannot be used.
         """
         try:
             if self._state is not None:
@@ -182,7 +190,7 @@ class BlobStore:
             raise StoreError(f"The blobs cannot be kept: {error.strerror}.") from None
 
     def close(self) -> None:
-        """Finish what was begun; a directory of one's own goes."""
+        """Finish pending writes and remove a temporary directory."""
         if self._thread is not None:
             self._thread.shutdown()
             self._thread = None
@@ -191,13 +199,13 @@ class BlobStore:
             self._own = None
 
     def draft(self, principal_id: str) -> Draft:
-        """A new blob of a principal's, to be fed and then kept or discarded."""
+        """A new blob of a principal, to be fed and then kept or discarded."""
         return Draft(self, principal_id)
 
     async def keep(self, draft: Draft, filename: str, content_type: str) -> Blob:
-        """Make a draft a blob. Whatever happens, the draft is gone afterwards.
+        """Turn a draft into a blob. The draft is used up even if that fails.
 
-        Cancelling the wait does not stop it.
+        Cancelling the wait does not stop the write.
 
         Raises:
             NotKept: with the reason.
@@ -229,10 +237,10 @@ class BlobStore:
     async def open_blob(
         self, blob_id: str, principal_id: str, expires: str, signature: str
     ) -> tuple[Blob, BinaryIO]:
-        """A blob and its file, open at the beginning. The caller closes it.
+        """A blob and its open file. The caller closes the file.
 
         Raises:
-            ResourceNotFound: no such blob of this principal's, or no longer.
+            ResourceNotFound: this principal has no such blob, or it has expired.
             ReadFailed: the state cannot be read.
         """
         is_number = expires.isascii() and expires.isdigit() and len(expires) <= 12
@@ -253,7 +261,7 @@ class BlobStore:
         return self._blob(rows[0]), file
 
     async def prune(self, now: datetime) -> int:
-        """Remove what has expired; returns how many.
+        """Remove expired blobs; returns their number.
 
         Raises:
             ReadFailed, WriteFailed: the rest stays until the next time.
@@ -270,11 +278,11 @@ class BlobStore:
     # -- for drafts ----------------------------------------------------------------------
 
     def submit(self, work: Callable[[], T]) -> Future[T] | None:
-        """Have the thread do something; None where there is none any more."""
+        """Run something in the thread; None if the store is closed."""
         return None if self._thread is None else self._thread.submit(work)
 
     def queue(self, write: Callable[[bytes], None], data: bytes) -> bool:
-        """Have the thread write something, if it can follow."""
+        """Queue a write for the thread; False if it has fallen behind."""
         if self._pending + len(data) > MAX_PENDING_BYTES or self._thread is None:
             return False
         loop = asyncio.get_running_loop()
@@ -364,3 +372,113 @@ def _unlink(directory: Path, names: Iterable[str]) -> None:
 
 def _open_to_read(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb")
+
+
+# -- room -----------------------------------------------------------------------------
+
+
+class NoRoom(Exception):
+    """There is no space left. The message is a clause that may be shown to a model."""
+
+
+class BlobRoom:
+    """The bytes reserved, in all and by principal. One principal may have half of the total.
+
+    Used by the store's thread and by the event loop.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._taken: Counter[str] = Counter()
+
+    def take(self, principal_id: str, size: int, directory: Path) -> None:
+        """Reserve bytes.
+
+        Raises:
+            NoRoom: the disk, the principal's share or the total is used up.
+            OSError: the file system's free space cannot be read.
+        """
+        disk = os.statvfs(directory)
+        if disk.f_bavail * disk.f_frsize < size + MIN_FREE_BYTES:
+            raise NoRoom("the engine's disk is full")
+        with self._lock:
+            if self._taken[principal_id] + size > self.max_bytes // 2:
+                raise NoRoom("your share of what the engine keeps is used up")
+            if self._taken.total() + size > self.max_bytes:
+                raise NoRoom("what the engine keeps is used up")
+            self._taken[principal_id] += size
+
+    def restore(self, principal_id: str, size: int) -> None:
+        """Count bytes that were kept before this start."""
+        with self._lock:
+            self._taken[principal_id] += size
+
+    def give_back(self, principal_id: str, size: int) -> None:
+        """Release bytes."""
+        with self._lock:
+            self._taken[principal_id] -= size
+            if self._taken[principal_id] <= 0:
+                del self._taken[principal_id]
+
+    @property
+    def taken(self) -> int:
+        """Bytes reserved by all principals."""
+        with self._lock:
+            return self._taken.total()
+
+
+# -- signed addresses ----------------------------------------------------------------------
+
+
+class BlobLinks:
+    """Signs and verifies the addresses of blobs with one secret key."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def make(self, blob_id: str, principal_id: str, expires_at: int) -> str:
+        """The address, as a path on the callers' socket."""
+        signature = self._signature(blob_id, principal_id, expires_at)
+        return f"/v1/blobs/{blob_id}?expires={expires_at}&signature={signature}"
+
+    def is_genuine(self, blob_id: str, principal_id: str, expires_at: int, signature: str) -> bool:
+        """Whether `make` signed exactly this. Compared in constant time."""
+        expected = self._signature(blob_id, principal_id, expires_at)
+        return hmac.compare_digest(expected.encode(), signature.encode("utf-8", "replace"))
+
+    def _signature(self, *parts: str | int) -> str:
+        # Each part is prefixed with its length, so that no two lists of parts share a signature.
+        text = "blob:" + "".join(f"{len(str(part))}:{part}" for part in parts)
+        return hmac.digest(self._key, text.encode(), hashlib.sha256).hex()
+
+
+def load_key(path: Path) -> bytes:
+    """Read the key file; create it if it is missing or does not hold a key.
+
+    Raises:
+        OSError: the file can be neither read nor created.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return _make_key(path)
+    with os.fdopen(descriptor, "rb") as file:
+        if stat.S_IMODE(os.fstat(descriptor).st_mode) != PRIVATE_FILE:
+            os.fchmod(descriptor, PRIVATE_FILE)
+        key = file.read(KEY_BYTES + 1)
+    return key if len(key) == KEY_BYTES else _make_key(path)
+
+
+def _make_key(path: Path) -> bytes:
+    """Write a new key to the file atomically."""
+    key = secrets.token_bytes(KEY_BYTES)
+    made = path.with_name(f"{path.name}.new")
+    made.unlink(missing_ok=True)
+    descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_FILE)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(key)
+        file.flush()
+        os.fsync(descriptor)
+    made.replace(path)
+    return key

@@ -1,16 +1,19 @@
-"""The state directory: private, and one engine's at a time.
+"""The state directory: private, locked by one engine at a time, and with an owner id of its own.
 
-Host side. Invariant: one engine a state directory, held by a lock that dies with the
-process.
+Host side. Invariants: one engine per state directory, enforced by a lock that ends with the
+process; engines that follow each other in one directory have the same owner id, which marks what
+they create elsewhere, and engines that run at the same time never do.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
+import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fumehood.storage.errors import StoreError
@@ -28,10 +31,10 @@ class InUse(StateError):
 
 
 def private_directory(path: Path) -> Path:
-    """Make the directory, or check that it is ours and nobody else's.
+    """Create the directory, or check that it is private to this user.
 
     Raises:
-        StateError: it cannot be made, belongs to somebody else, or is open to others.
+        StateError: it cannot be created, belongs to another user, or is open to others.
     """
     try:
         path.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
@@ -51,10 +54,10 @@ def private_directory(path: Path) -> Path:
 
 @contextmanager
 def hold_lock(path: Path, what: str) -> Iterator[None]:
-    """Hold an exclusive lock on a file for as long as the context lasts.
+    """Hold an exclusive lock on a file while the context lasts.
 
-    The file stays behind when the lock is released: removing it would let two processes
-    each lock a file of their own.
+    The file is not removed when the lock is released: removal would let two processes lock two
+    different files.
 
     Raises:
         InUse: another process holds it.
@@ -74,8 +77,53 @@ def hold_lock(path: Path, what: str) -> Iterator[None]:
                 f"Another engine uses {what} already. Stop it, or choose another place with "
                 "FUMEHOOD_HOME or FUMEHOOD_SOCKET."
             ) from None
-        except OSError as error:  # a file system without locks
+        except OSError as error:  # the file system has no locks
             raise StateError(f"{path} cannot be locked: {error.strerror}.") from None
         yield
     finally:
         os.close(descriptor)
+
+
+# -- the owner id --------------------------------------------------------------------------
+
+
+FILE_NAME = "owner"
+RANDOM_BYTES = 16
+
+
+def owner_id(state: Path) -> str:
+    """32 hexadecimal digits, created on first use. The caller must hold the directory's lock.
+
+    Raises:
+        OSError: the file can be neither read nor created.
+    """
+    path = state / FILE_NAME
+    with suppress(FileExistsError):
+        _make(path)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        found = os.read(descriptor, RANDOM_BYTES + 1)
+        # A copy of the file has the same bytes but another inode.
+        inode = os.fstat(descriptor).st_ino
+    finally:
+        os.close(descriptor)
+    if len(found) != RANDOM_BYTES:
+        raise OSError(f"{FILE_NAME} in the state directory is damaged")
+    return hashlib.sha256(found + inode.to_bytes(8, "big")).hexdigest()[:32]
+
+
+def _make(path: Path) -> None:
+    """Create the file atomically: an engine that is killed here leaves no partial file."""
+    draft = path.with_name(f"{path.name}.new")
+    draft.unlink(missing_ok=True)
+    descriptor = os.open(
+        draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE_FILE
+    )
+    try:
+        os.write(descriptor, secrets.token_bytes(RANDOM_BYTES))
+    finally:
+        os.close(descriptor)
+    try:
+        os.link(draft, path)
+    finally:
+        draft.unlink()

@@ -1,10 +1,9 @@
-"""Rows of idempotency keys: which call a key was used for, and what became of it.
+"""Rows of idempotency keys: the call of each key, and its outcome.
 
-Host side. Above it `pipeline/claim`, which claims and settles, and approvals, which own the key of
-a call that waits. Every function runs on a connection inside its caller's
-transaction, on the writer's thread, so that a key changes hands in the very commit of what it
-is about. Invariants: of two calls with one key one is let through; a call that may have acted
-leaves its key behind.
+Host side. Above it are `pipeline/claim`, which claims and settles keys, and approvals, which own
+the key of a waiting call. Every function runs inside its caller's transaction, on the writer's
+thread, so that a key changes owner in the same commit as the change that causes it. Invariants:
+only one of two calls with the same key proceeds; a call that may have acted keeps its key.
 """
 
 from __future__ import annotations
@@ -13,38 +12,57 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, select, update
+from sqlalchemy import Connection, CursorResult, bindparam, delete, select, update
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.engine import Row
+from sqlalchemy.sql.expression import ClauseElement
 
 from fumehood.core.errors import InternalError
 from fumehood.core.idempotency import KEY_LIFETIME, KeptKey, KeyedCall, KeyState
 from fumehood.storage.changes import stamp
 from fumehood.storage.errors import StoreError
-from fumehood.storage.prepared import Prepared
 from fumehood.storage.schema import IDEMPOTENCY
 
+
+class _Prepared:
+    """A statement that is compiled once; a column without a value is null.
+
+    Building, looking up and compiling a statement takes longer than SQLite takes to run it. Takes
+    only values that SQLite knows itself: no column type is consulted.
+    """
+
+    def __init__(self, statement: ClauseElement) -> None:
+        compiled = statement.compile(dialect=sqlite.dialect(paramstyle="named"))
+        self._text = str(compiled)
+        self._fixed: dict[str, Any] = dict(compiled.params)
+
+    def execute(self, connection: Connection, values: dict[str, Any]) -> CursorResult[Any]:
+        """Run it in the caller's transaction with these values (text, numbers, bytes)."""
+        return connection.exec_driver_sql(self._text, {**self._fixed, **values})
+
+
 FORGOTTEN_AT_ONCE = 500
-"""Rows of one deletion: other writes wait for at most so many."""
+"""Rows deleted at once, and so the most that another write waits for."""
 
 _KEY = IDEMPOTENCY.c
 
-# On the way of every call with a key.
+# Run for every call with a key, so these are compiled once.
 _THIS = (_KEY.principal_id == bindparam("this_principal")) & (_KEY.key == bindparam("this_key"))
 _RUNNING = _THIS & (_KEY.state == KeyState.RUNNING.value) & (_KEY.call_id == bindparam("this_call"))
-_FIND = Prepared(select(IDEMPOTENCY).where(_THIS))
-_INSERT = Prepared(insert(IDEMPOTENCY).on_conflict_do_nothing())
-_FINISH = Prepared(
+_FIND = _Prepared(select(IDEMPOTENCY).where(_THIS))
+_INSERT = _Prepared(insert(IDEMPOTENCY).on_conflict_do_nothing())
+_FINISH = _Prepared(
     update(IDEMPOTENCY)
     .where(_RUNNING)
     .values(state=KeyState.DONE.value, answer=bindparam("this_answer"))
 )
-_RELEASE = Prepared(delete(IDEMPOTENCY).where(_RUNNING))
-_LOSE = Prepared(update(IDEMPOTENCY).where(_RUNNING).values(state=KeyState.UNKNOWN.value))
+_RELEASE = _Prepared(delete(IDEMPOTENCY).where(_RUNNING))
+_LOSE = _Prepared(update(IDEMPOTENCY).where(_RUNNING).values(state=KeyState.UNKNOWN.value))
 
 
 class KeyLost(StoreError, InternalError):
-    """A key that was held is not there, or is another call's. Nothing of the change was kept."""
+    """A held key is missing or belongs to another call. The change was rolled back."""
 
     def __init__(self) -> None:
         super().__init__("The idempotency key of this call is not its own any more.")
@@ -56,10 +74,10 @@ def take(
     now: datetime,
     is_held: Callable[[str], bool],
 ) -> KeptKey | None:
-    """Claim a key for a call. None: it is its now; else what was there before.
+    """Claim a key for a call. None if that succeeded, else the existing key.
 
-    `is_held` says of a call id whether this engine still carries that call out. One that
-    nobody does, and that has no ending, is a lost one.
+    `is_held` tells whether this engine is still running the call with an id. A call that is neither
+    running nor ended is lost.
     """
     if _insert(connection, call, now):
         return None
@@ -84,12 +102,12 @@ def finish(connection: Connection, call: KeyedCall, answer: str) -> None:
 
 
 def release(connection: Connection, call: KeyedCall) -> None:
-    """Give the key of a running call back: it did not act, or may act twice."""
+    """Release the key of a running call that did not act, or may act twice."""
     _RELEASE.execute(connection, _this(call))
 
 
 def lose(connection: Connection, call: KeyedCall) -> None:
-    """The running call may have acted, and has no answer. Only what may be repeated is freed."""
+    """Mark a running call as lost: it may have acted. The key of a repeatable call is released."""
     if call.may_repeat:
         release(connection, call)
         return
@@ -97,10 +115,10 @@ def lose(connection: Connection, call: KeyedCall) -> None:
 
 
 def hand_over(connection: Connection, principal_id: str, key: str, approval_id: str) -> None:
-    """The running call of this key waits for this approval, which owns the key from now on.
+    """Make this approval the owner of the running call's key.
 
     Raises:
-        KeyLost: no call with this key is running. The whole transaction should be given up.
+        KeyLost: no call with this key is running. The caller should roll back its transaction.
     """
     held = _is(principal_id, key) & (_KEY.state == KeyState.RUNNING.value)
     values = {"state": KeyState.WAITING.value, "approval_id": approval_id}
@@ -108,7 +126,7 @@ def hand_over(connection: Connection, principal_id: str, key: str, approval_id: 
 
 
 def pass_on(connection: Connection, principal_id: str, key: str, approval_id: str) -> None:
-    """The call that waits is asked about again: another approval owns the key from now on."""
+    """Make another approval the owner of the waiting call's key."""
     waiting = _is_waiting(principal_id, key)
     connection.execute(update(IDEMPOTENCY).where(waiting).values(approval_id=approval_id))
 
@@ -116,10 +134,10 @@ def pass_on(connection: Connection, principal_id: str, key: str, approval_id: st
 def complete(
     connection: Connection, principal_id: str, key: str, answer_json: str, now: datetime
 ) -> None:
-    """The call that waited has ended; repeats get this answer for a day from `now`.
+    """End the waiting call; repeats get this answer for a day from `now`.
 
-    `answer_json` comes from `wire.kept_answers.pack_answer`. Nothing happens where no call with
-    this key waits.
+    `answer_json` comes from `protocol.kept_answers.pack_answer`. Does nothing if no call with this
+    key is waiting.
     """
     values = {
         "state": KeyState.DONE.value,
@@ -131,7 +149,7 @@ def complete(
 
 
 def free(connection: Connection, principal_id: str, key: str) -> None:
-    """The call that waited did not act and may be sent again."""
+    """Delete the key of a waiting call that did not act and may be repeated."""
     connection.execute(delete(IDEMPOTENCY).where(_is_waiting(principal_id, key)))
 
 
@@ -143,9 +161,9 @@ def correct(
     answer_json: str,
     now: datetime,
 ) -> None:
-    """Another answer than the one that repeats got so far: a human has found out more.
+    """Replace the answer that repeats get, after a human has found out more.
 
-    Nothing happens where the key is another call's by now: that may take longer than a day.
+    Does nothing if another call has the key by now, which is possible after a day.
     """
     done = _is(principal_id, key) & (_KEY.state == KeyState.DONE.value)
     done &= _KEY.approval_id == approval_id
@@ -154,9 +172,9 @@ def correct(
 
 
 def recover(connection: Connection, now: datetime) -> int:
-    """At the start: what ran in an engine that is gone is lost; returns how many are unknown.
+    """At startup, mark calls of a previous engine as lost; returns how many outcomes are unknown.
 
-    What waits for an approval goes on waiting.
+    Calls that wait for an approval keep waiting.
     """
     running = _KEY.state == KeyState.RUNNING.value
     connection.execute(delete(IDEMPOTENCY).where(running, _KEY.may_repeat))
@@ -164,7 +182,7 @@ def recover(connection: Connection, now: datetime) -> int:
 
 
 def forget_old(connection: Connection, now: datetime) -> int:
-    """Delete keys that have been known for long enough, some at a time; returns how many went."""
+    """Delete a batch of expired keys; returns their number."""
     over = _KEY.state.in_((KeyState.DONE.value, KeyState.UNKNOWN.value))
     old = (
         select(_KEY.principal_id, _KEY.key)
@@ -178,7 +196,7 @@ def forget_old(connection: Connection, now: datetime) -> int:
 
 
 def _insert(connection: Connection, call: KeyedCall, now: datetime) -> bool:
-    """Whether the key was nobody's: nearly always, so nobody looks before."""
+    """Whether the key was free. It nearly always is, so this inserts without reading first."""
     values = {
         "principal_id": call.principal_id,
         "key": call.key,
@@ -205,7 +223,7 @@ def _lose(connection: Connection, row: Row[Any], now: datetime) -> None:
 
 
 def _unknown(now: datetime) -> dict[str, str]:
-    """Known for a day from when it was found out: it may have been down for long."""
+    """Kept for a day from now: the engine may have been down for a long time."""
     return {"state": KeyState.UNKNOWN.value, "expires_at": stamp(now + KEY_LIFETIME)}
 
 

@@ -27,7 +27,7 @@ import anyio.to_thread
 from pydantic_core import PydanticSerializationError, to_json
 
 from fumehood.core.json_types import JsonObject
-from fumehood.storage.blob_room import BlobRoom, NoRoom
+from fumehood.storage.blobs import BlobRoom, NoRoom
 from fumehood.storage.directory import PRIVATE_FILE, private_directory
 from fumehood.storage.errors import StoreError
 

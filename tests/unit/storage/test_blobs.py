@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,9 +15,9 @@ import pytest
 from sqlalchemy import func, select
 
 from fumehood.core.errors import ResourceNotFound
-from fumehood.protocol.blob_urls import parse_blob_url
-from fumehood.storage import blob_room, blobs
-from fumehood.storage.blobs import Blob, BlobStore, Draft, NotKept
+from fumehood.protocol.blob_urls import BlobUrl, parse_blob_url
+from fumehood.storage import blobs
+from fumehood.storage.blobs import KEY_BYTES, Blob, BlobLinks, BlobStore, Draft, NotKept, load_key
 from fumehood.storage.database import FILE_NAME, Database, open_database
 from fumehood.storage.errors import StoreError
 from fumehood.storage.schema import BLOBS
@@ -183,7 +184,7 @@ async def test_full_disk_is_said_and_survived(
         return os.statvfs_result((4096, 4096, 1000, 10, 10, 0, 0, 0, 0, 255))
 
     with monkeypatch.context() as patch:
-        patch.setattr(blob_room.os, "statvfs", full)
+        patch.setattr(blobs.os, "statvfs", full)
         with pytest.raises(NotKept, match="disk is full"):
             await keep(store)
     assert files(home) == []
@@ -307,3 +308,87 @@ async def test_nothing_can_be_kept_before_the_start_or_after_the_end(
     with pytest.raises(NotKept):
         await store.keep(begun, "a", "text/plain")
     assert files(home) == []
+
+
+# -- signed addresses ----------------------------------------------------------------------
+
+
+BLOB = "blob_" + "0f" * 16
+
+
+def _signature(links: BlobLinks, *parts: object) -> str:
+    return parse_blob_url(links.make(*parts)).signature  # type: ignore[arg-type]
+
+
+@pytest.mark.row("E7", "D4")
+def test_address_is_genuine_for_what_it_was_made_for_and_nothing_else() -> None:
+    links = BlobLinks(b"k" * KEY_BYTES)
+    signature = _signature(links, BLOB, "uid:1", 1000)
+    assert links.is_genuine(BLOB, "uid:1", 1000, signature)
+    for blob_id, principal, end in (
+        (BLOB[:-1] + "0", "uid:1", 1000), (BLOB, "uid:2", 1000), (BLOB, "uid:1", 1001),
+        (BLOB, "uid:", 11000), (BLOB, "", 1000),
+    ):  # fmt: skip
+        assert not links.is_genuine(blob_id, principal, end, signature)
+    for forged in ("", "0" * 64, signature[:-1], signature + "0", signature.upper(), "ä", "\ud800"):
+        assert not links.is_genuine(BLOB, "uid:1", 1000, forged)
+    assert not BlobLinks(b"l" * KEY_BYTES).is_genuine(BLOB, "uid:1", 1000, signature)
+
+
+@pytest.mark.row("E7", "D4")
+def test_address_is_one_that_clients_take_apart() -> None:
+    links = BlobLinks(b"k" * KEY_BYTES)
+    url = links.make(BLOB, "uid:1", 1000)
+    assert parse_blob_url(url) == BlobUrl(BLOB, "1000", _signature(links, BLOB, "uid:1", 1000))
+
+
+@pytest.mark.row("E7", "D4")
+@pytest.mark.parametrize(
+    "change",
+    [("/v1/blobs/", "/v1/tools/"), ("/v1", "http://elsewhere/v1"), ("blob_", "../x_"), ("&", "&a=1&"),
+     ("expires=1", "expires=-1"), ("?", "#"), ("signature=", "signature=\n")],
+)  # fmt: skip
+def test_other_addresses_are_none_of_a_blob(change: tuple[str, str]) -> None:
+    url = BlobLinks(b"k" * KEY_BYTES).make(BLOB, "uid:1", 1000)
+    with pytest.raises(ValueError, match="no address of a blob"):
+        parse_blob_url(url.replace(*change, 1))
+
+
+@pytest.mark.row("E7", "D4")
+def test_key_is_made_once_and_private_whatever_the_umask(home: Path) -> None:
+    before = os.umask(0)
+    try:
+        key = load_key(home / "key")
+    finally:
+        os.umask(before)
+    assert len(key) == KEY_BYTES
+    assert load_key(home / "key") == key
+    assert stat.S_IMODE((home / "key").stat().st_mode) == 0o600
+    assert [path.name for path in home.iterdir()] == ["key"]
+
+
+@pytest.mark.row("E7", "D4")
+def test_key_that_others_could_read_is_closed_to_them(home: Path) -> None:
+    load_key(home / "key")
+    (home / "key").chmod(0o644)
+    load_key(home / "key")
+    assert stat.S_IMODE((home / "key").stat().st_mode) == 0o600
+
+
+@pytest.mark.row("E7", "D4")
+@pytest.mark.parametrize("broken", [b"", b"short", b"x" * (KEY_BYTES + 1)])
+def test_file_that_holds_no_key_is_replaced(home: Path, broken: bytes) -> None:
+    (home / "key").write_bytes(broken)
+    (home / "key.new").write_bytes(b"left by a crash")
+    key = load_key(home / "key")
+    assert len(key) == KEY_BYTES
+    assert load_key(home / "key") == key
+    assert [path.name for path in home.iterdir()] == ["key"]
+
+
+@pytest.mark.row("E7", "D4")
+def test_link_in_the_place_of_the_key_is_not_followed(home: Path) -> None:
+    (home / "theirs").write_bytes(b"t" * KEY_BYTES)
+    (home / "key").symlink_to(home / "theirs")
+    with pytest.raises(OSError, match="symbolic"):
+        load_key(home / "key")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fumehood.storage.owner import owner_id
+from fumehood.storage.directory import owner_id
 
 
 def test_name_is_the_same_after_a_restart(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from fumehood.storage import blob_room
+from fumehood.storage import blobs
 from fumehood.storage import recordings as spool_module
 from fumehood.storage.errors import StoreError
 from fumehood.storage.recordings import (
@@ -163,7 +163,7 @@ def no_room(spool: EventRecording, store: RecordingStore, monkeypatch: Any) -> s
 
 
 def full_disk(spool: EventRecording, store: RecordingStore, monkeypatch: Any) -> str:
-    monkeypatch.setattr(blob_room, "MIN_FREE_BYTES", 1 << 60)
+    monkeypatch.setattr(blobs, "MIN_FREE_BYTES", 1 << 60)
     return "the engine's disk is full"
 
 
