@@ -10,7 +10,7 @@ from fumehood.core.envelope import Envelope, Metadata, Performance, Resources, U
 from fumehood.core.errors import EngineError
 from fumehood.core.json_types import JsonObject
 from fumehood.observe.clock import Clock, IdSource, timestamp
-from fumehood.pipeline.shape import shape_error
+from fumehood.pipeline.result import shape_error
 
 MAX_SHOWN_TOOL = 80
 """Characters: what was asked for need not be a tool's name."""

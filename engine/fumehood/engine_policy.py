@@ -21,7 +21,7 @@ from fumehood.core.identity import Principal, Scope
 from fumehood.core.tool import ToolDefinition
 from fumehood.identity.agents import Agents
 from fumehood.observe.log import Logger, log_fault
-from fumehood.pipeline.facts import facts_of
+from fumehood.pipeline.authorize import facts_of
 from fumehood.pipeline.resolve import resolve
 from fumehood.pipeline.validate import validate
 from fumehood.policy.loader import PolicyFile

@@ -1,9 +1,8 @@
-"""Authorise: may this caller use this tool, with these arguments?
+"""Authorize: may this caller use this tool with these arguments?
 
-Third stage. Takes a `ValidatedCall`, returns a `PermittedCall` with what the policy decided:
-a denied call ends here, one that has to be asked for goes on to `approve`. Any principal with
-the scope `call` may use any tool that no rule denies, for an agent only the agent's (`resolve`
-has looked).
+Third stage. Takes a `ValidatedCall`, returns a `PermittedCall` with the policy's decision: a denied
+call ends here, a call that needs approval goes on to `approve`. A principal with the scope `call`
+may use any tool that no rule denies; an agent may use only its own tools, as checked by `resolve`.
 """
 
 from __future__ import annotations
@@ -16,27 +15,26 @@ from fumehood.core.call import CallRequest
 from fumehood.core.errors import PermissionDenied
 from fumehood.core.identity import Principal, TrustDomain
 from fumehood.identity.scopes import require_caller
-from fumehood.pipeline.facts import facts_of
 from fumehood.pipeline.validate import ValidatedCall
 from fumehood.policy.decision import CallFacts, Decision, Verdict
 from fumehood.registry.index import RegisteredTool
 
 
 class Policy(Protocol):
-    """The rules of this engine."""
+    """The policy of this engine."""
 
     def decide(self, facts: CallFacts) -> Decision:
-        """What they say of a call. No I/O."""
+        """The decision on a call. No I/O."""
         ...
 
     def count(self, decision: Decision) -> None:
-        """Count what rules in shadow mode would have said of a call that is really made."""
+        """Count the decisions of rules in shadow mode on a real call."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PermittedCall:
-    """A call of somebody who may make it, at once or after a human's yes."""
+    """A call that its caller may make, at once or after approval."""
 
     validated: ValidatedCall
     principal: Principal
@@ -52,7 +50,7 @@ class PermittedCall:
 
     @property
     def trust_domain(self) -> TrustDomain:
-        """Whom this call may share a process with."""
+        """The calls that this one may share a process with."""
         options = self.request.options
         return TrustDomain(self.principal.id, options.agent_id, options.session_id)
 
@@ -60,11 +58,11 @@ class PermittedCall:
 def authorize(
     validated: ValidatedCall, policy: Policy, is_over_budget: Callable[[], bool]
 ) -> PermittedCall:
-    """Ask the gates that know the caller, then the rules.
+    """Check the caller's scope, then the policy.
 
     Raises:
-        Unauthorized: unknown caller.
-        PermissionDenied: known, and not allowed; or a rule says no.
+        Unauthorized: the caller is unknown.
+        PermissionDenied: the caller lacks the scope, or a rule denies the call.
     """
     principal = require_caller(validated.resolved.request.principal)
     decision = policy.decide(facts_of(validated, principal.id, is_over_budget))
@@ -76,3 +74,18 @@ def authorize(
             details={"rule": decision.rule},
         )
     return PermittedCall(validated, principal, decision)
+
+
+def facts_of(
+    validated: ValidatedCall, principal_id: str, is_over_budget: Callable[[], bool]
+) -> CallFacts:
+    """The facts of a call that rules may use, also for explanations."""
+    options = validated.resolved.request.options
+    return CallFacts(
+        validated.resolved.tool.definition,
+        validated.arguments,
+        principal_id,
+        options.agent_id,
+        options.session_id,
+        is_over_budget,
+    )

@@ -28,14 +28,12 @@ from fumehood.executors.function import HostFunctionFailed
 from fumehood.executors.outcome import Outcome
 from fumehood.observe.clock import timestamp
 from fumehood.observe.trail import CallTrace
-from fumehood.pipeline.account import account
 from fumehood.pipeline.admit import AdmittedCall
 from fumehood.pipeline.approve import ApprovedCall
 from fumehood.pipeline.plan import Plan
 from fumehood.pipeline.resolve import ResolvedCall
+from fumehood.pipeline.result import ShapedOutcome, account, shape, shape_error, shorten, shortened
 from fumehood.pipeline.services import PipelineServices
-from fumehood.pipeline.shape import ShapedOutcome, shape, shape_error
-from fumehood.pipeline.shorten import shorten, shortened
 from fumehood.pipeline.validate import ValidatedCall, mask_fixed_arguments
 from fumehood.protocol import strict_json
 

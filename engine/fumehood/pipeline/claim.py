@@ -1,11 +1,13 @@
-"""Claim: make sure that this call is nobody else's, already running or already answered.
+"""Claim: make sure that no other call with this idempotency key is running or has been answered.
 
-Fourth stage, a lease. Takes a `PermittedCall`, yields a `ClaimedCall`. A call with an
-idempotency key (the option, the tool's own parameter, or one made of the call on request) takes
-its key in one durable step, after it was authorised, so that nobody is handed another's answer;
-a call without one costs nothing here. Invariants: of the calls with one key at most one is
-carried out at a time; the answer is on the disk before its caller has it; a key whose call may
-have acted is never free again, unless acting twice does no harm.
+Fourth stage, a lease. Takes a `PermittedCall`, yields a `ClaimedCall`. A call with a key (from the
+option, from the tool's own parameter, or derived from the call on request) claims it in one durable
+step, after authorization, so that no caller gets another's answer; a call without a key costs
+nothing here. A fingerprint, the hash of everything that decides what a call does, tells whether two
+calls with one key are the same call. Invariants: at most one call per key runs at a time; the
+answer is on disk before the caller gets it; the key of a call that may have acted is never
+released, unless acting twice is harmless; calls with different arguments have different
+fingerprints, where numbers that JSON treats as equal (1 and 1.0) are equal.
 """
 
 from __future__ import annotations
@@ -39,49 +41,60 @@ from fumehood.core.idempotency import (
     KeyedCall,
     KeyState,
 )
+from fumehood.core.json_types import JsonObject
 from fumehood.pipeline.authorize import PermittedCall
-from fumehood.pipeline.fingerprint import fingerprint, key_made_of, takes_key
 from fumehood.protocol import strict_json
-from fumehood.protocol.canonical import canonical
+from fumehood.protocol.canonical import canonical, digest_of
 from fumehood.protocol.kept_answers import pack_answer, replay_of
 from fumehood.storage import idempotency as rows
 from fumehood.storage.database import Database
 from fumehood.storage.errors import StoreError
 
 RETRY_AFTER_MS = 500
-"""What those are told who repeat a call that still runs."""
+"""For callers who repeat a call that is still running."""
 
 MAX_INLINE_BYTES = 64 * 1024
-"""Arguments up to here are hashed at once (about 5 ms); longer ones keep nobody waiting."""
+"""Arguments up to this size are hashed on the event loop (about 5 ms), longer ones in a thread."""
 
 NOT_KEPT = (
     "idempotency_key: the answer could not be kept, so a repeat with this key will not see it; "
     "do not repeat the call"
 )
 
+DECIDING_OPTIONS = ("timeout_seconds", "memory_limit_mb", "isolation")
+"""Options that change what a call does; `agent_id` and `session_id` are listed by themselves."""
+
+SHOWING_OPTIONS = frozenset(
+    {
+        "enable_cache", "enable_streaming", "enable_retry", "debug", "max_length",
+        "return_summary", "wait_for_approval", "trace_id", "cancel_on_disconnect",
+    }
+)  # fmt: skip
+"""Options that change only the form of the answer, or how hard the engine tries."""
+
 _NO_ENDINGS = frozenset({Cancelled.code, InternalError.code})
-"""Errors that say nothing of how far the call came."""
+"""Errors that do not tell how far the call came."""
 
 _LATER = frozenset({RequiresHumanApproval.code})
-"""Errors that somebody can lift."""
+"""Errors that a human can resolve."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The call was carried out before; this is its answer."""
+    """The call has already run; this is its answer."""
 
     envelope: Envelope
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The call was sent before and waits for a human's yes, or its approval has the answer."""
+    """The call was sent before; it waits for approval, or its approval holds the answer."""
 
     approval_id: str
 
 
 class Claim:
-    """A key that is this call's. Ends once, by the first of its three endings."""
+    """The claim of a call on its key. Ended once, by one of its three methods."""
 
     def __init__(self, call: KeyedCall, keys: Keys) -> None:
         self._call = call
@@ -97,10 +110,10 @@ class Claim:
         return self._call.key
 
     async def settle(self, envelope: Envelope, *, acted: bool) -> Envelope:
-        """The call has ended. Returns what its caller is to have, once that is on the disk.
+        """End the call. Returns the caller's answer once it is on disk.
 
-        `acted` says whether execution was begun. An ending that cannot be kept leaves the key
-        behind: repeats hear `OUTCOME_UNKNOWN`, and this caller gets a warning.
+        `acted` tells whether execution had begun. If the answer cannot be stored, the key stays
+        claimed: repeats get `OUTCOME_UNKNOWN`, and this caller gets a warning.
         """
         if self._is_over:
             return envelope
@@ -114,12 +127,12 @@ class Claim:
         return _with_warning(envelope, NOT_KEPT)
 
     async def abandon(self, *, acted: bool) -> None:
-        """The call has no answer: it was cancelled, or the engine failed."""
+        """End the call without an answer: it was cancelled, or the engine failed."""
         if not self._is_over:
             await self._give_up(lose=acted)
 
     def handed_over(self, approval_id: str) -> None:
-        """`store.idempotency.hand_over` is committed: the approval ends it from now on."""
+        """End the claim after `storage.idempotency.hand_over`: the approval owns the key now."""
         self._is_over = True
         self._keys.let_go(self._call)
 
@@ -134,33 +147,33 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedCall:
-    """A call that nobody else is carrying out. Without a key there is no claim."""
+    """A call that no other call duplicates. Without a key there is no claim."""
 
     permitted: PermittedCall
     claim: Claim | None = None
 
 
 class Keys:
-    """The idempotency keys of one engine. Also kept within their time, by `retention`."""
+    """The idempotency keys of one engine. `retention` removes expired ones."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._held: set[str] = set()
-        """Ids of the calls that are carried out here; read by the writer's thread, too."""
+        """Ids of the calls that run here; also read by the writer's thread."""
         self._is_used = database.path is not None
         self.overdue = asyncio.Event()
 
     async def claim(
         self, permitted: PermittedCall, call_id: str, now: datetime
     ) -> Claim | Replay | Waiting | None:
-        """Take the call's key. None: it has none. Cancelled, it leaves nothing taken.
+        """Claim the call's key. None if it has no key. If cancelled, nothing stays claimed.
 
         Raises:
             InvalidParams: the option and the tool's own parameter differ, or are no key.
             IdempotencyConflict: the key was used for another call.
             CallInProgress: the call with this key still runs.
-            OutcomeUnknown: it may have acted, and its answer is lost.
-            WriteFailed: the key could not be taken; nothing is promised.
+            OutcomeUnknown: that call may have acted, and its answer is lost.
+            WriteFailed: the key could not be claimed; nothing is promised.
         """
         given = key_of(permitted)
         if given is None:
@@ -171,10 +184,10 @@ class Keys:
         return Claim(call, self) if found is None else _repeated(found, call)
 
     async def recover(self, now: datetime) -> int:
-        """Before the first call: what an engine that is gone has left running is lost.
+        """Before the first call, mark the running calls of a previous engine as lost.
 
-        Returns how many calls have an unknown outcome by that. Where it fails, each of them is
-        found to be lost when its key comes again.
+        Returns how many outcomes are unknown by that. If it fails, each call is found to be lost
+        when its key is used again.
 
         Raises:
             WriteFailed: the state cannot be written.
@@ -184,7 +197,7 @@ class Keys:
         return await self._database.write(lambda connection: rows.recover(connection, now))
 
     async def prune(self, now: datetime) -> int:
-        """Forget the keys whose time is over; returns how many.
+        """Delete expired keys; returns their number.
 
         Raises:
             WriteFailed: the rest stays until the next time.
@@ -192,7 +205,7 @@ class Keys:
         self.overdue.clear()
         gone = 0
         if not self._is_used:
-            return 0  # in memory, where no writer need be started for nothing
+            return 0  # an in-memory database without keys: do not start its writer
         while True:
             count = await self._database.write(lambda connection: rows.forget_old(connection, now))
             gone += count
@@ -200,9 +213,9 @@ class Keys:
                 return gone
 
     async def end(self, call: KeyedCall, job: Callable[[Connection], None]) -> bool:
-        """Write a held call's ending; whether it is on the disk. For `Claim`.
+        """Write the ending of a held call; whether it is on disk. For `Claim`.
 
-        The write is queued before this first waits, and cancelling the wait does not stop it.
+        The write is queued before the first wait, and cancelling the wait does not stop it.
         """
         try:
             await self._database.write(self._last(call, job))
@@ -212,17 +225,17 @@ class Keys:
         return True
 
     def let_go(self, call: KeyedCall) -> None:
-        """The call is not carried out here any more."""
+        """Note that the call no longer runs here."""
         self._held.discard(call.call_id)
 
     async def _take(self, call: KeyedCall, now: datetime) -> KeptKey | None:
-        self._held.add(call.call_id)  # before another's job may look for it
+        self._held.add(call.call_id)  # before another call's job can look for it
         try:
             found = await self._database.write(
                 lambda connection: rows.take(connection, call, now, self._held.__contains__)
             )
         except asyncio.CancelledError:
-            # The key may be taken behind our back, so it is given back behind that.
+            # The queued write may still claim the key, so a release is queued after it.
             with anyio.CancelScope(shield=True):
                 await self.end(call, lambda connection: rows.release(connection, call))
             raise
@@ -359,3 +372,64 @@ def _with_warning(envelope: Envelope, warning: str) -> Envelope:
     warnings = (*envelope.metadata.warnings, warning)
     metadata = envelope.metadata.model_copy(update={"warnings": warnings})
     return envelope.model_copy(update={"metadata": metadata})
+
+
+# -- fingerprints --------------------------------------------------------------------------
+
+
+def fingerprint(permitted: PermittedCall) -> str:
+    """The call's identity as 64 hex digits.
+
+    Raises:
+        InvalidParams: the arguments have no canonical form.
+    """
+    options = permitted.request.options
+    return _digest(
+        _action(permitted)
+        | {"options": {name: getattr(options, name) for name in DECIDING_OPTIONS}}
+    )
+
+
+def key_made_of(permitted: PermittedCall) -> str:
+    """A key derived from the call: the same action by the same caller gets the same key.
+
+    Raises:
+        InvalidParams: the arguments have no canonical form.
+    """
+    return f"auto:{_digest(_action(permitted))}"
+
+
+def _action(permitted: PermittedCall) -> JsonObject:
+    """The tool, its effective arguments without the key, the caller, agent and session."""
+    tool, options = permitted.tool.definition, permitted.request.options
+    return {
+        "tool": tool.name,
+        "version": tool.version,
+        "arguments": _without_key(permitted),
+        "principal": permitted.principal.id,
+        "agent": options.agent_id,
+        "session": options.session_id,
+    }
+
+
+def _without_key(permitted: PermittedCall) -> JsonObject:
+    arguments = permitted.validated.arguments
+    if takes_key(permitted):
+        return {name: value for name, value in arguments.items() if name != PARAMETER}
+    return arguments
+
+
+def takes_key(permitted: PermittedCall) -> bool:
+    """Whether the tool itself has a parameter for the key."""
+    return PARAMETER in permitted.tool.definition.parameters.get("properties", {})
+
+
+def _digest(value: JsonObject) -> str:
+    try:
+        return digest_of(value)
+    except ValueError:
+        raise InvalidParams(
+            "The arguments hold what JSON has no canonical form for, so an idempotency key cannot "
+            "be used. Send plain JSON, or leave the key out.",
+            fields=["options.idempotency_key"],
+        ) from None

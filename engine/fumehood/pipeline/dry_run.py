@@ -15,7 +15,7 @@ from fumehood.core.usage import money
 from fumehood.executors.outcome import Outcome
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.plan import Plan, image_of, plan_now
-from fumehood.pipeline.shorten import shortened
+from fumehood.pipeline.result import shortened
 from fumehood.policy.decision import Verdict
 from fumehood.sandbox.sessions import SessionKeeper
 from fumehood.sandbox.wall import Walls

@@ -1,17 +1,23 @@
-"""Shape: from what a tool gave to what an envelope may carry.
+"""Result: turn an outcome into the data, the error and the usage of an envelope.
 
-Eighth stage. Data becomes a JSON object within its size and, where the tool promised one,
-of its output schema; an error becomes `ErrorInfo`.
+Eighth stage, in three steps. `shape` makes the data a JSON object within its size limit and its
+output schema, or an error (`ErrorInfo`). `shorten` cuts long texts in `data` and `error.details` to
+head and tail and keeps the whole as a blob of the caller's (mission E6); contents of files are not
+text (E7) and stay. `account` computes tokens and cost from measurements, in decimal arithmetic;
+`budgets/ledger` counts them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import Any
 
+import anyio
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from fumehood.core.envelope import ErrorInfo
+from fumehood.core.envelope import ErrorInfo, UsageReport
 from fumehood.core.errors import (
     EndedBy,
     EngineError,
@@ -21,22 +27,41 @@ from fumehood.core.errors import (
     code_of,
 )
 from fumehood.core.json_types import JsonObject
-from fumehood.executors.outcome import Outcome
+from fumehood.core.limits import Limits
+from fumehood.core.returned_file import FILE_CONTENT, without_contents
+from fumehood.core.tool import ToolDefinition
+from fumehood.core.usage import Prices, TextKind, TokenCounter, money
+from fumehood.executors.outcome import CutText, Outcome
+from fumehood.observe.clock import timestamp
 from fumehood.protocol import strict_json
 from fumehood.registry.index import RegisteredTool
 from fumehood.registry.json_schema import TooCostly
+from fumehood.storage.blobs import BlobStore, NotKept
 
 MAX_MESSAGE_CHARACTERS = 2000
 MAX_DATA_DEPTH = 60
-"""A little under what a reader accepts: data stands inside the envelope."""
+"""A little less than readers accept, because data stands inside the envelope."""
 MAX_DETAILS_BYTES = 64 * 1024
+
+
+INLINE_BYTES = 10 * 1024
+"""The longest text that stays whole, in UTF-8 (mission E6)."""
+
+SIDE_BYTES = 5000
+"""The length of head and tail; the words between them fit in the rest."""
+
+PLAIN_TEXT = "text/plain; charset=utf-8"
+MAX_FIELDS = 200
+"""The most texts of one answer that are kept as blobs; further ones are only shortened."""
+
+Path = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ShapedOutcome:
-    """An outcome whose data an envelope can carry; `text` is that data as JSON.
+    """An outcome whose data fits an envelope; `text` is that data as JSON.
 
-    `details` are the error's, where they are shown otherwise than they are.
+    `details` replace the error's own if those were shortened.
     """
 
     outcome: Outcome
@@ -46,7 +71,7 @@ class ShapedOutcome:
 
 
 def shape(outcome: Outcome, tool: RegisteredTool, max_bytes: int) -> ShapedOutcome:
-    """Make the data fit, or turn the outcome into the error that says why it does not."""
+    """Make the data fit, or turn the outcome into an error that gives the reason."""
     max_bytes = outcome.max_data_bytes or max_bytes
     if isinstance(outcome.error, ToolError):
         outcome = replace(outcome, error=_shape_tool_error(outcome.error))
@@ -58,8 +83,8 @@ def shape(outcome: Outcome, tool: RegisteredTool, max_bytes: int) -> ShapedOutco
             raise OutputLimitExceeded(
                 f"The result has {len(encoded)} bytes, {max_bytes} are allowed. Ask for less."
             )
-        if not outcome.is_rehearsal:  # whose data is not the tool's
-            _check_promise(data, tool)
+        if not outcome.is_rehearsal:  # the data of a dry run is not the tool's
+            _check_output(data, tool)
     except EngineError as error:
         ended_by = EndedBy.OUTPUT if isinstance(error, OutputLimitExceeded) else EndedBy.EXCEPTION
         failed = replace(outcome, data=None, error=error, ended_by=ended_by)
@@ -70,9 +95,9 @@ def shape(outcome: Outcome, tool: RegisteredTool, max_bytes: int) -> ShapedOutco
 
 
 def shape_error(error: EngineError, details: JsonObject | None = None) -> ErrorInfo:
-    """The error as the envelope shows it; optional keys only where they say something.
+    """The error as the envelope shows it, without empty optional keys.
 
-    `details` stand in place of the error's own.
+    `details` replace the error's own.
     """
     return ErrorInfo(
         code=code_of(error),
@@ -87,7 +112,7 @@ def shape_error(error: EngineError, details: JsonObject | None = None) -> ErrorI
 
 
 def _shape_tool_error(error: ToolError) -> EngineError:
-    """A tool's own error, with a message and details that an envelope can carry."""
+    """A tool's own error, with a message and details that fit an envelope."""
     message = str(error.message).encode("utf-8", "replace").decode()[:MAX_MESSAGE_CHARACTERS]
     try:
         details, encoded = _as_json_object(error.details if error.details is not None else {})
@@ -107,18 +132,18 @@ def _shape_tool_error(error: ToolError) -> EngineError:
 
 
 def _as_json_object(value: Any) -> tuple[JsonObject, bytes]:
-    """`data` is always an object: a plain value stands under `value`.
+    """The value as a JSON object; a value that is not an object is stored under `value`.
 
     Raises:
-        ExecutionError: JSON cannot hold the value.
+        ExecutionError: JSON cannot represent the value.
     """
     try:
-        # Tools return whatever Python has (models, dates, decimals); guests sent JSON.
+        # Tools return any Python value (models, dates, decimals); guests send JSON.
         plain = to_jsonable_python(value)
         data = plain if isinstance(plain, dict) else {"value": plain}
         encoded = strict_json.dumps(data)
-        # An escaped surrogate: a pair is a character, a lone one is not. And without that
-        # many brackets the data cannot be nested too deeply to be read again.
+        # Parse only if needed: an escaped surrogate may be half of a character, and only data
+        # with this many brackets can be nested too deeply to be read again.
         if b"\\ud" in encoded or encoded.count(b"[") + encoded.count(b"{") > MAX_DATA_DEPTH:
             strict_json.loads(encoded, max_depth=MAX_DATA_DEPTH)
     except (PydanticSerializationError, ValueError, TypeError, RecursionError):
@@ -129,7 +154,7 @@ def _as_json_object(value: Any) -> tuple[JsonObject, bytes]:
     return data, encoded
 
 
-def _check_promise(data: JsonObject, tool: RegisteredTool) -> None:
+def _check_output(data: JsonObject, tool: RegisteredTool) -> None:
     if tool.output is None:
         return
     try:
@@ -142,3 +167,227 @@ def _check_promise(data: JsonObject, tool: RegisteredTool) -> None:
         raise ExecutionError(
             f"The tool's result does not have the form that it promised ({paths}). Do not retry."
         )
+
+
+# -- long texts ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Long:
+    """One value that is too long: its place and its shortened form."""
+
+    path: Path
+    whole: str
+    shown: str | None
+    content_type: str
+    length: int
+    """Characters of the whole text; `whole` is empty if that is already kept."""
+
+    @property
+    def name(self) -> str:
+        """Its dotted path."""
+        return ".".join(map(str, self.path))[:200]
+
+
+async def shorten(
+    shaped: ShapedOutcome,
+    *,
+    blobs: BlobStore,
+    principal_id: str | None,
+    with_value: bool = False,
+    with_summary: bool = True,
+) -> ShapedOutcome:
+    """Shorten long texts and keep the whole ones as blobs. Without a principal nothing is kept.
+
+    `with_value` also replaces a long `value` of any other type by null.
+    """
+    error = shaped.outcome.error
+    cuts = shaped.outcome.cuts
+    if error is None and not cuts and 0 < len(shaped.text) <= INLINE_BYTES:
+        return shaped  # the JSON is at least as long as each of its texts
+    target = shaped.data if error is None else error.details
+    if not target:
+        return shaped
+    kept = shaped.outcome.whole_fields
+    found = [
+        long
+        for long in _long_values(target, with_value=with_value)
+        if len(long.path) > 1 or long.path[0] not in kept
+    ]
+    if not found and not cuts:
+        return shaped
+    with anyio.CancelScope(shield=True):  # bounded by the disk; the tool has already acted
+        links = [await _link(long, blobs, principal_id) for long in found[:MAX_FIELDS]]
+    links += [{} for _ in found[MAX_FIELDS:]]
+    found = [_long_of(cut) for cut in cuts] + found
+    links = [cut.link for cut in cuts] + links
+    short = _put(target, {long.path: long.shown for long in found})
+    short |= _note(found, links, with_summary=with_summary)
+    if error is not None:
+        return ShapedOutcome(shaped.outcome, shaped.data, shaped.text, details=short)
+    return ShapedOutcome(shaped.outcome, short, strict_json.dumps(short).decode())
+
+
+def shortened(data: JsonObject) -> JsonObject:
+    """The data with long texts cut and none kept, for data that the caller already has."""
+    found = {long.path: long.shown for long in _long_values(data, with_value=False)}
+    short: JsonObject = _put(data, found) if found else data
+    return short
+
+
+def head_and_tail(text: str) -> str:
+    """Both ends of a long text, with the number of missing characters between them."""
+    return _ends(text[:SIDE_BYTES], text[-SIDE_BYTES:], len(text))
+
+
+def _ends(head: str, tail: str, length: int) -> str:
+    head = head.encode("utf-8", "replace")[:SIDE_BYTES].decode("utf-8", "ignore")
+    tail = tail.encode("utf-8", "replace")[-SIDE_BYTES:].decode("utf-8", "ignore")
+    missing = length - len(head) - len(tail)
+    return f"{head}\n… {missing} characters left out …\n{tail}"
+
+
+def _long_values(target: JsonObject, *, with_value: bool) -> Iterator[_Long]:
+    """Every long text, in order; `shape` has bounded the depth."""
+    for path, value in _walk(target, ()):
+        if isinstance(value, str) and _is_long(value):
+            yield _Long(path, value, head_and_tail(value), PLAIN_TEXT, len(value))
+    value = target.get("value")
+    if with_value and isinstance(value, dict | list):
+        text = strict_json.dumps(value).decode()
+        if _is_long(text):
+            yield _Long(("value",), text, None, "application/json", len(text))
+
+
+def _long_of(cut: CutText) -> _Long:
+    """A text that was too long for memory and is already kept."""
+    return _Long((cut.field,), "", _ends(cut.head, cut.tail, cut.length), PLAIN_TEXT, cut.length)
+
+
+def _walk(node: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+    items: Any = ()
+    if isinstance(node, dict):
+        items = node.items()
+    elif isinstance(node, list | tuple):
+        items = enumerate(node)
+    for key, value in items:
+        if key == FILE_CONTENT and "filename" in node:
+            continue
+        if isinstance(value, str):
+            yield (*path, key), value
+        elif isinstance(value, dict | list | tuple):
+            yield from _walk(value, (*path, key))
+
+
+def _is_long(text: str) -> bool:
+    if len(text) * 4 <= INLINE_BYTES:  # no character has more bytes
+        return False
+    return len(text) > INLINE_BYTES or len(text.encode("utf-8", "replace")) > INLINE_BYTES
+
+
+async def _link(long: _Long, blobs: BlobStore, principal_id: str | None) -> JsonObject:
+    if principal_id is None:
+        return {}
+    draft = blobs.draft(principal_id)
+    draft.feed(long.whole.encode("utf-8", "replace"))
+    name = "".join(c if c.isalnum() or c in "._-" else "_" for c in long.name)
+    suffix = ".json" if long.content_type == "application/json" else ".txt"
+    try:
+        blob = await blobs.keep(draft, name + suffix, long.content_type)
+    except NotKept as reason:
+        return {"not_kept": f"{reason}, so the rest is lost"}
+    return {"resource_url": blob.url, "expires_at": timestamp(blob.expires_at)}
+
+
+def _put(target: Any, values: dict[Path, str | None], path: Path = ()) -> Any:
+    """A copy with these values replaced."""
+    if path in values:
+        return values[path]
+    if isinstance(target, dict):
+        return {key: _put(value, values, (*path, key)) for key, value in target.items()}
+    if isinstance(target, list | tuple):
+        return [_put(value, values, (*path, index)) for index, value in enumerate(target)]
+    return target
+
+
+def _note(found: list[_Long], links: list[JsonObject], *, with_summary: bool) -> JsonObject:
+    """The fields that describe shortened values. The answer's link is the first one's."""
+    fields = [
+        {
+            "field": long.name,
+            "original_length": long.length,
+            "returned_length": len(long.shown or ""),
+            **link,
+        }
+        for long, link in zip(found, links, strict=True)
+    ]
+    note: JsonObject = {
+        "truncated": True,
+        "truncation_info": {
+            "original_length": sum(field["original_length"] for field in fields),
+            "returned_length": sum(field["returned_length"] for field in fields),
+            "summary": _summary(found) if with_summary else None,
+            "fields": fields,
+        },
+    }
+    url = next((link["resource_url"] for link in links if "resource_url" in link), None)
+    return note if url is None else {**note, "resource_url": url}
+
+
+def _summary(found: list[_Long]) -> str:
+    words = [
+        f"{long.name} has {long.length} characters, "
+        + ("of which both ends are here" if long.shown is not None else "and is left out")
+        for long in found[:5]
+    ]
+    more = f"; and {len(found) - 5} more" if len(found) > 5 else ""
+    return "; ".join(words) + more + "."
+
+
+# -- usage and cost ------------------------------------------------------------------------
+
+
+def account(
+    *,
+    arguments_json: str,
+    data: JsonObject,
+    data_json: str,
+    tool: ToolDefinition | None,
+    outcome: Outcome | None,
+    limits: Limits | None,
+    processing_s: float,
+    counter: TokenCounter,
+    prices: Prices,
+) -> UsageReport:
+    """The usage report. `outcome` is None for a refused call, which costs nothing."""
+    cost = Decimal(0)
+    if tool is not None and outcome is not None:
+        cost = tool.cost_per_use + outcome.cost + _resources(outcome, limits, processing_s, prices)
+    return UsageReport(
+        input_tokens=counter.count(arguments_json, TextKind.JSON),
+        output_tokens=counter.count(_without_files(data, data_json), TextKind.JSON),
+        estimated=counter.estimated,
+        tokens_used=outcome.tokens_used if outcome is not None else 0,
+        cost=money(cost),
+        currency=prices.currency,
+    )
+
+
+def _without_files(data: JsonObject, data_json: str) -> str:
+    """The data as JSON without the contents of figures and files, which no model reads."""
+    if not data.get("images") and not data.get("files"):
+        return data_json
+    lists = {key: without_contents(data[key]) for key in ("images", "files") if key in data}
+    return strict_json.dumps({**data, **lists}).decode()
+
+
+def _resources(
+    outcome: Outcome, limits: Limits | None, processing_s: float, prices: Prices
+) -> Decimal:
+    """The cost of CPU as measured, and of memory as reserved (the limit) while it was held."""
+    cost = Decimal(0)
+    if prices.cpu_second and outcome.cpu_ms is not None:
+        cost += prices.cpu_second * Decimal(repr(outcome.cpu_ms)) / 1000
+    if prices.gb_second and limits is not None and limits.memory_mb is not None:
+        cost += prices.gb_second * Decimal(limits.memory_mb) / 1024 * Decimal(repr(processing_s))
+    return cost

@@ -1,20 +1,50 @@
-"""Shape: data is a JSON object within its size and promise, or an error that says why not."""
+"""Results: data within its size and schema, long texts shortened, usage and cost exact."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from fumehood import ToolError
-from fumehood.core.errors import EndedBy, InvalidParams, RateLimited, ToolDeprecated
-from fumehood.executors.outcome import Outcome
-from fumehood.pipeline.shape import ShapedOutcome, shape, shape_error
+from fumehood import Config, Engine, ToolError, tool
+from fumehood.core.envelope import UsageReport
+from fumehood.core.errors import (
+    EndedBy,
+    EngineError,
+    ExecutionError,
+    InvalidParams,
+    RateLimited,
+    ToolDeprecated,
+)
+from fumehood.core.limits import Limits
+from fumehood.core.usage import EstimatingCounter, Prices, TextKind
+from fumehood.executors.outcome import CutText, Outcome
+from fumehood.pipeline.result import (
+    INLINE_BYTES,
+    ShapedOutcome,
+    account,
+    head_and_tail,
+    shape,
+    shape_error,
+    shorten,
+    shortened,
+)
+from fumehood.protocol import strict_json
+from fumehood.protocol.blob_urls import parse_blob_url
+from fumehood.storage.blobs import BlobStore
+from fumehood.storage.database import open_database
+from fumehood.testing import FakeWall, ManualClock
 from support.definitions import function_definition, registered
+
+pytestmark = pytest.mark.anyio
 
 
 @dataclass
@@ -153,3 +183,302 @@ def test_extra_keys_that_say_nothing_are_left_out() -> None:
 @pytest.mark.row("E1")
 def test_a_tools_own_code_is_shown() -> None:
     assert shape_error(ToolError("CITY_NOT_FOUND", "No.")).code == "CITY_NOT_FOUND"
+
+
+# -- long texts ----------------------------------------------------------------------------
+
+
+OWNER = "uid:1"
+LONG = "head " + "x" * 30_000 + " tail"
+
+
+@pytest.fixture
+async def store(home: Path) -> AsyncIterator[BlobStore]:
+    database = open_database(None)
+    made = BlobStore(database, home, max_bytes=1 << 20, lifetime_s=60, now=ManualClock().now)
+    await made.open()
+    yield made
+    made.close()
+    database.close()
+
+
+async def _short(store: BlobStore, data: Any, **how: Any) -> dict[str, Any]:
+    shaped = ShapedOutcome(Outcome(EndedBy.OK, "call", data=data), data, "")
+    found = await shorten(shaped, blobs=store, **{"principal_id": OWNER, **how})
+    assert found.text in ("", strict_json.dumps(found.data).decode())
+    return found.data
+
+
+async def _whole(store: BlobStore, url: str) -> str:
+    link = parse_blob_url(url)
+    _, file = await store.open_blob(link.blob_id, OWNER, link.expires, link.signature)
+    with file:
+        return file.read().decode()
+
+
+@pytest.mark.row("E6")
+@pytest.mark.parametrize(
+    "data",
+    [{}, {"a": "x" * INLINE_BYTES}, {"a": "ä" * (INLINE_BYTES // 2)}, {"a": ["x" * 9000] * 5, "b": 1},
+     {"value": list(range(10_000))},
+     {"filename": "a", "content_base64": "x" * 50_000},
+     {"files": [{"filename": "a", "content_base64": "x" * 50_000}]}],
+    ids=lambda data: str(data)[:30],
+)  # fmt: skip
+async def test_what_is_short_enough_and_what_is_no_text_stays(store: BlobStore, data: Any) -> None:
+    assert await _short(store, data) == data
+    assert store.room.taken == 0
+
+
+@pytest.mark.row("E6")
+async def test_long_text_keeps_both_ends_and_the_whole_is_behind_an_address(
+    store: BlobStore,
+) -> None:
+    data = await _short(store, {"stdout": LONG, "more": 1})
+    assert data["stdout"].startswith("head xxx")
+    assert data["stdout"].endswith("xxx tail")
+    assert len(data["stdout"]) <= INLINE_BYTES
+    assert data["more"] == 1
+    assert data["truncated"] is True
+    info = data["truncation_info"]
+    assert (info["original_length"], info["returned_length"]) == (len(LONG), len(data["stdout"]))
+    assert info["summary"] == f"stdout has {len(LONG)} characters, of which both ends are here."
+    assert await _whole(store, data["resource_url"]) == LONG
+    (field,) = info["fields"]
+    assert (field["field"], field["resource_url"]) == ("stdout", data["resource_url"])
+    assert field["expires_at"] == "2026-01-01T00:01:00.000Z"
+
+
+@pytest.mark.row("E6")
+async def test_several_long_texts_have_an_address_each(store: BlobStore) -> None:
+    data = await _short(store, {"a": LONG, "b": {"c": ["short", LONG + "!"]}})
+    info = data["truncation_info"]
+    assert [field["field"] for field in info["fields"]] == ["a", "b.c.1"]
+    assert data["b"]["c"][0] == "short"
+    assert data["b"]["c"][1].endswith("tail!")
+    assert info["original_length"] == 2 * len(LONG) + 1
+    assert data["resource_url"] == info["fields"][0]["resource_url"]
+    assert await _whole(store, info["fields"][1]["resource_url"]) == LONG + "!"
+
+
+@pytest.mark.row("E6")
+@pytest.mark.row("S7")
+async def test_long_value_of_code_is_left_out_whole(store: BlobStore) -> None:
+    value = list(range(10_000))
+    data = await _short(store, {"value": value, "value_repr": "[…]"}, with_value=True)
+    assert (data["value"], data["value_repr"]) == (None, "[…]")
+    assert strict_json.loads((await _whole(store, data["resource_url"])).encode()) == value
+    assert data["truncation_info"]["fields"][0]["returned_length"] == 0
+    short = {"value": [1]}
+    assert await _short(store, short, with_value=True) == short
+
+
+@pytest.mark.row("E6")
+async def test_details_of_an_error_are_shortened_the_same_way(store: BlobStore) -> None:
+    error: EngineError = ExecutionError("No.", details={"stdout": LONG})
+    shaped = ShapedOutcome(Outcome(EndedBy.EXCEPTION, "call", error=error), {}, "")
+    found = await shorten(shaped, blobs=store, principal_id=OWNER)
+    assert found.details is not None
+    assert found.details["truncated"] is True
+    assert await _whole(store, found.details["resource_url"]) == LONG
+    assert error.details == {"stdout": LONG}
+    assert found.data == {}
+
+
+@pytest.mark.row("E6")
+async def test_summary_can_be_declined(store: BlobStore) -> None:
+    data = await _short(store, {"a": LONG}, with_summary=False)
+    assert data["truncation_info"]["summary"] is None
+
+
+@pytest.mark.row("E6")
+async def test_what_cannot_be_kept_says_so_and_the_ends_stay(store: BlobStore) -> None:
+    data = await _short(store, {"a": LONG * 20})
+    assert "resource_url" not in data
+    assert "your share" in data["truncation_info"]["fields"][0]["not_kept"]
+    assert data["a"].startswith("head")
+
+
+@pytest.mark.row("E6")
+async def test_nobodys_answer_is_shortened_and_nothing_kept(store: BlobStore) -> None:
+    data = await _short(store, {"a": LONG}, principal_id=None)
+    assert data["truncated"] is True
+    assert "resource_url" not in data
+    assert store.room.taken == 0
+
+
+@pytest.mark.row("E6")
+@given(st.text("ä😀x\n€", min_size=1, max_size=12), st.text(max_size=3))
+def test_ends_are_ends_and_fit_whatever_the_characters(part: str, start: str) -> None:
+    text = start + part * (INLINE_BYTES // len(part.encode()) + 1)
+    shown = head_and_tail(text)
+    head, rest = shown.split("\n… ", 1)
+    missing, tail = rest.split(" characters left out …\n", 1)
+    assert text.startswith(head)
+    assert text.endswith(tail)
+    assert len(head) + int(missing) + len(tail) == len(text)
+    assert len(shown.encode("utf-8", "replace")) <= INLINE_BYTES
+
+
+@pytest.mark.row("E6")
+def test_shortened_for_whoever_has_the_whole() -> None:
+    assert shortened({"a": "x", "b": {"c": LONG}})["b"]["c"].endswith("tail")
+    short = {"a": "x"}
+    assert shortened(short) is short
+
+
+@tool(sandboxed=False)
+async def talk(n: int) -> dict[str, Any]:
+    """Say much.
+
+    Args:
+        n: How much.
+    """
+    return {"text": "w" * n}
+
+
+@pytest.mark.row("E6")
+@pytest.mark.row("D1")
+async def test_any_tool_of_an_embedded_engine_is_shortened_and_the_whole_is_there(
+    home: Path,
+) -> None:
+    async with Engine(tools=[talk], config=Config(home=home), interpreter=FakeWall()) as engine:
+        envelope = await engine.call("talk", {"n": 50_000})
+        assert envelope.data["truncated"] is True
+        assert await engine.blob(envelope.data["resource_url"]) == b"w" * 50_000
+        assert envelope.metadata.usage.output_tokens < 4000
+        with pytest.raises(ValueError, match="no address"):
+            await engine.blob("/v1/health")
+        quiet = await engine.call("talk", {"n": 50_000}, return_summary=False)
+        assert quiet.data["truncation_info"]["summary"] is None
+        short = await engine.call("talk", {"n": 10})
+        assert short.data == {"text": "w" * 10}
+
+
+@pytest.mark.row("E6")
+@pytest.mark.row("S8")
+@pytest.mark.parametrize("link", [{"resource_url": "/v1/blobs/x"}, {"not_kept": "no room"}])
+async def test_text_that_was_cut_before_is_shown_like_any_other(
+    store: BlobStore, link: dict[str, Any]
+) -> None:
+    """Twin of a long text: the same note, but nothing is kept a second time."""
+    data = {"stdout": "", "other": "x" * 20_000}
+    cut = CutText("stdout", "h" * 9000, "t" * 9000, 10**9, link)
+    shaped = ShapedOutcome(Outcome(EndedBy.OK, "call", data=data, cuts=(cut,)), data, "")
+    short = (await shorten(shaped, blobs=store, principal_id=OWNER)).data
+    missing = 10**9 - 2 * 5000
+    assert short["stdout"] == f"{'h' * 5000}\n… {missing} characters left out …\n{'t' * 5000}"
+    first, second = short["truncation_info"]["fields"]
+    assert (first["field"], first["original_length"]) == ("stdout", 10**9)
+    assert first.items() >= link.items()
+    assert second["field"] == "other"
+    assert short["truncation_info"]["original_length"] == 10**9 + 20_000
+    assert short["resource_url"] == link.get("resource_url", second["resource_url"])
+    assert store.room.taken == 20_000
+
+
+# -- usage and cost ------------------------------------------------------------------------
+
+
+PRICES = Prices(cpu_second=Decimal("0.10"), gb_second=Decimal("0.02"), currency="EUR")
+
+
+def _outcome(**fields: Any) -> Outcome:
+    return Outcome(EndedBy.OK, "none", **fields)
+
+
+def _account(**fields: Any) -> UsageReport:
+    values: dict[str, Any] = {
+        "arguments_json": "",
+        "data": {},
+        "data_json": "",
+        "tool": function_definition(cost_per_use="0.01"),
+        "outcome": _outcome(),
+        "limits": Limits(5, 5, 512, 1000),
+        "processing_s": 2.0,
+        "counter": EstimatingCounter(),
+        "prices": Prices(),
+    }
+    return account(**{**values, **fields})
+
+
+@pytest.mark.row("E3")
+def test_cost_is_per_use_and_what_the_tool_reports() -> None:
+    assert _account().cost == "0.010000"
+    assert _account(outcome=_outcome(cost=Decimal("0.005"))).cost == "0.015000"
+
+
+@pytest.mark.row("E3")
+def test_resources_cost_what_they_were_priced_at() -> None:
+    # 0.01 + 0.5 s × 0.10 + 0.5 GB × 2 s × 0.02
+    report = _account(outcome=_outcome(cpu_ms=500.0), prices=PRICES)
+    assert (report.cost, report.currency) == ("0.080000", "EUR")
+
+
+@pytest.mark.row("E3")
+def test_what_was_not_measured_or_not_limited_costs_nothing() -> None:
+    assert _account(prices=PRICES, limits=Limits(5, 5, None, 10)).cost == "0.010000"
+    assert _account(prices=PRICES, limits=None).cost == "0.010000"
+
+
+@pytest.mark.row("E3")
+def test_refused_call_costs_nothing() -> None:
+    assert _account(outcome=None, prices=PRICES).cost == "0.000000"
+    assert _account(tool=None, outcome=None).cost == "0.000000"
+
+
+@pytest.mark.row("E3")
+@given(st.decimals(0, 1000, places=6), st.decimals(0, 1000, places=6))
+def test_sums_of_money_are_exact(per_use: Decimal, reported: Decimal) -> None:
+    tool = function_definition(cost_per_use=str(per_use))
+    assert Decimal(_account(tool=tool, outcome=_outcome(cost=reported)).cost) == per_use + reported
+
+
+@pytest.mark.row("E2")
+def test_tokens_are_counted_of_arguments_and_data() -> None:
+    report = _account(arguments_json="x" * 7, data_json="x" * 8, outcome=_outcome(tokens_used=11))
+    assert (report.input_tokens, report.output_tokens, report.tokens_used) == (2, 3, 11)
+    assert report.estimated is True
+
+
+@pytest.mark.row("E2")
+def test_another_counter_can_be_plugged_in() -> None:
+    class Words:
+        estimated = False
+
+        def count(self, characters: str, kind: TextKind) -> int:
+            return 42 if kind is TextKind.JSON else 0
+
+    report = _account(counter=Words())
+    assert (report.input_tokens, report.output_tokens, report.estimated) == (42, 42, False)
+
+
+FILE = {"filename": "plot.png", "content_type": "image/png", "size": 30_000}
+CONTENT = "QUJD" * 10_000
+
+
+def _tokens_of(data: dict[str, Any]) -> int:
+    return _account(data=data, data_json=strict_json.dumps(data).decode()).output_tokens
+
+
+@pytest.mark.row("E2", "E7")
+@pytest.mark.parametrize("key", ["images", "files"])
+def test_content_of_figures_and_files_counts_as_no_tokens(key: str) -> None:
+    with_content = {"stdout": "hello", key: [{**FILE, "content_base64": CONTENT}, FILE]}
+    without = {"stdout": "hello", key: [{**FILE, "content_base64": ""}, FILE]}
+    assert _tokens_of(with_content) == _tokens_of(without)
+
+
+@pytest.mark.row("E2", "E7")
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"text": CONTENT},
+        {"files": [{**FILE, "content_base64": "These are words, and a model reads them. " * 1000}]},
+        {"files": [{"content_base64": CONTENT}]},
+        {"files": {**FILE, "content_base64": CONTENT}},
+    ],
+    ids=["text", "no-base64", "no-file", "no-list"],
+)
+def test_what_only_looks_like_the_content_of_a_file_is_counted(data: dict[str, Any]) -> None:
+    assert _tokens_of(data) > 10_000
