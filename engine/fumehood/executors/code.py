@@ -1,8 +1,9 @@
-"""Code in a container: what to run there, and what its ending means to the caller.
+"""Code in a container: run a program and turn its ending into an outcome.
 
-Host side, between `pipeline/execute` and a wall's lease. How a run ended, its streams, exit
-status and files were measured outside the program; value, exception and traceback are its
-own words, read in `code_claims`. A claim never makes a failure a success.
+Host side, between `pipeline/execute` and a wall's lease. The ending, streams, exit status and files
+are measured outside the program; value, exception and traceback are claims of the program, read in
+`code_endings`. Invariants: a claim never turns a failure into a success; no more than
+`SPILL_CHARACTERS` of a stream are in memory, the rest goes to disk as a blob, and both ends stay.
 """
 
 from __future__ import annotations
@@ -22,27 +23,43 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.tool import SHELL_OUTPUT, ToolDefinition
 from fumehood.executors.code_arguments import program_arguments, sent_files
-from fumehood.executors.code_claims import NO_VALUE, FailureClaim, read_failure, read_value
-from fumehood.executors.code_words import (
+from fumehood.executors.code_endings import (
+    NO_VALUE,
+    FailureClaim,
     Subject,
     failure_message,
     left_out_words,
     reached_limit,
+    read_failure,
+    read_value,
     refused_by,
     state_words,
 )
-from fumehood.executors.kept_streams import KeptStreams, KeptText
 from fumehood.executors.live import CallHandle
-from fumehood.executors.outcome import Outcome
+from fumehood.executors.outcome import CutText, Outcome
 from fumehood.executors.workspace_files import WorkspaceFiles
-from fumehood.sandbox.wall import Lease, RunEnding
-from fumehood.storage.blobs import BlobStore
+from fumehood.observe.clock import timestamp
+from fumehood.sandbox.wall import Lease, OnOutput, RunEnding
+from fumehood.storage.blobs import BlobStore, Draft, NotKept
 
 MAX_DATA_BYTES = 16 * 1024 * 1024
-"""Streams, value and files as base64, each of which has a bound of its own, fit in it."""
+"""Large enough for streams, value and files as base64, each of which has its own limit."""
+
+SPILL_CHARACTERS = 2 << 20
+"""More than the default output limit, so only a raised limit lets streams spill to disk."""
+
+SIDE_CHARACTERS = 5000
+"""The length of the head and the tail that stay in memory; the answer shows no more."""
+
+FEED_CHARACTERS = 256 * 1024
+"""The characters written to disk at once."""
+
+MANY_PIECES = 1024
+"""Join pieces beyond this number: small ones take more memory than their text."""
+
 
 _CLAIMABLE = {"memory": EndedBy.MEMORY, "policy": EndedBy.POLICY}
-"""What a program that failed may say of its failure."""
+"""The causes that a failed program may claim for its failure."""
 
 
 async def run_code(
@@ -55,11 +72,11 @@ async def run_code(
     live: CallHandle,
     session_id: str | None = None,
 ) -> Outcome:
-    """Run one program in its container, which is a session's where one is named, telling `live`
-    what it prints and how far it is.
+    """Run one program in its container, or in its session's, reporting output and progress to
+    `live`.
 
-    Where it fails, `details` hold the same fields as `data` would, with `exception`, and
-    `limit` where one ended it.
+    If it fails, `details` hold the same fields as `data` would, with `exception`, and with `limit`
+    if a limit ended it.
     """
     language = tool.executor.removeprefix("code:")
     files = WorkspaceFiles(blobs, principal_id, sent_files(arguments))
@@ -71,7 +88,7 @@ async def run_code(
     except BaseException:
         files.discard()
         if cancelled and live.is_cancelled:
-            # It may have ended by itself in the same moment; its caller was told otherwise.
+            # It may have ended by itself at the same moment, but its caller was told otherwise.
             ending = replace(cancelled[0], ended_by=EndedBy.CANCELLED)
             with anyio.CancelScope(shield=True):
                 kept = await streams.finish()
@@ -88,7 +105,7 @@ async def run_code(
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """What a program left in its workspace."""
+    """The files that a program left in its workspace."""
 
     files: list[JsonObject] = field(default_factory=list)
     pictures: list[JsonObject] = field(default_factory=list)
@@ -104,7 +121,7 @@ def _outcome(
     session_id: str | None,
 ) -> Outcome:
     language = tool.executor.removeprefix("code:")
-    if kept:  # else its wall tells no output while it runs
+    if kept:  # else its wall does not report output while a program runs
         ending = replace(ending, stdout=kept["stdout"].text, stderr=kept["stderr"].text)
     failure = read_failure(ending.claimed_error)
     ending = _as_claimed(ending, failure)
@@ -140,7 +157,7 @@ def _as_claimed(ending: RunEnding, failure: FailureClaim | None) -> RunEnding:
 
 
 def session_fields(session_id: str, ending: RunEnding) -> JsonObject:
-    """What `data` and `error.details` say of the session."""
+    """The session's fields in `data` and `error.details`."""
     return {
         "id": session_id,
         "state": ending.state,
@@ -155,7 +172,7 @@ def _fields(
     pictures: list[JsonObject],
     left_out: int,
 ) -> JsonObject:
-    """What `data` and `error.details` have in common. A command has no value and no figures."""
+    """The common fields of `data` and `error.details`. A command has no value and no images."""
     value = read_value(ending.result) if ending.ended_by is EndedBy.OK else NO_VALUE
     fields: JsonObject = {
         "stdout": ending.stdout,
@@ -212,7 +229,7 @@ def _output_bytes(ending: RunEnding) -> int:
 
 
 def session_lost(details: JsonObject) -> SandboxUnavailable:
-    """The container of a session is gone, and everything in it."""
+    """The error for a session whose container is gone."""
     return SandboxUnavailable(
         "The session's container was lost meanwhile: its files and variables are gone. Begin "
         "another session.",
@@ -229,3 +246,105 @@ def _lost(tool: ToolDefinition, details: JsonObject) -> SandboxUnavailable:
         retryable=tool.idempotent,
         retry_after_ms=100 if tool.idempotent else None,
     )
+
+
+# -- streams -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class KeptText:
+    """A complete stream, or its head and tail with a link to the blob."""
+
+    text: str
+    cut: CutText | None = None
+
+
+class KeptStreams:
+    """Both streams of one run. Each piece is also passed to `output`."""
+
+    def __init__(
+        self,
+        blobs: BlobStore,
+        principal_id: str,
+        most_characters: int,
+        output: OnOutput | None = None,
+    ) -> None:
+        self._has_heard = False
+        self._output = output
+        self._streams = {
+            name: _Stream(blobs, principal_id, most_characters) for name in ("stdout", "stderr")
+        }
+
+    def hear(self, stream: str, text: str) -> None:
+        """Add the next characters of a stream."""
+        self._has_heard = True
+        kept = self._streams[stream].add(text)
+        if kept and self._output is not None:
+            self._output(stream, kept)
+
+    async def finish(self) -> dict[str, KeptText]:
+        """Both streams by name; empty if there was no output. Bounded by the disk."""
+        if not self._has_heard:
+            return {}
+        return {name: await stream.finish(name) for name, stream in self._streams.items()}
+
+    def discard(self) -> None:
+        """Drop both streams."""
+        for stream in self._streams.values():
+            stream.discard()
+
+
+class _Stream:
+    def __init__(self, blobs: BlobStore, principal_id: str, most_characters: int) -> None:
+        self._blobs = blobs
+        self._principal_id = principal_id
+        self._left = most_characters
+        self._length = 0
+        self._parts: list[str] = []
+        self._unfed = 0
+        self._head = self._tail = ""
+        self._draft: Draft | None = None
+
+    def add(self, text: str) -> str:
+        """Returns the part that was within the limit."""
+        kept = text if len(text) <= self._left else text[: self._left]
+        if not kept:
+            return ""
+        self._left -= len(kept)
+        self._length += len(kept)
+        self._parts.append(kept)
+        self._unfed += len(kept)
+        if len(self._parts) > MANY_PIECES:
+            self._parts = ["".join(self._parts)]
+        if self._unfed > (SPILL_CHARACTERS if self._draft is None else FEED_CHARACTERS):
+            self._feed()
+        return kept
+
+    def _feed(self) -> None:
+        text = "".join(self._parts)
+        self._parts, self._unfed = [], 0
+        if self._draft is None:
+            self._draft = self._blobs.draft(self._principal_id)
+            self._head = text[:SIDE_CHARACTERS]
+        self._tail = (self._tail + text[-SIDE_CHARACTERS:])[-SIDE_CHARACTERS:]
+        self._draft.feed(text.encode("utf-8", "replace"))
+
+    async def finish(self, name: str) -> KeptText:
+        if self._draft is None:
+            return KeptText("".join(self._parts))
+        if self._parts:
+            self._feed()
+        cut = CutText(name, self._head, self._tail, self._length, await self._link(name))
+        return KeptText("", cut)
+
+    async def _link(self, name: str) -> JsonObject:
+        assert self._draft is not None
+        try:
+            blob = await self._blobs.keep(self._draft, f"{name}.txt", "text/plain; charset=utf-8")
+        except NotKept as reason:
+            return {"not_kept": f"{reason}, so the rest is lost"}
+        return {"resource_url": blob.url, "expires_at": timestamp(blob.expires_at)}
+
+    def discard(self) -> None:
+        if self._draft is not None:
+            self._draft.discard()

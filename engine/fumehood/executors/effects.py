@@ -1,48 +1,83 @@
-"""Effects: what a call would change, for the human who decides on it. Nothing is touched.
+"""Effects: a preview of a call's changes, for the human who decides on it. Changes nothing.
 
-Host side, beside the executors; asked before an approval, and held to by `run_workspace` after it.
-What the guest says is checked and bounded; a diff is made here. Invariants: `shown` is what `base`
-and `effect` are hashes of; a call whose effect cannot be seen whole is refused, not guessed at.
-Tools of other executors have no preview yet: one is a row in `_PREVIEWS`.
+Host side, beside the executors; computed before an approval and enforced by `run_workspace` after
+it. The guest's program `files` surveys the paths; the survey is checked and bounded, and diffs are
+made here. Invariants: `base` and `effect` are hashes of what is shown; a call whose effect cannot
+be seen completely is refused, not guessed. A survey covers only the requested paths and their
+surroundings, in order, without a duplicate, and a complete one matches its own hash.
+Tools of other executors have no preview yet; a preview is a row in `_PREVIEWS`.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping
+import json
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import anyio.to_thread
+from pydantic import Field, model_validator
 
 from fumehood.core.errors import InvalidParams
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.tool import ToolDefinition
-from fumehood.executors.effect_claims import Seen, Survey, SurveyClaim, line, read_survey
 from fumehood.executors.effect_diff import text_of, unified
-from fumehood.executors.workspace_claims import MAX_READ_BYTES, NotAsAgreed, Piece, fitting_piece
-from fumehood.executors.workspace_guest import FAULT_WORDS, ask, not_as_agreed
-from fumehood.executors.workspace_requests import content_of, delete_request, write_request
+from fumehood.executors.workspace_claims import (
+    MAX_READ_BYTES,
+    MAX_SIZE,
+    Claim,
+    FaultKind,
+    NotAsAgreed,
+    Piece,
+    fitting_piece,
+)
+from fumehood.executors.workspace_guest import (
+    FAULT_WORDS,
+    ask,
+    content_of,
+    delete_request,
+    not_as_agreed,
+    write_request,
+)
 from fumehood.sandbox.wall import Lease
 
 NEW_FILE_MODE = 0o644
 NEW_DIRECTORY_MODE = 0o755
-"""As the guest makes them."""
+"""The modes that the guest gives new files and directories."""
 
 MAX_COMPARED_BYTES = MAX_READ_BYTES
-"""Of each text of a diff: a file is read in one piece for it."""
+"""The largest text in a diff, since a file is read in one piece."""
+
+SURVEY_FORMAT = b"fumehood.survey.1\n"
+"""The first line of the guest's manifest."""
+
+MAX_SHOWN = 1000
+MAX_PATHS = 100
+"""The most paths in one request, as in the checks of the arguments."""
+
+MAX_COUNT = 200_000
+MAX_TEXT = 4 * 4096
+"""The length of the longest path if every byte is escaped."""
+
+MAX_FILE_MODE = 0o7777
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What one call would change.
+    """The changes that one call would make.
 
-    `base` is the hash of everything that it looks at or changes, as it is now; `effect` of what
-    it would be afterwards.
+    `base` is the hash of everything that it reads or changes, as it is now; `effect` is the hash of
+    the state afterwards.
     """
 
     shown: JsonObject
@@ -52,18 +87,18 @@ class Effect:
 
 
 def has_preview(tool: ToolDefinition) -> bool:
-    """Whether what a tool's calls would change can be told before."""
+    """Whether the changes of a tool's calls can be previewed."""
     return tool.executor in _PREVIEWS
 
 
 async def effect_of(
     tool: ToolDefinition, arguments: JsonObject, limits: Limits, lease: Lease
 ) -> Effect | None:
-    """What a call would change in the place that the lease is on; None for other executors.
+    """The effect of a call in the leased sandbox; None for executors without a preview.
 
     Raises:
-        InvalidParams: too much to look at, or a file system that refuses to be looked at.
-        SandboxUnavailable, Timeout, …: as the tool itself would, where the place cannot answer.
+        InvalidParams: too much to survey, or unreadable.
+        SandboxUnavailable, Timeout, …: as the tool itself would raise.
     """
     preview = _PREVIEWS.get(tool.executor)
     return None if preview is None else await preview(arguments, _Place(lease, limits))
@@ -82,7 +117,7 @@ class _Place:
             raise not_as_agreed() from None
 
     async def read(self, path: str, seen: Seen) -> bytes:
-        """All of a small file, which is the one that was seen."""
+        """The content of a small file, checked against the survey."""
         size = seen.size or 0
         request = {"do": "read", "path": path, "offset": 0, "length": MAX_COMPARED_BYTES}
         piece = (await ask(self.lease, request, self.limits, Piece)).required
@@ -162,7 +197,7 @@ async def _effect_of_change(
 
 
 def _lacking_above(path: str, survey: Survey) -> list[str]:
-    """The directories that would be made on the way, from the top."""
+    """The missing parent directories that would be created, from the top."""
     parts = path.split("/")
     above = ["/".join(parts[:end]) for end in range(1, len(parts))]
     for number, one in enumerate(above):
@@ -173,7 +208,7 @@ def _lacking_above(path: str, survey: Survey) -> list[str]:
 
 
 async def _diff(before: bytes, after: bytes) -> JsonObject:
-    """A diff, or why there is none. Made beside the event loop: the texts set its cost."""
+    """A diff, or the reason why there is none. Runs in a thread: its cost depends on the texts."""
     if max(len(before), len(after)) > MAX_COMPARED_BYTES:
         return {"too_large": True}
     old, new = text_of(before), text_of(after)
@@ -211,7 +246,7 @@ async def _effect_of_deletion(arguments: JsonObject, place: _Place) -> Effect:
 
 
 def _removed(entry: Seen) -> JsonObject:
-    """One thing that would go, as it is shown."""
+    """An entry that would be removed, as shown."""
     shown = entry.model_dump(exclude_none=True, exclude={"version"})
     if entry.mode is not None:
         shown["mode"] = _mode(entry.mode)
@@ -233,7 +268,7 @@ def _shown(
     truncated: bool = False,
     would_fail: str | None = None,
 ) -> JsonObject:
-    """`count` and `size` are of all that would be removed, also where not all of it is shown."""
+    """The preview. `count` and `size` cover everything that would be removed, shown or not."""
     shown: JsonObject = {
         "added": added or [],
         "changed": changed or [],
@@ -264,7 +299,7 @@ def _mode(mode: int) -> str:
 
 
 def _agreed(value: T | None) -> T:
-    """What has to be there. Raises SandboxUnavailable where it is not."""
+    """The required value. Raises SandboxUnavailable if it is missing."""
     if value is None:
         raise not_as_agreed()
     return value
@@ -273,11 +308,169 @@ def _agreed(value: T | None) -> T:
 def _hash(manifest: list[JsonObject]) -> str:
     total = hashlib.sha256(b"fumehood.effect.1\n")
     for one in manifest:
-        total.update(line(one))
+        total.update(manifest_line(one))
     return total.hexdigest()
 
 
 _PREVIEWS: Mapping[str, Callable[[JsonObject, _Place], Awaitable[Effect]]] = MappingProxyType(
     {"workspace:write": _effect_of_write, "workspace:delete": _effect_of_deletion}
 )
-"""Executors to what tells the effects of their calls."""
+"""The preview function of each executor."""
+
+
+# -- surveys -------------------------------------------------------------------------------
+
+
+class Seen(Claim):
+    """One path in the workspace and what was found there; `absent` if nothing was."""
+
+    path: str = Field(min_length=1, max_length=MAX_TEXT)
+    path_base64: str | None = Field(default=None, max_length=MAX_TEXT)
+    """The bytes of a path that is not UTF-8; `path` shows it escaped."""
+    kind: Literal["absent", "file", "directory", "link", "other"]
+    mode: int | None = Field(default=None, ge=0, le=MAX_FILE_MODE)
+    size: int | None = Field(default=None, ge=0, le=MAX_SIZE)
+    links: int | None = Field(default=None, ge=1, le=1 << 32)
+    """The number of the file's hard links, in the workspace or elsewhere."""
+    sha256: Sha256 | None = None
+    version: str | None = Field(default=None, min_length=1, max_length=200)
+    """In place of the hash, for a file that could not be read."""
+    target: str | None = Field(default=None, max_length=MAX_TEXT)
+    target_base64: str | None = Field(default=None, max_length=MAX_TEXT)
+    special: Literal["pipe", "socket", "device", "unknown"] | None = None
+
+    @model_validator(mode="after")
+    def _is_one_of_its_kind(self) -> Seen:
+        given = {name for name in type(self).model_fields if getattr(self, name) is not None}
+        given -= {"path", "path_base64", "kind", "target_base64"}
+        allowed: dict[str, tuple[set[str], ...]] = {
+            "absent": (set(),),
+            "file": (
+                {"mode", "size", "links", "sha256"},
+                {"mode", "size", "links", "version"},
+            ),
+            "directory": ({"mode"},),
+            "link": ({"mode", "target"},),
+            "other": ({"mode", "special"},),
+        }
+        if given not in allowed[self.kind]:
+            raise ValueError("fields of another kind")
+        _bytes_of(self.target or "", self.target_base64)
+        parts = self.raw_path.split(b"/")
+        if b"\0" in self.raw_path or any(part in (b"", b".", b"..") for part in parts):
+            raise ValueError("no plain path")
+        return self
+
+    @property
+    def raw_path(self) -> bytes:
+        """The path's bytes in the file system."""
+        return _bytes_of(self.path, self.path_base64)
+
+
+class Appended(Claim):
+    """A file after an append."""
+
+    size: int = Field(ge=0, le=MAX_SIZE)
+    sha256: Sha256
+
+
+class SurveyClaim(Claim):
+    """Everything that a call reads or changes, by path; `base` is the hash of all of it."""
+
+    base: Sha256
+    entries: list[Seen] = Field(max_length=MAX_SHOWN)
+    has_more: bool
+    faults: list[FaultKind | None] = Field(max_length=MAX_PATHS)
+    """The reason why each requested path would be refused, in order; null if it would not."""
+    appended: Appended | None
+    count: int = Field(ge=0, le=MAX_COUNT)
+    """The number of entries at or below paths that are not refused."""
+    size: int = Field(ge=0, le=MAX_SIZE * 1024)
+    """The bytes of these files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """A consistent survey of the requested paths."""
+
+    claim: SurveyClaim
+    faults: Mapping[str, FaultKind | None]
+    """By path, in the order of the request."""
+    entries: Mapping[bytes, Seen]
+
+    def at(self, path: str) -> Seen | None:
+        """The entry at a path, if it was surveyed."""
+        return self.entries.get(path.encode())
+
+    @property
+    def going(self) -> list[Seen]:
+        """The existing entries at or below paths that are not refused."""
+        tops = {path.encode() for path, fault in self.faults.items() if fault is None}
+        return [
+            entry
+            for path, entry in self.entries.items()
+            if entry.kind != "absent" and not tops.isdisjoint(_way(path))
+        ]
+
+
+def read_survey(claim: SurveyClaim, paths: Sequence[str]) -> Survey:
+    """Check a survey of these paths, which are all different.
+
+    Raises:
+        NotAsAgreed: other paths, a wrong order, or a mismatch with its own hash or counts.
+    """
+    entries = {entry.raw_path: entry for entry in claim.entries}
+    if len(claim.faults) != len(paths) or len(entries) != len(claim.entries):
+        raise NotAsAgreed
+    if not all(one < other for one, other in pairwise(entries)):
+        raise NotAsAgreed
+    asked = {path.encode() for path in paths}
+    leading = {one for path in asked for one in _way(path)}
+    if not all(path in leading or not asked.isdisjoint(_way(path)) for path in entries):
+        raise NotAsAgreed
+    survey = Survey(claim, dict(zip(paths, claim.faults, strict=True)), entries)
+    going = survey.going
+    count, size = len(going), sum(entry.size or 0 for entry in going)
+    if claim.has_more:  # the rest of the manifest cannot be verified
+        fits = count <= claim.count and size <= claim.size
+    else:
+        fits = (count, size, _base(survey)) == (claim.count, claim.size, claim.base)
+    if not fits:
+        raise NotAsAgreed
+    return survey
+
+
+def _base(survey: Survey) -> str:
+    total = hashlib.sha256(SURVEY_FORMAT)
+    for entry in survey.entries.values():
+        total.update(manifest_line(entry.model_dump(exclude_none=True)))
+    for path, fault in survey.faults.items():
+        total.update(manifest_line({"path": path, "fault": fault}))
+    return total.hexdigest()
+
+
+def _way(path: bytes) -> Iterator[bytes]:
+    """A path and its parents."""
+    while path:
+        yield path
+        path = path.rpartition(b"/")[0]
+
+
+def manifest_line(value: JsonObject) -> bytes:
+    """One value as a line of a manifest: sorted keys, ASCII, no spaces."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return text.encode("ascii") + b"\n"
+
+
+def _bytes_of(text: str, encoded: str | None) -> bytes:
+    """The bytes of a name. Raises ValueError if text and bytes differ."""
+    if encoded is None:
+        return text.encode()
+    raw = base64.b64decode(encoded, validate=True)
+    if raw.decode("utf-8", "backslashreplace") != text:
+        raise ValueError("another name")
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return raw
+    raise ValueError("bytes of a name that is text")

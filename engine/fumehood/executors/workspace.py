@@ -31,9 +31,8 @@ from fumehood.executors.workspace_claims import (
     Written,
     fitting_piece,
 )
-from fumehood.executors.workspace_guest import ask, not_as_agreed
+from fumehood.executors.workspace_guest import ask, delete_request, not_as_agreed, write_request
 from fumehood.executors.workspace_listing import DEFAULT_LIMIT, ListingQuery, list_page
-from fumehood.executors.workspace_requests import delete_request, write_request
 from fumehood.protocol.cursors import Cursors
 from fumehood.sandbox.wall import Lease, RunEnding
 

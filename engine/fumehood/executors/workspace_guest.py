@@ -1,11 +1,13 @@
-"""One request to the guest's program `files`, and its answer or the error that it stands for.
+"""One request to the guest's program `files`, and its answer or error.
 
-Host side, between the tools on workspaces, the addresses of sessions and a session's lease.
-What a refusal says to the caller is in this engine's own words.
+Host side, between the workspace tools, the session routes and a session's lease. The survey before
+a decision and the action after it are built from the same request, so they cannot differ. The
+message of a refusal is the engine's own.
 """
 
 from __future__ import annotations
 
+import base64
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -24,7 +26,7 @@ from fumehood.core.errors import (
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.executors.code import session_lost
-from fumehood.executors.code_words import refused_by
+from fumehood.executors.code_endings import refused_by
 from fumehood.executors.workspace_claims import Fault, NotAsAgreed, read_answer, read_fault
 from fumehood.sandbox.wall import Lease, RunEnding
 
@@ -55,7 +57,7 @@ _FIELD = "path"
 
 @dataclass(frozen=True, slots=True)
 class Said(Generic[M]):
-    """How a request ended: with a value, or an error in its place."""
+    """The ending of a request: a value or an error."""
 
     ending: RunEnding
     value: M | None = None
@@ -63,7 +65,7 @@ class Said(Generic[M]):
 
     @property
     def required(self) -> M:
-        """The value. Raises the error where there is none."""
+        """The value. Raises the error if there is none."""
         if self.error is not None:
             raise self.error
         assert self.value is not None
@@ -71,7 +73,7 @@ class Said(Generic[M]):
 
 
 async def ask(lease: Lease, request: JsonObject, limits: Limits, model: type[M]) -> Said[M]:
-    """Ask the program once. The answer is `model`'s, or there is an error."""
+    """Send one request. The answer is parsed as `model`."""
     ending = await lease.run(PROGRAM, request, limits)
     if ending.ended_by is not EndedBy.OK:
         return Said(ending, error=_ended(ending, limits))
@@ -85,7 +87,7 @@ async def ask(lease: Lease, request: JsonObject, limits: Limits, model: type[M])
 
 
 def not_as_agreed() -> SandboxUnavailable:
-    """The guest cannot be believed any more: a program may have done something to it."""
+    """The error for an invalid answer: a program may have tampered with the guest."""
     return SandboxUnavailable(
         "The session's container gave an answer that has not the agreed form, so nothing in it "
         "can be relied on. End the session and begin another.",
@@ -114,3 +116,28 @@ def _ended(ending: RunEnding, limits: Limits) -> EngineError:
         f"The work on the files was ended ({ending.ended_by.value}). Ask for less at a time."
         + (f" {why}" if why else "")
     )
+
+
+# -- requests of the tools that change a workspace -----------------------------------------
+
+
+def write_request(arguments: JsonObject) -> JsonObject:
+    """The request of `write_file`."""
+    return {
+        "do": "write",
+        "path": arguments["path"],
+        "content_base64": base64.b64encode(content_of(arguments)).decode("ascii"),
+        "mode": arguments.get("mode") or "create",
+    }
+
+
+def content_of(arguments: JsonObject) -> bytes:
+    """The content for `write_file`."""
+    text = arguments.get("content")
+    return base64.b64decode(arguments["content_base64"]) if text is None else text.encode()
+
+
+def delete_request(arguments: JsonObject) -> JsonObject:
+    """The request of `delete_files`. A path that is named twice counts once."""
+    paths = list(dict.fromkeys(arguments["paths"]))
+    return {"do": "delete", "paths": paths, "recursive": arguments.get("recursive") or False}

@@ -29,7 +29,7 @@ from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.tool import ToolDefinition
-from fumehood.executors import effect_claims, effects
+from fumehood.executors import effects
 from fumehood.executors.effects import Effect, effect_of
 from fumehood.executors.workspace import run_workspace
 from fumehood.guest.container import survey
@@ -444,6 +444,6 @@ async def test_a_place_that_is_lost_meanwhile_gives_no_preview() -> None:
 
 def test_guest_and_host_write_one_manifest() -> None:
     value = {"b": "é\u202e\n", "a": None, "mode": 0o644}
-    assert survey._line(value) == effect_claims.line(value)
-    assert survey.FORMAT == effect_claims.FORMAT
-    assert survey.MAX_SHOWN == effect_claims.MAX_SHOWN
+    assert survey._line(value) == effects.manifest_line(value)
+    assert survey.FORMAT == effects.SURVEY_FORMAT
+    assert survey.MAX_SHOWN == effects.MAX_SHOWN

@@ -1,7 +1,9 @@
-"""What messages say of code that ended otherwise than well, and of limits that it met.
+"""The endings of code: the program's claims, checked, and the messages for the caller.
 
-Host side, pure. Each limit that ended a run says what it was, how far the program came, and
-what to try; each one that only refused something says what it was and what to try.
+Host side, pure. A program can write anything in place of its result, so a claim is either a valid
+value of a model here or ignored, and it never decides whether the run succeeded. The message for a
+limit that ended a run names the limit, the program's peak and a remedy; the message for a limit
+that refused something names the limit and a remedy.
 """
 
 from __future__ import annotations
@@ -10,6 +12,9 @@ import re
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fumehood.core.errors import EndedBy
 from fumehood.core.json_types import JsonObject
@@ -23,16 +28,16 @@ from fumehood.core.limits import (
     Limits,
     container_writable_mb,
 )
-from fumehood.executors.code_claims import ExceptionClaim, FailureClaim
+from fumehood.protocol import strict_json
 from fumehood.sandbox.wall import RunEnding
 
 MAX_MESSAGE_CHARACTERS = 500
 
 MUCH_HELD = 0.4
-"""Of a session's memory: so much in variables leaves a call little room."""
+"""The share of a session's memory from which on its variables are named as the cause."""
 
 IDLE_SHARE = 0.05
-"""Of the time that a run took: who computed less than that was waiting for something."""
+"""A run that used less CPU than this share of its time was waiting for something."""
 
 NO_TERMINAL = "there is no terminal here, and nobody who could answer a question"
 
@@ -40,26 +45,33 @@ _TERMINAL_WORDS = re.compile(
     r"/dev/tty|not a (?:tty|terminal)|Inappropriate ioctl for device|TERM environment variable",
     re.IGNORECASE,
 )
-"""What programs write that looked for a terminal."""
+"""Messages of programs that looked for a terminal."""
 
 LOOKED_AT_CHARACTERS = 4000
 
 
+MAX_VALUE_DEPTH = 50
+"""A little less than an envelope can hold, because the value stands inside its data."""
+
+MAX_EXACT_INTEGER = 2**53 - 1
+"""JSON readers disagree about larger integers, so a value that holds one is left out."""
+
+
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What ran, as messages speak of it."""
+    """The subject of a message: what ran, and where."""
 
     language: str = "python"
     in_session: bool = False
 
     @property
     def what(self) -> str:
-        """A name for it."""
+        """The noun for it."""
         return "command" if self.language == "shell" else "program"
 
     @property
     def more_memory(self) -> str:
-        """How to get it."""
+        """The remedy for too little memory."""
         return "begin a session with more" if self.in_session else "allow more (memory_limit_mb)"
 
 
@@ -69,7 +81,7 @@ PROGRAM = Subject()
 def reached_limit(
     ending: RunEnding, limits: Limits, subject: Subject = PROGRAM
 ) -> tuple[JsonObject, str] | None:
-    """The limit that ended a run with its peak, and the message; None where no limit did."""
+    """The limit that ended a run with its peak, and the message; None if no limit did."""
     match ending.ended_by:
         case EndedBy.WALL_TIME:
             hint = _wall_time_hint(ending, limits, subject)
@@ -97,7 +109,7 @@ def reached_limit(
 
 
 def _memory_hint(ending: RunEnding, limits: Limits, subject: Subject) -> str:
-    """What to try; where the session's own variables leave little, that first."""
+    """The remedy; if the session's own variables take much memory, that first."""
     held_mb = (ending.variables_bytes or 0) / MB
     if subject.in_session and held_mb > (limits.memory_mb or 0) * MUCH_HELD:
         return (
@@ -108,7 +120,7 @@ def _memory_hint(ending: RunEnding, limits: Limits, subject: Subject) -> str:
 
 
 def _wall_time_hint(ending: RunEnding, limits: Limits, subject: Subject) -> str:
-    """What to try. That it hardly computed was measured; what it waited for is a guess."""
+    """The remedy. The CPU time was measured; what the program waited for is a guess."""
     was_idle = ending.cpu_ms is not None and ending.cpu_ms < limits.wall_s * 1e3 * IDLE_SHARE
     if was_idle and subject.language == "javascript":
         return (
@@ -124,7 +136,7 @@ def _wall_time_hint(ending: RunEnding, limits: Limits, subject: Subject) -> str:
 
 
 def refused_by(names: Iterable[str], limits: Limits, subject: Subject = PROGRAM) -> tuple[str, ...]:
-    """A sentence for each limit that refused the program something and let it go on."""
+    """A sentence for each limit that refused the program something without ending it."""
     more_memory = (
         "begin a session with more memory"
         if subject.in_session
@@ -152,7 +164,7 @@ def refused_by(names: Iterable[str], limits: Limits, subject: Subject = PROGRAM)
 
 
 def left_out_words(count: int) -> tuple[str, ...]:
-    """A sentence where files did not come back; none where all did."""
+    """A sentence if files were left out."""
     if not count:
         return ()
     how_many = "1 file" if count == 1 else f"{count} files"
@@ -167,7 +179,7 @@ def left_out_words(count: int) -> tuple[str, ...]:
 def failure_message(
     ending: RunEnding, claim: FailureClaim | None, subject: Subject = PROGRAM
 ) -> str:
-    """What happened, where no limit ended the run."""
+    """The message for a run that no limit ended."""
     what = subject.what
     match ending.ended_by:
         case EndedBy.EXCEPTION if claim is not None and claim.kind == "invalid":
@@ -191,7 +203,7 @@ def failure_message(
 
 
 def _about_terminals(ending: RunEnding, subject: Subject) -> str:
-    """A sentence where what was written to stderr says that a terminal was looked for."""
+    """A sentence if stderr shows that the program looked for a terminal."""
     said = ending.stderr[-LOOKED_AT_CHARACTERS:]
     if subject.language != "shell" or _TERMINAL_WORDS.search(said) is None:
         return ""
@@ -206,7 +218,7 @@ _STATES = {
 
 
 def state_words(state: str | None) -> tuple[str, ...]:
-    """A sentence where variables of a session are not as the call left them."""
+    """A sentence if the session's variables are not as the call left them."""
     return (_STATES[state],) if state in _STATES else ()
 
 
@@ -223,8 +235,8 @@ def _reason(claim: FailureClaim | None) -> str:
 
 
 def _words(said: ExceptionClaim) -> str:
-    """Type and message on one line. A message can begin with its type already, and that of a
-    syntax error with the lines that it is about.
+    """Type and message on one line. A message may already begin with its type, and the message of
+    a syntax error with the lines of source that it refers to.
     """
     lines = [line.strip() for line in said.message.splitlines() if line.strip()]
     if not lines:
@@ -253,8 +265,91 @@ def _cpu_s(ending: RunEnding) -> float | None:
 
 
 def _peak_memory(ending: RunEnding, limits: Limits) -> JsonObject:
-    """How far the program came, if known. A peak over the limit includes the image's own part."""
+    """The program's peak, if known. A peak over the limit includes the image's own memory."""
     peak, most = ending.peak_memory_bytes, limits.memory_mb
     if peak is None or (most is not None and peak > most * MB):
         return {}
     return {"peak_memory_mb": round(peak / MB, 2)}
+
+
+# -- claims of the program -----------------------------------------------------------------
+
+
+class _Claim(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class ValueClaim(_Claim):
+    """The value of the last expression; `has_value` tells whether there was one."""
+
+    value: Any
+    has_value: bool
+    value_repr: str | None
+    notes: list[Annotated[str, Field(max_length=200)]] = Field(default=[], max_length=5)
+    """Notes about figures that are not in the answer."""
+
+
+class ExceptionClaim(_Claim):
+    """The exception that ended the program. The traceback shows only the program's own lines."""
+
+    type: str = Field(min_length=1, max_length=500)
+    message: str
+    line: int | None = Field(ge=0, le=2**31)
+    traceback: str
+
+
+class FailureClaim(_Claim):
+    """The program's account of its failure; `errno` is an `OSError`'s, for the supervisor."""
+
+    kind: Literal["exception", "memory", "policy", "invalid"]
+    message: str
+    errno: int | None = None
+    exception: ExceptionClaim | None = None
+
+
+NO_VALUE = ValueClaim(value=None, has_value=False, value_repr=None)
+
+
+def read_value(result: JsonObject | None) -> ValueClaim:
+    """The claimed value; `NO_VALUE` if the claim is invalid."""
+    try:
+        claim = ValueClaim.model_validate(result)
+    except ValidationError:
+        return NO_VALUE
+    if not claim.has_value:
+        return NO_VALUE.model_copy(update={"notes": claim.notes})
+    return claim if _is_fit(claim.value) else claim.model_copy(update={"value": None})
+
+
+def read_failure(claimed: JsonObject | None) -> FailureClaim | None:
+    """The claimed failure; None if the claim is invalid."""
+    try:
+        return FailureClaim.model_validate(claimed)
+    except ValidationError:
+        return None
+
+
+def _is_fit(value: Any) -> bool:
+    """Whether an envelope can hold the value, and every JSON reader reads it the same way."""
+    level = [value]
+    for _ in range(MAX_VALUE_DEPTH + 1):
+        deeper: list[Any] = []
+        for item in level:
+            if isinstance(item, int) and abs(item) > MAX_EXACT_INTEGER:
+                return False
+            if isinstance(item, dict):
+                deeper.extend(item.values())
+            elif isinstance(item, list):
+                deeper.extend(item)
+        if not deeper:
+            return _is_json(value)
+        level = deeper
+    return False
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        strict_json.loads(strict_json.dumps(value))
+    except (TypeError, ValueError):
+        return False
+    return True
