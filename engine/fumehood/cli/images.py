@@ -206,9 +206,8 @@ def _make(wish: ImageRequest, base: str, *, replace: bool) -> Image:
     """The folder aside, the image, and then the folder in its place."""
     from fumehood.sandbox.images.build import wheel_cache
     from fumehood.sandbox.images.errors import ImageTrouble, trouble_in
-    from fumehood.sandbox.images.own_files import read_own_files
     from fumehood.sandbox.images.own_image import check_wish, make_aside, publish
-    from fumehood.sandbox.images.recipe import WrongRecipe, recipe_of
+    from fumehood.sandbox.images.recipe import WrongRecipe, read_own_files, recipe_of
     from fumehood.sandbox.trusted_files import Untrusted
 
     own = _own_images()

@@ -1,17 +1,22 @@
-"""The layers of an image: Debian's packages, those of the Python index, and the guest.
+"""The layers of an image: Debian packages, Python packages, and the guest.
 
-Host side, between `build` and Docker. Invariant: a layer's labels come with its content, and say
-by digests what it was made from; what stands on a root file system does not pass for one.
+Host side, between `build` and Docker. Invariants: a layer's labels are set together with its
+content and identify its sources by digests; an image built on a root file system cannot pass for
+one. Wheels are unpacked here and nothing in them runs; every member lies below the folder for
+packages, as a plain file or folder of root's, with a mode chosen here that only root may write.
 """
 
 from __future__ import annotations
 
+import io
 import shutil
+import stat
 import tarfile
 import tempfile
 import time
-from collections.abc import Mapping
-from pathlib import Path
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
 
 import docker
 
@@ -30,15 +35,14 @@ from fumehood.sandbox.images.catalog import (
 )
 from fumehood.sandbox.images.errors import ImageTrouble, trouble_in
 from fumehood.sandbox.images.index import fetch
-from fumehood.sandbox.images.recipe import FONTS, SITE, Recipe, guest_archive, guest_digest
+from fumehood.sandbox.images.recipe import FONTS, LOCKED, SITE, Recipe, guest_archive, guest_digest
 from fumehood.sandbox.images.rootfs import OnStep, make_root, make_root_from_base
-from fumehood.sandbox.images.site import write_site
 
 GUEST_DEADLINE_S = 60
 PACKAGES_DEADLINE_S = 600
 
 NEEDED_BYTES = 1 << 30
-"""The file system twice (unpacked and as an archive) and what Docker makes of it."""
+"""Room for the file system twice (unpacked and as an archive) and for Docker's copy."""
 
 MANIFEST = "opt/fumehood/manifest.txt"
 PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -67,6 +71,20 @@ for name in sys.argv[1:]:
         sys.exit(f"{{name}} of `preload` in image.toml: {{type(error).__name__}}: {{error}}")
 """
 """Runs in a container without a network: what is imported here runs code of the packages."""
+
+PATH_FILE = "usr/lib/python3/dist-packages/fumehood.pth"
+"""Adds the packages to the path of any Python that a program starts; Debian's Python reads it."""
+
+MAX_SITE_BYTES = 4 << 30
+MAX_SITE_FILES = 200_000
+
+_DATA_FOLDERS = ("purelib", "platlib")
+"""The parts of a wheel's `.data` folder that belong beside its packages; the others, scripts and
+headers, are left out. *Source*: the wheel format, PEP 427.
+"""
+
+TESTED = frozenset({"matplotlib", "mpl_toolkits", "numpy", "pandas"})
+"""Packages whose test folders are left out: half of their size, and unused."""
 
 
 def find_base(client: docker.APIClient, recipe: Recipe) -> str | None:
@@ -233,3 +251,85 @@ def add_guest(client: docker.APIClient, recipe: Recipe, base: str, on_step: OnSt
 
 def _label_line(labels: Mapping[str, str]) -> str:
     return "LABEL " + " ".join(f'"{key}"="{value}"' for key, value in labels.items())
+
+
+# -- packages of the Python index ----------------------------------------------------------
+
+
+def write_site(wheels: Iterable[Path], lock: str, target: Path) -> None:
+    """Unpack wheels into a tar archive at `target`, with the lock as a record beside them.
+
+    Raises:
+        ImageTrouble: a file is not a wheel, or has members that it must not have.
+    """
+    folders: set[str] = set()
+    files: set[str] = set()
+    size = 0
+    with tarfile.open(target, "w") as archive:
+        _add_file(archive, LOCKED, lock.encode())
+        _add_file(archive, PATH_FILE, f"/{SITE}\n".encode())
+        for wheel in wheels:
+            for path, content in _wheel_files(wheel):
+                if path in files:  # two packages may have the same file; the first stays
+                    continue
+                size += len(content)
+                files.add(path)
+                if size > MAX_SITE_BYTES or len(files) > MAX_SITE_FILES:
+                    raise ImageTrouble(
+                        f"The packages unpack to more than {MAX_SITE_BYTES >> 30} GB or "
+                        f"{MAX_SITE_FILES} files.",
+                        "Ask for fewer.",
+                    )
+                _add_folders(archive, path, folders)
+                _add_file(archive, path, content)
+
+
+def _wheel_files(wheel: Path) -> Iterator[tuple[str, bytes]]:
+    """Where each file goes in the image, and what is in it."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            for member in archive.infolist():
+                if member.is_dir():
+                    continue
+                place = _wheel_place(wheel, member)
+                if place is not None:
+                    yield f"{SITE}/{place}", archive.read(member)
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+        raise ImageTrouble(
+            f"{wheel.name} cannot be unpacked ({error}).", "Remove it from the cache."
+        ) from None
+
+
+def _wheel_place(wheel: Path, member: zipfile.ZipInfo) -> PurePosixPath | None:
+    name = member.filename
+    path = PurePosixPath(name)
+    kind = stat.S_IFMT(member.external_attr >> 16)
+    if kind not in (0, stat.S_IFREG) or path.is_absolute() or ".." in path.parts or "\\" in name:
+        raise ImageTrouble(
+            f"{wheel.name} holds {name[:80]!r}, which is no file below its own folder.",
+            "Leave this package out, and tell who publishes it.",
+        )
+    parts = path.parts
+    if parts[0].endswith(".data"):
+        if len(parts) < 3 or parts[1] not in _DATA_FOLDERS:
+            return None
+        parts = parts[2:]
+    if parts[0] in TESTED and "tests" in parts[1:-1]:
+        return None
+    return PurePosixPath(*parts)
+
+
+def _add_folders(archive: tarfile.TarFile, path: str, known: set[str]) -> None:
+    above = [str(parent) for parent in PurePosixPath(path).parents if str(parent) not in known]
+    for folder in reversed(above[:-1]):  # the last one is the root itself
+        known.add(folder)
+        if folder.startswith(SITE):
+            member = tarfile.TarInfo(folder)
+            member.type, member.mode = tarfile.DIRTYPE, 0o755
+            archive.addfile(member)
+
+
+def _add_file(archive: tarfile.TarFile, path: str, content: bytes) -> None:
+    member = tarfile.TarInfo(path)
+    member.size, member.mode = len(content), 0o644
+    archive.addfile(member, io.BytesIO(content))

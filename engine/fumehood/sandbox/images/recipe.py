@@ -1,7 +1,9 @@
-"""What an image is made from: the folder in `sandbox_images`, and the guest's files.
+"""The sources of an image: its folder (ours or the operator's), and the guest's files.
 
-Host side; reads files and asks nobody. Invariant: everything that decides what is in an image is
-in one of the two digests here, so that an image whose labels carry them needs no further look.
+Host side; only reads files. Invariants: the two digests here cover everything that decides an
+image's content, so an image with both labels needs no further check. An operator's own files are
+read only if they and their folders belong to root or to this user: root installs the packages that
+they name, so they are as trusted as the configuration. None of them can run anything in a build.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import re
 import tarfile
 from dataclasses import dataclass
@@ -17,38 +20,39 @@ from pathlib import Path
 
 from fumehood.core.errors import InternalError
 from fumehood.sandbox.images.lock import Lock, WrongRequirements, parse_lock
-from fumehood.sandbox.images.own_files import read_own_files
 from fumehood.sandbox.images.settings import ImageSettings, WrongSettings, parse_settings
-from fumehood.sandbox.trusted_files import Untrusted
+from fumehood.sandbox.trusted_files import Untrusted, open_directory, read_file
 
 PACKAGE = Path(__file__).parents[2]
 """`fumehood` itself."""
 
 GUEST_HOME = "opt/fumehood/fumehood"
-"""Where the guest lies in an image."""
+"""The guest's folder in an image."""
 
 ABOUT = "opt/fumehood/image.json"
-"""Where an image tells its guest what it is."""
+"""The image's description, for its guest."""
 
 SITE = "opt/fumehood/site"
-"""Where packages of the Python index lie in an image."""
+"""The folder of the Python packages in an image."""
 
 LOCKED = "opt/fumehood/requirements.lock"
-"""Where an image keeps the list of these packages, for people."""
+"""The list of these packages, for people."""
 
 FONTS = "opt/fumehood/matplotlib"
-"""Where an image keeps Matplotlib's list of fonts."""
+"""Matplotlib's list of fonts in an image."""
 
 ENVIRONMENT = {
-    # A container has one processor's time; and a process with threads cannot be forked.
+    # A container has the time of one processor, and a process with threads cannot be forked.
     "numpy": {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-    # There is no display; and it complains where it cannot write.
+    # There is no display, and Matplotlib warns if it cannot write its configuration.
     "matplotlib": {"MPLBACKEND": "Agg", "MPLCONFIGDIR": "/tmp/.matplotlib"},  # noqa: S108
 }
-"""What programs need to find in their environment, by package of the Python index."""
+"""The environment variables that programs need, by Python package."""
 
 COMMON = "common"
-"""The folder beside those of the images: files that all images share."""
+"""The folder of the files that all images share, beside the images' own."""
+
+OWN_FILES = ("image.toml", "packages.txt", "requirements.in", "requirements.lock")
 
 _PROTOCOL = ("__init__.py", "framing.py", "strict_json.py")
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
@@ -283,3 +287,29 @@ def _digest(pairs: tuple[tuple[str, bytes], ...]) -> str:
         for part in (name.encode(), content):
             total.update(len(part).to_bytes(8, "big") + part)
     return total.hexdigest()
+
+
+# -- files of the operator's own images ----------------------------------------------------
+
+
+def read_own_files(folder: Path) -> tuple[tuple[str, bytes], ...]:
+    """The files of an operator's own image, sorted by name.
+
+    Raises:
+        Untrusted: another user could have written one, or one is missing.
+    """
+    owners = frozenset({0, os.geteuid()})
+    directory = open_directory(folder, owners)
+    try:
+        return tuple((name, _read_own_file(directory, name, owners)) for name in OWN_FILES)
+    finally:
+        os.close(directory)
+
+
+def _read_own_file(directory: int, name: str, owners: frozenset[int]) -> bytes:
+    try:
+        return read_file(directory, name, owners)[0]
+    except Untrusted as error:
+        raise Untrusted(f"{name}: {error}") from None
+    except OSError as error:
+        raise Untrusted(f"{name} cannot be read: {error.strerror}") from None

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fumehood.sandbox.images import site
+from fumehood.sandbox.images import layers
 from fumehood.sandbox.images.errors import ImageTrouble
-from fumehood.sandbox.images.site import PATH_FILE, write_site
+from fumehood.sandbox.images.layers import PATH_FILE, write_site
 from support.wheels import write_wheel
 
 SITE = "opt/fumehood/site"
@@ -105,7 +105,7 @@ def test_more_than_an_image_takes_is_refused(
 ) -> None:
     wheel = write_wheel(tmp_path, "tool", files={"big": "x" * 1000})
     write_site([wheel], "", tmp_path / "site.tar")
-    monkeypatch.setattr(site, "MAX_BYTES", 1000)
+    monkeypatch.setattr(layers, "MAX_SITE_BYTES", 1000)
     with pytest.raises(ImageTrouble, match="unpack to more than"):
         write_site([wheel], "", tmp_path / "site.tar")
 
