@@ -57,7 +57,6 @@ FEED_CHARACTERS = 256 * 1024
 MANY_PIECES = 1024
 """Join pieces beyond this number: small ones take more memory than their text."""
 
-
 _CLAIMABLE = {"memory": EndedBy.MEMORY, "policy": EndedBy.POLICY}
 """The causes that a failed program may claim for its failure."""
 

@@ -49,7 +49,6 @@ _TERMINAL_WORDS = re.compile(
 
 LOOKED_AT_CHARACTERS = 4000
 
-
 MAX_VALUE_DEPTH = 50
 """A little less than an envelope can hold, because the value stands inside its data."""
 

@@ -68,7 +68,6 @@ MAX_FILE_MODE = 0o7777
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
-
 T = TypeVar("T")
 
 

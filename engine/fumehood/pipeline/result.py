@@ -43,7 +43,6 @@ MAX_DATA_DEPTH = 60
 """A little less than readers accept, because data stands inside the envelope."""
 MAX_DETAILS_BYTES = 64 * 1024
 
-
 INLINE_BYTES = 10 * 1024
 """The longest text that stays whole, in UTF-8 (mission E6)."""
 

@@ -29,7 +29,6 @@ MISFIT = (
 )
 """Does not name the argument: fixed arguments are hidden from the caller."""
 
-
 _INTEGER = re.compile(r"^[+-]?\d{1,300}$", re.ASCII)
 _NUMBER = re.compile(r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?$", re.ASCII)
 _BOOLEANS = {
