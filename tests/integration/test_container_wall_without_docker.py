@@ -24,7 +24,7 @@ from fumehood.sandbox.container.docker_api import (
     DockerTimeout,
     Listed,
 )
-from fumehood.sandbox.container.held import HeldContainer
+from fumehood.sandbox.container.lease import HeldContainer
 from fumehood.sandbox.container.pool import PoolRules
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
 from fumehood.sandbox.container.wall import ContainerWall

@@ -33,8 +33,8 @@ from fumehood.attack.standing import (
 from fumehood.attack.targets import targets_of
 from fumehood.sandbox.container import container as container_module
 from fumehood.sandbox.container.docker_api import Docker
+from fumehood.sandbox.container.pool import PoolState
 from fumehood.sandbox.container.pool_entry import PoolEntry
-from fumehood.sandbox.container.pool_state import PoolState
 from fumehood.sandbox.images.catalog import Image
 from support import weakened
 from support.containers import containers_of

@@ -13,9 +13,8 @@ from fumehood.core.errors import EndedBy, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limits
-from fumehood.sandbox.held import HeldPlace, HoldingWall
 from fumehood.sandbox.images.catalog import Image
-from fumehood.sandbox.wall import NO_SINKS, RunEnding
+from fumehood.sandbox.wall import NO_SINKS, HeldPlace, HoldingWall, RunEnding
 from fumehood.testing import CONTAINER_LIMITS, FakeWall, SeenRun
 from integration.test_wall_contract import container_wall
 

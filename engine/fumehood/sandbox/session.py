@@ -1,26 +1,43 @@
-"""One session that is active: its place, its clocks, and whose turn it is.
+"""One session: its request, its container and clocks, the leases of its calls, and its record.
 
-Host side, below `sessions`. Invariant: one call at a time has the place; those that wait are
-few, are served in the order in which they came, and wait for a bounded time.
+Host side, below `sessions`; executors hold the leases. Invariants: one call at a time has the
+container; waiting calls are limited in number, served in order, and wait for a bounded time. A run
+begins only while the session is active and its container is clean; if the session ends during a
+run, the run reports that. Records of ended sessions are kept for a day, up to a limit for each
+principal, and a change stays pending until the database has it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+import re
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import Protocol
 
 import anyio
 
-from fumehood.core.errors import SandboxUnavailable
+from fumehood.core.errors import EndedBy, InternalError, InvalidParams, SandboxUnavailable
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Limits, WallLimits
 from fumehood.core.session import KeptSession, SessionRecord, SessionRules, SessionStatus
-from fumehood.sandbox.held import HeldPlace
+from fumehood.sandbox.wall import NO_SINKS, HeldPlace, RunEnding, RunSinks
 
 RETRY_AFTER_MS = 1000
+
+IMAGE_NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
+MAX_WORD_CHARACTERS = 80
+
+KEPT = timedelta(days=1)
+MAX_OF_PRINCIPAL = 100
+"""The ended sessions kept for each principal, the newest ones."""
 
 
 @dataclass(eq=False, slots=True)
 class Session:
-    """Moments are of the host's monotonic clock, but those of the names `…_at`."""
+    """An active session. Times are from the monotonic clock, except the fields named `…_at`."""
 
     id: str
     principal_id: str
@@ -36,15 +53,15 @@ class Session:
     last_used: float
     calls: int = 0
     users: int = 0
-    """Calls that have it or wait for it."""
+    """Calls that use it or wait for it."""
     is_outdated: bool = False
-    """Whether its row says less than this does."""
+    """Whether its row in the database is out of date."""
     finished: KeptSession | None = None
-    """What it was, once it has ended or is lost."""
+    """Its record, once it has ended or is lost."""
     _turn: anyio.Lock = field(default_factory=anyio.Lock)
 
     def why_over(self, now: float) -> str | None:
-        """Why its time is over, if it is."""
+        """The reason why its time is over, if it is."""
         if now >= self.created + self.lifetime_s:
             return "it was there for as long as it may be"
         if not self.users and now - self.last_used >= self.idle_s:
@@ -52,14 +69,14 @@ class Session:
         return None
 
     def next_end(self) -> float:
-        """When it ends if nobody uses it before."""
+        """The time at which it ends unless it is used before."""
         return min(self.last_used + self.idle_s, self.created + self.lifetime_s)
 
     async def take_turn(self, rules: SessionRules) -> None:
-        """Wait, bounded, for those that came before.
+        """Wait, bounded, for earlier calls.
 
         Raises:
-            SandboxUnavailable: they take too long, or are too many.
+            SandboxUnavailable: they take too long, or there are too many.
         """
         if self.users > rules.waiting:
             raise _busy("Too many calls wait for this session already.")
@@ -75,7 +92,7 @@ class Session:
             raise
 
     def leave_turn(self, now: float, now_at: datetime, *, is_call: bool) -> None:
-        """Let the next one have it."""
+        """Pass the turn to the next call."""
         self.users -= 1
         self.calls += is_call
         self.last_used, self.last_used_at = now, now_at
@@ -83,7 +100,7 @@ class Session:
         self._turn.release()
 
     def kept(self) -> KeptSession:
-        """As its owner sees it."""
+        """Its record, for its owner."""
         if self.finished is not None:
             return self.finished
         last_end = self.created_at + timedelta(seconds=self.lifetime_s)
@@ -105,7 +122,7 @@ class Session:
         return KeptSession(self.principal_id, record)
 
     def finish(self, status: SessionStatus, why: str, now_at: datetime) -> KeptSession:
-        """It is no longer active. `why` is one clause."""
+        """End it. `why` is one clause."""
         record = self.kept().record.model_copy(
             update={
                 "state": status,
@@ -120,3 +137,236 @@ class Session:
 
 def _busy(why: str) -> SandboxUnavailable:
     return SandboxUnavailable(f"{why} Repeat the call later.", retry_after_ms=RETRY_AFTER_MS)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRequest:
+    """The properties of a new session."""
+
+    image: str
+    memory_mb: int
+    idle_s: float
+    lifetime_s: float
+
+
+def make_wishes(
+    rules: SessionRules,
+    offered: WallLimits,
+    *,
+    image: str | None,
+    memory_mb: int | None,
+    idle_s: float | None,
+    lifetime_s: float | None,
+) -> SessionRequest:
+    """Check a request against the operator's limits.
+
+    Absent values are as configured; a memory size is rounded down to an available one.
+
+    Raises:
+        InvalidParams: a value is invalid or over its limit.
+    """
+    chosen = rules.image if image is None else image
+    if not IMAGE_NAME.fullmatch(chosen):
+        shown = chosen[:MAX_WORD_CHARACTERS]
+        raise InvalidParams(
+            f"{shown!r} cannot be the name of an image. fumehood images list shows those that "
+            "there are.",
+            fields=["image"],
+        )
+    lifetime = _seconds("lifetime_seconds", lifetime_s, rules.lifetime_s)
+    return SessionRequest(
+        image=chosen,
+        memory_mb=_memory_mb(memory_mb, offered),
+        idle_s=_seconds("idle_seconds", idle_s, rules.idle_s),
+        lifetime_s=lifetime,
+    )
+
+
+def _seconds(name: str, wish: float | None, most: float) -> float:
+    if wish is None:
+        return most
+    if not math.isfinite(wish) or not 0 < wish <= most:
+        raise InvalidParams(f"{name} must be over 0 and at most {most:g} here.", fields=[name])
+    return float(wish)
+
+
+def _memory_mb(wish: int | None, offered: WallLimits) -> int:
+    least, most = offered.min_memory_mb, offered.max_memory_mb or offered.min_memory_mb
+    if wish is None:
+        wish = min(offered.default_memory_mb or least, most)
+    elif not least <= wish <= most:
+        raise InvalidParams(f"memory_mb must be from {least} to {most} here.", fields=["memory_mb"])
+    return offered.memory_class(wish)
+
+
+class SessionLease:
+    """The turn of one call. `find` raises if the session is no longer active."""
+
+    __slots__ = (
+        "_find", "_is_call", "_monotonic", "_now", "_on_left", "_rules", "_session", "queue_ms",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        find: Callable[[], Session],
+        rules: SessionRules,
+        monotonic: Callable[[], float],
+        now: Callable[[], datetime],
+        on_left: Callable[[Session], None],
+        *,
+        is_call: bool,
+    ) -> None:
+        self._find = find
+        self._rules = rules
+        self._monotonic = monotonic
+        self._now = now
+        self._on_left = on_left
+        self._is_call = is_call
+        self._session: Session | None = None
+        self.queue_ms = 0.0
+
+    async def __aenter__(self) -> SessionLease:
+        session = self._find()
+        asked = time.monotonic()
+        await session.take_turn(self._rules)
+        try:
+            self._find()
+            await session.place.until_free()
+            self._find()
+        except BaseException:
+            self._leave(session, is_call=False)
+            raise
+        self._session = session
+        self.queue_ms = (time.monotonic() - asked) * 1e3
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            self._leave(session, is_call=self._is_call)
+
+    def _leave(self, session: Session, *, is_call: bool) -> None:
+        session.leave_turn(self._monotonic(), self._now(), is_call=is_call)
+        self._on_left(session)
+
+    async def run(
+        self,
+        program: str,
+        arguments: JsonObject,
+        limits: Limits,
+        sinks: RunSinks = NO_SINKS,
+    ) -> RunEnding:
+        """One run; several may follow each other, each with the files and variables of the last.
+
+        Raises:
+            ResourceNotFound: the session ended before this run.
+        """
+        session = self._session
+        if session is None:
+            raise InternalError("A lease on a session is not entered.")
+        if limits.memory_mb not in (None, session.memory_mb):
+            raise InternalError("A run has the memory limit of its session.")
+        await session.place.until_free()
+        if session.finished is not None:
+            self._find()
+        limits = replace(limits, memory_mb=session.memory_mb)
+        ending = await session.place.run(program, arguments, limits, sinks)
+        return replace(ending, ended_by=_ended_by(session, ending), isolation="session")
+
+
+def _ended_by(session: Session, ending: RunEnding) -> EndedBy:
+    """A container that is gone because its session was ended was not lost."""
+    finished = session.finished
+    was_ended = finished is not None and finished.record.state is SessionStatus.ENDED
+    if was_ended and ending.ended_by is EndedBy.SANDBOX_LOST:
+        return EndedBy.CANCELLED
+    return ending.ended_by
+
+
+# -- sessions that are over ----------------------------------------------------------------
+
+
+class SessionRows(Protocol):
+    """The database rows of sessions."""
+
+    async def change(self, put: list[KeptSession], delete: list[str]) -> None:
+        """Write and delete rows in one transaction; they are on disk when this returns.
+
+        Raises:
+            EngineError: nothing is promised.
+        """
+        ...
+
+
+class SessionHistory:
+    """Ended sessions by id, and the rows that are still to be written."""
+
+    def __init__(self, rows: SessionRows) -> None:
+        self._rows = rows
+        self._over: dict[str, KeptSession] = {}
+        self._unwritten: dict[str, KeptSession] = {}
+        self._undeleted: set[str] = set()
+
+    def inherit(self, one: KeptSession) -> None:
+        """Add a session that ended under an earlier engine and has its row."""
+        self._keep(one)
+
+    def find(self, principal_id: str, session_id: str) -> KeptSession | None:
+        """This principal's ended session with an id."""
+        found = self._over.get(session_id)
+        return found if found is not None and found.principal_id == principal_id else None
+
+    def of(self, principal_id: str) -> list[KeptSession]:
+        """This principal's ended sessions, newest first."""
+        mine = [one for one in self._over.values() if one.principal_id == principal_id]
+        return mine[::-1]
+
+    def add(self, one: KeptSession) -> None:
+        """Add a session that has ended. The next `write` writes its row."""
+        self._keep(one)
+        self.note(one)
+
+    def note(self, one: KeptSession) -> None:
+        """Note a changed row. The next `write` writes it."""
+        self._unwritten[one.record.id] = one
+
+    def drop(self, session_id: str) -> None:
+        """Forget a session that was never finished, with its row if there is one."""
+        self._forget([session_id])
+
+    def prune(self, now: datetime) -> int:
+        """Forget sessions that ended more than a day ago; returns their number."""
+        oldest = now - KEPT
+        gone = [
+            session_id
+            for session_id, one in self._over.items()
+            if one.finished_at is not None and one.finished_at < oldest
+        ]
+        self._forget(gone)
+        return len(gone)
+
+    async def write(self) -> None:
+        """Write pending changes. A change that could not be written is tried again next time.
+
+        Raises:
+            EngineError: nothing is promised.
+        """
+        put, delete = dict(self._unwritten), set(self._undeleted)
+        if not put and not delete:
+            return
+        await self._rows.change(list(put.values()), sorted(delete))
+        self._undeleted -= delete
+        for session_id, one in put.items():
+            if self._unwritten.get(session_id) is one:
+                del self._unwritten[session_id]
+
+    def _keep(self, one: KeptSession) -> None:
+        self._over[one.record.id] = one
+        mine = self.of(one.principal_id)
+        self._forget([old.record.id for old in mine[MAX_OF_PRINCIPAL:]])
+
+    def _forget(self, session_ids: Iterable[str]) -> None:
+        for session_id in session_ids:
+            self._over.pop(session_id, None)
+            self._unwritten.pop(session_id, None)
+            self._undeleted.add(session_id)

@@ -28,12 +28,16 @@ from fumehood.core.errors import (
 from fumehood.core.identity import Principal, TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.session import KeptSession, SessionRecord, SessionRules, SessionStatus
-from fumehood.sandbox.held import HeldPlace, HoldingWall
-from fumehood.sandbox.session import RETRY_AFTER_MS, Session
-from fumehood.sandbox.session_history import SessionHistory, SessionRows
-from fumehood.sandbox.session_lease import SessionLease
-from fumehood.sandbox.session_request import SessionRequest, make_wishes
-from fumehood.sandbox.wall import HasImages, Lease
+from fumehood.sandbox.session import (
+    RETRY_AFTER_MS,
+    Session,
+    SessionHistory,
+    SessionLease,
+    SessionRequest,
+    SessionRows,
+    make_wishes,
+)
+from fumehood.sandbox.wall import HasImages, HeldPlace, HoldingWall, Lease
 
 ID_BYTES = 16
 TIDY_S = 15.0

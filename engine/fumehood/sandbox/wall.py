@@ -248,3 +248,65 @@ class Walls:
                 f"This engine has no {name} wall, and uses no weaker one instead.", retryable=False
             )
         return self._walls[name]
+
+
+class HeldPlace(Protocol):
+    """One container for one session, from its creation to its end.
+
+    It serves one trust domain, one run at a time, and ends with its session.
+    """
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """The languages of its image."""
+        ...
+
+    @property
+    def lost(self) -> str | None:
+        """The reason why it is gone, as one clause; None while it exists."""
+        ...
+
+    async def until_free(self) -> None:
+        """Wait, bounded, until it is clean after the last run, or lost."""
+        ...
+
+    async def run(
+        self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks
+    ) -> RunEnding:
+        """One run, while it is free. Its files and variables stay for the next one."""
+        ...
+
+    def end(self, why: str) -> None:
+        """End it with everything that runs in it. Harmless if it is already lost."""
+        ...
+
+    async def until_gone(self) -> None:
+        """Wait until nothing is left of it after it was lost or ended."""
+        ...
+
+
+@runtime_checkable
+class HoldingWall(Protocol):
+    """A wall with containers for sessions."""
+
+    @property
+    def limits(self) -> WallLimits:
+        """Defaults and ceilings."""
+        ...
+
+    async def hold(
+        self,
+        domain: TrustDomain,
+        *,
+        image: str,
+        memory_mb: int,
+        on_lost: Callable[[], None],
+    ) -> HeldPlace:
+        """Wait, bounded, for an unused container, and keep it for this domain.
+
+        `on_lost` is called once, when the container is gone for any reason.
+
+        Raises:
+            SandboxUnavailable: none in time, or no such image.
+        """
+        ...

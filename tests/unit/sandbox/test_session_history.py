@@ -8,7 +8,7 @@ import pytest
 
 from fumehood.core.errors import InternalError
 from fumehood.core.session import KeptSession, SessionRecord, SessionStatus
-from fumehood.sandbox.session_history import MAX_OF_PRINCIPAL, SessionHistory
+from fumehood.sandbox.session import MAX_OF_PRINCIPAL, SessionHistory
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("S6")]
 

@@ -1,18 +1,29 @@
-"""The channel to the guest of one container: its attached stream, as frames.
+"""The channel to the guest of one container: its attached stream, decoded to frames.
 
-Host side. Above it `container`, below it a stranger: capped before anything is kept, parsed
-strictly, in the protocol's order or not at all; the first wrong frame ends the container. The
-guest's clock reports, this side's clock decides.
+Host side. Above it is `container`, below it untrusted input: sizes are capped before anything is
+kept, frames are parsed strictly and accepted only in the protocol's order, and the first wrong one
+ends the container. The guest's clock reports, the host's clock decides.
 
-Of a run the guest sends output, files, its ending, and after that whether it is clean again.
-Only what comes before the ending is waited for by the caller.
+During a run the guest sends output, files, its ending, and afterwards whether it is clean again.
+The caller waits only until the ending.
+
+Docker multiplexes two streams into one, in records with a header of eight bytes. No more than one
+header is buffered; the bytes of a record are passed on as they come, whatever its length.
+
+A Python program that imports nothing but the standard library runs in a process without the image's
+preloaded modules. Both processes behave alike: a wrong "not needed" costs the program an import, a
+wrong "needed" a slower start. So the text is only searched, never parsed, and any doubt means
+"needed".
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+import re
+import struct
+import sys
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import anyio
@@ -34,43 +45,58 @@ from fumehood.protocol.container_frames import (
 )
 from fumehood.protocol.framing import FrameError
 from fumehood.protocol.messages import GuestReady
-from fumehood.sandbox.container.demux import STDERR, Demultiplexer, NotMultiplexed
-from fumehood.sandbox.container.imports import needs_preloaded
 from fumehood.sandbox.container.received import ReceivedRun
 from fumehood.sandbox.wall import RunEnding, RunSinks
 
 PRELOAD_GRACE_S = 30.0
-"""For a program that needs an image's modules, while they are being loaded in a new container."""
+"""Extra time for a program that needs the image's modules, while a new container loads them."""
 
 ANSWER_GRACE_S = 5.0
-"""How much later than the guest's own clock this side gives up on an answer: on a busy host,
-starting a program and taking it down can take a while."""
+"""Extra time after the guest's own deadline: on a busy host, starting and stopping a program can
+take a while."""
 
 COLLECT_DEADLINE_S = 30.0
-"""For the files of one run, from the first on. They fill at most a quarter of the memory."""
+"""For the files of one run, from the first one. They take at most a quarter of the memory."""
 
 CANCEL_GRACE_S = 3.0
 RESET_DEADLINE_S = 10.0
-"""The guest itself takes at most a few seconds and then says that it is not clean."""
+"""The guest itself takes at most a few seconds, and then reports that it is not clean."""
 
 MAX_FRAME_BYTES = 4 << 20
-"""The largest is an ending with a claim as large as the output limit, in JSON's escapes."""
+"""The largest frame is an ending whose claim is as large as the output limit, escaped in JSON."""
 
 STREAM_ENDED = "its stream ended"
-"""Why a channel ended that neither side had ended on purpose."""
+"""The reason if neither side ended the channel on purpose."""
 
 DIRTY = "it is not clean: "
-"""What a guest says of it follows."""
+"""Followed by the guest's own words."""
 
 NOT_CLEAN_IN_TIME = "it was not clean in time"
 NOT_ENDED_IN_TIME = "it did not end a run in time"
 
 MAX_COMPLAINT_BYTES = 4096
-"""Of stderr, for the log. What is beyond is dropped."""
+"""The most of stderr that is kept for the log."""
+
+RECORD_HEADER = struct.Struct("!BxxxI")
+"""*Source*: Docker Engine API, ContainerAttach, "Stream format"."""
+
+STDOUT, STDERR = 1, 2
+MAX_RECORD_BYTES = 16 << 20
+"""Docker writes records of 32 KB; a much larger length is not a record's."""
+
+MAX_SEARCHED_CHARACTERS = 64 * 1024
+"""The longest program that is searched. For longer ones the start matters less."""
+
+_IMPORT = re.compile(r"\bfrom[ \t]+([\w.]+)[ \t]+import\b|\bimport\b[ \t]*([^\n;#]*)")
+_DOUBT = re.compile(
+    r"__import__|importlib|__builtins__|__loader__|__spec__|sys\.modules|\bmodules\b|\brunpy\b"
+    r"|\bpkgutil\b|\bzipimport\b|pickle|\bexec\b|\beval\b|(?<![.\w])compile\b"
+)
+"""Other ways to load a module."""
 
 
 class Clocks(Protocol):
-    """The deadlines of this side, so that a test need not wait for them."""
+    """The host's deadlines, replaceable in tests."""
 
     answer_grace_s: float
     collect_s: float
@@ -86,17 +112,17 @@ class DefaultClocks:
 
 
 class ChannelListener(Protocol):
-    """Who hears of a channel. Called from the event loop; nothing here may wait."""
+    """Gets a channel's events, from the event loop. Must not block."""
 
     def on_clean(self) -> None:
-        """The container is as it was before the run: the next may be sent."""
+        """The container is clean again: the next run may be sent."""
 
     def on_end(self, why: str) -> None:
-        """Nothing more will come. Once, and the last thing."""
+        """The channel has ended. Called once, as the last event."""
 
 
 class Lost(Exception):
-    """The stream ended in the middle of a run; `run` holds what had come."""
+    """The stream ended in the middle of a run; `run` holds the part that was received."""
 
     def __init__(self, run: ReceivedRun) -> None:
         super().__init__("the stream ended")
@@ -104,20 +130,20 @@ class Lost(Exception):
 
 
 class Channel(asyncio.Protocol):
-    """One guest's channel. After `dead` is set it answers nothing any more."""
+    """One guest's channel. Unusable once `dead` is set."""
 
     def __init__(self, listener: ChannelListener, clocks: Clocks | None = None) -> None:
         self.dead = asyncio.Event()
         self.ready = asyncio.Event()
         """Set by the first message, and by the end."""
         self.why = ""
-        """Why it ended."""
+        """The reason for its end."""
         self.enforced: frozenset[Limit] = frozenset()
         self.faults: tuple[str, ...] = ()
         self.complaint = b""
-        """The beginning of what the guest wrote to stderr. Logged, never believed."""
+        """The beginning of the guest's stderr. Logged, never trusted."""
         self.is_dirty = False
-        """Whether the guest said, or showed, that it could not clean up."""
+        """Whether the guest reported, or showed, that it could not clean up."""
         self._listener = listener
         self._clocks = clocks if clocks is not None else DefaultClocks()
         self._demultiplexer = Demultiplexer()
@@ -127,7 +153,7 @@ class Channel(asyncio.Protocol):
         self._run: ReceivedRun | None = None
         self._answer: asyncio.Future[RunEnding] | None = None
         self._resetting: int | None = None
-        """The run after which the guest has not said yet whether it is clean."""
+        """The run after which the guest has not yet reported whether it is clean."""
         self._overdue: asyncio.TimerHandle | None = None
 
     @property
@@ -183,13 +209,13 @@ class Channel(asyncio.Protocol):
                     ending = await self._cancel(received.id)
                 if sinks.ending is not None:
                     sinks.ending(ending or received.cut_off(EndedBy.CANCELLED))
-            # The exception is looked at, so that nobody reports it as forgotten.
+            # Retrieve the exception, so that asyncio does not report it as never retrieved.
             elif answer.exception() is None and sinks.ending is not None:
                 sinks.ending(answer.result())
             raise
 
     def end(self, why: str) -> None:
-        """Let go of the stream: the guest's stdin closes, and it ends itself. Once."""
+        """Close the stream once. The guest's stdin closes, so it ends itself."""
         if self.dead.is_set():
             return
         self.why = why
@@ -229,7 +255,7 @@ class Channel(asyncio.Protocol):
     # -- inside -------------------------------------------------------------------
 
     def _on_frame(self, frame: ContainerFrame) -> None:
-        """Raises FrameError where it is not this frame's turn."""
+        """Raises FrameError if the frame is out of order."""
         if isinstance(frame, GuestReady):
             if self.ready.is_set():
                 raise FrameError("it was ready before")
@@ -315,3 +341,66 @@ class Channel(asyncio.Protocol):
         if self._overdue is not None:
             self._overdue.cancel()
             self._overdue = None
+
+
+# -- Docker's multiplexed stream -----------------------------------------------------------
+
+
+class NotMultiplexed(ValueError):
+    """The input is not a sequence of Docker's records."""
+
+
+class Demultiplexer:
+    """Splits chunks of the stream into pieces of stdout and stderr."""
+
+    def __init__(self) -> None:
+        self._header = bytearray()
+        self._stream = STDOUT
+        self._left = 0
+
+    def feed(self, chunk: bytes) -> Iterator[tuple[int, bytes]]:
+        """The stream's number and its next bytes, in order.
+
+        Raises:
+            NotMultiplexed: a header that Docker never sends.
+        """
+        rest = memoryview(chunk)
+        while rest:
+            if self._left:
+                piece, rest = rest[: self._left], rest[self._left :]
+                self._left -= len(piece)
+                yield self._stream, bytes(piece)
+                continue
+            missing = RECORD_HEADER.size - len(self._header)
+            self._header += rest[:missing]
+            rest = rest[missing:]
+            if len(self._header) == RECORD_HEADER.size:
+                self._begin()
+
+    def _begin(self) -> None:
+        self._stream, self._left = RECORD_HEADER.unpack(self._header)
+        self._header.clear()
+        if self._stream not in (STDOUT, STDERR) or self._left > MAX_RECORD_BYTES:
+            raise NotMultiplexed("this is not Docker's attached stream")
+
+
+# -- the choice between two processes ------------------------------------------------------
+
+
+def needs_preloaded(code: str) -> bool:
+    """Whether a Python program may import a module outside the standard library."""
+    if len(code) > MAX_SEARCHED_CHARACTERS or _DOUBT.search(code):
+        return True
+    return any(
+        name.partition(".")[0] not in sys.stdlib_module_names
+        for clause in _IMPORT.finditer(code)
+        for name in _modules_of(clause)
+    )
+
+
+def _modules_of(clause: re.Match[str]) -> list[str]:
+    """The modules of one import. Anything that is not a name counts as outside the library."""
+    source, imported = clause.groups()
+    if source is not None:
+        return [source]
+    return [(part.split() or [""])[0] for part in imported.split(",")]

@@ -1,20 +1,23 @@
-"""The few things that the wall asks of Docker, each with a deadline.
+"""The wall's few requests to Docker, each with a deadline.
 
-Host side, and dangerous: whoever may speak to Docker is root on its host. Invariant: nothing
-that a caller, a tool or a guest says becomes part of a request, but through a `ContainerSpec`;
-no file of the host is named, no command is run in a container, nothing is pulled or pushed.
+Host side, and dangerous: access to Docker is root access to its host. Invariants: input of a
+caller, a tool or a guest reaches a request only through a `ContainerSpec`; no host file is named,
+no command is run in a container, nothing is pulled or pushed. The event loop never blocks; every
+caller is answered by its deadline, and there is never more than a fixed number of threads.
 
-The package `docker` (its low-level client) makes the requests, in threads: it blocks. It is
-imported when Docker is first asked for something and something listens there, so an engine
-without Docker does not carry it. A deadline that passes leaves at most a thread behind, which
-ends with the client's own time limit.
+The package `docker` (its low-level client) blocks, so its requests run in threads. It is imported
+with the first request to a Docker that is listening; an engine without Docker never loads it. A
+call that hangs keeps its thread until the client's own time limit ends it, and the other calls
+share the rest. `anyio.to_thread` cannot replace `BoundedThreads`: a call abandoned there gives its
+limiter back while its thread still runs, and its threads keep the process alive.
 
-`DOCKER_HOST` may be `unix://…` or `tcp://…`. Encrypted ones (TLS, ssh) are refused: the channel
-to a guest is the socket itself, handed to the event loop.
+`DOCKER_HOST` may be `unix://…` or `tcp://…`. Encrypted connections (TLS, ssh) are refused: the
+channel to a guest is the socket itself, handed to the event loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import shutil
@@ -23,23 +26,24 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
+
+import anyio
 
 from fumehood.core.errors import EngineError
 from fumehood.core.json_types import JsonObject
-from fumehood.sandbox.container.docker_threads import BoundedThreads
 
 Answer = TypeVar("Answer")
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 THREADS = 16
 CLIENT_TIMEOUT_S = 30
-"""After which the client gives up on a silent socket, and an abandoned thread ends."""
+"""The client's time limit for a silent socket, after which an abandoned thread ends."""
 
 QUICK_S = 5.0
-"""For questions."""
+"""For queries."""
 SLOW_S = 20.0
-"""For what makes, starts or removes something: a busy disk may take its time."""
+"""For requests that create, start or remove something, on a busy disk."""
 
 CONNECT_S = 2.0
 ATTACH = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
@@ -47,20 +51,20 @@ MAX_WORDS = 300
 
 
 class DockerError(Exception):
-    """Docker cannot be used, or did not do what it was asked.
+    """Docker cannot be used, or a request failed.
 
-    The text is for the operator: it may hold Docker's own words, with paths of the host.
+    The text is for the operator: it may quote Docker, including paths of the host.
     """
 
     public = "Docker did not do what it was asked for."
-    """The same for whoever made the call."""
+    """The message for the caller."""
     cure = "Its log and the engine's say more."
     heals = True
-    """Whether it may pass without anybody's help, such as a restart."""
+    """Whether it may pass without help, for example after a restart."""
 
 
 class DockerNotInstalled(DockerError):
-    """Nothing that could listen is installed."""
+    """No Docker daemon is installed."""
 
     heals = False
     public = "Docker is not installed."
@@ -68,14 +72,14 @@ class DockerNotInstalled(DockerError):
 
 
 class DockerNotRunning(DockerError):
-    """Nobody listens."""
+    """No Docker daemon is listening."""
 
     public = "Docker is not running."
     cure = "Start it (systemctl start docker), or set DOCKER_HOST."
 
 
 class DockerNotPermitted(DockerError):
-    """It listens, but not to this user."""
+    """This user has no access to Docker."""
 
     heals = False
     public = "Docker may not be used by the engine's user."
@@ -86,7 +90,7 @@ class DockerNotPermitted(DockerError):
 
 
 class DockerNotSupported(DockerError):
-    """It is reached in a way that this engine does not know."""
+    """`DOCKER_HOST` has an unsupported form."""
 
     heals = False
     public = "Docker cannot be reached in this way."
@@ -94,7 +98,7 @@ class DockerNotSupported(DockerError):
 
 
 class DockerTimeout(DockerError):
-    """It did not answer in time."""
+    """Docker did not answer in time."""
 
     public = "Docker does not answer in time."
 
@@ -104,16 +108,16 @@ class DockerNotFound(DockerError):
 
 
 class DockerConflict(DockerError):
-    """The name is taken, or the container is just being removed."""
+    """The name is taken, or the container is being removed."""
 
 
 class DockerFault(DockerError):
-    """Anything else."""
+    """Any other error of Docker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Created:
-    """A container that was made, and what Docker could not do of what it was asked for."""
+    """A new container, and Docker's warnings about settings that it could not apply."""
 
     id: str
     warnings: tuple[str, ...]
@@ -121,7 +125,7 @@ class Created:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A container as a list of them shows it."""
+    """A container in a listing."""
 
     id: str
     name: str
@@ -130,7 +134,7 @@ class Listed:
 
 
 class Docker:
-    """One Docker daemon, as `DOCKER_HOST` names it. Making one asks for nothing yet."""
+    """The Docker daemon at `DOCKER_HOST`. The constructor does not connect."""
 
     def __init__(self, environment: Mapping[str, str], *, threads: int = THREADS) -> None:
         self.host = environment.get("DOCKER_HOST") or DEFAULT_HOST
@@ -141,15 +145,15 @@ class Docker:
 
     @property
     def is_local(self) -> bool:
-        """Whether its host is this one, as far as an address can tell."""
+        """Whether the daemon runs on this host, judging by its address."""
         return self.host.startswith("unix://")
 
     async def info(self) -> JsonObject:
-        """What the daemon says of itself and its host."""
+        """The daemon's description of itself and its host."""
         return await self.ask(lambda client: client.info(), QUICK_S)
 
     async def create(self, body: JsonObject, name: str) -> Created:
-        """Make a container. One that is made too late to be told of still has its name."""
+        """Create a container. One that is created after the deadline can be found by its name."""
         answer = await self.ask(
             lambda client: client.create_container_from_config(body, name), SLOW_S
         )
@@ -157,7 +161,7 @@ class Docker:
         return Created(str(answer["Id"]), tuple(str(word)[:MAX_WORDS] for word in warnings))
 
     async def attach(self, container_id: str) -> socket.socket:
-        """The three streams of a container as a socket of the caller's, who closes it."""
+        """The three streams of a container as one socket, which the caller closes."""
         return await self.ask(
             lambda client: _attach(client, container_id),
             QUICK_S,
@@ -165,21 +169,21 @@ class Docker:
         )
 
     async def start(self, container_id: str) -> None:
-        """Start a container that was made."""
+        """Start a created container."""
         await self.ask(lambda client: client.start(container_id), SLOW_S)
 
     async def state(self, container_id: str) -> JsonObject:
-        """`State` of a container: whether it runs, how it ended. Raises DockerNotFound."""
+        """The `State` of a container. Raises DockerNotFound."""
         answer = await self.ask(lambda client: client.inspect_container(container_id), QUICK_S)
         state: JsonObject = answer["State"]
         return state
 
     async def wait(self, container_id: str, deadline_s: float) -> None:
-        """Wait until a container does not run any more."""
+        """Wait until a container has stopped."""
         await self.ask(lambda client: client.wait(container_id, timeout=deadline_s), deadline_s)
 
     async def remove(self, container_id: str) -> None:
-        """Kill and remove a container by id or name. One that is gone, or going, is removed."""
+        """Kill and remove a container by id or name. A missing one counts as removed."""
         with suppress(DockerNotFound, DockerConflict):
             await self.ask(
                 lambda client: client.remove_container(container_id, v=True, force=True), SLOW_S
@@ -207,11 +211,11 @@ class Docker:
         *,
         unwanted: Callable[[Answer], None] = lambda answer: None,
     ) -> Answer:
-        """The answer to a call of the low-level client, made in a thread.
+        """Run a call of the low-level client in a thread.
 
         Raises:
-            DockerError: of any kind.
-            EngineError: the call's own.
+            DockerError: Docker cannot be used, or refused.
+            EngineError: raised by the call itself.
         """
 
         def ask() -> Answer:
@@ -227,8 +231,8 @@ class Docker:
             raise self._typed(error) from None
 
     def _connected(self) -> Any:
-        """The client, made anew after every failure to connect. In a thread."""
-        # Each time: the package leaves a socket open where it cannot connect.
+        """The client, created again after every failure to connect. Runs in a thread."""
+        # Check each time: the package leaks a socket if it cannot connect.
         self._look()
         with self._making:
             if self._client is None:
@@ -236,7 +240,7 @@ class Docker:
             return self._client
 
     def _look(self) -> None:
-        """Whether anybody listens there at all. Raises DockerError."""
+        """Check that a daemon is listening. Raises DockerError."""
         if self._wants_tls or not self.host.startswith(("unix://", "tcp://", "http://")):
             how = "TLS" if self._wants_tls else self.host.partition("://")[0]
             raise DockerNotSupported(f"Docker over {how} is not supported.")
@@ -247,7 +251,7 @@ class Docker:
             trial.connect(self.host.removeprefix("unix://"))
 
     def _typed(self, error: Exception) -> DockerError:
-        """What an exception of the client, or of those below it, means."""
+        """The error for an exception of the client or of the libraries below it."""
         number = _errno_of(error)
         if number is not None or _is_lost_connection(error):
             self._client = None
@@ -265,18 +269,18 @@ def _make_client(host: str) -> Any:
     from docker.api.client import APIClient
 
     class Client(APIClient):  # type: ignore[misc]
-        # Neither a proxy nor a password of this user's environment is for Docker. A property:
-        # the client speaks to the daemon before its constructor has returned.
+        # Ignore proxies and passwords in this user's environment. A property, because the client
+        # talks to the daemon before its constructor has returned.
         trust_env = property(lambda self: False, lambda self, value: None)
 
     client = Client(host, version="auto", timeout=CLIENT_TIMEOUT_S)
-    # It keeps a connection for each address that it ever asked, and ours hold container ids.
+    # The client keeps a connection for each address it has used, and ours contain container ids.
     client.headers["Connection"] = "close"
     return client
 
 
 def _attach(client: Any, container_id: str) -> socket.socket:
-    """Take the stream's descriptor out of the HTTP client's hands: it closes nothing of ours."""
+    """Detach the stream's socket from the HTTP client, so that the client does not close it."""
     stream = client.attach_socket(container_id, params=ATTACH)
     try:
         return socket.socket(fileno=stream._sock.detach())
@@ -309,7 +313,7 @@ def _is_lost_connection(error: Exception) -> bool:
 
 
 def _errno_of(error: BaseException | None) -> int | None:
-    """The number of the first system error that the chain of causes holds, if any."""
+    """The number of the first system error in the chain of causes, if any."""
     seen = 0
     while error is not None and seen < 20:
         if isinstance(error, OSError) and isinstance(error.errno, int):
@@ -322,3 +326,93 @@ def _errno_of(error: BaseException | None) -> int | None:
 
 def _is_installed() -> bool:
     return any(map(shutil.which, ("dockerd", "dockerd-rootless.sh", "podman")))
+
+
+# -- blocking calls with a deadline --------------------------------------------------------
+
+
+class _Job(Generic[Answer]):
+    """A call in a thread, and the future of its end."""
+
+    def __init__(self, call: Callable[[], Answer], unwanted: Callable[[Answer], None]) -> None:
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._call = call
+        self._unwanted = unwanted
+        self._lock = threading.Lock()
+        self._abandoned = False
+        self.answer: Answer
+        self.error: BaseException | None = None
+        self._done = False
+
+    def run(self, at_end: Callable[[], None]) -> None:
+        """Run the call, in the thread."""
+        try:
+            self.answer = self._call()
+        except BaseException as error:  # raised again in the awaiting task
+            self.error = error
+        with self._lock:
+            self._done = True
+            abandoned = self._abandoned
+        if abandoned:
+            self._throw_away()
+        with suppress(RuntimeError):  # the loop is closed: no task is waiting any more
+            self._loop.call_soon_threadsafe(self._tell, at_end)
+
+    def abandon(self) -> None:
+        """Give up on the answer. Its resources are released now, or when it comes."""
+        with self._lock:
+            self._abandoned = True
+            done = self._done
+        if done:
+            self._throw_away()
+
+    def _throw_away(self) -> None:
+        if self.error is None:
+            with suppress(Exception):
+                self._unwanted(self.answer)
+
+    def _tell(self, at_end: Callable[[], None]) -> None:
+        at_end()
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+
+class BoundedThreads:
+    """At most `most` daemon threads at a time, one for each call, also after their deadlines."""
+
+    def __init__(self, most: int, name: str) -> None:
+        self._free = anyio.Semaphore(most, max_value=most)
+        self._name = name
+
+    async def run(
+        self,
+        call: Callable[[], Answer],
+        deadline_s: float,
+        *,
+        unwanted: Callable[[Answer], None] = lambda answer: None,
+    ) -> Answer:
+        """The call's answer. A late answer is passed to `unwanted` instead.
+
+        Raises:
+            TimeoutError: no thread was free in time, or the call did not end in time.
+        """
+        with anyio.fail_after(deadline_s):
+            await self._free.acquire()
+            try:
+                job = _Job(call, unwanted)
+                thread = threading.Thread(
+                    target=job.run, args=(self._free.release,), name=self._name, daemon=True
+                )
+                thread.start()
+            except BaseException:
+                self._free.release()
+                raise
+            try:
+                await job.ended
+            except BaseException:
+                job.abandon()
+                raise
+        if job.error is not None:
+            raise job.error
+        return job.answer

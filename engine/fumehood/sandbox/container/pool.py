@@ -1,10 +1,11 @@
-"""The pool: warm containers, whose they are, and who gets one next.
+"""The pool: warm containers, their trust domains, and the order in which waiting calls get them.
 
-Host side, between the wall and `container`; its books are in `books`. Runs in the event loop
-alone, so they change in one step. Invariant: a container serves one trust domain in its whole
-life. It is reset between that domain's calls, and destroyed where it would change hands, was left
-in the middle of a run, is not clean, or has done enough. There are never more than `most`, those
-included that are being made or removed. One that is let go of for a session is the session's.
+Host side, between the wall and `container`. Runs only in the event loop, so each change of
+`PoolState` is atomic. Invariants: a container serves one trust domain for its whole life. It is
+reset between that domain's calls, and destroyed if it would change domains, was left in the middle
+of a run, is not clean, or has reached its limit of uses or age. There are never more than `most`
+containers, including those that are being created or removed. A container taken for a session
+leaves the pool.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
 import anyio
@@ -31,18 +33,20 @@ from fumehood.sandbox.container.pool_entry import (
     PoolRules,
     State,
 )
-from fumehood.sandbox.container.pool_state import PoolState
 from fumehood.sandbox.container.queue import FairQueue, LineFull, PoolRequest
 
 RETRY_AFTER_MS = 1000
 MAX_COMPLAINT_CHARACTERS = 500
 NOTHING_MISSING: Mapping[str, EngineError] = MappingProxyType({})
 
+TURN_S = 1.0
+"""How long a trust domain keeps an idle container that others wait for: twice a creation's time."""
+
 
 class Pool:
-    """Containers to lease. Closed when made: `open` says that containers can be made.
+    """Containers to lease. Closed at first: `open` tells it that containers can be created.
 
-    `warm_image` is what those are made of that stand ready for whoever comes.
+    `warm_image` is the image of the containers that are kept ready for any domain.
     """
 
     def __init__(
@@ -59,11 +63,11 @@ class Pool:
         self._rules = rules
         self._warm_kind = Kind(warm_image, rules.warm_memory_mb)
         self._most_of_one = rules.most - rules.most // 4
-        """Of one principal at a time: its calls, however long, do not keep out all others'."""
+        """The limit for one principal, so that its calls cannot occupy the whole pool."""
         self._start_soon = start_soon
         self._on_event = on_event
         self._monotonic = monotonic
-        self._books = PoolState()
+        self._state = PoolState()
         self._line: FairQueue[PoolEntry] = FairQueue()
         self._is_dispatching = False
         self._has_changed = False
@@ -71,17 +75,17 @@ class Pool:
             "Containers are being started. Repeat the call.", retry_after_ms=RETRY_AFTER_MS
         )
         self._missing = NOTHING_MISSING
-        """Images that are not there, each with what is said of it."""
+        """The error for each missing image."""
         self.dirty = 0
         """Containers that could not be cleaned."""
 
-    # -- what the wall asks ---------------------------------------------------------
+    # -- for the wall ---------------------------------------------------------------
 
     async def take(self, domain: TrustDomain, kind: Kind, *, fresh: bool) -> PoolEntry:
-        """Wait, bounded, for a container of this domain or of nobody yet.
+        """Wait, bounded, for a container of this domain or for an unused one.
 
         Raises:
-            SandboxUnavailable: none in time, too many wait, or none can be made.
+            SandboxUnavailable: none in time, too many waiting calls, or none can be created.
         """
         refusal = self._refusal or self._missing.get(kind.image)
         if refusal is not None:
@@ -104,8 +108,8 @@ class Pool:
             raise
 
     def give_back(self, place: PoolEntry, *, ran: bool, fresh: bool) -> None:
-        """A lease is left. What was left in the middle of a run is destroyed."""
-        if place.container.name not in self._books.places:
+        """Return a container after its lease. One left in the middle of a run is destroyed."""
+        if place.container.name not in self._state.places:
             return
         place.last_used = self._monotonic()
         if not ran:
@@ -120,11 +124,11 @@ class Pool:
         self._dispatch()
 
     def let_go(self, place: PoolEntry, listener: Listener) -> bool:
-        """A leased container in which nothing has run leaves the pool, and belongs to `listener`,
-        who ends it and has it removed. False where it has ended meanwhile.
+        """Take a leased, unused container out of the pool. It belongs to `listener`, which ends and
+        removes it. False if it has ended in the meantime.
         """
         assert place.uses == 0
-        if self._books.places.pop(place.container.name, None) is None:
+        if self._state.places.pop(place.container.name, None) is None:
             return False
         place.ear.listener = listener
         self._dispatch()
@@ -133,9 +137,9 @@ class Pool:
     def open(
         self, missing: Mapping[str, EngineError] = NOTHING_MISSING, *, least_warm: int = 0
     ) -> None:
-        """Containers can be made, but of the images that are missing, by their names.
+        """Start creating containers, except of the missing images, given by name.
 
-        Where fewer than `least_warm` stand ready one more is made now, whatever the rules say.
+        If fewer than `least_warm` are ready, one more is created now, whatever the rules are.
         """
         self._refusal, self._missing = None, MappingProxyType(dict(missing))
         for waiter in self._line:
@@ -145,18 +149,20 @@ class Pool:
         self._keep_warm(least_warm)
 
     def close(self, refusal: EngineError, *, destroy: str | None = None) -> None:
-        """None can be made, for this reason; who waits is told. `destroy` ends those there are."""
+        """Stop creating containers and refuse all waiting calls. `destroy` ends the existing ones,
+        for that reason.
+        """
         self._refusal = refusal
         for waiter in self._line:
             self._refuse(waiter, refusal)
         if destroy is not None:
-            for place in list(self._books.places.values()):
+            for place in list(self._state.places.values()):
                 self._destroy(place, destroy)
 
     def tidy(self) -> None:
-        """Destroy what has been there for too long. To be called now and then."""
+        """Destroy containers that are too old. Called periodically."""
         spared = self._rules.least_warm
-        for place in list(self._books.places.values()):
+        for place in list(self._state.places.values()):
             if place.state not in UNUSED:
                 continue
             is_spared = self._is_ready_for_all(place) and spared > 0
@@ -167,22 +173,22 @@ class Pool:
         self._dispatch()
 
     def retire(self, is_outdated: Callable[[Pooled], bool]) -> None:
-        """Destroy those that stand idle and are of an older kind; the others later."""
-        for place in list(self._books.places.values()):
+        """Destroy idle containers of an outdated image now, and the others when they are idle."""
+        for place in list(self._state.places.values()):
             if place.state in UNUSED and is_outdated(place.container):
                 self._destroy(place, "its image is not the newest")
         self._dispatch()
 
     @property
     def names(self) -> list[str]:
-        """The containers that are there, those included that are being removed."""
-        return [*self._books.places, *self._books.leaving]
+        """All containers, including those that are being removed."""
+        return [*self._state.places, *self._state.leaving]
 
     def counts(self) -> JsonObject:
-        """How many there are, by state. For the operator."""
-        return {**self._books.counts(), "waiting": len(self._line), "dirty": self.dirty}
+        """The number of containers by state, for the operator."""
+        return {**self._state.counts(), "waiting": len(self._line), "dirty": self.dirty}
 
-    # -- what containers say of themselves ------------------------------------------
+    # -- events of containers -------------------------------------------------------
 
     def on_clean(self, place: PoolEntry) -> None:
         """A container has been reset."""
@@ -192,22 +198,22 @@ class Pool:
 
     def on_end(self, place: PoolEntry, why: str) -> None:
         """A container has ended: by itself, by its channel, or by `_destroy`."""
-        if self._books.places.pop(place.container.name, None) is None:
+        if self._state.places.pop(place.container.name, None) is None:
             return
         if place.container.is_dirty:
             self.dirty += 1
             self._tell("container.dirty", place, why)
         self._tell("container.destroyed", place, why)
-        self._books.leaving[place.container.name] = asyncio.Event()
+        self._state.leaving[place.container.name] = asyncio.Event()
         self._start_soon(self._remove, place.container)
         self._dispatch()
 
     # -- inside -----------------------------------------------------------------
 
     def _dispatch(self) -> None:
-        """Give what there is to whose turn it is; have made what is missing; keep some warm.
+        """Grant free containers in turn, create missing ones, and keep some warm.
 
-        What it does may end in another call of it, which then only says that there is more to do.
+        Its own changes may call it again; such a call only notes that there is more to do.
         """
         self._has_changed = True
         if self._is_dispatching:
@@ -224,26 +230,26 @@ class Pool:
 
     @property
     def _can_change(self) -> bool:
-        """Whether a container could be given away or made: else a call only joins the line."""
-        return self._books.has_unused or self._books.total < self._rules.most
+        """Whether a container could be granted or created; else a call only joins the queue."""
+        return self._state.has_unused or self._state.total < self._rules.most
 
     def _go_round(self) -> None:
-        """One turn for each trust domain that waits."""
-        coming = self._books.coming()
-        shares = self._books.shares(self._line)
+        """Give each waiting trust domain one turn."""
+        coming = self._state.coming()
+        shares = self._state.shares(self._line)
         can_make = True
         for waiters in self._line.in_turn():
             for waiter in waiters:
                 key = (waiter.domain, waiter.kind)
-                if waiter.granted.done():  # cancelled, and not yet out of the line
+                if waiter.granted.done():  # cancelled, and not yet out of the queue
                     continue
                 if shares[waiter.domain.principal_id] >= self._most_of_one:
-                    break  # all of this principal's wait for one of its own to end
-                place = self._books.find(waiter, State.IDLE)
+                    break  # all calls of this principal wait for one of its own to end
+                place = self._state.find(waiter, State.IDLE)
                 if place is None and not waiter.fresh and coming[key]:
                     coming[key] -= 1  # its own will be clean in a moment
                     continue
-                place = place or self._books.find(waiter, State.WARM)
+                place = place or self._state.find(waiter, State.WARM)
                 if place is not None:
                     self._grant(waiter, place)
                     shares[waiter.domain.principal_id] += 1
@@ -256,8 +262,8 @@ class Pool:
                     shares[waiter.domain.principal_id] += 1
                     self._has_changed = True
                     break
-                if not self._books.has_unused:
-                    return  # nothing is left to be given to anybody
+                if not self._state.has_unused:
+                    return  # nothing is left to grant
 
     def _grant(self, waiter: PoolRequest[PoolEntry], place: PoolEntry) -> None:
         assert place.domain in (None, waiter.domain)
@@ -272,28 +278,28 @@ class Pool:
         waiter.granted.set_result(place)
 
     def _have_made(self, waiter: PoolRequest[PoolEntry]) -> bool:
-        """Begin to make one for it, in the place of an idle one where the pool is full."""
+        """Start creating a container for it, in place of an idle one if the pool is full."""
         instead_of = None
-        if self._books.total >= self._rules.most:
-            victim = self._books.dispensable(self._line, self._monotonic())
+        if self._state.total >= self._rules.most:
+            victim = self._state.dispensable(self._line, self._monotonic())
             if victim is None:
                 return False
             instead_of = victim.container.name
             self._destroy(victim, "room for another")
         waiter.is_being_made = True
         self._line.pass_on(waiter)
-        self._books.making += 1
+        self._state.making += 1
         self._start_soon(self._make, waiter.kind, waiter, instead_of)
         return True
 
     def _keep_warm(self, least_warm: int) -> None:
-        """One more, where too few stand ready, nobody waits, and there is room."""
-        if len(self._line) or self._books.warming or self._warm_kind.image in self._missing:
+        """Create one more if too few are ready, no call is waiting, and there is room."""
+        if len(self._line) or self._state.warming or self._warm_kind.image in self._missing:
             return
-        warm = sum(self._is_ready_for_all(place) for place in self._books.places.values())
-        if warm < least_warm and self._books.total < self._rules.most:
-            self._books.making += 1
-            self._books.warming += 1
+        warm = sum(self._is_ready_for_all(place) for place in self._state.places.values())
+        if warm < least_warm and self._state.total < self._rules.most:
+            self._state.making += 1
+            self._state.warming += 1
             self._start_soon(self._make, self._warm_kind, None, None)
 
     def _is_ready_for_all(self, place: PoolEntry) -> bool:
@@ -305,14 +311,14 @@ class Pool:
         ear = ContainerEvents(self)
         failure: EngineError | None = None
         try:
-            if instead_of in self._books.leaving:
-                await self._books.leaving[instead_of].wait()
+            if instead_of in self._state.leaving:
+                await self._state.leaving[instead_of].wait()
             container = await self._maker.make(kind, ear)
         except EngineError as error:
             failure = error
         finally:
-            self._books.making -= 1
-            self._books.warming -= waiter is None
+            self._state.making -= 1
+            self._state.warming -= waiter is None
             if waiter is not None:
                 waiter.is_being_made = False
         if failure is not None:
@@ -323,7 +329,7 @@ class Pool:
         place = PoolEntry(container, kind, self._monotonic(), ear)
         ear.belongs_to(place)
         place.last_used = place.made_at
-        self._books.places[container.name] = place
+        self._state.places[container.name] = place
         if container.is_dead:  # since it was ready
             self.on_end(place, "it ended")
         elif self._refusal is not None:
@@ -337,12 +343,12 @@ class Pool:
             await container.until_examined()
             await self._maker.remove(container.name)
         finally:
-            self._books.leaving.pop(container.name).set()
+            self._state.leaving.pop(container.name).set()
         self._dispatch()
 
     def _destroy(self, place: PoolEntry, why: str) -> None:
         place.container.end(why)  # comes back as `on_end`
-        if place.container.name in self._books.places:
+        if place.container.name in self._state.places:
             self.on_end(place, why)
 
     def _why_not_again(
@@ -351,7 +357,7 @@ class Pool:
         return place.why_not_again(self._rules, self._monotonic(), once=once, is_spared=is_spared)
 
     def _forget(self, waiter: PoolRequest[PoolEntry]) -> None:
-        """Whoever waited does not any more; what was granted in the same moment goes back."""
+        """Remove a waiting call; a container granted at the same moment is returned."""
         self._line.leave(waiter)
         granted = waiter.granted
         if granted.done() and not granted.cancelled():
@@ -374,7 +380,7 @@ class Pool:
 
 
 def _another(error: EngineError) -> EngineError:
-    """The same words in an exception of its own: one that is raised twice keeps both tracebacks."""
+    """A copy of the exception: one that is raised twice would collect both tracebacks."""
     return copy.copy(error)
 
 
@@ -383,3 +389,84 @@ def _busy(why: str) -> SandboxUnavailable:
 
 
 __all__ = ["EntryFactory", "Kind", "Listener", "Pool", "PoolEntry", "PoolRules", "Pooled"]
+
+
+# -- the pool's state ----------------------------------------------------------------------
+
+
+class PoolState:
+    """The containers that exist, are being removed or are being created. Only `Pool` changes it."""
+
+    def __init__(self) -> None:
+        self.places: dict[str, PoolEntry] = {}
+        self.leaving: dict[str, asyncio.Event] = {}
+        self.making = 0
+        self.warming = 0
+        """The number of `making` that are for no particular call."""
+
+    @property
+    def total(self) -> int:
+        """The number of all containers."""
+        return len(self.places) + len(self.leaving) + self.making
+
+    @property
+    def has_unused(self) -> bool:
+        """Whether any container is without a call."""
+        return any(place.state in UNUSED for place in self.places.values())
+
+    def coming(self) -> Counter[tuple[TrustDomain | None, Kind]]:
+        """The number of containers being reset, by domain and kind."""
+        return Counter(
+            (place.domain, place.kind)
+            for place in self.places.values()
+            if place.state is State.RESETTING
+        )
+
+    def shares(self, waiters: Iterable[PoolRequest[PoolEntry]]) -> Counter[str]:
+        """The number of containers that each principal uses, or that are being created for it."""
+        busy = [place.domain for place in self.places.values() if place.state is State.BUSY]
+        shares = Counter(domain.principal_id for domain in busy if domain is not None)
+        shares.update(one.domain.principal_id for one in waiters if one.is_being_made)
+        return shares
+
+    def find(self, waiter: PoolRequest[PoolEntry], state: State) -> PoolEntry | None:
+        """A container in this state that may serve the waiter: the most recently used one, so that
+        the others reach their age limit.
+        """
+        domain = None if state is State.WARM else waiter.domain
+        if waiter.fresh and state is not State.WARM:
+            return None
+        fitting = (
+            place
+            for place in self.places.values()
+            if place.state is state and place.domain == domain and place.kind == waiter.kind
+        )
+        return max(fitting, key=lambda place: place.last_used, default=None)
+
+    def dispensable(
+        self, waiters: Iterable[PoolRequest[PoolEntry]], now: float
+    ) -> PoolEntry | None:
+        """The least recently used idle container; those ready for any domain go last.
+
+        One that its own domain waits for stays for a turn: a new container for every call of every
+        domain would cost all of them more than waiting.
+        """
+        wanted = {(waiter.domain, waiter.kind) for waiter in waiters if not waiter.fresh}
+        idle = (
+            place
+            for place in self.places.values()
+            if place.state in UNUSED
+            and ((place.domain, place.kind) not in wanted or now - place.given_at >= TURN_S)
+        )
+        return min(
+            idle, key=lambda place: (place.state is State.WARM, place.last_used), default=None
+        )
+
+    def counts(self) -> JsonObject:
+        """The number of containers by state."""
+        states = Counter(place.state for place in self.places.values())
+        return {
+            **{state.name.lower(): states[state] for state in State},
+            "making": self.making,
+            "leaving": len(self.leaving),
+        }

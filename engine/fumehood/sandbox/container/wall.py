@@ -25,10 +25,9 @@ from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, Limit
 from fumehood.sandbox.container.container import Container
 from fumehood.sandbox.container.docker_api import Docker, DockerError, DockerTimeout
 from fumehood.sandbox.container.factory import ContainerFactory, OnEvent
-from fumehood.sandbox.container.held import HeldContainer
 from fumehood.sandbox.container.host_check import Unfit, why_unfit
 from fumehood.sandbox.container.image_catalog import FindImage, ImageCatalog
-from fumehood.sandbox.container.lease import ContainerLease
+from fumehood.sandbox.container.lease import ContainerLease, HeldContainer
 from fumehood.sandbox.container.pool import MAX_COMPLAINT_CHARACTERS, Pool
 from fumehood.sandbox.container.pool_entry import Kind, PoolEntry
 from fumehood.sandbox.container.reaper import Reaper

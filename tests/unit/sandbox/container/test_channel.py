@@ -8,11 +8,20 @@ from typing import Any
 
 import anyio
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fumehood.core.errors import EndedBy, InternalError
 from fumehood.core.limits import Limit, Limits
 from fumehood.protocol import framing
-from fumehood.sandbox.container.channel import MAX_COMPLAINT_BYTES, Lost
+from fumehood.sandbox.container.channel import (
+    MAX_COMPLAINT_BYTES,
+    MAX_SEARCHED_CHARACTERS,
+    Demultiplexer,
+    Lost,
+    NotMultiplexed,
+    needs_preloaded,
+)
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 from support.scripted_guest import LIMITS, READY, ScriptedGuest, ShortClocks, ended, record, reset
 
@@ -303,3 +312,108 @@ async def test_long_request_goes_in_parts_and_then_the_run() -> None:
     assert len("".join(part["text"] for part in parts)) > len(code)
     guest.says(ended())
     await task
+
+
+# -- Docker's multiplexed stream -----------------------------------------------------------
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([1, 2]), st.binary(max_size=50)), max_size=20),
+    st.lists(st.integers(1, 30), min_size=1, max_size=50),
+)
+def test_streams_come_out_whole_however_the_bytes_are_cut(
+    records: list[tuple[int, bytes]], cuts: list[int]
+) -> None:
+    wire = b"".join(record(stream, payload) for stream, payload in records)
+    demultiplexer = Demultiplexer()
+    got = {1: b"", 2: b""}
+    position = turn = 0
+    while position < len(wire):
+        step = cuts[turn % len(cuts)]
+        for stream, piece in demultiplexer.feed(wire[position : position + step]):
+            got[stream] += piece
+        position, turn = position + step, turn + 1
+    for stream in (1, 2):
+        assert got[stream] == b"".join(payload for which, payload in records if which == stream)
+
+
+@pytest.mark.parametrize("header", [b"\x00\0\0\0\0\0\0\x01", b"\x03\0\0\0\0\0\0\x01", b"HTTP/1.1"])
+def test_stream_that_docker_has_not_is_refused(header: bytes) -> None:
+    with pytest.raises(NotMultiplexed):
+        list(Demultiplexer().feed(header))
+
+
+def test_length_that_docker_never_sends_is_refused() -> None:
+    with pytest.raises(NotMultiplexed):
+        list(Demultiplexer().feed(b"\x01\0\0\0\xff\xff\xff\xff"))
+
+
+def test_long_record_is_handed_on_before_it_is_whole() -> None:
+    demultiplexer = Demultiplexer()
+    head = b"\x01\0\0\0" + (1 << 20).to_bytes(4, "big")
+    assert list(demultiplexer.feed(head + b"abc")) == [(1, b"abc")]
+
+
+# -- the choice between two processes ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "",
+        "1 + 1",
+        "import json",
+        "import os.path, json as j; from collections import deque",
+        "from __future__ import annotations\nimport sys  # for its version\n",
+        "if True:\n    import math\n",
+        "import re\nre.compile('x')",
+        "important = 1\nfrom_here = important",
+    ],
+)
+def test_a_program_of_the_standard_library_needs_nothing_else(code: str) -> None:
+    assert not needs_preloaded(code)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pandas",
+        "import json, numpy as np",
+        "import json; import pandas",
+        "def f():\n    from pandas import DataFrame",
+        "from matplotlib.pyplot import plot",
+        "from . import json",
+        "import helper",
+        "import \\\n    pandas",
+        "import\tpandas",
+        "from\\\n pandas import DataFrame",
+        "import ｐandas",
+        "__import__('pan' + 'das')",
+        "import importlib",
+        'exec("imp" + "ort pandas")',
+        "eval('1')",
+        "compile('1', '', 'eval')",
+        "getattr(__builtins__, '__imp' + 'ort__')('pandas')",
+        "import sys\nsys.modules",
+        "from sys import modules",
+        "import pickle\npickle.load(open('table', 'rb'))",
+        "import runpy",
+        "x = 1\n" * MAX_SEARCHED_CHARACTERS,
+        "from\x0cpandas import x",
+    ],
+)
+def test_every_doubt_is_settled_for_the_modules(code: str) -> None:
+    assert needs_preloaded(code)
+
+
+@pytest.mark.parametrize(
+    ("code", "needs"),
+    [
+        ("import " * 9000, True),
+        ("import " + " " * 60_000, True),
+        ("from " * 12_000, False),
+        ("from " + "a" * 60_000, False),
+    ],
+)
+def test_a_long_strange_text_is_searched_in_linear_time(code: str, needs: bool) -> None:
+    assert needs_preloaded(code) == needs

@@ -7,7 +7,7 @@ import threading
 import anyio
 import pytest
 
-from fumehood.sandbox.container.docker_threads import BoundedThreads
+from fumehood.sandbox.container.docker_api import BoundedThreads
 
 pytestmark = pytest.mark.anyio
 
