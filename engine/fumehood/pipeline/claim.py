@@ -2,7 +2,7 @@
 
 Fourth stage, a lease. Takes a `PermittedCall`, yields a `ClaimedCall`. A call with an
 idempotency key (the option, the tool's own parameter, or one made of the call on request) takes
-its key in one durable step, after it was authorised, so that nobody is handed another's answer;
+its key in one durable step, after it was authorized, so that nobody is handed another's answer;
 a call without one costs nothing here. Invariants: of the calls with one key at most one is
 carried out at a time; the answer is on the disk before its caller has it; a key whose call may
 have acted is never free again, unless acting twice does no harm.
