@@ -61,8 +61,8 @@ def call_once(
 ) -> JsonObject:  # fmt: skip
     """The answer to one call, by a client that loads next to nothing."""
     from fumehood.cli.answers import read_answer
-    from fumehood.client.calling import call_read_by
     from fumehood.client.once import send_once
+    from fumehood.client.requests.call import call_read_by
 
     path = find_socket(socket)
     with _ending_the_command(or_else, as_json=as_json):

@@ -1,8 +1,8 @@
 """The clients: talk to a daemon over its sockets, with the engine's own method names.
 
-Client side. They know the wire and the model, nothing of the engine. One description of every
-request (`callers.py`, `authority.py`) serves both kinds: `blocking….py` and `awaiting….py` only
-send it, through `transport.py`, which alone knows HTTP and when a request may be sent again.
+Client side. They know the protocol and the model, nothing of the engine. One description of every
+request (`requests/`) serves both kinds: `blocking….py` and `awaiting….py` only send it, through
+`transport.py`, which alone knows HTTP and when a request may be sent again.
 """
 
 from __future__ import annotations

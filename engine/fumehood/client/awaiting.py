@@ -9,15 +9,15 @@ from typing import Self, Unpack
 
 from fumehood.answers import AgentTools, CallAnswer, ToolDetails, ToolList
 from fumehood.budgets.usage import UsageTable
-from fumehood.client import approvals, callers
 from fumehood.client.awaiting_approvals import AsyncOwnApprovals
 from fumehood.client.awaiting_sessions import AsyncSessionMethods
-from fumehood.client.saving import new_file
+from fumehood.client.files import new_file
+from fumehood.client.requests import approvals, callers
 from fumehood.client.transport import (
     ANSWER_GRACE_S,
     CONNECT_TIMEOUT_S,
     AwaitingTransport,
-    Place,
+    Endpoint,
     Write,
     found_socket,
 )
@@ -61,8 +61,8 @@ class AnyAsyncClient:
             ConfigError: no path is given, and the configuration is wrong.
         """
         path = found_socket(control=self._is_control) if socket_path is None else Path(socket_path)
-        place = Place(path, credential, connect_timeout_s, grace_s)
-        self._transport = AwaitingTransport(place)
+        endpoint = Endpoint(path, credential, connect_timeout_s, grace_s)
+        self._transport = AwaitingTransport(endpoint)
 
     async def __aenter__(self) -> Self:
         return self
@@ -185,14 +185,14 @@ class AsyncClient(AsyncSessionMethods, AnyAsyncClient):
         Raises:
             Refused: no such agent, or not this caller's to speak for.
         """
-        ask = callers.agent_tools(
+        request = callers.agent_tools(
             agent_id,
             categories=categories,
             exclude_dangerous=exclude_dangerous,
             max_cost=max_cost,
             at_most=at_most,
         )
-        return await self._transport.send(ask)
+        return await self._transport.send(request)
 
     async def calls(self, **query: Unpack[CallQueryKeywords]) -> CallPage:
         """A page of this caller's own calls, newest first.
@@ -266,9 +266,9 @@ class AsyncClient(AsyncSessionMethods, AnyAsyncClient):
             FileExistsError: there is such a file already.
             ValueError, Refused: as `blob`.
         """
-        ask = callers.blob(url)
+        request = callers.blob(url)
         with new_file(Path(path)) as write:
-            await self._transport.download(ask, write)
+            await self._transport.download(request, write)
 
     async def download_blob(self, url: str, write: Write) -> None:
         """A blob to `write`, piece by piece, in order. Raises as `blob`, and what `write` does."""

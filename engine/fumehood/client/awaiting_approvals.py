@@ -13,7 +13,7 @@ from fumehood.approvals.model import (
     RememberedRule,
     RememberWish,
 )
-from fumehood.client import approvals
+from fumehood.client.requests import approvals
 from fumehood.client.transport import AwaitingTransport
 from fumehood.core.json_types import JsonObject
 from fumehood.core.keywords import ApprovalQueryKeywords, show_keywords

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from fumehood.answers import SessionFileList, WrittenFile
-from fumehood.client import sessions
-from fumehood.client.saving import new_file
-from fumehood.client.sending import Source, chunks_of, opened, size_of
+from fumehood.client.files import Source, chunks_of, new_file, opened, size_of
+from fumehood.client.requests import sessions
 from fumehood.client.transport import AwaitingTransport, Write
 from fumehood.core.session import SessionRecord
 
@@ -38,14 +37,14 @@ class AsyncSessionMethods:
 
         Its `id` is the option `session_id` of calls.
         """
-        ask = sessions.create_session(
+        request = sessions.create_session(
             image=image,
             agent_id=agent_id,
             memory_mb=memory_mb,
             idle_seconds=idle_seconds,
             lifetime_seconds=lifetime_seconds,
         )
-        return await self._transport.send(ask)
+        return await self._transport.send(request)
 
     async def end_session(self, session_id: str) -> SessionRecord:
         """End a session with whatever runs in it; its files are gone."""
@@ -61,10 +60,10 @@ class AsyncSessionMethods:
         cursor: str | None = None,
     ) -> SessionFileList:
         """A page of what is in a session's workspace, or in one directory of it, by path."""
-        ask = sessions.session_files(
+        request = sessions.session_files(
             session_id, path, recursive=recursive, limit=limit, cursor=cursor
         )
-        return await self._transport.send(ask)
+        return await self._transport.send(request)
 
     async def put_file(
         self, session_id: str, path: str, source: Source, *, mode: str = "replace"
@@ -76,10 +75,10 @@ class AsyncSessionMethods:
         Raises:
             ValueError: no plain file, or a path that could not be addressed.
         """
-        ask = sessions.put_file(session_id, path, mode=mode)
+        request = sessions.put_file(session_id, path, mode=mode)
         with opened(source) as content:
             size = size_of(content)
-            return await self._transport.upload(ask, chunks_of(content, size), size)
+            return await self._transport.upload(request, chunks_of(content, size), size)
 
     async def get_file(self, session_id: str, path: str) -> bytes:
         """The whole of a file of a session, held in memory.
@@ -98,12 +97,12 @@ class AsyncSessionMethods:
             FileExistsError: there is such a file already.
             DaemonUnavailable: also where the file was changed meanwhile; no new file is left.
         """
-        ask = sessions.get_file(session_id, path)
+        request = sessions.get_file(session_id, path)
         if not isinstance(target, Path | str):
-            await self._transport.download(ask, target)
+            await self._transport.download(request, target)
             return
         with new_file(Path(target)) as write:
-            await self._transport.download(ask, write)
+            await self._transport.download(request, write)
 
     async def delete_file(self, session_id: str, path: str, *, recursive: bool = False) -> None:
         """Delete a file of a session, a link itself, or a directory."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fumehood.client import policy
+from fumehood.client.requests import control
 from fumehood.client.transport import BlockingTransport
 from fumehood.core.json_types import JsonObject
 from fumehood.policy.model import Explanation, PolicyStatus
@@ -16,7 +16,7 @@ class ControlledPolicy:
 
     def show(self) -> PolicyStatus:
         """The rules that decide now, and how often those in shadow mode would have."""
-        return self._transport.send(policy.show_policy())
+        return self._transport.send(control.show_policy())
 
     def explain(
         self,
@@ -28,11 +28,11 @@ class ControlledPolicy:
         session_id: str | None = None,
     ) -> Explanation:
         """What the rules say of a call that is not made, and what each has to do with it."""
-        ask = policy.explain(
+        request = control.explain(
             tool, arguments, principal_id=principal_id, agent_id=agent_id, session_id=session_id
         )
-        return self._transport.send(ask)
+        return self._transport.send(request)
 
     def reload(self) -> PolicyStatus:
         """Let the engine read the file now; a faulty one is refused and the old rules stay."""
-        return self._transport.send(policy.reload_policy())
+        return self._transport.send(control.reload_policy())

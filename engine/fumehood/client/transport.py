@@ -9,7 +9,14 @@ GET, which changes nothing; never a third time.
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Generator,
+    Iterator,
+    Mapping,
+)
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,12 +24,12 @@ from typing import Any, TypeVar
 import anyio.to_thread
 import httpx2
 
-from fumehood.client.ask import ANSWER_GRACE_S as ANSWER_GRACE_S
-from fumehood.client.ask import CONNECT_TIMEOUT_S as CONNECT_TIMEOUT_S
-from fumehood.client.ask import ApiRequest
+from fumehood.client.api_request import ANSWER_GRACE_S as ANSWER_GRACE_S
+from fumehood.client.api_request import CONNECT_TIMEOUT_S as CONNECT_TIMEOUT_S
+from fumehood.client.api_request import ApiRequest
 from fumehood.client.errors import DaemonUnavailable
-from fumehood.client.following import Following, is_followed
-from fumehood.core.events import Event
+from fumehood.core.events import ErrorEvent, Event, ResultEvent, event_of
+from fumehood.protocol import sse, strict_json
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -41,10 +48,14 @@ DROPPED = (httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError)
 CHANGES_NOTHING = frozenset({"GET"})
 """Methods of requests that may arrive twice."""
 
+BROKEN_OFF = (
+    "The events of the call ended before its answer. See the engine's log and the call log."
+)
+
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A socket, who asks there, and how long to wait."""
+class Endpoint:
+    """A socket, the credential to send there, and how long to wait."""
 
     path: Path
     credential: str | None = field(repr=False)
@@ -60,25 +71,25 @@ class Place:
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} must be a number of seconds over 0.")
 
-    def headers(self, ask: ApiRequest[Any]) -> dict[str, str]:
+    def headers(self, request: ApiRequest[Any]) -> dict[str, str]:
         """Those of one request."""
-        headers = dict(ask.headers)
+        headers = dict(request.headers)
         if self.credential is not None:
             headers["authorization"] = f"Bearer {self.credential}"
-        if ask.content is not None:
+        if request.content is not None:
             headers["content-type"] = "application/json"
         return headers
 
-    def upload_headers(self, ask: ApiRequest[Any], size: int | None) -> dict[str, str]:
+    def upload_headers(self, request: ApiRequest[Any], size: int | None) -> dict[str, str]:
         """Those of a body that is sent in pieces; without a size it is sent in chunks."""
-        headers = {**self.headers(ask), "content-type": "application/octet-stream"}
+        headers = {**self.headers(request), "content-type": "application/octet-stream"}
         if size is not None:
             headers["content-length"] = str(size)
         return headers
 
-    def timeout(self, ask: ApiRequest[Any]) -> httpx2.Timeout:
+    def timeout(self, request: ApiRequest[Any]) -> httpx2.Timeout:
         """How long to wait for the connection, and for the answer."""
-        return httpx2.Timeout(ask.work_s + self.grace_s, connect=self.connect_timeout_s)
+        return httpx2.Timeout(request.work_s + self.grace_s, connect=self.connect_timeout_s)
 
 
 def found_socket(*, control: bool) -> Path:
@@ -123,66 +134,97 @@ class Progress:
         self.note(event, _)
 
 
-def may_send_again(ask: ApiRequest[Any], error: httpx2.HTTPError, progress: Progress) -> bool:
+def may_send_again(request: ApiRequest[Any], error: httpx2.HTTPError, progress: Progress) -> bool:
     """Whether a failed request may be sent once more."""
-    return isinstance(error, DROPPED) and (ask.method in CHANGES_NOTHING or progress.did_head_fail)
+    return isinstance(error, DROPPED) and (
+        request.method in CHANGES_NOTHING or progress.did_head_fail
+    )
+
+
+def is_followed(headers: Mapping[str, str]) -> bool:
+    """Whether an answer is events, and not an envelope."""
+    return headers.get("content-type", "").partition(";")[0].strip() == sse.MEDIA_TYPE
+
+
+class Following:
+    """One stream. `feed` gives the events that some bytes completed."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+        """The answer was among them; nothing comes after it."""
+        self._decoder = sse.Decoder()
+
+    def feed(self, chunk: bytes) -> list[Event]:
+        """Raises ValueError where it is no engine that speaks."""
+        events = []
+        for frame in self._decoder.feed(chunk):
+            event = event_of(frame.kind, frame.id, strict_json.loads(frame.data))
+            if event is not None:
+                events.append(event)
+                self.is_over = isinstance(event, ResultEvent | ErrorEvent)
+        return events
+
+    def finish(self, request: ApiRequest[Event]) -> None:
+        """The bytes have ended. Raises DaemonUnavailable where the answer is missing."""
+        if not self.is_over:
+            raise DaemonUnavailable(f"{BROKEN_OFF} {request.path}", may_have_acted=True)
 
 
 class BlockingTransport:
     """Sends and waits. May be used by several threads."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
-        transport = httpx2.HTTPTransport(uds=str(place.path))
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        transport = httpx2.HTTPTransport(uds=str(endpoint.path))
         self._http = httpx2.Client(transport=transport, base_url=BASE_URL)
 
-    def send(self, ask: ApiRequest[T]) -> T:
-        """The answer to one request. Raises DaemonUnavailable, and what `ask.read` raises."""
-        return _read(ask, self._exchange(ask), self._place)
+    def send(self, request: ApiRequest[T]) -> T:
+        """The answer to one request. Raises DaemonUnavailable, and what `request.read` raises."""
+        return _read(request, self._exchange(request), self._endpoint)
 
-    def send_all(self, asks: Generator[ApiRequest[T], T, R]) -> R:
+    def send_all(self, requests: Generator[ApiRequest[T], T, R]) -> R:
         """Send what is asked for until it has come to its result."""
         try:
-            ask = next(asks)
+            request = next(requests)
             while True:
-                ask = asks.send(self.send(ask))
+                request = requests.send(self.send(request))
         except StopIteration as end:
             result: R = end.value
             return result
 
-    def download(self, ask: ApiRequest[None], write: Write) -> None:
+    def download(self, request: ApiRequest[None], write: Write) -> None:
         """Hand the bytes of an answer to `write` as they come.
 
         A request that fails before the first of them is sent once more, as `send` does.
 
         Raises:
             DaemonUnavailable: nobody answers, or the bytes ended before their end.
-            Refused: from `ask.read`, where the engine says no instead.
+            Refused: from `request.read`, where the engine says no instead.
         """
-        headers, timeout = self._place.headers(ask), self._place.timeout(ask)
+        headers, timeout = self._endpoint.headers(request), self._endpoint.timeout(request)
         for is_last in (False, True):
             progress, has_begun = Progress(), False
             try:
                 with self._http.stream(
-                    ask.method,
-                    ask.path,
+                    request.method,
+                    request.path,
                     headers=headers,
                     timeout=timeout,
                     extensions={"trace": progress.note},
                 ) as answer:
                     if not answer.is_success:
-                        return _read(ask, answer.read(), self._place)
+                        return _read(request, answer.read(), self._endpoint)
                     for chunk in answer.iter_bytes():
                         has_begun = True
                         write(chunk)
                     return None
             except httpx2.HTTPError as error:
-                failed = _unavailable(ask, self._place, error, progress)
-                if is_last or has_begun or not may_send_again(ask, error, progress):
+                failed = _unavailable(request, self._endpoint, error, progress)
+                if is_last or has_begun or not may_send_again(request, error, progress):
                     break
         raise failed
 
-    def upload(self, ask: ApiRequest[T], chunks: Iterator[bytes], size: int | None) -> T:
+    def upload(self, request: ApiRequest[T], chunks: Iterator[bytes], size: int | None) -> T:
         """Send a body in pieces. It is sent once: its pieces are gone with it.
 
         Raises:
@@ -191,50 +233,50 @@ class BlockingTransport:
         progress = Progress()
         try:
             raw = self._http.request(
-                ask.method,
-                ask.path,
+                request.method,
+                request.path,
                 content=chunks,
-                headers=self._place.upload_headers(ask, size),
-                timeout=self._place.timeout(ask),
+                headers=self._endpoint.upload_headers(request, size),
+                timeout=self._endpoint.timeout(request),
                 extensions={"trace": progress.note},
             ).content
         except httpx2.HTTPError as error:
-            failed = _unavailable(ask, self._place, error, progress)
+            failed = _unavailable(request, self._endpoint, error, progress)
         else:
-            return _read(ask, raw, self._place)
+            return _read(request, raw, self._endpoint)
         raise failed
 
-    def follow(self, ask: ApiRequest[Event]) -> Iterator[Event]:
+    def follow(self, request: ApiRequest[Event]) -> Iterator[Event]:
         """The events of a call as they come. Closing the iterator closes the connection.
 
         Raises:
             DaemonUnavailable: nobody answers, or the events ended before the answer.
         """
-        headers, timeout = self._place.headers(ask), self._place.timeout(ask)
+        headers, timeout = self._endpoint.headers(request), self._endpoint.timeout(request)
         for is_last in (False, True):
             progress, has_begun = Progress(), False
             try:
                 with self._http.stream(
-                    ask.method,
-                    ask.path,
-                    content=ask.content,
+                    request.method,
+                    request.path,
+                    content=request.content,
                     headers=headers,
                     timeout=timeout,
                     extensions={"trace": progress.note},
                 ) as answer:
                     has_begun = True
                     if not is_followed(answer.headers):
-                        yield _read(ask, answer.read(), self._place)
+                        yield _read(request, answer.read(), self._endpoint)
                         return
                     following = Following()
                     for chunk in answer.iter_raw():
-                        yield from _events(following, chunk, ask, self._place)
-                    return following.finish(ask)
+                        yield from _events(following, chunk, request, self._endpoint)
+                    return following.finish(request)
             except httpx2.InvalidURL as error:
                 raise ValueError(f"The request cannot be sent: {error}.") from None
             except httpx2.HTTPError as error:
-                failed = _unavailable(ask, self._place, error, progress)
-                if is_last or has_begun or not may_send_again(ask, error, progress):
+                failed = _unavailable(request, self._endpoint, error, progress)
+                if is_last or has_begun or not may_send_again(request, error, progress):
                     break
         raise failed
 
@@ -242,15 +284,15 @@ class BlockingTransport:
         """Close every connection."""
         self._http.close()
 
-    def _exchange(self, ask: ApiRequest[Any]) -> bytes:
-        headers, timeout = self._place.headers(ask), self._place.timeout(ask)
+    def _exchange(self, request: ApiRequest[Any]) -> bytes:
+        headers, timeout = self._endpoint.headers(request), self._endpoint.timeout(request)
         for is_last in (False, True):
             progress = Progress()
             try:
                 return self._http.request(
-                    ask.method,
-                    ask.path,
-                    content=ask.content,
+                    request.method,
+                    request.path,
+                    content=request.content,
                     headers=headers,
                     timeout=timeout,
                     extensions={"trace": progress.note},
@@ -258,8 +300,8 @@ class BlockingTransport:
             except httpx2.InvalidURL as error:
                 raise ValueError(f"The request cannot be sent: {error}.") from None
             except httpx2.HTTPError as error:
-                failed = _unavailable(ask, self._place, error, progress)
-                if is_last or not may_send_again(ask, error, progress):
+                failed = _unavailable(request, self._endpoint, error, progress)
+                if is_last or not may_send_again(request, error, progress):
                     break
         # Outside the handler: the library's error, with all that hangs on it, is gone by now.
         raise failed
@@ -268,97 +310,97 @@ class BlockingTransport:
 class AwaitingTransport:
     """The same for one event loop."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
-        transport = httpx2.AsyncHTTPTransport(uds=str(place.path))
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        transport = httpx2.AsyncHTTPTransport(uds=str(endpoint.path))
         self._http = httpx2.AsyncClient(transport=transport, base_url=BASE_URL)
 
-    async def send(self, ask: ApiRequest[T]) -> T:
-        """The answer to one request. Raises DaemonUnavailable, and what `ask.read` raises."""
-        return _read(ask, await self._exchange(ask), self._place)
+    async def send(self, request: ApiRequest[T]) -> T:
+        """The answer to one request. Raises DaemonUnavailable, and what `request.read` raises."""
+        return _read(request, await self._exchange(request), self._endpoint)
 
-    async def send_all(self, asks: Generator[ApiRequest[T], T, R]) -> R:
+    async def send_all(self, requests: Generator[ApiRequest[T], T, R]) -> R:
         """Send what is asked for until it has come to its result."""
         try:
-            ask = next(asks)
+            request = next(requests)
             while True:
-                ask = asks.send(await self.send(ask))
+                request = requests.send(await self.send(request))
         except StopIteration as end:
             result: R = end.value
             return result
 
-    async def download(self, ask: ApiRequest[None], write: Write) -> None:
+    async def download(self, request: ApiRequest[None], write: Write) -> None:
         """Hand the bytes of an answer to `write` as they come. Raises as the other one."""
-        headers, timeout = self._place.headers(ask), self._place.timeout(ask)
+        headers, timeout = self._endpoint.headers(request), self._endpoint.timeout(request)
         for is_last in (False, True):
             progress, has_begun = Progress(), False
             try:
                 async with self._http.stream(
-                    ask.method,
-                    ask.path,
+                    request.method,
+                    request.path,
                     headers=headers,
                     timeout=timeout,
                     extensions={"trace": progress.note_async},
                 ) as answer:
                     if not answer.is_success:
-                        return _read(ask, await answer.aread(), self._place)
+                        return _read(request, await answer.aread(), self._endpoint)
                     async for chunk in answer.aiter_bytes():
                         has_begun = True
                         write(chunk)
                     return None
             except httpx2.HTTPError as error:
-                failed = _unavailable(ask, self._place, error, progress)
-                if is_last or has_begun or not may_send_again(ask, error, progress):
+                failed = _unavailable(request, self._endpoint, error, progress)
+                if is_last or has_begun or not may_send_again(request, error, progress):
                     break
         raise failed
 
-    async def upload(self, ask: ApiRequest[T], chunks: Iterator[bytes], size: int | None) -> T:
+    async def upload(self, request: ApiRequest[T], chunks: Iterator[bytes], size: int | None) -> T:
         """Send a body in pieces, each read in a thread. Raises as the other one."""
         progress = Progress()
         try:
             answer = await self._http.request(
-                ask.method,
-                ask.path,
+                request.method,
+                request.path,
                 content=_in_threads(chunks),
-                headers=self._place.upload_headers(ask, size),
-                timeout=self._place.timeout(ask),
+                headers=self._endpoint.upload_headers(request, size),
+                timeout=self._endpoint.timeout(request),
                 extensions={"trace": progress.note_async},
             )
         except httpx2.HTTPError as error:
-            failed = _unavailable(ask, self._place, error, progress)
+            failed = _unavailable(request, self._endpoint, error, progress)
         else:
-            return _read(ask, answer.content, self._place)
+            return _read(request, answer.content, self._endpoint)
         raise failed
 
-    async def follow(self, ask: ApiRequest[Event]) -> AsyncGenerator[Event, None]:
+    async def follow(self, request: ApiRequest[Event]) -> AsyncGenerator[Event, None]:
         """The events of a call as they come. Raises as the other one."""
-        headers, timeout = self._place.headers(ask), self._place.timeout(ask)
+        headers, timeout = self._endpoint.headers(request), self._endpoint.timeout(request)
         for is_last in (False, True):
             progress, has_begun = Progress(), False
             try:
                 async with self._http.stream(
-                    ask.method,
-                    ask.path,
-                    content=ask.content,
+                    request.method,
+                    request.path,
+                    content=request.content,
                     headers=headers,
                     timeout=timeout,
                     extensions={"trace": progress.note_async},
                 ) as answer:
                     has_begun = True
                     if not is_followed(answer.headers):
-                        yield _read(ask, await answer.aread(), self._place)
+                        yield _read(request, await answer.aread(), self._endpoint)
                         return
                     following = Following()
                     async for chunk in answer.aiter_raw():
-                        for event in _events(following, chunk, ask, self._place):
+                        for event in _events(following, chunk, request, self._endpoint):
                             yield event
-                    following.finish(ask)
+                    following.finish(request)
                     return
             except httpx2.InvalidURL as error:
                 raise ValueError(f"The request cannot be sent: {error}.") from None
             except httpx2.HTTPError as error:
-                failed = _unavailable(ask, self._place, error, progress)
-                if is_last or has_begun or not may_send_again(ask, error, progress):
+                failed = _unavailable(request, self._endpoint, error, progress)
+                if is_last or has_begun or not may_send_again(request, error, progress):
                     break
         raise failed
 
@@ -366,15 +408,15 @@ class AwaitingTransport:
         """Close every connection."""
         await self._http.aclose()
 
-    async def _exchange(self, ask: ApiRequest[Any]) -> bytes:
-        headers, timeout = self._place.headers(ask), self._place.timeout(ask)
+    async def _exchange(self, request: ApiRequest[Any]) -> bytes:
+        headers, timeout = self._endpoint.headers(request), self._endpoint.timeout(request)
         for is_last in (False, True):
             progress = Progress()
             try:
                 answer = await self._http.request(
-                    ask.method,
-                    ask.path,
-                    content=ask.content,
+                    request.method,
+                    request.path,
+                    content=request.content,
                     headers=headers,
                     timeout=timeout,
                     extensions={"trace": progress.note_async},
@@ -382,8 +424,8 @@ class AwaitingTransport:
             except httpx2.InvalidURL as error:
                 raise ValueError(f"The request cannot be sent: {error}.") from None
             except httpx2.HTTPError as error:
-                failed = _unavailable(ask, self._place, error, progress)
-                if is_last or not may_send_again(ask, error, progress):
+                failed = _unavailable(request, self._endpoint, error, progress)
+                if is_last or not may_send_again(request, error, progress):
                     break
             else:
                 return answer.content
@@ -396,44 +438,44 @@ async def _in_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
         yield chunk
 
 
-def _read(ask: ApiRequest[T], raw: bytes, place: Place) -> T:
+def _read(request: ApiRequest[T], raw: bytes, endpoint: Endpoint) -> T:
     try:
-        return ask.read(raw)
+        return request.read(raw)
     except ValueError:
-        raise no_engine(ask, place.path) from None
+        raise no_engine(request, endpoint.path) from None
 
 
 def _events(
-    following: Following, chunk: bytes, ask: ApiRequest[Event], place: Place
+    following: Following, chunk: bytes, request: ApiRequest[Event], endpoint: Endpoint
 ) -> list[Event]:
     try:
         return following.feed(chunk)
     except ValueError:
-        raise no_engine(ask, place.path) from None
+        raise no_engine(request, endpoint.path) from None
 
 
-def no_engine(ask: ApiRequest[Any], path: Path) -> DaemonUnavailable:
+def no_engine(request: ApiRequest[Any], path: Path) -> DaemonUnavailable:
     """Something answers, and not as an engine does."""
     return DaemonUnavailable(
         f"What answers on {path} is not a fumehood engine of this version.",
-        may_have_acted=ask.method not in CHANGES_NOTHING,
+        may_have_acted=request.method not in CHANGES_NOTHING,
     )
 
 
 def _unavailable(
-    ask: ApiRequest[Any], place: Place, error: httpx2.HTTPError, progress: Progress
+    request: ApiRequest[Any], endpoint: Endpoint, error: httpx2.HTTPError, progress: Progress
 ) -> DaemonUnavailable:
     if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
-        return _not_reached(place.path, error)
+        return _not_reached(endpoint.path, error)
     was_sent = not (isinstance(error, NEVER_SENT) or progress.did_head_fail)
-    return no_answer(ask, place.path, error, was_sent=was_sent)
+    return no_answer(request, endpoint.path, error, was_sent=was_sent)
 
 
 def no_answer(
-    ask: ApiRequest[Any], path: Path, error: Exception, *, was_sent: bool = True
+    request: ApiRequest[Any], path: Path, error: Exception, *, was_sent: bool = True
 ) -> DaemonUnavailable:
     """A connection was made, and no answer came of it."""
-    may_have_acted = was_sent and ask.method not in CHANGES_NOTHING
+    may_have_acted = was_sent and request.method not in CHANGES_NOTHING
     words = "Whether the engine acted on it is not known. " if may_have_acted else ""
     return DaemonUnavailable(
         f"The connection to {path} gave no answer ({type(error).__name__}). {words}"
