@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -89,6 +89,15 @@ def chunks_of(source: bytes | BinaryIO, size: int | None) -> Iterator[bytes]:
         yield chunk
     if left:
         raise ValueError("The file became shorter while it was sent.")
+
+
+async def chunks_of_async(source: bytes | BinaryIO, size: int | None) -> AsyncIterator[bytes]:
+    """The same, each read in a thread: reading a file would keep the event loop waiting."""
+    import anyio.to_thread  # a command that reads files is not asynchronous
+
+    chunks = chunks_of(source, size)
+    while (chunk := await anyio.to_thread.run_sync(next, chunks, None)) is not None:
+        yield chunk
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """One request over a connection of its own, with the standard library alone.
 
 Client side. A command that sends one request and ends would spend most of its time importing
-`transport`, whose HTTP library keeps connections and follows events. Invariant: a request is sent
-once. If no connection was made nothing was sent, and `transport` tries instead, which can say why.
+the HTTP library, which keeps connections and follows events. Invariant: a request is sent once. If
+no connection was made nothing was sent, and `Transport` tries instead, which can say why.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def send_once(path: Path, request: ApiRequest[T]) -> T:
         )
         raw = connection.getresponse().read()
     except (OSError, http.client.HTTPException) as error:
-        from fumehood.client.transport import no_answer
+        from fumehood.client.exchange import no_answer
 
         raise no_answer(request, path, error) from None
     finally:
@@ -39,7 +39,7 @@ def send_once(path: Path, request: ApiRequest[T]) -> T:
     try:
         return request.read(raw)
     except ValueError:
-        from fumehood.client.transport import no_engine
+        from fumehood.client.exchange import no_engine
 
         raise no_engine(request, path) from None
 
@@ -70,6 +70,7 @@ class _Connection(http.client.HTTPConnection):
 
 
 def _explain_or_send(path: Path, request: ApiRequest[T]) -> T:
-    from fumehood.client.transport import BlockingTransport, Endpoint
+    from fumehood.client.exchange import Endpoint
+    from fumehood.client.sync.transport import Transport
 
-    return BlockingTransport(Endpoint(path, None, CONNECT_TIMEOUT_S, ANSWER_GRACE_S)).send(request)
+    return Transport(Endpoint(path, None, CONNECT_TIMEOUT_S, ANSWER_GRACE_S)).send(request)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -15,10 +14,8 @@ from fumehood import DaemonUnavailable
 from fumehood.answers import Pagination, ToolList
 from fumehood.approvals.model import NewDecision, OneOfSeveral, RememberWish
 from fumehood.client.api_request import ApiRequest
-from fumehood.client.awaiting_approvals import AsyncControlledApprovals, AsyncOwnApprovals
-from fumehood.client.blocking_approvals import ControlledApprovals, OwnApprovals
+from fumehood.client.exchange import Endpoint
 from fumehood.client.requests import approvals, callers, control, sessions
-from fumehood.client.transport import Endpoint
 from fumehood.core.identity import Scope
 from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS
 from fumehood.identity.agent import Agent, Binding
@@ -210,22 +207,6 @@ def test_decision_says_which_version_was_seen() -> None:
     sent = endpoint.headers(approvals.decide("apr_1", yes, 3))
     assert sent["if-match"] == '"3"'
     assert sent["authorization"] == "Bearer secret"
-
-
-@pytest.mark.row("A6", "D1")
-@pytest.mark.parametrize(
-    ("blocking", "awaiting"),
-    [(OwnApprovals, AsyncOwnApprovals), (ControlledApprovals, AsyncControlledApprovals)],
-)
-def test_both_kinds_of_client_have_the_same_methods(blocking: type, awaiting: type) -> None:
-    def methods(kind: type) -> dict[str, inspect.Signature]:
-        found = inspect.getmembers(kind, inspect.isfunction)
-        return {n: inspect.signature(m) for n, m in found if not n.startswith("_")}
-
-    assert methods(blocking) == methods(awaiting)
-    assert methods(blocking)
-    for name in methods(awaiting):
-        assert inspect.iscoroutinefunction(getattr(awaiting, name))
 
 
 def test_one_string_is_not_a_list_of_names() -> None:

@@ -1,4 +1,4 @@
-"""`AsyncControlClient`: what changes authority, agents and the registry, to be awaited."""
+"""`AsyncControlClient`: the requests of the control socket, in one part for each subject."""
 
 from __future__ import annotations
 
@@ -10,24 +10,21 @@ from typing import Unpack
 from fumehood.answers import AgentDetails, AuditPage, ToolWithSource
 from fumehood.audit.model import AuditRotation, AuditVerdict
 from fumehood.budgets.usage import UsageTable
-from fumehood.client.awaiting import AnyAsyncClient
-from fumehood.client.awaiting_approvals import AsyncControlledApprovals
-from fumehood.client.awaiting_policy import AsyncControlledPolicy
+from fumehood.client.api_request import ANSWER_GRACE_S, CONNECT_TIMEOUT_S
+from fumehood.client.async_approvals import AsyncControlledApprovals
+from fumehood.client.async_client import AsyncBaseClient
+from fumehood.client.async_transport import AsyncTransport
 from fumehood.client.requests import callers, control
-from fumehood.client.transport import (
-    ANSWER_GRACE_S,
-    CONNECT_TIMEOUT_S,
-    AwaitingTransport,
-)
 from fumehood.core.identity import Scope
 from fumehood.core.json_types import JsonObject
 from fumehood.core.keywords import AllUsageKeywords, show_keywords
 from fumehood.identity.agent import Agent, Binding
 from fumehood.identity.authority import ApproverInfo, Change, MadeApprover, MadeToken, TokenInfo
+from fumehood.policy.model import Explanation, PolicyStatus
 
 
 @show_keywords
-class AsyncControlClient(AnyAsyncClient):
+class AsyncControlClient(AsyncBaseClient):
     """A client of the control socket: approvals, agents, tools, tokens, approvers, audit.
 
     Raises:
@@ -78,7 +75,7 @@ class AsyncControlClient(AnyAsyncClient):
 class AsyncControlledAgents:
     """Agents and their tools. A part of `AsyncControlClient`."""
 
-    def __init__(self, transport: AwaitingTransport) -> None:
+    def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
 
     async def create(
@@ -159,7 +156,7 @@ class AsyncControlledAgents:
 class AsyncControlledTools:
     """What the engine offers. A part of `AsyncControlClient`."""
 
-    def __init__(self, transport: AwaitingTransport) -> None:
+    def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
 
     async def add(self, document: JsonObject) -> ToolWithSource:
@@ -186,7 +183,7 @@ class AsyncControlledTools:
 class AsyncControlledTokens:
     """Tokens. A part of `AsyncControlClient`."""
 
-    def __init__(self, transport: AwaitingTransport) -> None:
+    def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
 
     async def new(
@@ -213,10 +210,40 @@ class AsyncControlledTokens:
         return await self._transport.send(control.revoke_token(token_id))
 
 
+class AsyncControlledPolicy:
+    """The rules of the engine. A part of `AsyncControlClient`."""
+
+    def __init__(self, transport: AsyncTransport) -> None:
+        self._transport = transport
+
+    async def show(self) -> PolicyStatus:
+        """The rules that decide now, and how often those in shadow mode would have."""
+        return await self._transport.send(control.show_policy())
+
+    async def explain(
+        self,
+        tool: str,
+        arguments: JsonObject | None = None,
+        *,
+        principal_id: str | None = None,
+        agent_id: str | None = None,
+        session_id: str | None = None,
+    ) -> Explanation:
+        """What the rules say of a call that is not made, and what each has to do with it."""
+        request = control.explain(
+            tool, arguments, principal_id=principal_id, agent_id=agent_id, session_id=session_id
+        )
+        return await self._transport.send(request)
+
+    async def reload(self) -> PolicyStatus:
+        """Let the engine read the file now; a faulty one is refused and the old rules stay."""
+        return await self._transport.send(control.reload_policy())
+
+
 class AsyncControlledApprovers:
     """Approvers. A part of `AsyncControlClient`."""
 
-    def __init__(self, transport: AwaitingTransport) -> None:
+    def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
 
     async def add(
@@ -237,7 +264,7 @@ class AsyncControlledApprovers:
 class AsyncControlledAudit:
     """The audit chain. A part of `AsyncControlClient`."""
 
-    def __init__(self, transport: AwaitingTransport) -> None:
+    def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
 
     async def page(self, *, after: int = 0, limit: int = 100) -> AuditPage:

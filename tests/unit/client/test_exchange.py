@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import errno
-import inspect
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
-from fumehood.client import awaiting, awaiting_control, blocking, blocking_control
 from fumehood.client.api_request import ApiRequest
+from fumehood.client.exchange import Endpoint, Progress, may_send_again, unavailable
 from fumehood.client.requests.callers import call, health
-from fumehood.client.transport import Endpoint, Progress, _unavailable, may_send_again
 
 DROPPED = [httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError]
 OTHERS = [
@@ -95,35 +93,6 @@ def test_credential_is_in_the_header_and_in_no_representation() -> None:
     assert endpoint().headers(health()) == {}
 
 
-PAIRS = [
-    (blocking.Client, awaiting.AsyncClient),
-    (blocking_control.ControlClient, awaiting_control.AsyncControlClient),
-    (blocking_control.ControlledAgents, awaiting_control.AsyncControlledAgents),
-    (blocking_control.ControlledTokens, awaiting_control.AsyncControlledTokens),
-    (blocking_control.ControlledApprovers, awaiting_control.AsyncControlledApprovers),
-    (blocking_control.ControlledAudit, awaiting_control.AsyncControlledAudit),
-]
-
-
-@pytest.mark.row("D1")
-@pytest.mark.parametrize(("one", "other"), PAIRS)
-def test_both_kinds_of_client_have_the_same_methods(one: type, other: type) -> None:
-    def methods(kind: type) -> dict[str, str]:
-        found = inspect.getmembers(kind, inspect.isfunction)
-        return {
-            name: str(inspect.signature(function)).replace("AsyncIterator", "Iterator")
-            for name, function in found
-            if not name.startswith("_")
-        }
-
-    assert methods(one) == methods(other)
-    assert len(methods(one)) >= 3
-    for name in methods(other):
-        awaited = getattr(other, name)
-        assert inspect.iscoroutinefunction(awaited) or inspect.isasyncgenfunction(awaited)
-        assert inspect.getdoc(getattr(one, name))
-
-
 @pytest.mark.parametrize(
     ("cause", "says", "says_not"),
     [
@@ -140,7 +109,7 @@ def test_socket_that_may_not_be_opened_is_no_missing_engine(
     failure.__cause__.__context__ = cause
     endpoint = Endpoint(Path("/s"), None, 1, 1)
     for method in ("GET", "POST"):
-        said = _unavailable(request(method), endpoint, failure, progress())
+        said = unavailable(request(method), endpoint, failure, progress())
         assert says in str(said)
         assert says_not not in str(said)
         assert said.may_have_acted is False

@@ -1,4 +1,5 @@
-"""`ControlClient`: what changes authority, agents and the registry, as methods that wait."""
+# Made by scripts/make_sync_client.py from client/async_control.py. Do not edit it here.
+"""`ControlClient`: the requests of the control socket, in one part for each subject."""
 
 from __future__ import annotations
 
@@ -10,24 +11,21 @@ from typing import Unpack
 from fumehood.answers import AgentDetails, AuditPage, ToolWithSource
 from fumehood.audit.model import AuditRotation, AuditVerdict
 from fumehood.budgets.usage import UsageTable
-from fumehood.client.blocking import AnyClient
-from fumehood.client.blocking_approvals import ControlledApprovals
-from fumehood.client.blocking_policy import ControlledPolicy
+from fumehood.client.api_request import ANSWER_GRACE_S, CONNECT_TIMEOUT_S
 from fumehood.client.requests import callers, control
-from fumehood.client.transport import (
-    ANSWER_GRACE_S,
-    CONNECT_TIMEOUT_S,
-    BlockingTransport,
-)
+from fumehood.client.sync.approvals import ControlledApprovals
+from fumehood.client.sync.client import BaseClient
+from fumehood.client.sync.transport import Transport
 from fumehood.core.identity import Scope
 from fumehood.core.json_types import JsonObject
 from fumehood.core.keywords import AllUsageKeywords, show_keywords
 from fumehood.identity.agent import Agent, Binding
 from fumehood.identity.authority import ApproverInfo, Change, MadeApprover, MadeToken, TokenInfo
+from fumehood.policy.model import Explanation, PolicyStatus
 
 
 @show_keywords
-class ControlClient(AnyClient):
+class ControlClient(BaseClient):
     """A client of the control socket: approvals, agents, tools, tokens, approvers, audit.
 
     Raises:
@@ -78,7 +76,7 @@ class ControlClient(AnyClient):
 class ControlledAgents:
     """Agents and their tools. A part of `ControlClient`."""
 
-    def __init__(self, transport: BlockingTransport) -> None:
+    def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
     def create(
@@ -159,7 +157,7 @@ class ControlledAgents:
 class ControlledTools:
     """What the engine offers. A part of `ControlClient`."""
 
-    def __init__(self, transport: BlockingTransport) -> None:
+    def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
     def add(self, document: JsonObject) -> ToolWithSource:
@@ -186,7 +184,7 @@ class ControlledTools:
 class ControlledTokens:
     """Tokens. A part of `ControlClient`."""
 
-    def __init__(self, transport: BlockingTransport) -> None:
+    def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
     def new(
@@ -213,10 +211,40 @@ class ControlledTokens:
         return self._transport.send(control.revoke_token(token_id))
 
 
+class ControlledPolicy:
+    """The rules of the engine. A part of `ControlClient`."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def show(self) -> PolicyStatus:
+        """The rules that decide now, and how often those in shadow mode would have."""
+        return self._transport.send(control.show_policy())
+
+    def explain(
+        self,
+        tool: str,
+        arguments: JsonObject | None = None,
+        *,
+        principal_id: str | None = None,
+        agent_id: str | None = None,
+        session_id: str | None = None,
+    ) -> Explanation:
+        """What the rules say of a call that is not made, and what each has to do with it."""
+        request = control.explain(
+            tool, arguments, principal_id=principal_id, agent_id=agent_id, session_id=session_id
+        )
+        return self._transport.send(request)
+
+    def reload(self) -> PolicyStatus:
+        """Let the engine read the file now; a faulty one is refused and the old rules stay."""
+        return self._transport.send(control.reload_policy())
+
+
 class ControlledApprovers:
     """Approvers. A part of `ControlClient`."""
 
-    def __init__(self, transport: BlockingTransport) -> None:
+    def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
     def add(self, name: str, *, scopes: Iterable[Scope | str] = (Scope.APPROVE,)) -> MadeApprover:
@@ -235,7 +263,7 @@ class ControlledApprovers:
 class ControlledAudit:
     """The audit chain. A part of `ControlClient`."""
 
-    def __init__(self, transport: BlockingTransport) -> None:
+    def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
     def page(self, *, after: int = 0, limit: int = 100) -> AuditPage:
