@@ -1,5 +1,5 @@
-"""The host put to the test: a safe corpus of attacks run against its own walls, with a scorecard.
+"""Attacks on this host's own walls: a safe corpus, a runner, and a scorecard.
 
 Host side, for `fumehood doctor --attack`. Above it the command line; below it the walls of
-`sandbox` and the values of `model`. It needs no running engine and makes its own walls.
+`sandbox` and the values of `core`. It needs no running engine and makes its own walls.
 """

@@ -1,1 +1,4 @@
-"""The command line: one file a command. JSON on stdout, messages on stderr."""
+"""The command line: one file for each group of commands.
+
+JSON goes to stdout, messages to stderr. `main.py` imports a command only when it is used.
+"""

@@ -61,8 +61,8 @@ def call_once(
 ) -> JsonObject:  # fmt: skip
     """The answer to one call, by a client that loads next to nothing."""
     from fumehood.cli.answers import read_answer
-    from fumehood.client.calling import call_read_by
     from fumehood.client.once import send_once
+    from fumehood.client.requests.call import call_read_by
 
     path = find_socket(socket)
     with _ending_the_command(or_else, as_json=as_json):
@@ -78,7 +78,7 @@ def controlling(
     `scope` names to them what the operation needs; the engine itself looks.
     """
     from fumehood.client import ControlClient
-    from fumehood.client.transport import require_listener
+    from fumehood.client.exchange import require_listener
 
     path = find_control_socket(socket)
     with _ending_the_command(as_json=as_json):
@@ -92,7 +92,7 @@ def controlling(
 
 def _tell_config_fault(path: Path) -> None:
     """Say it where an engine answers. Where none does the same fault ends the command."""
-    from fumehood.client.transport import require_listener
+    from fumehood.client.exchange import require_listener
 
     if fault := config_fault():
         require_listener(path)

@@ -17,7 +17,7 @@ from fumehood.answers import WrittenFile
 from fumehood.cli.escaping import printable
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.saving import SaveFailed, Saving
-from fumehood.client.sending import plain_file
+from fumehood.client.files import plain_file
 
 if TYPE_CHECKING:
     from fumehood.client import Client

@@ -1,8 +1,8 @@
 """The clients: talk to a daemon over its sockets, with the engine's own method names.
 
-Client side. They know the wire and the model, nothing of the engine. One description of every
-request (`callers.py`, `authority.py`) serves both kinds: `blocking….py` and `awaiting….py` only
-send it, through `transport.py`, which alone knows HTTP and when a request may be sent again.
+Client side. They know the protocol and the model, nothing of the engine. `async_….py` is written
+by hand; scripts/make_sync_client.py generates its synchronous twin in `sync/`. Both send the
+requests that `requests/` makes, by the rules in `exchange.py`.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fumehood.client.awaiting import AsyncClient as AsyncClient
-    from fumehood.client.awaiting_control import AsyncControlClient as AsyncControlClient
-    from fumehood.client.blocking import Client as Client
-    from fumehood.client.blocking_control import ControlClient as ControlClient
+    from fumehood.client.async_client import AsyncClient as AsyncClient
+    from fumehood.client.async_control import AsyncControlClient as AsyncControlClient
     from fumehood.client.errors import DaemonUnavailable as DaemonUnavailable
     from fumehood.client.errors import Refused as Refused
+    from fumehood.client.sync.client import Client as Client
+    from fumehood.client.sync.control import ControlClient as ControlClient
 
 _HOMES = {
-    "AsyncClient": "fumehood.client.awaiting",
-    "AsyncControlClient": "fumehood.client.awaiting_control",
-    "Client": "fumehood.client.blocking",
-    "ControlClient": "fumehood.client.blocking_control",
+    "AsyncClient": "fumehood.client.async_client",
+    "AsyncControlClient": "fumehood.client.async_control",
+    "Client": "fumehood.client.sync.client",
+    "ControlClient": "fumehood.client.sync.control",
     "DaemonUnavailable": "fumehood.client.errors",
     "Refused": "fumehood.client.errors",
 }

@@ -1,9 +1,8 @@
 """One request over a connection of its own, with the standard library alone.
 
-Client side. A command that asks one thing and ends would spend most of its time on importing
-`transport`, whose HTTP library keeps connections, follows events and is asynchronous besides.
-Invariant: a request is sent once. Where no connection was made nothing was sent, and `transport`
-tries instead, which knows how to say why.
+Client side. A command that sends one request and ends would spend most of its time importing
+the HTTP library, which keeps connections and follows events. Invariant: a request is sent once. If
+no connection was made nothing was sent, and `Transport` tries instead, which can say why.
 """
 
 from __future__ import annotations
@@ -13,34 +12,36 @@ import socket
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fumehood.client.ask import ANSWER_GRACE_S, CONNECT_TIMEOUT_S, ApiRequest
+from fumehood.client.api_request import ANSWER_GRACE_S, CONNECT_TIMEOUT_S, ApiRequest
 
 T = TypeVar("T")
 
 
-def send_once(path: Path, ask: ApiRequest[T]) -> T:
+def send_once(path: Path, request: ApiRequest[T]) -> T:
     """The answer to one request. Raises as a `Client` does."""
-    connection = _Connection(path, ask.work_s + ANSWER_GRACE_S)
+    connection = _Connection(path, request.work_s + ANSWER_GRACE_S)
     try:
         connection.connect()
     except OSError:
-        return _explain_or_send(path, ask)
+        return _explain_or_send(path, request)
     try:
-        headers = {"content-type": "application/json"} if ask.content is not None else {}
-        connection.request(ask.method, ask.path, ask.content, {**headers, **ask.headers})
+        headers = {"content-type": "application/json"} if request.content is not None else {}
+        connection.request(
+            request.method, request.path, request.content, {**headers, **request.headers}
+        )
         raw = connection.getresponse().read()
     except (OSError, http.client.HTTPException) as error:
-        from fumehood.client.transport import no_answer
+        from fumehood.client.exchange import no_answer
 
-        raise no_answer(ask, path, error) from None
+        raise no_answer(request, path, error) from None
     finally:
         connection.close()
     try:
-        return ask.read(raw)
+        return request.read(raw)
     except ValueError:
-        from fumehood.client.transport import no_engine
+        from fumehood.client.exchange import no_engine
 
-        raise no_engine(ask, path) from None
+        raise no_engine(request, path) from None
 
 
 class _Connection(http.client.HTTPConnection):
@@ -68,7 +69,8 @@ class _Connection(http.client.HTTPConnection):
         return super().getresponse()
 
 
-def _explain_or_send(path: Path, ask: ApiRequest[T]) -> T:
-    from fumehood.client.transport import BlockingTransport, Place
+def _explain_or_send(path: Path, request: ApiRequest[T]) -> T:
+    from fumehood.client.exchange import Endpoint
+    from fumehood.client.sync.transport import Transport
 
-    return BlockingTransport(Place(path, None, CONNECT_TIMEOUT_S, ANSWER_GRACE_S)).send(ask)
+    return Transport(Endpoint(path, None, CONNECT_TIMEOUT_S, ANSWER_GRACE_S)).send(request)

@@ -1,1 +1,5 @@
-"""Values: frozen types that every other room speaks in. No I/O, clock or randomness."""
+"""Frozen values that every other package uses: tools, calls, envelopes, errors, limits, events.
+
+Also the values of sessions and workspaces, which walls, storage and clients share. Invariant: no
+I/O, no clock, no randomness, and no import from any other package.
+"""

@@ -1,1 +1,5 @@
-"""How a tool runs. Each executor takes a place and arguments, and gives an `Outcome`."""
+"""How a tool runs: one executor for each kind of tool.
+
+Host side, below `pipeline/execute.py` and above the walls. Each executor takes a lease and
+arguments, and returns an `Outcome`.
+"""

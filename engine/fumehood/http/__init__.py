@@ -1,1 +1,4 @@
-"""The daemon: HTTP/1.1 and JSON on a Unix socket."""
+"""The daemon: HTTP/1.1 and JSON on two private Unix sockets, one for calls, one for control.
+
+Host side. `server.py` runs it, `app.py` maps addresses to the files in `routes/`.
+"""

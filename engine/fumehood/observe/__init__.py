@@ -1,1 +1,1 @@
-"""Sight: logs, and the trail of each call."""
+"""Observation: the structured log, clocks and identifiers, and the trace of one call."""

@@ -1,1 +1,5 @@
-"""Verbs: the way of one call, one file a stage, read in the order of `spine`."""
+"""The pipeline: one call from request to envelope, one file for each stage.
+
+Host side. Read `run.py` first; the stages stand there in order. Each stage takes the value of the
+one before and returns the next, or raises one `EngineError`.
+"""

@@ -1,6 +1,6 @@
 """The spine: the way of one call through all rooms, and the one net under it.
 
-    resolve → validate → authorise → claim → approve → reserve, admit → start → execute
+    resolve → validate → authorize → claim → approve → reserve, admit → start → execute
         → shape, shorten → account → settle → record
 
 Each stage takes the previous one's value and returns the next, or raises one `EngineError`.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -14,11 +13,9 @@ import pytest
 from fumehood import DaemonUnavailable
 from fumehood.answers import Pagination, ToolList
 from fumehood.approvals.model import NewDecision, OneOfSeveral, RememberWish
-from fumehood.client import approvals, authority, callers, policy, sessions
-from fumehood.client.ask import ApiRequest
-from fumehood.client.awaiting_approvals import AsyncControlledApprovals, AsyncOwnApprovals
-from fumehood.client.blocking_approvals import ControlledApprovals, OwnApprovals
-from fumehood.client.transport import Place
+from fumehood.client.api_request import ApiRequest
+from fumehood.client.exchange import Endpoint
+from fumehood.client.requests import approvals, callers, control, sessions
 from fumehood.core.identity import Scope
 from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS
 from fumehood.identity.agent import Agent, Binding
@@ -80,38 +77,38 @@ CALLERS: list[tuple[ApiRequest[Any], str, Any]] = [
      "DELETE /v1/sessions/sess_1/files/d?recursive=true", None),
 ]  # fmt: skip
 CONTROL: list[tuple[ApiRequest[Any], str, Any]] = [
-    (authority.create_agent("a", **CREATED), "POST /v1/agents",
+    (control.create_agent("a", **CREATED), "POST /v1/agents",
      {"id": "a", "description": "d", "principals": ["uid:0"], "is_enabled": True}),
-    (authority.list_agents(), "GET /v1/agents", None),
-    (authority.show_agent("a"), "GET /v1/agents/a", None),
-    (authority.update_agent("a", principals=[]), "PATCH /v1/agents/a", {"principals": []}),
-    (authority.update_agent("a", is_enabled=False), "PATCH /v1/agents/a", {"is_enabled": False}),
-    (authority.delete_agent("a"), "DELETE /v1/agents/a", None),
-    (authority.list_bindings("a"), "GET /v1/agents/a/tools", None),
-    (authority.bind("a", "t", **BOUND), "PUT /v1/agents/a/tools/t",
+    (control.list_agents(), "GET /v1/agents", None),
+    (control.show_agent("a"), "GET /v1/agents/a", None),
+    (control.update_agent("a", principals=[]), "PATCH /v1/agents/a", {"principals": []}),
+    (control.update_agent("a", is_enabled=False), "PATCH /v1/agents/a", {"is_enabled": False}),
+    (control.delete_agent("a"), "DELETE /v1/agents/a", None),
+    (control.list_bindings("a"), "GET /v1/agents/a/tools", None),
+    (control.bind("a", "t", **BOUND), "PUT /v1/agents/a/tools/t",
      {"sort_order": 1, "fixed": {"x": 1}, "defaults": {}, "is_enabled": False}),
-    (authority.unbind("a", "t"), "DELETE /v1/agents/a/tools/t", None),
-    (authority.add_tool({"name": "t"}), "POST /v1/tools", {"name": "t"}),
-    (authority.replace_tool("t@1.0.0", {"name": "t"}), "PUT /v1/tools/t@1.0.0", {"name": "t"}),
-    (authority.remove_tool("t@1.0.0"), "DELETE /v1/tools/t@1.0.0", None),
-    (authority.switch_tool("t", is_active=True), "POST /v1/tools/t/activate", None),
-    (authority.switch_tool("t", is_active=False), "POST /v1/tools/t/deactivate", None),
-    (authority.new_token("n", **TOKEN), "POST /v1/tokens",
+    (control.unbind("a", "t"), "DELETE /v1/agents/a/tools/t", None),
+    (control.add_tool({"name": "t"}), "POST /v1/tools", {"name": "t"}),
+    (control.replace_tool("t@1.0.0", {"name": "t"}), "PUT /v1/tools/t@1.0.0", {"name": "t"}),
+    (control.remove_tool("t@1.0.0"), "DELETE /v1/tools/t@1.0.0", None),
+    (control.switch_tool("t", is_active=True), "POST /v1/tools/t/activate", None),
+    (control.switch_tool("t", is_active=False), "POST /v1/tools/t/deactivate", None),
+    (control.new_token("n", **TOKEN), "POST /v1/tokens",
      {"name": "n", "principal_id": None, "scopes": ["call", "admin"], "agents": ["a"],
       "expires_at": "2030-01-01T00:00:00+00:00"}),
-    (authority.list_tokens(), "GET /v1/tokens", None),
-    (authority.revoke_token("i"), "DELETE /v1/tokens/i", None),
-    (authority.add_approver("n", scopes=["admin"]), "POST /v1/approvers",
+    (control.list_tokens(), "GET /v1/tokens", None),
+    (control.revoke_token("i"), "DELETE /v1/tokens/i", None),
+    (control.add_approver("n", scopes=["admin"]), "POST /v1/approvers",
      {"name": "n", "scopes": ["admin"]}),
-    (authority.list_approvers(), "GET /v1/approvers", None),
-    (authority.remove_approver("n"), "DELETE /v1/approvers/n", None),
-    (authority.changes(), "GET /v1/changes", None),
-    (authority.audit_page(after=7, limit=50), "GET /v1/audit?after=7&limit=50", None),
-    (authority.verify_audit(), "GET /v1/audit/verify", None),
-    (authority.rotate_audit_key(), "POST /v1/audit/rotate", None),
-    (policy.show_policy(), "GET /v1/policy", None),
-    (policy.reload_policy(), "POST /v1/policy/reload", None),
-    (policy.explain("t", {"a": 1}, principal_id=None, agent_id="a", session_id=None),
+    (control.list_approvers(), "GET /v1/approvers", None),
+    (control.remove_approver("n"), "DELETE /v1/approvers/n", None),
+    (control.changes(), "GET /v1/changes", None),
+    (control.audit_page(after=7, limit=50), "GET /v1/audit?after=7&limit=50", None),
+    (control.verify_audit(), "GET /v1/audit/verify", None),
+    (control.rotate_audit_key(), "POST /v1/audit/rotate", None),
+    (control.show_policy(), "GET /v1/policy", None),
+    (control.reload_policy(), "POST /v1/policy/reload", None),
+    (control.explain("t", {"a": 1}, principal_id=None, agent_id="a", session_id=None),
      "POST /v1/policy/explain", {"tool": "t", "arguments": {"a": 1}, "agent_id": "a"}),
     (approvals.decide("apr_1", NewDecision(decision="deny", reason="r"), 3),
      "POST /v1/approvals/apr_1/decision", {"decision": "deny", "reason": "r"}),
@@ -134,11 +131,15 @@ CONTROL: list[tuple[ApiRequest[Any], str, Any]] = [
 
 @pytest.mark.row("D1")
 @pytest.mark.parametrize(
-    ("ask", "line", "body"), [*CALLERS, *CONTROL], ids=[line for _, line, _ in [*CALLERS, *CONTROL]]
+    ("api_request", "line", "body"),
+    [*CALLERS, *CONTROL],
+    ids=[line for _, line, _ in [*CALLERS, *CONTROL]],
 )
-def test_request_is_what_the_method_says(ask: ApiRequest[Any], line: str, body: Any) -> None:
-    assert f"{ask.method} {ask.path}" == line
-    assert (None if ask.content is None else json.loads(ask.content)) == body
+def test_request_is_what_the_method_says(
+    api_request: ApiRequest[Any], line: str, body: Any
+) -> None:
+    assert f"{api_request.method} {api_request.path}" == line
+    assert (None if api_request.content is None else json.loads(api_request.content)) == body
 
 
 WITHOUT_A_METHOD = {"replaceAgent", "receiveCallback"}
@@ -147,10 +148,10 @@ WITHOUT_A_METHOD = {"replaceAgent", "receiveCallback"}
 
 @pytest.mark.row("D1")
 @pytest.mark.parametrize(
-    ("operations", "asks"), [(OPERATIONS, CALLERS), (CONTROL_OPERATIONS, CALLERS + CONTROL)]
+    ("operations", "requests"), [(OPERATIONS, CALLERS), (CONTROL_OPERATIONS, CALLERS + CONTROL)]
 )
-def test_every_operation_of_the_daemon_has_a_request(operations: Any, asks: Any) -> None:
-    sent = [line.split(" ") for _, line, _ in asks]
+def test_every_operation_of_the_daemon_has_a_request(operations: Any, requests: Any) -> None:
+    sent = [line.split(" ") for _, line, _ in requests]
     unsent = {
         operation.id
         for operation in operations
@@ -163,12 +164,12 @@ def test_every_operation_of_the_daemon_has_a_request(operations: Any, asks: Any)
 
 
 def test_answers_are_values_of_the_model() -> None:
-    assert authority.list_agents().read(envelope_bytes({"items": [AGENT]})) == (
+    assert control.list_agents().read(envelope_bytes({"items": [AGENT]})) == (
         Agent(id="a", principals=("uid:0",)),
     )
-    bound = authority.list_bindings("a").read(envelope_bytes({"items": [BINDING]}))
+    bound = control.list_bindings("a").read(envelope_bytes({"items": [BINDING]}))
     assert bound == (Binding(tool="t", sort_order=1),)
-    assert authority.delete_agent("a").read(envelope_bytes({"deleted": "a"})) is None
+    assert control.delete_agent("a").read(envelope_bytes({"deleted": "a"})) is None
     readiness = {
         "status": "not_ready", "walls": {}, "state": {"failing": True, "lost_rows": 1}
     }  # fmt: skip
@@ -202,35 +203,19 @@ def test_decision_says_which_version_was_seen() -> None:
     yes = NewDecision(decision="approve")
     assert approvals.decide("apr_1", yes, 3).headers == {"if-match": '"3"'}
     assert approvals.decide("apr_1", yes, None).headers == {"if-match": "*"}
-    place = Place(Path("/s"), "secret", 1, 1)
-    sent = place.headers(approvals.decide("apr_1", yes, 3))
+    endpoint = Endpoint(Path("/s"), "secret", 1, 1)
+    sent = endpoint.headers(approvals.decide("apr_1", yes, 3))
     assert sent["if-match"] == '"3"'
     assert sent["authorization"] == "Bearer secret"
-
-
-@pytest.mark.row("A6", "D1")
-@pytest.mark.parametrize(
-    ("blocking", "awaiting"),
-    [(OwnApprovals, AsyncOwnApprovals), (ControlledApprovals, AsyncControlledApprovals)],
-)
-def test_both_kinds_of_client_have_the_same_methods(blocking: type, awaiting: type) -> None:
-    def methods(kind: type) -> dict[str, inspect.Signature]:
-        found = inspect.getmembers(kind, inspect.isfunction)
-        return {n: inspect.signature(m) for n, m in found if not n.startswith("_")}
-
-    assert methods(blocking) == methods(awaiting)
-    assert methods(blocking)
-    for name in methods(awaiting):
-        assert inspect.iscoroutinefunction(getattr(awaiting, name))
 
 
 def test_one_string_is_not_a_list_of_names() -> None:
     """It would make an agent that `a`, `b` and `c` may speak for."""
     for make in (
-        lambda: authority.create_agent("a", **{**CREATED, "principals": "abc"}),
-        lambda: authority.update_agent("a", principals="abc"),
-        lambda: authority.new_token("n", **{**TOKEN, "agents": "abc"}),
-        lambda: authority.add_approver("n", scopes="admin"),
+        lambda: control.create_agent("a", **{**CREATED, "principals": "abc"}),
+        lambda: control.update_agent("a", principals="abc"),
+        lambda: control.new_token("n", **{**TOKEN, "agents": "abc"}),
+        lambda: control.add_approver("n", scopes="admin"),
     ):
         with pytest.raises(ValueError, match="A list of names is needed"):
             make()
@@ -238,7 +223,7 @@ def test_one_string_is_not_a_list_of_names() -> None:
 
 def test_end_of_a_token_needs_its_time_zone() -> None:
     with pytest.raises(ValueError, match="time zone"):
-        authority.new_token("n", **{**TOKEN, "expires_at": datetime(2030, 1, 1)})  # noqa: DTZ001
+        control.new_token("n", **{**TOKEN, "expires_at": datetime(2030, 1, 1)})  # noqa: DTZ001
 
 
 @pytest.mark.row("S6")
@@ -257,24 +242,24 @@ def page_of(name: str, cursor: str | None) -> ToolList:
 
 
 def test_all_tools_are_asked_for_page_by_page() -> None:
-    asks = callers.all_tools(tag="x")
-    assert next(asks).path == "/v1/tools?tag=x&limit=100"
-    assert asks.send(page_of("a", "one")).path == "/v1/tools?tag=x&limit=100&cursor=one"
-    assert asks.send(page_of("b", "two")).path.endswith("cursor=two")
+    requests = callers.all_tools(tag="x")
+    assert next(requests).path == "/v1/tools?tag=x&limit=100"
+    assert requests.send(page_of("a", "one")).path == "/v1/tools?tag=x&limit=100&cursor=one"
+    assert requests.send(page_of("b", "two")).path.endswith("cursor=two")
     with pytest.raises(StopIteration) as end:
-        asks.send(page_of("c", None))
+        requests.send(page_of("c", None))
     assert [(tool.name, source) for tool, source in end.value.value] == [
         ("a", "api"), ("b", "api"), ("c", "api"),
     ]  # fmt: skip
 
 
 def test_list_that_never_ends_is_no_engines() -> None:
-    asks = callers.all_tools()
-    next(asks)
-    asks.send(page_of("a", "one"))
-    asks.send(page_of("b", "two"))
+    requests = callers.all_tools()
+    next(requests)
+    requests.send(page_of("a", "one"))
+    requests.send(page_of("b", "two"))
     with pytest.raises(DaemonUnavailable, match="never ends"):
-        asks.send(page_of("c", "one"))
+        requests.send(page_of("c", "one"))
 
 
 def test_category_that_would_be_two_is_refused() -> None:

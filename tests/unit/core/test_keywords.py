@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from fumehood import AsyncClient, AsyncControlClient, Client, ControlClient, Engine
 from fumehood.approvals.model import ApprovalQuery, ApprovalState
 from fumehood.budgets.usage import AllUsageQuery, UsageQuery
-from fumehood.client.blocking_approvals import ControlledApprovals
+from fumehood.client.sync.approvals import ControlledApprovals
 from fumehood.core import keywords
 from fumehood.core.call import CallOptions
 from fumehood.core.call_log import CallQuery

@@ -688,7 +688,7 @@ async def test_every_stage_is_logged_once_with_both_ids(home: Path) -> None:
     assert [name for _, name, _ in b.log.events] == [
         "call.resolve",
         "call.validate",
-        "call.authorise",
+        "call.authorize",
         "call.claim",
         "call.approve",
         "call.admit",

@@ -102,8 +102,8 @@ async def test_each_class_takes_the_socket_that_it_is_for(monkeypatch: pytest.Mo
     blocking = Client(), ControlClient(credential="c")
     awaiting = AsyncClient(), AsyncControlClient(credential="c")
     for callers, control in (blocking, awaiting):
-        assert callers._transport._place.path == Path("/h/engine.sock")
-        assert control._transport._place.path == Path("/h/control.sock")
+        assert callers._transport._endpoint.path == Path("/h/engine.sock")
+        assert control._transport._endpoint.path == Path("/h/control.sock")
     for client in blocking:
         client.close()
     for client in awaiting:

@@ -1,1 +1,1 @@
-"""One file a resource."""
+"""The HTTP endpoints, one file for each resource."""

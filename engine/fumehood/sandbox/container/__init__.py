@@ -1,1 +1,1 @@
-"""The container wall, host side: Docker containers, and the images that they are made from."""
+"""The container wall, host side: containers, the channel to their guests, the pool, the reaper."""

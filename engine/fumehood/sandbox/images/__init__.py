@@ -1,1 +1,1 @@
-"""The images that containers are made from: recipes, builds, and the catalog of what is there."""
+"""The images that containers start from: recipes, builds, and the catalog of built images."""

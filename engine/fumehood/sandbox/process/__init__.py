@@ -1,1 +1,1 @@
-"""Walls made of processes on this host: the interpreter."""
+"""Walls made of processes on this host: the interpreter, the jail, and workers for functions."""

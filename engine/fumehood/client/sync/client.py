@@ -1,4 +1,5 @@
-"""`Client`: the requests of callers as methods that wait for their answers."""
+# Made by scripts/make_sync_client.py from client/async_client.py. Do not edit it here.
+"""`Client`: the requests of the callers' socket."""
 
 from __future__ import annotations
 
@@ -7,20 +8,21 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Self, Unpack
 
-from fumehood.answers import AgentTools, CallAnswer, ToolDetails, ToolList
-from fumehood.budgets.usage import UsageTable
-from fumehood.client import approvals, callers
-from fumehood.client.blocking_approvals import OwnApprovals
-from fumehood.client.blocking_sessions import SessionMethods
-from fumehood.client.saving import new_file
-from fumehood.client.transport import (
-    ANSWER_GRACE_S,
-    CONNECT_TIMEOUT_S,
-    BlockingTransport,
-    Place,
-    Write,
-    found_socket,
+from fumehood.answers import (
+    AgentTools,
+    CallAnswer,
+    SessionFileList,
+    ToolDetails,
+    ToolList,
+    WrittenFile,
 )
+from fumehood.budgets.usage import UsageTable
+from fumehood.client.api_request import ANSWER_GRACE_S, CONNECT_TIMEOUT_S
+from fumehood.client.exchange import Endpoint, Write, found_socket
+from fumehood.client.files import Source, chunks_of, new_file, opened, size_of
+from fumehood.client.requests import approvals, callers, sessions
+from fumehood.client.sync.approvals import OwnApprovals
+from fumehood.client.sync.transport import Transport
 from fumehood.core.call_log import CallPage, CallRecord
 from fumehood.core.envelope import Envelope
 from fumehood.core.events import Event
@@ -33,11 +35,12 @@ from fumehood.core.keywords import (
     UsageKeywords,
     show_keywords,
 )
+from fumehood.core.session import SessionRecord
 from fumehood.core.status import Health, Readiness
 from fumehood.core.tool import ToolDefinition
 
 
-class AnyClient:
+class BaseClient:
     """What both sockets answer."""
 
     _is_control = False
@@ -61,8 +64,8 @@ class AnyClient:
             ConfigError: no path is given, and the configuration is wrong.
         """
         path = found_socket(control=self._is_control) if socket_path is None else Path(socket_path)
-        place = Place(path, credential, connect_timeout_s, grace_s)
-        self._transport = BlockingTransport(place)
+        endpoint = Endpoint(path, credential, connect_timeout_s, grace_s)
+        self._transport = Transport(endpoint)
 
     def __enter__(self) -> Self:
         return self
@@ -96,7 +99,7 @@ class AnyClient:
 
 
 @show_keywords
-class Client(SessionMethods, AnyClient):
+class Client(BaseClient):
     """A client of the callers' socket. A context manager; threads may share it.
 
     It connects when it is first asked, and again after the daemon was started anew.
@@ -133,7 +136,11 @@ class Client(SessionMethods, AnyClient):
             TypeError, ValueError: as `call`.
             DaemonUnavailable: also where the events end before the answer.
         """
-        yield from self._transport.follow(callers.stream(tool, arguments, options))
+        events = self._transport.follow(callers.stream(tool, arguments, options))
+        try:
+            yield from events
+        finally:
+            events.close()
 
     def cancel(self, call_id: str) -> None:
         """End a running call of one's own; returns when its program is gone.
@@ -179,14 +186,14 @@ class Client(SessionMethods, AnyClient):
         Raises:
             Refused: no such agent, or not this caller's to speak for.
         """
-        ask = callers.agent_tools(
+        request = callers.agent_tools(
             agent_id,
             categories=categories,
             exclude_dangerous=exclude_dangerous,
             max_cost=max_cost,
             at_most=at_most,
         )
-        return self._transport.send(ask)
+        return self._transport.send(request)
 
     def calls(self, **query: Unpack[CallQueryKeywords]) -> CallPage:
         """A page of this caller's own calls, newest first.
@@ -260,10 +267,102 @@ class Client(SessionMethods, AnyClient):
             FileExistsError: there is such a file already.
             ValueError, Refused: as `blob`.
         """
-        ask = callers.blob(url)
+        request = callers.blob(url)
         with new_file(Path(path)) as write:
-            self._transport.download(ask, write)
+            self._transport.download(request, write)
 
     def download_blob(self, url: str, write: Write) -> None:
         """A blob to `write`, piece by piece, in order. Raises as `blob`, and what `write` does."""
         self._transport.download(callers.blob(url), write)
+
+    def sessions(self) -> tuple[SessionRecord, ...]:
+        """This caller's own sessions, newest first, also those that ended in the last day."""
+        return self._transport.send(sessions.sessions())
+
+    def session(self, session_id: str) -> SessionRecord:
+        """One of this caller's own."""
+        return self._transport.send(sessions.session(session_id))
+
+    def create_session(
+        self,
+        *,
+        image: str | None = None,
+        agent_id: str | None = None,
+        memory_mb: int | None = None,
+        idle_seconds: float | None = None,
+        lifetime_seconds: float | None = None,
+    ) -> SessionRecord:
+        """Make a session; what is absent is as the engine was configured.
+
+        Its `id` is the option `session_id` of calls.
+        """
+        request = sessions.create_session(
+            image=image,
+            agent_id=agent_id,
+            memory_mb=memory_mb,
+            idle_seconds=idle_seconds,
+            lifetime_seconds=lifetime_seconds,
+        )
+        return self._transport.send(request)
+
+    def end_session(self, session_id: str) -> SessionRecord:
+        """End a session with whatever runs in it; its files are gone."""
+        return self._transport.send(sessions.end_session(session_id))
+
+    def session_files(
+        self,
+        session_id: str,
+        path: str = "",
+        *,
+        recursive: bool = False,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> SessionFileList:
+        """A page of what is in a session's workspace, or in one directory of it, by path."""
+        request = sessions.session_files(
+            session_id, path, recursive=recursive, limit=limit, cursor=cursor
+        )
+        return self._transport.send(request)
+
+    def put_file(
+        self, session_id: str, path: str, source: Source, *, mode: str = "replace"
+    ) -> WrittenFile:
+        """Write a file of a session: bytes, a file of this machine, or one that is open.
+
+        It appears whole or not at all; with mode `create`, only where there is none.
+
+        Raises:
+            ValueError: no plain file, or a path that could not be addressed.
+        """
+        request = sessions.put_file(session_id, path, mode=mode)
+        with opened(source) as content:
+            size = size_of(content)
+            return self._transport.upload(request, chunks_of(content, size), size)
+
+    def get_file(self, session_id: str, path: str) -> bytes:
+        """The whole of a file of a session, held in memory.
+
+        Raises:
+            DaemonUnavailable: also where the file was changed meanwhile.
+        """
+        content = bytearray()
+        self._transport.download(sessions.get_file(session_id, path), content.extend)
+        return bytes(content)
+
+    def download_file(self, session_id: str, path: str, target: Path | str | Write) -> None:
+        """A file of a session into a new file, or to a function, piece by piece.
+
+        Raises:
+            FileExistsError: there is such a file already.
+            DaemonUnavailable: also where the file was changed meanwhile; no new file is left.
+        """
+        request = sessions.get_file(session_id, path)
+        if not isinstance(target, Path | str):
+            self._transport.download(request, target)
+            return
+        with new_file(Path(target)) as write:
+            self._transport.download(request, write)
+
+    def delete_file(self, session_id: str, path: str, *, recursive: bool = False) -> None:
+        """Delete a file of a session, a link itself, or a directory."""
+        self._transport.send(sessions.delete_file(session_id, path, recursive=recursive))

@@ -1,4 +1,4 @@
-"""`AsyncClient`: the requests of callers, to be awaited."""
+"""`AsyncClient`: the requests of the callers' socket."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Self, Unpack
 
-from fumehood.answers import AgentTools, CallAnswer, ToolDetails, ToolList
-from fumehood.budgets.usage import UsageTable
-from fumehood.client import approvals, callers
-from fumehood.client.awaiting_approvals import AsyncOwnApprovals
-from fumehood.client.awaiting_sessions import AsyncSessionMethods
-from fumehood.client.saving import new_file
-from fumehood.client.transport import (
-    ANSWER_GRACE_S,
-    CONNECT_TIMEOUT_S,
-    AwaitingTransport,
-    Place,
-    Write,
-    found_socket,
+from fumehood.answers import (
+    AgentTools,
+    CallAnswer,
+    SessionFileList,
+    ToolDetails,
+    ToolList,
+    WrittenFile,
 )
+from fumehood.budgets.usage import UsageTable
+from fumehood.client.api_request import ANSWER_GRACE_S, CONNECT_TIMEOUT_S
+from fumehood.client.async_approvals import AsyncOwnApprovals
+from fumehood.client.async_transport import AsyncTransport
+from fumehood.client.exchange import Endpoint, Write, found_socket
+from fumehood.client.files import Source, chunks_of_async, new_file, opened, size_of
+from fumehood.client.requests import approvals, callers, sessions
 from fumehood.core.call_log import CallPage, CallRecord
 from fumehood.core.envelope import Envelope
 from fumehood.core.events import Event
@@ -33,11 +34,12 @@ from fumehood.core.keywords import (
     UsageKeywords,
     show_keywords,
 )
+from fumehood.core.session import SessionRecord
 from fumehood.core.status import Health, Readiness
 from fumehood.core.tool import ToolDefinition
 
 
-class AnyAsyncClient:
+class AsyncBaseClient:
     """What both sockets answer."""
 
     _is_control = False
@@ -61,8 +63,8 @@ class AnyAsyncClient:
             ConfigError: no path is given, and the configuration is wrong.
         """
         path = found_socket(control=self._is_control) if socket_path is None else Path(socket_path)
-        place = Place(path, credential, connect_timeout_s, grace_s)
-        self._transport = AwaitingTransport(place)
+        endpoint = Endpoint(path, credential, connect_timeout_s, grace_s)
+        self._transport = AsyncTransport(endpoint)
 
     async def __aenter__(self) -> Self:
         return self
@@ -96,7 +98,7 @@ class AnyAsyncClient:
 
 
 @show_keywords
-class AsyncClient(AsyncSessionMethods, AnyAsyncClient):
+class AsyncClient(AsyncBaseClient):
     """A client of the callers' socket. An asynchronous context manager, for one event loop.
 
     It connects when it is first asked, and again after the daemon was started anew.
@@ -185,14 +187,14 @@ class AsyncClient(AsyncSessionMethods, AnyAsyncClient):
         Raises:
             Refused: no such agent, or not this caller's to speak for.
         """
-        ask = callers.agent_tools(
+        request = callers.agent_tools(
             agent_id,
             categories=categories,
             exclude_dangerous=exclude_dangerous,
             max_cost=max_cost,
             at_most=at_most,
         )
-        return await self._transport.send(ask)
+        return await self._transport.send(request)
 
     async def calls(self, **query: Unpack[CallQueryKeywords]) -> CallPage:
         """A page of this caller's own calls, newest first.
@@ -266,10 +268,102 @@ class AsyncClient(AsyncSessionMethods, AnyAsyncClient):
             FileExistsError: there is such a file already.
             ValueError, Refused: as `blob`.
         """
-        ask = callers.blob(url)
+        request = callers.blob(url)
         with new_file(Path(path)) as write:
-            await self._transport.download(ask, write)
+            await self._transport.download(request, write)
 
     async def download_blob(self, url: str, write: Write) -> None:
         """A blob to `write`, piece by piece, in order. Raises as `blob`, and what `write` does."""
         await self._transport.download(callers.blob(url), write)
+
+    async def sessions(self) -> tuple[SessionRecord, ...]:
+        """This caller's own sessions, newest first, also those that ended in the last day."""
+        return await self._transport.send(sessions.sessions())
+
+    async def session(self, session_id: str) -> SessionRecord:
+        """One of this caller's own."""
+        return await self._transport.send(sessions.session(session_id))
+
+    async def create_session(
+        self,
+        *,
+        image: str | None = None,
+        agent_id: str | None = None,
+        memory_mb: int | None = None,
+        idle_seconds: float | None = None,
+        lifetime_seconds: float | None = None,
+    ) -> SessionRecord:
+        """Make a session; what is absent is as the engine was configured.
+
+        Its `id` is the option `session_id` of calls.
+        """
+        request = sessions.create_session(
+            image=image,
+            agent_id=agent_id,
+            memory_mb=memory_mb,
+            idle_seconds=idle_seconds,
+            lifetime_seconds=lifetime_seconds,
+        )
+        return await self._transport.send(request)
+
+    async def end_session(self, session_id: str) -> SessionRecord:
+        """End a session with whatever runs in it; its files are gone."""
+        return await self._transport.send(sessions.end_session(session_id))
+
+    async def session_files(
+        self,
+        session_id: str,
+        path: str = "",
+        *,
+        recursive: bool = False,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> SessionFileList:
+        """A page of what is in a session's workspace, or in one directory of it, by path."""
+        request = sessions.session_files(
+            session_id, path, recursive=recursive, limit=limit, cursor=cursor
+        )
+        return await self._transport.send(request)
+
+    async def put_file(
+        self, session_id: str, path: str, source: Source, *, mode: str = "replace"
+    ) -> WrittenFile:
+        """Write a file of a session: bytes, a file of this machine, or one that is open.
+
+        It appears whole or not at all; with mode `create`, only where there is none.
+
+        Raises:
+            ValueError: no plain file, or a path that could not be addressed.
+        """
+        request = sessions.put_file(session_id, path, mode=mode)
+        with opened(source) as content:
+            size = size_of(content)
+            return await self._transport.upload(request, chunks_of_async(content, size), size)
+
+    async def get_file(self, session_id: str, path: str) -> bytes:
+        """The whole of a file of a session, held in memory.
+
+        Raises:
+            DaemonUnavailable: also where the file was changed meanwhile.
+        """
+        content = bytearray()
+        await self._transport.download(sessions.get_file(session_id, path), content.extend)
+        return bytes(content)
+
+    async def download_file(self, session_id: str, path: str, target: Path | str | Write) -> None:
+        """A file of a session into a new file, or to a function, piece by piece.
+
+        Raises:
+            FileExistsError: there is such a file already.
+            DaemonUnavailable: also where the file was changed meanwhile; no new file is left.
+        """
+        request = sessions.get_file(session_id, path)
+        if not isinstance(target, Path | str):
+            await self._transport.download(request, target)
+            return
+        with new_file(Path(target)) as write:
+            await self._transport.download(request, write)
+
+    async def delete_file(self, session_id: str, path: str, *, recursive: bool = False) -> None:
+        """Delete a file of a session, a link itself, or a directory."""
+        await self._transport.send(sessions.delete_file(session_id, path, recursive=recursive))

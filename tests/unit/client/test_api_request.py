@@ -8,7 +8,7 @@ import pytest
 
 from fumehood import Refused
 from fumehood.answers import Deleted, ToolDetails
-from fumehood.client.ask import address, data_of, encode, object_of, plain
+from fumehood.client.api_request import address, data_of, encode, object_of, plain
 from fumehood.core.envelope import Envelope
 from fumehood.core.status import Health
 from fumehood.protocol import strict_json

@@ -15,7 +15,7 @@ from fumehood.answers import (
     ToolList,
 )
 from fumehood.budgets.usage import UsageTable
-from fumehood.client.ask import (
+from fumehood.client.api_request import (
     ApiRequest,
     address,
     data_of,
@@ -25,8 +25,8 @@ from fumehood.client.ask import (
     plain,
     query_text,
 )
-from fumehood.client.calling import call_read_by
 from fumehood.client.errors import DaemonUnavailable, Refused
+from fumehood.client.requests.call import call_read_by
 from fumehood.core.call_log import CallPage, CallRecord
 from fumehood.core.envelope import Envelope
 from fumehood.core.events import Event, last_event

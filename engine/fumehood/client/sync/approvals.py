@@ -1,4 +1,5 @@
-"""Approvals, as methods that wait: `Client.approvals` and `ControlClient.approvals`."""
+# Made by scripts/make_sync_client.py from client/async_approvals.py. Do not edit it here.
+"""Approvals: `Client.approvals` and `ControlClient.approvals`."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from fumehood.approvals.model import (
     RememberedRule,
     RememberWish,
 )
-from fumehood.client import approvals
-from fumehood.client.transport import BlockingTransport
+from fumehood.client.requests import approvals
+from fumehood.client.sync.transport import Transport
 from fumehood.core.json_types import JsonObject
 from fumehood.core.keywords import ApprovalQueryKeywords, show_keywords
 
@@ -23,7 +24,7 @@ from fumehood.core.keywords import ApprovalQueryKeywords, show_keywords
 class OwnApprovals:
     """What waits for a human's yes of the caller's own calls. A part of `Client`."""
 
-    def __init__(self, transport: BlockingTransport) -> None:
+    def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
     def list(self, **query: Unpack[ApprovalQueryKeywords]) -> ApprovalPage:
@@ -47,7 +48,7 @@ class ControlledApprovals:
     is done (`Refused`, IDEMPOTENCY_CONFLICT). None decides on whatever it is.
     """
 
-    def __init__(self, transport: BlockingTransport) -> None:
+    def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
     def list(self, **query: Unpack[ApprovalQueryKeywords]) -> ApprovalPage:

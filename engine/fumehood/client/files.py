@@ -1,14 +1,15 @@
-"""A file that is sent to an engine: where its bytes come from, and how many there are.
+"""Local files that a client sends to an engine or makes from its answers.
 
-Client side. Invariant: what is opened by its path is a plain file, so that nothing waits for a
-pipe or reads a device without an end.
+Client side. Invariants: a file that is opened by its path is a regular file, so a client never
+waits for a pipe or reads a device without end. A received file is new and whole, or absent: an
+existing file is not touched, and no link is followed.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -88,3 +89,29 @@ def chunks_of(source: bytes | BinaryIO, size: int | None) -> Iterator[bytes]:
         yield chunk
     if left:
         raise ValueError("The file became shorter while it was sent.")
+
+
+async def chunks_of_async(source: bytes | BinaryIO, size: int | None) -> AsyncIterator[bytes]:
+    """The same, each read in a thread: reading a file would keep the event loop waiting."""
+    import anyio.to_thread  # a command that reads files is not asynchronous
+
+    chunks = chunks_of(source, size)
+    while (chunk := await anyio.to_thread.run_sync(next, chunks, None)) is not None:
+        yield chunk
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[Callable[[bytes], object]]:
+    """A file that is made here; yields what writes to it. It goes again where that fails.
+
+    Raises:
+        FileExistsError: something stands there.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(path, flags, 0o666)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file.write
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise

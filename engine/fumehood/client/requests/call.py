@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from fumehood.client.ask import ApiRequest, address, encode
+from fumehood.client.api_request import ApiRequest, address, encode
 from fumehood.core.json_types import JsonObject
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""Approvals, to be awaited: `AsyncClient.approvals` and `AsyncControlClient.approvals`."""
+"""Approvals: `AsyncClient.approvals` and `AsyncControlClient.approvals`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fumehood.approvals.model import (
     RememberedRule,
     RememberWish,
 )
-from fumehood.client import approvals
-from fumehood.client.transport import AwaitingTransport
+from fumehood.client.async_transport import AsyncTransport
+from fumehood.client.requests import approvals
 from fumehood.core.json_types import JsonObject
 from fumehood.core.keywords import ApprovalQueryKeywords, show_keywords
 
@@ -23,7 +23,7 @@ from fumehood.core.keywords import ApprovalQueryKeywords, show_keywords
 class AsyncOwnApprovals:
     """What waits for a human's yes of the caller's own calls. A part of `AsyncClient`."""
 
-    def __init__(self, transport: AwaitingTransport) -> None:
+    def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
 
     async def list(self, **query: Unpack[ApprovalQueryKeywords]) -> ApprovalPage:
@@ -47,7 +47,7 @@ class AsyncControlledApprovals:
     is done (`Refused`, IDEMPOTENCY_CONFLICT). None decides on whatever it is.
     """
 
-    def __init__(self, transport: AwaitingTransport) -> None:
+    def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
 
     async def list(self, **query: Unpack[ApprovalQueryKeywords]) -> ApprovalPage:

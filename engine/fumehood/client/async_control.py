@@ -1,4 +1,4 @@
-"""`AsyncControlClient`: what changes authority, agents and the registry, to be awaited."""
+"""`AsyncControlClient`: the requests of the control socket, in one part for each subject."""
 
 from __future__ import annotations
 
@@ -10,24 +10,21 @@ from typing import Unpack
 from fumehood.answers import AgentDetails, AuditPage, ToolWithSource
 from fumehood.audit.model import AuditRotation, AuditVerdict
 from fumehood.budgets.usage import UsageTable
-from fumehood.client import authority, callers
-from fumehood.client.awaiting import AnyAsyncClient
-from fumehood.client.awaiting_approvals import AsyncControlledApprovals
-from fumehood.client.awaiting_policy import AsyncControlledPolicy
-from fumehood.client.transport import (
-    ANSWER_GRACE_S,
-    CONNECT_TIMEOUT_S,
-    AwaitingTransport,
-)
+from fumehood.client.api_request import ANSWER_GRACE_S, CONNECT_TIMEOUT_S
+from fumehood.client.async_approvals import AsyncControlledApprovals
+from fumehood.client.async_client import AsyncBaseClient
+from fumehood.client.async_transport import AsyncTransport
+from fumehood.client.requests import callers, control
 from fumehood.core.identity import Scope
 from fumehood.core.json_types import JsonObject
 from fumehood.core.keywords import AllUsageKeywords, show_keywords
 from fumehood.identity.agent import Agent, Binding
 from fumehood.identity.authority import ApproverInfo, Change, MadeApprover, MadeToken, TokenInfo
+from fumehood.policy.model import Explanation, PolicyStatus
 
 
 @show_keywords
-class AsyncControlClient(AnyAsyncClient):
+class AsyncControlClient(AsyncBaseClient):
     """A client of the control socket: approvals, agents, tools, tokens, approvers, audit.
 
     Raises:
@@ -72,13 +69,13 @@ class AsyncControlClient(AnyAsyncClient):
 
     async def changes(self) -> tuple[Change, ...]:
         """The newest 100 changes of authority, of agents and of the registry."""
-        return await self._transport.send(authority.changes())
+        return await self._transport.send(control.changes())
 
 
 class AsyncControlledAgents:
     """Agents and their tools. A part of `AsyncControlClient`."""
 
-    def __init__(self, transport: AwaitingTransport) -> None:
+    def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
 
     async def create(
@@ -90,18 +87,18 @@ class AsyncControlledAgents:
         is_enabled: bool = True,
     ) -> Agent:
         """Make an agent. It has no tools yet, and without principals it is nobody's."""
-        ask = authority.create_agent(
+        request = control.create_agent(
             agent_id, description=description, principals=principals, is_enabled=is_enabled
         )
-        return await self._transport.send(ask)
+        return await self._transport.send(request)
 
     async def list(self) -> tuple[Agent, ...]:
         """Every agent by id."""
-        return await self._transport.send(authority.list_agents())
+        return await self._transport.send(control.list_agents())
 
     async def show(self, agent_id: str) -> AgentDetails:
         """One agent with its tools."""
-        return await self._transport.send(authority.show_agent(agent_id))
+        return await self._transport.send(control.show_agent(agent_id))
 
     async def update(
         self,
@@ -111,24 +108,24 @@ class AsyncControlledAgents:
         principals: Iterable[str] | None = None,
     ) -> Agent:
         """Change what is given; all else stays."""
-        ask = authority.update_agent(agent_id, description=description, principals=principals)
-        return await self._transport.send(ask)
+        request = control.update_agent(agent_id, description=description, principals=principals)
+        return await self._transport.send(request)
 
     async def enable(self, agent_id: str) -> Agent:
         """Let calls be made for an agent again."""
-        return await self._transport.send(authority.update_agent(agent_id, is_enabled=True))
+        return await self._transport.send(control.update_agent(agent_id, is_enabled=True))
 
     async def disable(self, agent_id: str) -> Agent:
         """Refuse every call that is made for an agent."""
-        return await self._transport.send(authority.update_agent(agent_id, is_enabled=False))
+        return await self._transport.send(control.update_agent(agent_id, is_enabled=False))
 
     async def delete(self, agent_id: str) -> None:
         """Remove an agent with its bindings."""
-        await self._transport.send(authority.delete_agent(agent_id))
+        await self._transport.send(control.delete_agent(agent_id))
 
     async def bindings(self, agent_id: str) -> tuple[Binding, ...]:
         """An agent's tools in its order, those that are switched off included."""
-        return await self._transport.send(authority.list_bindings(agent_id))
+        return await self._transport.send(control.list_bindings(agent_id))
 
     async def bind(
         self,
@@ -141,7 +138,7 @@ class AsyncControlledAgents:
         is_enabled: bool = True,
     ) -> Binding:
         """Give an agent a tool (`name` or `name@version`), or change how it has it."""
-        ask = authority.bind(
+        request = control.bind(
             agent_id,
             tool,
             sort_order=sort_order,
@@ -149,44 +146,44 @@ class AsyncControlledAgents:
             defaults=defaults,
             is_enabled=is_enabled,
         )
-        return await self._transport.send(ask)
+        return await self._transport.send(request)
 
     async def unbind(self, agent_id: str, tool: str) -> None:
         """Take a tool from an agent."""
-        await self._transport.send(authority.unbind(agent_id, tool))
+        await self._transport.send(control.unbind(agent_id, tool))
 
 
 class AsyncControlledTools:
     """What the engine offers. A part of `AsyncControlClient`."""
 
-    def __init__(self, transport: AwaitingTransport) -> None:
+    def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
 
     async def add(self, document: JsonObject) -> ToolWithSource:
         """Register one version of a REST or MCP tool, from a document of its definition."""
-        return await self._transport.send(authority.add_tool(document))
+        return await self._transport.send(control.add_tool(document))
 
     async def replace(self, reference: str, document: JsonObject) -> ToolWithSource:
         """Put another definition in place of a registered one (`name@version`)."""
-        return await self._transport.send(authority.replace_tool(reference, document))
+        return await self._transport.send(control.replace_tool(reference, document))
 
     async def remove(self, reference: str) -> None:
         """Forget a registered version (`name@version`)."""
-        await self._transport.send(authority.remove_tool(reference))
+        await self._transport.send(control.remove_tool(reference))
 
     async def enable(self, reference: str) -> tuple[ToolWithSource, ...]:
         """Switch one version (`name@version`), or every one (`name`), on."""
-        return await self._transport.send(authority.switch_tool(reference, is_active=True))
+        return await self._transport.send(control.switch_tool(reference, is_active=True))
 
     async def disable(self, reference: str) -> tuple[ToolWithSource, ...]:
         """Switch one version, or every one, off: calls are refused."""
-        return await self._transport.send(authority.switch_tool(reference, is_active=False))
+        return await self._transport.send(control.switch_tool(reference, is_active=False))
 
 
 class AsyncControlledTokens:
     """Tokens. A part of `AsyncControlClient`."""
 
-    def __init__(self, transport: AwaitingTransport) -> None:
+    def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
 
     async def new(
@@ -199,55 +196,85 @@ class AsyncControlledTokens:
         expires_at: datetime | None = None,
     ) -> MadeToken:
         """Make a token; its `secret` is shown only here. Without `expires_at` it has no end."""
-        ask = authority.new_token(
+        request = control.new_token(
             name, principal_id=principal_id, scopes=scopes, agents=agents, expires_at=expires_at
         )
-        return await self._transport.send(ask)
+        return await self._transport.send(request)
 
     async def list(self) -> tuple[TokenInfo, ...]:
         """Every token without its secret, oldest first."""
-        return await self._transport.send(authority.list_tokens())
+        return await self._transport.send(control.list_tokens())
 
     async def revoke(self, token_id: str) -> TokenInfo:
         """End a token at once."""
-        return await self._transport.send(authority.revoke_token(token_id))
+        return await self._transport.send(control.revoke_token(token_id))
+
+
+class AsyncControlledPolicy:
+    """The rules of the engine. A part of `AsyncControlClient`."""
+
+    def __init__(self, transport: AsyncTransport) -> None:
+        self._transport = transport
+
+    async def show(self) -> PolicyStatus:
+        """The rules that decide now, and how often those in shadow mode would have."""
+        return await self._transport.send(control.show_policy())
+
+    async def explain(
+        self,
+        tool: str,
+        arguments: JsonObject | None = None,
+        *,
+        principal_id: str | None = None,
+        agent_id: str | None = None,
+        session_id: str | None = None,
+    ) -> Explanation:
+        """What the rules say of a call that is not made, and what each has to do with it."""
+        request = control.explain(
+            tool, arguments, principal_id=principal_id, agent_id=agent_id, session_id=session_id
+        )
+        return await self._transport.send(request)
+
+    async def reload(self) -> PolicyStatus:
+        """Let the engine read the file now; a faulty one is refused and the old rules stay."""
+        return await self._transport.send(control.reload_policy())
 
 
 class AsyncControlledApprovers:
     """Approvers. A part of `AsyncControlClient`."""
 
-    def __init__(self, transport: AwaitingTransport) -> None:
+    def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
 
     async def add(
         self, name: str, *, scopes: Iterable[Scope | str] = (Scope.APPROVE,)
     ) -> MadeApprover:
         """Make an approver; the credential, its `secret`, is shown only here."""
-        return await self._transport.send(authority.add_approver(name, scopes=scopes))
+        return await self._transport.send(control.add_approver(name, scopes=scopes))
 
     async def list(self) -> tuple[ApproverInfo, ...]:
         """Those who have authority now, oldest first."""
-        return await self._transport.send(authority.list_approvers())
+        return await self._transport.send(control.list_approvers())
 
     async def remove(self, name: str) -> ApproverInfo:
         """Take an approver's authority back at once."""
-        return await self._transport.send(authority.remove_approver(name))
+        return await self._transport.send(control.remove_approver(name))
 
 
 class AsyncControlledAudit:
     """The audit chain. A part of `AsyncControlClient`."""
 
-    def __init__(self, transport: AwaitingTransport) -> None:
+    def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
 
     async def page(self, *, after: int = 0, limit: int = 100) -> AuditPage:
         """Rows that follow row `after`, oldest first; at most 1,000 at a time."""
-        return await self._transport.send(authority.audit_page(after=after, limit=limit))
+        return await self._transport.send(control.audit_page(after=after, limit=limit))
 
     async def verify(self) -> AuditVerdict:
         """Let the engine walk along its whole chain."""
-        return await self._transport.send(authority.verify_audit())
+        return await self._transport.send(control.verify_audit())
 
     async def rotate(self) -> AuditRotation:
         """Go on under a new key."""
-        return await self._transport.send(authority.rotate_audit_key())
+        return await self._transport.send(control.rotate_audit_key())

@@ -1,19 +1,17 @@
-"""Which failed request may be sent again, and what a place refuses to be."""
+"""Which failed request may be sent again, and what an endpoint refuses."""
 
 from __future__ import annotations
 
 import errno
-import inspect
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
-from fumehood.client import awaiting, awaiting_control, blocking, blocking_control
-from fumehood.client.ask import ApiRequest
-from fumehood.client.callers import call, health
-from fumehood.client.transport import Place, Progress, _unavailable, may_send_again
+from fumehood.client.api_request import ApiRequest
+from fumehood.client.exchange import Endpoint, Progress, may_send_again, unavailable
+from fumehood.client.requests.callers import call, health
 
 DROPPED = [httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError]
 OTHERS = [
@@ -22,7 +20,7 @@ OTHERS = [
 ]  # fmt: skip
 
 
-def ask(method: str) -> ApiRequest[Any]:
+def request(method: str) -> ApiRequest[Any]:
     return ApiRequest(method, "/v1/x", lambda raw: raw)
 
 
@@ -42,7 +40,7 @@ def test_change_is_sent_again_only_where_its_head_failed(
     method: str, error: type[httpx2.HTTPError]
 ) -> None:
     failure = error("dropped")
-    assert may_send_again(ask(method), failure, progress(f"{HEAD}.started", f"{HEAD}.failed"))
+    assert may_send_again(request(method), failure, progress(f"{HEAD}.started", f"{HEAD}.failed"))
     for events in (
         [],
         [f"{HEAD}.started"],
@@ -50,78 +48,49 @@ def test_change_is_sent_again_only_where_its_head_failed(
         [f"{HEAD}.started", f"{HEAD}.complete", "http11.send_request_body.failed"],
         ["some.other.library.failed"],
     ):
-        assert not may_send_again(ask(method), failure, progress(*events)), events
+        assert not may_send_again(request(method), failure, progress(*events)), events
 
 
 @pytest.mark.parametrize("error", DROPPED)
 def test_question_is_sent_again_however_far_it_came(error: type[httpx2.HTTPError]) -> None:
-    assert may_send_again(ask("GET"), error("dropped"), progress(f"{HEAD}.complete"))
+    assert may_send_again(request("GET"), error("dropped"), progress(f"{HEAD}.complete"))
 
 
 @pytest.mark.parametrize("error", OTHERS)
 def test_nothing_is_sent_again_but_for_a_dropped_connection(error: type[httpx2.HTTPError]) -> None:
     for method in ("GET", "POST"):
-        assert not may_send_again(ask(method), error("other"), progress(f"{HEAD}.failed"))
+        assert not may_send_again(request(method), error("other"), progress(f"{HEAD}.failed"))
 
 
-def place(**fields: Any) -> Place:
+def endpoint(**fields: Any) -> Endpoint:
     settled = {"credential": None, "connect_timeout_s": 5.0, "grace_s": 30.0, **fields}
-    return Place(Path("/x"), **settled)
+    return Endpoint(Path("/x"), **settled)
 
 
 def test_answer_is_waited_for_while_the_engine_may_work_and_a_grace_on_top() -> None:
-    timeout = place(grace_s=3.0).timeout(call("t", {}, {"timeout_seconds": 2}))
+    timeout = endpoint(grace_s=3.0).timeout(call("t", {}, {"timeout_seconds": 2}))
     assert (timeout.read, timeout.connect) == (5.0, 5.0)
-    assert place().timeout(health()).read == 30.0
+    assert endpoint().timeout(health()).read == 30.0
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("inf"), float("nan")])
 @pytest.mark.parametrize("name", ["connect_timeout_s", "grace_s"])
 def test_waiting_without_end_or_beginning_is_refused(name: str, seconds: float) -> None:
     with pytest.raises(ValueError, match=name):
-        place(**{name: seconds})
+        endpoint(**{name: seconds})
 
 
 @pytest.mark.parametrize("credential", ["a\nb", "a\rx: y", "ä", "a\0"])
 def test_credential_cannot_add_a_header(credential: str) -> None:
     with pytest.raises(ValueError, match="no credential"):
-        place(credential=credential)
+        endpoint(credential=credential)
 
 
 def test_credential_is_in_the_header_and_in_no_representation() -> None:
-    made = place(credential="fht_secret")
+    made = endpoint(credential="fht_secret")
     assert made.headers(health()) == {"authorization": "Bearer fht_secret"}
     assert "secret" not in repr(made)
-    assert place().headers(health()) == {}
-
-
-PAIRS = [
-    (blocking.Client, awaiting.AsyncClient),
-    (blocking_control.ControlClient, awaiting_control.AsyncControlClient),
-    (blocking_control.ControlledAgents, awaiting_control.AsyncControlledAgents),
-    (blocking_control.ControlledTokens, awaiting_control.AsyncControlledTokens),
-    (blocking_control.ControlledApprovers, awaiting_control.AsyncControlledApprovers),
-    (blocking_control.ControlledAudit, awaiting_control.AsyncControlledAudit),
-]
-
-
-@pytest.mark.row("D1")
-@pytest.mark.parametrize(("one", "other"), PAIRS)
-def test_both_kinds_of_client_have_the_same_methods(one: type, other: type) -> None:
-    def methods(kind: type) -> dict[str, str]:
-        found = inspect.getmembers(kind, inspect.isfunction)
-        return {
-            name: str(inspect.signature(function)).replace("AsyncIterator", "Iterator")
-            for name, function in found
-            if not name.startswith("_")
-        }
-
-    assert methods(one) == methods(other)
-    assert len(methods(one)) >= 3
-    for name in methods(other):
-        awaited = getattr(other, name)
-        assert inspect.iscoroutinefunction(awaited) or inspect.isasyncgenfunction(awaited)
-        assert inspect.getdoc(getattr(one, name))
+    assert endpoint().headers(health()) == {}
 
 
 @pytest.mark.parametrize(
@@ -138,9 +107,9 @@ def test_socket_that_may_not_be_opened_is_no_missing_engine(
     failure = httpx2.ConnectError("no")
     failure.__cause__ = RuntimeError("the library's own")
     failure.__cause__.__context__ = cause
-    place = Place(Path("/s"), None, 1, 1)
+    endpoint = Endpoint(Path("/s"), None, 1, 1)
     for method in ("GET", "POST"):
-        said = _unavailable(ask(method), place, failure, progress())
+        said = unavailable(request(method), endpoint, failure, progress())
         assert says in str(said)
         assert says_not not in str(said)
         assert said.may_have_acted is False

@@ -25,7 +25,7 @@ from fumehood.approvals.model import (
     Resolution,
     SeveralDecisions,
 )
-from fumehood.client.ask import ApiRequest, address, data_of, encode, query_text
+from fumehood.client.api_request import ApiRequest, address, data_of, encode, query_text
 from fumehood.core.json_types import JsonObject
 from fumehood.core.keywords import ApprovalQueryKeywords, checked
 

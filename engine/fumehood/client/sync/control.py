@@ -1,4 +1,5 @@
-"""`ControlClient`: what changes authority, agents and the registry, as methods that wait."""
+# Made by scripts/make_sync_client.py from client/async_control.py. Do not edit it here.
+"""`ControlClient`: the requests of the control socket, in one part for each subject."""
 
 from __future__ import annotations
 
@@ -10,24 +11,21 @@ from typing import Unpack
 from fumehood.answers import AgentDetails, AuditPage, ToolWithSource
 from fumehood.audit.model import AuditRotation, AuditVerdict
 from fumehood.budgets.usage import UsageTable
-from fumehood.client import authority, callers
-from fumehood.client.blocking import AnyClient
-from fumehood.client.blocking_approvals import ControlledApprovals
-from fumehood.client.blocking_policy import ControlledPolicy
-from fumehood.client.transport import (
-    ANSWER_GRACE_S,
-    CONNECT_TIMEOUT_S,
-    BlockingTransport,
-)
+from fumehood.client.api_request import ANSWER_GRACE_S, CONNECT_TIMEOUT_S
+from fumehood.client.requests import callers, control
+from fumehood.client.sync.approvals import ControlledApprovals
+from fumehood.client.sync.client import BaseClient
+from fumehood.client.sync.transport import Transport
 from fumehood.core.identity import Scope
 from fumehood.core.json_types import JsonObject
 from fumehood.core.keywords import AllUsageKeywords, show_keywords
 from fumehood.identity.agent import Agent, Binding
 from fumehood.identity.authority import ApproverInfo, Change, MadeApprover, MadeToken, TokenInfo
+from fumehood.policy.model import Explanation, PolicyStatus
 
 
 @show_keywords
-class ControlClient(AnyClient):
+class ControlClient(BaseClient):
     """A client of the control socket: approvals, agents, tools, tokens, approvers, audit.
 
     Raises:
@@ -72,13 +70,13 @@ class ControlClient(AnyClient):
 
     def changes(self) -> tuple[Change, ...]:
         """The newest 100 changes of authority, of agents and of the registry."""
-        return self._transport.send(authority.changes())
+        return self._transport.send(control.changes())
 
 
 class ControlledAgents:
     """Agents and their tools. A part of `ControlClient`."""
 
-    def __init__(self, transport: BlockingTransport) -> None:
+    def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
     def create(
@@ -90,18 +88,18 @@ class ControlledAgents:
         is_enabled: bool = True,
     ) -> Agent:
         """Make an agent. It has no tools yet, and without principals it is nobody's."""
-        ask = authority.create_agent(
+        request = control.create_agent(
             agent_id, description=description, principals=principals, is_enabled=is_enabled
         )
-        return self._transport.send(ask)
+        return self._transport.send(request)
 
     def list(self) -> tuple[Agent, ...]:
         """Every agent by id."""
-        return self._transport.send(authority.list_agents())
+        return self._transport.send(control.list_agents())
 
     def show(self, agent_id: str) -> AgentDetails:
         """One agent with its tools."""
-        return self._transport.send(authority.show_agent(agent_id))
+        return self._transport.send(control.show_agent(agent_id))
 
     def update(
         self,
@@ -111,24 +109,24 @@ class ControlledAgents:
         principals: Iterable[str] | None = None,
     ) -> Agent:
         """Change what is given; all else stays."""
-        ask = authority.update_agent(agent_id, description=description, principals=principals)
-        return self._transport.send(ask)
+        request = control.update_agent(agent_id, description=description, principals=principals)
+        return self._transport.send(request)
 
     def enable(self, agent_id: str) -> Agent:
         """Let calls be made for an agent again."""
-        return self._transport.send(authority.update_agent(agent_id, is_enabled=True))
+        return self._transport.send(control.update_agent(agent_id, is_enabled=True))
 
     def disable(self, agent_id: str) -> Agent:
         """Refuse every call that is made for an agent."""
-        return self._transport.send(authority.update_agent(agent_id, is_enabled=False))
+        return self._transport.send(control.update_agent(agent_id, is_enabled=False))
 
     def delete(self, agent_id: str) -> None:
         """Remove an agent with its bindings."""
-        self._transport.send(authority.delete_agent(agent_id))
+        self._transport.send(control.delete_agent(agent_id))
 
     def bindings(self, agent_id: str) -> tuple[Binding, ...]:
         """An agent's tools in its order, those that are switched off included."""
-        return self._transport.send(authority.list_bindings(agent_id))
+        return self._transport.send(control.list_bindings(agent_id))
 
     def bind(
         self,
@@ -141,7 +139,7 @@ class ControlledAgents:
         is_enabled: bool = True,
     ) -> Binding:
         """Give an agent a tool (`name` or `name@version`), or change how it has it."""
-        ask = authority.bind(
+        request = control.bind(
             agent_id,
             tool,
             sort_order=sort_order,
@@ -149,44 +147,44 @@ class ControlledAgents:
             defaults=defaults,
             is_enabled=is_enabled,
         )
-        return self._transport.send(ask)
+        return self._transport.send(request)
 
     def unbind(self, agent_id: str, tool: str) -> None:
         """Take a tool from an agent."""
-        self._transport.send(authority.unbind(agent_id, tool))
+        self._transport.send(control.unbind(agent_id, tool))
 
 
 class ControlledTools:
     """What the engine offers. A part of `ControlClient`."""
 
-    def __init__(self, transport: BlockingTransport) -> None:
+    def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
     def add(self, document: JsonObject) -> ToolWithSource:
         """Register one version of a REST or MCP tool, from a document of its definition."""
-        return self._transport.send(authority.add_tool(document))
+        return self._transport.send(control.add_tool(document))
 
     def replace(self, reference: str, document: JsonObject) -> ToolWithSource:
         """Put another definition in place of a registered one (`name@version`)."""
-        return self._transport.send(authority.replace_tool(reference, document))
+        return self._transport.send(control.replace_tool(reference, document))
 
     def remove(self, reference: str) -> None:
         """Forget a registered version (`name@version`)."""
-        self._transport.send(authority.remove_tool(reference))
+        self._transport.send(control.remove_tool(reference))
 
     def enable(self, reference: str) -> tuple[ToolWithSource, ...]:
         """Switch one version (`name@version`), or every one (`name`), on."""
-        return self._transport.send(authority.switch_tool(reference, is_active=True))
+        return self._transport.send(control.switch_tool(reference, is_active=True))
 
     def disable(self, reference: str) -> tuple[ToolWithSource, ...]:
         """Switch one version, or every one, off: calls are refused."""
-        return self._transport.send(authority.switch_tool(reference, is_active=False))
+        return self._transport.send(control.switch_tool(reference, is_active=False))
 
 
 class ControlledTokens:
     """Tokens. A part of `ControlClient`."""
 
-    def __init__(self, transport: BlockingTransport) -> None:
+    def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
     def new(
@@ -199,53 +197,83 @@ class ControlledTokens:
         expires_at: datetime | None = None,
     ) -> MadeToken:
         """Make a token; its `secret` is shown only here. Without `expires_at` it has no end."""
-        ask = authority.new_token(
+        request = control.new_token(
             name, principal_id=principal_id, scopes=scopes, agents=agents, expires_at=expires_at
         )
-        return self._transport.send(ask)
+        return self._transport.send(request)
 
     def list(self) -> tuple[TokenInfo, ...]:
         """Every token without its secret, oldest first."""
-        return self._transport.send(authority.list_tokens())
+        return self._transport.send(control.list_tokens())
 
     def revoke(self, token_id: str) -> TokenInfo:
         """End a token at once."""
-        return self._transport.send(authority.revoke_token(token_id))
+        return self._transport.send(control.revoke_token(token_id))
+
+
+class ControlledPolicy:
+    """The rules of the engine. A part of `ControlClient`."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def show(self) -> PolicyStatus:
+        """The rules that decide now, and how often those in shadow mode would have."""
+        return self._transport.send(control.show_policy())
+
+    def explain(
+        self,
+        tool: str,
+        arguments: JsonObject | None = None,
+        *,
+        principal_id: str | None = None,
+        agent_id: str | None = None,
+        session_id: str | None = None,
+    ) -> Explanation:
+        """What the rules say of a call that is not made, and what each has to do with it."""
+        request = control.explain(
+            tool, arguments, principal_id=principal_id, agent_id=agent_id, session_id=session_id
+        )
+        return self._transport.send(request)
+
+    def reload(self) -> PolicyStatus:
+        """Let the engine read the file now; a faulty one is refused and the old rules stay."""
+        return self._transport.send(control.reload_policy())
 
 
 class ControlledApprovers:
     """Approvers. A part of `ControlClient`."""
 
-    def __init__(self, transport: BlockingTransport) -> None:
+    def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
     def add(self, name: str, *, scopes: Iterable[Scope | str] = (Scope.APPROVE,)) -> MadeApprover:
         """Make an approver; the credential, its `secret`, is shown only here."""
-        return self._transport.send(authority.add_approver(name, scopes=scopes))
+        return self._transport.send(control.add_approver(name, scopes=scopes))
 
     def list(self) -> tuple[ApproverInfo, ...]:
         """Those who have authority now, oldest first."""
-        return self._transport.send(authority.list_approvers())
+        return self._transport.send(control.list_approvers())
 
     def remove(self, name: str) -> ApproverInfo:
         """Take an approver's authority back at once."""
-        return self._transport.send(authority.remove_approver(name))
+        return self._transport.send(control.remove_approver(name))
 
 
 class ControlledAudit:
     """The audit chain. A part of `ControlClient`."""
 
-    def __init__(self, transport: BlockingTransport) -> None:
+    def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
     def page(self, *, after: int = 0, limit: int = 100) -> AuditPage:
         """Rows that follow row `after`, oldest first; at most 1,000 at a time."""
-        return self._transport.send(authority.audit_page(after=after, limit=limit))
+        return self._transport.send(control.audit_page(after=after, limit=limit))
 
     def verify(self) -> AuditVerdict:
         """Let the engine walk along its whole chain."""
-        return self._transport.send(authority.verify_audit())
+        return self._transport.send(control.verify_audit())
 
     def rotate(self) -> AuditRotation:
         """Go on under a new key."""
-        return self._transport.send(authority.rotate_audit_key())
+        return self._transport.send(control.rotate_audit_key())

@@ -22,11 +22,12 @@ from fumehood.answers import (
     ToolWithSource,
 )
 from fumehood.audit.model import AuditRotation, AuditVerdict
-from fumehood.client.ask import ApiRequest, address, data_of, encode, listed
+from fumehood.client.api_request import ApiRequest, address, data_of, encode, listed
 from fumehood.core.identity import Scope
 from fumehood.core.json_types import JsonObject
 from fumehood.identity.agent import Agent, Binding
 from fumehood.identity.authority import ApproverInfo, Change, MadeApprover, MadeToken, TokenInfo
+from fumehood.policy.model import Explanation, PolicyStatus
 
 VERIFY_S = 600.0
 """For some ten million rows."""
@@ -187,6 +188,36 @@ def changes() -> ApiRequest[tuple[Change, ...]]:
     """The newest changes first."""
     read = data_of(ChangeList)
     return ApiRequest("GET", address("changes"), lambda raw: read(raw).items)
+
+
+def show_policy() -> ApiRequest[PolicyStatus]:
+    """The rules that decide now."""
+    return ApiRequest("GET", address("policy"), data_of(PolicyStatus))
+
+
+def explain(
+    tool: str,
+    arguments: JsonObject | None,
+    *,
+    principal_id: str | None,
+    agent_id: str | None,
+    session_id: str | None,
+) -> ApiRequest[Explanation]:
+    """What the rules say of a call."""
+    given: JsonObject = {
+        "tool": tool,
+        "arguments": arguments or {},
+        "principal_id": principal_id,
+        "agent_id": agent_id,
+        "session_id": session_id,
+    }
+    body = {name: value for name, value in given.items() if value is not None}
+    return ApiRequest("POST", address("policy", "explain"), data_of(Explanation), encode(body))
+
+
+def reload_policy() -> ApiRequest[PolicyStatus]:
+    """Read the file anew."""
+    return ApiRequest("POST", address("policy", "reload"), data_of(PolicyStatus))
 
 
 def audit_page(*, after: int, limit: int) -> ApiRequest[AuditPage]:

@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from fumehood.answers import Deleted, SessionAnswer, SessionFileList, SessionList, WrittenFile
-from fumehood.client.ask import ApiRequest, address, data_of, encode
+from fumehood.client.api_request import ApiRequest, address, data_of, encode
 from fumehood.client.errors import Refused
 from fumehood.core.session import SessionRecord
 from fumehood.protocol.messages import decode_envelope

@@ -1,0 +1,234 @@
+"""The rules of an exchange over one Unix socket: headers, time limits, and when to send again.
+
+Client side. `AsyncTransport` and its generated twin send by these rules. Invariant: a request may
+be sent a second time only if the first cannot have been received (its head is known not to have
+been sent whole), or if it is a GET, which changes nothing.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx2
+
+from fumehood.client.api_request import CONNECT_TIMEOUT_S, ApiRequest
+from fumehood.client.errors import DaemonUnavailable
+from fumehood.core.events import ErrorEvent, Event, ResultEvent, event_of
+from fumehood.protocol import sse, strict_json
+
+T = TypeVar("T")
+
+Write = Callable[[bytes], object]
+"""Takes the next bytes of an answer."""
+
+BASE_URL = "http://fumehood"
+HEAD_FAILED = "http11.send_request_headers.failed"
+"""*Source*: the names of httpcore2's trace events."""
+
+NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
+DROPPED = (httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError)
+"""What a connection says that the other side has closed. Timeouts are not among them."""
+
+CHANGES_NOTHING = frozenset({"GET"})
+"""Methods of requests that may arrive twice."""
+
+BROKEN_OFF = (
+    "The events of the call ended before its answer. See the engine's log and the call log."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A socket, the credential to send there, and how long to wait."""
+
+    path: Path
+    credential: str | None = field(repr=False)
+    connect_timeout_s: float
+    grace_s: float
+
+    def __post_init__(self) -> None:
+        """Refuse what could not be sent, and times that would never end or begin."""
+        credential = self.credential
+        if credential is not None and not (credential.isascii() and credential.isprintable()):
+            raise ValueError("That is no credential.")
+        for name in ("connect_timeout_s", "grace_s"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be a number of seconds over 0.")
+
+    def headers(self, request: ApiRequest[Any]) -> dict[str, str]:
+        """Those of one request."""
+        headers = dict(request.headers)
+        if self.credential is not None:
+            headers["authorization"] = f"Bearer {self.credential}"
+        if request.content is not None:
+            headers["content-type"] = "application/json"
+        return headers
+
+    def upload_headers(self, request: ApiRequest[Any], size: int | None) -> dict[str, str]:
+        """Those of a body that is sent in pieces; without a size it is sent in chunks."""
+        headers = {**self.headers(request), "content-type": "application/octet-stream"}
+        if size is not None:
+            headers["content-length"] = str(size)
+        return headers
+
+    def timeout(self, request: ApiRequest[Any]) -> httpx2.Timeout:
+        """How long to wait for the connection, and for the answer."""
+        return httpx2.Timeout(request.work_s + self.grace_s, connect=self.connect_timeout_s)
+
+
+def found_socket(*, control: bool) -> Path:
+    """The callers' socket, or the control socket, of this environment and configuration.
+
+    Raises:
+        ConfigError: the configuration is wrong.
+    """
+    from fumehood.protocol.sockets import (
+        find_sockets,  # reads settings; most clients are told a path
+    )
+
+    found = find_sockets()
+    return found.control_socket_path if control else found.socket_path
+
+
+def require_listener(path: Path) -> None:
+    """Raise DaemonUnavailable where nothing listens on the socket. Nothing is sent."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(CONNECT_TIMEOUT_S)
+        try:
+            connection.connect(str(path))
+        except OSError as error:
+            raise _not_reached(path, error) from None
+
+
+class Progress:
+    """How far one attempt came, told by the HTTP library while it sends.
+
+    Only what is told counts: from silence it follows that the request may have arrived.
+    """
+
+    def __init__(self) -> None:
+        self.did_head_fail = False
+
+    def note(self, event: str, _: Any) -> None:
+        """Take one event of the library's."""
+        self.did_head_fail = self.did_head_fail or event == HEAD_FAILED
+
+    async def note_async(self, event: str, _: Any) -> None:
+        """The same, as the asynchronous library calls it."""
+        self.note(event, _)
+
+
+def may_send_again(request: ApiRequest[Any], error: httpx2.HTTPError, progress: Progress) -> bool:
+    """Whether a failed request may be sent once more."""
+    return isinstance(error, DROPPED) and (
+        request.method in CHANGES_NOTHING or progress.did_head_fail
+    )
+
+
+def is_followed(headers: Mapping[str, str]) -> bool:
+    """Whether an answer is events, and not an envelope."""
+    return headers.get("content-type", "").partition(";")[0].strip() == sse.MEDIA_TYPE
+
+
+class Following:
+    """One stream. `feed` gives the events that some bytes completed."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+        """The answer was among them; nothing comes after it."""
+        self._decoder = sse.Decoder()
+
+    def feed(self, chunk: bytes) -> list[Event]:
+        """Raises ValueError where it is no engine that speaks."""
+        events = []
+        for frame in self._decoder.feed(chunk):
+            event = event_of(frame.kind, frame.id, strict_json.loads(frame.data))
+            if event is not None:
+                events.append(event)
+                self.is_over = isinstance(event, ResultEvent | ErrorEvent)
+        return events
+
+    def finish(self, request: ApiRequest[Event]) -> None:
+        """The bytes have ended. Raises DaemonUnavailable where the answer is missing."""
+        if not self.is_over:
+            raise DaemonUnavailable(f"{BROKEN_OFF} {request.path}", may_have_acted=True)
+
+
+def read_answer(request: ApiRequest[T], raw: bytes, endpoint: Endpoint) -> T:
+    try:
+        return request.read(raw)
+    except ValueError:
+        raise no_engine(request, endpoint.path) from None
+
+
+def events_in(
+    following: Following, chunk: bytes, request: ApiRequest[Event], endpoint: Endpoint
+) -> list[Event]:
+    try:
+        return following.feed(chunk)
+    except ValueError:
+        raise no_engine(request, endpoint.path) from None
+
+
+def no_engine(request: ApiRequest[Any], path: Path) -> DaemonUnavailable:
+    """Something answers, and not as an engine does."""
+    return DaemonUnavailable(
+        f"What answers on {path} is not a fumehood engine of this version.",
+        may_have_acted=request.method not in CHANGES_NOTHING,
+    )
+
+
+def unavailable(
+    request: ApiRequest[Any], endpoint: Endpoint, error: httpx2.HTTPError, progress: Progress
+) -> DaemonUnavailable:
+    if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
+        return _not_reached(endpoint.path, error)
+    was_sent = not (isinstance(error, NEVER_SENT) or progress.did_head_fail)
+    return no_answer(request, endpoint.path, error, was_sent=was_sent)
+
+
+def no_answer(
+    request: ApiRequest[Any], path: Path, error: Exception, *, was_sent: bool = True
+) -> DaemonUnavailable:
+    """A connection was made, and no answer came of it."""
+    may_have_acted = was_sent and request.method not in CHANGES_NOTHING
+    words = "Whether the engine acted on it is not known. " if may_have_acted else ""
+    return DaemonUnavailable(
+        f"The connection to {path} gave no answer ({type(error).__name__}). {words}"
+        "See the engine's log; it may have been stopped, or it is no fumehood engine.",
+        may_have_acted=may_have_acted,
+    )
+
+
+def _not_reached(path: Path, error: BaseException) -> DaemonUnavailable:
+    if _is_forbidden(error):
+        return DaemonUnavailable(
+            f"You may not open {path}. Where the engine is a service, your user must be "
+            "in the socket's group, and log in anew after joining it."
+        )
+    return DaemonUnavailable(f"No engine answers on {path}. {_how_to_start(path)}")
+
+
+def _how_to_start(path: Path) -> str:
+    """A service's socket is not the caller's to open: an engine of its own would not be there."""
+    names = path.parts[-2:]
+    is_laid_out = names in (("engine", "engine.sock"), ("control", "control.sock"))
+    is_system_s = path.is_relative_to("/run") and not path.is_relative_to("/run/user")
+    if is_laid_out or is_system_s:
+        return (
+            "It is the socket of a service, which is not running. Ask who administers this "
+            "machine to start it: systemctl start fumehood"
+        )
+    return "Start one with: fumehood serve"
+
+
+def _is_forbidden(error: BaseException) -> bool:
+    """Whether the system refused to open the socket, as the library's errors hang together."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, PermissionError):
+        cause = cause.__cause__ or cause.__context__
+    return cause is not None

@@ -1,0 +1,1 @@
+"""Every request of the clients as a function that makes one. None knows a socket."""

@@ -1,0 +1,172 @@
+# Made by scripts/make_sync_client.py from client/async_transport.py. Do not edit it here.
+"""`Transport`: sends an `ApiRequest` over one Unix socket and returns its answer.
+
+Client side, the only module that sends over HTTP. A connection is kept and used again; the daemon
+may have closed it meanwhile. Invariant: a request is sent a second time only if `may_send_again`
+allows it, and never a third time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from typing import Any, TypeVar
+
+import httpx2
+
+from fumehood.client.api_request import ApiRequest
+from fumehood.client.exchange import (
+    BASE_URL,
+    Endpoint,
+    Following,
+    Progress,
+    Write,
+    events_in,
+    is_followed,
+    may_send_again,
+    read_answer,
+    unavailable,
+)
+from fumehood.core.events import Event
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Transport:
+    """Sends and waits. May be used by several threads."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        transport = httpx2.HTTPTransport(uds=str(endpoint.path))
+        self._http = httpx2.Client(transport=transport, base_url=BASE_URL)
+
+    def send(self, request: ApiRequest[T]) -> T:
+        """The answer to one request. Raises DaemonUnavailable, and what `request.read` raises."""
+        return read_answer(request, self._exchange(request), self._endpoint)
+
+    def send_all(self, requests: Generator[ApiRequest[T], T, R]) -> R:
+        """Send what is asked for until it has come to its result."""
+        try:
+            request = next(requests)
+            while True:
+                request = requests.send(self.send(request))
+        except StopIteration as end:
+            result: R = end.value
+            return result
+
+    def download(self, request: ApiRequest[None], write: Write) -> None:
+        """Hand the bytes of an answer to `write` as they come.
+
+        A request that fails before the first of them is sent once more, as `send` does.
+
+        Raises:
+            DaemonUnavailable: nobody answers, or the bytes ended before their end.
+            Refused: from `request.read`, where the engine says no instead.
+        """
+        headers, timeout = self._endpoint.headers(request), self._endpoint.timeout(request)
+        for is_last in (False, True):
+            progress, has_begun = Progress(), False
+            try:
+                with self._http.stream(
+                    request.method,
+                    request.path,
+                    headers=headers,
+                    timeout=timeout,
+                    extensions={"trace": progress.note},
+                ) as answer:
+                    if not answer.is_success:
+                        return read_answer(request, answer.read(), self._endpoint)
+                    for chunk in answer.iter_bytes():
+                        has_begun = True
+                        write(chunk)
+                    return None
+            except httpx2.HTTPError as error:
+                failed = unavailable(request, self._endpoint, error, progress)
+                if is_last or has_begun or not may_send_again(request, error, progress):
+                    break
+        raise failed
+
+    def upload(self, request: ApiRequest[T], chunks: Iterator[bytes], size: int | None) -> T:
+        """Send a body in pieces. It is sent once: its pieces are gone with it.
+
+        Raises:
+            DaemonUnavailable: nobody answers, or not to the end.
+        """
+        progress = Progress()
+        try:
+            answer = self._http.request(
+                request.method,
+                request.path,
+                content=chunks,
+                headers=self._endpoint.upload_headers(request, size),
+                timeout=self._endpoint.timeout(request),
+                extensions={"trace": progress.note},
+            )
+        except httpx2.HTTPError as error:
+            failed = unavailable(request, self._endpoint, error, progress)
+        else:
+            return read_answer(request, answer.content, self._endpoint)
+        raise failed
+
+    def follow(self, request: ApiRequest[Event]) -> Generator[Event, None]:
+        """The events of a call as they come. Closing the iterator closes the connection.
+
+        Raises:
+            DaemonUnavailable: nobody answers, or the events ended before the answer.
+        """
+        headers, timeout = self._endpoint.headers(request), self._endpoint.timeout(request)
+        for is_last in (False, True):
+            progress, has_begun = Progress(), False
+            try:
+                with self._http.stream(
+                    request.method,
+                    request.path,
+                    content=request.content,
+                    headers=headers,
+                    timeout=timeout,
+                    extensions={"trace": progress.note},
+                ) as answer:
+                    has_begun = True
+                    if not is_followed(answer.headers):
+                        yield read_answer(request, answer.read(), self._endpoint)
+                        return
+                    following = Following()
+                    for chunk in answer.iter_raw():
+                        yield from events_in(following, chunk, request, self._endpoint)
+                    following.finish(request)
+                    return
+            except httpx2.InvalidURL as error:
+                raise ValueError(f"The request cannot be sent: {error}.") from None
+            except httpx2.HTTPError as error:
+                failed = unavailable(request, self._endpoint, error, progress)
+                if is_last or has_begun or not may_send_again(request, error, progress):
+                    break
+        raise failed
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._http.close()
+
+    def _exchange(self, request: ApiRequest[Any]) -> bytes:
+        headers, timeout = self._endpoint.headers(request), self._endpoint.timeout(request)
+        for is_last in (False, True):
+            progress = Progress()
+            try:
+                answer = self._http.request(
+                    request.method,
+                    request.path,
+                    content=request.content,
+                    headers=headers,
+                    timeout=timeout,
+                    extensions={"trace": progress.note},
+                )
+            except httpx2.InvalidURL as error:
+                raise ValueError(f"The request cannot be sent: {error}.") from None
+            except httpx2.HTTPError as error:
+                failed = unavailable(request, self._endpoint, error, progress)
+                if is_last or not may_send_again(request, error, progress):
+                    break
+            else:
+                return answer.content
+        # Outside the handler: the library's error, with all that hangs on it, is gone by now.
+        raise failed
