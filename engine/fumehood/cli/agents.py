@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from fumehood.cli.control import AsJson, CredentialStdin
 from fumehood.cli.exits import ExitCode, fail
-from fumehood.cli.reach import ControlSocketPath, controlling
+from fumehood.cli.options import AsJson, ControlSocketPath, CredentialStdin
+from fumehood.cli.reach import controlling
 from fumehood.cli.settings import read_config
 from fumehood.core.identity import uid_principal_id
 from fumehood.core.json_types import JsonObject

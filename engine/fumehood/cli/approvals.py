@@ -26,9 +26,9 @@ from fumehood.approvals.model import (
     RememberedRule,
     RememberWish,
 )
-from fumehood.cli.control import CredentialStdin
 from fumehood.cli.exits import ExitCode, fail
-from fumehood.cli.reach import APPROVE, ControlSocketPath, SocketPath, calling, controlling
+from fumehood.cli.options import AsJson, ControlSocketPath, CredentialStdin, SocketPath, deadline
+from fumehood.cli.reach import APPROVE, calling, controlling
 from fumehood.core.json_types import JsonObject
 from fumehood.core.session import SessionStatus
 
@@ -52,7 +52,6 @@ ApprovalIds = Annotated[
         help="Approvals' ids, apr_…; with @VERSION only if it still is the one looked at.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 Mine = Annotated[
     bool, typer.Option("--mine", help="Those of your own calls, by the callers' socket.")
 ]
@@ -361,8 +360,7 @@ def _ask(
     is_elsewhere: bool,
 ) -> NewDecision:
     """All of it on standard error, and only the word `yes` goes on: to just what was shown."""
-    from fumehood.cli.approval_view import approval_lines, rule_lines
-    from fumehood.cli.marked_lines import Line
+    from fumehood.cli.approval_view import Line, approval_lines, rule_lines
 
     columns = _columns()
     for approval in seen:
@@ -461,25 +459,12 @@ def _wish(
     if same and any_arguments:
         fail("Choose --same or --any-arguments.", ExitCode.USAGE)
     given: JsonObject = {"scope": "session" if until is None else "until", "uses": uses}
-    given["until"] = None if until is None else _moment(until, datetime.now(UTC))
+    given["until"] = (
+        None if until is None else deadline(until, datetime.now(UTC), "--remember-until")
+    )
     if same or any_arguments:
         given["arguments"] = tuple(same or ())
     return RememberWish(**{name: value for name, value in given.items() if value is not None})
-
-
-def _moment(text: str, now: datetime) -> datetime:
-    from fumehood.cli.moments import AGE, UNITS_S
-
-    age = AGE.match(text)
-    try:
-        if age is not None:
-            return now + timedelta(seconds=int(age[1]) * UNITS_S[age[2]])
-        return datetime.fromisoformat(text).astimezone(UTC)
-    except (ValueError, OverflowError):
-        fail(
-            "--remember-until takes how long (30m, 2h, 1d) or a time (2026-01-31T09:30).",
-            ExitCode.USAGE,
-        )
 
 
 def _columns() -> int:
@@ -562,9 +547,8 @@ def _show_list(found: Sequence[Approval]) -> None:
 
 def _show_line(approval: Approval, *, as_json: bool) -> None:
     """One approval on one line, at once: whoever reads may be waiting."""
-    from fumehood.cli.approval_view import one_line
+    from fumehood.cli.approval_view import one_line, preview_in_words
     from fumehood.cli.escaping import json_line, visible
-    from fumehood.cli.preview_view import preview_in_words
 
     if as_json:
         line = json.dumps(approval.model_dump(mode="json"))

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from fumehood.cli.control import AsJson, CredentialStdin, show_secret
 from fumehood.cli.exits import ExitCode, fail
-from fumehood.cli.reach import ControlSocketPath, controlling
+from fumehood.cli.options import AsJson, ControlSocketPath, CredentialStdin
+from fumehood.cli.reach import controlling, show_secret
 from fumehood.cli.settings import read_config
 
 approvers = typer.Typer(help="Who may approve and administer.", no_args_is_help=True)

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fumehood.cli.control import AsJson, CredentialStdin
 from fumehood.cli.escaping import say, visible
 from fumehood.cli.exits import ExitCode, fail
-from fumehood.cli.moments import moment
-from fumehood.cli.reach import ControlSocketPath, controlling
+from fumehood.cli.options import AsJson, ControlSocketPath, CredentialStdin, moment
+from fumehood.cli.reach import controlling
 from fumehood.cli.settings import read_config
 
 if TYPE_CHECKING:

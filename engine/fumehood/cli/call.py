@@ -14,8 +14,9 @@ import typer
 from fumehood.cli.answers import document_of
 from fumehood.cli.escaping import say, visible
 from fumehood.cli.exits import ExitCode, exit_code_of, fail, require_tool_name
+from fumehood.cli.options import SocketPath
 from fumehood.cli.plain_values import PlainCommand
-from fumehood.cli.reach import SocketPath, call_once, calling
+from fumehood.cli.reach import call_once, calling
 from fumehood.core.errors import RequiresHumanApproval
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json

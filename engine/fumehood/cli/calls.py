@@ -12,8 +12,9 @@ import typer
 
 from fumehood.cli.escaping import say
 from fumehood.cli.exits import ExitCode, exit_code_of, fail
-from fumehood.cli.moments import moment as read_moment
-from fumehood.cli.reach import SocketPath, calling
+from fumehood.cli.options import AsJson, SocketPath
+from fumehood.cli.options import moment as read_moment
+from fumehood.cli.reach import calling
 from fumehood.core.call_log import DEFAULT_PAGE, MAX_PAGE, CallRecord
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ Since = Annotated[
 Agent = Annotated[str | None, typer.Option(help="Calls made as this agent.")]
 Tool = Annotated[str | None, typer.Option(help="Calls of this tool: name or name@version.")]
 Code = Annotated[str | None, typer.Option(help="Calls that ended so: OK, or an error's code.")]
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 
 @calls.command("list")

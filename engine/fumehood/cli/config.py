@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import typer
 
+from fumehood.cli.options import AsJson
 from fumehood.cli.settings import read_config, read_control_path, read_socket_path
 from fumehood.core.json_types import JsonObject
 
@@ -39,7 +40,7 @@ def show(
     is_set: Annotated[
         bool, typer.Option("--set", help="Only what the file or a variable sets.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show every setting, and whether a default, the file or a variable gives it.
 

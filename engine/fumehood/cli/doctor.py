@@ -1,12 +1,14 @@
-"""`fumehood doctor`: what this host lacks, each with its cure."""
+"""`fumehood doctor`: check this host, and name a remedy for every problem."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
+import shutil
 import sys
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -14,19 +16,37 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fumehood.cli.doctor_checks import Finding, Verdict
+from fumehood.cli.escaping import printable
 from fumehood.cli.exits import ExitCode, fail
-from fumehood.cli.finding import Finding, Verdict
-from fumehood.cli.reach import SocketPath
+from fumehood.cli.options import AsJson, SocketPath
+from fumehood.cli.show import styled
 from fumehood.config import Config, ConfigError, config_file, load_config
 
 if TYPE_CHECKING:
     from fumehood.sandbox.process.interpreter import InterpreterWall
     from fumehood.sandbox.process.jail import JailWall
 
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 INTERPRETERS = {"asteval": (1, 0, 10), "RestrictedPython": (8, 4)}
 """Oldest version of each that may be used. Earlier ones have published escapes."""
+
+GROUPS = {
+    "Host": ("platform", "python", "asteval", "RestrictedPython"),
+    "Engine": ("configuration", "state directory", "daemon"),
+    "Authority": ("approvers", "policy", "webhook", "audit key"),
+    "Limits": ("interpreter:", "jail:"),
+    "Docker": ("docker", "docker:"),
+    "Images": ("image:",),
+    "Tools": ("tools", "tools directory"),
+}
+"""Title → checks, or what their names begin with."""
+
+COLOURS: dict[Verdict, str] = {"ok": "32", "warning": "33", "missing": "31"}
+"""*Source*: ECMA-48, SGR."""
+
+VERDICT_COLUMNS = 9
+INDENT = " " * (VERDICT_COLUMNS + 2)
 
 
 def doctor(
@@ -67,8 +87,6 @@ def doctor(
     if wants_json(as_json):
         _show_json(findings)
     else:
-        from fumehood.cli.doctor_view import show_findings
-
         show_findings(findings, verbose=verbose)
     if any(finding.verdict == "missing" for finding in findings):
         raise typer.Exit(ExitCode.TOOL_FAILED)
@@ -159,7 +177,7 @@ def _socket(config: Config) -> Finding:
 
 
 def _authority(config: Config) -> Iterator[Finding]:
-    from fumehood.cli.doctor_authority import authority_findings
+    from fumehood.cli.doctor_checks import authority_findings
 
     yield from authority_findings(config)
 
@@ -202,7 +220,7 @@ def _wall(name: str, wall: InterpreterWall | JailWall, if_not: Verdict) -> Itera
 
 
 def _docker(config: Config) -> Iterator[Finding]:
-    from fumehood.cli.doctor_docker import docker_findings
+    from fumehood.cli.doctor_checks import docker_findings
 
     yield from docker_findings(config.container, config.sessions, config.own_images)
 
@@ -243,3 +261,49 @@ def _show_json(findings: list[Finding]) -> None:
     """One JSON document with a line for each finding, so that `grep` finds it whole."""
     lines = ",\n".join(json.dumps(asdict(finding)) for finding in findings)
     print(f"[\n{lines}\n]")
+
+
+def show_findings(findings: Sequence[Finding], *, verbose: bool) -> None:
+    """Every finding in full, or only those that need attention and a count of the others."""
+    for finding in findings:
+        if verbose or not _is_well(finding):
+            _show(finding.verdict, f"{finding.check}: {finding.found}")
+            if finding.cure:
+                print(_wrapped(f"{INDENT}Remedy: {finding.cure}"))
+    if not verbose:
+        for line in _groups(findings):
+            _show("ok", line)
+        print("Every check in full: fumehood doctor --verbose")
+
+
+def _is_well(finding: Finding) -> bool:
+    """Whether it needs no attention. An image that may be missing has verdict ok and a cure."""
+    return finding.verdict == "ok" and not finding.cure
+
+
+def _groups(findings: Sequence[Finding]) -> Iterator[str]:
+    for title, begins in GROUPS.items():
+        members = [one for one in findings if _begin(one.check) in begins]
+        well = [one.check.partition(": ")[2] or one.check for one in members if _is_well(one)]
+        if well and title == "Limits":
+            yield f"{title}: {len(well)} of {len(members)} enforced"
+        elif well:
+            yield f"{title}: {len(well)} of {len(members)} ok: {', '.join(well)}"
+
+
+def _begin(check: str) -> str:
+    head, colon, _ = check.partition(":")
+    return head + colon
+
+
+def _show(verdict: Verdict, text: str) -> None:
+    shown = _wrapped(f"{verdict:<{VERDICT_COLUMNS}}{text}")
+    print(styled(verdict, COLOURS[verdict]) + shown[len(verdict) :])
+
+
+def _wrapped(text: str) -> str:
+    """Lines that fit the terminal; a path that is longer than one stays whole, to be copied."""
+    return textwrap.fill(
+        printable(text), shutil.get_terminal_size().columns, subsequent_indent=INDENT,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip

@@ -13,7 +13,7 @@ import re
 import sys
 import unicodedata
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TextIO
 
 MAX_MARKS_IN_A_ROW = 3
 """Accents on one letter: what languages need. More of them paint over other lines."""
@@ -67,6 +67,16 @@ def json_document(value: Any) -> str:
 def say(text: str, *, to_stderr: bool = False) -> None:
     """Print words that a stranger's are among."""
     print(printable(text), file=sys.stderr if to_stderr else sys.stdout)
+
+
+def write(stream: TextIO, text: str) -> None:
+    """Write untrusted text: escaped on a terminal, unchanged elsewhere."""
+    if stream.isatty():
+        stream.write(printable(text))
+    else:
+        stream.flush()
+        stream.buffer.write(text.encode("utf-8", "replace"))
+    stream.flush()
 
 
 def escapes(text: str, *, breaks: bool) -> Iterator[tuple[str, str]]:

@@ -1,31 +1,32 @@
-"""`fumehood images build|list|new|remove`: what containers are made from. No daemon is asked."""
+"""`fumehood images build|list|new|remove`: container images. Works without a daemon."""
 
 from __future__ import annotations
 
 import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fumehood.cli.escaping import visible
 from fumehood.cli.exits import ExitCode, fail
-from fumehood.cli.image_building import build, open_engine, progress
-from fumehood.cli.moments import age
+from fumehood.cli.options import AsJson, age
 from fumehood.core.json_types import JsonObject
 
 if TYPE_CHECKING:
     import docker
 
+    from fumehood.sandbox.images.build import Built
     from fumehood.sandbox.images.catalog import Image
     from fumehood.sandbox.images.own_image import ImageRequest
     from fumehood.sandbox.images.recipe import Recipe
 
 images = typer.Typer(help="The images that containers are made from.", no_args_is_help=True)
 
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 Base = Annotated[
     str | None,
     typer.Option(
@@ -55,7 +56,7 @@ def build_images(
     recipes = _recipes(name, base or "", own)
     client = open_engine()
     with building_noted(client, [recipe.name for recipe in recipes]):
-        built = [build(client, recipe, own, force=force, since=started) for recipe in recipes]
+        built = [_build(client, recipe, own, force=force, since=started) for recipe in recipes]
     made = sum(result.made_guest for result in built)
     if len(built) > 1 and made:
         print(f"{made} images in {time.time() - started:.1f} s", file=sys.stderr)
@@ -216,11 +217,11 @@ def _make(wish: ImageRequest, base: str, *, replace: bool) -> Image:
         check_wish(wish, own, replace=replace)
         client = open_engine()
         with ExitStack() as stack:
-            with progress(wish.name) as on_step:
+            with _progress(wish.name) as on_step:
                 made = make_aside(wish, own, wheel_cache(), on_step)
                 folder = stack.enter_context(made)
             recipe = recipe_of(wish.name, read_own_files(folder), base=base)
-            built = build(client, recipe, own, force=False, since=time.time())
+            built = _build(client, recipe, own, force=False, since=time.time())
             publish(folder, wish.name)
     except (WrongRecipe, Untrusted) as error:
         fail(str(error), ExitCode.USAGE)
@@ -304,3 +305,64 @@ def _document(image: Image) -> JsonObject:
         "guest": image.guest,
         "up_to_date": image.is_own,
     }
+
+
+def open_engine() -> docker.APIClient:
+    """A Docker engine that answers; else the end, with the cure."""
+    from fumehood.sandbox.container.reach import DockerUnreachable, open_docker
+    from fumehood.sandbox.images.build import DEADLINE_S
+
+    try:
+        return open_docker(timeout_s=DEADLINE_S)
+    except DockerUnreachable as error:
+        fail(error.message, ExitCode.UNAVAILABLE)
+
+
+def _build(
+    client: docker.APIClient, recipe: Recipe, own: Path, *, force: bool, since: float
+) -> Built:
+    """Build one image and say how long it took; the end where it is not built."""
+    from fumehood.sandbox.images.build import build_image
+    from fumehood.sandbox.images.errors import ImageTrouble
+
+    started = time.monotonic()
+    try:
+        with _progress(recipe.name) as on_step:
+            built = build_image(client, recipe, on_step, force=force, since=since, own=own)
+    except ImageTrouble as trouble:
+        fail(f"The image {recipe.name} was not built. {trouble}", ExitCode.UNAVAILABLE)
+    what = "built" if built.made_guest else "is up to date"
+    took = f" in {time.monotonic() - started:.1f} s" if built.made_guest else ""
+    print(f"{recipe.name}: {what}{took}, {built.image.id}", file=sys.stderr)
+    return built
+
+
+@contextmanager
+def _progress(name: str) -> Iterator[Callable[[str], None]]:
+    """What is done now, with the time: one moving line on a terminal, else a line a step."""
+    started = time.monotonic()
+    if not sys.stderr.isatty():
+
+        def say(step: str) -> None:
+            print(f"{name}: {time.monotonic() - started:5.1f} s  {visible(step)}", file=sys.stderr)
+            sys.stderr.flush()
+
+        yield say
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.text import Text
+
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(f"{name}: looking what is there")
+        done: list[str] = []
+
+        def move(step: str) -> None:
+            if done:
+                console.print(Text(done[-1], style="dim"))
+            done.append(f"{name}: {visible(step)}")
+            bar.update(task, description=done[-1])
+
+        yield move

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from fumehood.cli.escaping import printable
+from fumehood.cli.escaping import printable, write
 from fumehood.core.envelope import Envelope
 from fumehood.core.events import (
     ErrorEvent,
@@ -56,16 +56,6 @@ def follow(events: Iterable[Event], socket: Path, *, stdout: TextIO) -> Envelope
                 case ResultEvent() | ErrorEvent():
                     return event.envelope
     raise AssertionError("a client ends its events with an answer")
-
-
-def write(stream: TextIO, text: str) -> None:
-    """A stranger's text: visible on a terminal, as it is elsewhere."""
-    if stream.isatty():
-        stream.write(printable(text))
-    else:
-        stream.flush()
-        stream.buffer.write(text.encode("utf-8", "replace"))
-    stream.flush()
 
 
 class _Screen:

@@ -32,9 +32,6 @@ COMMANDS = {
 }
 """Name → line of help, in the order of `--help`. A test compares them with the commands' own."""
 
-MODULES = {"tools": "registry"}
-"""The module of a command whose name is not its module's."""
-
 SETTINGS: dict[str, Any] = {
     "pretty_exceptions_enable": False,
     "rich_markup_mode": None,
@@ -62,7 +59,7 @@ class CommandsOnDemand(TyperGroup):
 
 def load_command(name: str) -> Any:
     """Import one command and build it."""
-    module = import_module(f"fumehood.cli.{MODULES.get(name, name)}")
+    module = import_module(f"fumehood.cli.{name}")
     found = getattr(module, name)
     holder = typer.Typer(add_completion=False, **SETTINGS)
     holder.callback()(lambda: None)  # a holder of one command alone would be that command

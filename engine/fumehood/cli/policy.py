@@ -1,4 +1,4 @@
-"""`fumehood policy`: what the rules say, with or without a daemon."""
+"""`fumehood policy`: check, test, explain, show and reload the rules, with or without a daemon."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fumehood.cli.control import AsJson, CredentialStdin
+from fumehood.cli.escaping import say
 from fumehood.cli.exits import ExitCode, fail, require_tool_name
-from fumehood.cli.reach import EITHER, ControlSocketPath, controlling
+from fumehood.cli.options import AsJson, ControlSocketPath, CredentialStdin
+from fumehood.cli.reach import EITHER, controlling
 from fumehood.cli.settings import read_config
+from fumehood.cli.show import show_json, wants_json
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
 
 if TYPE_CHECKING:
     from fumehood.cli.policy_offline import Offline
     from fumehood.client import ControlClient
+    from fumehood.policy.model import Explanation, PolicyStatus
 
 policy = typer.Typer(help="The policy: rules that allow, ask or deny calls.", no_args_is_help=True)
 
@@ -29,6 +32,8 @@ ToolsDirectory = Annotated[
     Path | None,
     typer.Option(help="Files that define further tools; default: by configuration."),
 ]
+
+ANSWERS = {True: "yes", False: "no", None: "in doubt"}
 
 
 @policy.command("check")
@@ -88,7 +93,6 @@ def explain(
     socket: ControlSocketPath = None,
 ) -> None:
     """Say what the policy decides of a call, and why. Nothing is called."""
-    from fumehood.cli.policy_view import show_explanation
     from fumehood.policy.model import ExplainWish
 
     require_tool_name(tool)
@@ -106,7 +110,7 @@ def explain(
             told = client.policy.explain(
                 tool, given, principal_id=principal, agent_id=agent, session_id=session
             )
-    show_explanation(told, as_json=as_json)
+    _show_explanation(told, as_json=as_json)
 
 
 @policy.command("show")
@@ -119,11 +123,10 @@ def show(
 
     Needs a credential with approve or admin.
     """
-    from fumehood.cli.policy_view import show_status
 
     with _seeing(socket, credential_stdin, as_json=as_json) as client:
         status = client.policy.show()
-    show_status(status, as_json=as_json)
+    _show_status(status, as_json=as_json)
 
 
 @policy.command("reload")
@@ -133,11 +136,10 @@ def reload(
     socket: ControlSocketPath = None,
 ) -> None:
     """Let the engine read its policy now. Needs a credential with admin."""
-    from fumehood.cli.policy_view import show_status
 
     with controlling(socket, credential_stdin=credential_stdin, as_json=as_json) as client:
         status = client.policy.reload()
-    show_status(status, as_json=as_json)
+    _show_status(status, as_json=as_json)
 
 
 def _seeing(
@@ -169,3 +171,54 @@ def _json_object(text: str) -> JsonObject:
     if not isinstance(value, dict):
         fail("The arguments must be a JSON object.", ExitCode.USAGE)
     return value
+
+
+def _show_explanation(told: Explanation, *, as_json: bool) -> None:
+    """The decision, then each rule that is about the call or nearly is."""
+    if wants_json(as_json):
+        show_json(told.model_dump(mode="json"))
+        return
+    say(f"{told.verdict}  {told.tool}  by {told.rule}")
+    say(f"policy {told.policy_version}, environment {told.environment}")
+    if told.reason is not None:
+        say(f"reason: {told.reason}")
+    if told.approvers or told.quorum > 1:
+        who = ", ".join(told.approvers) or "any approver"
+        say(f"{told.quorum} of: {who}")
+    for line in told.shadow:
+        say(f"in shadow mode: {line}")
+    for rule in told.rules:
+        marks = "matches" if rule.matches else "does not match"
+        shadow = ", in shadow mode" if rule.mode == "shadow" else ""
+        where = f" (line {rule.line})" if rule.line is not None else ""
+        say(f"\n{rule.id}{where}: {rule.decision}{shadow}: {marks}")
+        for part in rule.parts:
+            compared = f" (it is {part.compared})" if part.compared is not None else ""
+            say(f"  {ANSWERS[part.holds]:8}  {part.says}{compared}")
+
+
+def _show_status(status: PolicyStatus, *, as_json: bool) -> None:
+    """The version and a table of the rules."""
+    from fumehood.cli.tables import Field, show_table
+
+    if wants_json(as_json):
+        show_json(status.model_dump(mode="json"))
+        return
+    say(f"policy {status.version} ({status.file or 'no file: the defaults'})")
+    say(f"environment {status.environment}")
+    for fault in status.refused:
+        say(f"the file is refused, older rules stay: {fault}")
+    fields = (
+        Field("rule"), Field("decision"), Field("line", drop=3), Field("mode", drop=2),
+        Field("here", drop=2), Field("would have", drop=1), Field("reason", drop=4),
+    )  # fmt: skip
+    rows = [
+        (
+            rule.id, str(rule.decision), str(rule.line or ""), rule.mode,
+            "yes" if rule.is_of_this_environment else "no",
+            str(rule.would_have_decided) if rule.mode == "shadow" else "", rule.reason or "",
+        )
+        for rule in status.rules
+    ]  # fmt: skip
+    if rows:
+        show_table(fields, rows)

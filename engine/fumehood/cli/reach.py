@@ -1,15 +1,21 @@
-"""How a command reaches the daemon: which socket, and how it ends where nobody answers."""
+"""How a command reaches the daemon: socket, credential, and the exit code if it is unreachable.
+
+A credential is typed on the terminal or read from standard input, for example from a password
+manager; never from the environment, an argument or a file (DESIGN, "Identity").
+"""
 
 from __future__ import annotations
 
+import errno
+import getpass
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from fumehood.cli.control import read_credential
 from fumehood.cli.escaping import say
 from fumehood.cli.exits import ExitCode, exit_code_of, fail
 from fumehood.cli.settings import config_fault, find_control_socket, find_socket, read_config
@@ -21,17 +27,6 @@ if TYPE_CHECKING:
 ADMIN = "admin"
 APPROVE = "approve"
 EITHER = "approve or admin"
-
-SocketPath = Annotated[
-    Path | None,
-    typer.Option("--socket", help="The engine's socket; default: by configuration."),
-]
-ControlSocketPath = Annotated[
-    Path | None,
-    typer.Option(
-        "--socket", help="The control socket; default: by configuration, beside the callers' one."
-    ),
-]
 
 
 @contextmanager
@@ -88,6 +83,36 @@ def controlling(
     credential = read_credential(from_stdin=credential_stdin, scope=scope)
     with _ending_the_command(as_json=as_json), ControlClient(path, credential=credential) as client:
         yield client
+
+
+def read_credential(*, from_stdin: bool, scope: str) -> str:
+    """The credential of whoever sits there; `scope` is what it has to have."""
+    if from_stdin:
+        credential = sys.stdin.readline().strip()
+    elif sys.stdin.isatty():
+        credential = getpass.getpass("Credential: ").strip()
+    else:
+        fail(
+            f"This needs a credential with {scope}. Type it on a terminal, or pipe it in with "
+            "--credential-stdin.",
+            ExitCode.USAGE,
+        )
+    if not credential.isascii() or not credential.isprintable() or not credential:
+        fail("That is no credential.", ExitCode.USAGE)
+    return credential
+
+
+def show_secret(secret: str, what: str) -> None:
+    """Print a secret on stdout, once, with a word about it on stderr.
+
+    Raises:
+        OSError: it could not be written.
+    """
+    if sys.stdout is None:
+        raise OSError(errno.EBADF, "standard output is closed")
+    print(f"This {what} is shown only now. Keep it where no caller can read it.", file=sys.stderr)
+    say(secret)
+    sys.stdout.flush()
 
 
 def _tell_config_fault(path: Path) -> None:

@@ -1,14 +1,15 @@
-"""`fumehood run`: a program from a file, in a sandbox, as if it were run here.
+"""`fumehood run`: run a local program in a sandbox, with its own standard output and error.
 
-Its standard output and error come out as its own. What a program writes is a stranger's: on a
-terminal it is shown so that it can neither move the cursor nor change anything there.
+Invariant: output and figures are untrusted. On a terminal, text is escaped. A figure is drawn only
+if it starts as a PNG of acceptable size, and only as our base64 between our control sequences.
 """
 
 from __future__ import annotations
 
+import base64
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
@@ -17,12 +18,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from fumehood.cli.answers import document_of
-from fumehood.cli.escaping import printable, say, visible
+from fumehood.cli.escaping import say, visible, write
 from fumehood.cli.exits import ExitCode, exit_code_of, fail
-from fumehood.cli.reach import SocketPath, call_once, calling
-from fumehood.cli.sending import MAX_BYTES, files_to_send, read_text
+from fumehood.cli.options import SocketPath
+from fumehood.cli.reach import call_once, calling
 from fumehood.cli.show import in_options, show_envelope
 from fumehood.core.json_types import JsonObject
+from fumehood.core.workspace_path import path_fault
 
 if TYPE_CHECKING:
     from fumehood.client import Client
@@ -38,6 +40,18 @@ LANGUAGES = {
     ".cjs": "javascript",
 }
 """Suffix → language; the tool of a language is `run_` and its name."""
+
+MAX_BYTES = 8 * 1024 * 1024
+
+PNG_START = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
+"""*Source*: W3C PNG, 5.2 and 11.2.2: the signature, and the first chunk with its length."""
+
+MAX_DRAWN_BYTES = 4 * 1024 * 1024
+MAX_PIXELS = 25_000_000
+"""A few bytes can unpack to gigabytes in the terminal's memory."""
+
+CHUNK = 4096
+"""*Source*: kitty's graphics protocol: characters of base64 in one sequence."""
 
 
 def run(
@@ -161,14 +175,14 @@ def _show(answer: JsonObject, download: Download, *, with_files: bool, with_outp
     error, fields = answer["error"], _fields(answer)
     stderr = fields.get("stderr") or ""
     if with_output:
-        _write(sys.stdout, _whole(fields, "stdout", download))
-        _write(sys.stderr, stderr := _whole(fields, "stderr", download))
+        write(sys.stdout, _whole(fields, "stdout", download))
+        write(sys.stderr, stderr := _whole(fields, "stderr", download))
     said = _lines(fields, stderr, with_files=with_files)
     if error is not None:
         said.append(f"{error['code']}: {in_options(error['message'])}")
     said += [f"warning: {in_options(warning)}" for warning in answer["metadata"]["warnings"]]
     for line in said:
-        _write(sys.stderr, line + "\n")
+        write(sys.stderr, line + "\n")
     if with_files and fields.get("images"):
         _save_figures(fields["images"], download)
 
@@ -204,15 +218,6 @@ def _whole(fields: JsonObject, name: str, download: Download) -> str:
     return fields.get(name) or ""
 
 
-def _write(stream: TextIO, text: str) -> None:
-    if stream.isatty():
-        stream.write(printable(text))
-    else:
-        stream.flush()
-        stream.buffer.write(text.encode("utf-8", "replace"))
-    stream.flush()
-
-
 def _save_figures(figures: list[JsonObject], download: Download) -> None:
     """Write the figures to a new directory, say where they are, and draw them where that works.
 
@@ -230,7 +235,6 @@ def _save_figures(figures: list[JsonObject], download: Download) -> None:
 
 
 def _show_figure(path: Path) -> None:
-    from fumehood.cli.inline_images import draw
 
     say(visible(f"figure: {path}"), to_stderr=True)
     draw(path.read_bytes(), sys.stderr, os.environ)
@@ -268,3 +272,95 @@ def _saved(
                     yield entry
     except SaveFailed as reason:
         fail(f"Nothing was saved: {reason}", ExitCode.TOOL_FAILED)
+
+
+def read_text(name: str, what: str) -> str:
+    """A text of UTF-8 from a file, or from standard input (`-`)."""
+    raw = _read(name, what)
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        fail(f"{what} is not UTF-8 at byte {error.start}.", ExitCode.USAGE)
+
+
+def files_to_send(given: Iterable[str]) -> list[JsonObject]:
+    """Files as arguments: each under its own name, or as NAME=PATH says."""
+    files: list[JsonObject] = []
+    for text in given:
+        name, equals, path = text.partition("=")
+        if not equals or Path(text).exists():
+            name, path = Path(text).name, text
+        fault = path_fault(name)
+        if fault is not None:
+            fail(f"--file {text[:80]!r}: the name in the sandbox {fault}.", ExitCode.USAGE)
+        raw = _read(path, f"--file {text[:80]!r}")
+        try:
+            content = {"content": raw.decode("utf-8")}
+        except UnicodeDecodeError:
+            content = {"content_base64": base64.b64encode(raw).decode("ascii")}
+        files.append({"path": name, **content})
+    return files
+
+
+def _read(name: str, what: str) -> bytes:
+    try:
+        if name == "-":
+            raw = sys.stdin.buffer.read(MAX_BYTES + 1)
+        else:
+            with Path(name).open("rb") as file:
+                raw = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        fail(f"{what} cannot be read: {error.strerror}.", ExitCode.USAGE)
+    if len(raw) > MAX_BYTES:
+        fail(f"{what} is over 8 MB.", ExitCode.USAGE)
+    return raw
+
+
+def drawing_of(png: bytes, environ: Mapping[str, str]) -> str | None:
+    """What draws an image on this terminal. None: it cannot, or the bytes are not for it."""
+    if not _is_bearable_png(png):
+        return None
+    if environ.get("TMUX") or environ.get("TERM", "").startswith(("screen", "tmux")):
+        return None  # they pass such sequences on to nobody
+    if environ.get("KITTY_WINDOW_ID") or environ.get("TERM") == "xterm-kitty":
+        return _for_kitty(png)
+    if environ.get("TERM_PROGRAM") in ("iTerm.app", "WezTerm"):
+        return _for_iterm(png)
+    return None
+
+
+def draw(png: bytes, stream: TextIO, environ: Mapping[str, str]) -> None:
+    """Draw an image, where there is a terminal that can."""
+    drawing = drawing_of(png, environ) if stream.isatty() else None
+    if drawing is not None:
+        stream.write(drawing + "\n")
+        stream.flush()
+
+
+def _is_bearable_png(data: bytes) -> bool:
+    if (
+        len(data) > MAX_DRAWN_BYTES
+        or len(data) < len(PNG_START) + 8
+        or not data.startswith(PNG_START)
+    ):
+        return False
+    width, height = (int.from_bytes(data[at : at + 4], "big") for at in (16, 20))
+    return 0 < width * height <= MAX_PIXELS
+
+
+def _for_kitty(png: bytes) -> str:
+    """*Source*: kitty's graphics protocol; a=T draws, f=100 is PNG, q=2 wants no reply."""
+    text = base64.b64encode(png).decode("ascii")
+    chunks = [text[start : start + CHUNK] for start in range(0, len(text), CHUNK)]
+    drawn = []
+    for number, chunk in enumerate(chunks):
+        first = "a=T,f=100,q=2," if number == 0 else ""
+        more = int(number < len(chunks) - 1)
+        drawn.append(f"\x1b_G{first}m={more};{chunk}\x1b\\")
+    return "".join(drawn)
+
+
+def _for_iterm(png: bytes) -> str:
+    """*Source*: iTerm2's inline images protocol, which WezTerm has, too."""
+    text = base64.b64encode(png).decode("ascii")
+    return f"\x1b]1337;File=inline=1;size={len(png)}:{text}\x07"

@@ -1,16 +1,28 @@
-"""`fumehood sessions …`: places that are kept from one call to the next, and their files."""
+"""`fumehood sessions …`: sessions and their files.
+
+Names and bytes in a session are untrusted. A file is saved as by `fumehood run` (see `saving`),
+and replaces nothing without `--force`. Only a regular file is sent, never what a link points to.
+"""
 
 from __future__ import annotations
 
+import codecs
+import errno
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fumehood.cli.escaping import say, visible
+from fumehood.cli.escaping import printable, say, visible
 from fumehood.cli.exits import ExitCode, fail
-from fumehood.cli.reach import SocketPath, calling
+from fumehood.cli.options import AsJson, SocketPath
+from fumehood.cli.reach import calling
+from fumehood.cli.saving import SaveFailed, Saving
+
+if TYPE_CHECKING:
+    from fumehood.answers import WrittenFile
+    from fumehood.client import Client
 
 sessions = typer.Typer(
     help="Sessions: files and variables that calls leave to the next ones.", no_args_is_help=True
@@ -19,7 +31,6 @@ sessions = typer.Typer(
 MAX_LISTED = 10_000
 
 SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="The session's id, sess_….")]
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 
 @sessions.command("list")
@@ -136,13 +147,12 @@ def get_file(
     socket: SocketPath = None,
 ) -> None:
     """Copy a file of a session to here. It is there whole, or not at all."""
-    from fumehood.cli.session_files import save_file, show_file
 
     with calling(socket, is_payload=True) as client:
         if target == "-":
-            show_file(client, session, path)
+            _show_file(client, session, path)
         else:
-            save_file(client, session, path, target, force=force)
+            _save_file(client, session, path, target, force=force)
 
 
 @sessions.command("put")
@@ -159,14 +169,13 @@ def put_file(
     socket: SocketPath = None,
 ) -> None:
     """Copy a file into a session. It replaces one that is there, unless --create is given."""
-    from fumehood.cli.session_files import send_file
     from fumehood.cli.show import show_json, wants_json
 
     if path is None and source == "-":
         fail("Say what standard input is to be called in the session.", ExitCode.USAGE)
     name = path if path is not None else Path(source).name
     with calling(socket, as_json=as_json) as client:
-        written = send_file(client, session, source, name, mode="create" if create else "replace")
+        written = _send_file(client, session, source, name, mode="create" if create else "replace")
     if wants_json(as_json):
         show_json(written.model_dump())
     else:
@@ -212,3 +221,63 @@ def _columns(record: dict[str, Any]) -> tuple[str, ...]:
 def _file_columns(entry: dict[str, Any]) -> tuple[str, ...]:
     # A name that a program chose may not begin a line of its own.
     return (visible(entry["path"]), entry["kind"], str(entry["size"]), entry["modified_at"])
+
+
+def _save_file(
+    client: Client, session_id: str, path: str, target: str | None, *, force: bool
+) -> None:
+    """Write a file of the session here: to `target`, into it, or under its own name."""
+    directory, name = _place(path, target)
+    try:
+        with Saving(directory, force=force) as saving:
+            saving.save(
+                {"filename": name, "url": path},
+                lambda url, write: client.download_file(session_id, url, write),
+            )
+    except SaveFailed as reason:
+        fail(f"{printable(name)} was not saved: {reason}", ExitCode.TOOL_FAILED)
+
+
+def _show_file(client: Client, session_id: str, path: str) -> None:
+    """A file of the session to standard output; on a terminal so that it can do nothing there."""
+    stream = sys.stdout
+    if not stream.isatty():
+        stream.flush()
+        client.download_file(session_id, path, stream.buffer.write)
+        stream.buffer.flush()
+        return
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    client.download_file(
+        session_id, path, lambda data: stream.write(printable(decoder.decode(data)))
+    )
+    stream.write(printable(decoder.decode(b"", final=True)))
+    stream.flush()
+
+
+def _send_file(
+    client: Client, session_id: str, source: str, path: str, *, mode: str
+) -> WrittenFile:
+    """Send a plain file of this machine, or standard input."""
+    from fumehood.client.sending import plain_file
+
+    if source == "-":
+        return client.put_file(session_id, path, sys.stdin.buffer, mode=mode)
+    try:
+        with plain_file(Path(source), follow=False) as file:
+            return client.put_file(session_id, path, file, mode=mode)
+    except OSError as error:
+        shown = printable(source)
+        if error.errno == errno.ELOOP:
+            fail(f"{shown} is a symbolic link. Name the file that it leads to.", ExitCode.USAGE)
+        fail(f"{shown} cannot be read: {error.strerror}.", ExitCode.USAGE)
+
+
+def _place(path: str, target: str | None) -> tuple[Path, str]:
+    """The directory, and the one name in it."""
+    own_name = path.rpartition("/")[2]
+    if target is None:
+        return Path(), own_name
+    where = Path(target)
+    if target.endswith("/") or where.is_dir():
+        return where, own_name
+    return where.parent, where.name

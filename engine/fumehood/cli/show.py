@@ -122,7 +122,7 @@ def show_calls(records: list[CallRecord], *, as_json: bool) -> None:
     """A list of calls, as it comes."""
     from datetime import UTC, datetime
 
-    from fumehood.cli.moments import age
+    from fumehood.cli.options import age
     from fumehood.cli.tables import Field, show_table
 
     if as_json:

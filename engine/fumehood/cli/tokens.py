@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 
-from fumehood.cli.control import AsJson, CredentialStdin, show_secret
 from fumehood.cli.exits import ExitCode, fail
-from fumehood.cli.reach import ControlSocketPath, controlling
+from fumehood.cli.options import AsJson, ControlSocketPath, CredentialStdin, deadline
+from fumehood.cli.reach import controlling, show_secret
 
 tokens = typer.Typer(help="Tokens: principals with scopes and agents.", no_args_is_help=True)
-
-_UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 
 
 @tokens.command("new")
@@ -36,7 +34,7 @@ def new(
     socket: ControlSocketPath = None,
 ) -> None:
     """Make a token; it is shown once. Needs a credential with admin."""
-    expires_at = _moment(expires) if expires is not None else None
+    expires_at = deadline(expires, datetime.now(UTC), "--expires") if expires is not None else None
     with controlling(socket, credential_stdin=credential_stdin) as client:
         made = client.tokens.new(
             name,
@@ -97,13 +95,3 @@ def revoke(
         )
     with controlling(socket, credential_stdin=credential_stdin) as client:
         client.tokens.revoke(token_id)
-
-
-def _moment(text: str) -> datetime:
-    span = re.fullmatch(r"(\d{1,6})([mhd])", text)
-    if span is not None:
-        return datetime.now(UTC) + timedelta(**{_UNITS[span.group(2)]: int(span.group(1))})
-    try:
-        return datetime.fromisoformat(text).astimezone(UTC)
-    except (ValueError, OverflowError):
-        fail("--expires takes 90m, 12h, 30d, or a time in ISO 8601.", ExitCode.USAGE)

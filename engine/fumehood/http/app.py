@@ -23,21 +23,17 @@ from fumehood.core.errors import (
 )
 from fumehood.engine import Engine
 from fumehood.http.answers import envelope_response
-from fumehood.http.document import make_document
-from fumehood.http.operation import Endpoint, Operation
+from fumehood.http.operation import Endpoint, Operation, make_document
 from fumehood.http.peer import Face
 from fumehood.http.routes import (
+    about,
     agents,
     approvals,
     audit,
     authority,
     blobs,
     calls,
-    health,
-    openapi,
     policy,
-    registry,
-    session_files,
     sessions,
     stream,
     tools,
@@ -52,23 +48,20 @@ OPERATIONS = [
     *tools.OPERATIONS,
     *blobs.OPERATIONS,
     *sessions.OPERATIONS,
-    *session_files.OPERATIONS,
     *usage.OPERATIONS,
-    *health.OPERATIONS,
-    *openapi.OPERATIONS,
+    *about.OPERATIONS,
 ]
 """What the callers' socket serves."""
 
 CONTROL_OPERATIONS = [
     *policy.OPERATIONS,
     *agents.OPERATIONS,
-    *registry.OPERATIONS,
+    *tools.CONTROL_OPERATIONS,
     *authority.OPERATIONS,
     *approvals.CONTROL_OPERATIONS,
     *audit.OPERATIONS,
     *usage.CONTROL_OPERATIONS,
-    *health.OPERATIONS,
-    *openapi.OPERATIONS,
+    *about.OPERATIONS,
 ]
 """What changes authority exists here only; on the callers' socket it is RESOURCE_NOT_FOUND."""
 

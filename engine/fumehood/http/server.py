@@ -1,8 +1,9 @@
-"""The server: one engine on one private socket until a signal ends it gracefully.
+"""The server: one engine behind two Unix sockets, until a signal stops it gracefully.
 
-Host side, started by `fumehood serve`. First the lock, then the engine, then the socket:
-whoever can connect finds an engine that serves. At the end the other way round: no new
-calls, the running ones get `drain_seconds`, then everything inside is ended.
+Host side, started by `fumehood serve`. It takes the lock, starts the engine, then opens the
+sockets, so that whoever can connect finds a working engine. It stops in reverse: no new calls,
+`drain_seconds` for running ones, then everything is ended. A service manager is notified as in
+sd_notify(3), without its library; a missing one is no error.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import gc
 import logging
 import math
+import os
 import resource
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -27,7 +30,6 @@ from fumehood.core.json_types import JsonObject
 from fumehood.engine import Engine, Tool
 from fumehood.http.app import Faces
 from fumehood.http.listen import listening
-from fumehood.http.notify import READY, STOPPING, ServiceManager
 from fumehood.http.peer import MAX_HEADER_BYTES, make_protocol
 from fumehood.http.shares import Shares, most_connections
 from fumehood.identity.approvers import FIRST_NAME, had_approver, make_first_approver
@@ -40,6 +42,9 @@ KEEP_ALIVE_S = 75
 LAST_ANSWERS_S = 1
 SAME_MESSAGE_S = 1.0
 MAX_MESSAGES = 100
+
+READY = "READY=1"
+STOPPING = "STOPPING=1"
 
 
 async def serve(
@@ -202,3 +207,27 @@ def _allow_many_files() -> None:
     wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
     if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+
+
+class ServiceManager:
+    """Whoever waits to hear that the engine serves, or stops; perhaps nobody."""
+
+    def __init__(self, address: str | None) -> None:
+        self._address = address
+
+    @classmethod
+    def of_this_process(cls) -> ServiceManager:
+        """The one of the environment. The variable goes, so that no child speaks for us."""
+        return cls(os.environ.pop("NOTIFY_SOCKET", None))
+
+    def tell(self, state: str) -> None:
+        """Send one word, without waiting."""
+        if not self._address or self._address[0] not in "/@":
+            return
+        address = "\0" + self._address[1:] if self._address[0] == "@" else self._address
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.setblocking(False)
+                sender.sendto(state.encode(), address)
+        except OSError:
+            pass  # it has gone; the engine serves without it

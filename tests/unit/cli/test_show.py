@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fumehood.cli.moments import age
+from fumehood.cli.options import age
 from fumehood.cli.show import show_calls, show_envelope, show_json
 from fumehood.core.call_log import CallRecord
 from fumehood.core.envelope import Envelope, ErrorInfo

@@ -1,13 +1,16 @@
-"""`/v1/approvals`: what waits for a human's yes.
+"""`/v1/approvals`: calls that wait for approval.
 
-On the callers' socket each sees and cancels its own. On the control socket approvers see all,
-and decide; whoever holds the webhook's secret decides by a signed callback, where that is
-allowed. Invariant: nothing on the callers' socket decides anything.
+On the callers' socket each principal sees and cancels its own approvals. On the control socket
+approvers see all and decide; a signed webhook callback decides where that is allowed. A decision
+names the version it was made on, in `If-Match`; if that changed, it is refused.
+Invariant: nothing on the callers' socket decides anything.
+*Source* for `ETag` and `If-Match`: RFC 9110, sections 8.8.3 and 13.1.1; one strong tag or `*`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
@@ -62,7 +65,6 @@ from fumehood.http.caller import (
     require_decider,
     require_principal,
 )
-from fumehood.http.etags import etag, expected_version
 from fumehood.http.operation import Needs, Operation
 from fumehood.webhook.signatures import HEADER
 
@@ -71,6 +73,9 @@ RULE = {"rule_id": "The remembered rule's id."}
 LONGEST_POLL_S = 25.0
 WEBHOOK = Principal("webhook", frozenset({Scope.APPROVE}))
 """As whom a signed callback decides."""
+
+ANY = "*"
+_TAG = re.compile(r'"(0|[1-9][0-9]{0,14})"', re.ASCII)
 
 
 class ChangesQuery(BaseModel):
@@ -279,6 +284,32 @@ def _refuse_twice(items: tuple[OneOfSeveral, ...]) -> None:
     ids = [item.approval_id for item in items]
     if len(set(ids)) != len(ids):
         raise InvalidParams("An approval is named twice.", fields=["items"])
+
+
+def etag(version: int) -> str:
+    """The tag of a version."""
+    return f'"{version}"'
+
+
+def expected_version(request: Request) -> int | None:
+    """The version that the client has seen; None where it says that any will do.
+
+    Raises:
+        InvalidParams: it says nothing, or what cannot be understood. Who has seen nothing
+            decides on what somebody else may have changed meanwhile.
+    """
+    given = request.headers.getlist("if-match")
+    if not given:
+        raise InvalidParams(
+            "Send If-Match with the ETag of what you were shown, or `*` for whatever it is now.",
+            fields=["If-Match"],
+        )
+    if given == [ANY]:
+        return None
+    match = _TAG.fullmatch(given[0].strip(" \t")) if len(given) == 1 else None
+    if match is None:
+        raise InvalidParams('If-Match takes one ETag such as "3", or `*`.', fields=["If-Match"])
+    return int(match[1])
 
 
 DECIDING = frozenset({ResourceNotFound, IdempotencyConflict, ApprovalExpired, InvalidParams})

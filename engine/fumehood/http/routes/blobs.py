@@ -14,8 +14,8 @@ from starlette.types import Receive, Scope, Send
 from fumehood.core.errors import InvalidParams, ResourceNotFound
 from fumehood.http.answers import engine_of
 from fumehood.http.caller import require_principal
-from fumehood.http.downloads import attachment_headers
 from fumehood.http.operation import Needs, Operation
+from fumehood.http.transfers import attachment_headers
 from fumehood.storage.blobs import Blob
 
 CHUNK_BYTES = 64 * 1024

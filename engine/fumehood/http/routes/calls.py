@@ -1,9 +1,12 @@
-"""`POST /v1/tools/{name}/call`, the way in for every call, and `/v1/calls`, the call log."""
+"""`POST /v1/tools/{name}/call`, the entrance of every plain call, and `/v1/calls`, the call log."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
+import anyio
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -22,9 +25,9 @@ from fumehood.core.errors import (
     Unauthorized,
 )
 from fumehood.engine import Engine, parse_call_body, parse_call_query
+from fumehood.executors.live import CallHandle
 from fumehood.http.answers import answer, engine_of, envelope_response, read_json, stopped
 from fumehood.http.caller import principal_of, require_principal
-from fumehood.http.leaving import cancelled_with
 from fumehood.http.operation import Needs, Operation
 from fumehood.http.routes.tools import TOOL
 from fumehood.observe.clock import timestamp
@@ -113,6 +116,22 @@ def _waiting(approval: Approval, engine: Engine) -> CallRecord:
         output_tokens=0,
         tokens_used=0,
     )
+
+
+@asynccontextmanager
+async def cancelled_with(request: Request) -> AsyncIterator[CallHandle]:
+    """What lets the call inside be ended, and ends it as soon as its client has gone."""
+    live = CallHandle()
+    async with anyio.create_task_group() as group:
+        group.start_soon(_cancel_when_gone, request, live)
+        yield live
+        group.cancel_scope.cancel()
+
+
+async def _cancel_when_gone(request: Request, live: CallHandle) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    live.cancel()
 
 
 OPERATIONS = [

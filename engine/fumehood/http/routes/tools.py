@@ -1,4 +1,4 @@
-"""`/v1/tools` and `/v1/tools/{name}`: the registry, to read, a page at a time."""
+"""`/v1/tools`: the registry. Callers read it, a page at a time; the control socket changes it."""
 
 from __future__ import annotations
 
@@ -12,18 +12,28 @@ from starlette.responses import Response
 from fumehood.answers import (
     AgentTools,
     AnyToolList,
+    ChangedTools,
+    Deleted,
     LeftOutTool,
     Pagination,
     ToolDetails,
     ToolList,
+    ToolWithSource,
 )
 from fumehood.core.call import Id
-from fumehood.core.errors import InvalidParams, ResourceNotFound, ToolNotFound
+from fumehood.core.errors import (
+    IdempotencyConflict,
+    InvalidParams,
+    PermissionDenied,
+    ResourceNotFound,
+    ToolNotFound,
+)
 from fumehood.core.identity import Principal
-from fumehood.core.tool import ToolType
-from fumehood.http.answers import answer, engine_of
-from fumehood.http.caller import require_principal
+from fumehood.core.tool import ToolDefinition, ToolType
+from fumehood.http.answers import answer, engine_of, read_json
+from fumehood.http.caller import require_admin, require_principal
 from fumehood.http.operation import Needs, Operation
+from fumehood.registry.index import RegisteredTool
 from fumehood.registry.listing import DEFAULT_LIMIT, MAX_LIMIT, ToolFilter
 
 PARAMETERS = ("category", "cursor", "limit", "tag", "type")
@@ -31,6 +41,8 @@ AGENT_PARAMETERS = ("agent_id", "at_most", "categories", "exclude_dangerous", "m
 """With `agent_id` the list is that agent's, whole and in its order."""
 
 TOOL = {"name": "A tool's name, or `name@version`."}
+
+PINNED = {"name": "`name@version`."}
 
 
 class ToolQuery(BaseModel):
@@ -156,6 +168,68 @@ def _type(text: str | None) -> ToolType | None:
     return ToolType(text)
 
 
+async def register_tool(request: Request) -> Response:
+    """Add one version of a REST or MCP tool."""
+    document = await read_json(request)
+    by = await require_admin(request)
+    engine = engine_of(request)
+    tool = await engine.registrations.register(document, by=by, now=engine.now())
+    return _changed(request, [tool])
+
+
+async def replace_tool(request: Request) -> Response:
+    """Put another definition in place of a registered one."""
+    document = await read_json(request)
+    by = await require_admin(request)
+    engine = engine_of(request)
+    name, version = _pinned(request)
+    tool = await engine.registrations.replace(name, version, document, by=by, now=engine.now())
+    return _changed(request, [tool])
+
+
+async def delete_tool(request: Request) -> Response:
+    """Forget a registered version."""
+    by = await require_admin(request)
+    engine = engine_of(request)
+    name, version = _pinned(request)
+    await engine.registrations.delete(name, version, by=by, now=engine.now())
+    return answer(request, Deleted(deleted=f"{name}@{version}"))
+
+
+async def activate_tool(request: Request) -> Response:
+    """Switch one version (`name@version`), or every one, on."""
+    return await _switch(request, is_active=True)
+
+
+async def deactivate_tool(request: Request) -> Response:
+    """Switch one version (`name@version`), or every one, off."""
+    return await _switch(request, is_active=False)
+
+
+async def _switch(request: Request, *, is_active: bool) -> Response:
+    by = await require_admin(request)
+    engine = engine_of(request)
+    name, _, version = request.path_params["name"].partition("@")
+    tools = await engine.registrations.switch(
+        name, version or None, is_active=is_active, by=by, now=engine.now()
+    )
+    return _changed(request, tools)
+
+
+def _pinned(request: Request) -> tuple[str, str]:
+    name, _, version = request.path_params["name"].partition("@")
+    if not version:
+        raise InvalidParams("Say which version: name@1.2.0.", fields=["name"])
+    return name, version
+
+
+def _changed(request: Request, tools: list[RegisteredTool]) -> Response:
+    items = tuple(
+        ToolWithSource(**dict(tool.definition), source=tool.source.value) for tool in tools
+    )
+    return answer(request, ChangedTools(items=items))
+
+
 OPERATIONS = [
     Operation(
         "GET",
@@ -172,6 +246,55 @@ OPERATIONS = [
         show_tool,
         Needs.CALLER,
         data=ToolDetails,
+        parameters=TOOL,
+        errors=frozenset({ToolNotFound}),
+    ),
+]
+
+CONTROL_OPERATIONS = [
+    Operation(
+        "POST",
+        "/v1/tools",
+        register_tool,
+        Needs.ADMIN,
+        data=ChangedTools,
+        body=ToolDefinition,
+        errors=frozenset({IdempotencyConflict}),
+    ),
+    Operation(
+        "PUT",
+        "/v1/tools/{name}",
+        replace_tool,
+        Needs.ADMIN,
+        data=ChangedTools,
+        body=ToolDefinition,
+        parameters=PINNED,
+        errors=frozenset({ToolNotFound, PermissionDenied}),
+    ),
+    Operation(
+        "DELETE",
+        "/v1/tools/{name}",
+        delete_tool,
+        Needs.ADMIN,
+        data=Deleted,
+        parameters=PINNED,
+        errors=frozenset({InvalidParams, ToolNotFound, PermissionDenied}),
+    ),
+    Operation(
+        "POST",
+        "/v1/tools/{name}/activate",
+        activate_tool,
+        Needs.ADMIN,
+        data=ChangedTools,
+        parameters=TOOL,
+        errors=frozenset({ToolNotFound}),
+    ),
+    Operation(
+        "POST",
+        "/v1/tools/{name}/deactivate",
+        deactivate_tool,
+        Needs.ADMIN,
+        data=ChangedTools,
         parameters=TOOL,
         errors=frozenset({ToolNotFound}),
     ),

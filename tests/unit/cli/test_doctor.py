@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fumehood.cli.doctor import INTERPRETERS
-from fumehood.cli.doctor_authority import CHECKS
-from fumehood.cli.doctor_view import show_findings
-from fumehood.cli.finding import Finding
+from fumehood.cli.doctor import INTERPRETERS, show_findings
+from fumehood.cli.doctor_checks import CHECKS, Finding
 from fumehood.core.limits import Limit
 
 pytestmark = pytest.mark.row("D7")

@@ -1,17 +1,21 @@
-"""The body of an upload, piece by piece: bounded in size, in time and in memory.
+"""Files as request and response bodies, piece by piece: bounded in size, time and memory.
 
-Host side, between the server and whoever takes the pieces. No more of a body is held than one
-piece, and that counts as its user's. Invariant: a client that sends slowly, stops, or leaves
-ends its upload and nobody else's.
+Host side. At most a few pieces of a body are held, and they count against the user's share.
+Invariants: a client that sends slowly, stops or disconnects ends only its own upload. A download
+announces its length; whatever was sent is the beginning of one file, and a body that ends early is
+an error to every client.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import suppress
+from urllib.parse import quote
 
 import anyio
 from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from fumehood.core.errors import InvalidParams, UnsupportedMediaType
 from fumehood.core.workspace import UPLOAD_PIECE_BYTES
@@ -25,6 +29,13 @@ UPLOAD_DEADLINE_S = 900.0
 """For all of a body."""
 
 DRAIN_DEADLINE_S = 10.0
+
+HELD_BYTES = 1 << 20
+"""What a download may hold at a time: a piece as it comes, as it is sent, and in the server's
+hands. It counts as its user's."""
+
+SEND_DEADLINE_S = 60.0
+"""For a client to take one piece. One that takes none is let go."""
 
 
 def announced_bytes(request: Request) -> int | None:
@@ -100,3 +111,80 @@ class UploadBody:
         self._is_over = not message.get("more_body", False)
         chunk: bytes = message.get("body", b"")
         return chunk
+
+
+def require_room(share: Share) -> None:
+    """Raises RateLimited where this user's requests hold all that one user's may."""
+    if share.held_bytes + HELD_BYTES > MAX_HELD_BYTES:
+        raise too_much_held()
+
+
+def attachment_headers(path: str, content_type: str, size: int) -> dict[str, str]:
+    """Those of a stranger's file: never shown in place, never kept by anybody between."""
+    name = quote(path.rpartition("/")[2], safe="")
+    return {
+        "content-type": content_type,
+        "content-length": str(size),
+        "content-disposition": f"attachment; filename*=UTF-8''{name}",
+        "x-content-type-options": "nosniff",
+        "cache-control": "private, no-store",
+    }
+
+
+class FileBody(Response):
+    """An answer of known length. `pieces` may raise `broken`: then the connection ends."""
+
+    def __init__(
+        self,
+        pieces: AsyncIterator[bytes],
+        headers: dict[str, str],
+        broken: type[Exception],
+        on_break: Callable[[str], None],
+    ) -> None:
+        self.status_code = 200
+        self.background = None
+        self._pieces = pieces
+        self._broken = broken
+        self._on_break = on_break
+        self.init_headers(headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it. Returning before its end makes the server close the connection."""
+        share: Share = scope["state"]["share"]
+        share.held_bytes += HELD_BYTES
+        try:
+            await self._send(receive, send)
+        finally:
+            share.held_bytes -= HELD_BYTES
+
+    async def _send(self, receive: Receive, send: Send) -> None:
+        await send(
+            {
+                "type": "http.response.start",
+                "status": self.status_code,
+                "headers": self.raw_headers,
+            }
+        )
+        async with anyio.create_task_group() as group:
+            group.start_soon(_end_with_the_client, receive, group.cancel_scope)
+            try:
+                if await self._send_all(send):
+                    await send({"type": "http.response.body", "body": b"", "more_body": False})
+            except self._broken as why:
+                self._on_break(str(why))
+            group.cancel_scope.cancel()
+
+    async def _send_all(self, send: Send) -> bool:
+        async for piece in self._pieces:
+            with anyio.move_on_after(SEND_DEADLINE_S) as waiting:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            if waiting.cancelled_caught:
+                self._on_break("the client does not take it")
+                return False
+        return True
+
+
+async def _end_with_the_client(receive: Receive, scope: anyio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()
