@@ -1,1 +1,1 @@
-"""The command line: one file a command. JSON on stdout, messages on stderr."""
+"""The command line: one file per command group. JSON goes to stdout, messages to stderr."""

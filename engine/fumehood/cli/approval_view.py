@@ -44,7 +44,7 @@ _KNOWN_OF_ONE = frozenset(
 _KNOWN_OF_STATE = frozenset({"mode", "size", "sha256"})
 _MARKS = {
     "unread": "cannot be read",
-    "binary": "no text",
+    "binary": "not text",
     "too_large": "too large to compare",
 }
 
@@ -58,7 +58,7 @@ MIN_COLUMNS = 20
 def approval_lines(
     approval: Approval, now: datetime, columns: int, *, session_is_over: bool = False
 ) -> list[Line]:
-    """All of it, folded to so many columns. `session_is_over` is what is known of its session."""
+    """Lay out a whole approval in `columns`. `session_is_over` adds a warning."""
     lines = [
         Line(f"{visible(approval.id)}  {approval.state}", "head"),
         *(_field(name, value, columns) for name, value in _facts(approval, now)),
@@ -67,11 +67,11 @@ def approval_lines(
         *_arguments(approval.arguments, columns),
     ]
     if session_is_over:
-        said = "Its session has ended, and its files are gone: after a yes the call would fail."
+        said = "Its session has ended and its files are gone: once approved, the call would fail."
         lines += [Line(""), *warning(said, columns)]
     if approval.asked_arguments is not None:
         asked = _arguments(approval.asked_arguments, columns)
-        lines += [Line(""), Line("as it was asked, before an edit", "head"), *asked]
+        lines += [Line(""), Line("as requested, before an edit", "head"), *asked]
     if approval.preview is not None:
         lines += [
             Line(""),
@@ -82,13 +82,13 @@ def approval_lines(
         lines += [Line(""), Line("decisions", "head"), *_decisions(approval, columns)]
     hidden = _hidden_in(approval)
     if hidden:
-        said = f"Shown escaped, since it is not what it seems: {hidden}"
+        said = f"Escaped, because invisible or misleading: {hidden}"
         lines += [Line(""), *warning(said, columns)]
     return lines
 
 
 def rule_lines(rule: RememberedRule, columns: int) -> list[Line]:
-    """A remembered rule, before it is saved or afterwards."""
+    """Lay out a remembered rule, saved or proposed."""
     who = rule.principal_id + (f" as agent {rule.agent_id}" if rule.agent_id else "")
     until = f"until {rule.expires_at:%Y-%m-%d %H:%M} UTC" if rule.expires_at else "while it lasts"
     uses = "any number of times" if rule.uses_left is None else f"{rule.uses_left} more times"
@@ -99,12 +99,16 @@ def rule_lines(rule: RememberedRule, columns: int) -> list[Line]:
         _field("scope", scope, columns),
     ]
     if rule.arguments:
-        return [*lines, Line("where these are equal", "head"), *_arguments(rule.arguments, columns)]
-    return [*lines, Line("WHATEVER ITS ARGUMENTS ARE", "warning")]
+        return [
+            *lines,
+            Line("if these arguments are equal", "head"),
+            *_arguments(rule.arguments, columns),
+        ]
+    return [*lines, Line("WITH ANY ARGUMENTS", "warning")]
 
 
 def one_line(value: str, columns: int) -> str:
-    """The beginning of a stranger's text, for a table."""
+    """Escape untrusted text and cut it to `columns`, for a table."""
     shown = visible(value)
     return shown if len(shown) <= columns else shown[: columns - 1] + "…"
 
@@ -122,8 +126,8 @@ def _facts(approval: Approval, now: datetime) -> Iterator[tuple[str, str]]:
         yield "in session", approval.session_id
     yield "because", approval.rule + (f": {approval.reason}" if approval.reason else "")
     if approval.quorum > 1 or approval.approvers:
-        who = f" of {', '.join(approval.approvers)}" if approval.approvers else ""
-        yield "needs", f"{approval.quorum} yes{who} ({len(approval.counted)} so far)"
+        who = f" from {', '.join(approval.approvers)}" if approval.approvers else ""
+        yield "needs", f"{approval.quorum} approvals{who} ({len(approval.counted)} so far)"
     if approval.stuck is not None:
         yield "stuck", approval.stuck
     yield "made", f"{approval.created_at:%Y-%m-%d %H:%M:%S} UTC"
@@ -140,7 +144,7 @@ def _facts(approval: Approval, now: datetime) -> Iterator[tuple[str, str]]:
 
 
 def ago(moment: datetime, now: datetime) -> str:
-    """How far away a moment is: `in 5 m`, `2 h ago`."""
+    """Format a distance in time: `in 5 m`, `2 h ago`."""
     seconds = int((moment - now).total_seconds())
     size = abs(seconds)
     for unit, length in (("d", 86_400), ("h", 3600), ("m", 60)):
@@ -164,12 +168,12 @@ def _arguments(arguments: JsonObject, columns: int) -> Iterator[Line]:
 
 
 def _name(name: str) -> str:
-    """An argument's name; in quotes where it could pass for one with a value behind it."""
+    """Quote an argument's name if it could pass for a name with a value."""
     return name if _PLAIN_NAME.fullmatch(name) else json_line(name)
 
 
 def _value(name: str, value: Any, columns: int) -> Iterator[Line]:
-    """A text of several lines as those; all else as JSON."""
+    """Show a text of several lines as lines, anything else as JSON."""
     if isinstance(value, str) and "\n" in value:
         yield from plain(f"{INDENT}{name} ({len(value)} characters)", columns)
         yield from theirs(value, columns)
@@ -188,14 +192,14 @@ def _decisions(approval: Approval, columns: int) -> Iterator[Line]:
         marks += ["edited"] if one.edited else []
         marks += ["SELF-APPROVAL"] if one.is_self_approval else []
         if one.action_digest != approval.action_digest:
-            marks.append("of what it was before an edit")
+            marks.append("before an edit")
         said = f": {one.reason}" if one.reason else ""
         text = f"{one.at:%H:%M:%S} {one.approver} ({', '.join(marks)}){said}"
         yield from plain(INDENT + visible(text), columns)
 
 
 def _hidden_in(approval: Approval) -> str:
-    """The names of characters that are shown escaped, with how many there are of each."""
+    """Name the escaped characters, with counts."""
     found: Counter[str] = Counter()
     shown = [approval.arguments, approval.asked_arguments, approval.preview]
     for text in _texts([*shown, approval.reason, approval.tool]):
@@ -208,7 +212,7 @@ def _hidden_in(approval: Approval) -> str:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every text in a JSON value, keys included. Iterative: its depth is a stranger's choice."""
+    """Yield every text in a JSON value, keys included. Iterative, since the depth is untrusted."""
     waiting = [value]
     while waiting:
         item = waiting.pop()
@@ -221,7 +225,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def preview_lines(preview: JsonObject, columns: int) -> Iterator[Line]:
-    """All of what the engine computed."""
+    """Lay out the whole preview that the engine computed."""
     if "would_fail" in preview:
         said = visible(str(preview["would_fail"]))
         yield from warning(f"The call would fail: {said}", columns)
@@ -231,19 +235,19 @@ def preview_lines(preview: JsonObject, columns: int) -> Iterator[Line]:
         for entry in _entries(preview, what):
             yield from _entry(sign, entry, columns)
     for entry in _entries(preview, "missing"):
-        yield from plain(f"{INDENT}? is not there: {visible(str(entry['path']))}", columns)
+        yield from plain(f"{INDENT}? missing: {visible(str(entry['path']))}", columns)
     for entry in _entries(preview, "kept"):
-        words = f"{INDENT}! stays, {visible(str(entry.get('why')))}: {visible(str(entry['path']))}"
+        words = f"{INDENT}! kept, {visible(str(entry.get('why')))}: {visible(str(entry['path']))}"
         yield from warning(words, columns)
     rest = {key: value for key, value in preview.items() if not _is_shown(key, value)}
     if rest:
         yield from _as_json("in all", rest, columns)
     if preview.get("truncated"):
-        yield Line("There is more than could be listed.", "warning")
+        yield Line("The list is incomplete.", "warning")
 
 
 def preview_in_words(preview: JsonObject) -> str:
-    """How much is added, changed and removed, such as `removes 1 file, 7 bytes`."""
+    """Summarise what is added, changed and removed, such as `removes 1 file, 7 bytes`."""
     parts = [words for what in _SIGNS if (words := _how_much(preview, what))]
     return "; ".join(parts) or "changes nothing"
 
@@ -276,7 +280,7 @@ def _entries(preview: JsonObject, what: str) -> list[JsonObject]:
 
 
 def _is_shown(key: str, value: Any) -> bool:
-    """Whether this part of a preview has the form that was shown in words."""
+    """Whether this part of a preview has a known form, and so was shown in words."""
     if key == "counts":
         return isinstance(value, dict) and _KNOWN_COUNTS.issuperset(value)
     if key in (*_SIGNS, "missing", "kept"):
@@ -298,7 +302,7 @@ def _entry(sign: str, entry: JsonObject, columns: int) -> Iterator[Line]:
         if key in entry and not _KNOWN_OF_STATE.issuperset(_state(entry, key) or {"": 0})
     }
     if rest:
-        yield from plain(f"{INDENT * 3}besides: {json_line(rest)}", columns)
+        yield from plain(f"{INDENT * 3}also: {json_line(rest)}", columns)
     diff = entry.get("diff")
     if isinstance(diff, str):
         yield from _diff(diff, columns)
@@ -319,7 +323,7 @@ def _entry_facts(entry: JsonObject) -> Iterator[str]:
     if "other_names" in entry:
         yield f"also changed under {_amount(_number(entry['other_names']), 'other name')}"
     if "path_base64" in entry:
-        yield "its name is no UTF-8"
+        yield "its name is not UTF-8"
 
 
 def _differences(before: JsonObject, after: JsonObject) -> Iterator[str]:
@@ -369,31 +373,31 @@ def _as_json(name: str, value: JsonObject, columns: int) -> Iterator[Line]:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of text, safe to print, and how it may be coloured."""
+    """One line of text that is safe to print, and the kind that decides its colour."""
 
     text: str
     kind: Kind = "plain"
 
 
 def plain(text: str, columns: int, kind: Kind = "plain") -> Iterator[Line]:
-    """Words of ours, in which a stranger's are escaped already."""
+    """Lay out our own text; untrusted parts must be escaped already."""
     return (Line(piece, kind) for piece in folded(text, columns, indent=MARK))
 
 
 def warning(text: str, columns: int) -> Iterator[Line]:
-    """Words of ours that must not be overlooked."""
+    """Lay out a warning."""
     return plain(text, columns, "warning")
 
 
 def theirs(text: str, columns: int, kind: Kind = "theirs") -> Iterator[Line]:
-    """A stranger's text, each of its lines behind the mark."""
+    """Lay out untrusted text, with the mark before each line."""
     for line in text.split("\n"):
         for piece in folded(visible(line), columns - len(MARK)):
             yield Line(MARK + piece, kind)
 
 
 def folded(text: str, columns: int, indent: str = "") -> Iterable[str]:
-    """Pieces that fit; those after the first begin with `indent`."""
+    """Fold text into pieces that fit; `indent` starts every piece after the first."""
     columns = max(columns, MIN_COLUMNS)
     if len(text) <= columns and cell_len(text) <= columns:
         return [text]

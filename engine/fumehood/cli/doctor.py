@@ -40,7 +40,7 @@ GROUPS = {
     "Images": ("image:",),
     "Tools": ("tools", "tools directory"),
 }
-"""Title → checks, or what their names begin with."""
+"""Title → names of checks, or prefixes ending in a colon."""
 
 COLOURS: dict[Verdict, str] = {"ok": "32", "warning": "33", "missing": "31"}
 """*Source*: ECMA-48, SGR."""
@@ -54,8 +54,8 @@ def doctor(
         bool,
         typer.Option(
             "--attack",
-            help="Attack this host's own walls, safely, and show what held. Exit status 0: all "
-            "held; 1: something failed; 4: something that should be here could not be tried.",
+            help="Attack this host's own walls, safely, and show which held. Exit status 0: all "
+            "held; 1: one failed; 4: one that should be here could not be tried.",
         ),
     ] = False,
     wall: Annotated[
@@ -63,18 +63,18 @@ def doctor(
         typer.Option(help="Attack this wall only: interpreter, jail or container. Repeatable."),
     ] = None,
     runtime: Annotated[
-        str | None, typer.Option(help="Attack containers of this runtime of Docker's only.")
+        str | None, typer.Option(help="Attack only containers of this Docker runtime.")
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A few attacks of each kind, in some 15 s at most.")
+        bool, typer.Option("--quick", help="A few attacks of each kind, in at most about 15 s.")
     ] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="Show each check in full, also where all is well.")
+        bool, typer.Option("--verbose", help="Show every check in full, not only problems.")
     ] = False,
     as_json: AsJson = False,
     socket: SocketPath = None,
 ) -> None:
-    """Check this host. Exit status 1 where something is missing."""
+    """Check this host. Exit status 1 if something is missing."""
     from fumehood.cli.show import wants_json
 
     if attack:
@@ -82,7 +82,7 @@ def doctor(
 
         attack_walls(wall or [], runtime, quick=quick, as_json=wants_json(as_json))
     if wall or runtime is not None or quick:
-        fail("--wall, --runtime and --quick belong to --attack.", ExitCode.USAGE)
+        fail("--wall, --runtime and --quick need --attack.", ExitCode.USAGE)
     findings = list(_examine(socket))
     if wants_json(as_json):
         _show_json(findings)
@@ -142,10 +142,10 @@ def _library(name: str, oldest: tuple[int, ...]) -> Finding:
 def _state(config: Config) -> Finding:
     path = config.state_directory
     if not path.exists():
-        return Finding("state directory", "ok", f"{path} will be made by `fumehood serve`")
+        return Finding("state directory", "ok", f"{path} will be created by `fumehood serve`")
     found = path.stat()
     if found.st_uid != os.geteuid() and config.mode == "service":
-        # As it should be; what of it cannot be looked at is said below.
+        # As it should be; the checks of its contents say what they cannot read.
         return Finding("state directory", "ok", f"{path}, the service's own")
     if found.st_uid != os.geteuid():
         cure = "Set FUMEHOOD_HOME to a directory of your own."
@@ -189,14 +189,14 @@ def _interpreter(config: Config) -> Iterator[Finding]:
 
 
 def _jail(config: Config) -> Iterator[Finding]:
-    """What is missing here takes sandboxed functions away, and nothing else."""
+    """Without a jail only sandboxed functions are unavailable, so faults are warnings."""
     from fumehood.sandbox.process.jail import JailWall
 
     yield from _wall("jail", JailWall(limits=config.jail_limits), "warning")
 
 
 def _wall(name: str, wall: InterpreterWall | JailWall, if_not: Verdict) -> Iterator[Finding]:
-    """Start a guest of its own, which attacks its own wall before it says what holds."""
+    """Start a guest, which attacks its own wall before it reports which limits hold."""
     import anyio
 
     from fumehood.core.limits import Limit
@@ -215,7 +215,7 @@ def _wall(name: str, wall: InterpreterWall | JailWall, if_not: Verdict) -> Itera
                 found = "enforced: by the same means as wall_time"
             yield Finding(f"{name}: {limit}", "ok", found)
         else:
-            found = "an attack on it did not fail as it must"
+            found = "an attack on it succeeded, or failed in an unexpected way"
             yield Finding(f"{name}: {limit}", if_not, found, wall.cure)
 
 
@@ -233,7 +233,7 @@ def _tools(config: Config) -> Finding:
     faults = discover(index, config.host_tools)
     if faults:
         words = "; ".join(f"{fault.entry_point}: {fault.reason}" for fault in faults)
-        return Finding("tools", "warning", f"left out: {words}", "Mend or uninstall the package.")
+        return Finding("tools", "warning", f"left out: {words}", "Fix or uninstall the package.")
     names = ", ".join(tool.definition.name for tool in index)
     if not names:
         return Finding("tools", "missing", "none are installed", "Reinstall fumehood.")
@@ -241,14 +241,14 @@ def _tools(config: Config) -> Finding:
 
 
 def _tools_directory(config: Config) -> Iterator[Finding]:
-    """Read the definitions anew. Names that other sources have are the daemon's to see."""
+    """Read the definitions again. Only the daemon sees clashes with names of other sources."""
     from fumehood.registry.directory import ToolDirectory
 
     if config.tools_directory is None:
         yield Finding("tools directory", "ok", "none is configured")
         return
     contents = ToolDirectory(config.tools_directory).load()
-    cure = "Mend it; a running engine sees the change by itself."
+    cure = "Fix it; a running engine picks up the change."
     for fault in contents.faults:
         what = f"tools directory: {fault.file}" if fault.file is not None else "tools directory"
         yield Finding(what, "warning", fault.reason, cure)
@@ -258,13 +258,13 @@ def _tools_directory(config: Config) -> Iterator[Finding]:
 
 
 def _show_json(findings: list[Finding]) -> None:
-    """One JSON document with a line for each finding, so that `grep` finds it whole."""
+    """Print one JSON document with one line per finding, so that `grep` finds it whole."""
     lines = ",\n".join(json.dumps(asdict(finding)) for finding in findings)
     print(f"[\n{lines}\n]")
 
 
 def show_findings(findings: Sequence[Finding], *, verbose: bool) -> None:
-    """Every finding in full, or only those that need attention and a count of the others."""
+    """Show every finding in full, or only problems and a count of the others."""
     for finding in findings:
         if verbose or not _is_well(finding):
             _show(finding.verdict, f"{finding.check}: {finding.found}")
@@ -277,7 +277,7 @@ def show_findings(findings: Sequence[Finding], *, verbose: bool) -> None:
 
 
 def _is_well(finding: Finding) -> bool:
-    """Whether it needs no attention. An image that may be missing has verdict ok and a cure."""
+    """Whether it needs no attention. An optional missing image is ok, but has a remedy."""
     return finding.verdict == "ok" and not finding.cure
 
 
@@ -302,7 +302,7 @@ def _show(verdict: Verdict, text: str) -> None:
 
 
 def _wrapped(text: str) -> str:
-    """Lines that fit the terminal; a path that is longer than one stays whole, to be copied."""
+    """Wrap to the terminal; a path longer than a line stays whole, to be copied."""
     return textwrap.fill(
         printable(text), shutil.get_terminal_size().columns, subsequent_indent=INDENT,
         break_long_words=False, break_on_hyphens=False,

@@ -41,10 +41,10 @@ JsonMapping = Mapping[str, Any]
 
 MAX_IMAGE_AGE = timedelta(days=30)
 CONTAINER_BYTES = (512 + 32) * MB
-"""A container of the default class and what the guest adds."""
+"""A container of the default class, with the guest's overhead."""
 
 MIN_DISK_BYTES = 1 << 30
-"""An image while it is built."""
+"""Space for an image during its build."""
 
 PACKAGES = {"runc": ("runc",), "containerd": ("containerd", "containerd.io")}
 UNIFIED = Path("/sys/fs/cgroup/unified")
@@ -52,7 +52,7 @@ UNIFIED = Path("/sys/fs/cgroup/unified")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at: what is the matter, and how to mend it."""
+    """One thing checked: the result, and a remedy if it needs one."""
 
     check: str
     verdict: Verdict
@@ -61,11 +61,11 @@ class Finding:
 
 
 def authority_findings(config: Config) -> Iterator[Finding]:
-    """One of each, of the policy one a fault."""
+    """Check all four; the policy yields one finding per fault."""
     whose = _whose(config.state_directory)
     if whose is not None:
-        found = f"cannot be looked at by this user: {config.state_directory} is {whose}'s"
-        cure = f"Ask as that user: sudo -u {whose} fumehood doctor"
+        found = f"cannot be read by this user: {config.state_directory} is {whose}'s"
+        cure = f"Run it as that user: sudo -u {whose} fumehood doctor"
         yield from (Finding(check, "warning", found, cure) for check in CHECKS)
         return
     yield _approvers(config)
@@ -75,7 +75,7 @@ def authority_findings(config: Config) -> Iterator[Finding]:
 
 
 def _whose(state: Path) -> str | None:
-    """The user whose state directory it is, where that is not this one."""
+    """The owner of the state directory, or None if it is this user."""
     try:
         owner = state.stat().st_uid
     except FileNotFoundError:
@@ -99,7 +99,7 @@ def _approvers(config: Config) -> Finding:
 
     decides = config.webhook is not None and config.webhook.may_decide
     if not _has_database(config.state_directory):
-        found = "none: dangerous calls will be refused, as there is nobody to ask"
+        found = "none: dangerous calls will be refused, because nobody can approve them"
         if decides:
             return Finding("approvers", "ok", "none; the webhook may decide")
         return Finding("approvers", "warning", found, f"Make one: {cure_of_none(any_there=False)}.")
@@ -108,21 +108,21 @@ def _approvers(config: Config) -> Finding:
             rows = identities.all_approvers(connection)
             tokens = identities.all_tokens(connection)
     except StoreError as error:
-        return Finding("approvers", "warning", str(error), "Mend the state directory.")
+        return Finding("approvers", "warning", str(error), "Repair the state directory.")
     there = {row["name"]: row["scopes"] for row in rows if row["removed_at"] is None}
     approving = [name for name, scopes in there.items() if Scope.APPROVE in scopes]
     others = sum(_approves(token) for token in tokens)
     told = [*approving, *([f"{others} tokens"] if others else []), *(["the webhook"] * decides)]
     if told:
         return Finding("approvers", "ok", ", ".join(told))
-    found = "none: dangerous calls are refused, as there is nobody to ask"
+    found = "none: dangerous calls are refused, because nobody can approve them"
     return Finding(
         "approvers", "warning", found, f"Make one: {cure_of_none(any_there=bool(there))}."
     )
 
 
 def _approves(token: dict[str, object]) -> bool:
-    """Whether a row is a token that may say yes now."""
+    """Whether a row is a valid token that may approve calls."""
     from fumehood.core.identity import Scope
 
     scopes, expires = token["scopes"], token["expires_at"]
@@ -144,20 +144,20 @@ def _policy(config: Config) -> Iterator[Finding]:
         found = "none is configured: dangerous tools ask, others are allowed"
         yield Finding("policy", "ok", found)
         return
-    # What is left out of the tools is said of the tools.
+    # The check of the tools reports those that are left out.
     offline = Offline(config, config.tools_directory, warn=lambda _: None)
     tools = [*offline.definitions(), *_registered(config.state_directory)]
     try:
         policy = load_policy(path, tools)
     except PolicyError as refused:
-        cure = "Mend it, and look again: fumehood policy check. No engine starts with it."
+        cure = "Fix it, then run: fumehood policy check. No engine starts with it."
         yield from (Finding("policy", "missing", fault, cure) for fault in refused.shown)
         return
     yield Finding("policy", "ok", f"{path}: {len(policy.rules)} rules, version {policy.version}")
 
 
 def _registered(state: Path) -> Iterator[ToolDefinition]:
-    """Those of the control socket, as far as they can be read."""
+    """Yield the tools registered over the control socket, as far as they can be read."""
     from fumehood.core.errors import EngineError
     from fumehood.registry.definitions import parse_definition
     from fumehood.registry.store import all_definitions
@@ -183,7 +183,7 @@ def _webhook(config: Config) -> Finding:
     try:
         read_secret(chosen.secret_file)
     except ConfigError as error:
-        cure = "Mend the secret's file; no engine starts with it."
+        cure = "Fix the secret's file; no engine starts with it."
         return Finding("webhook", "missing", str(error), cure)
     may = "may" if chosen.may_decide else "may not"
     return Finding("webhook", "ok", f"its secret can be read; a signed callback {may} decide")
@@ -196,18 +196,20 @@ def _audit_key(state: Path) -> Finding:
     from fumehood.storage.offline import reading
 
     if not _has_database(state):
-        return Finding("audit key", "ok", "will be made by `fumehood serve`")
+        return Finding("audit key", "ok", "will be created by `fumehood serve`")
     try:
         known = all_keys(state)
         with reading(state) as connection:
             head = head_of(connection)
     except StoreError as error:
-        return Finding("audit key", "missing", str(error), "Mend it; no engine starts without it.")
+        return Finding(
+            "audit key", "missing", str(error), "Repair it; no engine starts without it."
+        )
     wanted = key_id_after(head) if head is not None else None
     if wanted is None and not known:
-        return Finding("audit key", "ok", "will be made by `fumehood serve`")
+        return Finding("audit key", "ok", "will be created by `fumehood serve`")
     if wanted is not None and wanted not in known:
-        found = f"the chain goes on under the key {wanted[:40]}, which is not in {state}"
+        found = f"the chain continues under the key {wanted[:40]}, which is not in {state}"
         return Finding("audit key", "missing", found, "Restore it from a copy.")
     return Finding("audit key", "ok", f"{state / CURRENT}, private; a backup needs it, too")
 
@@ -224,8 +226,9 @@ __all__ = ["authority_findings"]
 def docker_findings(
     settings: ContainerConfig, sessions: SessionsConfig, own: Path | None = None
 ) -> Iterator[Finding]:
-    """Everything about Docker and the images, and whether it has what the configuration names;
-    or why it is not there. `own` is where the operator's own images are.
+    """Check Docker, its images and what the configuration names; or say why Docker is unavailable.
+
+    `own` is the directory of the operator's own images.
     """
     try:
         client = open_docker()
@@ -237,7 +240,7 @@ def docker_findings(
         version, info = client.version(), client.info()
         images = {name: list_images(client, name, own=own) for name in image_names(own=own)}
     except (DockerException, RequestException) as error:
-        found = f"it answers, then fails ({type(error).__name__})"
+        found = f"it answers and then fails ({type(error).__name__})"
         yield Finding("docker", "warning", found, "See the log of dockerd.")
         return
     finally:
@@ -257,8 +260,8 @@ def docker_findings(
         yield image_finding(name, found_images, datetime.now(UTC), is_used=is_used)
     for setting, name in used.items():
         if name not in images:
-            cure = f"Set {setting} to one that there is: {', '.join(images)}."
-            yield Finding(f"image: {name}", "warning", "there is none of this name", cure)
+            cure = f"Set {setting} to an existing image: {', '.join(images)}."
+            yield Finding(f"image: {name}", "warning", "no image has this name", cure)
     yield _memory(info, available=psutil.virtual_memory().available if local else None)
     if local:
         yield _disk(Path(str(info.get("DockerRootDir") or "/")))
@@ -274,7 +277,7 @@ def _engine(version: JsonMapping, info: JsonMapping) -> Finding:
 
 
 def _component(name: str, version: JsonMapping, *, local: bool) -> Finding:
-    """What is published about this version, less what the distribution says it mended."""
+    """Check published escapes of this version, except those the distribution has fixed."""
     check = f"docker: {name}"
     parts = {str(part.get("Name")): part for part in version.get("Components") or ()}
     number = str(parts.get(name, {}).get("Version", ""))
@@ -282,20 +285,19 @@ def _component(name: str, version: JsonMapping, *, local: bool) -> Finding:
     known = standing(name, number, package, changelog_of(PACKAGES[name]) if local else "")
     if known is None:
         cure = f"Check its version yourself: {name} --version"
-        return Finding(check, "warning", "Docker does not say which version it is", cure)
+        return Finding(check, "warning", "Docker does not report its version", cure)
     shown = package if package.startswith(number) else number
     mended = ", ".join(advisory.id for advisory in known.mended_by_package)
-    by_package = f"; its package mends {mended}" if mended else ""
+    by_package = f"; its package fixes {mended}" if mended else ""
     if not known.open:
-        return Finding(check, "ok", f"{shown}: no published escape is known here{by_package}")
+        return Finding(check, "ok", f"{shown}: no known published escape{by_package}")
     words = "; ".join(f"{advisory.id} ({advisory.what})" for advisory in known.open)
     return Finding(
         check,
         "warning",
-        f"{shown}: published for this version, and not known to be mended in it: {words}"
-        f"{by_package}",
-        f"Upgrade {name}, or see what your distribution says of these."
-        + (" The runtime runsc does not share them." if name == "runc" else ""),
+        f"{shown}: published escapes, not known to be fixed in this version: {words}{by_package}",
+        f"Upgrade {name}, or see what your distribution says about these."
+        + (" The runtime runsc does not have them." if name == "runc" else ""),
     )
 
 
@@ -313,25 +315,25 @@ def _control_groups(info: JsonMapping, *, hybrid: bool) -> Finding:
     cure = (
         "Rootless Docker needs cgroup v2 with delegation: see Docker's page on rootless mode."
         if _has_option(info, "rootless")
-        else "Switch these controllers on (kernel parameter cgroup_enable=…)."
+        else "Enable these controllers (kernel parameter cgroup_enable=…)."
     )
     words = f"{kind}, no limit on {', '.join(lacking)}: containers are refused"
     return Finding(check, "warning", words, cure)
 
 
 def _swap(info: JsonMapping, *, swap_bytes: int | None) -> Finding:
-    """Swap that is not accounted for is memory beyond the limit."""
+    """Check that swap is limited: otherwise it is memory beyond the limit."""
     check = "docker: swap"
     if info.get("SwapLimit"):
         return Finding(check, "ok", "is part of the memory limit")
     if swap_bytes == 0:
         return Finding(check, "ok", "there is none")
-    there = "there is swap" if swap_bytes else "whether the engine's host has swap is not known"
+    there = "there is swap" if swap_bytes else "whether Docker's host has swap is unknown"
     return Finding(
         check,
         "warning",
         f"it cannot be limited, and {there}: containers are refused",
-        "Switch it off (swapoff --all), or on cgroup v1 boot with swapaccount=1.",
+        "Disable it (swapoff --all), or on cgroup v1 boot with swapaccount=1.",
     )
 
 
@@ -351,7 +353,7 @@ def _runtimes(info: JsonMapping, configured: str | None) -> Finding:
         return Finding(
             "docker: runtimes",
             "warning",
-            f"{found}; {configured!r} of the configuration is none of them",
+            f"{found}; {configured!r} of the configuration is not one of them",
             "Register it in Docker's configuration (daemon.json, runtimes), or set "
             "container.runtime to one of them.",
         )
@@ -362,8 +364,9 @@ def _runtimes(info: JsonMapping, configured: str | None) -> Finding:
 def image_finding(
     name: str, images: list[Image], now: datetime, *, is_used: bool = True
 ) -> Finding:
-    """Whether an image is there, this engine's, and not too old. One that nothing of the
-    configuration names may be missing.
+    """Check that an image exists, belongs to this engine version, and is not too old.
+
+    An image that the configuration does not use may be missing.
     """
     check, build = f"image: {name}", f"fumehood images build {name}"
     own = newest_own(images)
@@ -371,7 +374,7 @@ def image_finding(
         found = "built by another version of the engine" if images else "not built"
         if not is_used:
             return Finding(
-                check, "ok", f"{found}, and not in the configuration", f"To have it: {build}"
+                check, "ok", f"{found}, not used by the configuration", f"To build it: {build}"
             )
         return Finding(check, "warning", found, f"Build it: {build}")
     age = now - own.packages_from
@@ -391,11 +394,11 @@ def _memory(info: JsonMapping, *, available: int | None) -> Finding:
     if room >= 1:
         return Finding(check, "ok", f"{found}: room for {room} containers of 512 MB at their limit")
     cure = "Free memory, or use smaller memory limits."
-    return Finding(check, "warning", f"{found}: less than one container of 512 MB may use", cure)
+    return Finding(check, "warning", f"{found}: not enough for one container of 512 MB", cure)
 
 
 def _disk(root: Path) -> Finding:
-    """The directory may be closed to this user; then the nearest open one tells."""
+    """Check free space, in the nearest parent directory that this user can enter."""
     check = "docker: disk"
     while not os.access(root, os.X_OK) and root != root.parent:
         root = root.parent
@@ -403,7 +406,7 @@ def _disk(root: Path) -> Finding:
     found = f"{free / 1e9:.1f} GB free where Docker keeps images"
     if free >= MIN_DISK_BYTES:
         return Finding(check, "ok", found)
-    return Finding(check, "warning", found, "Make room: an image needs 1 GB while it is built.")
+    return Finding(check, "warning", found, "Free space: an image needs 1 GB during its build.")
 
 
 def _has_option(info: JsonMapping, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Options that several commands share, and times as people write them."""
+"""Options shared by several commands, and parsing and formatting of times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fumehood.cli.exits import ExitCode, fail
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 CredentialStdin = Annotated[
     bool,
-    typer.Option("--credential-stdin", help="Read the credential's line from standard input."),
+    typer.Option("--credential-stdin", help="Read the credential from a line of standard input."),
 ]
 SocketPath = Annotated[
     Path | None,
@@ -32,7 +32,7 @@ UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def age(then: datetime, now: datetime) -> str:
-    """How long ago, in its largest unit, as `moment` reads it."""
+    """Format an age in its largest unit, as `moment` reads it."""
     seconds = max(0, int((now - then).total_seconds()))
     unit = next((unit for unit in "dhm" if seconds >= UNITS_S[unit]), "s")
     return f"{seconds // UNITS_S[unit]}{unit}"

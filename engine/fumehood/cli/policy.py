@@ -26,11 +26,11 @@ policy = typer.Typer(help="The policy: rules that allow, ask or deny calls.", no
 
 PolicyPath = Annotated[
     Path | None,
-    typer.Argument(help="The policy's file; default: policy_file of the configuration."),
+    typer.Argument(help="The policy file; default: policy_file of the configuration."),
 ]
 ToolsDirectory = Annotated[
     Path | None,
-    typer.Option(help="Files that define further tools; default: by configuration."),
+    typer.Option(help="Directory with further tool definitions; default: by configuration."),
 ]
 
 ANSWERS = {True: "yes", False: "no", None: "in doubt"}
@@ -42,7 +42,7 @@ def check(
     tools_directory: ToolsDirectory = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say everything that is wrong with a policy; exit 1 where something is."""
+    """Report all errors in a policy; exit 1 if there are any."""
     from fumehood.cli.policy_offline import show_checked
 
     offline = _offline(tools_directory)
@@ -52,18 +52,18 @@ def check(
 
 @policy.command("test")
 def hold_against(
-    file: Annotated[Path, typer.Argument(help="Calls, each with the decision that it expects.")],
+    file: Annotated[Path, typer.Argument(help="File of calls with their expected decisions.")],
     policy_path: Annotated[
         Path | None,
         typer.Option("--policy", help="The policy; default: policy_file of the configuration."),
     ] = None,
     enforce: Annotated[
-        bool, typer.Option("--enforce", help="As if no rule were in shadow mode.")
+        bool, typer.Option("--enforce", help="Treat rules in shadow mode as enforced.")
     ] = False,
     tools_directory: ToolsDirectory = None,
     as_json: AsJson = False,
 ) -> None:
-    """Hold a policy against calls with expected decisions; exit 1 where one differs."""
+    """Test a policy with calls and expected decisions; exit 1 if one differs."""
     from fumehood.cli.policy_offline import show_results
 
     offline = _offline(tools_directory)
@@ -78,11 +78,13 @@ def hold_against(
 def explain(
     tool: Annotated[str, typer.Argument(help="name or name@version")],
     arguments: Annotated[str, typer.Argument(help="The call's arguments as JSON.")] = "{}",
-    agent: Annotated[str | None, typer.Option(help="The agent that it is made for.")] = None,
-    principal: Annotated[str | None, typer.Option(help="Who makes it, such as uid:1000.")] = None,
-    session: Annotated[str | None, typer.Option(help="The session that it is made in.")] = None,
+    agent: Annotated[str | None, typer.Option(help="The agent it is made for.")] = None,
+    principal: Annotated[
+        str | None, typer.Option(help="The principal that makes it, such as uid:1000.")
+    ] = None,
+    session: Annotated[str | None, typer.Option(help="The session it is made in.")] = None,
     file: Annotated[
-        Path | None, typer.Option(help="Explain by the policy in this file, without a daemon.")
+        Path | None, typer.Option(help="Use the policy in this file, without a daemon.")
     ] = None,
     environment: Annotated[
         str | None, typer.Option(help="With --file: the environment; default: by configuration.")
@@ -92,7 +94,7 @@ def explain(
     credential_stdin: CredentialStdin = False,
     socket: ControlSocketPath = None,
 ) -> None:
-    """Say what the policy decides of a call, and why. Nothing is called."""
+    """Explain what the policy decides for a call, and why. Nothing is called."""
     from fumehood.policy.model import ExplainWish
 
     require_tool_name(tool)
@@ -105,7 +107,7 @@ def explain(
         told = offline.explain(wish, offline.load(file), environment)
     else:
         if environment is not None:
-            fail("--environment goes with --file; a daemon has its own.", ExitCode.USAGE)
+            fail("--environment needs --file; a daemon has its own.", ExitCode.USAGE)
         with _seeing(socket, credential_stdin, as_json=as_json) as client:
             told = client.policy.explain(
                 tool, given, principal_id=principal, agent_id=agent, session_id=session
@@ -119,7 +121,7 @@ def show(
     credential_stdin: CredentialStdin = False,
     socket: ControlSocketPath = None,
 ) -> None:
-    """Show the rules of the running engine, and how often those in shadow mode matched.
+    """Show the rules of the running engine, and how often shadow rules matched.
 
     Needs a credential with approve or admin.
     """
@@ -135,7 +137,7 @@ def reload(
     credential_stdin: CredentialStdin = False,
     socket: ControlSocketPath = None,
 ) -> None:
-    """Let the engine read its policy now. Needs a credential with admin."""
+    """Make the engine reload its policy. Needs a credential with admin."""
 
     with controlling(socket, credential_stdin=credential_stdin, as_json=as_json) as client:
         status = client.policy.reload()
@@ -159,7 +161,7 @@ def _offline(tools_directory: Path | None) -> Offline:
 def _policy_path(given: Path | None) -> Path:
     path = given if given is not None else read_config().policy_file
     if path is None:
-        fail("Name the policy's file; the configuration has no policy_file.", ExitCode.USAGE)
+        fail("Name the policy file; the configuration has no policy_file.", ExitCode.USAGE)
     return path.absolute()
 
 
@@ -174,7 +176,7 @@ def _json_object(text: str) -> JsonObject:
 
 
 def _show_explanation(told: Explanation, *, as_json: bool) -> None:
-    """The decision, then each rule that is about the call or nearly is."""
+    """Print the decision, then each rule that matches or nearly matches."""
     if wants_json(as_json):
         show_json(told.model_dump(mode="json"))
         return
@@ -198,7 +200,7 @@ def _show_explanation(told: Explanation, *, as_json: bool) -> None:
 
 
 def _show_status(status: PolicyStatus, *, as_json: bool) -> None:
-    """The version and a table of the rules."""
+    """Print the version and a table of the rules."""
     from fumehood.cli.tables import Field, show_table
 
     if wants_json(as_json):
@@ -207,7 +209,7 @@ def _show_status(status: PolicyStatus, *, as_json: bool) -> None:
     say(f"policy {status.version} ({status.file or 'no file: the defaults'})")
     say(f"environment {status.environment}")
     for fault in status.refused:
-        say(f"the file is refused, older rules stay: {fault}")
+        say(f"the file was rejected, the previous rules stay: {fault}")
     fields = (
         Field("rule"), Field("decision"), Field("line", drop=3), Field("mode", drop=2),
         Field("here", drop=2), Field("would have", drop=1), Field("reason", drop=4),

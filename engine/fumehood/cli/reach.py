@@ -34,10 +34,10 @@ def calling(
     socket: Path | None, *, or_else: str = "", as_json: bool = False, is_payload: bool = False,
     is_call: bool = False,
 ) -> Iterator[Client]:  # fmt: skip
-    """A client of the callers' socket; `or_else` is said where nobody answers.
+    """Connect to the callers' socket; `or_else` is added to the message if no daemon answers.
 
-    `is_payload` says that standard output is for something else than answers: a refusal is a
-    message then. `is_call` leaves the configuration unchecked, which takes longer than a call.
+    With `is_payload` standard output is not for envelopes, and a refusal becomes a message.
+    `is_call` skips checking the configuration, which takes longer than a call.
     """
     from fumehood.client import Client
 
@@ -54,7 +54,7 @@ def call_once(
     tool: str, arguments: JsonObject, options: JsonObject, socket: Path | None, *,
     or_else: str = "", as_json: bool = False,
 ) -> JsonObject:  # fmt: skip
-    """The answer to one call, by a client that loads next to nothing."""
+    """Make one call, with a client that imports very little."""
     from fumehood.cli.answers import read_answer
     from fumehood.client.calling import call_read_by
     from fumehood.client.once import send_once
@@ -68,16 +68,16 @@ def call_once(
 def controlling(
     socket: Path | None, *, credential_stdin: bool, as_json: bool = False, scope: str = ADMIN
 ) -> Iterator[ControlClient]:
-    """A client of the control socket, with the credential of whoever sits there.
+    """Connect to the control socket with a credential from the terminal or standard input.
 
-    `scope` names to them what the operation needs; the engine itself looks.
+    `scope` names the required scope in messages; the engine does the check.
     """
     from fumehood.client import ControlClient
     from fumehood.client.transport import require_listener
 
     path = find_control_socket(socket)
     with _ending_the_command(as_json=as_json):
-        require_listener(path)  # before anybody types a credential in vain
+        require_listener(path)  # before a credential is typed in vain
         if socket is None:
             _tell_config_fault(path)
     credential = read_credential(from_stdin=credential_stdin, scope=scope)
@@ -86,7 +86,7 @@ def controlling(
 
 
 def read_credential(*, from_stdin: bool, scope: str) -> str:
-    """The credential of whoever sits there; `scope` is what it has to have."""
+    """Read a credential that must have `scope`."""
     if from_stdin:
         credential = sys.stdin.readline().strip()
     elif sys.stdin.isatty():
@@ -98,37 +98,39 @@ def read_credential(*, from_stdin: bool, scope: str) -> str:
             ExitCode.USAGE,
         )
     if not credential.isascii() or not credential.isprintable() or not credential:
-        fail("That is no credential.", ExitCode.USAGE)
+        fail("That is not a credential.", ExitCode.USAGE)
     return credential
 
 
 def show_secret(secret: str, what: str) -> None:
-    """Print a secret on stdout, once, with a word about it on stderr.
+    """Print a secret on stdout, and a notice about it on stderr.
 
     Raises:
         OSError: it could not be written.
     """
     if sys.stdout is None:
         raise OSError(errno.EBADF, "standard output is closed")
-    print(f"This {what} is shown only now. Keep it where no caller can read it.", file=sys.stderr)
+    print(f"This {what} is shown only once. Keep it where no caller can read it.", file=sys.stderr)
     say(secret)
     sys.stdout.flush()
 
 
 def _tell_config_fault(path: Path) -> None:
-    """Say it where an engine answers. Where none does the same fault ends the command."""
+    """Report a faulty configuration if an engine answers; otherwise the fault ends the command."""
     from fumehood.client.transport import require_listener
 
     if fault := config_fault():
         require_listener(path)
-        say(f"{fault} (The engine that runs keeps what it read at its start.)", to_stderr=True)
+        say(
+            f"{fault} (The running engine keeps the configuration it started with.)", to_stderr=True
+        )
 
 
 @contextmanager
 def _ending_the_command(
     or_else: str = "", *, as_json: bool, is_payload: bool = False
 ) -> Iterator[None]:
-    """What a client raises becomes a message and an exit code."""
+    """Turn a client's exceptions into a message and an exit code."""
     from fumehood.cli.show import show_envelope, wants_json
     from fumehood.client.errors import DaemonUnavailable, Refused
 
@@ -136,7 +138,7 @@ def _ending_the_command(
         yield
     except DaemonUnavailable as error:
         if not error.may_have_acted:
-            read_config()  # a fault of it may be why nobody is found, and is said then
+            read_config()  # a faulty one may be why no daemon was found; then that is reported
         fail(f"{error}{or_else}", ExitCode.UNAVAILABLE)
     except Refused as refused:
         told = refused.envelope.error

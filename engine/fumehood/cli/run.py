@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fumehood.client import Client
 
 Download = Callable[[str, Callable[[bytes], object]], None]
-"""Hands the bytes behind an address of an answer to a function, piece by piece."""
+"""Pass the bytes behind a URL of an answer to a function, piece by piece."""
 
 LANGUAGES = {
     ".py": "python",
@@ -39,7 +39,7 @@ LANGUAGES = {
     ".js": "javascript",
     ".cjs": "javascript",
 }
-"""Suffix → language; the tool of a language is `run_` and its name."""
+"""Suffix → language; a language's tool is `run_` and its name."""
 
 MAX_BYTES = 8 * 1024 * 1024
 
@@ -63,7 +63,8 @@ def run(
         ),
     ] = None,
     stdin: Annotated[
-        str | None, typer.Option(metavar="FILE", help="What the program reads, or - for stdin.")
+        str | None,
+        typer.Option(metavar="FILE", help="The program's standard input, or - for stdin."),
     ] = None,
     file: Annotated[
         list[str] | None,
@@ -74,13 +75,13 @@ def run(
     ] = None,
     save: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write its files and figures below DIR."),
+        typer.Option(metavar="DIR", help="Save its files and figures below DIR."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Let --save replace files.")] = False,
     timeout: Annotated[float | None, typer.Option(help="Seconds it may run.")] = None,
     memory: Annotated[int | None, typer.Option(help="MB of memory it may use.")] = None,
-    agent: Annotated[str | None, typer.Option(help="The agent that it is run for.")] = None,
-    session: Annotated[str | None, typer.Option(help="The session that it is run in.")] = None,
+    agent: Annotated[str | None, typer.Option(help="The agent to run it for.")] = None,
+    session: Annotated[str | None, typer.Option(help="The session to run it in.")] = None,
     stream: Annotated[
         bool, typer.Option("--stream", help="Show its output and progress while it runs.")
     ] = False,
@@ -89,9 +90,9 @@ def run(
 ) -> None:
     """Run a program in a sandbox and show what it printed.
 
-    With --stream that is shown as it comes, and Ctrl-C cancels the program; with --json besides,
-    both of its streams go to standard error. Figures are saved to a new temporary directory,
-    or below the directory of --save, and shown where the terminal can.
+    With --stream, output is shown as it arrives, and Ctrl-C cancels the program; if --json is
+    given too, both streams go to standard error. Figures are saved to a new temporary directory,
+    or below the directory of --save, and drawn if the terminal can.
 
     Exit status: 0 success, 1 the program failed, 2 wrong usage, 3 waiting for approval,
     4 engine or sandbox unavailable.
@@ -99,21 +100,21 @@ def run(
     if timeout is not None and not 0 < timeout < float("inf"):
         fail("--timeout takes a number of seconds over 0.", ExitCode.USAGE)
     if force and save is None:
-        fail("--force goes with --save.", ExitCode.USAGE)
+        fail("--force needs --save.", ExitCode.USAGE)
     if program == "-" and stdin == "-":
-        fail("Standard input can be the program or what it reads, not both.", ExitCode.USAGE)
+        fail("Standard input can be the program or its input, not both.", ExitCode.USAGE)
     language = _language(program, language)
     tool, source = f"run_{language}", "command" if language == "shell" else "code"
     arguments: JsonObject = {source: read_text(program, f"The program {program[:80]!r}")}
     if stdin is not None:
-        arguments["stdin"] = read_text(stdin, "What the program reads")
+        arguments["stdin"] = read_text(stdin, "The program's input")
     if file:
         arguments["files"] = files_to_send(file)
     _check_size(arguments, source)
     asked = {"timeout_seconds": timeout, "memory_limit_mb": memory, "agent_id": agent}
     asked["session_id"] = session
     options: dict[str, Any] = {k: value for k, value in asked.items() if value is not None}
-    options["cancel_on_disconnect"] = True  # Ctrl-C is meant for the program
+    options["cancel_on_disconnect"] = True  # Ctrl-C cancels the program
     if stream:
         from fumehood.cli.live import stream_call
 
@@ -134,7 +135,7 @@ def run(
 
 @contextmanager
 def _downloading(socket: Path | None, *, as_json: bool) -> Iterator[Download]:
-    """Downloads by a client that is made for the first of them: most answers need none."""
+    """Download with a client that is created on first use: most answers need none."""
     with ExitStack() as stack:
 
         @cache
@@ -150,7 +151,7 @@ def _language(program: str, given: str | None) -> str:
         given = "python" if program == "-" else LANGUAGES.get(Path(program).suffix)
     if given is None:
         fail(
-            f"The name does not say in which language this is. Add --language: {', '.join(known)}.",
+            f"The file name does not tell the language. Add --language: {', '.join(known)}.",
             ExitCode.USAGE,
         )
     if given not in known:
@@ -164,14 +165,14 @@ def _check_size(arguments: JsonObject, source: str) -> None:
     texts += [file.get("content", file.get("content_base64")) for file in files]
     if sum(map(len, texts)) > MAX_BYTES:
         fail(
-            "The program and what is sent with it are over 8 MB together; a file that is no text "
-            "counts a third more.",
+            "The program, its input and its files are over 8 MB together; binary files count "
+            "a third more.",
             ExitCode.USAGE,
         )
 
 
 def _show(answer: JsonObject, download: Download, *, with_files: bool, with_output: bool) -> None:
-    """What the program wrote, each to its own stream; what the engine says of it to stderr."""
+    """Write each of the program's streams to its own, and the engine's messages to stderr."""
     error, fields = answer["error"], _fields(answer)
     stderr = fields.get("stderr") or ""
     if with_output:
@@ -188,7 +189,7 @@ def _show(answer: JsonObject, download: Download, *, with_files: bool, with_outp
 
 
 def _fields(answer: JsonObject) -> JsonObject:
-    """What a program's answer holds, whichever way the program ended."""
+    """Return the fields of a program's answer, from its data or its error."""
     fields: JsonObject = answer["data"]
     if answer["error"] is not None:
         fields = answer["error"].get("details") or {}
@@ -204,12 +205,12 @@ def _lines(fields: JsonObject, stderr: str, *, with_files: bool) -> list[str]:
         lines.append("value:" + ("\n" if "\n" in value else " ") + value)
     if with_files and (files := fields.get("files")):
         names = ", ".join(f"{file['filename']} ({file['size']} bytes)" for file in files)
-        lines.append(f"files: {names}. To keep them: --save DIR")
+        lines.append(f"files: {names}. To save them: --save DIR")
     return lines
 
 
 def _whole(fields: JsonObject, name: str, download: Download) -> str:
-    """A stream, also where the answer holds only its ends."""
+    """Return a whole stream; download it if the answer holds only its ends."""
     for cut in (fields.get("truncation_info") or {}).get("fields", []):
         if cut["field"] == name and "resource_url" in cut:
             content = bytearray()
@@ -219,9 +220,9 @@ def _whole(fields: JsonObject, name: str, download: Download) -> str:
 
 
 def _save_figures(figures: list[JsonObject], download: Download) -> None:
-    """Write the figures to a new directory, say where they are, and draw them where that works.
+    """Save the figures to a new directory, print their paths, and draw them if possible.
 
-    They were not asked for, so one that cannot be written is told of and changes nothing else.
+    Nobody asked to save them, so a failure is reported and does not change the exit code.
     """
     import tempfile
 
@@ -243,9 +244,9 @@ def _show_figure(path: Path) -> None:
 def _save(
     answer: JsonObject, download: Download, directory: Path, *, force: bool, quiet: bool
 ) -> bool:
-    """Write the files, and show the figures; whether all that the program made are there now."""
+    """Save the files and show the figures; return whether everything was saved."""
     fields = _fields(answer)
-    # A file may have a figure's name; it comes first.
+    # A file may have a figure's name; the file wins.
     made = [*(fields.get("files") or []), *(fields.get("images") or [])]
     saved = list(_saved(made, download, directory, force=force))
     for entry in () if quiet else saved:
@@ -257,7 +258,7 @@ def _save(
 def _saved(
     made: list[JsonObject], download: Download, directory: Path, *, force: bool
 ) -> Iterator[JsonObject]:
-    """Write files of an answer; those that are there now. The others are told of."""
+    """Save files of an answer and yield those saved; report the others."""
     from fumehood.cli.saving import SaveFailed, Saving
     from fumehood.client.errors import Refused
 
@@ -275,7 +276,7 @@ def _saved(
 
 
 def read_text(name: str, what: str) -> str:
-    """A text of UTF-8 from a file, or from standard input (`-`)."""
+    """Read UTF-8 text from a file, or from standard input (`-`)."""
     raw = _read(name, what)
     try:
         return raw.decode("utf-8")
@@ -284,7 +285,7 @@ def read_text(name: str, what: str) -> str:
 
 
 def files_to_send(given: Iterable[str]) -> list[JsonObject]:
-    """Files as arguments: each under its own name, or as NAME=PATH says."""
+    """Read files as arguments, each under its own name or as NAME=PATH says."""
     files: list[JsonObject] = []
     for text in given:
         name, equals, path = text.partition("=")
@@ -317,11 +318,11 @@ def _read(name: str, what: str) -> bytes:
 
 
 def drawing_of(png: bytes, environ: Mapping[str, str]) -> str | None:
-    """What draws an image on this terminal. None: it cannot, or the bytes are not for it."""
+    """Return the sequence that draws an image here, or None if terminal or image cannot."""
     if not _is_bearable_png(png):
         return None
     if environ.get("TMUX") or environ.get("TERM", "").startswith(("screen", "tmux")):
-        return None  # they pass such sequences on to nobody
+        return None  # they do not pass such sequences on
     if environ.get("KITTY_WINDOW_ID") or environ.get("TERM") == "xterm-kitty":
         return _for_kitty(png)
     if environ.get("TERM_PROGRAM") in ("iTerm.app", "WezTerm"):
@@ -330,7 +331,7 @@ def drawing_of(png: bytes, environ: Mapping[str, str]) -> str | None:
 
 
 def draw(png: bytes, stream: TextIO, environ: Mapping[str, str]) -> None:
-    """Draw an image, where there is a terminal that can."""
+    """Draw an image if the stream is a terminal that can."""
     drawing = drawing_of(png, environ) if stream.isatty() else None
     if drawing is not None:
         stream.write(drawing + "\n")
@@ -361,6 +362,6 @@ def _for_kitty(png: bytes) -> str:
 
 
 def _for_iterm(png: bytes) -> str:
-    """*Source*: iTerm2's inline images protocol, which WezTerm has, too."""
+    """*Source*: iTerm2's inline images protocol, which WezTerm also supports."""
     text = base64.b64encode(png).decode("ascii")
     return f"\x1b]1337;File=inline=1;size={len(png)}:{text}\x07"

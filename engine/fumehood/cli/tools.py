@@ -29,7 +29,7 @@ def list_tools(
     as_json: AsJson = False,
     socket: SocketPath = None,
 ) -> None:
-    """List the tools, each with where it comes from."""
+    """List the tools with their sources."""
     from fumehood.cli.show import show_tools, wants_json
 
     asked = {"category": category, "tag": tag, "type": kind}
@@ -73,7 +73,7 @@ def replace(
     credential_stdin: CredentialStdin = False,
     socket: ControlSocketPath = None,
 ) -> None:
-    """Put another definition in place of a registered one."""
+    """Replace the definition of a registered version."""
     require_tool_name(name)
     document = _read(file)
     with controlling(socket, credential_stdin=credential_stdin) as client:
@@ -86,7 +86,7 @@ def remove(
     credential_stdin: CredentialStdin = False,
     socket: ControlSocketPath = None,
 ) -> None:
-    """Forget a registered version."""
+    """Remove a registered version."""
     require_tool_name(name)
     with controlling(socket, credential_stdin=credential_stdin) as client:
         client.tools.remove(name)
@@ -98,7 +98,7 @@ def enable(
     credential_stdin: CredentialStdin = False,
     socket: ControlSocketPath = None,
 ) -> None:
-    """Switch one version, or every version, of a tool on."""
+    """Enable one version, or all versions, of a tool."""
     require_tool_name(name)
     with controlling(socket, credential_stdin=credential_stdin) as client:
         client.tools.enable(name)
@@ -110,7 +110,7 @@ def disable(
     credential_stdin: CredentialStdin = False,
     socket: ControlSocketPath = None,
 ) -> None:
-    """Switch one version, or every version, of a tool off: calls are refused."""
+    """Disable one version, or all versions, of a tool: calls are refused."""
     require_tool_name(name)
     with controlling(socket, credential_stdin=credential_stdin) as client:
         client.tools.disable(name)
@@ -124,5 +124,5 @@ def _read(file: Path) -> dict[str, Any]:
     except strict_json.StrictJsonError as error:
         fail(f"{file} is {error}.", ExitCode.USAGE)
     if not isinstance(document, dict):
-        fail(f"{file} holds no JSON object.", ExitCode.USAGE)
+        fail(f"{file} must hold a JSON object.", ExitCode.USAGE)
     return document

@@ -23,7 +23,7 @@ from fumehood.cli.options import AsJson, CredentialStdin, moment
 from fumehood.cli.reach import calling, controlling
 
 FORMULA_BEGINS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20", "|", "%")
-"""*Source*: OWASP, CSV injection; with the full-width ones that some programs read alike."""
+"""*Source*: OWASP, CSV injection; with the full-width forms that some programs treat the same."""
 
 _SUMS = ("calls", "errors", "input_tokens", "output_tokens", "tokens_used")
 
@@ -33,12 +33,12 @@ def usage(
         list[str] | None,
         typer.Option(
             help="Group by principal, agent, session, tool (the default) or day (UTC); repeatable, "
-            "or with commas between."
+            "or separated by commas."
         ),
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option(help="Not before: an age (1h, 7d) or a time (2026-01-31T09:30)."),
+        typer.Option(help="From this age (1h, 7d) or time (2026-01-31T09:30) on."),
     ] = None,
     until: Annotated[str | None, typer.Option(help="Before this age or time.")] = None,
     agent: Annotated[str | None, typer.Option(help="Calls made as this agent.")] = None,
@@ -48,7 +48,7 @@ def usage(
     ] = None,
     everybody: Annotated[
         bool,
-        typer.Option("--all", help="Everybody's calls; needs a credential with admin."),
+        typer.Option("--all", help="All principals' calls; needs a credential with admin."),
     ] = False,
     principal: Annotated[
         str | None, typer.Option(help="With --all: this principal's calls.")
@@ -66,11 +66,11 @@ def usage(
         ),
     ] = None,
 ) -> None:
-    """Show what calls took: tokens and money, added up from the call log; and budgets."""
+    """Show usage: tokens and cost, summed from the call log; and budgets."""
     from fumehood.cli.show import show_json, wants_json
 
     if as_csv and as_json:
-        fail("--csv and --json are two forms: choose one.", ExitCode.USAGE)
+        fail("Choose --csv or --json.", ExitCode.USAGE)
     if not everybody and (principal is not None or credential_stdin):
         fail("--principal and --credential-stdin need --all.", ExitCode.USAGE)
     groups = _groups(by or [])
@@ -97,25 +97,25 @@ def usage(
         show_usage(table)
     if table.has_more and (as_csv or not wants_json(as_json)):
         print(
-            f"There are more than are shown (at most {MAX_ROWS} groups). Group by less, or give "
+            f"Only the first {MAX_ROWS} groups are shown. Group by less, or give "
             "--since, --agent or --tool.",
             file=sys.stderr,
         )
 
 
 def _groups(given: list[str]) -> str | None:
-    """What to group by, as the engine wants it: each of its words at most once."""
+    """Normalise the `--by` options for the engine: each group at most once."""
     names = [name.strip() for text in given for name in text.split(",")]
     for name in names:
         if name not in GROUPS:
-            fail(f"--by {name[:80]!r} is none of {', '.join(GROUPS)}.", ExitCode.USAGE)
+            fail(f"--by {name[:80]!r} is not one of {', '.join(GROUPS)}.", ExitCode.USAGE)
     if len(set(names)) != len(names):
-        fail("--by names one thing twice.", ExitCode.USAGE)
+        fail("--by names the same group twice.", ExitCode.USAGE)
     return ",".join(names) or None
 
 
 def show_usage(table: UsageTable) -> None:
-    """Two tables: the groups with their total, and the budgets if there are any."""
+    """Print a table of groups with a total, and one of budgets if there are any."""
     from fumehood.cli.tables import Field, show_table
 
     heads = [Field(name) for name in table.by]
@@ -133,7 +133,7 @@ def show_usage(table: UsageTable) -> None:
 
 
 def show_budgets(standings: Sequence[BudgetStanding]) -> None:
-    """What each budget has left."""
+    """Print a table of what each budget has left."""
     from fumehood.cli.tables import Field, show_table
 
     fields = (
@@ -144,19 +144,19 @@ def show_budgets(standings: Sequence[BudgetStanding]) -> None:
 
 
 def write_csv(table: UsageTable, file: TextIO) -> None:
-    """One line a group and currency: money of two currencies is never in one cell."""
+    """Write one line per group and currency, so that no cell mixes currencies."""
     writer = csv.writer(file, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\r\n")
     writer.writerow([*table.by, *_SUMS, "cost", "currency"])
     for row in table.items:
         names = [as_cell(row.group[name] or "") for name in table.by]
         sums = [getattr(row, name) for name in _SUMS]
         for number, (currency, cost) in enumerate(row.cost.items()):
-            # The sums are of all of its currencies: they stand on the first line only.
+            # The sums cover all currencies of the group, so only its first line has them.
             writer.writerow([*names, *(sums if number == 0 else [0] * len(sums)), cost, currency])
 
 
 def as_cell(text: str) -> str:
-    """A text that a spreadsheet shows as it is, and does not calculate."""
+    """Escape a text so that a spreadsheet shows it and does not evaluate it."""
     shown = visible(text)
     return f"'{shown}" if shown.lstrip().startswith(FORMULA_BEGINS) else shown
 

@@ -51,7 +51,7 @@ def test_facts_are_there() -> None:
     text = "\n".join(shown(one, 200))
     for fact in (
         one.id, "pending", "delete_files@1.0.0  (dangerous)", "uid:1000", "clerk", "sess_1",
-        "default: dangerous tools wait for a human: it deletes", "2 yes of alice, bob (0 so far)",
+        "default: dangerous tools wait for a human: it deletes", "2 approvals from alice, bob (0 so far)",
         "04:04:05 UTC (in 60 m)", one.call_id,
     ):  # fmt: skip
         assert fact in text
@@ -106,7 +106,7 @@ def test_what_a_terminal_obeys_or_does_not_show_is_shown_escaped(attack: str) ->
         for line in lines:
             assert line.isprintable(), line
         assert "\\u{" in "".join(lines)
-        assert any("Shown escaped" in line for line in lines)
+        assert any("Escaped, because" in line for line in lines)
     assert visible(text) != text
 
 
@@ -125,7 +125,7 @@ HARMLESS = [
 @pytest.mark.parametrize("text", HARMLESS)
 def test_languages_and_markup_are_shown_as_they_are(text: str) -> None:
     assert visible(text) == text
-    assert not any("Shown escaped" in line for line in arguments(text="a\n" + text))
+    assert not any("Escaped, because" in line for line in arguments(text="a\n" + text))
 
 
 def test_accents_that_letters_have_are_kept() -> None:
@@ -191,7 +191,7 @@ def test_rule_says_to_whom_on_what_and_how_long() -> None:
         "uid:1000",
         "sess_1",
         "3 more times",
-        "where these are equal",
+        "if these arguments are equal",
         "a.txt",
     ):
         assert part in text
@@ -303,7 +303,7 @@ def test_what_an_approver_must_not_overlook_stands_with_its_file() -> None:
         "  - pipe: p",
         "  - file, 7 bytes, stays under 2 other names: old.csv",
         "  - file, 1 byte, cannot be read: u",
-        "  - directory, its name is no UTF-8: n\\xff",
+        "  - directory, its name is not UTF-8: n\\xff",
     ]
 
 
@@ -311,7 +311,7 @@ def test_deletion_that_is_not_listed_whole_is_counted_whole() -> None:
     counts = {"added": 0, "changed": 0, "removed": 3000, "removed_bytes": 12345}
     lines = previewed(removed=[GONE], counts=counts, truncated=True)
     assert lines[0] == "  removes 3,000 entries, 12,345 bytes"
-    assert lines[-1] == "There is more than could be listed."
+    assert lines[-1] == "The list is incomplete."
 
 
 def test_missing_and_kept_are_said_only_where_there_are_some() -> None:
@@ -321,8 +321,8 @@ def test_missing_and_kept_are_said_only_where_there_are_some() -> None:
     assert lines == [
         "The call would fail: Not all of it.",
         "  changes nothing",
-        "  ? is not there: b\\u{001b}",
-        "  ! stays, no right: k",
+        "  ? missing: b\\u{001b}",
+        "  ! kept, no right: k",
     ]
     assert "missing" not in "\n".join(previewed(removed=[GONE]))
 
@@ -340,7 +340,7 @@ def test_form_that_is_not_known_is_shown_whole() -> None:
     for part in ('"added": 7', '"drop\\u{001b}"', '"rows": 3'):
         assert part in text
     text = "\n".join(previewed(removed=[{**GONE, "owner": "root\x1b"}]))
-    assert '      besides: {"owner": "root\\u{001b}"}' in text
+    assert '      also: {"owner": "root\\u{001b}"}' in text
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def test_another_users_state_is_not_guessed_about(
     found = look(state, mode="service")
     assert tuple(found) == CHECKS
     assert {one.verdict for one in found.values()} == {"warning"}
-    assert all("cannot be looked at by this user" in one.found for one in found.values())
+    assert all("cannot be read by this user" in one.found for one in found.values())
     assert all("sudo -u" in one.cure for one in found.values())
 
 
@@ -250,7 +250,7 @@ def test_swap_of_an_engine_elsewhere_is_not_read_here(
     monkeypatch.setattr(doctor_checks.psutil, "swap_memory", lambda: SimpleNamespace(total=0))
     found = findings(Engine(fresh_row(), SwapLimit=False))
     assert found["docker: swap"].verdict == "warning"
-    assert "not known" in found["docker: swap"].found
+    assert "unknown" in found["docker: swap"].found
     assert "docker: disk" not in found
 
 
@@ -309,7 +309,7 @@ def test_runtime_of_the_configuration_that_docker_lacks_is_a_warning(findings: A
 def test_image_of_the_configuration_that_nothing_builds_is_a_warning(findings: Any) -> None:
     found = findings(Engine(fresh_row()), images={"python": "pyhton"})["image: pyhton"]
     assert (found.verdict, found.cure) == (
-        "warning", "Set container.images.python to one that there is: node, python, python-data, shell.",
+        "warning", "Set container.images.python to an existing image: node, python, python-data, shell.",
     )  # fmt: skip
 
 

@@ -45,7 +45,7 @@ def shown(
 def test_figures_are_saved_to_a_new_directory_that_is_named(shown: Any, tmp_path: Path) -> None:
     large = {"filename": "figure-2.png", "size": 5, "url": "/v1/blobs/x"}
     lines = shown({"images": [figure(), large], "files": [figure("a.png")]}).splitlines()
-    assert lines[0] == f"files: a.png ({len(PNG)} bytes). To keep them: --save DIR"
+    assert lines[0] == f"files: a.png ({len(PNG)} bytes). To save them: --save DIR"
     found = [Path(line.removeprefix("figure: ")) for line in lines[1:]]
     assert [path.name for path in found] == ["figure-1.png", "figure-2.png"]
     assert [path.read_bytes() for path in found] == [PNG, b"/v1/blobs/x"]
