@@ -1,1 +1,1 @@
-"""The daemon: HTTP/1.1 and JSON on a Unix socket."""
+"""The daemon: HTTP/1.1 and JSON over Unix sockets."""

@@ -40,27 +40,29 @@ Errors = frozenset[type[EngineError]]
 
 
 class Needs(StrEnum):
-    """Who may ask."""
+    """Who may use an operation."""
 
     NOBODY = "nobody"
     CALLER = "caller"
     APPROVER = "approver"
     ADMIN = "admin"
     SIGNATURE = "signature"
-    """Whoever holds the webhook's secret."""
+    """A holder of the webhook's secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What is served at one address by one method.
+    """One method at one address.
 
-    `data` is what stands in the envelope's `data`; None is any object. `body` and `query` are
-    what the endpoint parses; `parameters` says of each one in the path what it is. `errors`
-    are those that come besides `common_errors`; `has_tool_codes` adds a tool's own.
-    `plain` are the statuses of an answer that is no envelope but `data` itself; `media` is the
-    type of one that is no JSON at all, `events` that of one that is events instead of an envelope
-    where the call begins. `upload` is the type of a body that is no JSON. `takes_rest` says that
-    the last parameter takes the rest of the path, slashes included.
+    - `data`: model of the envelope's `data`; None means any object.
+    - `body`, `query`: models that the endpoint parses.
+    - `parameters`: descriptions of the path parameters.
+    - `errors`: errors besides `common_errors`; `has_tool_codes` adds a tool's own codes.
+    - `plain`: statuses of responses that are `data` itself, without an envelope.
+    - `media`: media type of a response that is not JSON.
+    - `upload`: media type of a request body that is not JSON.
+    - `takes_rest`: the last parameter takes the rest of the path, including slashes.
+    - `events`: media type of a response that is an event stream once the call begins.
     """
 
     method: str
@@ -81,35 +83,35 @@ class Operation:
 
     @property
     def id(self) -> str:
-        """The operation's name in the document: that of its function in camel case."""
+        """The operation's id in the document: its function's name in camel case."""
         first, *rest = self.endpoint.__name__.split("_")
         return first + "".join(word.capitalize() for word in rest)
 
     @property
     def words(self) -> tuple[str, str]:
-        """Summary and description, from the function's docstring."""
+        """Summary and description, from the endpoint's docstring."""
         summary, _, more = (inspect.getdoc(self.endpoint) or "").partition("\n")
         return summary, more.strip()
 
     @property
     def route(self) -> Route:
-        """What the application serves."""
+        """The Starlette route."""
         if not self.takes_rest:
             return Route(self.path, self.endpoint, methods=[self.method])
         path = self.path.removesuffix("}") + ":path}"
         route = Route(path, self.endpoint, methods=[self.method])
-        # What a file is called may hold a line break.
+        # A file name may contain a line break.
         route.path_regex = re.compile(route.path_regex.pattern, re.DOTALL)
         return route
 
     @property
     def all_errors(self) -> Errors:
-        """Every code that can come, those that come to every operation of this kind included."""
+        """All possible errors, including the common ones."""
         return self.errors | self.common_errors
 
     @property
     def common_errors(self) -> Errors:
-        """Those that follow from who may ask and what is read."""
+        """Errors that follow from `needs` and from the parts of the request that are read."""
         found: set[type[EngineError]] = {InternalError}
         if self.needs is not Needs.NOBODY:
             found |= {Unauthorized, PermissionDenied}
@@ -128,15 +130,15 @@ REFERENCE = "#/components/schemas/{model}"
 ANY_OBJECT: JsonObject = {"type": "object"}
 SECURITY: dict[Needs, list[JsonObject]] = {
     Needs.NOBODY: [],
-    Needs.CALLER: [{}, {"bearer": []}],  # the peer's uid is enough
+    Needs.CALLER: [{}, {"bearer": []}],  # the peer's uid suffices
     Needs.APPROVER: [{"bearer": []}],
     Needs.ADMIN: [{"bearer": []}],
     Needs.SIGNATURE: [{"signature": []}],
 }
 DESCRIPTION = (
-    "HTTP/1.1 and JSON over a Unix socket. Where `GET` works, `HEAD` does. What cannot be read "
-    "as HTTP at all is answered with status 400 and an envelope (`INVALID_PARAMS`), an address "
-    "that is not in this document with 404 (`RESOURCE_NOT_FOUND`), another method with 405 "
+    "HTTP/1.1 and JSON over a Unix socket. `HEAD` works wherever `GET` does. Malformed HTTP is "
+    "answered with status 400 and an envelope (`INVALID_PARAMS`), an address that is not in "
+    "this document with 404 (`RESOURCE_NOT_FOUND`), another method with 405 "
     "(`METHOD_NOT_ALLOWED`)."
 )
 BEARER: JsonObject = {
@@ -157,7 +159,7 @@ Schemas = dict[tuple[type[Any], Mode], JsonObject]
 
 
 def make_document(title: str, version: str, operations: Sequence[Operation]) -> JsonObject:
-    """The document of one socket."""
+    """Make the OpenAPI document of one socket."""
     schemas, definitions = _schemas(operations)
     paths: dict[str, JsonObject] = {}
     for operation in operations:
@@ -166,7 +168,7 @@ def make_document(title: str, version: str, operations: Sequence[Operation]) -> 
     return {
         "openapi": "3.1.0",
         "info": {"title": title, "version": version, "description": DESCRIPTION},
-        "servers": [{"url": "http://fumehood", "description": "The host name is not looked at."}],
+        "servers": [{"url": "http://fumehood", "description": "The host name is ignored."}],
         "paths": paths,
         "components": {"schemas": definitions, "securitySchemes": _schemes(operations)},
     }
@@ -178,8 +180,8 @@ def _schemes(operations: Iterable[Operation]) -> JsonObject:
 
 
 def _schemas(operations: Iterable[Operation]) -> tuple[Schemas, JsonObject]:
-    """A reference for each model that is read or written, and what they refer to."""
-    # The envelope leaves out what is absent, which only its "validation" schema can say.
+    """Return a schema reference per model, and the definitions that they refer to."""
+    # The envelope omits absent fields, which only its "validation" schema expresses.
     wanted: dict[tuple[type[BaseModel], Mode], None] = {(Envelope, "validation"): None}
     for operation in operations:
         if operation.body is not None:
@@ -261,7 +263,7 @@ def _path_parameters(operation: Operation) -> list[JsonObject]:
 
 
 def _query_parameters(operation: Operation, definitions: JsonObject) -> list[JsonObject]:
-    """Those of the model that the endpoint parses its query with."""
+    """Describe the fields of the query model."""
     if operation.query is None:
         return []
     schema: dict[str, Any] = operation.query.model_json_schema(ref_template=REFERENCE)

@@ -23,35 +23,35 @@ from fumehood.http.answers import MAX_DRAINED_BYTES
 from fumehood.http.shares import MAX_HELD_BYTES, Share, too_much_held
 
 PIECE_DEADLINE_S = 60.0
-"""For one piece, or as much of one as is sent: a client slower than that is let go."""
+"""For one piece of an upload; a slower client is disconnected."""
 
 UPLOAD_DEADLINE_S = 900.0
-"""For all of a body."""
+"""For a whole upload."""
 
 DRAIN_DEADLINE_S = 10.0
 
 HELD_BYTES = 1 << 20
-"""What a download may hold at a time: a piece as it comes, as it is sent, and in the server's
-hands. It counts as its user's."""
+"""Memory of one download: a piece as read, as sent, and in the server's buffer. It counts against
+the user's share."""
 
 SEND_DEADLINE_S = 60.0
-"""For a client to take one piece. One that takes none is let go."""
+"""For a client to take one piece; a slower one is disconnected."""
 
 
 def announced_bytes(request: Request) -> int | None:
-    """What the client says that it will send; None where it says nothing."""
+    """Return the announced length, or None."""
     text = request.headers.get("content-length", "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
 
 
 def require_plain_bytes(request: Request) -> None:
-    """Raises UnsupportedMediaType where the bytes would have to be decoded first."""
+    """Raises UnsupportedMediaType if the body has a content encoding."""
     if request.headers.get("content-encoding", "identity") not in ("", "identity"):
         raise UnsupportedMediaType("Send the file as it is, without a content encoding.")
 
 
 class UploadBody:
-    """The body of one request, read once: in pieces, or drained."""
+    """The body of one request, read once, in pieces or to discard it."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
@@ -59,11 +59,11 @@ class UploadBody:
         self._is_over = False
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """The body in pieces of a megabyte, the last one smaller. Close it when done.
+        """Yield the body in pieces of 1 MB, the last one smaller. Close it when done.
 
         Raises:
-            InvalidParams: it did not come in time, or the client left before its end.
-            RateLimited: this user's bodies under way are too many.
+            InvalidParams: it did not arrive in time, or the client disconnected.
+            RateLimited: this user's bodies in progress are too large together.
         """
         end = anyio.current_time() + UPLOAD_DEADLINE_S
         buffer = bytearray()
@@ -84,7 +84,7 @@ class UploadBody:
                 self._share.held_bytes -= held
 
     async def drain(self) -> None:
-        """Read on, bounded, what nobody wants: who writes first gets the answer then."""
+        """Discard the rest, up to a limit, so that a client that still writes gets an answer."""
         left = MAX_DRAINED_BYTES
         end = anyio.current_time() + DRAIN_DEADLINE_S
         with suppress(InvalidParams):
@@ -114,13 +114,13 @@ class UploadBody:
 
 
 def require_room(share: Share) -> None:
-    """Raises RateLimited where this user's requests hold all that one user's may."""
+    """Raises RateLimited if this user's requests hold the maximum."""
     if share.held_bytes + HELD_BYTES > MAX_HELD_BYTES:
         raise too_much_held()
 
 
 def attachment_headers(path: str, content_type: str, size: int) -> dict[str, str]:
-    """Those of a stranger's file: never shown in place, never kept by anybody between."""
+    """Return headers for an untrusted file: always a download, never cached."""
     name = quote(path.rpartition("/")[2], safe="")
     return {
         "content-type": content_type,
@@ -132,7 +132,7 @@ def attachment_headers(path: str, content_type: str, size: int) -> dict[str, str
 
 
 class FileBody(Response):
-    """An answer of known length. `pieces` may raise `broken`: then the connection ends."""
+    """A response of known length. If `pieces` raises `broken`, the connection is closed."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class FileBody(Response):
         self.init_headers(headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it. Returning before its end makes the server close the connection."""
+        """Send the file. Returning before its end makes the server close the connection."""
         share: Share = scope["state"]["share"]
         share.held_bytes += HELD_BYTES
         try:

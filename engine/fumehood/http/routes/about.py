@@ -12,12 +12,12 @@ from fumehood.http.operation import Needs, Operation
 
 
 async def health(request: Request) -> Response:
-    """The process answers."""
+    """Answer while the process runs."""
     return JSONResponse(Health().model_dump(mode="json"))
 
 
 async def ready(request: Request) -> Response:
-    """200 where calls are served, 503 where not; what each wall in use enforces, either way."""
+    """200 if calls are served, 503 if not; in both cases with what each wall enforces."""
     readiness = engine_of(request).ready()
     status = 200 if readiness.status == "ready" else 503
     return JSONResponse(readiness.model_dump(mode="json"), status_code=status)

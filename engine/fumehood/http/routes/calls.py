@@ -33,14 +33,13 @@ from fumehood.http.routes.tools import TOOL
 from fumehood.observe.clock import timestamp
 
 CALL_ERRORS = frozenset(ERROR_CODES.values()) - {MethodNotAllowed}
-"""Every code of the table: a client that knows them is not broken by the next gate."""
+"""All codes: a client that handles them is not broken by a new gate."""
 
 
 async def call_tool(request: Request) -> Response:
     """Call a tool.
 
-    A client that leaves does not stop the call, unless `cancel_on_disconnect` says so: its limits
-    do.
+    Disconnecting does not stop the call, unless `cancel_on_disconnect` is set; its limits do.
     """
     engine: Engine = request.app.state.engine
     name: str = request.path_params["name"]
@@ -60,13 +59,13 @@ async def call_tool(request: Request) -> Response:
     except asyncio.CancelledError:
         if not engine.is_draining:
             raise
-        # The time for running calls is over; the client is still owed an answer.
+        # The time for running calls is over, but the client still gets an answer.
         envelope = stopped(engine, name)
     return envelope_response(envelope)
 
 
 async def list_calls(request: Request) -> Response:
-    """The caller's own calls, newest first."""
+    """List the caller's own calls, newest first."""
     principal = require_principal(request)
     given = request.query_params.multi_items()
     query = dict(given)
@@ -78,9 +77,9 @@ async def list_calls(request: Request) -> Response:
 
 
 async def show_call(request: Request) -> Response:
-    """One call of the caller's own.
+    """Show one of the caller's own calls.
 
-    Where a human was asked, also the approval, and once the call has ended its envelope.
+    If it needed approval, also the approval and, once the call has ended, its envelope.
     """
     principal = require_principal(request)
     call_id: str = request.path_params["call_id"]
@@ -89,7 +88,7 @@ async def show_call(request: Request) -> Response:
     envelope = await engine.desk.answer_of(call_id, principal)
     try:
         record = await engine.find_call(call_id, principal)
-    except ResourceNotFound:  # a call that waits with its caller is not in the log yet
+    except ResourceNotFound:  # a call whose caller waits for approval is not in the log yet
         if approval is None:
             raise
         record = _waiting(approval, engine)
@@ -120,7 +119,7 @@ def _waiting(approval: Approval, engine: Engine) -> CallRecord:
 
 @asynccontextmanager
 async def cancelled_with(request: Request) -> AsyncIterator[CallHandle]:
-    """What lets the call inside be ended, and ends it as soon as its client has gone."""
+    """Yield a handle for a call, and cancel the call as soon as its client disconnects."""
     live = CallHandle()
     async with anyio.create_task_group() as group:
         group.start_soon(_cancel_when_gone, request, live)

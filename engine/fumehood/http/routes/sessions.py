@@ -55,12 +55,12 @@ from fumehood.http.transfers import (
 SESSION = {"session_id": "The session's id, `sess_…`."}
 
 ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
-FILE = {**SESSION, "path": "Of a file, relative to the workspace; its slashes as they are."}
+FILE = {**SESSION, "path": "The file's path in the workspace, with literal slashes."}
 FILE_ERRORS = frozenset({InvalidParams, ResourceNotFound, SandboxUnavailable})
 
 
 async def list_sessions(request: Request) -> Response:
-    """The caller's own sessions, newest first: the active ones, then those of the last day."""
+    """List the caller's own sessions, newest first: active ones, then those of the last day."""
     principal = require_principal(request)
     if request.query_params:
         raise InvalidParams(
@@ -71,30 +71,30 @@ async def list_sessions(request: Request) -> Response:
 
 
 async def create_session(request: Request) -> Response:
-    """Make a session: a container of the caller's own, until it ends.
+    """Create a session: a container of the caller's own, until it ends.
 
-    Every wish may be left out. A call is made in it with the option `session_id`.
+    Every field is optional. Calls use it with the option `session_id`.
     """
     wishes = parse_body(NewSession, await read_json(request))
     principal = require_principal(request)
     engine = engine_of(request)
     if engine.is_draining:
-        raise ShuttingDown("The engine is stopping. Repeat it when it is back.")
+        raise ShuttingDown("The engine is stopping. Retry when it is back.")
     record = await engine.sessions.create(principal, **wishes.model_dump())
     return answer(request, SessionAnswer(session=record))
 
 
 async def show_session(request: Request) -> Response:
-    """One session of the caller's own, also one that is over."""
+    """Show one of the caller's own sessions, including ended ones."""
     principal = require_principal(request)
     record = engine_of(request).sessions.find(principal, request.path_params["session_id"])
     return answer(request, SessionAnswer(session=record))
 
 
 async def end_session(request: Request) -> Response:
-    """End a session of the caller's own, with whatever runs in it; its files are gone.
+    """End one of the caller's own sessions and everything that runs in it; delete its files.
 
-    One that is over stays as it is.
+    An ended session stays as it is.
     """
     principal = require_principal(request)
     sessions = engine_of(request).sessions
@@ -103,15 +103,17 @@ async def end_session(request: Request) -> Response:
 
 
 class FileListQuery(BaseModel):
-    """What to list of a workspace."""
+    """Which files of a workspace to list."""
 
     model_config = ConfigDict(extra="forbid")
 
-    path: str = Field(default="", description="A directory; absent: the workspace itself.")
-    recursive: bool = Field(default=False, description="Also what is in its directories.")
-    limit: int = Field(default=DEFAULT_LIMIT, ge=1, le=MAX_LIMIT, description="At most so many.")
+    path: str = Field(default="", description="A directory; default: the whole workspace.")
+    recursive: bool = Field(default=False, description="Include subdirectories.")
+    limit: int = Field(
+        default=DEFAULT_LIMIT, ge=1, le=MAX_LIMIT, description="Maximum number of items."
+    )
     cursor: str | None = Field(
-        default=None, description="`data.pagination.next_cursor` of the page before."
+        default=None, description="`data.pagination.next_cursor` of the previous page."
     )
 
 
@@ -122,22 +124,20 @@ class PutQuery(BaseModel):
 
     mode: Literal["create", "replace"] = Field(
         default="replace",
-        description="`create` refuses where there is one, as `If-None-Match: *` does.",
+        description="`create` fails if the file exists, as `If-None-Match: *` does.",
     )
 
 
 class DeleteQuery(BaseModel):
-    """What may be deleted."""
+    """Whether to delete a directory's contents."""
 
     model_config = ConfigDict(extra="forbid")
 
-    recursive: bool = Field(
-        default=False, description="Whether a directory goes with all that is in it."
-    )
+    recursive: bool = Field(default=False, description="Delete a directory with its contents.")
 
 
 async def list_session_files(request: Request) -> Response:
-    """What is in a session's workspace, by path, one page of it."""
+    """List the files of a session's workspace by path, one page at a time."""
     files, _ = _files(request)
     query = query_of(FileListQuery, request)
     page = await files.page(
@@ -148,10 +148,10 @@ async def list_session_files(request: Request) -> Response:
 
 
 async def get_session_file(request: Request) -> Response:
-    """The bytes of a file.
+    """Download a file.
 
-    The answer is never shown in place: it is an attachment of the type that its name stands
-    for. Where the file is changed while it is sent, the body ends before its length.
+    The response is always an attachment, of the media type that the file name implies. If the
+    file changes during the download, the body ends before its announced length.
     """
     files, engine = _files(request)
     path = _path(request)
@@ -165,10 +165,10 @@ async def get_session_file(request: Request) -> Response:
 
 
 async def put_session_file(request: Request) -> Response:
-    """Write a file; directories are made as needed.
+    """Write a file; directories are created as needed.
 
-    The body is the file as it is, of any type and at most what the session's workspace holds,
-    in a megabyte a minute or faster. It appears whole or not at all.
+    The body is the raw file, of any type, at most as large as the session's workspace, sent at 1
+    MB per minute or faster. The file appears completely or not at all.
     """
     body = UploadBody(request)
     try:
@@ -179,9 +179,9 @@ async def put_session_file(request: Request) -> Response:
 
 
 async def delete_session_file(request: Request) -> Response:
-    """Delete a file, a link itself, or a directory.
+    """Delete a file, link or directory.
 
-    It is the owner's own doing and needs nobody's approval, other than the tool delete_files.
+    The owner needs no approval for this, unlike for the tool `delete_files`.
     """
     files, _ = _files(request)
     path = _path(request)
@@ -192,12 +192,12 @@ async def delete_session_file(request: Request) -> Response:
 async def _put(request: Request, body: UploadBody) -> Response:
     files, engine = _files(request)
     if engine.is_draining:
-        raise ShuttingDown("The engine is stopping. Repeat it when it is back.")
+        raise ShuttingDown("The engine is stopping. Retry when it is back.")
     path = _path(request)
     mode = query_of(PutQuery, request).mode
     unless = request.headers.get("if-none-match")
     if unless not in (None, "*"):
-        raise InvalidParams("If-None-Match can be * and nothing else here.")
+        raise InvalidParams("If-None-Match can only be * here.")
     require_plain_bytes(request)
     async with files.upload(path, "create" if unless == "*" else mode) as upload:
         announced, most = announced_bytes(request), files.most_bytes
@@ -217,10 +217,10 @@ def _files(request: Request) -> tuple[SessionFiles, Engine]:
 
 
 def _path(request: Request) -> str:
-    """The file's path, from the bytes of the address.
+    """Decode the file's path from the raw bytes of the address.
 
-    The server has decoded the address leniently, which would make two names of one, and a
-    slash of an escape.
+    The server has decoded the address leniently, which could give one file two names, and turn an
+    escape into a slash.
     """
     prefix = f"/v1/sessions/{request.path_params['session_id']}/files/".encode()
     raw: bytes = request.scope["raw_path"]
@@ -228,9 +228,7 @@ def _path(request: Request) -> str:
         raise InvalidParams("Write the address without escapes before the path.", fields=["path"])
     rest = raw.removeprefix(prefix)
     if ESCAPE.search(rest) or b"%2f" in rest.lower():
-        raise InvalidParams(
-            "The path holds an escaped slash, or an escape that is none.", fields=["path"]
-        )
+        raise InvalidParams("The path has an escaped slash or an invalid escape.", fields=["path"])
     try:
         path = unquote_to_bytes(rest).decode("utf-8")
     except UnicodeDecodeError:

@@ -34,26 +34,26 @@ from fumehood.storage.recordings import Record, RecordingReader
 
 KEEP_ALIVE_S = 15.0
 WRITE_DEADLINE_S = 60.0
-"""For one step of the reader to go out: a client that takes nothing for so long is gone."""
+"""For sending one step of the reader; a client that does not read this long is disconnected."""
 
 LAST_WORD_S = 1.0
 LAST_KINDS = ("tool_result", "tool_error")
 HEADERS = [
     (b"content-type", f"{sse.MEDIA_TYPE}; charset=utf-8".encode()),
     (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),  # what stands between must not collect events
+    (b"x-accel-buffering", b"no"),  # proxies must not buffer events
     (b"x-content-type-options", b"nosniff"),
 ]
 
 
 async def stream_tool(request: Request) -> Response:
-    """Call a tool and follow it: server-sent events, the answer as the last of them.
+    """Call a tool and stream its events (SSE); the last one is the answer.
 
-    What is refused before anything could run is an envelope under its HTTP status, as with
-    `/call`, and so is a dry run. Else events come: `tool_progress` (the first at once),
-    `tool_output`, `tool_notice` where some are missing, and at the end `tool_result` or
-    `tool_error` with the envelope. Comments keep the connection alive. A client that leaves
-    does not stop the call, unless `cancel_on_disconnect` says so.
+    A refusal before anything ran is an envelope with its HTTP status, as with `/call`, and so is
+    a dry run. Otherwise events follow: `tool_progress` (the first at once), `tool_output`,
+    `tool_notice` if some were dropped, and finally `tool_result` or `tool_error` with the
+    envelope. Comments keep the connection alive. Disconnecting does not stop the call, unless
+    `cancel_on_disconnect` is set.
     """
     engine = engine_of(request)
     name: str = request.path_params["name"]
@@ -76,10 +76,10 @@ async def stream_tool(request: Request) -> Response:
 
 
 async def cancel_call(request: Request) -> Response:
-    """End a running call of the caller's own.
+    """Cancel one of the caller's own running calls.
 
-    Answers when its program is gone. The call itself ends with `CANCELLED` for whoever waits
-    for it, with what it had printed by then.
+    It answers once the program has ended. The call itself is answered with `CANCELLED` and its
+    output so far.
     """
     principal = require_principal(request)
     call_id: str = request.path_params["call_id"]
@@ -88,17 +88,16 @@ async def cancel_call(request: Request) -> Response:
 
 
 def _refuse_resumption(request: Request) -> None:
-    """Who asks for the rest of a call must not get a second call."""
+    """Refuse a client that wants to resume a stream: it must not start a second call."""
     if "last-event-id" in request.headers:
         raise InvalidParams(
-            "This version cannot resume a stream: leave Last-Event-ID out. That would call the "
-            "tool anew.",
+            "This version cannot resume a stream. Without Last-Event-ID, the tool is called again.",
             fields=["Last-Event-ID"],
         )
 
 
 class EventsResponse(Response):
-    """The events of a call that has begun."""
+    """The event stream of a call that has begun."""
 
     media_type = sse.MEDIA_TYPE
 
@@ -114,15 +113,15 @@ class EventsResponse(Response):
         self._last = Record("", "0:0", b"")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send them."""
+        """Send the events."""
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._watch, receive, group.cancel_scope)
                 try:
                     await self._send_all(send)
-                except TimeoutError:  # it does not read
+                except TimeoutError:  # the client does not read
                     scope["state"]["abort"]()
-                    await anyio.lowlevel.checkpoint()  # the server hears that it is gone
+                    await anyio.lowlevel.checkpoint()  # let the server notice the abort
                 group.cancel_scope.cancel()
         except asyncio.CancelledError:
             if not self._engine.is_draining:
@@ -154,7 +153,7 @@ class EventsResponse(Response):
             await _write(send, b"".join([sse.encode(*record) for record in records]))
         if self._last.kind in LAST_KINDS:
             await _write(send, b"", more=False)
-        else:  # the engine stops, and the call had no answer
+        else:  # the engine is stopping, and the call has no answer
             await self._say_that_it_stops(send)
 
     async def _say_that_it_stops(self, send: Send) -> None:

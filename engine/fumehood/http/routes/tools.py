@@ -38,7 +38,7 @@ from fumehood.registry.listing import DEFAULT_LIMIT, MAX_LIMIT, ToolFilter
 
 PARAMETERS = ("category", "cursor", "limit", "tag", "type")
 AGENT_PARAMETERS = ("agent_id", "at_most", "categories", "exclude_dangerous", "max_cost")
-"""With `agent_id` the list is that agent's, whole and in its order."""
+"""With `agent_id`, the complete list of that agent, in its order."""
 
 TOOL = {"name": "A tool's name, or `name@version`."}
 
@@ -46,32 +46,34 @@ PINNED = {"name": "`name@version`."}
 
 
 class ToolQuery(BaseModel):
-    """What the list can be asked for, for the document; it is read below."""
+    """The query parameters, for the document; they are parsed below."""
 
-    limit: int = Field(default=DEFAULT_LIMIT, ge=1, le=MAX_LIMIT, description="At most so many.")
+    limit: int = Field(
+        default=DEFAULT_LIMIT, ge=1, le=MAX_LIMIT, description="Maximum number of items."
+    )
     cursor: str | None = Field(
-        default=None, description="`data.pagination.next_cursor` of the page before."
+        default=None, description="`data.pagination.next_cursor` of the previous page."
     )
     category: str | None = Field(default=None, description="Only this category.")
     tag: str | None = Field(default=None, description="Only tools with this tag.")
     type: ToolType | None = Field(default=None, description="Only this type.")
     agent_id: Id | None = Field(
-        default=None, description="That agent's tools, all of them; with those below only."
+        default=None, description="All tools of that agent; required for the parameters below."
     )
-    categories: str | None = Field(default=None, description="Only these, with commas between.")
-    exclude_dangerous: bool = Field(default=True, description="Leave out dangerous ones.")
-    max_cost: str | None = Field(default=None, description="Only up to this cost a use: `0.05`.")
-    at_most: int | None = Field(default=None, ge=0, description="The first so many.")
+    categories: str | None = Field(default=None, description="Only these, separated by commas.")
+    exclude_dangerous: bool = Field(default=True, description="Leave out dangerous tools.")
+    max_cost: str | None = Field(default=None, description="Only up to this cost per use: `0.05`.")
+    at_most: int | None = Field(default=None, ge=0, description="Only this many.")
 
 
 _BOOLEANS = {"true": True, "false": False}
 
 
 async def list_tools(request: Request) -> Response:
-    """The preferred version of each tool that the filters let through, one page of them.
+    """List the preferred version of each matching tool, one page at a time.
 
-    What source a tool has stands beside the items, so that each item is a definition that
-    could be registered elsewhere as it is.
+    Sources are beside the items, so that each item is a definition that could be registered
+    elsewhere unchanged.
     """
     principal = require_principal(request)
     if "agent_id" in request.query_params:
@@ -93,7 +95,7 @@ async def list_tools(request: Request) -> Response:
 
 
 async def show_tool(request: Request) -> Response:
-    """One tool by `name` or `name@version`, with its other versions."""
+    """Show one tool by `name` or `name@version`, and its other versions."""
     require_principal(request)
     return answer(request, engine_of(request).tool(request.path_params["name"]))
 
@@ -140,7 +142,7 @@ def _number(text: str | None, name: str) -> int | None:
 
 
 def _query(request: Request, parameters: tuple[str, ...]) -> dict[str, str]:
-    """The query, each parameter known and given once: what is ignored is believed to work."""
+    """Read the query strictly: an ignored parameter would be believed to work."""
     given = request.query_params.multi_items()
     query = dict(given)
     wrong = sorted({name[:40] for name, _ in given if name not in parameters})
@@ -178,7 +180,7 @@ async def register_tool(request: Request) -> Response:
 
 
 async def replace_tool(request: Request) -> Response:
-    """Put another definition in place of a registered one."""
+    """Replace the definition of a registered version."""
     document = await read_json(request)
     by = await require_admin(request)
     engine = engine_of(request)
@@ -188,7 +190,7 @@ async def replace_tool(request: Request) -> Response:
 
 
 async def delete_tool(request: Request) -> Response:
-    """Forget a registered version."""
+    """Remove a registered version."""
     by = await require_admin(request)
     engine = engine_of(request)
     name, version = _pinned(request)
@@ -197,12 +199,12 @@ async def delete_tool(request: Request) -> Response:
 
 
 async def activate_tool(request: Request) -> Response:
-    """Switch one version (`name@version`), or every one, on."""
+    """Enable one version (`name@version`), or all versions, of a tool."""
     return await _switch(request, is_active=True)
 
 
 async def deactivate_tool(request: Request) -> Response:
-    """Switch one version (`name@version`), or every one, off."""
+    """Disable one version (`name@version`), or all versions, of a tool."""
     return await _switch(request, is_active=False)
 
 
@@ -219,7 +221,7 @@ async def _switch(request: Request, *, is_active: bool) -> Response:
 def _pinned(request: Request) -> tuple[str, str]:
     name, _, version = request.path_params["name"].partition("@")
     if not version:
-        raise InvalidParams("Say which version: name@1.2.0.", fields=["name"])
+        raise InvalidParams("Give the version: name@1.2.0.", fields=["name"])
     return name, version
 
 
