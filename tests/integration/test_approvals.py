@@ -307,9 +307,9 @@ def test_person_is_not_asked_about_what_waits_for_no_yes(daemon: Daemon) -> None
     administer(daemon, "approvals", "deny", over)
     _, open_one = call(daemon, "still-open")
     for ids, says in (
-        ([over], f"{over} is denied: it waits for no yes."),
-        ([over, open_one], f"{over} is denied"),
-        ([f"{open_one}@7"], f"{open_one} is version 1 by now, and not 7"),
+        ([over], f"{over} was already denied."),
+        ([over, open_one], f"{over} was already denied"),
+        ([f"{open_one}@7"], f"{open_one} is now version 1, not 7"),
     ):
         person = at_the_terminal(daemon, "approvals", "approve", *ids)
         assert person.leaves() == 1
@@ -482,7 +482,7 @@ def test_call_that_a_crash_interrupted_is_resolved_by_a_human_and_not_run_again(
         assert json.loads(answer.stdout)["error"]["code"] == "OUTCOME_UNKNOWN"
         caller = Person(after.environment, "calls", "answer", call_id)
         assert caller.leaves() == 1
-        assert "whether it acted is not known" in " ".join(caller.seen.split())
+        assert "unknown whether it took effect" in " ".join(caller.seen.split())
         assert "nothing ran" not in " ".join(caller.seen.split())
         approver = at_the_terminal(after, "approvals", "approve", approval_id)
         assert approver.leaves() == 1
@@ -494,7 +494,7 @@ def test_call_that_a_crash_interrupted_is_resolved_by_a_human_and_not_run_again(
         assert resolved["state"] == "done"
         caller = Person(after.environment, "calls", "answer", call_id)
         assert caller.leaves() == 0
-        assert "a human found that it took effect" in " ".join(caller.seen.split())
+        assert "an approver recorded that it took effect" in " ".join(caller.seen.split())
         assert administer(after, "approvals", "list", "--state", "interrupted") == []
         assert times(after, "held") == 1
 

@@ -201,7 +201,7 @@ def test_doctor_shows_each_finding_with_its_reason_on_one_line(
     answer = run(shared_daemon, "doctor", FUMEHOOD_CONFIG=str(file))
     found = [line for line in answer.stdout.decode().splitlines() if '"approvers"' in line]
     assert len(found) == 1
-    assert "nobody to ask" in found[0]
+    assert "nobody can approve" in found[0]
     assert "approvers init" in found[0]
     findings = {finding["check"]: finding for finding in json.loads(answer.stdout)}
     assert findings["configuration"]["found"] == f"read from {file}"
@@ -318,7 +318,7 @@ def test_wrong_configuration_file_is_told_by_a_command_that_the_engine_answers(
     assert json.loads(listed.stdout)
     (line,) = listed.stderr.decode().splitlines()
     assert f"pool_min: there is no such key in {file}" in line
-    assert "engine that runs keeps what it read" in line
+    assert "running engine keeps the configuration" in line
 
     nobody = run(shared_daemon, "tools", "list", **wrong, FUMEHOOD_HOME=str(tmp_path))
     (line,) = nobody.stderr.decode().splitlines()

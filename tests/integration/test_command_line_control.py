@@ -112,7 +112,7 @@ def test_agents_tokens_and_approvers_are_administered(administered_daemon: Daemo
         (["agents", "bind", "a", "calculator", "--fixed", "[1]"], 2, "JSON object"),
         (["tokens", "new", "x", "--expires", "soon"], 2, "--expires"),
         (["tokens", "new", "x", "--scope", "everything"], 1, "INVALID_PARAMS"),
-        (["tokens", "revoke", "fht_0123456789abcdef_secret"], 2, "no token's id"),
+        (["tokens", "revoke", "fht_0123456789abcdef_secret"], 2, "not a token's id"),
         (["tokens", "revoke", "0123456789abcdef"], 1, "RESOURCE_NOT_FOUND"),
         (
             ["agents", "bind", "a", "calculator", "--fixed", '{"x": 1}', "--defaults", '{"x": 2}'],
@@ -133,8 +133,8 @@ def test_refusal_has_its_exit_code_and_its_words(
 @pytest.mark.parametrize(
     ("by", "code", "says"),
     [
-        (["nonsense"], 2, "--by 'nonsense' is none of principal, agent, session, tool, day."),
-        (["tool,"], 2, "--by '' is none of"),
+        (["nonsense"], 2, "--by 'nonsense' is not one of principal, agent, session, tool, day."),
+        (["tool,"], 2, "--by '' is not one of"),
         (["tool", "tool"], 2, "twice"),
         (["tool,day"], 0, ""),
         (["tool", "day"], 0, ""),

@@ -133,7 +133,7 @@ def test_exit_status_follows_the_table(
         (["large.py"], b"over 8 MB"),
         (
             ["ok.py", "--file", "five", "--file", "b=five"],
-            b"over 8 MB together; a file that is no text",
+            b"over 8 MB together; binary files count",
         ),
         ([], b"Missing argument"),
     ],
@@ -210,7 +210,7 @@ def test_value_of_several_lines_begins_on_its_own(run: Runner) -> None:
 
 def test_files_are_named_where_nobody_keeps_them(run: Runner) -> None:
     done = run(files={"a.txt": "abc", "b": 2_000_000})
-    assert done.stderr == b"files: a.txt (3 bytes), b (2000000 bytes). To keep them: --save DIR\n"
+    assert done.stderr == b"files: a.txt (3 bytes), b (2000000 bytes). To save them: --save DIR\n"
 
 
 def test_files_that_did_not_come_back_are_told_of_and_not_counted_as_saved(run: Runner) -> None:

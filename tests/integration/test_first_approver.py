@@ -170,7 +170,7 @@ def test_killed_before_its_credential_is_shown_no_approver_is_left(home: Path) -
         [FUMEHOOD, "approvers", "init"], env=environment, stdout=writer, stderr=subprocess.PIPE
     )
     assert process.stderr is not None
-    assert b"shown only now" in process.stderr.readline()
+    assert b"shown only once" in process.stderr.readline()
     process.kill()
     process.communicate(timeout=60)
     os.close(reader)

@@ -178,7 +178,7 @@ def test_descriptors_that_are_no_sockets_are_refused_in_words(
     launch.sockets = []
     process = _started(launch, running)
     assert process.wait(timeout=30) == 4, _log(launch)
-    assert "is no socket" in _log(launch)
+    assert "is not a socket" in _log(launch)
     assert "Traceback" not in _log(launch)
 
 

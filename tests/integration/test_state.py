@@ -132,7 +132,7 @@ def test_what_is_no_socket_is_never_removed(home: Path, kind: str) -> None:
     else:
         _leave_stale_socket(home / "other")
         path.symlink_to(home / "other")
-    with pytest.raises(StateError, match="is no socket"), private_socket(path):
+    with pytest.raises(StateError, match="is not a socket"), private_socket(path):
         pass
     assert os.path.lexists(path)
 

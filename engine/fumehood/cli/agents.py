@@ -7,33 +7,35 @@ from typing import Annotated
 
 import typer
 
-from fumehood.cli.control import AsJson, CredentialStdin
 from fumehood.cli.exits import ExitCode, fail
-from fumehood.cli.reach import ControlSocketPath, controlling
+from fumehood.cli.options import AsJson, ControlSocketPath, CredentialStdin
+from fumehood.cli.reach import controlling
 from fumehood.cli.settings import read_config
 from fumehood.core.identity import uid_principal_id
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
 
-agents = typer.Typer(help="Agents: who calls are made for.", no_args_is_help=True)
+agents = typer.Typer(help="Agents: on whose behalf calls are made.", no_args_is_help=True)
 
 AgentId = Annotated[str, typer.Argument(help="The agent's id.")]
 ToolName = Annotated[str, typer.Argument(help="name or name@version")]
 Principals = Annotated[
     list[str] | None,
-    typer.Option("--principal", help="Who may speak for it; repeatable; default: you (uid:N)."),
+    typer.Option(
+        "--principal", help="A principal that may act for it; repeatable; default: you (uid:N)."
+    ),
 ]
 
 
 @agents.command("create")
 def create(
     agent_id: AgentId,
-    description: Annotated[str, typer.Option(help="What it is for.")] = "",
+    description: Annotated[str, typer.Option(help="A description.")] = "",
     principal: Principals = None,
     credential_stdin: CredentialStdin = False,
     socket: ControlSocketPath = None,
 ) -> None:
-    """Make an agent. It has no tools until some are bound to it."""
+    """Create an agent. It has no tools until you bind some."""
     principals = principal or [own_principal()]
     with controlling(socket, credential_stdin=credential_stdin) as client:
         client.agents.create(agent_id, description=description, principals=principals)
@@ -45,7 +47,7 @@ def list_agents(
     credential_stdin: CredentialStdin = False,
     socket: ControlSocketPath = None,
 ) -> None:
-    """List every agent."""
+    """List all agents."""
     from fumehood.cli.show import show_json, wants_json
     from fumehood.cli.tables import Field, show_table
 
@@ -57,7 +59,7 @@ def list_agents(
     fields = (
         Field("agent"),
         Field("enabled"),
-        Field("may speak for it", drop=1),
+        Field("principals", drop=1),
         Field("description", drop=2),
     )
     rows = [
@@ -87,7 +89,7 @@ def enable(
     credential_stdin: CredentialStdin = False,
     socket: ControlSocketPath = None,
 ) -> None:
-    """Let calls be made for an agent again."""
+    """Allow calls for an agent again."""
     with controlling(socket, credential_stdin=credential_stdin) as client:
         client.agents.enable(agent_id)
 
@@ -98,7 +100,7 @@ def disable(
     credential_stdin: CredentialStdin = False,
     socket: ControlSocketPath = None,
 ) -> None:
-    """Refuse every call that is made for an agent."""
+    """Refuse all calls for an agent."""
     with controlling(socket, credential_stdin=credential_stdin) as client:
         client.agents.disable(agent_id)
 
@@ -109,7 +111,7 @@ def delete(
     credential_stdin: CredentialStdin = False,
     socket: ControlSocketPath = None,
 ) -> None:
-    """Remove an agent with its bindings."""
+    """Delete an agent and its bindings."""
     with controlling(socket, credential_stdin=credential_stdin) as client:
         client.agents.delete(agent_id)
 
@@ -118,18 +120,18 @@ def delete(
 def bind(
     agent_id: AgentId,
     tool: ToolName,
-    order: Annotated[int, typer.Option(help="Its place among the agent's tools.")] = 0,
+    order: Annotated[int, typer.Option(help="Its position among the agent's tools.")] = 0,
     fixed: Annotated[
-        str, typer.Option(help="Arguments the agent neither sees nor gives, as JSON.")
+        str, typer.Option(help="Fixed arguments that the agent neither sees nor gives, as JSON.")
     ] = "{}",
     defaults: Annotated[
-        str, typer.Option(help="Arguments for what the agent leaves out, as JSON.")
+        str, typer.Option(help="Defaults for arguments that the agent leaves out, as JSON.")
     ] = "{}",
-    disabled: Annotated[bool, typer.Option("--disabled", help="Bound, but switched off.")] = False,
+    disabled: Annotated[bool, typer.Option("--disabled", help="Bind it disabled.")] = False,
     credential_stdin: CredentialStdin = False,
     socket: ControlSocketPath = None,
 ) -> None:
-    """Give an agent a tool, or change how it has it."""
+    """Bind a tool to an agent, or change its binding."""
     always, otherwise = _json_object(fixed, "--fixed"), _json_object(defaults, "--defaults")
     with controlling(socket, credential_stdin=credential_stdin) as client:
         client.agents.bind(
@@ -149,13 +151,13 @@ def unbind(
     credential_stdin: CredentialStdin = False,
     socket: ControlSocketPath = None,
 ) -> None:
-    """Take a tool from an agent."""
+    """Unbind a tool from an agent."""
     with controlling(socket, credential_stdin=credential_stdin) as client:
         client.agents.unbind(agent_id, tool)
 
 
 def own_principal() -> str:
-    """Who the user of this command is as a caller."""
+    """Return the principal of the user who runs this command."""
     uid = os.getuid()
     return read_config().principal_ids.get(uid) or uid_principal_id(uid)
 

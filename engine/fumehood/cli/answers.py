@@ -1,7 +1,7 @@
-"""An envelope as a JSON object: what a command shows, without building models for it.
+"""An envelope as a JSON object, checked without pydantic models.
 
-Invariant: a document that `read_answer` lets through has every key that the command line reads,
-with a value of its type, so that showing it cannot fail.
+Invariant: a document accepted by `read_answer` has every key that the command line reads, with a
+value of the right type, so that showing it cannot fail.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ USAGE: Mapping[str, Types] = {"cost": TEXT, "currency": TEXT}
 
 
 def read_answer(raw: bytes) -> JsonObject:
-    """An envelope from the bytes of an answer.
+    """Parse the bytes of an answer into an envelope.
 
     Raises:
         ValueError: the bytes are not an envelope.
@@ -64,7 +64,7 @@ def read_answer(raw: bytes) -> JsonObject:
 
 
 def document_of(envelope: Envelope | JsonObject) -> JsonObject:
-    """An answer as a JSON object."""
+    """Return an answer as a JSON object."""
     if isinstance(envelope, dict):
         return envelope
     document: JsonObject = json.loads(envelope.model_dump_json())

@@ -1,9 +1,12 @@
-"""An approval as its approver reads it: whole, and nothing in it can pass for something else.
+"""An approval as its approver reads it: complete, and unable to imitate anything else.
 
-What is shown was written by a model or by whoever speaks to it. Invariants: every argument is
-shown to its end; each line of a stranger's begins with a mark that he cannot write at a line's
-start, also where the line is folded; characters that a terminal obeys, that show nothing, or that
-turn the direction of reading are shown as what they are, and named.
+The text comes from a model or from whoever prompts it. Invariants:
+
+- Every argument is shown to its end.
+- Every line of untrusted text starts with a mark that the text cannot write, also where a line is
+  folded. On lines that mix both, our words come first, so that no name can pass for a size.
+- Control, invisible and direction-changing characters are escaped, and named in a warning.
+- A preview of unknown form is shown whole, as JSON.
 """
 
 from __future__ import annotations
@@ -11,25 +14,51 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
+
+from rich.cells import cell_len
 
 from fumehood.approvals.model import Approval, ApprovalState, RememberedRule
 from fumehood.cli.escaping import escapes, json_line, json_lines, visible
-from fumehood.cli.marked_lines import INDENT, Line, folded, plain, theirs, warning
-from fumehood.cli.preview_view import preview_lines
 from fumehood.core.json_types import JsonObject
 
 MAX_NAMED = 8
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
 
+_SIGNS = {"added": "+", "changed": "~", "removed": "-"}
+_VERBS = {"added": "adds", "changed": "changes", "removed": "removes"}
+_PLURALS = {"directory": "directories", "entry": "entries"}
+_KNOWN_OF_ALL = frozenset({*_SIGNS, "missing", "kept", "counts", "truncated", "would_fail"})
+_KNOWN_COUNTS = frozenset({*_SIGNS, "removed_bytes"})
+_KNOWN_OF_ONE = frozenset(
+    {
+        "path", "path_base64", "kind", "special", "mode", "size", "sha256", "links", "unread",
+        "target", "target_base64", "before", "after", "other_names", "diff", "diff_truncated",
+        "binary", "too_large",
+    }
+)  # fmt: skip
+_KNOWN_OF_STATE = frozenset({"mode", "size", "sha256"})
+_MARKS = {
+    "unread": "cannot be read",
+    "binary": "not text",
+    "too_large": "too large to compare",
+}
+
+Kind = Literal["head", "plain", "theirs", "added", "removed", "warning"]
+
+INDENT = "  "
+MARK = "  │ "
+MIN_COLUMNS = 20
+
 
 def approval_lines(
     approval: Approval, now: datetime, columns: int, *, session_is_over: bool = False
 ) -> list[Line]:
-    """All of it, folded to so many columns. `session_is_over` is what is known of its session."""
+    """Lay out a whole approval in `columns`. `session_is_over` adds a warning."""
     lines = [
         Line(f"{visible(approval.id)}  {approval.state}", "head"),
         *(_field(name, value, columns) for name, value in _facts(approval, now)),
@@ -38,11 +67,11 @@ def approval_lines(
         *_arguments(approval.arguments, columns),
     ]
     if session_is_over:
-        said = "Its session has ended, and its files are gone: after a yes the call would fail."
+        said = "Its session has ended and its files are gone: once approved, the call would fail."
         lines += [Line(""), *warning(said, columns)]
     if approval.asked_arguments is not None:
         asked = _arguments(approval.asked_arguments, columns)
-        lines += [Line(""), Line("as it was asked, before an edit", "head"), *asked]
+        lines += [Line(""), Line("as requested, before an edit", "head"), *asked]
     if approval.preview is not None:
         lines += [
             Line(""),
@@ -53,13 +82,13 @@ def approval_lines(
         lines += [Line(""), Line("decisions", "head"), *_decisions(approval, columns)]
     hidden = _hidden_in(approval)
     if hidden:
-        said = f"Shown escaped, since it is not what it seems: {hidden}"
+        said = f"Escaped, because invisible or misleading: {hidden}"
         lines += [Line(""), *warning(said, columns)]
     return lines
 
 
 def rule_lines(rule: RememberedRule, columns: int) -> list[Line]:
-    """A remembered rule, before it is saved or afterwards."""
+    """Lay out a remembered rule, saved or proposed."""
     who = rule.principal_id + (f" as agent {rule.agent_id}" if rule.agent_id else "")
     until = f"until {rule.expires_at:%Y-%m-%d %H:%M} UTC" if rule.expires_at else "while it lasts"
     uses = "any number of times" if rule.uses_left is None else f"{rule.uses_left} more times"
@@ -70,12 +99,16 @@ def rule_lines(rule: RememberedRule, columns: int) -> list[Line]:
         _field("scope", scope, columns),
     ]
     if rule.arguments:
-        return [*lines, Line("where these are equal", "head"), *_arguments(rule.arguments, columns)]
-    return [*lines, Line("WHATEVER ITS ARGUMENTS ARE", "warning")]
+        return [
+            *lines,
+            Line("if these arguments are equal", "head"),
+            *_arguments(rule.arguments, columns),
+        ]
+    return [*lines, Line("WITH ANY ARGUMENTS", "warning")]
 
 
 def one_line(value: str, columns: int) -> str:
-    """The beginning of a stranger's text, for a table."""
+    """Escape untrusted text and cut it to `columns`, for a table."""
     shown = visible(value)
     return shown if len(shown) <= columns else shown[: columns - 1] + "…"
 
@@ -93,8 +126,8 @@ def _facts(approval: Approval, now: datetime) -> Iterator[tuple[str, str]]:
         yield "in session", approval.session_id
     yield "because", approval.rule + (f": {approval.reason}" if approval.reason else "")
     if approval.quorum > 1 or approval.approvers:
-        who = f" of {', '.join(approval.approvers)}" if approval.approvers else ""
-        yield "needs", f"{approval.quorum} yes{who} ({len(approval.counted)} so far)"
+        who = f" from {', '.join(approval.approvers)}" if approval.approvers else ""
+        yield "needs", f"{approval.quorum} approvals{who} ({len(approval.counted)} so far)"
     if approval.stuck is not None:
         yield "stuck", approval.stuck
     yield "made", f"{approval.created_at:%Y-%m-%d %H:%M:%S} UTC"
@@ -111,7 +144,7 @@ def _facts(approval: Approval, now: datetime) -> Iterator[tuple[str, str]]:
 
 
 def ago(moment: datetime, now: datetime) -> str:
-    """How far away a moment is: `in 5 m`, `2 h ago`."""
+    """Format a distance in time: `in 5 m`, `2 h ago`."""
     seconds = int((moment - now).total_seconds())
     size = abs(seconds)
     for unit, length in (("d", 86_400), ("h", 3600), ("m", 60)):
@@ -135,12 +168,12 @@ def _arguments(arguments: JsonObject, columns: int) -> Iterator[Line]:
 
 
 def _name(name: str) -> str:
-    """An argument's name; in quotes where it could pass for one with a value behind it."""
+    """Quote an argument's name if it could pass for a name with a value."""
     return name if _PLAIN_NAME.fullmatch(name) else json_line(name)
 
 
 def _value(name: str, value: Any, columns: int) -> Iterator[Line]:
-    """A text of several lines as those; all else as JSON."""
+    """Show a text of several lines as lines, anything else as JSON."""
     if isinstance(value, str) and "\n" in value:
         yield from plain(f"{INDENT}{name} ({len(value)} characters)", columns)
         yield from theirs(value, columns)
@@ -159,14 +192,14 @@ def _decisions(approval: Approval, columns: int) -> Iterator[Line]:
         marks += ["edited"] if one.edited else []
         marks += ["SELF-APPROVAL"] if one.is_self_approval else []
         if one.action_digest != approval.action_digest:
-            marks.append("of what it was before an edit")
+            marks.append("before an edit")
         said = f": {one.reason}" if one.reason else ""
         text = f"{one.at:%H:%M:%S} {one.approver} ({', '.join(marks)}){said}"
         yield from plain(INDENT + visible(text), columns)
 
 
 def _hidden_in(approval: Approval) -> str:
-    """The names of characters that are shown escaped, with how many there are of each."""
+    """Name the escaped characters, with counts."""
     found: Counter[str] = Counter()
     shown = [approval.arguments, approval.asked_arguments, approval.preview]
     for text in _texts([*shown, approval.reason, approval.tool]):
@@ -179,7 +212,7 @@ def _hidden_in(approval: Approval) -> str:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every text in a JSON value, keys included. Iterative: its depth is a stranger's choice."""
+    """Yield every text in a JSON value, keys included. Iterative, since the depth is untrusted."""
     waiting = [value]
     while waiting:
         item = waiting.pop()
@@ -189,3 +222,192 @@ def _texts(value: Any) -> Iterator[str]:
             waiting += [*item.keys(), *item.values()]
         elif isinstance(item, list):
             waiting += item
+
+
+def preview_lines(preview: JsonObject, columns: int) -> Iterator[Line]:
+    """Lay out the whole preview that the engine computed."""
+    if "would_fail" in preview:
+        said = visible(str(preview["would_fail"]))
+        yield from warning(f"The call would fail: {said}", columns)
+    if not _KNOWN_OF_ALL.isdisjoint(preview):
+        yield from plain(INDENT + preview_in_words(preview), columns, "head")
+    for what, sign in _SIGNS.items():
+        for entry in _entries(preview, what):
+            yield from _entry(sign, entry, columns)
+    for entry in _entries(preview, "missing"):
+        yield from plain(f"{INDENT}? missing: {visible(str(entry['path']))}", columns)
+    for entry in _entries(preview, "kept"):
+        words = f"{INDENT}! kept, {visible(str(entry.get('why')))}: {visible(str(entry['path']))}"
+        yield from warning(words, columns)
+    rest = {key: value for key, value in preview.items() if not _is_shown(key, value)}
+    if rest:
+        yield from _as_json("in all", rest, columns)
+    if preview.get("truncated"):
+        yield Line("The list is incomplete.", "warning")
+
+
+def preview_in_words(preview: JsonObject) -> str:
+    """Summarise what is added, changed and removed, such as `removes 1 file, 7 bytes`."""
+    parts = [words for what in _SIGNS if (words := _how_much(preview, what))]
+    return "; ".join(parts) or "changes nothing"
+
+
+def _how_much(preview: JsonObject, what: str) -> str:
+    listed = _entries(preview, what)
+    counts = preview.get("counts")
+    counts = counts if isinstance(counts, dict) else {}
+    in_all = max(_number(counts.get(what)), len(listed))
+    if in_all == 0:
+        return ""
+    if in_all > len(listed):
+        said = _amount(in_all, "entry")
+    else:
+        kinds = Counter(_kind(entry, what) for entry in listed)
+        said = ", ".join(_amount(number, kind) for kind, number in kinds.items())
+    size = sum(_number(entry.get("size")) for entry in listed)
+    if what == "removed":
+        size = max(_number(counts.get("removed_bytes")), size)
+    if what != "changed" and (size or "file" in said):
+        said += f", {_amount(size, 'byte')}"
+    return f"{_VERBS[what]} {said}"
+
+
+def _entries(preview: JsonObject, what: str) -> list[JsonObject]:
+    found = preview.get(what)
+    if not isinstance(found, list):
+        return []
+    return [{"path": None, **e} if isinstance(e, dict) else {"path": e} for e in found]
+
+
+def _is_shown(key: str, value: Any) -> bool:
+    """Whether this part of a preview has a known form, and so was shown in words."""
+    if key == "counts":
+        return isinstance(value, dict) and _KNOWN_COUNTS.issuperset(value)
+    if key in (*_SIGNS, "missing", "kept"):
+        return isinstance(value, list)
+    return key in _KNOWN_OF_ALL
+
+
+def _entry(sign: str, entry: JsonObject, columns: int) -> Iterator[Line]:
+    kinds: dict[str, Kind] = {"+": "added", "-": "removed"}
+    facts = ", ".join(_entry_facts(entry)) or "entry"
+    said = f"{facts}: {visible(str(entry['path']))}"
+    yield from plain(f"{INDENT}{sign} {said}", columns, kinds.get(sign, "plain"))
+    if "target" in entry:
+        yield from plain(f"{INDENT * 3}leads to: {visible(str(entry['target']))}", columns)
+    rest = {key: value for key, value in entry.items() if key not in _KNOWN_OF_ONE}
+    rest |= {
+        key: entry[key]
+        for key in ("before", "after")
+        if key in entry and not _KNOWN_OF_STATE.issuperset(_state(entry, key) or {"": 0})
+    }
+    if rest:
+        yield from plain(f"{INDENT * 3}also: {json_line(rest)}", columns)
+    diff = entry.get("diff")
+    if isinstance(diff, str):
+        yield from _diff(diff, columns)
+    if entry.get("diff_truncated"):
+        yield from warning(f"{INDENT * 3}There is more of this diff than is shown.", columns)
+
+
+def _entry_facts(entry: JsonObject) -> Iterator[str]:
+    if "kind" in entry or _state(entry, "after"):
+        yield _kind(entry, "changed")
+    if "size" in entry:
+        yield _amount(_number(entry["size"]), "byte")
+    yield from _differences(_state(entry, "before"), _state(entry, "after"))
+    yield from (words for mark, words in _MARKS.items() if entry.get(mark))
+    if "links" in entry and entry["links"] != 1:
+        others = _number(entry["links"]) - 1
+        yield f"stays under {_amount(others, 'other name')}"
+    if "other_names" in entry:
+        yield f"also changed under {_amount(_number(entry['other_names']), 'other name')}"
+    if "path_base64" in entry:
+        yield "its name is not UTF-8"
+
+
+def _differences(before: JsonObject, after: JsonObject) -> Iterator[str]:
+    sizes = [_number(state.get("size")) for state in (before, after) if "size" in state]
+    if sizes:
+        yield " → ".join(f"{size:,}" for size in dict.fromkeys(sizes)) + " bytes"
+    modes = [str(state["mode"]) for state in (before, after) if "mode" in state]
+    if len(set(modes)) > 1:
+        yield visible("mode " + " → ".join(modes))
+
+
+def _state(entry: JsonObject, key: str) -> JsonObject:
+    found = entry.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _kind(entry: JsonObject, what: str) -> str:
+    kind = entry.get("special") if entry.get("kind") == "other" else entry.get("kind")
+    if kind is None:
+        return "file" if what == "changed" else "entry"
+    return visible(str(kind))
+
+
+def _amount(number: int, what: str) -> str:
+    words = what if number == 1 else _PLURALS.get(what, f"{what}s")
+    return f"{number:,} {words}"
+
+
+def _number(value: Any) -> int:
+    return value if type(value) is int else 0
+
+
+def _diff(diff: str, columns: int) -> Iterator[Line]:
+    kinds: dict[str, Kind] = {"+": "added", "-": "removed"}
+    for line in diff.removesuffix("\n").split("\n"):
+        yield from theirs(line, columns, kinds.get(line[:1], "theirs"))
+
+
+def _as_json(name: str, value: JsonObject, columns: int) -> Iterator[Line]:
+    shown = json_line(value)
+    if len(shown) <= columns - len(name) - len(MARK):
+        yield from plain(f"{INDENT}{name}: {shown}", columns)
+        return
+    yield from plain(INDENT + name, columns)
+    yield from theirs(json_lines(value), columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of text that is safe to print, and the kind that decides its colour."""
+
+    text: str
+    kind: Kind = "plain"
+
+
+def plain(text: str, columns: int, kind: Kind = "plain") -> Iterator[Line]:
+    """Lay out our own text; untrusted parts must be escaped already."""
+    return (Line(piece, kind) for piece in folded(text, columns, indent=MARK))
+
+
+def warning(text: str, columns: int) -> Iterator[Line]:
+    """Lay out a warning."""
+    return plain(text, columns, "warning")
+
+
+def theirs(text: str, columns: int, kind: Kind = "theirs") -> Iterator[Line]:
+    """Lay out untrusted text, with the mark before each line."""
+    for line in text.split("\n"):
+        for piece in folded(visible(line), columns - len(MARK)):
+            yield Line(MARK + piece, kind)
+
+
+def folded(text: str, columns: int, indent: str = "") -> Iterable[str]:
+    """Fold text into pieces that fit; `indent` starts every piece after the first."""
+    columns = max(columns, MIN_COLUMNS)
+    if len(text) <= columns and cell_len(text) <= columns:
+        return [text]
+    pieces: list[str] = []
+    piece, used = "", 0
+    for char in text:
+        width = cell_len(char)
+        if used + width > columns:
+            pieces.append(piece)
+            piece, used = indent, cell_len(indent)
+        piece += char
+        used += width
+    return [*pieces, piece]

@@ -1,7 +1,7 @@
-"""`fumehood approvals`: what waits for a human's yes, and saying it.
+"""`fumehood approvals`: list and show calls that wait for approval, and decide on them.
 
-Deciding needs an approver's credential, which is typed on the terminal. What is decided on is
-what was shown: its version goes with the decision, and if it has changed meanwhile nothing is done.
+Deciding needs an approver's credential, which is typed on the terminal. A decision carries the
+version that was shown; if the approval has changed since, nothing is decided.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from fumehood.approvals.model import (
     RememberedRule,
     RememberWish,
 )
-from fumehood.cli.control import CredentialStdin
 from fumehood.cli.exits import ExitCode, fail
-from fumehood.cli.reach import APPROVE, ControlSocketPath, SocketPath, calling, controlling
+from fumehood.cli.options import AsJson, ControlSocketPath, CredentialStdin, SocketPath, deadline
+from fumehood.cli.reach import APPROVE, calling, controlling
 from fumehood.core.json_types import JsonObject
 from fumehood.core.session import SessionStatus
 
 if TYPE_CHECKING:
     from fumehood.client import ControlClient
 
-approvals = typer.Typer(help="Calls that wait for a human's yes.", no_args_is_help=True)
+approvals = typer.Typer(help="Calls that wait for approval.", no_args_is_help=True)
 
 MAX_LISTED = 1000
 VERSION = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
@@ -49,34 +49,31 @@ ApprovalIds = Annotated[
     list[str],
     typer.Argument(
         metavar="ID[@VERSION]...",
-        help="Approvals' ids, apr_…; with @VERSION only if it still is the one looked at.",
+        help="Approval ids, apr_…; with @VERSION only if that is still the version.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 Mine = Annotated[
-    bool, typer.Option("--mine", help="Those of your own calls, by the callers' socket.")
+    bool, typer.Option("--mine", help="Approvals of your own calls, over the callers' socket.")
 ]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not show it and ask; for scripts.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not show or ask; for scripts.")]
 Version = Annotated[
     int | None,
-    typer.Option("--version", help="For one approval: as ID@VERSION."),
+    typer.Option("--version", help="For one approval: same as ID@VERSION."),
 ]
 
 
 @approvals.command("list")
 def list_approvals(
-    state: Annotated[
-        str, typer.Option(help="pending, approved, denied, …, or any for every one.")
-    ] = "pending",
-    tool: Annotated[str | None, typer.Option(help="Of this tool.")] = None,
-    agent: Annotated[str | None, typer.Option(help="Of calls made for this agent.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=MAX_LISTED, help="At most so many.")] = 50,
+    state: Annotated[str, typer.Option(help="pending, approved, denied, …, or any.")] = "pending",
+    tool: Annotated[str | None, typer.Option(help="Only for this tool.")] = None,
+    agent: Annotated[str | None, typer.Option(help="Only for calls made for this agent.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_LISTED, help="Maximum number to list.")] = 50,
     mine: Mine = False,
     as_json: AsJson = False,
     credential_stdin: CredentialStdin = False,
     socket: ControlSocketPath = None,
 ) -> None:
-    """List what waits for a yes, newest first; and who changed authority since yesterday."""
+    """List calls that wait for approval, newest first; and authority changes in the last 24 h."""
     from fumehood.cli.show import wants_json
 
     query = {"state": _state(state), "tool": tool, "agent": agent}
@@ -100,7 +97,7 @@ def show_approval(
     credential_stdin: CredentialStdin = False,
     socket: ControlSocketPath = None,
 ) -> None:
-    """Show one approval whole: every argument, and what will change."""
+    """Show one approval in full: every argument, and the changes it would make."""
     with _seeing(mine, socket, credential_stdin, as_json=as_json) as client:
         found = client.approvals.show(approval_id)
     _show_one(found, as_json=as_json, is_elsewhere=socket is not None)
@@ -111,23 +108,28 @@ def approve(
     approval_ids: ApprovalIds,
     edit: Annotated[
         str | None,
-        typer.Option(metavar="JSON|@FILE", help="Other arguments: all of them, as a JSON object."),
+        typer.Option(metavar="JSON|@FILE", help="Replace all arguments with this JSON object."),
     ] = None,
-    reason: Annotated[str | None, typer.Option(help="Why, for the record.")] = None,
+    reason: Annotated[str | None, typer.Option(help="Reason, for the record.")] = None,
     remember: Annotated[
-        bool, typer.Option("--remember", help="Allow the like of it in this session, too.")
+        bool, typer.Option("--remember", help="Also allow matching calls in this session.")
     ] = False,
     remember_until: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Allow the like of it for so long (30m, 2h) or until."),
+        typer.Option(
+            metavar="TIME",
+            help="Also allow matching calls for a duration (30m, 2h) or until a time.",
+        ),
     ] = None,
-    uses: Annotated[int | None, typer.Option(min=1, help="How often that may be used.")] = None,
+    uses: Annotated[
+        int | None, typer.Option(min=1, help="How often that rule may be used.")
+    ] = None,
     same: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Only this argument must be equal then; repeatable."),
+        typer.Option(metavar="NAME", help="Match on this argument only; repeatable."),
     ] = None,
     any_arguments: Annotated[
-        bool, typer.Option("--any-arguments", help="No argument must be equal then.")
+        bool, typer.Option("--any-arguments", help="Match calls with any arguments.")
     ] = False,
     version: Version = None,
     yes: Yes = False,
@@ -135,13 +137,13 @@ def approve(
     credential_stdin: CredentialStdin = False,
     socket: ControlSocketPath = None,
 ) -> None:
-    """Approve calls: each is shown, then asked about. Several are approved all or none."""
+    """Approve calls: each is shown, then you confirm. Several are approved all or none."""
     wish = _wish(remember, remember_until, uses, same, any_arguments=any_arguments)
     arguments = None if edit is None else _edited(edit)
     decision = NewDecision(decision="approve", reason=reason, arguments=arguments, remember=wish)
     looked_at = _looked_at(approval_ids, version)
     if len(looked_at) > 1 and edit is not None:
-        fail("--edit goes with one approval.", ExitCode.USAGE)
+        fail("--edit takes one approval.", ExitCode.USAGE)
     _decide(
         looked_at, decision, yes=yes, as_json=as_json,
         credential_stdin=credential_stdin, socket=socket,
@@ -152,14 +154,15 @@ def approve(
 def deny(
     approval_ids: ApprovalIds,
     reason: Annotated[
-        str | None, typer.Option(help="Why. The model is told, so that it does something else.")
+        str | None,
+        typer.Option(help="Reason. The model is told, so that it can try something else."),
     ] = None,
     version: Version = None,
     as_json: AsJson = False,
     credential_stdin: CredentialStdin = False,
     socket: ControlSocketPath = None,
 ) -> None:
-    """Deny calls. Nothing is asked: a no does no harm."""
+    """Deny calls, without confirmation."""
     decision = NewDecision(decision="deny", reason=reason)
     _decide(
         _looked_at(approval_ids, version), decision, yes=True, as_json=as_json,
@@ -173,7 +176,7 @@ def watch(
     credential_stdin: CredentialStdin = False,
     socket: ControlSocketPath = None,
 ) -> None:
-    """Show approvals as they come and end, until Ctrl-C. One line each; a bell for a new one."""
+    """Show approvals as they arrive and end, until Ctrl-C. A bell rings for each new one."""
     from fumehood.cli.show import wants_json
 
     try:
@@ -187,13 +190,13 @@ def watch(
 @approvals.command("resolve")
 def resolve(
     approval_id: ApprovalId,
-    outcome: Annotated[Literal["done", "failed"], typer.Option(help="As you found it.")],
+    outcome: Annotated[Literal["done", "failed"], typer.Option(help="The outcome that you found.")],
     note: Annotated[str | None, typer.Option(help="How you know, for the record.")] = None,
     as_json: AsJson = False,
     credential_stdin: CredentialStdin = False,
     socket: ControlSocketPath = None,
 ) -> None:
-    """Say what became of a call that the engine's end interrupted. It is not run again."""
+    """Record the outcome of a call that was interrupted when the engine ended. Runs nothing."""
     with _approving(socket, credential_stdin, as_json=as_json) as client:
         found = client.approvals.resolve(approval_id, outcome, note=note)
     _show_decided([found], as_json=as_json)
@@ -201,7 +204,7 @@ def resolve(
 
 @approvals.command("cancel")
 def cancel(approval_id: ApprovalId, as_json: AsJson = False, socket: SocketPath = None) -> None:
-    """Take back a call of your own that waits."""
+    """Withdraw a call of your own that waits."""
     with calling(socket, as_json=as_json) as client:
         found = client.approvals.cancel(approval_id)
     _show_decided([found], as_json=as_json)
@@ -210,13 +213,13 @@ def cancel(approval_id: ApprovalId, as_json: AsJson = False, socket: SocketPath 
 @approvals.command("remembered")
 def remembered(
     every: Annotated[
-        bool, typer.Option("--all", help="Also those that were taken back or are used up.")
+        bool, typer.Option("--all", help="Include removed, used-up and expired rules.")
     ] = False,
     as_json: AsJson = False,
     credential_stdin: CredentialStdin = False,
     socket: ControlSocketPath = None,
 ) -> None:
-    """List the rules that approvers' decisions left behind."""
+    """List the rules remembered from approvers' decisions."""
     from fumehood.cli.approval_view import one_line
     from fumehood.cli.escaping import json_line, visible
     from fumehood.cli.show import wants_json
@@ -228,7 +231,7 @@ def remembered(
         _show_json([rule.model_dump(mode="json") for rule in rules])
         return
     fields = (
-        Field("rule", whole=True), Field("tool"), Field("who"), Field("where equal"),
+        Field("rule", whole=True), Field("tool"), Field("who"), Field("matching"),
         Field("until (UTC)", drop=2), Field("uses left", drop=1), Field("by", drop=3),
     )  # fmt: skip
     rows = [
@@ -245,11 +248,11 @@ def remembered(
 
 @approvals.command("forget")
 def forget(
-    rule_id: Annotated[str, typer.Argument(help="The rule's id, as `remembered` lists it.")],
+    rule_id: Annotated[str, typer.Argument(help="The rule's id, as listed by `remembered`.")],
     credential_stdin: CredentialStdin = False,
     socket: ControlSocketPath = None,
 ) -> None:
-    """End a remembered rule: what it allowed is asked about again."""
+    """Remove a remembered rule: the calls it allowed need approval again."""
     with _approving(socket, credential_stdin) as client:
         client.approvals.forget(rule_id)
 
@@ -266,19 +269,19 @@ def _holds(rule: RememberedRule) -> bool:
 
 
 def _looked_at(given: Sequence[str], version: int | None) -> dict[str, int | None]:
-    """Each approval with the version that was looked at, where one was named."""
+    """Parse ids into a map from approval to the version looked at, or None if not given."""
     found: dict[str, int | None] = {}
     for text in given:
         approval_id, at, number = text.partition("@")
         if at and not VERSION.fullmatch(number):
-            fail(f"{text[:80]!r}: after the @ stands a version, a number.", ExitCode.USAGE)
+            fail(f"{text[:80]!r}: after the @ comes a number, the version.", ExitCode.USAGE)
         wanted = int(number) if at else None
         if found.setdefault(approval_id, wanted) != wanted:
-            fail(f"{approval_id[:80]!r} is named with two versions.", ExitCode.USAGE)
+            fail(f"{approval_id[:80]!r} is given with two versions.", ExitCode.USAGE)
     if version is None:
         return found
     if len(found) > 1 or set(found.values()) != {None}:
-        fail("--version goes with one approval. With several: ID@VERSION.", ExitCode.USAGE)
+        fail("--version takes one approval. For several, use ID@VERSION.", ExitCode.USAGE)
     return dict.fromkeys(found, version)
 
 
@@ -291,9 +294,11 @@ def _decide(
     credential_stdin: bool,
     socket: Path | None,
 ) -> None:
-    """Show, ask, and decide on exactly what was shown."""
+    """Show the approvals, ask for confirmation, and decide on exactly what was shown."""
     if not yes and (credential_stdin or not sys.stdin.isatty()):
-        fail("Nobody can be asked here. Look at it first, then add --yes.", ExitCode.USAGE)
+        fail(
+            "There is no terminal to confirm on. Look at it first, then add --yes.", ExitCode.USAGE
+        )
     with _approving(socket, credential_stdin, as_json=as_json) as client:
         seen = [client.approvals.show(approval_id) for approval_id in looked_at]
         if not yes:
@@ -312,23 +317,22 @@ def _decide(
 
 
 def _require_open(seen: Sequence[Approval], looked_at: Mapping[str, int | None]) -> None:
-    """Nobody is asked about what the engine would refuse anyway; all of them are named."""
+    """Fail before asking if the engine would refuse; name every such approval."""
     faults = []
     for (approval_id, version), approval in zip(looked_at.items(), seen, strict=True):
         if approval.state is ApprovalState.INTERRUPTED:
             faults.append(
-                f"{approval_id} is interrupted: its call may have acted, and is not run again. "
-                "Find out what happened, and say it:\n"
+                f"{approval_id} was interrupted: its call may have taken effect, and is not run "
+                "again. Find out what happened, then record it:\n"
                 f"  fumehood approvals resolve {approval_id} --outcome done|failed"
             )
         elif approval.state is not ApprovalState.PENDING:
             again = approval.superseded_by
-            after = f" It is asked again as {again}." if again is not None else ""
-            faults.append(f"{approval_id} is {approval.state}: it waits for no yes.{after}")
+            after = f" It was requested again as {again}." if again is not None else ""
+            faults.append(f"{approval_id} was already {approval.state}.{after}")
         elif version not in (None, approval.version):
             faults.append(
-                f"{approval_id} is version {approval.version} by now, and not {version}. "
-                "Look at it again."
+                f"{approval_id} is now version {approval.version}, not {version}. Look at it again."
             )
     if faults:
         fail("\n".join([*faults, "Nothing was decided."]), ExitCode.TOOL_FAILED)
@@ -360,9 +364,11 @@ def _ask(
     *,
     is_elsewhere: bool,
 ) -> NewDecision:
-    """All of it on standard error, and only the word `yes` goes on: to just what was shown."""
-    from fumehood.cli.approval_view import approval_lines, rule_lines
-    from fumehood.cli.marked_lines import Line
+    """Show everything on standard error and continue only on `yes`.
+
+    The returned decision is bound to what was shown.
+    """
+    from fumehood.cli.approval_view import Line, approval_lines, rule_lines
 
     columns = _columns()
     for approval in seen:
@@ -386,7 +392,7 @@ def _ask(
 
 
 def _followed(client: ControlClient) -> Iterator[Approval]:
-    """Those that are open, oldest first, then whatever changes."""
+    """Yield open approvals, oldest first, then every change."""
     versions: dict[str, int] = {}
     changes = client.approvals.next_change(-1)
     is_first = True
@@ -418,7 +424,7 @@ def _newest(seen: Any, query: JsonObject, limit: int) -> tuple[list[Approval], b
 def _seeing(
     mine: bool, socket: Path | None, credential_stdin: bool, *, as_json: bool
 ) -> Iterator[Any]:
-    """A client that sees one's own, or everybody's."""
+    """Connect as the caller (`--mine`) or as an approver, who sees everybody's approvals."""
     if mine:
         if credential_stdin:
             fail("--mine needs no credential.", ExitCode.USAGE)
@@ -461,25 +467,12 @@ def _wish(
     if same and any_arguments:
         fail("Choose --same or --any-arguments.", ExitCode.USAGE)
     given: JsonObject = {"scope": "session" if until is None else "until", "uses": uses}
-    given["until"] = None if until is None else _moment(until, datetime.now(UTC))
+    given["until"] = (
+        None if until is None else deadline(until, datetime.now(UTC), "--remember-until")
+    )
     if same or any_arguments:
         given["arguments"] = tuple(same or ())
     return RememberWish(**{name: value for name, value in given.items() if value is not None})
-
-
-def _moment(text: str, now: datetime) -> datetime:
-    from fumehood.cli.moments import AGE, UNITS_S
-
-    age = AGE.match(text)
-    try:
-        if age is not None:
-            return now + timedelta(seconds=int(age[1]) * UNITS_S[age[2]])
-        return datetime.fromisoformat(text).astimezone(UTC)
-    except (ValueError, OverflowError):
-        fail(
-            "--remember-until takes how long (30m, 2h, 1d) or a time (2026-01-31T09:30).",
-            ExitCode.USAGE,
-        )
 
 
 def _columns() -> int:
@@ -487,7 +480,7 @@ def _columns() -> int:
 
 
 def _show_json(value: Any) -> None:
-    """In ASCII: what a stranger wrote could turn what a terminal shows."""
+    """Print ASCII JSON: untrusted characters could change the direction of a terminal's text."""
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
@@ -505,9 +498,9 @@ def _show_one(approval: Approval, *, as_json: bool, is_elsewhere: bool) -> None:
 
 
 def _session_is_over(approval: Approval) -> bool:
-    """Whether the call would find its session gone, as far as who looks can tell.
+    """Whether the call's session is known to have ended.
 
-    A session is its owner's to see: only where approver and caller are one user is it asked for.
+    Only its owner may see a session, so it is checked only if approver and caller are one user.
     """
     from fumehood.cli.agents import own_principal
     from fumehood.cli.settings import find_socket
@@ -561,10 +554,9 @@ def _show_list(found: Sequence[Approval]) -> None:
 
 
 def _show_line(approval: Approval, *, as_json: bool) -> None:
-    """One approval on one line, at once: whoever reads may be waiting."""
-    from fumehood.cli.approval_view import one_line
+    """Print one approval on one line and flush, since a reader may be waiting."""
+    from fumehood.cli.approval_view import one_line, preview_in_words
     from fumehood.cli.escaping import json_line, visible
-    from fumehood.cli.preview_view import preview_in_words
 
     if as_json:
         line = json.dumps(approval.model_dump(mode="json"))
@@ -583,21 +575,21 @@ def _show_line(approval: Approval, *, as_json: bool) -> None:
 
 
 def _show_changes(changes: Sequence[Any]) -> None:
-    """What changed authority lately: somebody else may have done it in one's name."""
+    """Show recent authority changes, so that an approver notices misuse of a credential."""
     from fumehood.cli.approval_view import one_line
     from fumehood.cli.escaping import visible
 
     since = datetime.now(UTC) - CHANGES_SINCE
     fresh = [change for change in changes if change.at >= since][:SHOWN_CHANGES]
     if fresh:
-        print("Authority was changed since yesterday (all: GET /v1/changes):", file=sys.stderr)
+        print("Authority changes in the last 24 h (all: GET /v1/changes):", file=sys.stderr)
     for change in fresh:
         text = f"{visible(change.principal_id)} {visible(change.action)} "
         print(f"  {change.at:%H:%M} {text}{one_line(change.subject, 60)}", file=sys.stderr)
 
 
 def _print_lines(lines: Sequence[Any], *, to_stderr: bool) -> None:
-    """Their text as it is: nothing of it is read as markup."""
+    """Print the lines' text literally, without interpreting markup."""
     from rich.console import Console
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""`fumehood approvers`: the people whose credential gives authority."""
+"""`fumehood approvers`: the people whose credentials give authority."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Annotated
 
 import typer
 
-from fumehood.cli.control import AsJson, CredentialStdin, show_secret
 from fumehood.cli.exits import ExitCode, fail
-from fumehood.cli.reach import ControlSocketPath, controlling
+from fumehood.cli.options import AsJson, ControlSocketPath, CredentialStdin
+from fumehood.cli.reach import controlling, show_secret
 from fumehood.cli.settings import read_config
 
-approvers = typer.Typer(help="Who may approve and administer.", no_args_is_help=True)
+approvers = typer.Typer(help="People who may approve calls or administer.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="A name for the approver.")]
 
 
 @approvers.command("init")
 def init(name: Name = "owner") -> None:
-    """Make the first approver, while no engine runs. Its credential is shown once."""
+    """Create the first approver, while no engine runs. Its credential is shown once."""
     from fumehood.core.errors import EngineError
     from fumehood.identity.approvers import make_first_approver
     from fumehood.storage.database import FILE_NAME, open_database
@@ -45,7 +45,7 @@ def init(name: Name = "owner") -> None:
 
 
 def _cure(state: Path) -> str:
-    """How to have an approver beside a running engine."""
+    """Say how to get an approver while an engine runs."""
     from fumehood.identity import store as identities
     from fumehood.identity.approvers import ADD
     from fumehood.storage.errors import StoreError
@@ -53,7 +53,7 @@ def _cure(state: Path) -> str:
 
     with suppress(StoreError), reading(state) as connection:
         if identities.all_approvers(connection):
-            return f"It has had its first approver already. To add another: {ADD}."
+            return f"It already has had a first approver. To add another: {ADD}."
     return "Stop it, run `fumehood approvers init` again, and start it."
 
 
@@ -64,7 +64,7 @@ def _show(credential: str) -> None:
 @approvers.command("add")
 def add(
     name: Name,
-    admin: Annotated[bool, typer.Option("--admin", help="May change authority, too.")] = False,
+    admin: Annotated[bool, typer.Option("--admin", help="May also administer.")] = False,
     credential_stdin: CredentialStdin = False,
     socket: ControlSocketPath = None,
 ) -> None:
@@ -81,7 +81,7 @@ def list_approvers(
     credential_stdin: CredentialStdin = False,
     socket: ControlSocketPath = None,
 ) -> None:
-    """List those who have authority now."""
+    """List the current approvers."""
     from fumehood.cli.show import show_json, wants_json
     from fumehood.cli.tables import Field, show_table
 
@@ -103,6 +103,6 @@ def remove(
     credential_stdin: CredentialStdin = False,
     socket: ControlSocketPath = None,
 ) -> None:
-    """Take an approver's authority back at once."""
+    """Remove an approver immediately."""
     with controlling(socket, credential_stdin=credential_stdin) as client:
         client.approvers.remove(name)

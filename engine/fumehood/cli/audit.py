@@ -1,7 +1,7 @@
-"""`fumehood audit`: look through the audit chain, copy it out, give it a new key.
+"""`fumehood audit`: verify and export the audit chain, and rotate its key.
 
-`verify` and `export` read the state directory itself, as its owner, whether an engine runs or
-not: what is to be checked is not asked to check itself.
+`verify` and `export` read the state directory directly, as its owner, whether an engine runs or
+not: the engine under audit is not asked to check itself.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fumehood.cli.control import AsJson, CredentialStdin
 from fumehood.cli.escaping import say, visible
 from fumehood.cli.exits import ExitCode, fail
-from fumehood.cli.moments import moment
-from fumehood.cli.reach import ControlSocketPath, controlling
+from fumehood.cli.options import AsJson, ControlSocketPath, CredentialStdin, moment
+from fumehood.cli.reach import controlling
 from fumehood.cli.settings import read_config
 
 if TYPE_CHECKING:
@@ -37,24 +36,27 @@ Files = list[Path] | None
 def verify(
     anchor: Annotated[
         Files,
-        typer.Option(help="A file of anchors that was kept elsewhere, or a JSON log; repeatable."),
+        typer.Option(help="A file of anchors kept elsewhere, or a JSON log; repeatable."),
     ] = None,
     export: Annotated[
-        Path | None, typer.Option(help="Look through this export, not the state directory.")
+        Path | None, typer.Option(help="Verify this export instead of the state directory.")
     ] = None,
     key: Annotated[
-        Files, typer.Option(help="A copy of a key; repeatable. Default: those beside the state.")
+        Files,
+        typer.Option(help="A copy of a key; repeatable. Default: those in the state directory."),
     ] = None,
-    part: Annotated[bool, typer.Option("--part", help="The export is a part of a chain.")] = False,
+    part: Annotated[
+        bool, typer.Option("--part", help="The export is only part of a chain.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find what was changed, removed, inserted or reordered, and a tail cut before an anchor."""
+    """Detect changed, removed, inserted or reordered rows, and a tail cut before an anchor."""
     from fumehood.audit.verify import report
     from fumehood.cli.show import show_json, wants_json
     from fumehood.engine_audit import shown_verdict
 
     if part and export is None:
-        fail("--part goes with --export.", ExitCode.USAGE)
+        fail("--part needs --export.", ExitCode.USAGE)
     with _in_words():
         verdict = _verdict(anchor or [], export, key or [], part=part)
     if wants_json(as_json):
@@ -64,7 +66,7 @@ def verify(
             say(visible(line))
     if verdict.anchors == 0:
         print(
-            "No anchor was compared: rows that were cut off at the end are not found. Give one "
+            "No anchor was compared, so rows cut off at the end cannot be detected. Give one "
             "that was kept elsewhere with --anchor.",
             file=sys.stderr,
         )
@@ -76,15 +78,17 @@ def verify(
 def export(
     since: Annotated[
         str | None,
-        typer.Option(help="Not before: an age (10m, 1h, 7d) or a time (2026-01-31T09:30)."),
+        typer.Option(help="From this age (10m, 1h, 7d) or time (2026-01-31T09:30) on."),
     ] = None,
     until: Annotated[str | None, typer.Option(help="Before this age or time.")] = None,
     with_verifier: Annotated[
         Path | None,
-        typer.Option(help="Put a program that verifies exports, and the anchors, here."),
+        typer.Option(
+            help="Put a program that verifies exports, and the anchors, into this directory."
+        ),
     ] = None,
 ) -> None:
-    """Write the chain to standard output, as JSON Lines that can be verified elsewhere."""
+    """Write the chain to standard output as JSON Lines, which can be verified elsewhere."""
     from fumehood.audit.offline import exported
     from fumehood.audit.verify import export_line
 
@@ -107,7 +111,7 @@ def rotate(
     credential_stdin: CredentialStdin = False,
     socket: ControlSocketPath = None,
 ) -> None:
-    """Go on under a new key. Needs a credential with admin, and a running engine."""
+    """Continue the chain under a new key. Needs a credential with admin and a running engine."""
     from fumehood.cli.show import show_json, wants_json
 
     with controlling(socket, credential_stdin=credential_stdin, as_json=as_json) as client:
@@ -115,8 +119,8 @@ def rotate(
     if wants_json(as_json):
         show_json(rotation.model_dump(mode="json"))
         return
-    say(f"From row {rotation.seq + 1} on the chain is under the key {rotation.key_id}.")
-    say(f"Keep audit-{rotation.previous_key_id}.key: earlier rows are verified with it.")
+    say(f"From row {rotation.seq + 1} on, the chain uses the key {rotation.key_id}.")
+    say(f"Keep audit-{rotation.previous_key_id}.key: earlier rows need it for verification.")
 
 
 def _verdict(anchor: list[Path], export: Path | None, key: list[Path], *, part: bool) -> Verdict:
@@ -139,14 +143,14 @@ def _verdict(anchor: list[Path], export: Path | None, key: list[Path], *, part: 
 
 
 def _some(anchors: list[Anchor], path: Path) -> list[Anchor]:
-    """A file that was given for its anchors and has none would vouch for anything."""
+    """Refuse a file without anchors: it would vouch for anything."""
     if not anchors:
         fail(f"There are no anchors in {path}.", ExitCode.USAGE)
     return anchors
 
 
 def _put_verifier(state: Path, directory: Path) -> None:
-    """The very code that `audit verify` runs: it needs nothing but Python."""
+    """Copy the code that `audit verify` runs; it needs only Python."""
     from fumehood.audit import anchors as audit_anchors
     from fumehood.audit import verify as audit_verify
 
@@ -158,7 +162,7 @@ def _put_verifier(state: Path, directory: Path) -> None:
 
 
 def _require_readable(state: Path) -> None:
-    """End with a cure where an engine's state is not there, or not this user's to read."""
+    """Exit with a remedy if the state directory is missing or not readable."""
     cure = "Set FUMEHOOD_HOME to the engine's state directory, or run this as the engine's user."
     try:
         owner = state.stat().st_uid
@@ -166,9 +170,9 @@ def _require_readable(state: Path) -> None:
     except (FileNotFoundError, NotADirectoryError):
         fail(f"There is no state directory {state}. {cure}", ExitCode.UNAVAILABLE)
     except PermissionError:
-        fail(f"You may not look into {state}. {cure}", ExitCode.UNAVAILABLE)
+        fail(f"You may not enter {state}. {cure}", ExitCode.UNAVAILABLE)
     except OSError:
-        return  # what reads there says it
+        return  # reading it reports the error
     if not is_readable:
         whose = "" if owner == os.geteuid() else f": it belongs to the user {owner}"
         fail(f"You may not read the state directory {state}{whose}. {cure}", ExitCode.UNAVAILABLE)

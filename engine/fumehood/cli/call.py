@@ -1,4 +1,4 @@
-"""`fumehood call`: one call, through the daemon or, with `--local`, without one."""
+"""`fumehood call`: one call, through the daemon or, with `--local`, in an embedded engine."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import typer
 from fumehood.cli.answers import document_of
 from fumehood.cli.escaping import say, visible
 from fumehood.cli.exits import ExitCode, exit_code_of, fail, require_tool_name
+from fumehood.cli.options import SocketPath
 from fumehood.cli.plain_values import PlainCommand
-from fumehood.cli.reach import SocketPath, call_once, calling
+from fumehood.cli.reach import call_once, calling
 from fumehood.core.errors import RequiresHumanApproval
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
@@ -29,23 +30,23 @@ SECONDS = re.compile(r"-?[0-9.]+[smhd]?", re.ASCII)
 
 
 class CallCommand(PlainCommand):
-    """`--wait` may stand without a value, which options of the library cannot."""
+    """Accept `--wait` without a value, which typer's options do not."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Give it one; a number that follows was meant for it."""
+        """Add the default value; reject a number after `--wait`, which was meant as its value."""
         end = args.index("--") if "--" in args else len(args)
         for option, after in pairwise(args[:end]):
             if option == "--wait" and SECONDS.fullmatch(after):
                 ctx.fail(
-                    f"--wait takes seconds only after an equals sign: --wait={after}. Alone it "
-                    "waits as long as the engine lets you."
+                    f"--wait takes seconds only after an equals sign: --wait={after}. Without "
+                    "a value it waits as long as the engine allows."
                 )
         given = [f"--wait={WAIT_AS_LONG_AS_ALLOWED}" if a == "--wait" else a for a in args[:end]]
         return super().parse_args(ctx, given + args[end:])
 
 
 COMMAND_CLASS = CallCommand
-"""What `fumehood.cli.main` builds the command with."""
+"""The class that `fumehood.cli.main` builds the command with."""
 
 
 def call(
@@ -53,29 +54,32 @@ def call(
     arguments: Annotated[
         str, typer.Argument(help="Arguments as JSON, @FILE, or - for standard input.")
     ] = "{}",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would happen.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would happen; run nothing.")
+    ] = False,
     local: Annotated[
         bool, typer.Option("--local", help="Embed an engine for this call; no daemon, no state.")
     ] = False,
     timeout: Annotated[float | None, typer.Option(help="Seconds the tool may run.")] = None,
     memory: Annotated[int | None, typer.Option(help="MB of memory the tool may use.")] = None,
-    agent: Annotated[str | None, typer.Option(help="The agent that the call is made for.")] = None,
-    session: Annotated[str | None, typer.Option(help="The session that it is made in.")] = None,
+    agent: Annotated[str | None, typer.Option(help="The agent to make the call for.")] = None,
+    session: Annotated[str | None, typer.Option(help="The session to make the call in.")] = None,
     idempotency_key: Annotated[
         str | None,
         typer.Option(
             metavar="KEY",
-            help="Run it once however often it is sent with this key; auto makes one of the call.",
+            help="Run the call once per key, however often it is sent; auto derives the key "
+            "from the call.",
         ),
     ] = None,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Ask for debug_info (the configuration must allow it).")
+        bool, typer.Option("--debug", help="Request debug_info (the configuration must allow it).")
     ] = False,
     wait: Annotated[
         str | None,
         typer.Option(
             metavar="[=SECONDS]",
-            help="Wait for a human's yes where one is needed, as long as the engine lets you.",
+            help="Wait for approval if it is needed, for as long as the engine allows.",
         ),
     ] = None,
     stream: Annotated[
@@ -86,8 +90,8 @@ def call(
 ) -> None:
     """Call a tool and show its envelope.
 
-    With --stream what the tool prints is shown as it comes, each stream on its own; where the
-    envelope is shown as JSON both go to standard error. Ctrl-C then cancels the call.
+    With --stream, output is shown as it arrives, each stream on its own; if the envelope is shown
+    as JSON, both go to standard error. Ctrl-C then cancels the call.
 
     Exit status: 0 success, 1 the tool failed, 2 wrong usage, 3 waiting for approval,
     4 engine or sandbox unavailable.
@@ -100,7 +104,7 @@ def call(
     if local and socket is not None:
         fail("--local needs no socket.", ExitCode.USAGE)
     if local and wait is not None:
-        fail("--local asks nobody.", ExitCode.USAGE)
+        fail("--local has no approvals.", ExitCode.USAGE)
     if local and idempotency_key is not None:
         fail("--local keeps no idempotency keys.", ExitCode.USAGE)
     if local and session is not None:
@@ -135,14 +139,14 @@ def call(
 
 
 def say_how_to_approve(answer: JsonObject) -> None:
-    """Where the call waits for a human: what that human does, and where its answer will be."""
+    """If the call waits for approval, say how to approve it and how to get its answer."""
     error = answer["error"]
     if error is None or error.get("approval_id") is None:
         return
     if error["code"] != RequiresHumanApproval.code:
         return
     lines = [
-        f"The call waits for a yes: {error['approval_id']}",
+        f"The call waits for approval: {error['approval_id']}",
         f"An approver runs:  fumehood approvals approve {error['approval_id']}",
         f"Its answer then:   fumehood calls answer {answer['metadata']['call_id']}",
     ]
@@ -166,7 +170,7 @@ def _options(**given: Any) -> dict[str, Any]:
 
 
 def read_arguments(given: str) -> JsonObject:
-    """JSON from the command line, a file or standard input; strict, and an object."""
+    """Read a strict JSON object from the command line, a file or standard input."""
     try:
         raw = _raw(given)
     except OSError as error:
@@ -194,7 +198,7 @@ def _raw(given: str) -> bytes:
 
 
 def _call_locally(tool: str, arguments: JsonObject, options: dict[str, Any]) -> Envelope:
-    """An engine for one call with a throw-away state directory; dangerous tools are refused."""
+    """Run one call in an embedded engine with temporary state; dangerous tools are refused."""
     import anyio
 
     from fumehood.cli.settings import read_config

@@ -1,4 +1,4 @@
-"""`fumehood calls list|show|tail|cancel`: what was called, by the running engine's own log."""
+"""`fumehood calls list|show|answer|cancel|tail`: the call log of the running engine."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ import typer
 
 from fumehood.cli.escaping import say
 from fumehood.cli.exits import ExitCode, exit_code_of, fail
-from fumehood.cli.moments import moment as read_moment
-from fumehood.cli.reach import SocketPath, calling
+from fumehood.cli.options import AsJson, SocketPath
+from fumehood.cli.options import moment as read_moment
+from fumehood.cli.reach import calling
 from fumehood.core.call_log import DEFAULT_PAGE, MAX_PAGE, CallRecord
 
 if TYPE_CHECKING:
     from fumehood.client import Client
 
-calls = typer.Typer(help="The calls that the running engine has kept.", no_args_is_help=True)
+calls = typer.Typer(help="The call log of the running engine.", no_args_is_help=True)
 
 MAX_LISTED = 1000
 POLL_S = 0.5
 
 Since = Annotated[
     str | None,
-    typer.Option(help="Not before: an age (30s, 10m, 1h, 7d) or a time (2026-01-31T09:30)."),
+    typer.Option(help="From this age (30s, 10m, 1h, 7d) or time (2026-01-31T09:30) on."),
 ]
 Agent = Annotated[str | None, typer.Option(help="Calls made as this agent.")]
 Tool = Annotated[str | None, typer.Option(help="Calls of this tool: name or name@version.")]
-Code = Annotated[str | None, typer.Option(help="Calls that ended so: OK, or an error's code.")]
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
+Code = Annotated[str | None, typer.Option(help="Calls with this result: OK, or an error code.")]
 
 
 @calls.command("list")
@@ -40,7 +40,7 @@ def list_calls(
     agent: Agent = None,
     tool: Tool = None,
     code: Code = None,
-    limit: Annotated[int, typer.Option(min=1, max=MAX_LISTED, help="At most so many.")] = (
+    limit: Annotated[int, typer.Option(min=1, max=MAX_LISTED, help="Maximum number to list.")] = (
         DEFAULT_PAGE
     ),
     as_json: AsJson = False,
@@ -80,9 +80,9 @@ def show_answer(
     as_json: AsJson = False,
     socket: SocketPath = None,
 ) -> None:
-    """Show the answer of a call of yours that a human was asked about.
+    """Show the answer of a call of yours that needed approval.
 
-    Exit status: as of the call itself; 3 while it waits.
+    Exit status: that of the call; 3 while it waits.
     """
     from fumehood.cli.show import show_envelope, wants_json
 
@@ -92,7 +92,7 @@ def show_answer(
         show_envelope(found.envelope, as_json=wants_json(as_json))
         raise typer.Exit(exit_code_of(found.envelope))
     if found.approval is None:
-        fail("Answers are kept of calls that a human was asked about.", ExitCode.TOOL_FAILED)
+        fail("Answers are kept only for calls that needed approval.", ExitCode.TOOL_FAILED)
     state = found.approval.state.value
     say(f"There is no answer yet: {found.approval.id} is {state}.", to_stderr=True)
     raise typer.Exit(ExitCode.WAITING_FOR_APPROVAL)
@@ -104,7 +104,7 @@ def cancel_call(
     as_json: AsJson = False,
     socket: SocketPath = None,
 ) -> None:
-    """End a call of yours that runs now; its program is gone when this says so."""
+    """Cancel a running call of yours. Its program has ended when the command returns."""
     from fumehood.cli.show import show_json, wants_json
 
     with calling(socket, as_json=as_json) as client:
@@ -122,12 +122,12 @@ def tail_calls(
     tool: Tool = None,
     code: Code = None,
     limit: Annotated[
-        int, typer.Option(min=0, max=MAX_LISTED, help="Of those that were there before.")
+        int, typer.Option(min=0, max=MAX_LISTED, help="Maximum number of earlier calls to show.")
     ] = DEFAULT_PAGE,
     as_json: AsJson = False,
     socket: SocketPath = None,
 ) -> None:
-    """Show your calls as they end, oldest first, until Ctrl-C. One line a call."""
+    """Show your calls as they end, oldest first, until Ctrl-C. One line per call."""
     from fumehood.cli.show import show_call_line, wants_json
 
     filters = _filters(since, agent, tool, code)
@@ -149,7 +149,7 @@ def _filters(
 def _newest(
     client: Client, filters: dict[str, Any], limit: int, known: str | None = None
 ) -> tuple[list[CallRecord], bool]:
-    """The newest records down to `limit`, or to one that is known; whether there are more."""
+    """Fetch the newest records, up to `limit` or a known one; and whether there are more."""
     found: list[CallRecord] = []
     cursor = None
     while True:
@@ -167,7 +167,7 @@ def _newest(
 def _followed(
     client: Client, filters: dict[str, Any], limit: int, pause: Callable[[], None]
 ) -> Iterator[CallRecord]:
-    """Records as they come, oldest first. By identity, not by time: clocks are set back."""
+    """Yield records as they arrive, oldest first. New ones are found by id: clocks can go back."""
     before, _ = _newest(client, filters, max(limit, 1))
     newest = before[0].call_id if before else None
     yield from reversed(before[:limit])

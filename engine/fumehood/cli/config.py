@@ -1,4 +1,4 @@
-"""`fumehood config show`: the configuration as it takes effect, and where each value comes from."""
+"""`fumehood config show`: the effective configuration, and the source of each value."""
 
 from __future__ import annotations
 
@@ -12,39 +12,40 @@ from urllib.parse import urlsplit
 
 import typer
 
+from fumehood.cli.options import AsJson
 from fumehood.cli.settings import read_config, read_control_path, read_socket_path
 from fumehood.core.json_types import JsonObject
 
 if TYPE_CHECKING:
     from fumehood.config import Config
 
-config = typer.Typer(help="The configuration: what is set, and where.", no_args_is_help=True)
+config = typer.Typer(help="The configuration: values and their sources.", no_args_is_help=True)
 
 KeyPath = tuple[str, ...]
 
 FILE, DEFAULT = KNOWN_SOURCES = ("file", "default")
-"""Where a value comes from; else it is the name of a variable of the environment."""
+"""Sources of values besides environment variables, which are given by name."""
 
 SECRET: frozenset[KeyPath] = frozenset({("webhook", "url")})
-"""Keys whose values may hold a secret: addresses of webhooks often end in one."""
+"""Keys whose values may hold a secret: webhook addresses often end in one."""
 
 
 @config.callback()
 def _group() -> None:
-    """A group of one command would be that command."""
+    """Keep the group: typer would reduce a group of one command to the command."""
 
 
 @config.command("show")
 def show(
     is_set: Annotated[
-        bool, typer.Option("--set", help="Only what the file or a variable sets.")
+        bool, typer.Option("--set", help="Only values set in the file or a variable.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Show every setting, and whether a default, the file or a variable gives it.
+    """Show every setting and its source: default, file or variable.
 
-    It reads what a daemon would read that is started here and now. A running daemon keeps what
-    it read at its start.
+    It reads the configuration as a daemon started here and now would. A running daemon keeps
+    the one it started with.
     """
     from fumehood.cli.show import show_json, wants_json
     from fumehood.config import config_file
@@ -69,14 +70,14 @@ def show(
 
 
 Setting = tuple[KeyPath, Any, str]
-"""A key, its value as JSON has it, and where the value comes from."""
+"""A key, its JSON value, and the source of the value."""
 
 
 def _show(places: JsonObject, settings: list[Setting]) -> None:
     from fumehood.cli.escaping import json_line, visible
     from fumehood.cli.tables import Field, show_table
 
-    absent = "" if places["file_is_there"] else " (there is none)"
+    absent = "" if places["file_is_there"] else " (does not exist)"
     print(f"configuration file  {visible(places['file'])}{absent}")
     print(f"state directory     {visible(places['state_directory'])}")
     print(f"sockets             {visible(places['socket'])}")
@@ -110,7 +111,7 @@ def _masked(path: KeyPath, value: Any) -> Any:
 
 
 def _source(path: KeyPath, document: Mapping[str, Any]) -> str:
-    """The environment wins over the file; a table may be set as JSON in one variable."""
+    """Find the source. The environment overrides the file; one variable may set a whole table."""
     from fumehood.config import variable_of
 
     variables = {name.upper(): value for name, value in os.environ.items() if value}

@@ -1,12 +1,14 @@
-"""`fumehood doctor`: what this host lacks, each with its cure."""
+"""`fumehood doctor`: check this host, and name a remedy for every problem."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
+import shutil
 import sys
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -14,19 +16,37 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fumehood.cli.doctor_checks import Finding, Verdict
+from fumehood.cli.escaping import printable
 from fumehood.cli.exits import ExitCode, fail
-from fumehood.cli.finding import Finding, Verdict
-from fumehood.cli.reach import SocketPath
+from fumehood.cli.options import AsJson, SocketPath
+from fumehood.cli.show import styled
 from fumehood.config import Config, ConfigError, config_file, load_config
 
 if TYPE_CHECKING:
     from fumehood.sandbox.process.interpreter import InterpreterWall
     from fumehood.sandbox.process.jail import JailWall
 
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 INTERPRETERS = {"asteval": (1, 0, 10), "RestrictedPython": (8, 4)}
 """Oldest version of each that may be used. Earlier ones have published escapes."""
+
+GROUPS = {
+    "Host": ("platform", "python", "asteval", "RestrictedPython"),
+    "Engine": ("configuration", "state directory", "daemon"),
+    "Authority": ("approvers", "policy", "webhook", "audit key"),
+    "Limits": ("interpreter:", "jail:"),
+    "Docker": ("docker", "docker:"),
+    "Images": ("image:",),
+    "Tools": ("tools", "tools directory"),
+}
+"""Title → names of checks, or prefixes ending in a colon."""
+
+COLOURS: dict[Verdict, str] = {"ok": "32", "warning": "33", "missing": "31"}
+"""*Source*: ECMA-48, SGR."""
+
+VERDICT_COLUMNS = 9
+INDENT = " " * (VERDICT_COLUMNS + 2)
 
 
 def doctor(
@@ -34,8 +54,8 @@ def doctor(
         bool,
         typer.Option(
             "--attack",
-            help="Attack this host's own walls, safely, and show what held. Exit status 0: all "
-            "held; 1: something failed; 4: something that should be here could not be tried.",
+            help="Attack this host's own walls, safely, and show which held. Exit status 0: all "
+            "held; 1: one failed; 4: one that should be here could not be tried.",
         ),
     ] = False,
     wall: Annotated[
@@ -43,18 +63,18 @@ def doctor(
         typer.Option(help="Attack this wall only: interpreter, jail or container. Repeatable."),
     ] = None,
     runtime: Annotated[
-        str | None, typer.Option(help="Attack containers of this runtime of Docker's only.")
+        str | None, typer.Option(help="Attack only containers of this Docker runtime.")
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A few attacks of each kind, in some 15 s at most.")
+        bool, typer.Option("--quick", help="A few attacks of each kind, in at most about 15 s.")
     ] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="Show each check in full, also where all is well.")
+        bool, typer.Option("--verbose", help="Show every check in full, not only problems.")
     ] = False,
     as_json: AsJson = False,
     socket: SocketPath = None,
 ) -> None:
-    """Check this host. Exit status 1 where something is missing."""
+    """Check this host. Exit status 1 if something is missing."""
     from fumehood.cli.show import wants_json
 
     if attack:
@@ -62,13 +82,11 @@ def doctor(
 
         attack_walls(wall or [], runtime, quick=quick, as_json=wants_json(as_json))
     if wall or runtime is not None or quick:
-        fail("--wall, --runtime and --quick belong to --attack.", ExitCode.USAGE)
+        fail("--wall, --runtime and --quick need --attack.", ExitCode.USAGE)
     findings = list(_examine(socket))
     if wants_json(as_json):
         _show_json(findings)
     else:
-        from fumehood.cli.doctor_view import show_findings
-
         show_findings(findings, verbose=verbose)
     if any(finding.verdict == "missing" for finding in findings):
         raise typer.Exit(ExitCode.TOOL_FAILED)
@@ -124,10 +142,10 @@ def _library(name: str, oldest: tuple[int, ...]) -> Finding:
 def _state(config: Config) -> Finding:
     path = config.state_directory
     if not path.exists():
-        return Finding("state directory", "ok", f"{path} will be made by `fumehood serve`")
+        return Finding("state directory", "ok", f"{path} will be created by `fumehood serve`")
     found = path.stat()
     if found.st_uid != os.geteuid() and config.mode == "service":
-        # As it should be; what of it cannot be looked at is said below.
+        # As it should be; the checks of its contents say what they cannot read.
         return Finding("state directory", "ok", f"{path}, the service's own")
     if found.st_uid != os.geteuid():
         cure = "Set FUMEHOOD_HOME to a directory of your own."
@@ -159,7 +177,7 @@ def _socket(config: Config) -> Finding:
 
 
 def _authority(config: Config) -> Iterator[Finding]:
-    from fumehood.cli.doctor_authority import authority_findings
+    from fumehood.cli.doctor_checks import authority_findings
 
     yield from authority_findings(config)
 
@@ -171,14 +189,14 @@ def _interpreter(config: Config) -> Iterator[Finding]:
 
 
 def _jail(config: Config) -> Iterator[Finding]:
-    """What is missing here takes sandboxed functions away, and nothing else."""
+    """Without a jail only sandboxed functions are unavailable, so faults are warnings."""
     from fumehood.sandbox.process.jail import JailWall
 
     yield from _wall("jail", JailWall(limits=config.jail_limits), "warning")
 
 
 def _wall(name: str, wall: InterpreterWall | JailWall, if_not: Verdict) -> Iterator[Finding]:
-    """Start a guest of its own, which attacks its own wall before it says what holds."""
+    """Start a guest, which attacks its own wall before it reports which limits hold."""
     import anyio
 
     from fumehood.core.limits import Limit
@@ -197,12 +215,12 @@ def _wall(name: str, wall: InterpreterWall | JailWall, if_not: Verdict) -> Itera
                 found = "enforced: by the same means as wall_time"
             yield Finding(f"{name}: {limit}", "ok", found)
         else:
-            found = "an attack on it did not fail as it must"
+            found = "an attack on it succeeded, or failed in an unexpected way"
             yield Finding(f"{name}: {limit}", if_not, found, wall.cure)
 
 
 def _docker(config: Config) -> Iterator[Finding]:
-    from fumehood.cli.doctor_docker import docker_findings
+    from fumehood.cli.doctor_checks import docker_findings
 
     yield from docker_findings(config.container, config.sessions, config.own_images)
 
@@ -215,7 +233,7 @@ def _tools(config: Config) -> Finding:
     faults = discover(index, config.host_tools)
     if faults:
         words = "; ".join(f"{fault.entry_point}: {fault.reason}" for fault in faults)
-        return Finding("tools", "warning", f"left out: {words}", "Mend or uninstall the package.")
+        return Finding("tools", "warning", f"left out: {words}", "Fix or uninstall the package.")
     names = ", ".join(tool.definition.name for tool in index)
     if not names:
         return Finding("tools", "missing", "none are installed", "Reinstall fumehood.")
@@ -223,14 +241,14 @@ def _tools(config: Config) -> Finding:
 
 
 def _tools_directory(config: Config) -> Iterator[Finding]:
-    """Read the definitions anew. Names that other sources have are the daemon's to see."""
+    """Read the definitions again. Only the daemon sees clashes with names of other sources."""
     from fumehood.registry.directory import ToolDirectory
 
     if config.tools_directory is None:
         yield Finding("tools directory", "ok", "none is configured")
         return
     contents = ToolDirectory(config.tools_directory).load()
-    cure = "Mend it; a running engine sees the change by itself."
+    cure = "Fix it; a running engine picks up the change."
     for fault in contents.faults:
         what = f"tools directory: {fault.file}" if fault.file is not None else "tools directory"
         yield Finding(what, "warning", fault.reason, cure)
@@ -240,6 +258,52 @@ def _tools_directory(config: Config) -> Iterator[Finding]:
 
 
 def _show_json(findings: list[Finding]) -> None:
-    """One JSON document with a line for each finding, so that `grep` finds it whole."""
+    """Print one JSON document with one line per finding, so that `grep` finds it whole."""
     lines = ",\n".join(json.dumps(asdict(finding)) for finding in findings)
     print(f"[\n{lines}\n]")
+
+
+def show_findings(findings: Sequence[Finding], *, verbose: bool) -> None:
+    """Show every finding in full, or only problems and a count of the others."""
+    for finding in findings:
+        if verbose or not _is_well(finding):
+            _show(finding.verdict, f"{finding.check}: {finding.found}")
+            if finding.cure:
+                print(_wrapped(f"{INDENT}Remedy: {finding.cure}"))
+    if not verbose:
+        for line in _groups(findings):
+            _show("ok", line)
+        print("Every check in full: fumehood doctor --verbose")
+
+
+def _is_well(finding: Finding) -> bool:
+    """Whether it needs no attention. An optional missing image is ok, but has a remedy."""
+    return finding.verdict == "ok" and not finding.cure
+
+
+def _groups(findings: Sequence[Finding]) -> Iterator[str]:
+    for title, begins in GROUPS.items():
+        members = [one for one in findings if _begin(one.check) in begins]
+        well = [one.check.partition(": ")[2] or one.check for one in members if _is_well(one)]
+        if well and title == "Limits":
+            yield f"{title}: {len(well)} of {len(members)} enforced"
+        elif well:
+            yield f"{title}: {len(well)} of {len(members)} ok: {', '.join(well)}"
+
+
+def _begin(check: str) -> str:
+    head, colon, _ = check.partition(":")
+    return head + colon
+
+
+def _show(verdict: Verdict, text: str) -> None:
+    shown = _wrapped(f"{verdict:<{VERDICT_COLUMNS}}{text}")
+    print(styled(verdict, COLOURS[verdict]) + shown[len(verdict) :])
+
+
+def _wrapped(text: str) -> str:
+    """Wrap to the terminal; a path longer than a line stays whole, to be copied."""
+    return textwrap.fill(
+        printable(text), shutil.get_terminal_size().columns, subsequent_indent=INDENT,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip

@@ -41,12 +41,12 @@ MAX_WHY = 2_000
 
 
 def attack(walls: Sequence[str], runtime: str | None, *, quick: bool, as_json: bool) -> NoReturn:
-    """Run the attacks, show what became of them, and end with the exit code that it means."""
+    """Run the attacks, show the scorecard, and exit with the code of its verdict."""
     unknown = [wall for wall in walls if wall not in WALLS]
     if unknown:
-        fail(f"{unknown[0]!r} is no wall: {', '.join(WALLS)}.", ExitCode.USAGE)
+        fail(f"{unknown[0]!r} is not a wall: {', '.join(WALLS)}.", ExitCode.USAGE)
     if runtime is not None and walls and "container" not in walls:
-        fail("--runtime is of the container wall.", ExitCode.USAGE)
+        fail("--runtime needs the container wall.", ExitCode.USAGE)
     chosen = tuple(walls) or (("container",) if runtime is not None else WALLS)
     scorecard = _run(chosen, runtime, quick=quick)
     if as_json:
@@ -68,14 +68,14 @@ def _run(walls: Sequence[str], runtime: str | None, *, quick: bool) -> Scorecard
     except OSError as error:
         fail(f"Nothing was attacked: {error.strerror or error}.", ExitCode.UNAVAILABLE)
     if scorecard is None:
-        fail("Interrupted. Everything that was made for it is taken away.", ExitCode.UNAVAILABLE)
+        fail("Interrupted. Everything created for the attacks was removed.", ExitCode.UNAVAILABLE)
     return scorecard
 
 
 async def _attack_until_told(
     walls: Sequence[str], runtime: str | None, quick: bool
 ) -> Scorecard | None:
-    """The scorecard; None where a signal came first. Either way nothing is left behind."""
+    """Return the scorecard, or None if a signal came first. Either way nothing is left behind."""
     from fumehood.attack.run import run_attacks
 
     scorecard: Scorecard | None = None
@@ -97,7 +97,7 @@ async def _attack_until_told(
 
 
 def _told() -> Callable[[str, Line], None]:
-    """Say on a terminal's stderr how far it is."""
+    """Show progress on stderr if it is a terminal."""
     if not sys.stderr.isatty():
         return lambda wall, line: None
 
@@ -166,7 +166,7 @@ def _cell(line: Line | None) -> Text:
 
 
 def _show_faults(console: Console, cards: Sequence[WallCard]) -> None:
-    """What is not green, each with its reason and its cure."""
+    """Show everything that did not hold, with reason and remedy."""
     from rich.table import Column, Table
     from rich.text import Text
 
@@ -198,7 +198,7 @@ def _summary(card: WallCard) -> Text:
     from rich.text import Text
 
     if not card.attacks:
-        said = "not here" if card.verdict is Verdict.ABSENT else "could not be tried"
+        said = "not available" if card.verdict is Verdict.ABSENT else "could not be tried"
         words = printable(f"{card.name}: {said}. {card.why} {card.cure}".rstrip())
         return Text(words, style=COLOURS[card.verdict])
     counts = ", ".join(

@@ -1,9 +1,9 @@
-"""A stranger's text on a terminal: what that would obey, or not show, is shown as what it is.
+"""Untrusted text on a terminal: control, invisible and misleading characters are escaped.
 
-Everything that a command prints and did not think up itself goes through here: what an engine
-answers, what a program writes, names, reasons, files. Invariant: no character comes out that moves
-the cursor, colours, shows nothing, paints over another or turns the direction of reading. There
-is one way to write such a character, `\\u{202e}`, also within JSON.
+All text that does not come from the command line's own code goes through here: answers, program
+output, names, reasons, files. Invariant: no character is written that moves the cursor, changes
+colour, is invisible, overlaps another or changes the text direction. Such a character is always
+written as `\\u{202e}`, also within JSON.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import re
 import sys
 import unicodedata
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TextIO
 
 MAX_MARKS_IN_A_ROW = 3
-"""Accents on one letter: what languages need. More of them paint over other lines."""
+"""Accents on one letter, as languages need. More would overlap other lines."""
 
 _SHOW_NOTHING = frozenset(
     {0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0}
@@ -31,32 +31,32 @@ _SHORT_ESCAPES = {r"\b": r"\u{0008}", r"\f": r"\u{000c}", r"\r": r"\u{000d}"}
 
 
 def visible(text: str) -> str:
-    """One line of a stranger's text: its line ends and tabs are escaped, too."""
+    """Escape untrusted text to one line, including line ends and tabs."""
     return "".join(shown for _, shown in escapes(text, breaks=False))
 
 
 def printable(text: str) -> str:
-    """A stranger's text with the lines that it has."""
+    """Escape untrusted text; line ends and tabs stay."""
     return "".join(shown for _, shown in escapes(text, breaks=True))
 
 
 def indented(text: str) -> str:
-    """A stranger's text behind words of ours: no line of it begins where one of ours could."""
+    """Escape untrusted text and indent its further lines, so that none can pass for ours."""
     return printable(text).replace("\n", "\n    ")
 
 
 def json_line(value: Any) -> str:
-    """A value as JSON on one line, to be read by people."""
+    """Format a value as JSON on one line, for people."""
     return visible(_one_style(json.dumps(value, ensure_ascii=False, allow_nan=False)))
 
 
 def json_lines(value: Any) -> str:
-    """A value as JSON on several lines, to be read by people. Its line ends are JSON's own."""
+    """Format a value as indented JSON, for people."""
     return printable(_one_style(json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2)))
 
 
 def json_document(value: Any) -> str:
-    """A value as JSON to be read by programs, on a terminal all the same: still JSON."""
+    """Format a value as valid JSON that is also safe on a terminal."""
     document = json.dumps(value, ensure_ascii=False, indent=2)
     return "".join(
         char if shown == char else json.dumps(char)[1:-1]
@@ -65,12 +65,22 @@ def json_document(value: Any) -> str:
 
 
 def say(text: str, *, to_stderr: bool = False) -> None:
-    """Print words that a stranger's are among."""
+    """Print a message that may contain untrusted text."""
     print(printable(text), file=sys.stderr if to_stderr else sys.stdout)
 
 
+def write(stream: TextIO, text: str) -> None:
+    """Write untrusted text: escaped on a terminal, unchanged elsewhere."""
+    if stream.isatty():
+        stream.write(printable(text))
+    else:
+        stream.flush()
+        stream.buffer.write(text.encode("utf-8", "replace"))
+    stream.flush()
+
+
 def escapes(text: str, *, breaks: bool) -> Iterator[tuple[str, str]]:
-    """Each character and how it is shown; with `breaks` line ends and tabs stay."""
+    """Yield each character and its escaped form; with `breaks`, line ends and tabs stay."""
     marks = 0
     can_carry = False
     for char in text:
@@ -85,12 +95,12 @@ def escapes(text: str, *, breaks: bool) -> Iterator[tuple[str, str]]:
 
 
 def _is_seen(char: str) -> bool:
-    """No control, format, private or separating character but the space, and not empty."""
+    """Whether a character is visible: no control, format, private or separator, and not blank."""
     return char.isprintable() and ord(char) not in _SHOW_NOTHING
 
 
 def _one_style(document: str) -> str:
-    """JSON's own escapes of characters that are not shown, written as ours are."""
+    """Rewrite JSON's escapes of invisible characters in our form."""
 
     def ours(found: re.Match[str]) -> str:
         if found[2] is not None:

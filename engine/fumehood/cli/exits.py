@@ -1,4 +1,4 @@
-"""Exit codes of the command line, and the one way to end with a message."""
+"""Exit codes of the command line, and ending a command with a message."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ExitCode(IntEnum):
-    """What a script can branch on."""
+    """Exit codes for scripts."""
 
     SUCCESS = 0
     TOOL_FAILED = 1
@@ -29,9 +29,9 @@ class ExitCode(IntEnum):
 
 
 def exit_code_of(envelope: Envelope | JsonObject) -> int:
-    """The exit code that an answer stands for; a tool's own error code is 1.
+    """Return the exit code of an answer; a tool's own error code is 1.
 
-    A call waits for a human only where it names its approval: without anybody to ask it is refused.
+    A call waits for approval only if it names the approval; otherwise nobody could be asked.
     """
     error = document_of(envelope)["error"]
     if error is None:
@@ -43,14 +43,15 @@ def exit_code_of(envelope: Envelope | JsonObject) -> int:
 
 
 def require_tool_name(reference: str) -> None:
-    """End with a usage message where this can be no tool's name."""
+    """End with a usage error if this is not a valid tool name."""
     if not re.fullmatch(NAME_PATTERN.strip("^$") + r"(@[0-9A-Za-z.+-]+)?", reference):
         fail(f"{reference[:80]!r} is not a tool's name (or name@version).", ExitCode.USAGE)
 
 
 def fail(message: str, code: ExitCode) -> NoReturn:
-    """Say why on stderr (on stdout where that is closed) and end. A server's or an index's own
-    words may be part of it, which a terminal must not obey.
+    """Print a message on stderr (on stdout if that is closed) and exit.
+
+    The message is escaped, since it may contain text of a server or an index.
     """
     say(message, to_stderr=True)
     raise typer.Exit(code)

@@ -1,36 +1,37 @@
-"""`fumehood images build|list|new|remove`: what containers are made from. No daemon is asked."""
+"""`fumehood images build|list|new|remove`: container images. Works without a daemon."""
 
 from __future__ import annotations
 
 import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fumehood.cli.escaping import visible
 from fumehood.cli.exits import ExitCode, fail
-from fumehood.cli.image_building import build, open_engine, progress
-from fumehood.cli.moments import age
+from fumehood.cli.options import AsJson, age
 from fumehood.core.json_types import JsonObject
 
 if TYPE_CHECKING:
     import docker
 
+    from fumehood.sandbox.images.build import Built
     from fumehood.sandbox.images.catalog import Image
     from fumehood.sandbox.images.own_image import ImageRequest
     from fumehood.sandbox.images.recipe import Recipe
 
-images = typer.Typer(help="The images that containers are made from.", no_args_is_help=True)
+images = typer.Typer(help="The images that containers run.", no_args_is_help=True)
 
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 Base = Annotated[
     str | None,
     typer.Option(
-        help="A Debian image as REF@sha256:DIGEST to start from, instead of an own root file "
-        "system; it is fetched, and packages are installed over the network."
+        help="A Debian base image as REF@sha256:DIGEST, instead of building a root file "
+        "system; it is pulled, and packages are installed over the network."
     ),
 ]
 
@@ -38,15 +39,15 @@ Base = Annotated[
 @images.command("build")
 def build_images(
     name: Annotated[
-        str | None, typer.Argument(help="which image; by default those of the configuration")
+        str | None, typer.Argument(help="Image to build; default: those in the configuration.")
     ] = None,
     base: Base = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Build all of it anew, with packages of today.")
+        bool, typer.Option("--force", help="Rebuild everything, with today's packages.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Build what is missing or out of date. Without `--base` it needs root and mmdebstrap."""
+    """Build missing or outdated images. Without `--base` this needs root and mmdebstrap."""
     from fumehood.cli.show import show_json, wants_json
     from fumehood.sandbox.images.builder import building_noted
 
@@ -55,7 +56,7 @@ def build_images(
     recipes = _recipes(name, base or "", own)
     client = open_engine()
     with building_noted(client, [recipe.name for recipe in recipes]):
-        built = [build(client, recipe, own, force=force, since=started) for recipe in recipes]
+        built = [_build(client, recipe, own, force=force, since=started) for recipe in recipes]
     made = sum(result.made_guest for result in built)
     if len(built) > 1 and made:
         print(f"{made} images in {time.time() - started:.1f} s", file=sys.stderr)
@@ -65,27 +66,25 @@ def build_images(
 
 @images.command("new")
 def new_image(
-    name: Annotated[str, typer.Argument(help="what it is called")],
+    name: Annotated[str, typer.Argument(help="Name of the image.")],
     requirements: Annotated[
         Path | None,
         typer.Option(
             "--requirements",
-            help="A file with packages of the Python index: names, extras, versions, markers.",
+            help="A requirements file of Python packages: names, extras, versions, markers.",
         ),
     ] = None,
     packages: Annotated[
-        list[str] | None, typer.Option("--package", help="A Debian package; several may be given.")
+        list[str] | None, typer.Option("--package", help="A Debian package; repeatable.")
     ] = None,
-    below: Annotated[
-        str, typer.Option("--from", help="Which image of ours it has everything of.")
-    ] = "python-data",
+    below: Annotated[str, typer.Option("--from", help="The image to build on.")] = "python-data",
     base: Base = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Make one anew that is there already.")
+        bool, typer.Option("--replace", help="Replace an existing image of this name.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make an image of your own from lists of packages: lock them, download them, build it."""
+    """Make your own image from lists of packages: lock, download, build."""
     from fumehood.cli.show import show_json, wants_json
     from fumehood.sandbox.images.own_image import ImageRequest
 
@@ -93,7 +92,7 @@ def new_image(
     wish = ImageRequest(name, text, tuple(packages or ()), below)
     image = _make(wish, base or "", replace=replace)
     print(
-        f'It is used by `sessions new --image {name}`, or with [container.images] python = "{name}"'
+        f'Use it with `sessions new --image {name}`, or set [container.images] python = "{name}"'
         " in the configuration.",
         file=sys.stderr,
     )
@@ -104,12 +103,14 @@ def new_image(
 @images.command("remove")
 def remove_images(
     name: Annotated[
-        str | None, typer.Argument(help="which image; old ones where none is named")
+        str | None, typer.Argument(help="Image to remove; default: old images.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove an image, and its folder where it is your own; without a name what no engine of this
-    version uses and is older than a week. What a container uses stays.
+    """Remove an image, and the folder of an own image.
+
+    Without a name, remove images that this version of the engine does not use and that are older
+    than a week. Images that containers use stay.
     """
     from docker.errors import DockerException
     from requests.exceptions import RequestException
@@ -135,7 +136,7 @@ def remove_images(
         gone |= remove_unused(client, idle_roots(client, own))
         users = users_of(client, tops - gone)
     except (DockerException, RequestException):
-        fail("Docker did not remove them.", ExitCode.UNAVAILABLE)
+        fail("Docker could not remove the images.", ExitCode.UNAVAILABLE)
     if name is not None and not tops - gone:
         _remove_folder(own, name)
     kept = named - gone
@@ -148,7 +149,7 @@ def remove_images(
 
 @images.command("list")
 def list_images(as_json: AsJson = False) -> None:
-    """List the images that there are, newest first."""
+    """List existing images, newest first."""
     from docker.errors import DockerException
     from requests.exceptions import RequestException
 
@@ -158,7 +159,7 @@ def list_images(as_json: AsJson = False) -> None:
     try:
         found = listed(open_engine(), own=_own_images())
     except (DockerException, RequestException):
-        fail("Docker did not say which images there are.", ExitCode.UNAVAILABLE)
+        fail("Docker could not list the images.", ExitCode.UNAVAILABLE)
     if wants_json(as_json):
         show_json([_document(image) for image in found])
     elif not found:
@@ -174,7 +175,7 @@ def _own_images() -> Path:
 
 
 def _recipes(name: str | None, base: str, own: Path) -> list[Recipe]:
-    """The named one, or those that the configuration uses."""
+    """Read the recipe of the named image, or of those that the configuration uses."""
     from fumehood.sandbox.images.recipe import UnknownImage, WrongRecipe, read_recipe
 
     try:
@@ -185,7 +186,7 @@ def _recipes(name: str | None, base: str, own: Path) -> list[Recipe]:
 
 
 def _configured_images() -> list[str]:
-    """The images of the languages, then that of sessions; each once."""
+    """Return the images of the languages, then that of sessions, without duplicates."""
     from fumehood.cli.settings import read_config
 
     config = read_config()
@@ -203,7 +204,7 @@ def _read_list(path: Path) -> str:
 
 
 def _make(wish: ImageRequest, base: str, *, replace: bool) -> Image:
-    """The folder aside, the image, and then the folder in its place."""
+    """Make the folder aside, build the image, then move the folder into place."""
     from fumehood.sandbox.images.build import wheel_cache
     from fumehood.sandbox.images.errors import ImageTrouble, trouble_in
     from fumehood.sandbox.images.own_image import check_wish, make_aside, publish
@@ -215,11 +216,11 @@ def _make(wish: ImageRequest, base: str, *, replace: bool) -> Image:
         check_wish(wish, own, replace=replace)
         client = open_engine()
         with ExitStack() as stack:
-            with progress(wish.name) as on_step:
+            with _progress(wish.name) as on_step:
                 made = make_aside(wish, own, wheel_cache(), on_step)
                 folder = stack.enter_context(made)
             recipe = recipe_of(wish.name, read_own_files(folder), base=base)
-            built = build(client, recipe, own, force=False, since=time.time())
+            built = _build(client, recipe, own, force=False, since=time.time())
             publish(folder, wish.name)
     except (WrongRecipe, Untrusted) as error:
         fail(str(error), ExitCode.USAGE)
@@ -232,7 +233,7 @@ def _make(wish: ImageRequest, base: str, *, replace: bool) -> Image:
 
 
 def _require_known(client: docker.APIClient, name: str, own: Path) -> None:
-    """An own image is known by its folder, or by what Docker has of it."""
+    """Fail for an unknown image. An own image is known by its folder or in Docker."""
     from fumehood.core.names import did_you_mean
     from fumehood.sandbox.images.leftovers import images_of
     from fumehood.sandbox.images.recipe import image_names, is_own_name
@@ -247,10 +248,10 @@ def _require_known(client: docker.APIClient, name: str, own: Path) -> None:
 
 def _why_it_stays(name: str, users: list[str]) -> str:
     if not users:
-        return f"The image {name} stays, because other images stand on it. Remove those first."
+        return f"The image {name} stays, because other images are based on it. Remove those first."
     return (
-        f"The image {name} stays, because containers use it: {', '.join(users)}. Stop the engine "
-        "that they belong to, which removes them, and repeat the command."
+        f"The image {name} stays, because containers use it: {', '.join(users)}. Stop their "
+        "engine, which removes them, and repeat the command."
     )
 
 
@@ -303,3 +304,64 @@ def _document(image: Image) -> JsonObject:
         "guest": image.guest,
         "up_to_date": image.is_own,
     }
+
+
+def open_engine() -> docker.APIClient:
+    """Connect to Docker, or exit with a remedy."""
+    from fumehood.sandbox.container.reach import DockerUnreachable, open_docker
+    from fumehood.sandbox.images.build import DEADLINE_S
+
+    try:
+        return open_docker(timeout_s=DEADLINE_S)
+    except DockerUnreachable as error:
+        fail(error.message, ExitCode.UNAVAILABLE)
+
+
+def _build(
+    client: docker.APIClient, recipe: Recipe, own: Path, *, force: bool, since: float
+) -> Built:
+    """Build one image and report the time, or exit with the reason."""
+    from fumehood.sandbox.images.build import build_image
+    from fumehood.sandbox.images.errors import ImageTrouble
+
+    started = time.monotonic()
+    try:
+        with _progress(recipe.name) as on_step:
+            built = build_image(client, recipe, on_step, force=force, since=since, own=own)
+    except ImageTrouble as trouble:
+        fail(f"The image {recipe.name} was not built. {trouble}", ExitCode.UNAVAILABLE)
+    what = "built" if built.made_guest else "is up to date"
+    took = f" in {time.monotonic() - started:.1f} s" if built.made_guest else ""
+    print(f"{recipe.name}: {what}{took}, {built.image.id}", file=sys.stderr)
+    return built
+
+
+@contextmanager
+def _progress(name: str) -> Iterator[Callable[[str], None]]:
+    """Show the current step with the time: one live line on a terminal, else a line per step."""
+    started = time.monotonic()
+    if not sys.stderr.isatty():
+
+        def say(step: str) -> None:
+            print(f"{name}: {time.monotonic() - started:5.1f} s  {visible(step)}", file=sys.stderr)
+            sys.stderr.flush()
+
+        yield say
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.text import Text
+
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(f"{name}: checking what exists")
+        done: list[str] = []
+
+        def move(step: str) -> None:
+            if done:
+                console.print(Text(done[-1], style="dim"))
+            done.append(f"{name}: {visible(step)}")
+            bar.update(task, description=done[-1])
+
+        yield move

@@ -1,7 +1,7 @@
-"""A call as it runs, on the terminal: its output as it comes, a bar, and Ctrl-C that ends it.
+"""A running call on the terminal: live output, a progress bar, and Ctrl-C to cancel.
 
-What a program writes is a stranger's: on a terminal it is made visible, elsewhere it goes out as
-it is. The bar is drawn on stderr, only where that is a terminal and the line is empty.
+A program's output is untrusted: escaped on a terminal, unchanged elsewhere. The bar is drawn on
+stderr, only if that is a terminal and the line is empty.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from fumehood.cli.escaping import printable
+from fumehood.cli.escaping import printable, write
 from fumehood.core.envelope import Envelope
 from fumehood.core.events import (
     ErrorEvent,
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 
 def follow(events: Iterable[Event], socket: Path, *, stdout: TextIO) -> Envelope:
-    """Show a call's events until its answer, which is returned.
+    """Show a call's events until its answer, and return that.
 
-    What the program prints to its stdout goes to `stdout`, the rest to stderr. The first Ctrl-C
-    cancels the call, whose answer still comes; a second one leaves.
+    The program's stdout goes to `stdout`, the rest to stderr. The first Ctrl-C cancels the call,
+    which still answers; a second one exits without the answer.
     """
     screen = _Screen(stdout)
     with ExitStack() as stack:
@@ -58,23 +58,13 @@ def follow(events: Iterable[Event], socket: Path, *, stdout: TextIO) -> Envelope
     raise AssertionError("a client ends its events with an answer")
 
 
-def write(stream: TextIO, text: str) -> None:
-    """A stranger's text: visible on a terminal, as it is elsewhere."""
-    if stream.isatty():
-        stream.write(printable(text))
-    else:
-        stream.flush()
-        stream.buffer.write(text.encode("utf-8", "replace"))
-    stream.flush()
-
-
 class _Screen:
-    """Two streams that may be one terminal, and a bar between their lines."""
+    """Two streams that may share one terminal, and a bar between their lines."""
 
     def __init__(self, stdout: TextIO) -> None:
         self._streams = {"stdout": stdout, "stderr": sys.stderr}
         self._is_at_start = True
-        """Of a line, on a terminal: a bar would wipe out what stands there."""
+        """At the start of a terminal line: elsewhere a bar would overwrite output."""
         self._bar: Progress | None = None
         self._last: ProgressEvent | None = None
 
@@ -84,7 +74,7 @@ class _Screen:
             self.clear()
             self._is_at_start = event.text.endswith("\n")
         write(stream, event.text)
-        if self._last is not None:  # below what was printed, as it stood above it
+        if self._last is not None:  # redraw the bar below the new output
             self._draw(self._last)
 
     def progress(self, event: ProgressEvent) -> None:
@@ -115,19 +105,19 @@ class _Screen:
         sys.stderr.flush()
 
     def clear(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
 
 
 def _words(event: ProgressEvent) -> str:
-    """On one line: it is a stranger's, too."""
+    """Escape the message and put it on one line: it is untrusted, too."""
     return " ".join(printable(event.message).split())
 
 
 class _Interrupt:
-    """What Ctrl-C does to the call that is followed."""
+    """The Ctrl-C handler for the call being followed."""
 
     def __init__(self, socket: Path) -> None:
         self.call_id = ""
@@ -138,14 +128,14 @@ class _Interrupt:
         if self._is_asked or not self.call_id:
             raise KeyboardInterrupt
         self._is_asked = True
-        sys.stderr.write("\nCancelling the call. Ctrl-C again leaves without its answer.\n")
-        # Not here: the connection that is read may be in the middle of something.
+        sys.stderr.write("\nCancelling the call. Press Ctrl-C again to exit without its answer.\n")
+        # Not in the signal handler: the connection may be in the middle of a read.
         threading.Thread(target=self._cancel, daemon=True).start()
 
     def _cancel(self) -> None:
         from fumehood.client import Client, DaemonUnavailable, Refused
 
-        # One that is over meanwhile has its answer on the way.
+        # If the call has ended meanwhile, its answer is on the way.
         with suppress(DaemonUnavailable, Refused), Client(self._socket) as client:
             client.cancel(self.call_id)
 
@@ -164,7 +154,7 @@ def stream_call(
     client: Client, tool: str, arguments: JsonObject, options: dict[str, Any],
     socket: Path | None, *, stdout: TextIO,
 ) -> Envelope:  # fmt: skip
-    """Call a tool and show it as it runs; its answer."""
+    """Call a tool, show its events, and return its answer."""
     from fumehood.cli.settings import find_socket
 
     path = find_socket(socket)

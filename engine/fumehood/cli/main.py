@@ -1,4 +1,4 @@
-"""`fumehood`: its commands. The module of a command is imported when that command is asked for."""
+"""`fumehood` and its commands. A command's module is imported only when the command is used."""
 
 from __future__ import annotations
 
@@ -16,24 +16,21 @@ COMMANDS = {
     "serve": "Run the engine as a daemon until SIGTERM or Ctrl-C.",
     "call": "Call a tool and show its envelope.",
     "run": "Run a program in a sandbox and show what it printed.",
-    "usage": "Show what calls took: tokens and money, added up from the call log; and budgets.",
+    "usage": "Show usage: tokens and cost, summed from the call log; and budgets.",
     "doctor": "Check this host.",
-    "config": "The configuration: what is set, and where.",
+    "config": "The configuration: values and their sources.",
     "tools": "The tools of the running engine.",
-    "agents": "Agents: who calls are made for.",
-    "approvals": "Calls that wait for a human's yes.",
-    "approvers": "Who may approve and administer.",
+    "agents": "Agents: on whose behalf calls are made.",
+    "approvals": "Calls that wait for approval.",
+    "approvers": "People who may approve calls or administer.",
     "policy": "The policy: rules that allow, ask or deny calls.",
     "tokens": "Tokens: principals with scopes and agents.",
     "audit": "The audit chain: verify, export, rotate its key.",
-    "calls": "The calls that the running engine has kept.",
-    "sessions": "Sessions: files and variables that calls leave to the next ones.",
-    "images": "The images that containers are made from.",
+    "calls": "The call log of the running engine.",
+    "sessions": "Sessions: files and variables that persist between calls.",
+    "images": "The images that containers run.",
 }
-"""Name → line of help, in the order of `--help`. A test compares them with the commands' own."""
-
-MODULES = {"tools": "registry"}
-"""The module of a command whose name is not its module's."""
+"""Name → help line, in the order of `--help`. A test compares them with the commands' own."""
 
 SETTINGS: dict[str, Any] = {
     "pretty_exceptions_enable": False,
@@ -42,7 +39,7 @@ SETTINGS: dict[str, Any] = {
 
 
 class CommandsOnDemand(TyperGroup):
-    """A group that knows names and lines of help, and imports a command to run or complete it."""
+    """A group that knows names and help lines, and imports a command only to run or complete it."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
@@ -50,11 +47,11 @@ class CommandsOnDemand(TyperGroup):
             self.add_command(TyperCommand(name, help=line), name)
 
     def get_params(self, ctx: Any) -> Any:
-        """Its options, `--help` included."""
+        """Return the options, including `--help`."""
         return with_plain_values(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Import the command that is named first."""
+        """Import the command named by the first argument."""
         if args and args[0] in COMMANDS:
             self.add_command(load_command(args[0]), args[0])
         return super().resolve_command(ctx, args)
@@ -62,10 +59,12 @@ class CommandsOnDemand(TyperGroup):
 
 def load_command(name: str) -> Any:
     """Import one command and build it."""
-    module = import_module(f"fumehood.cli.{MODULES.get(name, name)}")
+    module = import_module(f"fumehood.cli.{name}")
     found = getattr(module, name)
     holder = typer.Typer(add_completion=False, **SETTINGS)
-    holder.callback()(lambda: None)  # a holder of one command alone would be that command
+    holder.callback()(
+        lambda: None
+    )  # without a callback, a typer app of one command would be that command
     if isinstance(found, typer.Typer):
         holder.add_typer(found, name=name)
     else:
@@ -106,7 +105,7 @@ def main() -> None:
         raise SystemExit(ExitCode.UNAVAILABLE)
     try:
         app()
-    except OSError as error:  # standard output went away or is full
+    except OSError as error:  # standard output is closed or full
         print(f"The answer could not be written: {error.strerror}.", file=sys.stderr)
         raise SystemExit(ExitCode.TOOL_FAILED) from None
 

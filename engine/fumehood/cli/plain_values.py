@@ -1,8 +1,7 @@
-"""Commands whose values are converted by Python's own types where those can do it alone.
+"""Commands that convert plain values (str, int, float, Path) without pydantic.
 
-typer loads pydantic and builds a validator for each parameter, to turn a text into that text:
-that costs several times as much as a call. What is not plain is left to typer, and so are faults
-and their wording.
+typer loads pydantic and builds a validator for each parameter, even for plain text, which costs
+several times as much as a call. Other values and all errors are left to typer.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from typer.core import TyperCommand
 
 
 class PlainCommand(TyperCommand):
-    """A command that loads no pydantic for plain values."""
+    """A command that does not load pydantic for plain values."""
 
     def get_params(self, ctx: Any) -> Any:
-        """Its parameters, `--help` included."""
+        """Return the parameters, including `--help`."""
         return with_plain_values(super().get_params(ctx))
 
 
 def with_plain_values(parameters: Any) -> Any:
-    """The same parameters, each with a converter of ours in place of typer's."""
+    """Return the same parameters, each with our converter instead of typer's."""
     for parameter in parameters:
         if getattr(parameter, "_runtime_param", parameter) is None:  # typer makes it when needed
             parameter._runtime_param = _PlainValue()
@@ -33,7 +32,7 @@ def with_plain_values(parameters: Any) -> Any:
 
 class _PlainValue:
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        """The value, as typer would return it."""
+        """Convert a value as typer would."""
         is_many = param.multiple or param.nargs == -1
         if value is None:
             return () if is_many else None
@@ -49,5 +48,5 @@ class _PlainValue:
 
 
 def _is_plain(path: str) -> bool:
-    """Whether a path is either absent or may be read, which is all that typer asks of it."""
+    """Whether a path does not exist or is readable, which is all that typer checks."""
     return not os.path.lexists(path) or os.access(path, os.R_OK)

@@ -1,4 +1,4 @@
-"""`fumehood policy`: what the rules say, with or without a daemon."""
+"""`fumehood policy`: check, test, explain, show and reload the rules, with or without a daemon."""
 
 from __future__ import annotations
 
@@ -8,27 +8,32 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fumehood.cli.control import AsJson, CredentialStdin
+from fumehood.cli.escaping import say
 from fumehood.cli.exits import ExitCode, fail, require_tool_name
-from fumehood.cli.reach import EITHER, ControlSocketPath, controlling
+from fumehood.cli.options import AsJson, ControlSocketPath, CredentialStdin
+from fumehood.cli.reach import EITHER, controlling
 from fumehood.cli.settings import read_config
+from fumehood.cli.show import show_json, wants_json
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
 
 if TYPE_CHECKING:
     from fumehood.cli.policy_offline import Offline
     from fumehood.client import ControlClient
+    from fumehood.policy.model import Explanation, PolicyStatus
 
 policy = typer.Typer(help="The policy: rules that allow, ask or deny calls.", no_args_is_help=True)
 
 PolicyPath = Annotated[
     Path | None,
-    typer.Argument(help="The policy's file; default: policy_file of the configuration."),
+    typer.Argument(help="The policy file; default: policy_file of the configuration."),
 ]
 ToolsDirectory = Annotated[
     Path | None,
-    typer.Option(help="Files that define further tools; default: by configuration."),
+    typer.Option(help="Directory with further tool definitions; default: by configuration."),
 ]
+
+ANSWERS = {True: "yes", False: "no", None: "in doubt"}
 
 
 @policy.command("check")
@@ -37,7 +42,7 @@ def check(
     tools_directory: ToolsDirectory = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say everything that is wrong with a policy; exit 1 where something is."""
+    """Report all errors in a policy; exit 1 if there are any."""
     from fumehood.cli.policy_offline import show_checked
 
     offline = _offline(tools_directory)
@@ -47,18 +52,18 @@ def check(
 
 @policy.command("test")
 def hold_against(
-    file: Annotated[Path, typer.Argument(help="Calls, each with the decision that it expects.")],
+    file: Annotated[Path, typer.Argument(help="File of calls with their expected decisions.")],
     policy_path: Annotated[
         Path | None,
         typer.Option("--policy", help="The policy; default: policy_file of the configuration."),
     ] = None,
     enforce: Annotated[
-        bool, typer.Option("--enforce", help="As if no rule were in shadow mode.")
+        bool, typer.Option("--enforce", help="Treat rules in shadow mode as enforced.")
     ] = False,
     tools_directory: ToolsDirectory = None,
     as_json: AsJson = False,
 ) -> None:
-    """Hold a policy against calls with expected decisions; exit 1 where one differs."""
+    """Test a policy with calls and expected decisions; exit 1 if one differs."""
     from fumehood.cli.policy_offline import show_results
 
     offline = _offline(tools_directory)
@@ -73,11 +78,13 @@ def hold_against(
 def explain(
     tool: Annotated[str, typer.Argument(help="name or name@version")],
     arguments: Annotated[str, typer.Argument(help="The call's arguments as JSON.")] = "{}",
-    agent: Annotated[str | None, typer.Option(help="The agent that it is made for.")] = None,
-    principal: Annotated[str | None, typer.Option(help="Who makes it, such as uid:1000.")] = None,
-    session: Annotated[str | None, typer.Option(help="The session that it is made in.")] = None,
+    agent: Annotated[str | None, typer.Option(help="The agent it is made for.")] = None,
+    principal: Annotated[
+        str | None, typer.Option(help="The principal that makes it, such as uid:1000.")
+    ] = None,
+    session: Annotated[str | None, typer.Option(help="The session it is made in.")] = None,
     file: Annotated[
-        Path | None, typer.Option(help="Explain by the policy in this file, without a daemon.")
+        Path | None, typer.Option(help="Use the policy in this file, without a daemon.")
     ] = None,
     environment: Annotated[
         str | None, typer.Option(help="With --file: the environment; default: by configuration.")
@@ -87,8 +94,7 @@ def explain(
     credential_stdin: CredentialStdin = False,
     socket: ControlSocketPath = None,
 ) -> None:
-    """Say what the policy decides of a call, and why. Nothing is called."""
-    from fumehood.cli.policy_view import show_explanation
+    """Explain what the policy decides for a call, and why. Nothing is called."""
     from fumehood.policy.model import ExplainWish
 
     require_tool_name(tool)
@@ -101,12 +107,12 @@ def explain(
         told = offline.explain(wish, offline.load(file), environment)
     else:
         if environment is not None:
-            fail("--environment goes with --file; a daemon has its own.", ExitCode.USAGE)
+            fail("--environment needs --file; a daemon has its own.", ExitCode.USAGE)
         with _seeing(socket, credential_stdin, as_json=as_json) as client:
             told = client.policy.explain(
                 tool, given, principal_id=principal, agent_id=agent, session_id=session
             )
-    show_explanation(told, as_json=as_json)
+    _show_explanation(told, as_json=as_json)
 
 
 @policy.command("show")
@@ -115,15 +121,14 @@ def show(
     credential_stdin: CredentialStdin = False,
     socket: ControlSocketPath = None,
 ) -> None:
-    """Show the rules of the running engine, and how often those in shadow mode matched.
+    """Show the rules of the running engine, and how often shadow rules matched.
 
     Needs a credential with approve or admin.
     """
-    from fumehood.cli.policy_view import show_status
 
     with _seeing(socket, credential_stdin, as_json=as_json) as client:
         status = client.policy.show()
-    show_status(status, as_json=as_json)
+    _show_status(status, as_json=as_json)
 
 
 @policy.command("reload")
@@ -132,12 +137,11 @@ def reload(
     credential_stdin: CredentialStdin = False,
     socket: ControlSocketPath = None,
 ) -> None:
-    """Let the engine read its policy now. Needs a credential with admin."""
-    from fumehood.cli.policy_view import show_status
+    """Make the engine reload its policy. Needs a credential with admin."""
 
     with controlling(socket, credential_stdin=credential_stdin, as_json=as_json) as client:
         status = client.policy.reload()
-    show_status(status, as_json=as_json)
+    _show_status(status, as_json=as_json)
 
 
 def _seeing(
@@ -157,7 +161,7 @@ def _offline(tools_directory: Path | None) -> Offline:
 def _policy_path(given: Path | None) -> Path:
     path = given if given is not None else read_config().policy_file
     if path is None:
-        fail("Name the policy's file; the configuration has no policy_file.", ExitCode.USAGE)
+        fail("Name the policy file; the configuration has no policy_file.", ExitCode.USAGE)
     return path.absolute()
 
 
@@ -169,3 +173,54 @@ def _json_object(text: str) -> JsonObject:
     if not isinstance(value, dict):
         fail("The arguments must be a JSON object.", ExitCode.USAGE)
     return value
+
+
+def _show_explanation(told: Explanation, *, as_json: bool) -> None:
+    """Print the decision, then each rule that matches or nearly matches."""
+    if wants_json(as_json):
+        show_json(told.model_dump(mode="json"))
+        return
+    say(f"{told.verdict}  {told.tool}  by {told.rule}")
+    say(f"policy {told.policy_version}, environment {told.environment}")
+    if told.reason is not None:
+        say(f"reason: {told.reason}")
+    if told.approvers or told.quorum > 1:
+        who = ", ".join(told.approvers) or "any approver"
+        say(f"{told.quorum} of: {who}")
+    for line in told.shadow:
+        say(f"in shadow mode: {line}")
+    for rule in told.rules:
+        marks = "matches" if rule.matches else "does not match"
+        shadow = ", in shadow mode" if rule.mode == "shadow" else ""
+        where = f" (line {rule.line})" if rule.line is not None else ""
+        say(f"\n{rule.id}{where}: {rule.decision}{shadow}: {marks}")
+        for part in rule.parts:
+            compared = f" (it is {part.compared})" if part.compared is not None else ""
+            say(f"  {ANSWERS[part.holds]:8}  {part.says}{compared}")
+
+
+def _show_status(status: PolicyStatus, *, as_json: bool) -> None:
+    """Print the version and a table of the rules."""
+    from fumehood.cli.tables import Field, show_table
+
+    if wants_json(as_json):
+        show_json(status.model_dump(mode="json"))
+        return
+    say(f"policy {status.version} ({status.file or 'no file: the defaults'})")
+    say(f"environment {status.environment}")
+    for fault in status.refused:
+        say(f"the file was rejected, the previous rules stay: {fault}")
+    fields = (
+        Field("rule"), Field("decision"), Field("line", drop=3), Field("mode", drop=2),
+        Field("here", drop=2), Field("would have", drop=1), Field("reason", drop=4),
+    )  # fmt: skip
+    rows = [
+        (
+            rule.id, str(rule.decision), str(rule.line or ""), rule.mode,
+            "yes" if rule.is_of_this_environment else "no",
+            str(rule.would_have_decided) if rule.mode == "shadow" else "", rule.reason or "",
+        )
+        for rule in status.rules
+    ]  # fmt: skip
+    if rows:
+        show_table(fields, rows)

@@ -1,6 +1,6 @@
-"""The policy without a daemon: the tools that are installed, a file of rules, and calls to try.
+"""The policy without a daemon: installed tools, a file of rules, and test calls.
 
-Tools that were registered over the control socket are in the daemon's state and not known here.
+Tools registered over the control socket are in the daemon's state and unknown here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SUFFIXES = (".toml", ".yaml", ".yml", ".json")
 
 
 class ExpectedCall(BaseModel):
-    """One call of a file of tests, with the decision that it expects."""
+    """One call of a test file, with its expected decision."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -52,7 +52,7 @@ _KEYS = sorted(ExpectedCall.model_fields)
 
 
 class Result(BaseModel):
-    """What became of one of them."""
+    """The result of one test call."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -67,7 +67,7 @@ class Result(BaseModel):
 
 
 class Offline:
-    """The tools that are to be found here."""
+    """The installed and configured tools, and a policy for them."""
 
     def __init__(
         self,
@@ -89,23 +89,23 @@ class Offline:
                 warn(f"{left_out.file or tools_directory}: {left_out.reason}")
 
     def definitions(self) -> Iterable[ToolDefinition]:
-        """Every version of each."""
+        """Return every version of every tool."""
         names = [tool.definition.name for tool in self._index]
         return [one.definition for name in names for one in self._index.versions(name)]
 
     def load(self, path: Path) -> Policy:
-        """The policy; with a fault the command ends, and all of them are told."""
+        """Load the policy; exit with all its errors if there are any."""
         return self.check(path)[0]
 
     def check(self, path: Path) -> tuple[Policy, tuple[str, ...]]:
-        """The same, and what was perhaps not meant."""
+        """Load the policy, with notices of probable mistakes."""
         try:
             return check_policy(path.absolute(), self.definitions())
         except PolicyError as refused:
             fail(str(refused), ExitCode.TOOL_FAILED)
 
     def explain(self, wish: ExplainWish, policy: Policy, environment: str | None) -> Explanation:
-        """What the policy says of one call."""
+        """Explain the decision for one call."""
         gate = PolicyGate(policy, environment or self._config.environment)
         try:
             tool = self._index.get(wish.tool).definition
@@ -122,7 +122,7 @@ class Offline:
         )
 
     def test(self, path: Path, policy: Policy) -> list[Result]:
-        """Decide every call of a file of tests."""
+        """Decide every call of a test file."""
         gates: dict[str, PolicyGate] = {}
         results = []
         for number, (line, call) in enumerate(_read_calls(path), start=1):
@@ -150,7 +150,7 @@ class Offline:
 
 
 def show_checked(policy: Policy, notices: tuple[str, ...], *, as_json: bool) -> None:
-    """That nothing is wrong, and what was perhaps not meant."""
+    """Report a valid policy, and notices of probable mistakes."""
     for notice in notices:
         say(f"notice: {notice}", to_stderr=True)
     if wants_json(as_json):
@@ -161,7 +161,7 @@ def show_checked(policy: Policy, notices: tuple[str, ...], *, as_json: bool) -> 
 
 
 def show_results(results: list[Result], *, as_json: bool) -> None:
-    """Each call that was decided otherwise than expected, and how many were not."""
+    """Print each call with an unexpected decision, and the number of expected ones."""
     passed = sum(result.passed for result in results)
     if wants_json(as_json):
         items = [result.model_dump(mode="json") for result in results]
@@ -175,7 +175,7 @@ def show_results(results: list[Result], *, as_json: bool) -> None:
                 f"{where}{result.tool}: expected {result.expected}{wanted}, decided "
                 f"{result.decided} by {result.rule}"
             )
-    print(f"{passed} of {len(results)} calls are decided as expected")
+    print(f"{passed} of {len(results)} calls were decided as expected")
 
 
 def _facts(call: ExpectedCall, tool: ToolDefinition) -> CallFacts:
@@ -190,14 +190,14 @@ def _facts(call: ExpectedCall, tool: ToolDefinition) -> CallFacts:
 
 
 def _effective(arguments: Mapping[str, Any], tool: ToolDefinition) -> dict[str, Any]:
-    """As a call would have them: coerced, and with the tool's defaults. Nothing is refused."""
+    """Return arguments as a call would get them: coerced, with the tool's defaults."""
     return coerce(dict(arguments), tool)[0]
 
 
 def _read_calls(path: Path) -> list[tuple[int | None, ExpectedCall]]:
     lines: Lines = {}
     if path.suffix not in SUFFIXES:
-        _refuse(path, None, f"its name ends in none of {', '.join(SUFFIXES)}")
+        _refuse(path, None, f"its name must end in one of {', '.join(SUFFIXES)}")
     try:
         data = path.read_bytes()
         if len(data) > MAX_TEST_FILE_BYTES:
@@ -209,7 +209,7 @@ def _read_calls(path: Path) -> list[tuple[int | None, ExpectedCall]]:
         _refuse(path, None, str(fault))
     entries = document.get("calls") if isinstance(document, dict) else None
     if not isinstance(entries, list) or not entries or len(document) > 1:
-        _refuse(path, None, "it holds no list 'calls', or something besides")
+        _refuse(path, None, "it must hold a list 'calls' and nothing else")
     return [_parsed(path, lines, number, entry) for number, entry in enumerate(entries)]
 
 

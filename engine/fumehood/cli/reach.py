@@ -1,15 +1,21 @@
-"""How a command reaches the daemon: which socket, and how it ends where nobody answers."""
+"""How a command reaches the daemon: socket, credential, and the exit code if it is unreachable.
+
+A credential is typed on the terminal or read from standard input, for example from a password
+manager; never from the environment, an argument or a file (DESIGN, "Identity").
+"""
 
 from __future__ import annotations
 
+import errno
+import getpass
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from fumehood.cli.control import read_credential
 from fumehood.cli.escaping import say
 from fumehood.cli.exits import ExitCode, exit_code_of, fail
 from fumehood.cli.settings import config_fault, find_control_socket, find_socket, read_config
@@ -22,27 +28,16 @@ ADMIN = "admin"
 APPROVE = "approve"
 EITHER = "approve or admin"
 
-SocketPath = Annotated[
-    Path | None,
-    typer.Option("--socket", help="The engine's socket; default: by configuration."),
-]
-ControlSocketPath = Annotated[
-    Path | None,
-    typer.Option(
-        "--socket", help="The control socket; default: by configuration, beside the callers' one."
-    ),
-]
-
 
 @contextmanager
 def calling(
     socket: Path | None, *, or_else: str = "", as_json: bool = False, is_payload: bool = False,
     is_call: bool = False,
 ) -> Iterator[Client]:  # fmt: skip
-    """A client of the callers' socket; `or_else` is said where nobody answers.
+    """Connect to the callers' socket; `or_else` is added to the message if no daemon answers.
 
-    `is_payload` says that standard output is for something else than answers: a refusal is a
-    message then. `is_call` leaves the configuration unchecked, which takes longer than a call.
+    With `is_payload` standard output is not for envelopes, and a refusal becomes a message.
+    `is_call` skips checking the configuration, which takes longer than a call.
     """
     from fumehood.client import Client
 
@@ -59,7 +54,7 @@ def call_once(
     tool: str, arguments: JsonObject, options: JsonObject, socket: Path | None, *,
     or_else: str = "", as_json: bool = False,
 ) -> JsonObject:  # fmt: skip
-    """The answer to one call, by a client that loads next to nothing."""
+    """Make one call, with a client that imports very little."""
     from fumehood.cli.answers import read_answer
     from fumehood.client.once import send_once
     from fumehood.client.requests.call import call_read_by
@@ -73,16 +68,16 @@ def call_once(
 def controlling(
     socket: Path | None, *, credential_stdin: bool, as_json: bool = False, scope: str = ADMIN
 ) -> Iterator[ControlClient]:
-    """A client of the control socket, with the credential of whoever sits there.
+    """Connect to the control socket with a credential from the terminal or standard input.
 
-    `scope` names to them what the operation needs; the engine itself looks.
+    `scope` names the required scope in messages; the engine does the check.
     """
     from fumehood.client import ControlClient
     from fumehood.client.exchange import require_listener
 
     path = find_control_socket(socket)
     with _ending_the_command(as_json=as_json):
-        require_listener(path)  # before anybody types a credential in vain
+        require_listener(path)  # before a credential is typed in vain
         if socket is None:
             _tell_config_fault(path)
     credential = read_credential(from_stdin=credential_stdin, scope=scope)
@@ -90,20 +85,52 @@ def controlling(
         yield client
 
 
+def read_credential(*, from_stdin: bool, scope: str) -> str:
+    """Read a credential that must have `scope`."""
+    if from_stdin:
+        credential = sys.stdin.readline().strip()
+    elif sys.stdin.isatty():
+        credential = getpass.getpass("Credential: ").strip()
+    else:
+        fail(
+            f"This needs a credential with {scope}. Type it on a terminal, or pipe it in with "
+            "--credential-stdin.",
+            ExitCode.USAGE,
+        )
+    if not credential.isascii() or not credential.isprintable() or not credential:
+        fail("That is not a credential.", ExitCode.USAGE)
+    return credential
+
+
+def show_secret(secret: str, what: str) -> None:
+    """Print a secret on stdout, and a notice about it on stderr.
+
+    Raises:
+        OSError: it could not be written.
+    """
+    if sys.stdout is None:
+        raise OSError(errno.EBADF, "standard output is closed")
+    print(f"This {what} is shown only once. Keep it where no caller can read it.", file=sys.stderr)
+    say(secret)
+    sys.stdout.flush()
+
+
 def _tell_config_fault(path: Path) -> None:
-    """Say it where an engine answers. Where none does the same fault ends the command."""
+    """Report a faulty configuration if an engine answers; otherwise the fault ends the command."""
     from fumehood.client.exchange import require_listener
 
     if fault := config_fault():
         require_listener(path)
-        say(f"{fault} (The engine that runs keeps what it read at its start.)", to_stderr=True)
+        say(
+            f"{fault} (The running engine keeps the configuration it started with.)", to_stderr=True
+        )
 
 
 @contextmanager
 def _ending_the_command(
     or_else: str = "", *, as_json: bool, is_payload: bool = False
 ) -> Iterator[None]:
-    """What a client raises becomes a message and an exit code."""
+    """Turn a client's exceptions into a message and an exit code."""
     from fumehood.cli.show import show_envelope, wants_json
     from fumehood.client.errors import DaemonUnavailable, Refused
 
@@ -111,7 +138,7 @@ def _ending_the_command(
         yield
     except DaemonUnavailable as error:
         if not error.may_have_acted:
-            read_config()  # a fault of it may be why nobody is found, and is said then
+            read_config()  # a faulty one may be why no daemon was found; then that is reported
         fail(f"{error}{or_else}", ExitCode.UNAVAILABLE)
     except Refused as refused:
         told = refused.envelope.error

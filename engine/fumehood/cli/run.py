@@ -1,14 +1,15 @@
-"""`fumehood run`: a program from a file, in a sandbox, as if it were run here.
+"""`fumehood run`: run a local program in a sandbox, with its own standard output and error.
 
-Its standard output and error come out as its own. What a program writes is a stranger's: on a
-terminal it is shown so that it can neither move the cursor nor change anything there.
+Invariant: output and figures are untrusted. On a terminal, text is escaped. A figure is drawn only
+if it starts as a PNG of acceptable size, and only as our base64 between our control sequences.
 """
 
 from __future__ import annotations
 
+import base64
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
@@ -17,18 +18,19 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from fumehood.cli.answers import document_of
-from fumehood.cli.escaping import printable, say, visible
+from fumehood.cli.escaping import say, visible, write
 from fumehood.cli.exits import ExitCode, exit_code_of, fail
-from fumehood.cli.reach import SocketPath, call_once, calling
-from fumehood.cli.sending import MAX_BYTES, files_to_send, read_text
+from fumehood.cli.options import SocketPath
+from fumehood.cli.reach import call_once, calling
 from fumehood.cli.show import in_options, show_envelope
 from fumehood.core.json_types import JsonObject
+from fumehood.core.workspace_path import path_fault
 
 if TYPE_CHECKING:
     from fumehood.client import Client
 
 Download = Callable[[str, Callable[[bytes], object]], None]
-"""Hands the bytes behind an address of an answer to a function, piece by piece."""
+"""Pass the bytes behind a URL of an answer to a function, piece by piece."""
 
 LANGUAGES = {
     ".py": "python",
@@ -37,7 +39,19 @@ LANGUAGES = {
     ".js": "javascript",
     ".cjs": "javascript",
 }
-"""Suffix → language; the tool of a language is `run_` and its name."""
+"""Suffix → language; a language's tool is `run_` and its name."""
+
+MAX_BYTES = 8 * 1024 * 1024
+
+PNG_START = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
+"""*Source*: W3C PNG, 5.2 and 11.2.2: the signature, and the first chunk with its length."""
+
+MAX_DRAWN_BYTES = 4 * 1024 * 1024
+MAX_PIXELS = 25_000_000
+"""A few bytes can unpack to gigabytes in the terminal's memory."""
+
+CHUNK = 4096
+"""*Source*: kitty's graphics protocol: characters of base64 in one sequence."""
 
 
 def run(
@@ -49,7 +63,8 @@ def run(
         ),
     ] = None,
     stdin: Annotated[
-        str | None, typer.Option(metavar="FILE", help="What the program reads, or - for stdin.")
+        str | None,
+        typer.Option(metavar="FILE", help="The program's standard input, or - for stdin."),
     ] = None,
     file: Annotated[
         list[str] | None,
@@ -60,13 +75,13 @@ def run(
     ] = None,
     save: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write its files and figures below DIR."),
+        typer.Option(metavar="DIR", help="Save its files and figures below DIR."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Let --save replace files.")] = False,
     timeout: Annotated[float | None, typer.Option(help="Seconds it may run.")] = None,
     memory: Annotated[int | None, typer.Option(help="MB of memory it may use.")] = None,
-    agent: Annotated[str | None, typer.Option(help="The agent that it is run for.")] = None,
-    session: Annotated[str | None, typer.Option(help="The session that it is run in.")] = None,
+    agent: Annotated[str | None, typer.Option(help="The agent to run it for.")] = None,
+    session: Annotated[str | None, typer.Option(help="The session to run it in.")] = None,
     stream: Annotated[
         bool, typer.Option("--stream", help="Show its output and progress while it runs.")
     ] = False,
@@ -75,9 +90,9 @@ def run(
 ) -> None:
     """Run a program in a sandbox and show what it printed.
 
-    With --stream that is shown as it comes, and Ctrl-C cancels the program; with --json besides,
-    both of its streams go to standard error. Figures are saved to a new temporary directory,
-    or below the directory of --save, and shown where the terminal can.
+    With --stream, output is shown as it arrives, and Ctrl-C cancels the program; if --json is
+    given too, both streams go to standard error. Figures are saved to a new temporary directory,
+    or below the directory of --save, and drawn if the terminal can.
 
     Exit status: 0 success, 1 the program failed, 2 wrong usage, 3 waiting for approval,
     4 engine or sandbox unavailable.
@@ -85,21 +100,21 @@ def run(
     if timeout is not None and not 0 < timeout < float("inf"):
         fail("--timeout takes a number of seconds over 0.", ExitCode.USAGE)
     if force and save is None:
-        fail("--force goes with --save.", ExitCode.USAGE)
+        fail("--force needs --save.", ExitCode.USAGE)
     if program == "-" and stdin == "-":
-        fail("Standard input can be the program or what it reads, not both.", ExitCode.USAGE)
+        fail("Standard input can be the program or its input, not both.", ExitCode.USAGE)
     language = _language(program, language)
     tool, source = f"run_{language}", "command" if language == "shell" else "code"
     arguments: JsonObject = {source: read_text(program, f"The program {program[:80]!r}")}
     if stdin is not None:
-        arguments["stdin"] = read_text(stdin, "What the program reads")
+        arguments["stdin"] = read_text(stdin, "The program's input")
     if file:
         arguments["files"] = files_to_send(file)
     _check_size(arguments, source)
     asked = {"timeout_seconds": timeout, "memory_limit_mb": memory, "agent_id": agent}
     asked["session_id"] = session
     options: dict[str, Any] = {k: value for k, value in asked.items() if value is not None}
-    options["cancel_on_disconnect"] = True  # Ctrl-C is meant for the program
+    options["cancel_on_disconnect"] = True  # Ctrl-C cancels the program
     if stream:
         from fumehood.cli.live import stream_call
 
@@ -120,7 +135,7 @@ def run(
 
 @contextmanager
 def _downloading(socket: Path | None, *, as_json: bool) -> Iterator[Download]:
-    """Downloads by a client that is made for the first of them: most answers need none."""
+    """Download with a client that is created on first use: most answers need none."""
     with ExitStack() as stack:
 
         @cache
@@ -136,7 +151,7 @@ def _language(program: str, given: str | None) -> str:
         given = "python" if program == "-" else LANGUAGES.get(Path(program).suffix)
     if given is None:
         fail(
-            f"The name does not say in which language this is. Add --language: {', '.join(known)}.",
+            f"The file name does not tell the language. Add --language: {', '.join(known)}.",
             ExitCode.USAGE,
         )
     if given not in known:
@@ -150,31 +165,31 @@ def _check_size(arguments: JsonObject, source: str) -> None:
     texts += [file.get("content", file.get("content_base64")) for file in files]
     if sum(map(len, texts)) > MAX_BYTES:
         fail(
-            "The program and what is sent with it are over 8 MB together; a file that is no text "
-            "counts a third more.",
+            "The program, its input and its files are over 8 MB together; binary files count "
+            "a third more.",
             ExitCode.USAGE,
         )
 
 
 def _show(answer: JsonObject, download: Download, *, with_files: bool, with_output: bool) -> None:
-    """What the program wrote, each to its own stream; what the engine says of it to stderr."""
+    """Write each of the program's streams to its own, and the engine's messages to stderr."""
     error, fields = answer["error"], _fields(answer)
     stderr = fields.get("stderr") or ""
     if with_output:
-        _write(sys.stdout, _whole(fields, "stdout", download))
-        _write(sys.stderr, stderr := _whole(fields, "stderr", download))
+        write(sys.stdout, _whole(fields, "stdout", download))
+        write(sys.stderr, stderr := _whole(fields, "stderr", download))
     said = _lines(fields, stderr, with_files=with_files)
     if error is not None:
         said.append(f"{error['code']}: {in_options(error['message'])}")
     said += [f"warning: {in_options(warning)}" for warning in answer["metadata"]["warnings"]]
     for line in said:
-        _write(sys.stderr, line + "\n")
+        write(sys.stderr, line + "\n")
     if with_files and fields.get("images"):
         _save_figures(fields["images"], download)
 
 
 def _fields(answer: JsonObject) -> JsonObject:
-    """What a program's answer holds, whichever way the program ended."""
+    """Return the fields of a program's answer, from its data or its error."""
     fields: JsonObject = answer["data"]
     if answer["error"] is not None:
         fields = answer["error"].get("details") or {}
@@ -190,12 +205,12 @@ def _lines(fields: JsonObject, stderr: str, *, with_files: bool) -> list[str]:
         lines.append("value:" + ("\n" if "\n" in value else " ") + value)
     if with_files and (files := fields.get("files")):
         names = ", ".join(f"{file['filename']} ({file['size']} bytes)" for file in files)
-        lines.append(f"files: {names}. To keep them: --save DIR")
+        lines.append(f"files: {names}. To save them: --save DIR")
     return lines
 
 
 def _whole(fields: JsonObject, name: str, download: Download) -> str:
-    """A stream, also where the answer holds only its ends."""
+    """Return a whole stream; download it if the answer holds only its ends."""
     for cut in (fields.get("truncation_info") or {}).get("fields", []):
         if cut["field"] == name and "resource_url" in cut:
             content = bytearray()
@@ -204,19 +219,10 @@ def _whole(fields: JsonObject, name: str, download: Download) -> str:
     return fields.get(name) or ""
 
 
-def _write(stream: TextIO, text: str) -> None:
-    if stream.isatty():
-        stream.write(printable(text))
-    else:
-        stream.flush()
-        stream.buffer.write(text.encode("utf-8", "replace"))
-    stream.flush()
-
-
 def _save_figures(figures: list[JsonObject], download: Download) -> None:
-    """Write the figures to a new directory, say where they are, and draw them where that works.
+    """Save the figures to a new directory, print their paths, and draw them if possible.
 
-    They were not asked for, so one that cannot be written is told of and changes nothing else.
+    Nobody asked to save them, so a failure is reported and does not change the exit code.
     """
     import tempfile
 
@@ -230,7 +236,6 @@ def _save_figures(figures: list[JsonObject], download: Download) -> None:
 
 
 def _show_figure(path: Path) -> None:
-    from fumehood.cli.inline_images import draw
 
     say(visible(f"figure: {path}"), to_stderr=True)
     draw(path.read_bytes(), sys.stderr, os.environ)
@@ -239,9 +244,9 @@ def _show_figure(path: Path) -> None:
 def _save(
     answer: JsonObject, download: Download, directory: Path, *, force: bool, quiet: bool
 ) -> bool:
-    """Write the files, and show the figures; whether all that the program made are there now."""
+    """Save the files and show the figures; return whether everything was saved."""
     fields = _fields(answer)
-    # A file may have a figure's name; it comes first.
+    # A file may have a figure's name; the file wins.
     made = [*(fields.get("files") or []), *(fields.get("images") or [])]
     saved = list(_saved(made, download, directory, force=force))
     for entry in () if quiet else saved:
@@ -253,7 +258,7 @@ def _save(
 def _saved(
     made: list[JsonObject], download: Download, directory: Path, *, force: bool
 ) -> Iterator[JsonObject]:
-    """Write files of an answer; those that are there now. The others are told of."""
+    """Save files of an answer and yield those saved; report the others."""
     from fumehood.cli.saving import SaveFailed, Saving
     from fumehood.client.errors import Refused
 
@@ -268,3 +273,95 @@ def _saved(
                     yield entry
     except SaveFailed as reason:
         fail(f"Nothing was saved: {reason}", ExitCode.TOOL_FAILED)
+
+
+def read_text(name: str, what: str) -> str:
+    """Read UTF-8 text from a file, or from standard input (`-`)."""
+    raw = _read(name, what)
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        fail(f"{what} is not UTF-8 at byte {error.start}.", ExitCode.USAGE)
+
+
+def files_to_send(given: Iterable[str]) -> list[JsonObject]:
+    """Read files as arguments, each under its own name or as NAME=PATH says."""
+    files: list[JsonObject] = []
+    for text in given:
+        name, equals, path = text.partition("=")
+        if not equals or Path(text).exists():
+            name, path = Path(text).name, text
+        fault = path_fault(name)
+        if fault is not None:
+            fail(f"--file {text[:80]!r}: the name in the sandbox {fault}.", ExitCode.USAGE)
+        raw = _read(path, f"--file {text[:80]!r}")
+        try:
+            content = {"content": raw.decode("utf-8")}
+        except UnicodeDecodeError:
+            content = {"content_base64": base64.b64encode(raw).decode("ascii")}
+        files.append({"path": name, **content})
+    return files
+
+
+def _read(name: str, what: str) -> bytes:
+    try:
+        if name == "-":
+            raw = sys.stdin.buffer.read(MAX_BYTES + 1)
+        else:
+            with Path(name).open("rb") as file:
+                raw = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        fail(f"{what} cannot be read: {error.strerror}.", ExitCode.USAGE)
+    if len(raw) > MAX_BYTES:
+        fail(f"{what} is over 8 MB.", ExitCode.USAGE)
+    return raw
+
+
+def drawing_of(png: bytes, environ: Mapping[str, str]) -> str | None:
+    """Return the sequence that draws an image here, or None if terminal or image cannot."""
+    if not _is_bearable_png(png):
+        return None
+    if environ.get("TMUX") or environ.get("TERM", "").startswith(("screen", "tmux")):
+        return None  # they do not pass such sequences on
+    if environ.get("KITTY_WINDOW_ID") or environ.get("TERM") == "xterm-kitty":
+        return _for_kitty(png)
+    if environ.get("TERM_PROGRAM") in ("iTerm.app", "WezTerm"):
+        return _for_iterm(png)
+    return None
+
+
+def draw(png: bytes, stream: TextIO, environ: Mapping[str, str]) -> None:
+    """Draw an image if the stream is a terminal that can."""
+    drawing = drawing_of(png, environ) if stream.isatty() else None
+    if drawing is not None:
+        stream.write(drawing + "\n")
+        stream.flush()
+
+
+def _is_bearable_png(data: bytes) -> bool:
+    if (
+        len(data) > MAX_DRAWN_BYTES
+        or len(data) < len(PNG_START) + 8
+        or not data.startswith(PNG_START)
+    ):
+        return False
+    width, height = (int.from_bytes(data[at : at + 4], "big") for at in (16, 20))
+    return 0 < width * height <= MAX_PIXELS
+
+
+def _for_kitty(png: bytes) -> str:
+    """*Source*: kitty's graphics protocol; a=T draws, f=100 is PNG, q=2 wants no reply."""
+    text = base64.b64encode(png).decode("ascii")
+    chunks = [text[start : start + CHUNK] for start in range(0, len(text), CHUNK)]
+    drawn = []
+    for number, chunk in enumerate(chunks):
+        first = "a=T,f=100,q=2," if number == 0 else ""
+        more = int(number < len(chunks) - 1)
+        drawn.append(f"\x1b_G{first}m={more};{chunk}\x1b\\")
+    return "".join(drawn)
+
+
+def _for_iterm(png: bytes) -> str:
+    """*Source*: iTerm2's inline images protocol, which WezTerm also supports."""
+    text = base64.b64encode(png).decode("ascii")
+    return f"\x1b]1337;File=inline=1;size={len(png)}:{text}\x07"

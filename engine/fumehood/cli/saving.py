@@ -1,8 +1,7 @@
-"""Files of a program written here: below one directory, and over nothing that was there.
+"""Save a program's files locally: below one directory, without overwriting.
 
-The names are a stranger's. Every step goes from a descriptor of a directory to one name in it
-and follows no link, so that nothing that stands in the directory, or is put there meanwhile,
-leads out of it.
+The names are untrusted. Every step opens one name relative to a directory descriptor and follows
+no link, so that nothing in the directory, even if created meanwhile, leads out of it.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class SaveFailed(Exception):
-    """A file, or all of them, cannot be written. The message says why."""
+    """A file, or any file, could not be written. The message says why."""
 
 
 class Saving:
-    """A directory, made where it is not there, that files are written below."""
+    """A target directory for files, created if needed."""
 
     def __init__(self, directory: Path, *, force: bool) -> None:
         self._path = directory
@@ -50,10 +49,10 @@ class Saving:
         os.close(self._root)
 
     def save(self, entry: JsonObject, download: Download) -> None:
-        """Write one file of an answer. Nothing of it is left where that fails.
+        """Write one file of an answer. On failure nothing of it is left.
 
         Raises:
-            SaveFailed: with the reason; besides, what `download` raises.
+            SaveFailed: with the reason; also whatever `download` raises.
         """
         name: str = entry["filename"]
         fault = path_fault(name)
@@ -74,7 +73,7 @@ class Saving:
                     else:
                         write(base64.b64decode(entry["content_base64"], validate=True))
         except FileExistsError:
-            raise SaveFailed("there is one already (--force replaces it).") from None
+            raise SaveFailed("it already exists (--force replaces it).") from None
         except OSError as error:
             raise SaveFailed(f"{error.strerror}.") from None
         except (KeyError, binascii.Error):
@@ -87,7 +86,7 @@ class Saving:
         try:
             with os.fdopen(descriptor, "wb") as file:
                 yield file.write
-            if self._force:  # the name itself is replaced, not what it may lead to
+            if self._force:  # replaces the name itself, not a link's target
                 os.replace(made, name, src_dir_fd=parent, dst_dir_fd=parent)
         except BaseException:
             with suppress(OSError):
@@ -96,7 +95,7 @@ class Saving:
 
 
 def _below(parent: int, name: str) -> int:
-    """A directory in a directory, made where it is not there; a link is none."""
+    """Open a subdirectory, created if needed; links are refused."""
     with suppress(FileExistsError):
         os.mkdir(name, dir_fd=parent)
     return os.open(name, _DIRECTORY, dir_fd=parent)

@@ -25,7 +25,7 @@ def serve(
         typer.Option(help="The socket; default: FUMEHOOD_SOCKET or the runtime directory."),
     ] = None,
     home: Annotated[
-        Path | None, typer.Option(help="Where the engine keeps its files; default: FUMEHOOD_HOME.")
+        Path | None, typer.Option(help="The state directory; default: FUMEHOOD_HOME.")
     ] = None,
     log_level: Annotated[
         str | None,
@@ -43,7 +43,7 @@ def serve(
     from fumehood.storage.errors import StoreError
 
     if sys.stderr is None:
-        # Its number would go to the next file that is opened, and the log into that file.
+        # The next opened file would get its descriptor, and the log would go into that file.
         fail("Standard error is closed, and the log goes there.", ExitCode.UNAVAILABLE)
     config = read_config(socket=socket, home=home, log_level=log_level)
     path = read_socket_path(config)
@@ -51,11 +51,11 @@ def serve(
     if sys.stderr.isatty():
         _greet(config)
         if "log_level" not in config.model_fields_set:
-            level = "warning"  # a person reads: the credential must not scroll away
+            level = "warning"  # for a person: the credential must not scroll away
     log = make_logger(level, config.log_format)
 
     def say_ready() -> None:
-        with suppress(OSError):  # nobody reads any more, as with the log
+        with suppress(OSError):  # nobody reads stderr any more, as with the log
             print(f"fumehood listens on {path}", file=sys.stderr, flush=True)
 
     async def main() -> None:
@@ -68,7 +68,7 @@ def serve(
 
 
 def _greet(config: Config) -> None:
-    """Print three lines for a person; warnings of the log follow."""
+    """Print three lines for a person, before the log's warnings."""
     from importlib.metadata import version
 
     example = """fumehood call calculator '{"expression": "5! + 2**10"}'"""
@@ -82,7 +82,7 @@ def _greet(config: Config) -> None:
 
 
 def _variable(config: Config) -> str:
-    """What another terminal needs to find this engine, where that is not at its usual place."""
+    """The variable that another terminal must set if the engine is not in its usual place."""
     if config.socket is not None:
         name, value = "FUMEHOOD_SOCKET", config.socket
     elif config.home is not None:
@@ -93,14 +93,14 @@ def _variable(config: Config) -> str:
 
 
 def _way_to_show() -> Callable[[str], None] | None:
-    """What shows a credential to the person at the terminal; None without a terminal."""
+    """Return a function that shows a credential on the terminal, or None without one."""
     streams = (sys.stdin, sys.stderr)
     if not all(stream is not None and stream.isatty() for stream in streams):
         return None
 
     def show(credential: str) -> None:
         print(
-            "This is the credential of the first approver, you. It is shown only now; keep it in "
+            "This is the credential of the first approver, you. It is shown only once; keep it in "
             f"a password manager, where no agent can read it:\n\n    {credential}\n",
             file=sys.stderr,
             flush=True,
@@ -110,13 +110,13 @@ def _way_to_show() -> Callable[[str], None] | None:
 
 
 def _load_structlog() -> None:
-    """Without rich, which it would load for tracebacks in colour, and no line of the log has one.
+    """Import structlog without rich, which it loads for coloured tracebacks that the log never has.
 
-    That is 4 MB of an idle daemon. Only here, where the process is the daemon's alone.
+    This saves an idle daemon 4 MB. Only done here, where the process is only the daemon.
     """
     if "rich" in sys.modules:
         return
-    # Python's own way to say that a module is not there.
+    # None makes Python raise ImportError for the module.
     sys.modules["rich"] = None  # type: ignore[assignment]
     try:
         import structlog  # noqa: F401

@@ -1,30 +1,41 @@
-"""`fumehood sessions …`: places that are kept from one call to the next, and their files."""
+"""`fumehood sessions …`: sessions and their files.
+
+Names and bytes in a session are untrusted. A file is saved as by `fumehood run` (see `saving`),
+and replaces nothing without `--force`. Only a regular file is sent, never what a link points to.
+"""
 
 from __future__ import annotations
 
+import codecs
+import errno
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fumehood.cli.escaping import say, visible
+from fumehood.cli.escaping import printable, say, visible
 from fumehood.cli.exits import ExitCode, fail
-from fumehood.cli.reach import SocketPath, calling
+from fumehood.cli.options import AsJson, SocketPath
+from fumehood.cli.reach import calling
+from fumehood.cli.saving import SaveFailed, Saving
+
+if TYPE_CHECKING:
+    from fumehood.answers import WrittenFile
+    from fumehood.client import Client
 
 sessions = typer.Typer(
-    help="Sessions: files and variables that calls leave to the next ones.", no_args_is_help=True
+    help="Sessions: files and variables that persist between calls.", no_args_is_help=True
 )
 
 MAX_LISTED = 10_000
 
 SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="The session's id, sess_….")]
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 
 @sessions.command("list")
 def list_sessions(as_json: AsJson = False, socket: SocketPath = None) -> None:
-    """List your sessions, newest first, also those that ended in the last day."""
+    """List your sessions, newest first, including those that ended in the last day."""
     from fumehood.cli.show import show_json, wants_json
     from fumehood.cli.tables import Field, show_table
 
@@ -44,11 +55,11 @@ def list_sessions(as_json: AsJson = False, socket: SocketPath = None) -> None:
 def new_session(
     image: Annotated[str | None, typer.Option(help="Its image; default: by configuration.")] = None,
     memory: Annotated[int | None, typer.Option(help="MB of memory, files included.")] = None,
-    idle: Annotated[float | None, typer.Option(help="Seconds after its last use that it ends.")] = (
+    idle: Annotated[float | None, typer.Option(help="Seconds without use after which it ends.")] = (
         None
     ),
-    lifetime: Annotated[float | None, typer.Option(help="Seconds that it lasts at most.")] = None,
-    agent: Annotated[str | None, typer.Option(help="The agent whose calls are made in it.")] = None,
+    lifetime: Annotated[float | None, typer.Option(help="Maximum lifetime in seconds.")] = None,
+    agent: Annotated[str | None, typer.Option(help="The agent whose calls run in it.")] = None,
     as_json: AsJson = False,
     socket: SocketPath = None,
 ) -> None:
@@ -82,7 +93,7 @@ def show_session(session: SessionId, as_json: AsJson = False, socket: SocketPath
 
 @sessions.command("end")
 def end_session(session: SessionId, as_json: AsJson = False, socket: SocketPath = None) -> None:
-    """End a session with whatever runs in it. Its files and variables are gone."""
+    """End a session and everything that runs in it. Its files and variables are deleted."""
     with calling(socket, as_json=as_json) as client:
         record = client.end_session(session).model_dump(mode="json")
     _show_record(record, as_json=as_json)
@@ -91,9 +102,11 @@ def end_session(session: SessionId, as_json: AsJson = False, socket: SocketPath 
 @sessions.command("files")
 def list_files(
     session: SessionId,
-    path: Annotated[str, typer.Argument(help="A directory in it; default: all of it.")] = "",
+    path: Annotated[
+        str, typer.Argument(help="A directory in it; default: the whole workspace.")
+    ] = "",
     recursive: Annotated[
-        bool, typer.Option("--recursive", "-r", help="Also what is in its directories.")
+        bool, typer.Option("--recursive", "-r", help="Include subdirectories.")
     ] = False,
     as_json: AsJson = False,
     socket: SocketPath = None,
@@ -130,43 +143,39 @@ def get_file(
     path: Annotated[str, typer.Argument(help="The file in the session.")],
     target: Annotated[
         str | None,
-        typer.Argument(help="Where to: a file, a directory, or - for standard output."),
+        typer.Argument(help="The target: a file, a directory, or - for standard output."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     socket: SocketPath = None,
 ) -> None:
-    """Copy a file of a session to here. It is there whole, or not at all."""
-    from fumehood.cli.session_files import save_file, show_file
+    """Copy a file from a session. It is saved completely, or not at all."""
 
     with calling(socket, is_payload=True) as client:
         if target == "-":
-            show_file(client, session, path)
+            _show_file(client, session, path)
         else:
-            save_file(client, session, path, target, force=force)
+            _save_file(client, session, path, target, force=force)
 
 
 @sessions.command("put")
 def put_file(
     session: SessionId,
-    source: Annotated[str, typer.Argument(help="A plain file, or - for standard input.")],
+    source: Annotated[str, typer.Argument(help="A regular file, or - for standard input.")],
     path: Annotated[
         str | None, typer.Argument(help="Its path in the session; default: the file's name.")
     ] = None,
-    create: Annotated[
-        bool, typer.Option("--create", help="Refuse where there is such a file already.")
-    ] = False,
+    create: Annotated[bool, typer.Option("--create", help="Fail if the file exists.")] = False,
     as_json: AsJson = False,
     socket: SocketPath = None,
 ) -> None:
-    """Copy a file into a session. It replaces one that is there, unless --create is given."""
-    from fumehood.cli.session_files import send_file
+    """Copy a file into a session. An existing one is replaced, unless --create is given."""
     from fumehood.cli.show import show_json, wants_json
 
     if path is None and source == "-":
-        fail("Say what standard input is to be called in the session.", ExitCode.USAGE)
+        fail("Give the path in the session for standard input.", ExitCode.USAGE)
     name = path if path is not None else Path(source).name
     with calling(socket, as_json=as_json) as client:
-        written = send_file(client, session, source, name, mode="create" if create else "replace")
+        written = _send_file(client, session, source, name, mode="create" if create else "replace")
     if wants_json(as_json):
         show_json(written.model_dump())
     else:
@@ -178,11 +187,11 @@ def remove_file(
     session: SessionId,
     path: Annotated[str, typer.Argument(help="The file or directory in the session.")],
     recursive: Annotated[
-        bool, typer.Option("--recursive", "-r", help="A directory with all that is in it.")
+        bool, typer.Option("--recursive", "-r", help="Delete a directory with its contents.")
     ] = False,
     socket: SocketPath = None,
 ) -> None:
-    """Delete a file of a session, a link itself, or a directory."""
+    """Delete a file, link or directory in a session."""
     with calling(socket, is_payload=True) as client:
         client.delete_file(session, path, recursive=recursive)
 
@@ -210,5 +219,65 @@ def _columns(record: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _file_columns(entry: dict[str, Any]) -> tuple[str, ...]:
-    # A name that a program chose may not begin a line of its own.
+    # A program chose the name: it must not start a line of its own.
     return (visible(entry["path"]), entry["kind"], str(entry["size"]), entry["modified_at"])
+
+
+def _save_file(
+    client: Client, session_id: str, path: str, target: str | None, *, force: bool
+) -> None:
+    """Save a file of the session: to or into `target`, or under its own name."""
+    directory, name = _place(path, target)
+    try:
+        with Saving(directory, force=force) as saving:
+            saving.save(
+                {"filename": name, "url": path},
+                lambda url, write: client.download_file(session_id, url, write),
+            )
+    except SaveFailed as reason:
+        fail(f"{printable(name)} was not saved: {reason}", ExitCode.TOOL_FAILED)
+
+
+def _show_file(client: Client, session_id: str, path: str) -> None:
+    """Write a file of the session to standard output, escaped on a terminal."""
+    stream = sys.stdout
+    if not stream.isatty():
+        stream.flush()
+        client.download_file(session_id, path, stream.buffer.write)
+        stream.buffer.flush()
+        return
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    client.download_file(
+        session_id, path, lambda data: stream.write(printable(decoder.decode(data)))
+    )
+    stream.write(printable(decoder.decode(b"", final=True)))
+    stream.flush()
+
+
+def _send_file(
+    client: Client, session_id: str, source: str, path: str, *, mode: str
+) -> WrittenFile:
+    """Send a local regular file, or standard input."""
+    from fumehood.client.files import plain_file
+
+    if source == "-":
+        return client.put_file(session_id, path, sys.stdin.buffer, mode=mode)
+    try:
+        with plain_file(Path(source), follow=False) as file:
+            return client.put_file(session_id, path, file, mode=mode)
+    except OSError as error:
+        shown = printable(source)
+        if error.errno == errno.ELOOP:
+            fail(f"{shown} is a symbolic link. Name its target instead.", ExitCode.USAGE)
+        fail(f"{shown} cannot be read: {error.strerror}.", ExitCode.USAGE)
+
+
+def _place(path: str, target: str | None) -> tuple[Path, str]:
+    """Return the directory and the name in it."""
+    own_name = path.rpartition("/")[2]
+    if target is None:
+        return Path(), own_name
+    where = Path(target)
+    if target.endswith("/") or where.is_dir():
+        return where, own_name
+    return where.parent, where.name

@@ -1,6 +1,6 @@
-"""Configuration for commands: read once, faults in words, exit 2.
+"""Configuration for commands; a fault exits with code 2.
 
-Who only looks for the socket reads no more of the configuration than says where that is.
+Finding a socket reads only the part of the configuration that says where it is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def read_config(**overrides: object) -> Config:
-    """The configuration, with the command's own options on top."""
+    """Load the configuration, overridden by the command's options."""
     from fumehood.config import ConfigError, load_config
 
     try:
@@ -27,7 +27,7 @@ def read_config(**overrides: object) -> Config:
 
 
 def config_fault() -> str:
-    """Everything that is wrong with the configuration. Without a file it is not looked for."""
+    """Return all faults of the configuration file, or an empty string; no file has no faults."""
     if not config_file(os.environ).is_file():
         return ""
     from fumehood.config import ConfigError, load_config
@@ -40,7 +40,7 @@ def config_fault() -> str:
 
 
 def read_socket_path(config: Config) -> Path:
-    """Where a daemon with this configuration is to be found."""
+    """Return the socket of a daemon with this configuration."""
     from fumehood.config import ConfigError
 
     try:
@@ -50,7 +50,7 @@ def read_socket_path(config: Config) -> Path:
 
 
 def read_control_path(config: Config) -> Path:
-    """Where it listens to administrators."""
+    """Return the control socket of a daemon with this configuration."""
     from fumehood.config import ConfigError
 
     try:
@@ -60,7 +60,7 @@ def read_control_path(config: Config) -> Path:
 
 
 def find_socket(given: Path | None = None) -> Path:
-    """Where the daemon is to be found: as the command says, or by configuration."""
+    """Return the callers' socket: as given, or by configuration."""
     try:
         if given is not None:
             return fitting(given)
@@ -72,7 +72,7 @@ def find_socket(given: Path | None = None) -> Path:
 
 
 def find_control_socket(given: Path | None = None) -> Path:
-    """Where it listens to administrators: as the command says, or by configuration."""
+    """Return the control socket: as given, or by configuration."""
     try:
         if given is not None:
             return given.absolute()

@@ -1,4 +1,4 @@
-"""How answers look: JSON when piped or asked for, something to read on a terminal."""
+"""Printing answers: JSON if piped or requested, readable text on a terminal."""
 
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ BOLD, DIM, BOLD_RED, YELLOW = "1", "2", "1;31", "33"
 """*Source*: ECMA-48, SGR."""
 
 EMPTY: tuple[Any, ...] = (None, "", [], {})
-"""Values of fields that say nothing on a terminal."""
+"""Values of fields that are left out on a terminal."""
 
 FILE_CONTENT = "content_base64"
-"""The key of an inline file's bytes. The model of files would load more than a call needs."""
+"""The key of an inline file's bytes. Importing the model would load more than a call needs."""
 
 OPTIONS = {"memory_limit_mb": "--memory", "timeout_seconds": "--timeout"}
-"""Options of a call → those of the command line."""
+"""Options of a call → options of the command line."""
 
 _ADVICE = re.compile(
     rf"(allow more (?:memory )?(?:\(|with )|^)({'|'.join(OPTIONS)})"
     r"(?=\)|\.$| must be | could not be |: [0-9.e+]+ was asked for)"
 )
-"""Where a message of the engine names one of them as the option to change."""
+"""Places in engine messages that advise to change one of these options."""
 
 NOTHING_RAN = (CallerError, RuleError, CircuitOpen, SandboxUnavailable, ShuttingDown)
-"""Without a sandbox's report these say that the call did not come so far."""
+"""Errors that, without a sandbox report, mean that nothing ran."""
 
 
 def wants_json(asked: bool) -> bool:
-    """JSON was asked for, or nobody is there to read anything else."""
+    """Whether JSON was requested, or stdout is not a terminal."""
     return asked or not sys.stdout.isatty()
 
 
 def show_json(value: Any) -> None:
-    """One JSON document on stdout. On a terminal JSON escapes what that would obey."""
+    """Print one JSON document; on a terminal, unsafe characters are escaped in JSON."""
     if sys.stdout.isatty():
         document = json_document(value)
     else:
@@ -65,7 +65,7 @@ def show_json(value: Any) -> None:
 
 
 def show_envelope(envelope: Envelope | JsonObject, *, as_json: bool) -> None:
-    """An envelope: whole as JSON, or the fields of its result with content and what it took."""
+    """Print an envelope: whole as JSON, or its non-empty fields and a summary."""
     document = document_of(envelope)
     if as_json:
         show_json(document)
@@ -81,24 +81,24 @@ def show_envelope(envelope: Envelope | JsonObject, *, as_json: bool) -> None:
         print(f"{styled('warning', YELLOW)} {indented(in_options(warning))}")
     if metadata.get("idempotent_replay"):
         first = visible(metadata["call_id"] or "an earlier call")
-        print(styled(f"the stored answer of {first}; nothing was run again", DIM))
+        print(styled(f"stored answer of {first}; nothing ran again", DIM))
     print(styled(visible(_summary(document)), DIM))
     show_fields(document.get("debug_info") or {})
 
 
 def in_options(message: str) -> str:
-    """A message of the engine with the command line's names of the options that it advises."""
+    """Replace option names in an engine message's advice by those of the command line."""
     return _ADVICE.sub(lambda found: found[1] + OPTIONS[found[2]], message)
 
 
 def styled(text: str, style: str) -> str:
-    """Text of ours in a style, where standard output is a terminal that knows styles."""
+    """Style our own text if standard output is a terminal with styles."""
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
     return text if is_plain or not sys.stdout.isatty() else f"\x1b[{style}m{text}\x1b[0m"
 
 
 def show_tools(found: list[tuple[ToolDefinition, str]], *, as_json: bool) -> None:
-    """A list of tools, each with where it comes from."""
+    """Print a list of tools with their sources."""
     from fumehood.cli.tables import Field, show_table
 
     if as_json:
@@ -113,16 +113,16 @@ def show_tools(found: list[tuple[ToolDefinition, str]], *, as_json: bool) -> Non
         name = f"{tool.name}@{tool.version}"
         rows.append((name, ", ".join(marks), source, summary))
     fields = (
-        Field("tool"), Field("runs as", drop=1), Field("from", drop=2), Field("what it does"),
+        Field("tool"), Field("runs as", drop=1), Field("from", drop=2), Field("description"),
     )  # fmt: skip
     show_table(fields, rows)
 
 
 def show_calls(records: list[CallRecord], *, as_json: bool) -> None:
-    """A list of calls, as it comes."""
+    """Print a list of calls in the given order."""
     from datetime import UTC, datetime
 
-    from fumehood.cli.moments import age
+    from fumehood.cli.options import age
     from fumehood.cli.tables import Field, show_table
 
     if as_json:
@@ -149,7 +149,7 @@ def show_calls(records: list[CallRecord], *, as_json: bool) -> None:
 
 
 def show_call_line(record: CallRecord, *, as_json: bool) -> None:
-    """One call on one line, at once: whoever reads may be waiting."""
+    """Print one call on one line and flush, since a reader may be waiting."""
     line = (
         json.dumps(record.model_dump(mode="json"))
         if as_json
@@ -160,15 +160,15 @@ def show_call_line(record: CallRecord, *, as_json: bool) -> None:
 
 
 def show_fields(fields: JsonObject) -> None:
-    """A flat object, one line a field; a text of several lines begins on its own."""
+    """Print an object, one line per field; text of several lines starts on a new line."""
     for key, value in fields.items():
         text = indented(value) if isinstance(value, str) else in_options(json_line(value))
-        between = "\n    " if "\n" in text.rstrip() else " "  # the lines of a table stay in line
+        between = "\n    " if "\n" in text.rstrip() else " "  # keeps tables aligned
         print(f"{styled(visible(key), BOLD)}:{between}{text}")
 
 
 def _with_content(fields: JsonObject) -> JsonObject:
-    """The fields that are not empty, or all where each is; bytes are described, not shown."""
+    """Return the non-empty fields, or all if all are empty; bytes are only described."""
     return {
         key: _described(key, value) for key, value in fields.items() if value not in EMPTY
     } or fields
@@ -188,7 +188,7 @@ def _described(key: str, value: Any) -> Any:
 
 
 def _is_inline(item: Any) -> bool:
-    """Whether this is a file whose bytes are in the answer."""
+    """Whether this is a file with its bytes in the answer."""
     keys = ("filename", "content_type", FILE_CONTENT)
     return isinstance(item, dict) and all(isinstance(item.get(key), str) for key in keys)
 
@@ -213,7 +213,7 @@ def _parts(record: CallRecord) -> tuple[str, ...]:
 
 def _summary(document: JsonObject) -> str:
     metadata, sandbox = document["metadata"], document["metadata"]["sandbox"]
-    if metadata["tool_name"] is None:  # no call: nothing could have run or cost anything
+    if metadata["tool_name"] is None:  # not a call: nothing could have run
         return str(metadata["trace_id"])
     where = (
         f"{sandbox['placement']}, {sandbox['isolation']}, ended by {sandbox['ended_by']}"
@@ -229,17 +229,17 @@ def _summary(document: JsonObject) -> str:
 
 
 def _what_ran(document: JsonObject) -> str:
-    """What is known of a call of which no sandbox reported."""
+    """Say what is known about a call without a sandbox report."""
     error = document["error"]
     if error is None:
         if isinstance(document["data"].get("resolution"), dict):
-            return "interrupted, and a human found that it took effect"
+            return "interrupted; an approver recorded that it took effect"
         return "nothing ran"
     code = error["code"]
     if code == ExecutionError.code and error.get("approval_id") is not None:
-        return "interrupted, and a human found that it took no effect"
+        return "interrupted; an approver recorded that it had no effect"
     if code == CallInProgress.code:
-        return "it still runs"
+        return "still running"
     if issubclass(ERROR_CODES.get(code, EngineError), NOTHING_RAN):
         return "nothing ran"
-    return "whether it acted is not known"
+    return "unknown whether it took effect"

@@ -1,5 +1,6 @@
-"""Tables that fit the terminal: long cells are folded between words, and what matters least is
-left out before a word is broken.
+"""Tables that fit the terminal.
+
+Long cells are folded between words; the least important columns are dropped before a word breaks.
 """
 
 from __future__ import annotations
@@ -17,23 +18,23 @@ from rich.text import Text
 from fumehood.cli.escaping import printable
 
 READABLE = 20
-"""Characters that are enough to read a cell by; longer ones are folded."""
+"""A cell's readable width in characters; longer cells are folded."""
 
 LONGEST_WORD = 32
-"""Characters of a word that a column is made wide enough for; longer ones are folded."""
+"""The longest word in characters that a column is widened for; longer words are folded."""
 
 NARROWEST = 8
-"""Characters that a column keeps where its words have to be folded."""
+"""A column's minimum width if its words have to be folded."""
 
 BETWEEN = 3
-"""Characters between one column's text and the next one's: padding, rule, padding."""
+"""Characters between the text of two columns: padding, rule, padding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One column. Where there is no room the highest `drop` goes first, and 0 never.
+    """One column. The highest `drop` is dropped first if room is short, 0 never.
 
-    What is to be copied is `whole`: it is not folded.
+    A `whole` column is not folded, so that its cells can be copied.
     """
 
     head: str
@@ -42,7 +43,7 @@ class Field:
 
 
 def show_table(fields: Sequence[Field], rows: Sequence[Sequence[str]]) -> None:
-    """Rows of text, each as long as `fields`. What they hold cannot move the cursor."""
+    """Print rows of text, each as long as `fields`. Cells are escaped."""
     console = Console()
     cells = [[printable(cell) for cell in row] for row in rows]
     kept = fitting(fields, cells, console.width)
@@ -65,7 +66,7 @@ def show_table(fields: Sequence[Field], rows: Sequence[Sequence[str]]) -> None:
 
 
 def fitting(fields: Sequence[Field], rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """The columns that are readable side by side in so many characters."""
+    """Return the indexes of the columns that fit into `width` at a readable size."""
     kept = list(range(len(fields)))
     for index in sorted(kept, key=lambda index: -fields[index].drop):
         if fields[index].drop == 0 or _needed(fields, rows, kept) <= width:
@@ -84,7 +85,7 @@ def _readable(field: Field, rows: Sequence[Sequence[str]], index: int) -> int:
 
 
 def _bounds(field: Field, rows: Sequence[Sequence[str]], index: int) -> tuple[int, int]:
-    """The width that a column needs to keep its words whole, and the one that it could use."""
+    """Return the width that keeps a column's words whole, and its full width."""
     cells = [field.head, *(row[index] for row in rows)]
     most = max(cell_len(line) for text in cells for line in text.split("\n"))
     if field.whole:
@@ -96,8 +97,9 @@ def _bounds(field: Field, rows: Sequence[Sequence[str]], index: int) -> tuple[in
 def _widths(
     bounds: Sequence[tuple[int, int]], whole: Sequence[bool], room: int
 ) -> list[int | None]:
-    """A width for each column: words first, then the rest in turn. Where words do not fit, the
-    widest columns fold them. None leaves the width to the table.
+    """Return a width for each column: enough for its words, then a share of the rest.
+
+    If words do not fit, the widest columns fold them. None leaves the width to the table.
     """
     widths = [least for least, _ in bounds]
     spare = room - sum(widths) - BETWEEN * len(widths) + 1

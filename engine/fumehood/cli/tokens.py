@@ -1,42 +1,43 @@
-"""`fumehood tokens`: principals that are not a Unix user."""
+"""`fumehood tokens`: credentials of principals that are not Unix users."""
 
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 
-from fumehood.cli.control import AsJson, CredentialStdin, show_secret
 from fumehood.cli.exits import ExitCode, fail
-from fumehood.cli.reach import ControlSocketPath, controlling
+from fumehood.cli.options import AsJson, ControlSocketPath, CredentialStdin, deadline
+from fumehood.cli.reach import controlling, show_secret
 
 tokens = typer.Typer(help="Tokens: principals with scopes and agents.", no_args_is_help=True)
-
-_UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 
 
 @tokens.command("new")
 def new(
-    name: Annotated[str, typer.Argument(help="What the token is for.")],
+    name: Annotated[str, typer.Argument(help="A name that says what the token is for.")],
     scope: Annotated[
         list[str] | None, typer.Option(help="call (the default), approve or admin; repeatable.")
     ] = None,
     agent: Annotated[
-        list[str] | None, typer.Option(help="An agent it may speak for; repeatable.")
+        list[str] | None, typer.Option(help="An agent it may act for; repeatable.")
     ] = None,
     principal: Annotated[
-        str | None, typer.Option(help="Whom it stands for; default: token:NAME.")
+        str | None, typer.Option(help="The principal it authenticates; default: token:NAME.")
     ] = None,
     expires: Annotated[
-        str | None, typer.Option(help="When it ends: 90m, 12h, 30d, or a time in ISO 8601.")
+        str | None,
+        typer.Option(
+            help="When it expires: a duration (90m, 12h, 30d) or a time (2026-01-31T09:30)."
+        ),
     ] = None,
     credential_stdin: CredentialStdin = False,
     socket: ControlSocketPath = None,
 ) -> None:
-    """Make a token; it is shown once. Needs a credential with admin."""
-    expires_at = _moment(expires) if expires is not None else None
+    """Create a token; it is shown once. Needs a credential with admin."""
+    expires_at = deadline(expires, datetime.now(UTC), "--expires") if expires is not None else None
     with controlling(socket, credential_stdin=credential_stdin) as client:
         made = client.tokens.new(
             name,
@@ -54,7 +55,7 @@ def list_tokens(
     credential_stdin: CredentialStdin = False,
     socket: ControlSocketPath = None,
 ) -> None:
-    """List every token without its secret."""
+    """List all tokens, without their secrets."""
     from fumehood.cli.show import show_json, wants_json
     from fumehood.cli.tables import Field, show_table
 
@@ -84,26 +85,16 @@ def list_tokens(
 
 @tokens.command("revoke")
 def revoke(
-    token_id: Annotated[str, typer.Argument(help="The token's id, as `tokens list` shows it.")],
+    token_id: Annotated[str, typer.Argument(help="The token's id, as shown by `tokens list`.")],
     credential_stdin: CredentialStdin = False,
     socket: ControlSocketPath = None,
 ) -> None:
-    """End a token at once."""
+    """Revoke a token immediately."""
     if not re.fullmatch(r"[0-9a-f]{1,64}", token_id):
         fail(
-            "That is no token's id. `fumehood tokens list` shows the ids; in a token it is what "
-            "stands between the first two underscores.",
+            "That is not a token's id. `fumehood tokens list` shows the ids; in a token, it is the "
+            "part between the first two underscores.",
             ExitCode.USAGE,
         )
     with controlling(socket, credential_stdin=credential_stdin) as client:
         client.tokens.revoke(token_id)
-
-
-def _moment(text: str) -> datetime:
-    span = re.fullmatch(r"(\d{1,6})([mhd])", text)
-    if span is not None:
-        return datetime.now(UTC) + timedelta(**{_UNITS[span.group(2)]: int(span.group(1))})
-    try:
-        return datetime.fromisoformat(text).astimezone(UTC)
-    except (ValueError, OverflowError):
-        fail("--expires takes 90m, 12h, 30d, or a time in ISO 8601.", ExitCode.USAGE)

@@ -1,17 +1,22 @@
-"""`fumehood tools list|show`: what the daemon offers."""
+"""`fumehood tools …`: list and show tools; add, replace, remove, enable and disable them."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-from fumehood.cli.exits import require_tool_name
-from fumehood.cli.reach import SocketPath, calling
+from fumehood.cli.exits import ExitCode, fail, require_tool_name
+from fumehood.cli.options import AsJson, ControlSocketPath, CredentialStdin, SocketPath
+from fumehood.cli.reach import calling, controlling
+from fumehood.protocol import strict_json
 
 tools = typer.Typer(help="The tools of the running engine.", no_args_is_help=True)
 
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
+DefinitionFile = Annotated[Path, typer.Argument(help="A file with the definition as JSON.")]
+ToolName = Annotated[str, typer.Argument(help="name or name@version")]
+Pinned = Annotated[str, typer.Argument(help="name@version")]
 
 
 @tools.command("list")
@@ -24,7 +29,7 @@ def list_tools(
     as_json: AsJson = False,
     socket: SocketPath = None,
 ) -> None:
-    """List the tools, each with where it comes from."""
+    """List the tools with their sources."""
     from fumehood.cli.show import show_tools, wants_json
 
     asked = {"category": category, "tag": tag, "type": kind}
@@ -47,3 +52,77 @@ def show_tool(
     with calling(socket, as_json=as_json) as client:
         details = client.tool(name)
     show_json(details.tool.model_dump(mode="json"))
+
+
+@tools.command("add")
+def add(
+    file: DefinitionFile,
+    credential_stdin: CredentialStdin = False,
+    socket: ControlSocketPath = None,
+) -> None:
+    """Register one version of a REST or MCP tool. Needs a credential with admin."""
+    document = _read(file)
+    with controlling(socket, credential_stdin=credential_stdin) as client:
+        client.tools.add(document)
+
+
+@tools.command("replace")
+def replace(
+    name: Pinned,
+    file: DefinitionFile,
+    credential_stdin: CredentialStdin = False,
+    socket: ControlSocketPath = None,
+) -> None:
+    """Replace the definition of a registered version."""
+    require_tool_name(name)
+    document = _read(file)
+    with controlling(socket, credential_stdin=credential_stdin) as client:
+        client.tools.replace(name, document)
+
+
+@tools.command("remove")
+def remove(
+    name: Pinned,
+    credential_stdin: CredentialStdin = False,
+    socket: ControlSocketPath = None,
+) -> None:
+    """Remove a registered version."""
+    require_tool_name(name)
+    with controlling(socket, credential_stdin=credential_stdin) as client:
+        client.tools.remove(name)
+
+
+@tools.command("enable")
+def enable(
+    name: ToolName,
+    credential_stdin: CredentialStdin = False,
+    socket: ControlSocketPath = None,
+) -> None:
+    """Enable one version, or all versions, of a tool."""
+    require_tool_name(name)
+    with controlling(socket, credential_stdin=credential_stdin) as client:
+        client.tools.enable(name)
+
+
+@tools.command("disable")
+def disable(
+    name: ToolName,
+    credential_stdin: CredentialStdin = False,
+    socket: ControlSocketPath = None,
+) -> None:
+    """Disable one version, or all versions, of a tool: calls are refused."""
+    require_tool_name(name)
+    with controlling(socket, credential_stdin=credential_stdin) as client:
+        client.tools.disable(name)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        document = strict_json.loads(file.read_bytes())
+    except OSError as error:
+        fail(f"{file} cannot be read: {error.strerror}.", ExitCode.USAGE)
+    except strict_json.StrictJsonError as error:
+        fail(f"{file} is {error}.", ExitCode.USAGE)
+    if not isinstance(document, dict):
+        fail(f"{file} must hold a JSON object.", ExitCode.USAGE)
+    return document

@@ -1,19 +1,31 @@
-"""`fumehood usage`: what calls took together, and what budgets have left."""
+"""`fumehood usage`: totals from the call log, and what budgets have left.
+
+Invariant: the name of a requested tool is the caller's own text. It can neither move the reader's
+cursor nor become a formula in a spreadsheet.
+"""
 
 from __future__ import annotations
 
+import csv
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
-from fumehood.budgets.usage import GROUPS, MAX_ROWS, UsageTable
-from fumehood.cli.control import AsJson, CredentialStdin
+from fumehood.budgets.model import BudgetStanding
+from fumehood.budgets.usage import GROUPS, MAX_ROWS, UsageRow, UsageTable
+from fumehood.cli.escaping import visible
 from fumehood.cli.exits import ExitCode, fail
-from fumehood.cli.moments import moment
+from fumehood.cli.options import AsJson, CredentialStdin, moment
 from fumehood.cli.reach import calling, controlling
+
+FORMULA_BEGINS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20", "|", "%")
+"""*Source*: OWASP, CSV injection; with the full-width forms that some programs treat the same."""
+
+_SUMS = ("calls", "errors", "input_tokens", "output_tokens", "tokens_used")
 
 
 def usage(
@@ -21,12 +33,12 @@ def usage(
         list[str] | None,
         typer.Option(
             help="Group by principal, agent, session, tool (the default) or day (UTC); repeatable, "
-            "or with commas between."
+            "or separated by commas."
         ),
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option(help="Not before: an age (1h, 7d) or a time (2026-01-31T09:30)."),
+        typer.Option(help="From this age (1h, 7d) or time (2026-01-31T09:30) on."),
     ] = None,
     until: Annotated[str | None, typer.Option(help="Before this age or time.")] = None,
     agent: Annotated[str | None, typer.Option(help="Calls made as this agent.")] = None,
@@ -36,7 +48,7 @@ def usage(
     ] = None,
     everybody: Annotated[
         bool,
-        typer.Option("--all", help="Everybody's calls; needs a credential with admin."),
+        typer.Option("--all", help="All principals' calls; needs a credential with admin."),
     ] = False,
     principal: Annotated[
         str | None, typer.Option(help="With --all: this principal's calls.")
@@ -54,12 +66,11 @@ def usage(
         ),
     ] = None,
 ) -> None:
-    """Show what calls took: tokens and money, added up from the call log; and budgets."""
+    """Show usage: tokens and cost, summed from the call log; and budgets."""
     from fumehood.cli.show import show_json, wants_json
-    from fumehood.cli.usage_view import show_usage, write_csv
 
     if as_csv and as_json:
-        fail("--csv and --json are two forms: choose one.", ExitCode.USAGE)
+        fail("Choose --csv or --json.", ExitCode.USAGE)
     if not everybody and (principal is not None or credential_stdin):
         fail("--principal and --credential-stdin need --all.", ExitCode.USAGE)
     groups = _groups(by or [])
@@ -86,18 +97,83 @@ def usage(
         show_usage(table)
     if table.has_more and (as_csv or not wants_json(as_json)):
         print(
-            f"There are more than are shown (at most {MAX_ROWS} groups). Group by less, or give "
+            f"Only the first {MAX_ROWS} groups are shown. Group by less, or give "
             "--since, --agent or --tool.",
             file=sys.stderr,
         )
 
 
 def _groups(given: list[str]) -> str | None:
-    """What to group by, as the engine wants it: each of its words at most once."""
+    """Normalise the `--by` options for the engine: each group at most once."""
     names = [name.strip() for text in given for name in text.split(",")]
     for name in names:
         if name not in GROUPS:
-            fail(f"--by {name[:80]!r} is none of {', '.join(GROUPS)}.", ExitCode.USAGE)
+            fail(f"--by {name[:80]!r} is not one of {', '.join(GROUPS)}.", ExitCode.USAGE)
     if len(set(names)) != len(names):
-        fail("--by names one thing twice.", ExitCode.USAGE)
+        fail("--by names the same group twice.", ExitCode.USAGE)
     return ",".join(names) or None
+
+
+def show_usage(table: UsageTable) -> None:
+    """Print a table of groups with a total, and one of budgets if there are any."""
+    from fumehood.cli.tables import Field, show_table
+
+    heads = [Field(name) for name in table.by]
+    heads += [
+        Field("calls", whole=True), Field("errors", drop=4), Field("tokens in", drop=3),
+        Field("tokens out", drop=2), Field("used", drop=1), Field("cost"),
+    ]  # fmt: skip
+    rows = [_cells(table, row) for row in table.items]
+    total = _cells(table, table.total)
+    if table.by:
+        total[0] = "total"
+    show_table(heads, [*rows, total])
+    if table.budgets:
+        show_budgets(table.budgets)
+
+
+def show_budgets(standings: Sequence[BudgetStanding]) -> None:
+    """Print a table of what each budget has left."""
+    from fumehood.cli.tables import Field, show_table
+
+    fields = (
+        Field("budget"), Field("of", drop=1), Field("what", whole=True), Field("limit", drop=3),
+        Field("spent", drop=4), Field("left", whole=True), Field("resets at (UTC)", drop=2),
+    )  # fmt: skip
+    show_table(fields, [_standing(one) for one in standings])
+
+
+def write_csv(table: UsageTable, file: TextIO) -> None:
+    """Write one line per group and currency, so that no cell mixes currencies."""
+    writer = csv.writer(file, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\r\n")
+    writer.writerow([*table.by, *_SUMS, "cost", "currency"])
+    for row in table.items:
+        names = [as_cell(row.group[name] or "") for name in table.by]
+        sums = [getattr(row, name) for name in _SUMS]
+        for number, (currency, cost) in enumerate(row.cost.items()):
+            # The sums cover all currencies of the group, so only its first line has them.
+            writer.writerow([*names, *(sums if number == 0 else [0] * len(sums)), cost, currency])
+
+
+def as_cell(text: str) -> str:
+    """Escape a text so that a spreadsheet shows it and does not evaluate it."""
+    shown = visible(text)
+    return f"'{shown}" if shown.lstrip().startswith(FORMULA_BEGINS) else shown
+
+
+def _cells(table: UsageTable, row: UsageRow) -> list[str]:
+    names = [visible(row.group.get(name) or "–") for name in table.by]
+    sums = [str(getattr(row, name)) for name in _SUMS]
+    return [*names, *sums, ", ".join(f"{cost} {currency}" for currency, cost in row.cost.items())]
+
+
+def _standing(one: BudgetStanding) -> tuple[str, ...]:
+    return (
+        one.budget,
+        ", ".join(f"{name} {value}" for name, value in one.subject.items()) or "all",
+        one.unit,
+        str(one.limit),
+        str(one.spent),
+        str(one.left),
+        "never" if one.resets_at is None else f"{one.resets_at:%Y-%m-%d %H:%M}",
+    )

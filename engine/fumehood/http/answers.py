@@ -1,4 +1,4 @@
-"""Envelopes as HTTP answers, and request bodies as strict JSON."""
+"""Envelopes as HTTP responses, and request bodies as strict JSON."""
 
 from __future__ import annotations
 
@@ -29,33 +29,33 @@ M = TypeVar("M", bound=BaseModel)
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
 MAX_DRAINED_BYTES = 64 * 1024 * 1024
-"""How much of a body that is too large is read and thrown away, so that the client, which
-writes before it reads, gets its answer instead of a broken pipe."""
+"""How much of an oversized body is read and discarded, so that a client that writes before it
+reads gets an answer instead of a broken pipe."""
 
 BODY_DEADLINE_S = 60.0
 SMALL_BODY_BYTES = 64 * 1024
-"""Larger bodies are parsed in a thread, so that other calls go on meanwhile."""
+"""Larger bodies are parsed in a thread, so that they do not block other calls."""
 
 
 def engine_of(request: Request) -> Engine:
-    """The engine behind the application."""
+    """Return the application's engine."""
     engine: Engine = request.app.state.engine
     return engine
 
 
 def answer(request: Request, data: BaseModel) -> Response:
-    """A success that is no call: `data` in an envelope."""
+    """Wrap `data` in a success envelope, for operations other than calls."""
     return envelope_response(engine_of(request).answer(data.model_dump(mode="json")))
 
 
 def stopped(engine: Engine, tool: str) -> Envelope:
-    """What a client is owed whose call outlasts the engine."""
+    """Make the envelope for a call that the engine's stop has ended."""
     ended = ShuttingDown("The engine stopped before the call ended.", retryable=False)
     return engine.refusal(ended, tool=tool)
 
 
 def envelope_response(envelope: Envelope) -> Response:
-    """The envelope, under the HTTP status of its error code."""
+    """Return the envelope with the HTTP status of its error code."""
     status = 200
     headers = {}
     if envelope.error is not None:
@@ -69,16 +69,16 @@ def envelope_response(envelope: Envelope) -> Response:
 
 
 async def read_json(request: Request) -> Any:
-    """The request's body.
+    """Read and parse the request's body.
 
     Raises:
-        InvalidParams: not strict JSON, and as `read_raw`.
+        InvalidParams: not strict JSON; and the errors of `read_raw`.
     """
     return await parse_json(await read_raw(request))
 
 
 async def parse_json(body: bytes) -> Any:
-    """A body that has arrived. Raises InvalidParams where it is not strict JSON."""
+    """Parse a received body. Raises InvalidParams if it is not strict JSON."""
     try:
         if len(body) <= SMALL_BODY_BYTES:
             return strict_json.loads(body)
@@ -88,19 +88,19 @@ async def parse_json(body: bytes) -> Any:
 
 
 async def read_raw(request: Request) -> bytes:
-    """The bytes of a body that says it is JSON.
+    """Read the bytes of a body that is declared as JSON.
 
     Raises:
         UnsupportedMediaType: not `application/json`.
         RequestTooLarge: over 8 MB.
         InvalidParams: it did not arrive within 60 s.
-        RateLimited: the user's bodies that have not wholly arrived are too many.
+        RateLimited: the user's unfinished bodies are too large together.
     """
     _require_json(_header(request, b"content-type"))
     if _header(request, b"content-encoding") not in ("", "identity"):
         raise UnsupportedMediaType("Send the body as it is, without a content encoding.")
     try:
-        async with asyncio.timeout(BODY_DEADLINE_S):  # on every call's way: the cheapest kind
+        async with asyncio.timeout(BODY_DEADLINE_S):  # every call passes here: the cheapest kind
             return await _read_body(request)
     except TimeoutError:
         raise InvalidParams("The body did not arrive within 60 s.") from None
@@ -109,10 +109,10 @@ async def read_raw(request: Request) -> bytes:
 
 
 def parse_body(model: type[M], document: Any) -> M:
-    """A body as one of the model's values.
+    """Validate a body with a model.
 
     Raises:
-        InvalidParams: with every field that is wrong.
+        InvalidParams: naming every invalid field.
     """
     if not isinstance(document, dict):
         raise InvalidParams("The body must be a JSON object.")
@@ -121,17 +121,17 @@ def parse_body(model: type[M], document: Any) -> M:
     except ValidationError as error:
         faults = error.errors(include_url=False, include_input=False)[:20]
         named = [(".".join(map(str, fault["loc"]))[:120], _words(fault)) for fault in faults]
-        # What is wrong with the body as a whole is at no path.
+        # Faults of the whole body have no path.
         words = "; ".join(f"{field}: {said}" if field else said for field, said in named)
         fields = [field for field, _ in named if field]
         raise InvalidParams(f"The body is wrong: {words}.", fields=fields) from None
 
 
 def query_of(model: type[M], request: Request) -> M:
-    """The query as one of the model's values, which read texts as booleans and numbers.
+    """Validate the query with a model, which converts text to booleans and numbers.
 
     Raises:
-        InvalidParams: with everything that is wrong.
+        InvalidParams: naming every invalid parameter.
     """
     given = request.query_params.multi_items()
     query = dict(given)
@@ -148,12 +148,12 @@ def query_of(model: type[M], request: Request) -> M:
 
 
 def _words(fault: ErrorDetails) -> str:
-    """What is wrong; pydantic puts the class of our own errors before their words."""
+    """Return the message, without the prefix that pydantic adds to our own errors."""
     return fault["msg"].removeprefix("Value error, ")
 
 
 def _header(request: Request, name: bytes) -> str:
-    """One header as it came; the list itself, since this is on the way of every call."""
+    """Return one raw header. It scans the list directly, since every call passes here."""
     return next((value for key, value in request.scope["headers"] if key == name), b"").decode(
         "latin-1"
     )

@@ -1,7 +1,7 @@
-"""The HTTP application: addresses, and an envelope for everything that is refused.
+"""The HTTP application: routing, and an envelope for every refusal.
 
-Host side. Above it the server, below it one engine. Invariant: whatever a client sends, it
-gets JSON of a documented form; no stack, no path of this host.
+Host side, between the server and one engine. Invariant: whatever a client sends, it gets JSON of a
+documented form, without stack traces or host paths.
 """
 
 from __future__ import annotations
@@ -23,21 +23,17 @@ from fumehood.core.errors import (
 )
 from fumehood.engine import Engine
 from fumehood.http.answers import envelope_response
-from fumehood.http.document import make_document
-from fumehood.http.operation import Endpoint, Operation
+from fumehood.http.operation import Endpoint, Operation, make_document
 from fumehood.http.peer import Face
 from fumehood.http.routes import (
+    about,
     agents,
     approvals,
     audit,
     authority,
     blobs,
     calls,
-    health,
-    openapi,
     policy,
-    registry,
-    session_files,
     sessions,
     stream,
     tools,
@@ -52,29 +48,26 @@ OPERATIONS = [
     *tools.OPERATIONS,
     *blobs.OPERATIONS,
     *sessions.OPERATIONS,
-    *session_files.OPERATIONS,
     *usage.OPERATIONS,
-    *health.OPERATIONS,
-    *openapi.OPERATIONS,
+    *about.OPERATIONS,
 ]
-"""What the callers' socket serves."""
+"""Operations of the callers' socket."""
 
 CONTROL_OPERATIONS = [
     *policy.OPERATIONS,
     *agents.OPERATIONS,
-    *registry.OPERATIONS,
+    *tools.CONTROL_OPERATIONS,
     *authority.OPERATIONS,
     *approvals.CONTROL_OPERATIONS,
     *audit.OPERATIONS,
     *usage.CONTROL_OPERATIONS,
-    *health.OPERATIONS,
-    *openapi.OPERATIONS,
+    *about.OPERATIONS,
 ]
-"""What changes authority exists here only; on the callers' socket it is RESOURCE_NOT_FOUND."""
+"""Operations of the control socket. On the callers' socket they are RESOURCE_NOT_FOUND."""
 
 
 class Faces:
-    """Both applications, as the one that the server calls: the socket decides which."""
+    """Both applications behind one ASGI callable; the socket selects the application."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = Application(engine, "fumehood", OPERATIONS)
@@ -86,21 +79,21 @@ class Faces:
 
 
 class Application:
-    """The operations of one socket around one engine that somebody else has entered.
+    """The operations of one socket, for an engine that the caller has started.
 
-    Starlette's requests, responses and routes without its application, whose layers of
-    middleware cost every call about as much as a gate.
+    It uses Starlette's requests, responses and routes without its application, whose middleware
+    costs every call about as much as a gate.
     """
 
     def __init__(self, engine: Engine, title: str, operations: Sequence[Operation]) -> None:
         self._routes = [operation.route for operation in operations]
         self._engine = engine
-        # Made once it is asked for: it takes megabytes, and few ever ask.
+        # Made on first request: it takes megabytes and is rarely needed.
         document = cache(partial(make_document, title, _version(), operations))
         self.state = State({"engine": engine, "openapi": document})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; what fails inside is logged and hidden."""
+        """Answer one request; internal errors are logged and hidden."""
         scope["app"] = self
         try:
             response = await self._endpoint(scope)(Request(scope, receive, send))
@@ -115,14 +108,14 @@ class Application:
             await response(scope, receive, send)
         except Exception as fault:
             self._log(fault)
-            raise  # the answer has begun: the server closes the connection
+            raise  # the response has begun: the server closes the connection
 
     def _endpoint(self, scope: Scope) -> Endpoint:
-        """The function that serves this address and method.
+        """Find the endpoint of this address and method.
 
         Raises:
-            MethodNotAllowed: only another method is served there.
-            ResourceNotFound: nothing is.
+            MethodNotAllowed: the address exists with another method only.
+            ResourceNotFound: the address does not exist.
         """
         is_known = False
         for route in self._routes:

@@ -1,8 +1,8 @@
-"""From the peer at the socket, and the credential it brings, to a principal.
+"""From a peer and its credential to a principal.
 
-Host side. A peer's uid makes a caller and never more: in single-user mode the daemon's own
-uid, as a service any user whom the socket's group lets in. Invariant: who brings a
-credential is what the credential says or nobody, and authority comes from credentials only.
+Host side. A peer's uid makes it a caller and never more: in single-user mode only the daemon's own
+uid, as a service every user admitted by the socket's group. Invariant: a peer with a credential is
+the credential's principal or nobody, and authority comes from credentials only.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ MAX_CREDENTIAL_CHARACTERS = 200
 
 
 def principal_of(request: Request) -> Principal | None:
-    """The principal at the other end, or None where the engine knows nobody there.
+    """Return the peer's principal, or None if it is unknown.
 
     Raises:
-        Unauthorized: a token was brought that is not known, has expired or was revoked.
+        Unauthorized: its token is unknown, expired or revoked.
     """
     engine: Engine = request.app.state.engine
     credential = _credential(request)
@@ -40,34 +40,31 @@ def principal_of(request: Request) -> Principal | None:
 
 
 def require_principal(request: Request) -> Principal:
-    """Raises Unauthorized where `principal_of` finds nobody."""
+    """Return the peer's principal. Raises Unauthorized if it is unknown."""
     return require_caller(principal_of(request))
 
 
 async def require_admin(request: Request) -> Principal:
-    """Whoever may change authority, agents, tokens and the registry. Never by uid.
+    """Require the scope `admin`, to change authority, agents, tokens and the registry.
 
-    Call it once the body has arrived: a credential that was taken back meanwhile counts for
-    nothing. Whoever is refused is named in the log.
+    A uid never has it. Call this after reading the body, so that a credential revoked meanwhile
+    does not count. Refusals are logged.
 
     Raises:
-        Unauthorized: no credential, or one that is not known.
-        PermissionDenied: known, but without the scope `admin`.
+        Unauthorized: no credential, or an unknown one.
+        PermissionDenied: a known one without the scope `admin`.
         RateLimited: too many credentials are being checked.
     """
     return await _require(request, Scope.ADMIN)
 
 
 async def require_approver(request: Request) -> Principal:
-    """Whoever may decide on calls: an approver, or a token with the scope `approve`.
-
-    Never by uid, and as `require_admin` in all else, with `approve` for `admin`.
-    """
+    """Require the scope `approve`, to decide on calls. Otherwise like `require_admin`."""
     return await _require(request, Scope.APPROVE)
 
 
 async def require_decider(request: Request, approval_id: str | None = None) -> Principal:
-    """As `require_approver`; who is known and may not, is kept in the audit log, too."""
+    """Like `require_approver`; a known principal without the scope is also recorded for audit."""
     try:
         return await require_approver(request)
     except PermissionDenied:
@@ -78,14 +75,14 @@ async def require_decider(request: Request, approval_id: str | None = None) -> P
 
 
 async def require_authority(request: Request) -> Principal:
-    """Whoever may decide or administer, for what both may see. As `require_admin` in all else."""
+    """Require `approve` or `admin`, for what both may see. Otherwise like `require_admin`."""
     return await _require(request, Scope.APPROVE, Scope.ADMIN)
 
 
 def peer_principal_id(request: Request) -> str | None:
-    """Whom the user at the other end is as a caller, beside the credential that it brings.
+    """Return the peer user's principal as a caller, ignoring its credential.
 
-    None in single-user mode, where approvers and callers are one user, and for nobody.
+    None for an unknown user, and in single-user mode, where approvers and callers are one user.
     """
     engine: Engine = request.app.state.engine
     uid = _peer(request).uid
@@ -95,14 +92,14 @@ def peer_principal_id(request: Request) -> str | None:
 
 
 def log_refusal(request: Request, event: str, refusal: EngineError) -> None:
-    """Name who was refused in the log."""
+    """Log a refusal with the peer's uid and pid."""
     engine: Engine = request.app.state.engine
     peer = _peer(request)
     engine.log.warning(event, code=refusal.code, uid=peer.uid, pid=peer.pid)
 
 
 async def _require(request: Request, *scopes: Scope) -> Principal:
-    """Whoever has one of the scopes."""
+    """Require one of the scopes, and log a refusal."""
     engine: Engine = request.app.state.engine
     try:
         return await _with_authority(request, engine, scopes)
@@ -124,17 +121,17 @@ async def _with_authority(request: Request, engine: Engine, scopes: tuple[Scope,
 
 
 async def _known(request: Request, engine: Engine) -> Principal:
-    """Whoever the credential stands for, whatever it may do."""
+    """Return the credential's principal, whatever its scopes."""
     credential = _credential(request) or ""
     if credential.startswith(f"{tokens.KIND}_"):
         return engine.tokens.principal_of(credential, engine.now())
     if credential.startswith(f"{approvers.KIND}_"):
         return await engine.approvers.principal_of(credential)
-    raise Unauthorized("This credential is not known. Do not retry.")
+    raise Unauthorized("This credential is unknown. Do not retry.")
 
 
 def _credential(request: Request) -> str | None:
-    """What stands in the header `authorization`; None where there is none at all."""
+    """Return the credential of the header `authorization`, or None without the header."""
     found = [value for key, value in request.scope["headers"] if key == b"authorization"]
     if not found:
         return None

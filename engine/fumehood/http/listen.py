@@ -1,8 +1,8 @@
-"""The daemon's two sockets: never open to more than they are meant for.
+"""The daemon's two sockets: never open to more users than intended.
 
-Host side, before anything listens. For a single user both are the owner's alone. As a
-service each stands in a directory of its own, which lets in one group. Invariant: a socket
-is its owner's alone until its group and mode are set, and nobody can connect before that.
+Host side, before anything listens. For a single user both are private to the owner. As a service
+each is in its own directory, which admits one group. Invariant: a socket is private to its owner
+until its group and mode are set, and nobody can connect before that.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ LISTEN_VARIABLES = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """The callers' socket and the one for approvers and administrators."""
+    """The callers' socket, and the control socket for approvers and administrators."""
 
     engine: socket.socket
     control: socket.socket
 
     @property
     def control_path(self) -> str:
-        """What the kernel calls the control socket."""
+        """The control socket's path, as the kernel reports it."""
         path: str = self.control.getsockname()
         return path
 
 
 @contextmanager
 def listening(config: Config) -> Iterator[Listeners]:
-    """Both sockets, from systemd or made here.
+    """Listen on both sockets, from systemd or created here.
 
     Raises:
-        StateError: a place is not private, is used, or its group does not exist.
+        StateError: a place is not private or is in use, or its group does not exist.
         ConfigError: a path is too long.
     """
     service = config.service if config.mode == "service" else None
@@ -68,7 +68,7 @@ def listening(config: Config) -> Iterator[Listeners]:
         )
     with ExitStack() as places:
         made: dict[str, socket.socket] = {}
-        # The callers' socket comes last: whoever can call finds everything there.
+        # The callers' socket comes last: whoever can call finds everything ready.
         for name, path, group in (
             ("control", config.control_socket_path, service.approvers_group if service else None),
             ("engine", config.socket_path, service.callers_group if service else None),
@@ -84,14 +84,14 @@ def listening(config: Config) -> Iterator[Listeners]:
 
 
 def sockets_from_systemd() -> Listeners | None:
-    """The sockets that systemd listens on for this process, or None where it does not.
+    """Return the sockets that systemd passed to this process, or None.
 
     *Source*: sd_listen_fds(3): descriptors from 3 on, named by LISTEN_FDNAMES.
 
     Raises:
-        StateError: they are not the two that belong here, or are open to everybody.
+        StateError: they are not the two expected ones, or are open to everybody.
     """
-    # They go whomever they are for: a child must not take them for its own.
+    # Always removed: a child must not take them for its own.
     pid, count, names = (os.environ.pop(variable, "") for variable in LISTEN_VARIABLES)
     if pid != str(os.getpid()):
         return None
@@ -106,9 +106,11 @@ def sockets_from_systemd() -> Listeners | None:
             for number, name in enumerate(names.split(":"))
         }
     except OSError as error:
-        raise StateError(f"What systemd passed is no socket: {error.strerror}.") from None
+        raise StateError(f"What systemd passed is not a socket: {error.strerror}.") from None
     if given["engine"].getsockname() == given["control"].getsockname():
-        raise StateError("systemd passed two sockets of one path, so nobody could tell them apart.")
+        raise StateError(
+            "systemd passed two sockets with the same path, which cannot be told apart."
+        )
     return Listeners(**given)
 
 
@@ -117,7 +119,7 @@ def _given_socket(descriptor: int, name: str) -> socket.socket:
     listener = socket.socket(fileno=descriptor)
     path = listener.getsockname() if listener.family == socket.AF_UNIX else None
     is_stream = listener.type == socket.SOCK_STREAM
-    # A name without a path (an abstract one) has no mode: everybody could connect.
+    # An abstract name has no file mode: everybody could connect.
     if not is_stream or not isinstance(path, str) or not path.startswith("/"):
         raise StateError(f"The socket {name} from systemd must be ListenStream= with a path.")
     if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
@@ -131,13 +133,13 @@ def _given_socket(descriptor: int, name: str) -> socket.socket:
 
 @contextmanager
 def private_socket(path: Path, group: str | None = None) -> Iterator[socket.socket]:
-    """A listening socket for its owner, and the group if one is named; replaces a stale one.
+    """Listen on a socket for its owner and, if given, a group; replaces a stale socket.
 
-    The caller holds the locks on state directory and socket, so whatever stands at the
-    path without an answer is left over from an engine that died.
+    The caller holds the locks on state directory and socket, so an unanswered socket at the path
+    is left over from an engine that died.
 
     Raises:
-        StateError: something else stands there, or somebody answers.
+        StateError: the path is something else, or another process answers.
     """
     _remove_stale(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -162,7 +164,7 @@ def private_socket(path: Path, group: str | None = None) -> Iterator[socket.sock
 
 
 def _group_directory(directory: Path, group: str) -> None:
-    """Make `directory`, which lets in a group, in a parent that everybody may pass through."""
+    """Create `directory`, open to a group, in a parent that everybody may traverse."""
     _refuse_changeable(directory.parent)
     with _own_directory(directory.parent) as parent:
         os.fchmod(parent, PASSABLE_DIRECTORY)
@@ -171,7 +173,7 @@ def _group_directory(directory: Path, group: str) -> None:
 
 
 def _refuse_changeable(path: Path) -> None:
-    """Whoever may write above it could put another directory in its place."""
+    """Refuse a path that others could replace, because they may write to a parent."""
     for above in path.parents:
         if not above.exists():
             continue
@@ -179,16 +181,16 @@ def _refuse_changeable(path: Path) -> None:
         is_shared = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
         if is_shared or found.st_uid not in (0, os.geteuid()):
             raise StateError(
-                f"{path} could be replaced by whoever may write to {above}. Choose another "
-                "service.run_directory, such as /run/fumehood."
+                f"{path} could be replaced by other users, who may write to {above}. Choose "
+                "another service.run_directory, such as /run/fumehood."
             )
 
 
 @contextmanager
 def _own_directory(path: Path) -> Iterator[int]:
-    """A descriptor of a directory of ours, which is made where there is none.
+    """Open a directory that we own, created if needed.
 
-    No link is followed: it would let somebody else choose whose mode is changed.
+    Links are not followed: they would let others choose the directory whose mode changes.
     """
     try:
         path.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
@@ -206,7 +208,7 @@ def _own_directory(path: Path) -> Iterator[int]:
 def _give_to_group(which: Path | int, path: Path, group: str, mode: int) -> None:
     try:
         os.chown(which, -1, grp.getgrnam(group).gr_gid)
-        os.chmod(which, mode)  # noqa: PTH101  # a descriptor, too
+        os.chmod(which, mode)  # noqa: PTH101  # also takes a descriptor
     except KeyError:
         raise StateError(
             f"There is no group {group!r}. Make it: groupadd --system {group}"
@@ -223,7 +225,7 @@ def _remove_stale(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(found.st_mode):
-        raise StateError(f"{path} exists and is no socket. Remove it or choose another path.")
+        raise StateError(f"{path} exists and is not a socket. Remove it or choose another path.")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
@@ -237,7 +239,7 @@ def _remove_stale(path: Path) -> None:
 
 
 def _remove_own(path: Path, ours: os.stat_result) -> None:
-    """Remove the socket, unless somebody has put another in its place."""
+    """Remove the socket, unless another one has replaced it."""
     try:
         found = path.lstat()
         if (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino):

@@ -1,9 +1,9 @@
-"""Who is at the socket: the kernel's word, put into every request's scope.
+"""The peer's identity, attested by the kernel and put into every request's scope.
 
-Host side, a protocol class under uvicorn's, which offers no peer credentials. It also
-answers what the HTTP parser refuses and who holds too many connections, and keeps a
-half-closed connection open for its answer: a client may say that it sends no more and still
-wait. One that has gone altogether is told from it, so that its stream can end.
+Host side, a subclass of uvicorn's protocol, which offers no peer credentials. It also answers
+requests that the HTTP parser refuses and users with too many connections. It keeps a half-closed
+connection open for its response, since a client may stop sending and still wait, but detects a
+client that has closed both directions, so that its stream can end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _UCRED = struct.Struct("3i")  # *Source*: struct ucred of unix(7): pid, uid, gid
 MAX_HEADER_BYTES = 64 * 1024
 
 MAX_JOINED_BYTES = 64 * 1024
-"""Longer bodies are not copied to stand behind their heads."""
+"""Longer bodies are not copied to be sent with their heads."""
 
 RETRY_AFTER_MS = 1000
 
@@ -36,15 +36,15 @@ RefusalBody = Callable[[EngineError], bytes]
 
 
 def peer_of(connection: socket.socket) -> Peer:
-    """The process that made the connection, as the kernel attests it."""
+    """Return the peer process of a connection, as attested by the kernel."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     return Peer(*_UCRED.unpack(credentials))
 
 
 def _has_left(connection: socket.socket) -> bool:
-    """Whether the peer has closed the connection, not only its own way of it.
+    """Whether the peer has closed both directions of the connection.
 
-    *Source*: unix_poll of Linux: POLLHUP where both directions are shut.
+    *Source*: unix_poll of Linux: POLLHUP if both directions are shut.
     """
     poll = select.poll()
     poll.register(connection.fileno(), 0)
@@ -52,17 +52,17 @@ def _has_left(connection: socket.socket) -> bool:
 
 
 class Face(StrEnum):
-    """Which of the engine's two sockets a request came in by."""
+    """The socket that a request came in by."""
 
     ENGINE = "engine"
     CONTROL = "control"
 
 
 class _Joining:
-    """A transport that sends an answer's head and body in one piece.
+    """A transport that sends a response's head and body in one piece.
 
-    uvicorn writes them one after the other, and each piece would wake the client. What is
-    written waits for the next write, at most until the event loop's next turn.
+    uvicorn writes them separately, and each write would wake the client. A write is held for the
+    next one, at most until the event loop's next iteration.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -75,11 +75,11 @@ class _Joining:
         return getattr(self._transport, name)
 
     def is_closing(self) -> bool:
-        """As the transport's own; here because it is asked several times a call."""
+        """As the transport's own; defined here because it is called several times per call."""
         return self._transport.is_closing()
 
     def write(self, data: bytes) -> None:
-        """Send it with what waits, or let it wait."""
+        """Send the data with what is held, or hold it."""
         if self._flush is not None:
             waiting = self._take()
             if len(data) > MAX_JOINED_BYTES:
@@ -92,7 +92,7 @@ class _Joining:
             self._flush = self._loop.call_soon(self._send_waiting)
 
     def close(self) -> None:
-        """Send what waits, then close."""
+        """Send held data, then close."""
         if self._flush is not None:
             self._send_waiting()
         self._transport.close()
@@ -119,7 +119,7 @@ class PeerProtocol(H11Protocol):
     _face: Face
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Ask the kernel who this is, before a byte of what it sends is read."""
+        """Ask the kernel for the peer before any byte is read."""
         assert isinstance(transport, asyncio.Transport)
         peer = peer_of(transport.get_extra_info("socket"))
         is_control = transport.get_extra_info("sockname") == type(self).control_path
@@ -132,28 +132,28 @@ class PeerProtocol(H11Protocol):
             "share": share,
             "abort": transport.abort,
         }
-        super().connection_made(_Joining(transport))  # type: ignore[arg-type]  # all that is used
+        super().connection_made(_Joining(transport))  # type: ignore[arg-type]  # has all methods that are used
         if share.connect(face):
             self._share = share
         else:
-            self.logger.warning("A user holds too many connections; further ones are refused.")
+            self.logger.warning("A user has too many connections; further ones are refused.")
             self._refuse(
                 RateLimited(
-                    f"This user holds {share.most_connections} connections already. Close some.",
+                    f"This user already has {share.most_connections} connections. Close some.",
                     retry_after_ms=RETRY_AFTER_MS,
                 ),
                 b"Too Many Requests",
             )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Give back what the connection took of its user's share."""
+        """Return the connection to its user's share."""
         super().connection_lost(exc)
         if self._share is not None:
             self._share.leave(self._face)
             self._share = None
 
     def eof_received(self) -> Any:
-        """Keep the way back open while an answer is owed."""
+        """Keep the connection open while a response is pending."""
         self._half_closed = True
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is not None and not cycle.response_complete:
@@ -170,13 +170,13 @@ class PeerProtocol(H11Protocol):
         return False
 
     def on_response_complete(self) -> None:
-        """Close what the client has closed already, once it has its answer."""
+        """Close a half-closed connection once the response is sent."""
         super().on_response_complete()
         if self._half_closed and not self.transport.is_closing():
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer with an envelope like everything else, then close."""
+        """Answer with an envelope, then close."""
         self._refuse(InvalidParams(msg), b"Bad Request")
 
     def _refuse(self, why: EngineError, reason: bytes) -> None:
@@ -194,14 +194,14 @@ class PeerProtocol(H11Protocol):
             ):
                 self.transport.write(self.conn.send(event) or b"")
         except h11.LocalProtocolError:
-            pass  # an answer was already on its way
+            pass  # a response had already begun
         self.transport.close()
 
 
 def make_protocol(
     refusal_body: RefusalBody, control_path: str, shares: Shares
 ) -> type[PeerProtocol]:
-    """The protocol class; `refusal_body` makes the envelope for what reaches no application."""
+    """Make the protocol class; `refusal_body` makes envelopes for refusals before the app."""
     bound = {
         "refusal_body": staticmethod(refusal_body),
         "control_path": control_path,

@@ -1,8 +1,9 @@
-"""The server: one engine on one private socket until a signal ends it gracefully.
+"""The server: one engine behind two Unix sockets, until a signal stops it gracefully.
 
-Host side, started by `fumehood serve`. First the lock, then the engine, then the socket:
-whoever can connect finds an engine that serves. At the end the other way round: no new
-calls, the running ones get `drain_seconds`, then everything inside is ended.
+Host side, started by `fumehood serve`. It takes the lock, starts the engine, then opens the
+sockets, so that whoever can connect finds a working engine. It stops in reverse: no new calls,
+`drain_seconds` for running ones, then everything is ended. A service manager is notified as in
+sd_notify(3), without its library; a missing one is no error.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import gc
 import logging
 import math
+import os
 import resource
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -27,7 +30,6 @@ from fumehood.core.json_types import JsonObject
 from fumehood.engine import Engine, Tool
 from fumehood.http.app import Faces
 from fumehood.http.listen import listening
-from fumehood.http.notify import READY, STOPPING, ServiceManager
 from fumehood.http.peer import MAX_HEADER_BYTES, make_protocol
 from fumehood.http.shares import Shares, most_connections
 from fumehood.identity.approvers import FIRST_NAME, had_approver, make_first_approver
@@ -41,6 +43,9 @@ LAST_ANSWERS_S = 1
 SAME_MESSAGE_S = 1.0
 MAX_MESSAGES = 100
 
+READY = "READY=1"
+STOPPING = "STOPPING=1"
+
 
 async def serve(
     config: Config,
@@ -52,10 +57,10 @@ async def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT.
 
-    Where `show_credential` is given and no approver ever existed, the first one is made.
+    If `show_credential` is given and no approver ever existed, the first one is created.
 
     Raises:
-        StateError: another engine is here, or the place is not private.
+        StateError: another engine uses the directory, or it is not private.
         ConfigError: the socket's path is too long.
     """
     _allow_many_files()
@@ -70,7 +75,7 @@ async def serve(
             make_first_approver(database, FIRST_NAME, datetime.now(UTC), show_credential)
         async with Engine(tools, config=config, log=log, database=database) as engine:
             _warn_where_nobody_can_be_asked(engine)
-            # Before anybody can connect: no signal is lost that comes as soon as somebody can.
+            # Before anybody can connect, so that no signal is lost after that.
             signals = places.enter_context(
                 anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT)
             )
@@ -79,8 +84,8 @@ async def serve(
             log.info("daemon.ready", walls=engine.walls)
             async with anyio.create_task_group() as group:
                 group.start_soon(_stop_on_signal, signals, server, engine, manager)
-                # What is loaded by now lives as long as the process: the collector need
-                # not walk through it again and again.
+                # Objects loaded by now live as long as the process: the collector need
+                # not traverse them again.
                 gc.collect()
                 gc.freeze()
                 on_ready()
@@ -92,10 +97,10 @@ async def serve(
 
 
 def _warn_where_nobody_can_be_asked(engine: Engine) -> None:
-    """Now, and not first when an agent's call is refused."""
+    """Warn at startup, not only when an agent's call is refused."""
     cure = engine.desk.cure_of_nobody()
     if cure is not None:
-        told = "Dangerous calls will be refused: there is nobody to ask."
+        told = "Dangerous calls will be refused: nobody can approve them."
         engine.log.warning("approvers.none", message=told, cure=f"Make an approver: {cure}.")
 
 
@@ -108,7 +113,7 @@ def _state_events_to(log: Logger) -> Callable[[str, JsonObject], None]:
 
 
 class _ToLog(logging.Handler):
-    """Messages of uvicorn and asyncio, in the engine's log and form, each once a second."""
+    """Forward messages of uvicorn and asyncio to the engine's log, each at most once a second."""
 
     def __init__(self, log: Logger) -> None:
         super().__init__(logging.WARNING)
@@ -116,7 +121,7 @@ class _ToLog(logging.Handler):
         self._last: dict[str, float] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        # The message as it stands in the code: what is filled in may be a client's.
+        # The message template only: its arguments may come from a client.
         message = str(record.msg).splitlines()[0][:200]
         now = time.monotonic()
         if now - self._last.get(message, -math.inf) < SAME_MESSAGE_S:
@@ -143,7 +148,7 @@ def _server_messages_to(log: Logger) -> Iterator[None]:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, but signals are ours: a graceful stop is exit status 0."""
+    """uvicorn's server without its signal handling: a graceful stop exits with 0."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -156,12 +161,12 @@ async def _stop_on_signal(
     engine: Engine,
     manager: ServiceManager,
 ) -> None:
-    """Drain, then stop the server. Until then it listens, and new calls hear why they wait."""
+    """Drain, then stop the server. Until then it listens, and new calls are told to wait."""
     async with anyio.create_task_group() as group:
         async for number in signals:
             engine.log.info("daemon.stopping", signal=signal.Signals(number).name)
             if engine.is_draining:
-                server.force_exit = server.should_exit = True  # this one waits for nobody
+                server.force_exit = server.should_exit = True  # a second signal stops at once
                 continue
             manager.tell(STOPPING)
             engine.drain()
@@ -171,7 +176,7 @@ async def _stop_on_signal(
 async def _exit_when_drained(server: uvicorn.Server, engine: Engine) -> None:
     with anyio.move_on_after(engine.config.drain_seconds) as waiting:
         await engine.drained()
-    # Answers that are on their way get there; calls that outlasted their time are ended now.
+    # Responses in progress are completed; calls that exceeded the time are ended now.
     server.config.timeout_graceful_shutdown = 0 if waiting.cancelled_caught else LAST_ANSWERS_S
     server.should_exit = True
 
@@ -197,8 +202,32 @@ def _uvicorn_config(engine: Engine, config: Config, control_path: str) -> uvicor
 
 
 def _allow_many_files() -> None:
-    """Raise the soft limit on open files: every connection is one."""
+    """Raise the soft limit on open files, which every connection needs."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
     if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+
+
+class ServiceManager:
+    """The service manager (systemd) that is told about readiness and stopping, if any."""
+
+    def __init__(self, address: str | None) -> None:
+        self._address = address
+
+    @classmethod
+    def of_this_process(cls) -> ServiceManager:
+        """Take it from the environment, and remove the variable so that no child can use it."""
+        return cls(os.environ.pop("NOTIFY_SOCKET", None))
+
+    def tell(self, state: str) -> None:
+        """Send one state, without waiting."""
+        if not self._address or self._address[0] not in "/@":
+            return
+        address = "\0" + self._address[1:] if self._address[0] == "@" else self._address
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.setblocking(False)
+                sender.sendto(state.encode(), address)
+        except OSError:
+            pass  # it has gone; the engine serves without it

@@ -1,4 +1,4 @@
-"""What an approver reads: all of it, and nothing that passes for something else."""
+"""An approval and its preview in words: complete, and nothing can pass for something of ours."""
 
 from __future__ import annotations
 
@@ -12,14 +12,24 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from fumehood.approvals.model import Approval, ApprovalState, DecisionRecord
-from fumehood.cli.approval_view import ago, approval_lines, one_line, rule_lines
+from fumehood.cli.approval_view import (
+    MARK,
+    ago,
+    approval_lines,
+    one_line,
+    preview_in_words,
+    preview_lines,
+    rule_lines,
+)
 from fumehood.cli.escaping import visible
-from fumehood.cli.marked_lines import MARK
 from support.approvals import NOW, approval, rule
 
 pytestmark = pytest.mark.row("A6")
 
 COLUMNS = 60
+
+
+HASH = "5" * 64
 
 
 def shown(one: Approval, columns: int = COLUMNS) -> list[str]:
@@ -41,7 +51,7 @@ def test_facts_are_there() -> None:
     text = "\n".join(shown(one, 200))
     for fact in (
         one.id, "pending", "delete_files@1.0.0  (dangerous)", "uid:1000", "clerk", "sess_1",
-        "default: dangerous tools wait for a human: it deletes", "2 yes of alice, bob (0 so far)",
+        "default: dangerous tools wait for a human: it deletes", "2 approvals from alice, bob (0 so far)",
         "04:04:05 UTC (in 60 m)", one.call_id,
     ):  # fmt: skip
         assert fact in text
@@ -96,7 +106,7 @@ def test_what_a_terminal_obeys_or_does_not_show_is_shown_escaped(attack: str) ->
         for line in lines:
             assert line.isprintable(), line
         assert "\\u{" in "".join(lines)
-        assert any("Shown escaped" in line for line in lines)
+        assert any("Escaped, because" in line for line in lines)
     assert visible(text) != text
 
 
@@ -115,7 +125,7 @@ HARMLESS = [
 @pytest.mark.parametrize("text", HARMLESS)
 def test_languages_and_markup_are_shown_as_they_are(text: str) -> None:
     assert visible(text) == text
-    assert not any("Shown escaped" in line for line in arguments(text="a\n" + text))
+    assert not any("Escaped, because" in line for line in arguments(text="a\n" + text))
 
 
 def test_accents_that_letters_have_are_kept() -> None:
@@ -181,7 +191,7 @@ def test_rule_says_to_whom_on_what_and_how_long() -> None:
         "uid:1000",
         "sess_1",
         "3 more times",
-        "where these are equal",
+        "if these arguments are equal",
         "a.txt",
     ):
         assert part in text
@@ -220,3 +230,152 @@ def test_whatever_the_arguments_are_lines_fit_and_are_printable(
     for line in shown(approval(arguments=given_arguments, rule="r"), columns):
         assert line.isprintable()
         assert cell_len(line) <= columns
+
+
+def preview(**fields: Any) -> dict[str, Any]:
+    """As the engine makes them: lists of everything, and counts."""
+    made: dict[str, Any] = {
+        "added": [], "changed": [], "removed": [], "missing": [], "kept": [], "truncated": False,
+    } | fields  # fmt: skip
+    if "counts" not in fields:
+        made["counts"] = {name: len(made[name]) for name in ("added", "changed", "removed")}
+        made["counts"]["removed_bytes"] = sum(entry.get("size", 0) for entry in made["removed"])
+    return made
+
+
+def previewed(columns: int = 100, **fields: Any) -> list[str]:
+    return [line.text for line in preview_lines(preview(**fields), columns)]
+
+
+GONE = {"path": "old.csv", "kind": "file", "mode": "0644", "size": 7, "links": 1, "sha256": HASH}
+
+
+def test_deletion_of_a_file_is_two_lines() -> None:
+    assert previewed(removed=[GONE]) == ["  removes 1 file, 7 bytes", "  - file, 7 bytes: old.csv"]
+
+
+def test_new_file_has_its_directories_and_its_diff_on_lines_of_its_own() -> None:
+    added = [
+        {"path": "a", "kind": "directory", "mode": "0755"},
+        {"path": "a/b", "kind": "file", "mode": "0644", "size": 2, "sha256": HASH,
+         "diff": "@@ -0,0 +1 @@\n+x\n"},
+    ]  # fmt: skip
+    assert previewed(added=added) == [
+        "  adds 1 directory, 1 file, 2 bytes",
+        "  + directory: a",
+        "  + file, 2 bytes: a/b",
+        f"{MARK}@@ -0,0 +1 @@",
+        f"{MARK}+x",
+    ]
+
+
+def test_change_says_what_becomes_of_size_and_mode() -> None:
+    changed = {
+        "path": "run.sh",
+        "before": {"mode": "0755", "size": 1500, "sha256": HASH},
+        "after": {"mode": "0644", "size": 20, "sha256": HASH},
+        "other_names": 1, "diff": "@@ -1 +1 @@\n-old\u202e\n+new\n", "diff_truncated": True,
+    }  # fmt: skip
+    lines = list(preview_lines(preview(changed=[changed]), 100))
+    assert [(line.text, line.kind) for line in lines] == [
+        ("  changes 1 file", "head"),
+        ("  ~ file, 1,500 → 20 bytes, mode 0755 → 0644, also changed under 1 other name: run.sh",
+         "plain"),
+        (f"{MARK}@@ -1 +1 @@", "theirs"),
+        (f"{MARK}-old\\u{{202e}}", "removed"),
+        (f"{MARK}+new", "added"),
+        ("      There is more of this diff than is shown.", "warning"),
+    ]  # fmt: skip
+
+
+def test_what_an_approver_must_not_overlook_stands_with_its_file() -> None:
+    removed = [
+        {"path": "l", "kind": "link", "mode": "0777", "target": "/etc\x1b"},
+        {"path": "p", "kind": "other", "mode": "0644", "special": "pipe"},
+        {**GONE, "links": 3},
+        {"path": "u", "kind": "file", "mode": "0000", "size": 1, "links": 1, "unread": True},
+        {"path": "n\\xff", "path_base64": "bv8=", "kind": "directory", "mode": "0755"},
+    ]
+    assert previewed(removed=removed) == [
+        "  removes 1 link, 1 pipe, 2 files, 1 directory, 8 bytes",
+        "  - link: l",
+        "      leads to: /etc\\u{001b}",
+        "  - pipe: p",
+        "  - file, 7 bytes, stays under 2 other names: old.csv",
+        "  - file, 1 byte, cannot be read: u",
+        "  - directory, its name is not UTF-8: n\\xff",
+    ]
+
+
+def test_deletion_that_is_not_listed_whole_is_counted_whole() -> None:
+    counts = {"added": 0, "changed": 0, "removed": 3000, "removed_bytes": 12345}
+    lines = previewed(removed=[GONE], counts=counts, truncated=True)
+    assert lines[0] == "  removes 3,000 entries, 12,345 bytes"
+    assert lines[-1] == "The list is incomplete."
+
+
+def test_missing_and_kept_are_said_only_where_there_are_some() -> None:
+    lines = previewed(
+        missing=["b\x1b"], kept=[{"path": "k", "why": "no right"}], would_fail="Not all of it."
+    )
+    assert lines == [
+        "The call would fail: Not all of it.",
+        "  changes nothing",
+        "  ? missing: b\\u{001b}",
+        "  ! kept, no right: k",
+    ]
+    assert "missing" not in "\n".join(previewed(removed=[GONE]))
+
+
+@pytest.mark.parametrize("path", ["file, 0 bytes: x", "x\n  - file: y", "a\x1b[2K", "x" * 300])
+def test_no_name_passes_for_a_line_or_a_size_of_ours(path: str) -> None:
+    lines = previewed(removed=[{**GONE, "path": path}])
+    assert lines[1].startswith("  - file, 7 bytes: ")
+    assert all(line.startswith(MARK) for line in lines[2:])
+    assert all(line.isprintable() for line in lines)
+
+
+def test_form_that_is_not_known_is_shown_whole() -> None:
+    text = "\n".join(previewed(added=7, statements=["drop\x1b"], counts={"rows": 3}))
+    for part in ('"added": 7', '"drop\\u{001b}"', '"rows": 3'):
+        assert part in text
+    text = "\n".join(previewed(removed=[{**GONE, "owner": "root\x1b"}]))
+    assert '      also: {"owner": "root\\u{001b}"}' in text
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "changes nothing"),
+        ({"removed": [GONE, GONE]}, "removes 2 files, 14 bytes"),
+        ({"removed": [{"path": "d", "kind": "directory"}]}, "removes 1 directory"),
+        ({"added": [{**GONE, "size": 0}], "removed": [GONE]},
+         "adds 1 file, 0 bytes; removes 1 file, 7 bytes"),
+    ],
+)  # fmt: skip
+def test_amount_is_said_in_words(fields: Any, words: str) -> None:
+    assert preview_in_words(preview(**fields)) == words
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+ENTRY = st.dictionaries(
+    st.sampled_from(["path", "kind", "size", "before", "after", "diff", "target", "links", "x"]),
+    JSON,
+)
+PREVIEW = st.dictionaries(
+    st.sampled_from(
+        ["added", "changed", "removed", "missing", "kept", "counts", "would_fail", "x"]
+    ),
+    JSON | st.lists(ENTRY, max_size=3),
+)
+
+
+@given(PREVIEW, st.integers(40, 200))
+def test_whatever_it_holds_lines_fit_and_are_printable(found: Any, columns: int) -> None:
+    for line in preview_lines(found, columns):
+        assert line.text.isprintable()
+        assert cell_len(line.text) <= columns

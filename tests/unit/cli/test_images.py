@@ -75,7 +75,7 @@ def test_image_in_use_stays_with_its_folder_and_its_users_are_named(
     docker.users = ("fumehood-1",)
     done = remove("mine")
     assert (done.exit_code, len(docker.rows)) == (1, 2)
-    assert "containers use it: fumehood-1. Stop the engine" in done.output
+    assert "containers use it: fumehood-1. Stop their engine" in done.output
     assert (tmp_path / "images" / "mine").is_dir()
 
 

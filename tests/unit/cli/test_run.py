@@ -1,16 +1,17 @@
-"""What `fumehood run` shows of an answer."""
+"""Output and figures of `fumehood run`; figures are drawn only by terminals that can."""
 
 from __future__ import annotations
 
 import base64
 import json
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fumehood.cli.run import _show
+from fumehood.cli.run import MAX_DRAWN_BYTES, PNG_START, _show, drawing_of
 from fumehood.cli.show import in_options
 from support.answers import envelope_bytes
 
@@ -44,7 +45,7 @@ def shown(
 def test_figures_are_saved_to_a_new_directory_that_is_named(shown: Any, tmp_path: Path) -> None:
     large = {"filename": "figure-2.png", "size": 5, "url": "/v1/blobs/x"}
     lines = shown({"images": [figure(), large], "files": [figure("a.png")]}).splitlines()
-    assert lines[0] == f"files: a.png ({len(PNG)} bytes). To keep them: --save DIR"
+    assert lines[0] == f"files: a.png ({len(PNG)} bytes). To save them: --save DIR"
     found = [Path(line.removeprefix("figure: ")) for line in lines[1:]]
     assert [path.name for path in found] == ["figure-1.png", "figure-2.png"]
     assert [path.read_bytes() for path in found] == [PNG, b"/v1/blobs/x"]
@@ -90,3 +91,55 @@ def test_figure_on_no_terminal_is_not_drawn(shown: Any, monkeypatch: pytest.Monk
 )  # fmt: skip
 def test_advice_names_the_options_of_the_command_line(message: str, says: str) -> None:
     assert in_options(message) == says
+
+
+def png(width: int = 640, height: int = 480, more: bytes = b"\x08\x02\x00\x00\x00") -> bytes:
+    return PNG_START + width.to_bytes(4, "big") + height.to_bytes(4, "big") + more
+
+
+KITTY = [{"KITTY_WINDOW_ID": "1", "TERM": "xterm-256color"}, {"TERM": "xterm-kitty"}]
+ITERM = [{"TERM_PROGRAM": "iTerm.app"}, {"TERM_PROGRAM": "WezTerm", "TERM": "xterm-256color"}]
+
+
+@pytest.mark.parametrize("environ", KITTY, ids=str)
+def test_kitty_gets_chunks_of_base64_and_is_asked_for_no_reply(environ: dict[str, str]) -> None:
+    image = png(more=b"x" * 10_000)
+    drawing = drawing_of(image, environ)
+    assert drawing is not None
+    chunks = re.findall(r"\x1b_G([^;]*);([A-Za-z0-9+/=]*)\x1b\\", drawing)
+    assert [control for control, _ in chunks] == ["a=T,f=100,q=2,m=1", "m=1", "m=1", "m=0"]
+    assert max(len(text) for _, text in chunks) == 4096
+    assert base64.b64decode("".join(text for _, text in chunks)) == image
+    assert sum(len(control) + len(text) + 6 for control, text in chunks) == len(drawing)
+
+
+@pytest.mark.parametrize("environ", ITERM, ids=str)
+def test_iterm_gets_one_sequence_of_base64(environ: dict[str, str]) -> None:
+    image = png()
+    text = base64.b64encode(image).decode()
+    assert drawing_of(image, environ) == f"\x1b]1337;File=inline=1;size={len(image)}:{text}\x07"
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [{}, {"TERM": "xterm"}, {"TERM": "dumb"}, {**KITTY[0], "TMUX": "/tmp/x"},
+     {**ITERM[0], "TERM": "screen-256color"}],
+    ids=str,
+)  # fmt: skip
+def test_other_terminals_get_nothing(environ: dict[str, str]) -> None:
+    assert drawing_of(png(), environ) is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"\x1b]0;owned\x07", b"GIF89a" + png(), PNG_START, png()[1:], png(0, 5),
+        png(100_000, 100_000), png(more=b"x" * MAX_DRAWN_BYTES), PNG_START[:-4] + b"IDAT" + png()[16:],
+    ],
+    ids=lambda data: str(data[:20]),
+)  # fmt: skip
+@pytest.mark.parametrize("environ", [*KITTY, *ITERM], ids=str)
+def test_what_is_no_picture_of_a_bearable_size_is_not_drawn(
+    data: bytes, environ: dict[str, str]
+) -> None:
+    assert drawing_of(data, environ) is None

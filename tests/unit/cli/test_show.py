@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fumehood.cli.moments import age
+from fumehood.cli.options import age
 from fumehood.cli.show import show_calls, show_envelope, show_json
 from fumehood.core.call_log import CallRecord
 from fumehood.core.envelope import Envelope, ErrorInfo
@@ -98,14 +98,14 @@ RESOLVED = {"resolution": {"outcome": "done", "note": None, "by": "approver:owne
         (envelope(error("INVALID_PARAMS")), "nothing ran"),
         (envelope(error("SANDBOX_UNAVAILABLE")), "nothing ran"),
         (envelope(data={"would": "run"}), "nothing ran"),
-        (envelope(error("OUTCOME_UNKNOWN")), "whether it acted is not known"),
-        (envelope(error("INTERNAL_ERROR")), "whether it acted is not known"),
-        (envelope(error("A_CODE_OF_LATER")), "whether it acted is not known"),
-        (envelope(error("CALL_IN_PROGRESS")), "it still runs"),
-        (envelope(data=RESOLVED), "interrupted, and a human found that it took effect"),
+        (envelope(error("OUTCOME_UNKNOWN")), "unknown whether it took effect"),
+        (envelope(error("INTERNAL_ERROR")), "unknown whether it took effect"),
+        (envelope(error("A_CODE_OF_LATER")), "unknown whether it took effect"),
+        (envelope(error("CALL_IN_PROGRESS")), "still running"),
+        (envelope(data=RESOLVED), "interrupted; an approver recorded that it took effect"),
         (
             envelope(error("EXECUTION_ERROR", approval_id="apr_1")),
-            "interrupted, and a human found that it took no effect",
+            "interrupted; an approver recorded that it had no effect",
         ),
     ],
 )

@@ -53,7 +53,7 @@ def test_words_are_kept_whole_where_a_column_less_makes_room(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     fields = [
-        Field("tool"), Field("runs as", drop=1), Field("from", drop=2), Field("what it does"),
+        Field("tool"), Field("runs as", drop=1), Field("from", drop=2), Field("description"),
     ]  # fmt: skip
     rows = [
         [

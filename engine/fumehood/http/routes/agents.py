@@ -30,13 +30,13 @@ NOT_FOUND = frozenset({ResourceNotFound})
 
 
 async def list_agents(request: Request) -> Response:
-    """Every agent."""
+    """List all agents."""
     await require_admin(request)
     return answer(request, AgentList(items=tuple(engine_of(request).agents.all())))
 
 
 async def create_agent(request: Request) -> Response:
-    """Make an agent."""
+    """Create an agent."""
     document = await read_json(request)
     by = await require_admin(request)
     engine = engine_of(request)
@@ -46,7 +46,7 @@ async def create_agent(request: Request) -> Response:
 
 
 async def show_agent(request: Request) -> Response:
-    """One agent with its tools."""
+    """Show one agent with its tools."""
     await require_admin(request)
     agents, agent_id = engine_of(request).agents, request.path_params["agent_id"]
     agent, tools = agents.get(agent_id), tuple(agents.bindings(agent_id))
@@ -54,17 +54,17 @@ async def show_agent(request: Request) -> Response:
 
 
 async def replace_agent(request: Request) -> Response:
-    """Set all that can be changed of an agent; its tools stay."""
+    """Replace all fields of an agent; its tools stay."""
     return await _change(request, is_whole=True)
 
 
 async def update_agent(request: Request) -> Response:
-    """Change what is given of an agent; all else and its tools stay."""
+    """Change the given fields of an agent; other fields and its tools stay."""
     return await _change(request, is_whole=False)
 
 
 async def delete_agent(request: Request) -> Response:
-    """Remove an agent with its bindings."""
+    """Delete an agent and its bindings."""
     by = await require_admin(request)
     engine, agent_id = engine_of(request), request.path_params["agent_id"]
     await engine.agents.delete(agent_id, by=by, now=engine.now())
@@ -72,28 +72,28 @@ async def delete_agent(request: Request) -> Response:
 
 
 async def list_bindings(request: Request) -> Response:
-    """An agent's tools in its order, as they are configured."""
+    """List an agent's bindings, in the agent's order."""
     await require_admin(request)
     bindings = engine_of(request).agents.bindings(request.path_params["agent_id"])
     return answer(request, BindingList(items=tuple(bindings)))
 
 
 async def bind_tool(request: Request) -> Response:
-    """Give an agent a tool, or change how it has it."""
+    """Bind a tool to an agent, or change its binding."""
     document = await read_json(request)
     by = await require_admin(request)
     engine, path = engine_of(request), request.path_params
     fields = parse_body(BindingFields, document)
     if fields.tool not in (None, path["tool"]):
-        raise InvalidParams("The tool of the address and of the body differ.", fields=["tool"])
+        raise InvalidParams("The tools in the address and in the body differ.", fields=["tool"])
     binding = parse_body(Binding, {**dict(fields), "tool": path["tool"]})
-    engine.tool(binding.tool)  # one that does not exist cannot be bound
+    engine.tool(binding.tool)  # a missing tool cannot be bound
     await engine.agents.bind(path["agent_id"], binding, by=by, now=engine.now())
     return answer(request, BindingAnswer(binding=binding))
 
 
 async def unbind_tool(request: Request) -> Response:
-    """Take a tool from an agent."""
+    """Unbind a tool from an agent."""
     by = await require_admin(request)
     engine, path = engine_of(request), request.path_params
     name = path["tool"].partition("@")[0]

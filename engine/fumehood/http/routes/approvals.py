@@ -1,13 +1,16 @@
-"""`/v1/approvals`: what waits for a human's yes.
+"""`/v1/approvals`: calls that wait for approval.
 
-On the callers' socket each sees and cancels its own. On the control socket approvers see all,
-and decide; whoever holds the webhook's secret decides by a signed callback, where that is
-allowed. Invariant: nothing on the callers' socket decides anything.
+On the callers' socket each principal sees and cancels its own approvals. On the control socket
+approvers see all and decide; a signed webhook callback decides where that is allowed. A decision
+names the version it was made on, in `If-Match`; if that changed, it is refused.
+Invariant: nothing on the callers' socket decides anything.
+*Source* for `ETag` and `If-Match`: RFC 9110, sections 8.8.3 and 13.1.1; one strong tag or `*`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
@@ -62,7 +65,6 @@ from fumehood.http.caller import (
     require_decider,
     require_principal,
 )
-from fumehood.http.etags import etag, expected_version
 from fumehood.http.operation import Needs, Operation
 from fumehood.webhook.signatures import HEADER
 
@@ -70,27 +72,30 @@ APPROVAL = {"approval_id": "The approval's id, `apr_…`."}
 RULE = {"rule_id": "The remembered rule's id."}
 LONGEST_POLL_S = 25.0
 WEBHOOK = Principal("webhook", frozenset({Scope.APPROVE}))
-"""As whom a signed callback decides."""
+"""The principal of a signed callback."""
+
+ANY = "*"
+_TAG = re.compile(r'"(0|[1-9][0-9]{0,14})"', re.ASCII)
 
 
 class ChangesQuery(BaseModel):
-    """Since which number; without one the answer comes at once."""
+    """The number to wait after; without one the answer comes at once."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     after: int = Field(default=-1, ge=-1)
     wait: float = Field(default=LONGEST_POLL_S, ge=0, le=LONGEST_POLL_S)
-    """Seconds. Then the answer is the same number again."""
+    """Seconds, after which the answer is the same number."""
 
 
 class CallbackBody(OneOfSeveral):
-    """What a callback decides. It says on which version: that of the message it answers."""
+    """A callback's decision, on the version of the message that it answers."""
 
     version: int = Field(strict=True)
 
 
 async def list_own_approvals(request: Request) -> Response:
-    """The caller's own approvals, newest first."""
+    """List the caller's own approvals, newest first."""
     principal = require_principal(request)
     query = query_of(ApprovalQuery, request)
     page = await engine_of(request).desk.list(query, principal=principal)
@@ -98,28 +103,28 @@ async def list_own_approvals(request: Request) -> Response:
 
 
 async def show_own_approval(request: Request) -> Response:
-    """One approval of the caller's own."""
+    """Show one of the caller's own approvals."""
     principal = require_principal(request)
     found = await engine_of(request).desk.show(_id(request), principal=principal)
     return _approval(request, for_its_caller(found))
 
 
 async def cancel_approval(request: Request) -> Response:
-    """Take back a call of the caller's own that waits for a yes, or has not used it yet."""
+    """Cancel one of the caller's own calls that waits for approval or has not used it yet."""
     principal = require_principal(request)
     found = await engine_of(request).desk.cancel(_id(request), principal)
     return _approval(request, for_its_caller(found))
 
 
 async def list_approvals(request: Request) -> Response:
-    """Everybody's approvals, newest first, without their bindings."""
+    """List all approvals, newest first, without their bindings."""
     await require_approver(request)
     page = await engine_of(request).desk.list(query_of(ApprovalQuery, request))
     return _page(request, page, page.items)
 
 
 async def show_approval(request: Request) -> Response:
-    """One approval, whole. Its `ETag` is what a decision on it sends back in `If-Match`."""
+    """Show one approval in full. A decision sends its `ETag` back in `If-Match`."""
     await require_approver(request)
     return _approval(request, await engine_of(request).desk.show(_id(request)))
 
@@ -127,9 +132,9 @@ async def show_approval(request: Request) -> Response:
 async def decide_approval(request: Request) -> Response:
     """Approve, approve with other arguments, or deny.
 
-    `If-Match` is needed: the `ETag` of what the approver was shown, or `*` for whatever it is
-    now. If it has changed, or is decided already, nothing is done (`IDEMPOTENCY_CONFLICT`, with
-    `details.state` and `details.version`).
+    `If-Match` is required: the `ETag` of the version that the approver was shown, or `*` for the
+    current one. If the approval has changed or was already decided, nothing is done
+    (`IDEMPOTENCY_CONFLICT`, with `details.state` and `details.version`).
     """
     document = await read_json(request)
     by = await require_decider(request, _id(request))
@@ -146,7 +151,7 @@ async def decide_approval(request: Request) -> Response:
 
 
 async def decide_approvals(request: Request) -> Response:
-    """Decide on several at once: all of them, or none."""
+    """Decide on several approvals: all or none."""
     document = await read_json(request)
     by = await require_decider(request)
     items = parse_body(SeveralDecisions, document).items
@@ -158,7 +163,7 @@ async def decide_approvals(request: Request) -> Response:
 
 
 async def preview_remembered(request: Request) -> Response:
-    """The rule that approving with this wish would leave behind. Nothing is saved."""
+    """Preview the rule that approving with this request would create. Nothing is saved."""
     document = await read_json(request)
     await require_approver(request)
     wish = parse_body(RememberWish, document)
@@ -167,11 +172,10 @@ async def preview_remembered(request: Request) -> Response:
 
 
 async def preview_edit(request: Request) -> Response:
-    """The approval as a yes to these arguments would make it: what would be done, what would
-    change, and who would have to agree. Nothing is saved.
+    """Preview the approval with these arguments: action, changes and approvers. Nothing is saved.
 
-    Its `action_digest` goes with the decision, which then is for this and nothing else; the
-    `ETag` is that of the approval as it is.
+    A decision sends its `action_digest`, which binds the decision to this action. The `ETag` is
+    that of the current approval.
     """
     document = await read_json(request)
     by = await require_approver(request)
@@ -182,7 +186,7 @@ async def preview_edit(request: Request) -> Response:
 
 
 async def resolve_approval(request: Request) -> Response:
-    """Say what became of an interrupted call, after looking. It is not run again."""
+    """Record the outcome of an interrupted call. It is not run again."""
     document = await read_json(request)
     by = await require_decider(request, _id(request))
     resolution = parse_body(Resolution, document)
@@ -194,7 +198,7 @@ async def resolve_approval(request: Request) -> Response:
 async def await_approval_changes(request: Request) -> Response:
     """Wait until any approval changes: a long poll.
 
-    `changes` is a number. It is sent back in `after`, and the answer comes when it differs, or
+    `changes` is a number. Send it back in `after`: the answer comes when the number differs, or
     after `wait` seconds (25 at most).
     """
     await require_approver(request)
@@ -211,14 +215,14 @@ async def await_approval_changes(request: Request) -> Response:
 
 
 async def list_remembered(request: Request) -> Response:
-    """The rules that approvers' decisions left behind."""
+    """List the rules remembered from approvers' decisions."""
     await require_approver(request)
     rules = await engine_of(request).desk.remembered()
     return answer(request, RememberedList(items=tuple(rules)))
 
 
 async def forget_remembered(request: Request) -> Response:
-    """End a remembered rule: what it allowed is asked about again."""
+    """Remove a remembered rule: the calls it allowed need approval again."""
     by = await require_approver(request)
     rule = await engine_of(request).desk.forget(request.path_params["rule_id"], by)
     return answer(request, RememberedAnswer(rule=rule))
@@ -227,14 +231,14 @@ async def forget_remembered(request: Request) -> Response:
 async def receive_callback(request: Request) -> Response:
     """Decide with a signed body, as the approver `webhook`. No credential is needed.
 
-    Only where the setting `webhook.may_decide` says so. The body names the `version` that the
-    message showed.
+    Only if the setting `webhook.may_decide` allows it. The body names the `version` in the
+    message.
     """
     raw = await read_raw(request)
     engine = engine_of(request)
     webhook = engine.webhook
     if webhook is None or webhook.callbacks is None:
-        raise PermissionDenied("No callback may decide here. See webhook.may_decide.")
+        raise PermissionDenied("Callbacks may not decide here. See webhook.may_decide.")
     try:
         webhook.callbacks.check(request.headers.getlist(HEADER), raw, engine.now())
     except EngineError as refusal:
@@ -253,7 +257,7 @@ async def receive_callback(request: Request) -> Response:
 
 
 def for_its_caller(approval: Approval) -> Approval:
-    """Without what its caller has no business to know; the desk leaves out fixed arguments."""
+    """Hide the fields that a caller must not see; the service hides fixed arguments."""
     return approval.model_copy(update={"binding": None, "approvers": ()})
 
 
@@ -278,7 +282,33 @@ def _approval(request: Request, approval: Approval) -> Response:
 def _refuse_twice(items: tuple[OneOfSeveral, ...]) -> None:
     ids = [item.approval_id for item in items]
     if len(set(ids)) != len(ids):
-        raise InvalidParams("An approval is named twice.", fields=["items"])
+        raise InvalidParams("An approval is given twice.", fields=["items"])
+
+
+def etag(version: int) -> str:
+    """Return the `ETag` of a version."""
+    return f'"{version}"'
+
+
+def expected_version(request: Request) -> int | None:
+    """Return the version that the client has seen, or None if it accepts any (`*`).
+
+    Raises:
+        InvalidParams: `If-Match` is missing or invalid. Without it, a decision could apply to
+            something that somebody else has changed meanwhile.
+    """
+    given = request.headers.getlist("if-match")
+    if not given:
+        raise InvalidParams(
+            "Send If-Match with the ETag of what you were shown, or `*` for the current version.",
+            fields=["If-Match"],
+        )
+    if given == [ANY]:
+        return None
+    match = _TAG.fullmatch(given[0].strip(" \t")) if len(given) == 1 else None
+    if match is None:
+        raise InvalidParams('If-Match takes one ETag such as "3", or `*`.', fields=["If-Match"])
+    return int(match[1])
 
 
 DECIDING = frozenset({ResourceNotFound, IdempotencyConflict, ApprovalExpired, InvalidParams})

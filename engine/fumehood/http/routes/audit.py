@@ -1,4 +1,4 @@
-"""`/v1/audit`: the audit chain, on the control socket, for who has `admin`."""
+"""`/v1/audit`: the audit chain, on the control socket, for the scope `admin`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fumehood.http.operation import Needs, Operation
 
 
 async def list_audit(request: Request) -> Response:
-    """Rows of the audit chain, oldest first, beginning after row `after`."""
+    """List rows of the audit chain after row `after`, oldest first."""
     await require_admin(request)
     query = query_of(AuditQuery, request)
     found = await engine_of(request).audit.page(query.after, query.limit + 1)
@@ -26,13 +26,13 @@ async def list_audit(request: Request) -> Response:
 
 
 async def verify_audit(request: Request) -> Response:
-    """Walk along the whole chain with the keys and anchors beside the database."""
+    """Verify the whole chain with the keys and anchors in the state directory."""
     await require_admin(request)
     return answer(request, await engine_of(request).audit.verify())
 
 
 async def rotate_audit_key(request: Request) -> Response:
-    """Go on under a new key. The old one stays beside it, to verify with."""
+    """Continue the chain under a new key. The old key is kept for verification."""
     by = await require_admin(request)
     return answer(request, await engine_of(request).audit.rotate(by))
 

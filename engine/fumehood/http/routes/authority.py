@@ -1,4 +1,4 @@
-"""`/v1/tokens`, `/v1/approvers`, `/v1/changes`: who has authority, on the control socket."""
+"""`/v1/tokens`, `/v1/approvers` and `/v1/changes`: authority, on the control socket."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHOWN_CHANGES = 100
 
 
 async def list_tokens(request: Request) -> Response:
-    """Every token without its secret."""
+    """List all tokens, without their secrets."""
     await require_admin(request)
     engine = engine_of(request)
     now = engine.now()
@@ -33,7 +33,7 @@ async def list_tokens(request: Request) -> Response:
 
 
 async def new_token(request: Request) -> Response:
-    """Make a token; the answer is the only place where it is shown."""
+    """Create a token; only this answer shows it."""
     document = await read_json(request)
     by = await require_admin(request)
     engine = engine_of(request)
@@ -52,7 +52,7 @@ async def new_token(request: Request) -> Response:
 
 
 async def revoke_token(request: Request) -> Response:
-    """End a token at once."""
+    """Revoke a token immediately."""
     by = await require_admin(request)
     engine = engine_of(request)
     now = engine.now()
@@ -61,14 +61,14 @@ async def revoke_token(request: Request) -> Response:
 
 
 async def list_approvers(request: Request) -> Response:
-    """Those who have authority now."""
+    """List the current approvers."""
     await require_admin(request)
     approvers = engine_of(request).approvers.current()
     return answer(request, ApproverList(items=tuple(a.info for a in approvers)))
 
 
 async def add_approver(request: Request) -> Response:
-    """Make an approver; the answer is the only place where the credential is shown."""
+    """Create an approver; only this answer shows the credential."""
     document = await read_json(request)
     by = await require_admin(request)
     engine = engine_of(request)
@@ -78,7 +78,7 @@ async def add_approver(request: Request) -> Response:
 
 
 async def remove_approver(request: Request) -> Response:
-    """Take an approver's authority back at once."""
+    """Remove an approver immediately."""
     by = await require_admin(request)
     engine, name = engine_of(request), request.path_params["approver"]
     approver = await engine.approvers.remove(name, by=by, now=engine.now())
@@ -86,9 +86,9 @@ async def remove_approver(request: Request) -> Response:
 
 
 async def list_changes(request: Request) -> Response:
-    """The newest 100 changes of authority, of agents and of the registry.
+    """List the newest 100 changes of authority, agents and registry.
 
-    Approvers see them, too.
+    Approvers may see them, too.
     """
     await require_authority(request)
     database = engine_of(request).database
@@ -100,7 +100,7 @@ async def list_changes(request: Request) -> Response:
 def _in_utc(moment: datetime | None) -> datetime | None:
     try:
         return None if moment is None else moment.astimezone(UTC)
-    except OverflowError:  # the first or last hours of the calendar, in a zone of their own
+    except OverflowError:  # the first or last hours of the calendar, outside UTC
         raise InvalidParams("expires_at cannot be used.", fields=["expires_at"]) from None
 
 
@@ -113,7 +113,7 @@ OPERATIONS = [
         revoke_token,
         Needs.ADMIN,
         data=TokenAnswer,
-        parameters={"token_id": "A token's id, as the list shows it."},
+        parameters={"token_id": "A token's id, as shown in the list."},
         errors=frozenset({ResourceNotFound}),
     ),
     Operation("GET", "/v1/approvers", list_approvers, Needs.ADMIN, data=ApproverList),

@@ -1,4 +1,4 @@
-"""`GET /v1/blobs/{blob_id}`: what was too large for an answer, to its owner only."""
+"""`GET /v1/blobs/{blob_id}`: content that was too large for an answer, for its owner only."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from starlette.types import Receive, Scope, Send
 from fumehood.core.errors import InvalidParams, ResourceNotFound
 from fumehood.http.answers import engine_of
 from fumehood.http.caller import require_principal
-from fumehood.http.downloads import attachment_headers
 from fumehood.http.operation import Needs, Operation
+from fumehood.http.transfers import attachment_headers
 from fumehood.storage.blobs import Blob
 
 CHUNK_BYTES = 64 * 1024
 
 
 class BlobQuery(BaseModel):
-    """What an address of a blob holds besides its id."""
+    """The query parameters of a blob's address."""
 
     model_config = ConfigDict(extra="forbid")
 
-    expires: str = Field(description="As it stands in the address that an answer gave.")
+    expires: str = Field(description="As in the address that an answer gave.")
     signature: str = Field(description="The same.")
 
 
 async def get_blob(request: Request) -> Response:
-    """The bytes of a blob of the caller's own.
+    """Download one of the caller's own blobs.
 
-    Take the address from `url` or `resource_url` of an answer as it is. It works until
-    `expires_at`, and only for the principal whose call it was. The answer is never shown in
-    place: it is an attachment of the type that its name stands for.
+    Use the address from `url` or `resource_url` of an answer unchanged. It is valid until
+    `expires_at`, and only for the principal that made the call. The response is always an
+    attachment, of the media type that the file name implies.
     """
     principal = require_principal(request)
     given = request.query_params.multi_items()
     if sorted(name for name, _ in given) != ["expires", "signature"]:
         raise InvalidParams(
-            "The address must hold expires and signature, as the answer gave it.",
+            "The address must have expires and signature, as in the answer.",
             fields=["expires", "signature"],
         )
     query = dict(given)
@@ -62,14 +62,14 @@ def _headers(blob: Blob) -> dict[str, str]:
 
 
 class _Bytes(StreamingResponse):
-    """A file piece by piece; it is closed even where the client left before the first one."""
+    """A file, sent in pieces and always closed, even if the client leaves before the first."""
 
     def __init__(self, file: BinaryIO, headers: dict[str, str]) -> None:
         super().__init__(_chunks(file), headers=headers)
         self._file = file
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
+        """Send the file."""
         try:
             await super().__call__(scope, receive, send)
         finally:

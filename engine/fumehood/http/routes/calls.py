@@ -1,9 +1,12 @@
-"""`POST /v1/tools/{name}/call`, the way in for every call, and `/v1/calls`, the call log."""
+"""`POST /v1/tools/{name}/call`, the entrance of every plain call, and `/v1/calls`, the call log."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
+import anyio
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -22,22 +25,21 @@ from fumehood.core.errors import (
     Unauthorized,
 )
 from fumehood.engine import Engine, parse_call_body, parse_call_query
+from fumehood.executors.live import CallHandle
 from fumehood.http.answers import answer, engine_of, envelope_response, read_json, stopped
 from fumehood.http.caller import principal_of, require_principal
-from fumehood.http.leaving import cancelled_with
 from fumehood.http.operation import Needs, Operation
 from fumehood.http.routes.tools import TOOL
 from fumehood.observe.clock import timestamp
 
 CALL_ERRORS = frozenset(ERROR_CODES.values()) - {MethodNotAllowed}
-"""Every code of the table: a client that knows them is not broken by the next gate."""
+"""All codes: a client that handles them is not broken by a new gate."""
 
 
 async def call_tool(request: Request) -> Response:
     """Call a tool.
 
-    A client that leaves does not stop the call, unless `cancel_on_disconnect` says so: its limits
-    do.
+    Disconnecting does not stop the call, unless `cancel_on_disconnect` is set; its limits do.
     """
     engine: Engine = request.app.state.engine
     name: str = request.path_params["name"]
@@ -57,13 +59,13 @@ async def call_tool(request: Request) -> Response:
     except asyncio.CancelledError:
         if not engine.is_draining:
             raise
-        # The time for running calls is over; the client is still owed an answer.
+        # The time for running calls is over, but the client still gets an answer.
         envelope = stopped(engine, name)
     return envelope_response(envelope)
 
 
 async def list_calls(request: Request) -> Response:
-    """The caller's own calls, newest first."""
+    """List the caller's own calls, newest first."""
     principal = require_principal(request)
     given = request.query_params.multi_items()
     query = dict(given)
@@ -75,9 +77,9 @@ async def list_calls(request: Request) -> Response:
 
 
 async def show_call(request: Request) -> Response:
-    """One call of the caller's own.
+    """Show one of the caller's own calls.
 
-    Where a human was asked, also the approval, and once the call has ended its envelope.
+    If it needed approval, also the approval and, once the call has ended, its envelope.
     """
     principal = require_principal(request)
     call_id: str = request.path_params["call_id"]
@@ -86,7 +88,7 @@ async def show_call(request: Request) -> Response:
     envelope = await engine.desk.answer_of(call_id, principal)
     try:
         record = await engine.find_call(call_id, principal)
-    except ResourceNotFound:  # a call that waits with its caller is not in the log yet
+    except ResourceNotFound:  # a call whose caller waits for approval is not in the log yet
         if approval is None:
             raise
         record = _waiting(approval, engine)
@@ -113,6 +115,22 @@ def _waiting(approval: Approval, engine: Engine) -> CallRecord:
         output_tokens=0,
         tokens_used=0,
     )
+
+
+@asynccontextmanager
+async def cancelled_with(request: Request) -> AsyncIterator[CallHandle]:
+    """Yield a handle for a call, and cancel the call as soon as its client disconnects."""
+    live = CallHandle()
+    async with anyio.create_task_group() as group:
+        group.start_soon(_cancel_when_gone, request, live)
+        yield live
+        group.cancel_scope.cancel()
+
+
+async def _cancel_when_gone(request: Request, live: CallHandle) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    live.cancel()
 
 
 OPERATIONS = [

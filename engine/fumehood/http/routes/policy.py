@@ -1,4 +1,4 @@
-"""The policy, on the control socket: its rules, what they say of a call, reading it anew."""
+"""`/v1/policy`, on the control socket: show the rules, explain a call, reload."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from fumehood.policy.model import ExplainWish, Explanation, PolicyStatus
 
 
 async def show_policy(request: Request) -> Response:
-    """The rules that decide now, their version, and how often those in shadow mode matched.
+    """Show the current rules, their version, and how often shadow rules matched.
 
-    For whoever may decide on calls or administer.
+    Needs `approve` or `admin`.
     """
     await require_authority(request)
     return answer(request, engine_of(request).policy.status())
 
 
 async def explain_call(request: Request) -> Response:
-    """What the policy says of a call, and what each rule has to do with it. Nothing is called.
+    """Explain the policy's decision for a call, rule by rule. Nothing is called.
 
-    For whoever may decide on calls or administer. Budgets are taken to have enough left.
+    Needs `approve` or `admin`. Budgets are assumed to suffice.
     """
     document = await read_json(request)
     await require_authority(request)
@@ -39,7 +39,7 @@ async def explain_call(request: Request) -> Response:
 
 
 async def reload_policy(request: Request) -> Response:
-    """Read the policy's file now. A faulty one is INVALID_PARAMS, and the old rules stay."""
+    """Reload the policy file. A faulty one is INVALID_PARAMS, and the old rules stay."""
     by = await require_admin(request)
     return answer(request, await engine_of(request).policy.reload(by))
 

@@ -1,4 +1,4 @@
-"""`/v1/tools` and `/v1/tools/{name}`: the registry, to read, a page at a time."""
+"""`/v1/tools`: the registry. Callers read it, a page at a time; the control socket changes it."""
 
 from __future__ import annotations
 
@@ -12,54 +12,68 @@ from starlette.responses import Response
 from fumehood.answers import (
     AgentTools,
     AnyToolList,
+    ChangedTools,
+    Deleted,
     LeftOutTool,
     Pagination,
     ToolDetails,
     ToolList,
+    ToolWithSource,
 )
 from fumehood.core.call import Id
-from fumehood.core.errors import InvalidParams, ResourceNotFound, ToolNotFound
+from fumehood.core.errors import (
+    IdempotencyConflict,
+    InvalidParams,
+    PermissionDenied,
+    ResourceNotFound,
+    ToolNotFound,
+)
 from fumehood.core.identity import Principal
-from fumehood.core.tool import ToolType
-from fumehood.http.answers import answer, engine_of
-from fumehood.http.caller import require_principal
+from fumehood.core.tool import ToolDefinition, ToolType
+from fumehood.http.answers import answer, engine_of, read_json
+from fumehood.http.caller import require_admin, require_principal
 from fumehood.http.operation import Needs, Operation
+from fumehood.registry.index import RegisteredTool
 from fumehood.registry.listing import DEFAULT_LIMIT, MAX_LIMIT, ToolFilter
 
 PARAMETERS = ("category", "cursor", "limit", "tag", "type")
 AGENT_PARAMETERS = ("agent_id", "at_most", "categories", "exclude_dangerous", "max_cost")
-"""With `agent_id` the list is that agent's, whole and in its order."""
+"""With `agent_id`, the complete list of that agent, in its order."""
 
 TOOL = {"name": "A tool's name, or `name@version`."}
 
+PINNED = {"name": "`name@version`."}
+
 
 class ToolQuery(BaseModel):
-    """What the list can be asked for, for the document; it is read below."""
+    """The query parameters, for the document; they are parsed below."""
 
-    limit: int = Field(default=DEFAULT_LIMIT, ge=1, le=MAX_LIMIT, description="At most so many.")
+    limit: int = Field(
+        default=DEFAULT_LIMIT, ge=1, le=MAX_LIMIT, description="Maximum number of items."
+    )
     cursor: str | None = Field(
-        default=None, description="`data.pagination.next_cursor` of the page before."
+        default=None, description="`data.pagination.next_cursor` of the previous page."
     )
     category: str | None = Field(default=None, description="Only this category.")
     tag: str | None = Field(default=None, description="Only tools with this tag.")
     type: ToolType | None = Field(default=None, description="Only this type.")
     agent_id: Id | None = Field(
-        default=None, description="That agent's tools, all of them; with those below only."
+        default=None, description="All tools of that agent; required for the parameters below."
     )
-    categories: str | None = Field(default=None, description="Only these, with commas between.")
-    exclude_dangerous: bool = Field(default=True, description="Leave out dangerous ones.")
-    max_cost: str | None = Field(default=None, description="Only up to this cost a use: `0.05`.")
-    at_most: int | None = Field(default=None, ge=0, description="The first so many.")
+    categories: str | None = Field(default=None, description="Only these, separated by commas.")
+    exclude_dangerous: bool = Field(default=True, description="Leave out dangerous tools.")
+    max_cost: str | None = Field(default=None, description="Only up to this cost per use: `0.05`.")
+    at_most: int | None = Field(default=None, ge=0, description="Only this many.")
 
 
 _BOOLEANS = {"true": True, "false": False}
 
 
 async def list_tools(request: Request) -> Response:
-    """The preferred version of each tool that the filters let through, one page of them.
+    """List the preferred version of each matching tool, one page at a time.
 
-    What source a tool has stands beside the items, so that each item is a definition that
-    could be registered elsewhere as it is.
+    Sources are beside the items, so that each item is a definition that could be registered
+    elsewhere unchanged.
     """
     principal = require_principal(request)
     if "agent_id" in request.query_params:
@@ -81,7 +95,7 @@ async def list_tools(request: Request) -> Response:
 
 
 async def show_tool(request: Request) -> Response:
-    """One tool by `name` or `name@version`, with its other versions."""
+    """Show one tool by `name` or `name@version`, and its other versions."""
     require_principal(request)
     return answer(request, engine_of(request).tool(request.path_params["name"]))
 
@@ -128,7 +142,7 @@ def _number(text: str | None, name: str) -> int | None:
 
 
 def _query(request: Request, parameters: tuple[str, ...]) -> dict[str, str]:
-    """The query, each parameter known and given once: what is ignored is believed to work."""
+    """Read the query strictly: an ignored parameter would be believed to work."""
     given = request.query_params.multi_items()
     query = dict(given)
     wrong = sorted({name[:40] for name, _ in given if name not in parameters})
@@ -156,6 +170,68 @@ def _type(text: str | None) -> ToolType | None:
     return ToolType(text)
 
 
+async def register_tool(request: Request) -> Response:
+    """Add one version of a REST or MCP tool."""
+    document = await read_json(request)
+    by = await require_admin(request)
+    engine = engine_of(request)
+    tool = await engine.registrations.register(document, by=by, now=engine.now())
+    return _changed(request, [tool])
+
+
+async def replace_tool(request: Request) -> Response:
+    """Replace the definition of a registered version."""
+    document = await read_json(request)
+    by = await require_admin(request)
+    engine = engine_of(request)
+    name, version = _pinned(request)
+    tool = await engine.registrations.replace(name, version, document, by=by, now=engine.now())
+    return _changed(request, [tool])
+
+
+async def delete_tool(request: Request) -> Response:
+    """Remove a registered version."""
+    by = await require_admin(request)
+    engine = engine_of(request)
+    name, version = _pinned(request)
+    await engine.registrations.delete(name, version, by=by, now=engine.now())
+    return answer(request, Deleted(deleted=f"{name}@{version}"))
+
+
+async def activate_tool(request: Request) -> Response:
+    """Enable one version (`name@version`), or all versions, of a tool."""
+    return await _switch(request, is_active=True)
+
+
+async def deactivate_tool(request: Request) -> Response:
+    """Disable one version (`name@version`), or all versions, of a tool."""
+    return await _switch(request, is_active=False)
+
+
+async def _switch(request: Request, *, is_active: bool) -> Response:
+    by = await require_admin(request)
+    engine = engine_of(request)
+    name, _, version = request.path_params["name"].partition("@")
+    tools = await engine.registrations.switch(
+        name, version or None, is_active=is_active, by=by, now=engine.now()
+    )
+    return _changed(request, tools)
+
+
+def _pinned(request: Request) -> tuple[str, str]:
+    name, _, version = request.path_params["name"].partition("@")
+    if not version:
+        raise InvalidParams("Give the version: name@1.2.0.", fields=["name"])
+    return name, version
+
+
+def _changed(request: Request, tools: list[RegisteredTool]) -> Response:
+    items = tuple(
+        ToolWithSource(**dict(tool.definition), source=tool.source.value) for tool in tools
+    )
+    return answer(request, ChangedTools(items=items))
+
+
 OPERATIONS = [
     Operation(
         "GET",
@@ -172,6 +248,55 @@ OPERATIONS = [
         show_tool,
         Needs.CALLER,
         data=ToolDetails,
+        parameters=TOOL,
+        errors=frozenset({ToolNotFound}),
+    ),
+]
+
+CONTROL_OPERATIONS = [
+    Operation(
+        "POST",
+        "/v1/tools",
+        register_tool,
+        Needs.ADMIN,
+        data=ChangedTools,
+        body=ToolDefinition,
+        errors=frozenset({IdempotencyConflict}),
+    ),
+    Operation(
+        "PUT",
+        "/v1/tools/{name}",
+        replace_tool,
+        Needs.ADMIN,
+        data=ChangedTools,
+        body=ToolDefinition,
+        parameters=PINNED,
+        errors=frozenset({ToolNotFound, PermissionDenied}),
+    ),
+    Operation(
+        "DELETE",
+        "/v1/tools/{name}",
+        delete_tool,
+        Needs.ADMIN,
+        data=Deleted,
+        parameters=PINNED,
+        errors=frozenset({InvalidParams, ToolNotFound, PermissionDenied}),
+    ),
+    Operation(
+        "POST",
+        "/v1/tools/{name}/activate",
+        activate_tool,
+        Needs.ADMIN,
+        data=ChangedTools,
+        parameters=TOOL,
+        errors=frozenset({ToolNotFound}),
+    ),
+    Operation(
+        "POST",
+        "/v1/tools/{name}/deactivate",
+        deactivate_tool,
+        Needs.ADMIN,
+        data=ChangedTools,
         parameters=TOOL,
         errors=frozenset({ToolNotFound}),
     ),

@@ -1,4 +1,4 @@
-"""`GET /v1/usage`: what calls took together, the caller's own or everybody's."""
+"""`GET /v1/usage`: totals of calls, the caller's own or everybody's."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from fumehood.http.operation import Needs, Operation
 
 
 async def show_usage(request: Request) -> Response:
-    """What the caller's own calls took, and what the budgets that limit it have left.
+    """Show the usage of the caller's own calls, and what is left of its budgets.
 
-    It is added up from the call log, which keeps a limited number of calls.
+    It is summed from the call log, which keeps a limited number of calls.
     """
     principal = require_principal(request)
     query = query_of(UsageQuery, request)
@@ -22,9 +22,9 @@ async def show_usage(request: Request) -> Response:
 
 
 async def show_all_usage(request: Request) -> Response:
-    """What everybody's calls took, and what every budget has left.
+    """Show everybody's usage, and what is left of every budget.
 
-    It is added up from the call log, which keeps a limited number of calls of each principal.
+    It is summed from the call log, which keeps a limited number of calls of each principal.
     """
     await require_admin(request)
     query = query_of(AllUsageQuery, request)

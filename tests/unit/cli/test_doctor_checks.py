@@ -1,7 +1,8 @@
-"""What `doctor` makes of what Docker says of itself."""
+"""Findings of `doctor` on approvers, policy, webhook, audit key, Docker and images."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,14 +12,27 @@ from typing import Any
 import pytest
 from docker.errors import APIError
 
-from fumehood.cli import doctor_docker
-from fumehood.cli.doctor_docker import docker_findings, image_finding
-from fumehood.cli.finding import Finding
-from fumehood.config import ContainerConfig, ImagesConfig, SessionsConfig
+from fumehood.cli import doctor_checks
+from fumehood.cli.doctor_checks import (
+    CHECKS,
+    Finding,
+    authority_findings,
+    docker_findings,
+    image_finding,
+)
+from fumehood.config import Config, ContainerConfig, ImagesConfig, SessionsConfig, WebhookConfig
+from fumehood.identity import approvers as module
+from fumehood.identity.approvers import make_first_approver
 from fumehood.sandbox.container.reach import DockerUnreachable, Why
 from fumehood.sandbox.images.catalog import guest_digest, list_images
 from fumehood.sandbox.images.recipe import read_recipe
+from fumehood.storage.database import FILE_NAME, Database, open_database
 from support.docker_images import ListedImages, image_row, write_image_folder
+
+pytestmark = pytest.mark.row("D7")
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+SOUND = '[[rules]]\nid = "r"\ndecision = "deny"\ntools = ["calculator"]\n'
 
 GOOD: dict[str, Any] = {
     "OSType": "linux", "MemoryLimit": True, "PidsLimit": True, "CpuCfsQuota": True,
@@ -26,6 +40,117 @@ GOOD: dict[str, Any] = {
     "DefaultRuntime": "runc", "SecurityOptions": ["name=seccomp,profile=default"],
     "MemTotal": 8 << 30, "DockerRootDir": "/",
 }  # fmt: skip
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    made = tmp_path / "state"
+    made.mkdir(mode=0o700)
+    tmp_path.chmod(0o700)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def cheap_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "slow_hash", lambda secret, salt: (secret.encode() + salt)[:64])
+
+
+def look(state: Path, **settings: Any) -> dict[str, Finding]:
+    return {one.check: one for one in authority_findings(Config(home=state, **settings))}
+
+
+def opened(state: Path) -> Database:
+    return open_database(state / FILE_NAME)
+
+
+def private(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o600)
+    return path
+
+
+def webhook(secret: Path, *, may_decide: bool) -> WebhookConfig:
+    return WebhookConfig(
+        url="https://hook.example/x-token", secret_file=secret, may_decide=may_decide
+    )
+
+
+@pytest.mark.row("D4")
+def test_without_approvers_the_cure_is_that_which_is_possible(state: Path) -> None:
+    never = look(state)["approvers"]
+    assert (never.verdict, "approvers init" in never.cure) == ("warning", True)
+    opened(state).close()
+    served = look(state)["approvers"]
+    assert (served.verdict, "approvers init" in served.cure) == ("warning", True)
+
+
+def test_who_may_approve_is_named(state: Path) -> None:
+    database = opened(state)
+    make_first_approver(database, "owner", NOW)
+    database.close()
+    assert look(state)["approvers"] == Finding("approvers", "ok", "owner")
+
+
+def test_webhook_that_may_decide_is_somebody_to_ask(state: Path) -> None:
+    secret = private(state / "secret", "s" * 64)
+    assert look(state, webhook=webhook(secret, may_decide=True))["approvers"].verdict == "ok"
+    found = look(state, webhook=webhook(secret, may_decide=False))
+    assert found["approvers"].verdict == "warning"
+
+
+def test_policy_is_told_with_its_rules_or_with_file_and_line(state: Path) -> None:
+    assert look(state)["policy"].verdict == "ok"
+    file = private(state / "policy.toml", SOUND)
+    sound = look(state, policy_file=file)["policy"]
+    assert (sound.verdict, "1 rules" in sound.found) == ("ok", True)
+    private(file, SOUND.replace("calculator", "calculater"))
+    faulty = look(state, policy_file=file)["policy"]
+    assert faulty.verdict == "missing"
+    assert faulty.found.startswith("policy.toml:4: ")
+    assert "policy check" in faulty.cure
+
+
+def test_webhooks_secret_is_read_and_its_address_stays_unsaid(state: Path) -> None:
+    assert look(state)["webhook"].found == "none is configured"
+    secret = private(state / "secret", "s" * 64)
+    for may_decide, words in ((True, "may decide"), (False, "may not decide")):
+        found = look(state, webhook=webhook(secret, may_decide=may_decide))["webhook"]
+        assert (found.verdict, words in found.found) == ("ok", True)
+        assert "x-token" not in found.found
+    secret.chmod(0o644)
+    open_to_all = look(state, webhook=webhook(secret, may_decide=True))["webhook"]
+    assert (open_to_all.verdict, "chmod 600" in open_to_all.found) == ("missing", True)
+    secret.unlink()
+    assert look(state, webhook=webhook(secret, may_decide=True))["webhook"].verdict == "missing"
+
+
+def test_audit_key_that_is_gone_or_open_is_told_and_nothing_is_made(state: Path) -> None:
+    assert look(state)["audit key"].verdict == "ok"
+    assert list(state.iterdir()) == []
+    database = opened(state)
+    make_first_approver(database, "owner", NOW)  # the chain's first row
+    database.close()
+    key = state / "audit.key"
+    assert look(state)["audit key"].verdict == "ok"
+    key.chmod(0o644)
+    assert look(state)["audit key"].verdict == "missing"
+    key.unlink()
+    gone = look(state)["audit key"]
+    assert (gone.verdict, "copy" in gone.cure) == ("missing", True)
+    assert not key.exists()
+
+
+@pytest.mark.row("D6")
+def test_another_users_state_is_not_guessed_about(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
+    found = look(state, mode="service")
+    assert tuple(found) == CHECKS
+    assert {one.verdict for one in found.values()} == {"warning"}
+    assert all("cannot be read by this user" in one.found for one in found.values())
+    assert all("sudo -u" in one.cure for one in found.values())
 
 
 def version(**components: str) -> dict[str, Any]:
@@ -55,12 +180,12 @@ class Engine(ListedImages):
 def findings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Finding]]:
     """Findings on one engine, by check; on a host with swap and 4 GB free."""
     memory = SimpleNamespace(available=4 << 30)
-    monkeypatch.setattr(doctor_docker.psutil, "virtual_memory", lambda: memory)
-    monkeypatch.setattr(doctor_docker.psutil, "swap_memory", lambda: SimpleNamespace(total=1 << 30))
+    monkeypatch.setattr(doctor_checks.psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(doctor_checks.psutil, "swap_memory", lambda: SimpleNamespace(total=1 << 30))
     monkeypatch.delenv("DOCKER_HOST", raising=False)
 
     def look(engine: Engine, **settings: Any) -> dict[str, Finding]:
-        monkeypatch.setattr(doctor_docker, "open_docker", lambda: engine)
+        monkeypatch.setattr(doctor_checks, "open_docker", lambda: engine)
         settings.setdefault("images", dict.fromkeys(("python", "shell", "javascript"), "python"))
         return {
             finding.check: finding
@@ -78,7 +203,6 @@ def fresh_row(**changes: Any) -> dict[str, Any]:
     return image_row("sha256:" + "1" * 64, **(chosen | changes))
 
 
-@pytest.mark.row("D7")
 def test_a_good_engine_with_its_image_has_nothing_to_mend(findings: Any) -> None:
     found = findings(Engine(fresh_row()))
     assert {finding.verdict for finding in found.values()} == {"ok"}, found
@@ -87,7 +211,6 @@ def test_a_good_engine_with_its_image_has_nothing_to_mend(findings: Any) -> None
                           "docker: swap", "docker: memory", "docker: disk", "image: python"}  # fmt: skip
 
 
-@pytest.mark.row("D7")
 @pytest.mark.parametrize(
     ("info", "check", "words"),
     [
@@ -116,7 +239,7 @@ def test_what_lacks_is_a_warning_with_its_cure(
 
 
 def test_no_swap_needs_no_limit_on_it(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_docker.psutil, "swap_memory", lambda: SimpleNamespace(total=0))
+    monkeypatch.setattr(doctor_checks.psutil, "swap_memory", lambda: SimpleNamespace(total=0))
     assert findings(Engine(fresh_row(), SwapLimit=False))["docker: swap"].verdict == "ok"
 
 
@@ -124,10 +247,10 @@ def test_swap_of_an_engine_elsewhere_is_not_read_here(
     findings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", "tcp://elsewhere:2376")
-    monkeypatch.setattr(doctor_docker.psutil, "swap_memory", lambda: SimpleNamespace(total=0))
+    monkeypatch.setattr(doctor_checks.psutil, "swap_memory", lambda: SimpleNamespace(total=0))
     found = findings(Engine(fresh_row(), SwapLimit=False))
     assert found["docker: swap"].verdict == "warning"
-    assert "not known" in found["docker: swap"].found
+    assert "unknown" in found["docker: swap"].found
     assert "docker: disk" not in found
 
 
@@ -151,8 +274,8 @@ def test_full_memory_and_full_disk_are_warnings(
     findings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory, disk = SimpleNamespace(available=100 << 20), SimpleNamespace(free=1 << 20)
-    monkeypatch.setattr(doctor_docker.psutil, "virtual_memory", lambda: memory)
-    monkeypatch.setattr(doctor_docker.shutil, "disk_usage", lambda _: disk)
+    monkeypatch.setattr(doctor_checks.psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(doctor_checks.shutil, "disk_usage", lambda _: disk)
     found = findings(Engine(fresh_row()))
     assert found["docker: memory"].verdict == "warning"
     assert found["docker: disk"].verdict == "warning"
@@ -165,7 +288,7 @@ def test_each_reason_without_docker_has_a_message_and_cure_of_its_own(
     def refuse() -> None:
         raise DockerUnreachable(why, f"because {why}.")
 
-    monkeypatch.setattr(doctor_docker, "open_docker", refuse)
+    monkeypatch.setattr(doctor_checks, "open_docker", refuse)
     (finding,) = docker_findings(ContainerConfig(), SessionsConfig())
     assert (finding.check, finding.verdict) == ("docker", "warning")
     assert f"because {why}." in finding.found
@@ -173,7 +296,7 @@ def test_each_reason_without_docker_has_a_message_and_cure_of_its_own(
     assert len({DockerUnreachable(each, "").cure for each in Why}) == len(Why)
 
 
-@pytest.mark.row("D7", "S3")
+@pytest.mark.row("S3")
 def test_runtime_of_the_configuration_that_docker_lacks_is_a_warning(findings: Any) -> None:
     found = findings(Engine(fresh_row()), runtime="kata")["docker: runtimes"]
     assert (found.verdict, "'kata'" in found.found) == ("warning", True)
@@ -182,11 +305,11 @@ def test_runtime_of_the_configuration_that_docker_lacks_is_a_warning(findings: A
     assert (found.verdict, found.found.endswith("used: runsc")) == ("ok", True)
 
 
-@pytest.mark.row("D7", "S10")
+@pytest.mark.row("S10")
 def test_image_of_the_configuration_that_nothing_builds_is_a_warning(findings: Any) -> None:
     found = findings(Engine(fresh_row()), images={"python": "pyhton"})["image: pyhton"]
     assert (found.verdict, found.cure) == (
-        "warning", "Set container.images.python to one that there is: node, python, python-data, shell.",
+        "warning", "Set container.images.python to an existing image: node, python, python-data, shell.",
     )  # fmt: skip
 
 
@@ -198,7 +321,7 @@ def test_engine_that_fails_after_its_first_answer_is_a_warning(findings: Any) ->
     assert set(findings(Failing())) == {"docker"}
 
 
-@pytest.mark.row("D7", "S10")
+@pytest.mark.row("S10")
 @pytest.mark.parametrize(
     ("rows", "age", "found", "cure"),
     [
@@ -218,7 +341,7 @@ def test_image_that_should_be_built_says_with_what(
     assert finding.cure.endswith(cure)
 
 
-@pytest.mark.row("D7", "S10")
+@pytest.mark.row("S10")
 def test_image_that_nothing_of_the_configuration_names_may_be_missing(findings: Any) -> None:
     found = findings(Engine(fresh_row()))
     for name in ("python-data", "shell", "node"):
@@ -235,7 +358,7 @@ def test_image_of_the_operators_own_is_looked_at_too(
 ) -> None:
     folder = write_image_folder(tmp_path, "mine") / "mine"
     (folder / "requirements.in").write_text("", encoding="utf-8")
-    monkeypatch.setattr(doctor_docker, "open_docker", lambda: Engine(fresh_row()))
+    monkeypatch.setattr(doctor_checks, "open_docker", lambda: Engine(fresh_row()))
     found = docker_findings(
         ContainerConfig(images=ImagesConfig(python="mine")),
         SessionsConfig(image="mine"),

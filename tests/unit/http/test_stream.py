@@ -11,8 +11,8 @@ import pytest
 
 from fumehood import Config, Engine, tool
 from fumehood.core.call import CallBody
-from fumehood.http import following
-from fumehood.http.following import EventsResponse
+from fumehood.http.routes import stream
+from fumehood.http.routes.stream import EventsResponse
 from fumehood.protocol import sse
 from fumehood.testing import FakeWall
 
@@ -75,7 +75,7 @@ async def respond(home: Path, connection: Connection, until: Any, *, cancels: bo
 async def test_comments_show_that_a_call_which_says_nothing_still_runs(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "KEEP_ALIVE_S", 0.01)
+    monkeypatch.setattr(stream, "KEEP_ALIVE_S", 0.01)
     connection = Connection()
     await respond(home, connection, lambda: connection.body.count(sse.KEEP_ALIVE) >= 3)
     decoder = sse.Decoder()
@@ -85,7 +85,7 @@ async def test_comments_show_that_a_call_which_says_nothing_still_runs(
 async def test_client_that_takes_nothing_is_given_up(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "WRITE_DEADLINE_S", 0.01)
+    monkeypatch.setattr(stream, "WRITE_DEADLINE_S", 0.01)
     connection = Connection(stuck_after=1)
     await respond(home, connection, lambda: connection.aborted)
 

@@ -10,7 +10,7 @@ import pytest
 
 from fumehood.budgets.model import BudgetStanding, Period, Unit
 from fumehood.budgets.usage import UsageRow, UsageTable
-from fumehood.cli.usage_view import as_cell, show_usage, write_csv
+from fumehood.cli.usage import as_cell, show_usage, write_csv
 
 pytestmark = pytest.mark.row("E4")
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fumehood.cli.doctor import INTERPRETERS
-from fumehood.cli.doctor_authority import CHECKS
-from fumehood.cli.doctor_view import show_findings
-from fumehood.cli.finding import Finding
+from fumehood.cli.doctor import INTERPRETERS, show_findings
+from fumehood.cli.doctor_checks import CHECKS, Finding
 from fumehood.core.limits import Limit
 
 pytestmark = pytest.mark.row("D7")
@@ -39,14 +37,14 @@ def test_what_needs_attention_is_shown_in_full_and_the_rest_counted(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = f"/tmp/{'long/' * 20}"
-    one = Finding("image: python", "ok", "not built", "To have it: fumehood images build python")
+    one = Finding("image: python", "ok", "not built", "To build it: fumehood images build python")
     show_findings([*findings(daemon=f"No engine answers on {path}."), one], verbose=False)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("warning  daemon: No engine answers")
     assert any(f"{path}." in line for line in lines)
     assert "           Remedy: Mend it." in lines
     assert "ok       image: python: not built" in lines
-    assert "           Remedy: To have it: fumehood images build python" in lines
+    assert "           Remedy: To build it: fumehood images build python" in lines
     assert f"ok       Limits: {LIMITS} of {LIMITS} enforced" in lines
     assert "ok       Engine: 2 of 3 ok: configuration, state directory" in lines
     assert "ok       Images: 2 of 3 ok: node, shell" in lines

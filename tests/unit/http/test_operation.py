@@ -12,8 +12,7 @@ from fumehood.answers import Deleted
 from fumehood.core.call import CallBody
 from fumehood.core.errors import RateLimited
 from fumehood.core.tool import ToolType
-from fumehood.http.document import make_document
-from fumehood.http.operation import Needs, Operation
+from fumehood.http.operation import Needs, Operation, make_document
 from fumehood.http.routes import tools
 from support.openapi import faults_of
 
