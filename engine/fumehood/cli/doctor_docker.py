@@ -20,7 +20,6 @@ from fumehood.cli.finding import Finding
 from fumehood.config import ContainerConfig, SessionsConfig
 from fumehood.core.limits import MB
 from fumehood.sandbox.container.reach import DockerUnreachable, docker_address, open_docker
-from fumehood.sandbox.images.advisories import changelog_of, standing
 from fumehood.sandbox.images.catalog import Image, list_images, newest_own
 from fumehood.sandbox.images.recipe import image_names
 
@@ -33,7 +32,9 @@ CONTAINER_BYTES = (512 + 32) * MB
 MIN_DISK_BYTES = 1 << 30
 """An image while it is built."""
 
-PACKAGES = {"runc": ("runc",), "containerd": ("containerd", "containerd.io")}
+COMPONENTS = ("containerd", "runc")
+"""Parts of Docker shown with their versions."""
+
 UNIFIED = Path("/sys/fs/cgroup/unified")
 
 
@@ -60,8 +61,6 @@ def docker_findings(
         client.close()
     local = docker_address().startswith("unix://")
     yield _engine(version, info)
-    for component in ("runc", "containerd"):
-        yield _component(component, version, local=local)
     yield _control_groups(info, hybrid=local and UNIFIED.is_dir())
     yield _swap(info, swap_bytes=psutil.swap_memory().total if local else None)
     yield _seccomp(info)
@@ -82,37 +81,13 @@ def docker_findings(
 
 def _engine(version: JsonMapping, info: JsonMapping) -> Finding:
     rootless = ", rootless" if _has_option(info, "rootless") else ""
-    found = f"{version.get('Version')}, API {version.get('ApiVersion')}{rootless}"
+    parts = {str(part.get("Name")): part.get("Version") for part in version.get("Components") or ()}
+    known = "".join(f", {name} {parts[name]}" for name in COMPONENTS if parts.get(name))
+    found = f"{version.get('Version')}, API {version.get('ApiVersion')}{known}{rootless}"
     if info.get("OSType") != "linux":
         cure = "Use a Docker engine on Linux."
         return Finding("docker", "warning", f"{found}, runs {info.get('OSType')} containers", cure)
     return Finding("docker", "ok", found)
-
-
-def _component(name: str, version: JsonMapping, *, local: bool) -> Finding:
-    """What is published about this version, less what the distribution says it mended."""
-    check = f"docker: {name}"
-    parts = {str(part.get("Name")): part for part in version.get("Components") or ()}
-    number = str(parts.get(name, {}).get("Version", ""))
-    package = str((parts.get(name, {}).get("Details") or {}).get("GitCommit", ""))
-    known = standing(name, number, package, changelog_of(PACKAGES[name]) if local else "")
-    if known is None:
-        cure = f"Check its version yourself: {name} --version"
-        return Finding(check, "warning", "Docker does not say which version it is", cure)
-    shown = package if package.startswith(number) else number
-    mended = ", ".join(advisory.id for advisory in known.mended_by_package)
-    by_package = f"; its package mends {mended}" if mended else ""
-    if not known.open:
-        return Finding(check, "ok", f"{shown}: no published escape is known here{by_package}")
-    words = "; ".join(f"{advisory.id} ({advisory.what})" for advisory in known.open)
-    return Finding(
-        check,
-        "warning",
-        f"{shown}: published for this version, and not known to be mended in it: {words}"
-        f"{by_package}",
-        f"Upgrade {name}, or see what your distribution says of these."
-        + (" The runtime runsc does not share them." if name == "runc" else ""),
-    )
 
 
 def _control_groups(info: JsonMapping, *, hybrid: bool) -> Finding:
