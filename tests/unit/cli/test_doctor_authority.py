@@ -86,7 +86,7 @@ def test_policy_is_told_with_its_rules_or_with_file_and_line(state: Path) -> Non
     private(file, SOUND.replace("calculator", "calculater"))
     faulty = look(state, policy_file=file)["policy"]
     assert faulty.verdict == "missing"
-    assert faulty.found.startswith("policy.toml:4: ")
+    assert faulty.found.startswith("policy.toml: rule ")
     assert "policy check" in faulty.cure
 
 

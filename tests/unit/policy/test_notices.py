@@ -45,12 +45,12 @@ EXCLUDING: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("dead", "alive"), EXCLUDING)
-def test_two_conditions_that_exclude_each_other_are_refused_with_their_line(
+def test_two_conditions_that_exclude_each_other_are_refused_with_their_place(
     dead: str, alive: str
 ) -> None:
     of = taking(x={})
     (told,) = faults(dead, of)
-    assert told.startswith("policy.toml:8: rule 'r': when: no value can satisfy")
+    assert told.startswith("policy.toml: rule 'r': when[1]: no value can satisfy")
     assert faults(alive, of) == []
 
 
@@ -115,7 +115,7 @@ NOTICES: list[tuple[str, tuple[ToolDefinition, ...], str]] = [
     # a rule that surely says something else than was meant, its tools, what is told
     (
         rule("deny", 'argument = "/paths/*"\nglob = "*.key"', tools='["delete_files", "write_file"]'),
-        FILES, "policy.toml:5: rule 'r': when: write_file takes no argument '/paths/*', so the cond",
+        FILES, "policy.toml: rule 'r': when[0]: write_file takes no argument '/paths/*', so the cond",
     ),
     (rule("ask", 'argument = "/path"\nprefix = "a"', tools=""), FILES, "delete_files takes no argument '/path'"),
 ]  # fmt: skip
