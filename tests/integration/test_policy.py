@@ -119,7 +119,7 @@ def test_changed_file_counts_without_a_restart_and_a_faulty_one_changes_nothing(
     wait_until(lambda: bool(events(authority, "policy.refused")))
     assert code_of(authority, "5 + 1") == "PERMISSION_DENIED"
     (refused,) = events(authority, "policy.refused")
-    assert "policy.toml:8: rule 'no-sixes': when.glbo: unknown key" in refused["faults"][0]
+    assert "policy.toml: rule 'no-sixes': when[0].glbo: unknown key" in refused["faults"][0]
     status = authority.do("GET", "/v1/policy")
     assert (status["version"], status["refused"]) == (refused["version_kept"], refused["faults"])
     place.put(DENY_SIXES, mode=0o622)
@@ -150,7 +150,7 @@ def test_engine_does_not_start_with_a_faulty_policy(
     daemon = start_daemon(ready=False, policy_file=str(place.path))
     assert daemon.process.wait(timeout=60) == 4
     assert (
-        "policy.toml:4: rule 'no-sixes': tools: no registered tool is 'calcluator'; did you mean "
+        "policy.toml: rule 'no-sixes': tools: no registered tool is 'calcluator'; did you mean "
         "'calculator'?"
     ) in daemon.log
     assert "Traceback" not in daemon.log
@@ -261,7 +261,7 @@ async def test_dangerous_tool_of_a_program_is_opened_by_its_name_only(place: Pol
 
 def test_embedding_program_hears_what_is_wrong_with_its_policy(place: PolicyPlace) -> None:
     place.put(DENY_SIXES.replace("deny", "forbid"))
-    with pytest.raises(PolicyError, match=r"policy\.toml:3: rule 'no-sixes': decision"):
+    with pytest.raises(PolicyError, match=r"policy\.toml: rule 'no-sixes': decision"):
         Engine(config=Config(home=place.path.parent, policy_file=place.path))
 
 
@@ -302,12 +302,12 @@ def test_policy_is_tried_out_without_a_daemon(home: Path, place: PolicyPlace) ->
     assert (done.returncode, json.loads(done.stdout)["passed"]) == (0, 4), done.stderr
     enforced = run(home, *with_policy, "--enforce")
     failed = [call for call in json.loads(enforced.stdout)["calls"] if not call["passed"]]
-    assert (enforced.returncode, failed[0]["line"], failed[0]["rule"]) == (1, 10, "eights")
+    assert (enforced.returncode, failed[0]["number"], failed[0]["rule"]) == (1, 3, "eights")
     calls.write_text(CALLS.replace('"no-sixes"', '"other"'), encoding="utf-8")
     assert run(home, *with_policy).returncode == 1
     calls.write_text(CALLS.replace("expect", "expects"), encoding="utf-8")
     wrong = run(home, *with_policy)
-    assert (wrong.returncode, "calls.toml:1: call 1: expect: " in wrong.stderr) == (2, True)
+    assert (wrong.returncode, "calls.toml: call 1: expect: " in wrong.stderr) == (2, True)
     assert run(home, "test", "calls.toml").returncode == 2  # no policy is named anywhere
 
     told = run(home, "explain", "calculator", '{"expression": "66"}', "--file", "policy.toml")
@@ -316,7 +316,7 @@ def test_policy_is_tried_out_without_a_daemon(home: Path, place: PolicyPlace) ->
     place.put(DENY_SIXES + DENY_SIXES)
     faulty = run(home, "check", "policy.toml")
     assert (faulty.returncode, faulty.stdout) == (1, "")
-    assert "policy.toml:10: rule 'no-sixes': id: the id no-sixes is given twice" in faulty.stderr
+    assert "policy.toml: rule 'no-sixes': id: the id no-sixes is given twice" in faulty.stderr
 
 
 @pytest.mark.row("A1")
@@ -324,16 +324,6 @@ def test_explanation_shows_the_argument_that_is_compared_and_not_what_was_sent(
     home: Path, place: PolicyPlace
 ) -> None:
     """The engine clamps arguments of tools that only read, before the rules see them."""
-    place.put(
-        DENY_SIXES.replace("/expression", "/precision").replace('glob = "*6*"', "min = 10")
-        + DENY_SIXES.replace("no-sixes", "dead").replace("/expression", "/precision")
-        .replace('glob = "*6*"', "min = 40").replace("deny", "allow")
-    )  # fmt: skip
-    refused = run(home, "check", "policy.toml")
-    assert refused.returncode == 1
-    assert (
-        "policy.toml:14: rule 'dead': when: it can never match: calculator takes" in refused.stderr
-    )
     place.put(DENY_SIXES.replace("/expression", "/precision").replace('glob = "*6*"', "min = 10"))
     sent = '{"expression": "1", "precision": 40}'
     told = json.loads(run(home, "explain", "calculator", sent, "--file", "policy.toml").stdout)
@@ -350,7 +340,7 @@ def test_check_notes_a_rule_that_is_always_in_doubt_for_one_of_its_tools(
     place.put(keys.replace('["calculator"]', '["delete_files", "write_file"]'))
     noted = run(home, "check", "policy.toml")
     assert noted.returncode == 0
-    assert "notice: policy.toml:6: rule 'no-sixes': when: write_file takes no" in noted.stderr
+    assert "notice: policy.toml: rule 'no-sixes': when[0]: write_file takes no" in noted.stderr
     (notice,) = json.loads(noted.stdout)["notices"]
     assert "'/paths/*'" in notice
     place.put(keys.replace('["calculator"]', '["delete_files"]'))

@@ -38,7 +38,7 @@ _KNOWN_OF_ONE = frozenset(
     {
         "path", "path_base64", "kind", "special", "mode", "size", "sha256", "links", "unread",
         "target", "target_base64", "before", "after", "other_names", "diff", "diff_truncated",
-        "binary", "too_large",
+        "diff_coarse", "binary", "too_large",
     }
 )  # fmt: skip
 _KNOWN_OF_STATE = frozenset({"mode", "size", "sha256"})
@@ -306,6 +306,9 @@ def _entry(sign: str, entry: JsonObject, columns: int) -> Iterator[Line]:
     diff = entry.get("diff")
     if isinstance(diff, str):
         yield from _diff(diff, columns)
+    if entry.get("diff_coarse"):
+        words = "Too large to compare line by line: removed and added as a whole."
+        yield from warning(f"{INDENT * 3}{words}", columns)
     if entry.get("diff_truncated"):
         yield from warning(f"{INDENT * 3}There is more of this diff than is shown.", columns)
 

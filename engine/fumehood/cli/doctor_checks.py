@@ -26,7 +26,6 @@ from requests.exceptions import RequestException
 from fumehood.config import Config, ConfigError, ContainerConfig, SessionsConfig
 from fumehood.core.limits import MB
 from fumehood.sandbox.container.reach import DockerUnreachable, docker_address, open_docker
-from fumehood.sandbox.images.advisories import changelog_of, standing
 from fumehood.sandbox.images.catalog import Image, list_images, newest_own
 from fumehood.sandbox.images.recipe import image_names
 
@@ -46,7 +45,9 @@ CONTAINER_BYTES = (512 + 32) * MB
 MIN_DISK_BYTES = 1 << 30
 """Space for an image during its build."""
 
-PACKAGES = {"runc": ("runc",), "containerd": ("containerd", "containerd.io")}
+COMPONENTS = ("containerd", "runc")
+"""Parts of Docker shown with their versions."""
+
 UNIFIED = Path("/sys/fs/cgroup/unified")
 
 
@@ -247,8 +248,6 @@ def docker_findings(
         client.close()
     local = docker_address().startswith("unix://")
     yield _engine(version, info)
-    for component in ("runc", "containerd"):
-        yield _component(component, version, local=local)
     yield _control_groups(info, hybrid=local and UNIFIED.is_dir())
     yield _swap(info, swap_bytes=psutil.swap_memory().total if local else None)
     yield _seccomp(info)
@@ -269,36 +268,13 @@ def docker_findings(
 
 def _engine(version: JsonMapping, info: JsonMapping) -> Finding:
     rootless = ", rootless" if _has_option(info, "rootless") else ""
-    found = f"{version.get('Version')}, API {version.get('ApiVersion')}{rootless}"
+    parts = {str(part.get("Name")): part.get("Version") for part in version.get("Components") or ()}
+    known = "".join(f", {name} {parts[name]}" for name in COMPONENTS if parts.get(name))
+    found = f"{version.get('Version')}, API {version.get('ApiVersion')}{known}{rootless}"
     if info.get("OSType") != "linux":
         cure = "Use a Docker engine on Linux."
         return Finding("docker", "warning", f"{found}, runs {info.get('OSType')} containers", cure)
     return Finding("docker", "ok", found)
-
-
-def _component(name: str, version: JsonMapping, *, local: bool) -> Finding:
-    """Check published escapes of this version, except those the distribution has fixed."""
-    check = f"docker: {name}"
-    parts = {str(part.get("Name")): part for part in version.get("Components") or ()}
-    number = str(parts.get(name, {}).get("Version", ""))
-    package = str((parts.get(name, {}).get("Details") or {}).get("GitCommit", ""))
-    known = standing(name, number, package, changelog_of(PACKAGES[name]) if local else "")
-    if known is None:
-        cure = f"Check its version yourself: {name} --version"
-        return Finding(check, "warning", "Docker does not report its version", cure)
-    shown = package if package.startswith(number) else number
-    mended = ", ".join(advisory.id for advisory in known.mended_by_package)
-    by_package = f"; its package fixes {mended}" if mended else ""
-    if not known.open:
-        return Finding(check, "ok", f"{shown}: no known published escape{by_package}")
-    words = "; ".join(f"{advisory.id} ({advisory.what})" for advisory in known.open)
-    return Finding(
-        check,
-        "warning",
-        f"{shown}: published escapes, not known to be fixed in this version: {words}{by_package}",
-        f"Upgrade {name}, or see what your distribution says about these."
-        + (" The runtime runsc does not have them." if name == "runc" else ""),
-    )
 
 
 def _control_groups(info: JsonMapping, *, hybrid: bool) -> Finding:

@@ -210,13 +210,15 @@ def _show_status(status: PolicyStatus, *, as_json: bool) -> None:
     say(f"environment {status.environment}")
     for fault in status.refused:
         say(f"the file was rejected, the previous rules stay: {fault}")
+    has_lines = any(rule.line is not None for rule in status.rules)  # TOML has none
     fields = (
-        Field("rule"), Field("decision"), Field("line", drop=3), Field("mode", drop=2),
+        Field("rule"), Field("decision"), *([Field("line", drop=3)] if has_lines else []),
+        Field("mode", drop=2),
         Field("here", drop=2), Field("would have", drop=1), Field("reason", drop=4),
     )  # fmt: skip
     rows = [
         (
-            rule.id, str(rule.decision), str(rule.line or ""), rule.mode,
+            rule.id, str(rule.decision), *([str(rule.line or "")] if has_lines else []), rule.mode,
             "yes" if rule.is_of_this_environment else "no",
             str(rule.would_have_decided) if rule.mode == "shadow" else "", rule.reason or "",
         )

@@ -23,8 +23,7 @@ from fumehood.policy.loader import check_policy
 from fumehood.policy.model import ExplainWish, Explanation, Policy, PolicyError
 from fumehood.policy.service import PolicyGate
 from fumehood.policy.shape import plain_words
-from fumehood.protocol.files import FileFault, one_line, read_values
-from fumehood.protocol.toml_lines import Lines, line_of
+from fumehood.protocol.files import FileFault, Lines, line_of, one_line, read_values
 from fumehood.registry.directory import ToolDirectory
 from fumehood.registry.discover import discover
 from fumehood.registry.index import Source, ToolIndex
@@ -169,10 +168,10 @@ def show_results(results: list[Result], *, as_json: bool) -> None:
         return
     for result in results:
         if not result.passed:
-            where = f"line {result.line}, " if result.line is not None else ""
+            where = f"line {result.line}" if result.line is not None else f"call {result.number}"
             wanted = f" by {result.expected_rule}" if result.expected_rule is not None else ""
             say(
-                f"{where}{result.tool}: expected {result.expected}{wanted}, decided "
+                f"{where}, {result.tool}: expected {result.expected}{wanted}, decided "
                 f"{result.decided} by {result.rule}"
             )
     print(f"{passed} of {len(results)} calls were decided as expected")

@@ -214,7 +214,8 @@ async def _diff(before: bytes, after: bytes) -> JsonObject:
     if old is None or new is None:
         return {"binary": True}
     diff = await anyio.to_thread.run_sync(unified, old, new)
-    return {"diff": diff.text, **({"diff_truncated": True} if diff.is_truncated else {})}
+    marks = {"diff_truncated": diff.is_truncated, "diff_coarse": diff.is_coarse}
+    return {"diff": diff.text, **{mark: True for mark, is_set in marks.items() if is_set}}
 
 
 # -- delete ------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 Host side, asked by `policy_file` for rules that are sound by themselves. A rule that nobody would
 notice to be dead is worse than none: whoever wrote it relies on it. So a name that no tool has, an
-argument that no tool takes, and a rule that others leave nothing to are faults.
+argument that no tool takes, two conditions that exclude each other, and a rule that others leave
+nothing to are faults. Other conditions that no call satisfies are not looked for.
 """
 
 from __future__ import annotations
@@ -13,11 +14,9 @@ from difflib import get_close_matches
 from typing import Any
 
 from fumehood.core.tool import ToolDefinition
-from fumehood.policy.contradictions import exclude
 from fumehood.policy.decision import Verdict
-from fumehood.policy.model import Condition, Rule
-from fumehood.policy.predicates import compile_glob
-from fumehood.policy.reach import answers_of, is_plain, place_of, takes_in_words
+from fumehood.policy.model import Condition, Predicate, Rule
+from fumehood.policy.predicates import compile_glob, compile_predicate
 from fumehood.policy.rules import compile_rule, compile_tool, names_exactly
 
 Place = tuple[str | int, ...]
@@ -98,43 +97,13 @@ def _check_definitions(
             report(number, ("tools",), "it can never match: none of these tools is what it says")
         return
     for position, condition in enumerate(rule.when):
-        if not any(_takes(tool, condition.segments) for tool in meant):
+        if not any(takes(tool, condition.segments) for tool in meant):
             known_names = {name for tool in meant for name in tool.parameters.get("properties", {})}
             words = (
                 f"no tool that it is about takes the argument {condition.argument[:80]!a}"
                 f"{_meant(condition.segments[0], known_names)}"
             )
             report(number, ("when", position, "argument"), words)
-    if rule.tools is not None and all(map(names_exactly, rule.tools)):
-        # Of others it may be about one that comes later.
-        _check_satisfiable(number, rule, meant, report)
-
-
-def _check_satisfiable(
-    number: int, rule: Rule, meant: Sequence[ToolDefinition], report: Report
-) -> None:
-    """Conditions that no call of any of these tools satisfies."""
-    is_found = False
-    for position, condition in enumerate(rule.when):
-        if all(_never_holds(condition, tool, rule) for tool in meant):
-            is_found = True
-            place = place_of(meant[0], condition.segments)
-            schema = place.schema if place is not None else None
-            takes = f": {meant[0].name} takes {takes_in_words(schema)} there" if schema else ""
-            report(number, ("when", position), f"it can never match{takes}")
-    if not is_found and all(
-        any(_never_holds(condition, tool, rule) for condition in rule.when) for tool in meant
-    ):
-        report(number, ("when",), "it can never match: no call of these tools satisfies all of it")
-
-
-def _never_holds(condition: Condition, tool: ToolDefinition, rule: Rule) -> bool:
-    """Whether it holds for no call that the tool's schema lets pass; in doubt it may."""
-    place = place_of(tool, condition.segments)
-    if place is None or place.schema is None:
-        return False  # an agent's configuration may fix what the schema does not name
-    answers = answers_of(condition, tool)
-    return True not in answers if rule.decision is Verdict.ALLOW else answers == {False}
 
 
 def meant_tools(rule: Rule, definitions: Collection[ToolDefinition]) -> Iterator[ToolDefinition]:
@@ -143,11 +112,11 @@ def meant_tools(rule: Rule, definitions: Collection[ToolDefinition]) -> Iterator
     return (tool for tool in definitions if compiled.is_about(tool))
 
 
-def _takes(tool: ToolDefinition, segments: Sequence[str]) -> bool:
-    """Whether the tool's parameters have room for such an argument, as far as they say."""
+def takes(tool: ToolDefinition, segments: Sequence[str]) -> bool:
+    """Whether the tool's parameters have room for such an argument; True where they do not say."""
     schema: Any = tool.parameters
     for segment in segments:
-        if not isinstance(schema, Mapping) or not is_plain(schema):
+        if not isinstance(schema, Mapping) or not _is_plain(schema):
             return True
         properties = schema.get("properties", {})
         if segment in properties:
@@ -163,17 +132,45 @@ def _takes(tool: ToolDefinition, segments: Sequence[str]) -> bool:
 
 
 _SCALARS = ("string", "number", "integer", "boolean", "null")
+_NOT_PLAIN = frozenset({
+    "$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if", "then", "else",
+    "patternProperties", "additionalProperties", "prefixItems", "dependentSchemas",
+})  # fmt: skip
+
+
+def _is_plain(schema: Mapping[str, Any]) -> bool:
+    """Whether its properties are all there is: keywords that say more are not followed."""
+    return all(schema.get(key) is False for key in _NOT_PLAIN & schema.keys())
 
 
 def _check_contradictions(number: int, rule: Rule, report: Report) -> None:
-    """Conditions on one argument that exclude each other. In doubt there is none."""
+    """Report conditions on one argument that are equal or exclude each other."""
     for position, condition in enumerate(rule.when):
         for other in rule.when[:position]:
             if condition == other:
                 report(number, ("when", position), "it is written twice")
-            elif condition.argument == other.argument and exclude(condition, other, rule):
+            elif condition.argument == other.argument and _exclude(condition, other, rule):
                 words = "no value can satisfy this condition and an earlier one on the argument"
                 report(number, ("when", position), words)
+
+
+def _exclude(one: Condition, other: Condition, rule: Rule) -> bool:
+    if "*" in one.segments and rule.decision is not Verdict.ALLOW:
+        return False  # different elements may be meant
+    return no_value_satisfies(one, other)
+
+
+def no_value_satisfies(one: Predicate, other: Predicate) -> bool:
+    """Whether two lists of values have none in common, or two ranges do not meet."""
+    questions = one.question | other.question
+    if questions <= {"equals", "in"}:
+        is_other = compile_predicate(other)
+        return not any(is_other(value) for value in one.one_of or (one.equals,))
+    return questions == {"range"} and (_is_below(one, other) or _is_below(other, one))
+
+
+def _is_below(one: Predicate, other: Predicate) -> bool:
+    return one.max is not None and other.min is not None and one.max < other.min
 
 
 def _check_shadowed(rules: Sequence[Rule], report: Report) -> None:
@@ -282,4 +279,4 @@ def _meant(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!a}?" if near else ""
 
 
-__all__ = ["Place", "Report", "check_rules", "meant_tools"]
+__all__ = ["Place", "Report", "check_rules", "meant_tools", "no_value_satisfies", "takes"]

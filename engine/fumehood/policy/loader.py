@@ -21,8 +21,7 @@ from fumehood.policy.faults import Place, check_rules
 from fumehood.policy.model import MAX_RULES, PREDICATES, Policy, PolicyError, PolicyFault, Rule
 from fumehood.policy.notices import note_rules
 from fumehood.policy.shape import plain_words
-from fumehood.protocol.files import FileFault, one_line, read_values
-from fumehood.protocol.toml_lines import Lines, line_of
+from fumehood.protocol.files import FileFault, Lines, line_of, one_line, read_values
 from fumehood.sandbox.trusted_files import Signature, Untrusted, open_directory, read_file
 
 Known = ToolDefinition | tuple[str, str]
@@ -46,7 +45,7 @@ def load_policy(path: Path, tools: Iterable[Known]) -> Policy:
 
 
 def check_policy(path: Path, tools: Iterable[Known]) -> tuple[Policy, tuple[str, ...]]:
-    """The same, and beside it what was perhaps not meant, as `file:line: …`."""
+    """The same, and beside it what was perhaps not meant, as `file: …`, in YAML `file:line: …`."""
     return _parsed(path.name, _read(path)[0], list(tools), with_notices=True)
 
 
@@ -170,7 +169,8 @@ class _Faults:
     def __init__(self, file: str, lines: Lines) -> None:
         self._file = file
         self._lines = lines
-        self._found: list[PolicyFault] = []
+        self._found: list[tuple[int, PolicyFault]] = []
+        """Each with the number of its rule, -1 for what stands beside the rules."""
         self._ids: dict[int, str] = {}
 
     def checked_entries(self, document: dict[str, Any]) -> list[Any]:
@@ -212,12 +212,13 @@ class _Faults:
         """Something is wrong in one rule."""
         who = self._ids.get(number)
         named = f"rule {one_line(who, 80)!a}" if who is not None else f"rule number {number + 1}"
-        where = ".".join(str(part) for part in place if isinstance(part, str))
+        where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)[1:]
         self._tell(("rules", number, *place), f"{named}: {where + ': ' if where else ''}{words}")
 
     def _tell(self, place: Place, words: str) -> None:
         fault = PolicyFault(line=line_of(self._lines, place), message=one_line(words))
-        self._found.append(fault)
+        number = place[1] if len(place) > 1 else -1
+        self._found.append((int(number), fault))
 
     def beside(self) -> _Faults:
         """For what is to be told of the same rules and is no fault."""
@@ -231,12 +232,14 @@ class _Faults:
         return PolicyError(self._file, self._ordered()).shown
 
     def raise_if_any(self) -> None:
-        """Raises PolicyError with what was found, in the order of the lines."""
+        """Raises PolicyError with what was found, in the order of the lines or of the rules."""
         if self._found:
             raise PolicyError(self._file, self._ordered())
 
     def _ordered(self) -> tuple[PolicyFault, ...]:
-        ordered = sorted(self._found, key=lambda fault: fault.line or 0)
+        ordered = [
+            fault for _, fault in sorted(self._found, key=lambda it: (it[1].line or 0, it[0]))
+        ]
         told, more = ordered[:MAX_FAULTS], len(ordered) - MAX_FAULTS
         if more > 0:
             told.append(PolicyFault(line=None, message=f"and {more} more"))

@@ -262,7 +262,7 @@ class Policy(_Value):
     """Its name, without the directory."""
     rules: tuple[Rule, ...]
     lines: tuple[int | None, ...]
-    """Where each rule begins in the file."""
+    """Where each rule begins in a YAML file; None in TOML."""
 
     def enforced(self) -> Policy:
         """The same with nothing in shadow mode: what it would decide."""
@@ -287,7 +287,7 @@ class PolicyError(FumehoodError):
 
     @property
     def shown(self) -> tuple[str, ...]:
-        """Each fault as `file:line: what is wrong`."""
+        """Each fault as `file: what is wrong`, or `file:line: …` where the line is known."""
         return tuple(
             f"{self.file}:{fault.line}: {fault.message}"
             if fault.line is not None

@@ -16,7 +16,12 @@ from typing import Any
 import re2
 
 from fumehood.protocol import strict_json
-from fumehood.protocol.toml_lines import Lines, lines_of
+
+Path = tuple[str | int, ...]
+"""Keys and positions that lead to a value in a document."""
+
+Lines = dict[Path, int]
+"""The line of each key of a YAML text, counted from 1. The other parsers tell no lines."""
 
 MAX_VALUES = 200_000
 """Scalars, arrays and objects of one text. A definition has some dozens."""
@@ -33,7 +38,7 @@ class FileFault(Exception):
 
 
 def read_values(name: str, data: bytes, lines: Lines | None = None) -> Any:
-    """What a file holds, by the format that its name says. `lines` is filled with where.
+    """What a file holds, by the format that its name says. `lines` is filled for YAML only.
 
     Raises:
         FileFault: not in that format.
@@ -50,6 +55,14 @@ def read_values(name: str, data: bytes, lines: Lines | None = None) -> Any:
     except ValueError as error:
         raise FileFault(one_line(str(error))) from None
     return value
+
+
+def line_of(lines: Lines, path: Path) -> int | None:
+    """The line of what lies there, or of the nearest that holds it; None where none is known."""
+    for length in range(len(path), 0, -1):
+        if path[:length] in lines:
+            return lines[path[:length]]
+    return None
 
 
 def one_line(text: str, longest: int = 1000) -> str:
@@ -72,8 +85,6 @@ def _toml(data: bytes, lines: Lines | None) -> Any:
         raise ValueError(f"not TOML: {error}") from None
     except ValueError:  # Python's own limit on digits
         raise ValueError("a number has too many digits") from None
-    if lines is not None:
-        lines |= lines_of(text)
     return value
 
 

@@ -15,9 +15,8 @@ from typing import Any
 
 import yaml
 
-from fumehood.protocol.files import MAX_VALUES
+from fumehood.protocol.files import MAX_VALUES, Lines, Path
 from fumehood.protocol.strict_json import MAX_DEPTH, MAX_INTEGER_DIGITS
-from fumehood.protocol.toml_lines import Lines, Path
 
 # *Source*: yaml.org, YAML 1.2.2, section 10.3.2 (core schema).
 _NULL = {"", "~", "null", "Null", "NULL"}

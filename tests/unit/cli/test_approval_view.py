@@ -275,6 +275,7 @@ def test_change_says_what_becomes_of_size_and_mode() -> None:
         "before": {"mode": "0755", "size": 1500, "sha256": HASH},
         "after": {"mode": "0644", "size": 20, "sha256": HASH},
         "other_names": 1, "diff": "@@ -1 +1 @@\n-old\u202e\n+new\n", "diff_truncated": True,
+        "diff_coarse": True,
     }  # fmt: skip
     lines = list(preview_lines(preview(changed=[changed]), 100))
     assert [(line.text, line.kind) for line in lines] == [
@@ -284,6 +285,7 @@ def test_change_says_what_becomes_of_size_and_mode() -> None:
         (f"{MARK}@@ -1 +1 @@", "theirs"),
         (f"{MARK}-old\\u{{202e}}", "removed"),
         (f"{MARK}+new", "added"),
+        ("      Too large to compare line by line: removed and added as a whole.", "warning"),
         ("      There is more of this diff than is shown.", "warning"),
     ]  # fmt: skip
 

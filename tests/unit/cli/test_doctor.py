@@ -13,7 +13,7 @@ pytestmark = pytest.mark.row("D7")
 WELL = (
     "platform", "python", *INTERPRETERS, "configuration", "state directory", "daemon", *CHECKS,
     *(f"{wall}: {limit}" for wall in ("interpreter", "jail") for limit in Limit),
-    "docker", *(f"docker: {part}" for part in ("runc", "containerd", "cgroups", "swap", "disk")),
+    "docker", *(f"docker: {part}" for part in ("seccomp", "memory", "cgroups", "swap", "disk")),
     "image: node", "image: shell", "tools", "tools directory",
 )  # fmt: skip
 LIMITS = 2 * len(Limit)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from difflib import Match
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from hypothesis import example, given
@@ -64,11 +66,13 @@ def test_texts_that_are_not_compared_line_by_line_give_a_true_diff_too(
     before: str, after: str
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(effect_diff, "MAX_COMPARED_LINES", 3)
-        assert applied(before, unified(before, after).text) == after
-        patch.setattr(effect_diff, "MAX_COMPARED_LINES", 1000)
-        patch.setattr(effect_diff, "MAX_EDITS", 2)
-        assert applied(before, unified(before, after).text) == after
+        patch.setattr(effect_diff, "MAX_STEPS", 3)
+        diff = unified(before, after)
+    assert applied(before, diff.text) == after
+    if diff.is_coarse:
+        marks = re.sub(r"@@.*\n", "", diff.text).splitlines()
+        changed = "".join(line[0] for line in marks if line[0] in "+-")
+        assert re.fullmatch(r"-+\++", changed), "more than one part is shown as changed"
 
 
 def test_whoever_applies_it_gets_what_will_be(tmp_path: Path) -> None:
@@ -124,25 +128,62 @@ def test_a_long_diff_ends_at_its_bound_and_says_so() -> None:
         assert MAX_DIFF_BYTES - 8 <= len(diff.text.encode()) <= MAX_DIFF_BYTES
 
 
-def test_texts_made_to_be_slow_are_compared_in_bounded_steps(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Counted, not timed: what a comparison looks at grows with its bounds, not with the texts."""
-    steps = 0
-    real = effect_diff._step
+class Slow(NamedTuple):
+    """Two texts that are slow to compare for their size."""
 
-    def counted(furthest: dict[int, int], k: int, edits: int) -> int:
-        nonlocal steps
-        steps += 1
-        return real(furthest, k, edits)
+    id: str
+    before: list[str]
+    after: list[str]
 
-    monkeypatch.setattr(effect_diff, "_step", counted)
-    one, other = "a\nb\n" * 1900, "b\nc\na\n" * 1300
-    unified(one, other)
-    assert 0 < steps <= (effect_diff.MAX_EDITS + 2) ** 2
-    steps = 0
-    unified(one * 10, other * 10)
-    assert steps == 0
+
+SLOW = [
+    Slow("alternating", ["a", "b"] * 1900, ["b", "c", "a"] * 1300),
+    Slow("one-line-again-and-again", ["a"] * 1000, [x for n in range(99) for x in ("a", str(n))]),
+    Slow("one-line-and-thousands", ["a"] * 200_000, ["b", *["a"] * 199, "b"]),
+    Slow(
+        "rare-enough-to-be-compared",
+        [x for n in range(1000) for x in (f"{n % 50}", f"a{n}")],
+        [x for n in range(1000) for x in (f"{n % 50}", f"b{n}")],
+    ),
+    Slow("thousands-of-others", [f"a{n}" for n in range(9000)], [f"b{n}" for n in range(9000)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("slow", SLOW, ids=[slow.id for slow in SLOW])
+def test_texts_made_to_be_slow_are_not_compared_line_by_line(slow: Slow) -> None:
+    """Estimated, not timed: the estimate is proven below."""
+    before, after = ("".join(f"{line}\n" for line in lines) for lines in (slow.before, slow.after))
+    assert unified(before, after).is_coarse
+
+
+@given(TEXTS, TEXTS)
+@example([f"{n % 9}\n" for n in range(300)], [f"{n % 7}\n" for n in range(300)])
+@example(["a\n", "b\n"] * 150, ["a\n"] * 250)
+def test_estimate_is_never_below_the_lines_looked_at(before: list[str], after: list[str]) -> None:
+    looked_at = 0
+
+    class Counted(effect_diff._Middle):
+        def find_longest_match(
+            self, alo: int = 0, ahi: int | None = None, blo: int = 0, bhi: int | None = None
+        ) -> Match:
+            nonlocal looked_at
+            looked_at += sum(1 + len(self.b2j.get(line, ())) for line in before[alo:ahi])
+            return super().find_longest_match(alo, ahi, blo, bhi)
+
+    matcher = Counted(None, before, after)
+    matcher.get_matching_blocks()
+    found = len(before) + sum(len(matcher.b2j.get(line, ())) for line in before)
+    assert looked_at <= 2 * found + matcher.most_steps
+
+
+def test_a_small_change_in_a_long_text_is_compared_line_by_line() -> None:
+    before = "".join(f"line {n}\n" for n in range(20_000))
+    after = before.replace("line 9000\n", "").replace("line 9900\n", "other\n")
+    diff = unified(before, after)
+    assert not diff.is_coarse
+    assert [line for line in diff.text.splitlines() if line[0] in "+-"] == [
+        "-line 9000", "-line 9900", "+other",
+    ]  # fmt: skip
 
 
 def test_bytes_that_nobody_reads_are_no_text() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fumehood.protocol import yaml_values
-from fumehood.protocol.files import MAX_VALUES
+from fumehood.protocol.files import MAX_VALUES, Lines, line_of
 from fumehood.protocol.yaml_values import YamlError, loads
 
 
@@ -114,3 +114,12 @@ def test_more_values_than_the_cap_are_refused() -> None:
     text = "\n".join(f"- {i}" for i in range(MAX_VALUES))
     with pytest.raises(YamlError, match="more than 200000 values"):
         loads(text)
+
+
+def test_what_has_no_line_has_that_of_what_holds_it() -> None:
+    lines: Lines = {}
+    loads("a: 1\nb c:\n  - {h: {i: 1}}\n  - 2\n", lines)
+    assert line_of(lines, ("b c", 0, "h", "i")) == 3
+    assert line_of(lines, ("b c", 1)) == 4
+    assert line_of(lines, ("a", "nothing")) == 1
+    assert line_of(lines, ("nothing",)) is None
