@@ -17,7 +17,7 @@ from fumehood.cli.show import show_json, wants_json
 from fumehood.config import Config
 from fumehood.core.errors import ToolNotFound
 from fumehood.core.tool import ToolDefinition
-from fumehood.pipeline.validate import coerce
+from fumehood.pipeline.coerce import coerce
 from fumehood.policy.decision import CallFacts, Verdict
 from fumehood.policy.loader import check_policy
 from fumehood.policy.model import ExplainWish, Explanation, Policy, PolicyError

@@ -1,24 +1,18 @@
 """Validate: coerce the arguments to the tool's schema, or report every violation.
 
 Second stage. Takes a `ResolvedCall`, returns a `ValidatedCall` with the effective arguments (after
-coercion and defaults), which all later stages use. Coercion corrects errors of form that models
-make, with a warning for each, and only in top-level properties of one plain type. A strict tool
-gets no coercion; nor does a dangerous one, because a human approves exactly the arguments that were
-sent. Numbers are clamped to their bounds only for tools that only read.
+coercion and defaults), which all later stages use.
 """
 
 from __future__ import annotations
 
 import copy
-import re
 from dataclasses import dataclass
-from types import UnionType
-from typing import Any
 
 from fumehood.core.errors import ArgumentsRefused, EngineError, InvalidParams, ToolDisabled
 from fumehood.core.json_types import JsonObject
-from fumehood.core.tool import ToolDefinition
 from fumehood.executors.program_arguments import program_faults
+from fumehood.pipeline.coerce import coerce, refuses_unknown
 from fumehood.pipeline.resolve import ResolvedCall
 from fumehood.registry.definitions import unenforced_options
 from fumehood.registry.json_schema import TooCostly, Violation
@@ -28,13 +22,6 @@ MISFIT = (
     "Do not retry."
 )
 """Does not name the argument: fixed arguments are hidden from the caller."""
-
-_INTEGER = re.compile(r"^[+-]?\d{1,300}$", re.ASCII)
-_NUMBER = re.compile(r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?$", re.ASCII)
-_BOOLEANS = {
-    "true": True, "yes": True, "y": True, "on": True, "1": True,
-    "false": False, "no": False, "n": False, "off": False, "0": False,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,103 +120,3 @@ def _sentence(violations: list[Violation]) -> str:
     shown = "; ".join(f"{v.path or 'arguments'} {v.message}" for v in violations[:5])
     more = f"; and {len(violations) - 5} more" if len(violations) > 5 else ""
     return f"The arguments are wrong: {shown}{more}."
-
-
-# -- coercion ------------------------------------------------------------------------------
-
-
-def coerce(arguments: JsonObject, tool: ToolDefinition) -> tuple[JsonObject, tuple[str, ...]]:
-    """The arguments in the types of the tool's schema, with a warning for each change.
-
-    Defaults of missing parameters are filled in without a warning. A value that cannot be coerced
-    is left for validation to refuse.
-    """
-    properties: JsonObject = tool.parameters.get("properties", {})
-    forgiving = not tool.strict and not tool.dangerous
-    effective: JsonObject = {}
-    warnings: list[str] = []
-    for name, value in arguments.items():
-        schema = properties.get(name)
-        if schema is None:
-            if forgiving and _drops_unknown(tool.parameters):
-                warnings.append(f"unknown parameter {_shown(name)} was dropped")
-                continue
-            effective[name] = value
-            continue
-        if forgiving and isinstance(schema, dict):
-            value, notes = _coerce_value(name, value, schema, clamp=tool.read_only)
-            warnings += notes
-        effective[name] = value
-    for name, schema in properties.items():
-        if name not in effective and isinstance(schema, dict) and "default" in schema:
-            # A copy: the tool may modify its arguments, and the definition must not change.
-            effective[name] = copy.deepcopy(schema["default"])
-    return effective, tuple(warnings)
-
-
-def refuses_unknown(tool: ToolDefinition) -> bool:
-    """Whether every parameter that the schema does not name is an error."""
-    return (tool.strict or tool.dangerous) and _drops_unknown(tool.parameters)
-
-
-def _drops_unknown(parameters: JsonObject) -> bool:
-    # A schema with rules of its own for further parameters decides by itself.
-    return "additionalProperties" not in parameters and "patternProperties" not in parameters
-
-
-def _coerce_value(
-    name: str, value: Any, schema: JsonObject, *, clamp: bool
-) -> tuple[Any, list[str]]:
-    kind = schema.get("type")
-    if not isinstance(kind, str):
-        return value, []
-    coerced = _to_kind(value, kind)
-    notes = []
-    if type(coerced) is not type(value):
-        notes.append(f"{name}: {_kind_name(value)} was read as {kind}")
-    # A value of another type is refused, not moved to the nearest bound.
-    kinds: dict[str, type | UnionType] = {"integer": int, "number": int | float}
-    if clamp and kind in kinds and _is_number(coerced) and isinstance(coerced, kinds[kind]):
-        clamped = _clamp(coerced, schema)
-        if clamped != coerced:
-            notes.append(f"{name}: {_shown(coerced)} is out of range, {_shown(clamped)} was used")
-            coerced = clamped
-    return coerced, notes
-
-
-def _to_kind(value: Any, kind: str) -> Any:
-    text = value.strip() if isinstance(value, str) else None
-    if kind == "integer":
-        if isinstance(value, float) and value.is_integer():
-            return int(value)
-        if text is not None and _INTEGER.match(text):
-            return int(text)
-    elif kind == "number":
-        if text is not None and _NUMBER.match(text):
-            number = float(text)
-            return number if abs(number) != float("inf") else value
-    elif kind == "boolean" and text is not None:
-        return _BOOLEANS.get(text.lower(), value)
-    return value
-
-
-def _clamp(value: Any, schema: JsonObject) -> Any:
-    low, high = schema.get("minimum"), schema.get("maximum")
-    if low is not None and _is_number(low) and value < low:
-        return low
-    if high is not None and _is_number(high) and value > high:
-        return high
-    return value
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _kind_name(value: Any) -> str:
-    return {str: "a string", float: "a number", int: "an integer"}.get(type(value), "a value")
-
-
-def _shown(value: Any) -> str:
-    text = ascii(value)
-    return text if len(text) <= 60 else text[:60] + "…"
