@@ -237,7 +237,7 @@ def test_file_that_is_there_is_left_alone_unless_it_is_forced(run: Runner) -> No
     (run.directory / "a.txt").write_text("mine")
     done = run("--save", ".", files={"a.txt": "theirs", "b.txt": "theirs"})
     assert done.returncode == 1
-    assert b"a.txt was not saved: there is one already" in done.stderr
+    assert b"a.txt was not saved: it already exists" in done.stderr
     assert (run.directory / "a.txt").read_text() == "mine"
     assert (run.directory / "b.txt").read_text() == "theirs"
     assert run("--save", ".", "--force", files={"a.txt": "theirs"}).returncode == 0
