@@ -88,8 +88,8 @@ def change_guest(monkeypatch: pytest.MonkeyPatch) -> None:
     files = (*guest_files(), ("guest/zz_new.py", b"NEW = True\n"))
     monkeypatch.setattr(recipe, "guest_files", lambda: files)
     digest = recipe.guest_digest.__wrapped__()
-    for module in ("build", "images", "layers", "leftovers"):
-        monkeypatch.setattr(f"fumehood.sandbox.container.{module}.guest_digest", lambda: digest)
+    for module in ("build", "catalog", "layers", "leftovers"):
+        monkeypatch.setattr(f"fumehood.sandbox.images.{module}.guest_digest", lambda: digest)
 
 
 @pytest.mark.row("S10")

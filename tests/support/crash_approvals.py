@@ -469,7 +469,7 @@ async def _nothing(*args: object) -> None:
 
 
 WEAKNESSES = {
-    "a yes is not used up": ("fumehood.approvals.service.ApprovalDesk.begin", _nothing),
+    "a yes is not used up": ("fumehood.approvals.service.ApprovalService.begin", _nothing),
     "a use is not counted": ("fumehood.approvals.remembered.Remembering.use", _nothing),
     "a mark is not raised": ("fumehood.budgets.store.CounterTable.reserve", _nothing),
     "a key is not taken": ("fumehood.storage.idempotency.take", lambda *args: None),

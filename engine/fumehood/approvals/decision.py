@@ -75,7 +75,7 @@ class ApprovalDecision:
     async def decide_all(
         self, items: Sequence[OneOfSeveral], by: Principal, *, channel: str, peer: str | None
     ) -> tuple[Approval, ...]:
-        """Several decisions in one transaction, as `ApprovalDesk.decide_all`."""
+        """Several decisions in one transaction, as `ApprovalService.decide_all`."""
         if len({one.approval_id for one in items}) != len(items):
             raise InvalidParams("An approval is decided twice.", fields=["items"])
         stored = [await self._get(one.approval_id) for one in items]
@@ -99,7 +99,7 @@ class ApprovalDecision:
     async def preview_edit(
         self, approval_id: str, arguments: JsonObject, by: Principal, *, peer: str | None
     ) -> Approval:
-        """What a yes to other arguments would make of it, as `ApprovalDesk.preview_edit`."""
+        """What a yes to other arguments would make of it, as `ApprovalService.preview_edit`."""
         stored = await self._changes.get(approval_id)
         self._require_open(stored.approval)
         refused = self._refused(stored.approval, by, peer)
@@ -113,7 +113,7 @@ class ApprovalDecision:
     async def resolve(
         self, approval_id: str, resolution: Resolution, by: Principal, *, peer: str | None
     ) -> Approval:
-        """What became of an interrupted call, as `ApprovalDesk.resolve`."""
+        """What became of an interrupted call, as `ApprovalService.resolve`."""
         stored = await self._changes.get(approval_id)
         await self._require_approver(stored.approval, by, peer)
         now = self._now()

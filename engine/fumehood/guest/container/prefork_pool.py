@@ -131,7 +131,7 @@ class PreforkPool:
         self._orders.sendall(PRELOAD)
 
     def hear(self) -> None:
-        """Take in what the zygote has told. Raises NurseryFailed."""
+        """Take in what the zygote has told. Raises PreforkFailed."""
         self._on_zygote()
 
     def be_patient(self) -> None:
@@ -160,7 +160,7 @@ class PreforkPool:
         return None if oldest is None else oldest + self._patience_s
 
     def check_time(self, now: float) -> None:
-        """Raises NurseryFailed where a child is overdue."""
+        """Raises PreforkFailed where a child is overdue."""
         late = self.until_late()
         if late is not None and now >= late:
             raise PreforkFailed("a child was not ready in time")
@@ -255,7 +255,7 @@ class PreforkPools:
             nursery.stock()
 
     def hear(self) -> None:
-        """Take in what the zygotes have told. Raises NurseryFailed."""
+        """Take in what the zygotes have told. Raises PreforkFailed."""
         for nursery in self._all:
             nursery.hear()
 
@@ -285,6 +285,6 @@ class PreforkPools:
         return min((moment for moment in moments if moment is not None), default=None)
 
     def check_time(self, now: float) -> None:
-        """Raises NurseryFailed where a child is overdue."""
+        """Raises PreforkFailed where a child is overdue."""
         for nursery in self._all:
             nursery.check_time(now)

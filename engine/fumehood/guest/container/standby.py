@@ -72,7 +72,7 @@ class Standby:
     def end(self) -> None:
         """End it, and expect no such program any more; returns when it is gone.
 
-        Raises NurseryFailed where it does not go.
+        Raises PreforkFailed where it does not go.
         """
         child, self._child, self._expected_cpu_s = self._child, None, None
         if child is None:

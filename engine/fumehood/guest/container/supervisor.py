@@ -412,7 +412,7 @@ class Supervisor:
         """Take every exit status that there is: orphans of the program, or the zygote.
 
         Raises:
-            NurseryFailed: the zygote is dead.
+            PreforkFailed: the zygote is dead.
         """
         while True:
             try:
