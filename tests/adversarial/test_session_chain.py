@@ -180,7 +180,7 @@ WAKE_UP = """\
 import ctypes, os, signal, struct, time
 libc = ctypes.CDLL(None)
 def spin(*_):
-    until = time.monotonic() + 20
+    until = time.monotonic() + 3
     while time.monotonic() < until: pass
 signal.signal(signal.SIGCONT, spin)
 class Event(ctypes.Structure):
