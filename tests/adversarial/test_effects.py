@@ -171,7 +171,7 @@ LEFT_BEHIND = [
     (
         "import signal\n"
         "signal.signal(signal.SIGALRM, lambda *_: open('d/f', 'a').write('more'))\n"
-        "signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)"
+        "signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)"
     ),
 ]
 
