@@ -15,6 +15,9 @@ from collections.abc import Collection
 SIGKILL_PENDING = 1 << (signal.SIGKILL - 1)
 """*Source*: proc_pid_status(5), SigPnd."""
 
+EXITING = 0x4
+"""*Source*: PF_EXITING in the kernel's include/linux/sched.h; proc_pid_stat(5), flags."""
+
 
 def strangers(spared: Collection[int] = ()) -> list[int]:
     """Process ids of all that are not root's, or went while they were looked at, but the spared
@@ -48,9 +51,10 @@ def kill_all(spared: Collection[int] = ()) -> int:
 
 def is_alive(pid: int) -> bool:
     """Whether a process is there and goes on. A stopped one does; one that is killed and has not
-    come to die yet does not.
+    come to die yet, or is just dying, does not.
     """
-    return not has_ended(pid) and not int(_status(pid, "SigPnd") or "0", 16) & SIGKILL_PENDING
+    is_killed = int(_status(pid, "SigPnd") or "0", 16) & SIGKILL_PENDING
+    return not is_killed and not _is_exiting(pid) and not has_ended(pid)
 
 
 def has_ended(pid: int) -> bool:
@@ -97,6 +101,15 @@ def _is_dead_child(pid: int, parents: Collection[int]) -> bool:
     parent = _status(pid, "PPid")
     is_theirs = parent is not None and int(parent) in parents
     return is_theirs and has_ended(pid) and threads_of(pid) <= 1
+
+
+def _is_exiting(pid: int) -> bool:
+    """Whether the kernel takes it down: no signal is pending any more, and it is no zombie yet."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return bool(int(stat.read().rpartition(b")")[2].split()[6]) & EXITING)
+    except OSError:
+        return True
 
 
 def _status(pid: int, key: str) -> str | None:
