@@ -1,16 +1,16 @@
 """The child: the one process in which a call's program runs.
 
-Guest side, forked by the zygote. Its invariant is the order of `seal`: everything is
-closed, limited, warmed and filtered before the first byte of any request is read, and
-nothing that was read can undo it. Above it stands the supervisor, which alone decides how
-a run ended; what the child writes is a claim.
+Guest side, forked by the zygote. What can be given up once for all children, `seal_zygote` gives
+up in the zygote; `seal` does the rest. Its invariant is its order: everything is closed, limited,
+warmed and filtered before the first byte of any request is read, and nothing that was read can undo
+it. The supervisor looks from outside whether a child is sealed, and it alone decides how a run
+ended; what the child writes is a claim.
 """
 
 from __future__ import annotations
 
-import gc
 import os
-import random
+import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,6 +22,8 @@ Program = Callable[[dict[str, Any]], dict[str, Any]]
 
 REQUEST_FD = seccomp.REQUEST_FD
 REPLY_FD = seccomp.REPLY_FD
+ORDERS_FD = REPLY_FD + 1
+"""The zygote's own descriptor, closed in each child."""
 
 MEMORY_REPLY = framing.encode(
     {"error": {"kind": "memory", "message": "the program needed more memory than its limit"}}
@@ -32,10 +34,27 @@ CHUNK_BYTES = 1 << 16
 SEAL_FAILED = 70
 
 
+def seal_zygote(orders: socket.socket) -> socket.socket:
+    """Give up in the zygote what no child may have; the orders' socket at its new number.
+
+    Descriptors that are received from now on are `REQUEST_FD` and `REPLY_FD`, the lowest two that
+    are free.
+    """
+    os.dup2(orders.detach(), ORDERS_FD)
+    null = os.open("/dev/null", os.O_RDWR)
+    for standard in (0, 1):
+        os.dup2(null, standard)
+    os.closerange(REQUEST_FD, ORDERS_FD)
+    os.closerange(ORDERS_FD + 1, os.sysconf("SC_OPEN_MAX"))
+    os.environ.clear()
+    os.chdir("/")
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    kernel.drop_capabilities()
+    return socket.socket(fileno=ORDERS_FD)
+
+
 def run_child(
     *,
-    request_fd: int,
-    reply_fd: int,
     supervisor_pid: int,
     programs: Mapping[str, Program],
     warm_up: Callable[[], None],
@@ -48,28 +67,11 @@ def run_child(
     `open_files` and `hide_files` are for a wall whose filter lets files be read.
     """
     try:
-        keep_only(request_fd, reply_fd)
         seal(supervisor_pid, warm_up, filter_program, open_files, hide_files)
     except BaseException as fault:  # sealed or dead: nothing may run in between
         _write(framing.encode({"sealed": False, "fault": f"{type(fault).__name__}: {fault}"}))
         os._exit(SEAL_FAILED)
     serve(programs)
-
-
-def keep_only(request_fd: int, reply_fd: int) -> None:
-    """Leave this process /dev/null on 0, 1 and 2, its own two pipes, and nothing else."""
-    # Moved out of the way first: either pipe may stand on the other's final number.
-    request_fd, reply_fd = os.dup(request_fd), os.dup(reply_fd)
-    high = max(request_fd, reply_fd, REPLY_FD) + 1
-    os.dup2(request_fd, high)
-    os.dup2(reply_fd, high + 1)
-    os.dup2(high, REQUEST_FD)
-    os.dup2(high + 1, REPLY_FD)
-    os.closerange(REPLY_FD + 1, os.sysconf("SC_OPEN_MAX"))
-    null = os.open("/dev/null", os.O_RDWR)
-    for standard in (0, 1, 2):
-        os.dup2(null, standard)
-    os.close(null)
 
 
 def seal(
@@ -79,22 +81,21 @@ def seal(
     open_files: int,
     hide_files: Callable[[], None],
 ) -> None:
-    """Give up everything. The order is the argument: each step needs what later ones take."""
+    """Give up everything. The order is the argument: each step needs what later ones take.
+
+    The zygote has given up its capabilities, environment and directory. Numbers at random are this
+    process's own: `random` seeds itself after a fork.
+    """
+    os.dup2(0, 2)
+    os.closerange(ORDERS_FD, os.sysconf("SC_OPEN_MAX"))
     os.setpgid(0, 0)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
     if os.getppid() != supervisor_pid:  # it died before the line above took hold
         raise OSError("the supervisor is gone")
-    os.environ.clear()
-    os.chdir("/")
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     _volunteer_for_oom()
-    random.seed()  # every fork of one zygote would otherwise draw the same numbers
     warm_up()
-    gc.collect()
     base_bytes = limits.address_space_bytes()
     limits.limit_self(open_files)
-    kernel.drop_capabilities()
-    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     hide_files()
     seccomp.install(filter_program)
     _write(framing.encode({"sealed": True, "base_bytes": base_bytes}))

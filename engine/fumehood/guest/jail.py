@@ -32,7 +32,7 @@ ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THR
 """Libraries of linear algebra start threads when they are loaded, which would end the child."""
 
 
-def preload(config: dict[str, Any]) -> Callable[[int, int, int], None]:
+def preload(config: dict[str, Any]) -> Callable[[int], None]:
     """Load what every function needs; what prepares a forked child comes back."""
     fumehood = importlib.import_module("fumehood")
     for name in PUBLIC_NAMES:
@@ -42,10 +42,8 @@ def preload(config: dict[str, Any]) -> Callable[[int, int, int], None]:
     function = _FunctionProgram(libraries, inside.answer)
     filter_program = jail_filter.build_jail_filter()
 
-    def prepare(request_fd: int, reply_fd: int, supervisor_pid: int) -> None:
+    def prepare(supervisor_pid: int) -> None:
         run_child(
-            request_fd=request_fd,
-            reply_fd=reply_fd,
             supervisor_pid=supervisor_pid,
             programs={"function": function.run, "probe": probe.run},
             warm_up=_warm_up,

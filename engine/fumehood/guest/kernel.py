@@ -28,6 +28,8 @@ CLONE_PARENT = 0x00008000
 _CLONE = {"x86_64": 56, "aarch64": 220}
 """The number of clone(2) by machine. *Source*: as the tables of `seccomp`."""
 
+_GETPID = {"x86_64": 39, "aarch64": 172}
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc_with_gil = ctypes.PyDLL(None, use_errno=True)
 
@@ -97,9 +99,10 @@ _NO_CAPABILITIES = (_CapabilitySets * 2)()
 
 
 def warm_up() -> None:
-    """Touch what `drop_capabilities` needs, without dropping any."""
+    """Touch what the calls of this module need, without changing anything."""
     found = (_CapabilitySets * 2)()
     _checked(_libc.capget(_OWN_CAPABILITIES, found), "capget")
+    syscall(_GETPID[platform.machine()])
 
 
 CAPABILITIES = 64

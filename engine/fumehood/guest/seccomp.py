@@ -12,7 +12,7 @@ triggers one should not be taken for an attack.
 from __future__ import annotations
 
 import ctypes
-import os
+import functools
 import platform
 from collections.abc import Mapping
 
@@ -138,6 +138,21 @@ def install(program: bytes) -> None:
     Raises:
         OSError: the kernel has no seccomp filters, or refuses this one.
     """
-    _, numbers = ARCHITECTURES[os.uname().machine]
-    header = _Program(len(program) // 8, program)
-    kernel.syscall(numbers["seccomp"], _SECCOMP_SET_MODE_FILTER, 0, ctypes.byref(header))  # type: ignore[arg-type]
+    kernel.syscall(_number(), _SECCOMP_SET_MODE_FILTER, 0, _header(program))
+
+
+def warm_up(program: bytes) -> None:
+    """Make before a fork what `install` needs: in a child it would copy pages for every call."""
+    _number()
+    _header(program)
+    kernel.warm_up()
+
+
+@functools.cache
+def _number() -> int:
+    return architecture_of()[1]["seccomp"]
+
+
+@functools.cache
+def _header(program: bytes) -> ctypes._Pointer[ctypes.Structure]:
+    return ctypes.byref(_Program(len(program) // 8, program))  # type: ignore[return-value]

@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 
 from fumehood.guest import descendants, kernel, limits, progress, selftest
 from fumehood.guest.endings import decode_status, ending_of, judge
-from fumehood.guest.procfs import is_sealed, peak_bytes
+from fumehood.guest.procfs import is_sealed, own_filters, peak_bytes
 from fumehood.guest.run import Checkout, Run, parse_loan, parse_run
 from fumehood.guest.zygote import PID, order_child, run_zygote
 from fumehood.protocol import framing
@@ -119,6 +119,7 @@ class Supervisor:
             self, selftest.JAIL if self._is_jail else selftest.INTERPRETER
         )
         self._strays: set[int] = set()
+        self._own_filters = own_filters()
         self._selector = selectors.DefaultSelector()
         self._wakeup = self._watch_children()
 
@@ -393,7 +394,7 @@ class Supervisor:
             self.tell_host({"op": "progress", "id": run.id, **report})
 
     def _on_sealed(self, child: Child, message: dict[str, Any]) -> None:
-        if message.get("sealed") is not True or not is_sealed(child.pid):
+        if message.get("sealed") is not True or not is_sealed(child.pid, self._own_filters):
             self._fail_spawn(str(message.get("fault", "a child was not sealed"))[:200])
             self._doom(child)
             return

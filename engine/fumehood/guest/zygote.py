@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fumehood.guest import kernel, seccomp
-from fumehood.guest.child import run_child
+from fumehood.guest.child import REPLY_FD, REQUEST_FD, run_child, seal_zygote
 
 FORK = b"F"
 PID = struct.Struct("!i")
@@ -35,17 +35,18 @@ def run_zygote(orders: socket.socket, config: dict[str, Any]) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     supervisor_pid = os.getppid()
     prepare_child = _preload(config)
+    orders = seal_zygote(orders)
     # Objects made so far are never collected in a child: the collector would write to
     # their pages, and each child would soon own a copy of the whole library.
     gc.collect()
     gc.freeze()
     while True:
         order, descriptors = _receive(orders)
-        if order != FORK or len(descriptors) != 2:
+        if order != FORK or descriptors != [REQUEST_FD, REPLY_FD]:
             os._exit(0)
         pid = kernel.fork_for_parent()
         if pid == 0:
-            prepare_child(descriptors[0], descriptors[1], supervisor_pid)
+            prepare_child(supervisor_pid)
             os._exit(1)
         try:
             orders.sendall(PID.pack(pid))
@@ -61,7 +62,7 @@ def order_child(orders: socket.socket, request_fd: int, reply_fd: int) -> None:
     orders.sendmsg([FORK], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
 
 
-def _preload(config: dict[str, Any]) -> Callable[[int, int, int], None]:
+def _preload(config: dict[str, Any]) -> Callable[[int], None]:
     if config.get("wall") == "jail":
         from fumehood.guest import jail
 
@@ -80,11 +81,10 @@ def _preload(config: dict[str, Any]) -> Callable[[int, int, int], None]:
     time.tzset()
     calculator.preload()
     restricted.preload()
+    seccomp.warm_up(filter_program)
 
-    def prepare(request_fd: int, reply_fd: int, supervisor_pid: int) -> None:
+    def prepare(supervisor_pid: int) -> None:
         run_child(
-            request_fd=request_fd,
-            reply_fd=reply_fd,
             supervisor_pid=supervisor_pid,
             programs=programs,
             # A program has this child to itself. The expressions of a domain share one, and

@@ -9,7 +9,6 @@ the supervisor learns from the kernel.
 from __future__ import annotations
 
 import fcntl
-import gc
 import os
 import resource
 import signal
@@ -38,7 +37,12 @@ from fumehood.protocol import framing
 
 GO = b"G"
 
-REHEARSALS = 5
+OUT_FD = link.WAKE_FD + 1
+ERR_FD = OUT_FD + 1
+"""A child's standard streams, until it is ready. The zygote receives the ends of each child's pipes
+at their final numbers, from `REQUEST_FD` on."""
+
+REHEARSALS = 16
 """Of the program that warms a child up, in the zygote. Python rewrites code that runs often; done
 there, its pages stay shared."""
 
@@ -63,7 +67,7 @@ Program = Callable[[dict[str, Any]], tuple[int, dict[str, Any]]]
 """Takes a call's arguments, gives the exit code and the claim."""
 
 
-def preload(config: dict[str, Any], *, thin: bool) -> Callable[[list[int]], None]:
+def preload(config: dict[str, Any], *, thin: bool) -> Callable[[], None]:
     """Load what programs need, in a thin zygote without the image's modules; what prepares a
     forked child comes back.
     """
@@ -91,16 +95,18 @@ def preload(config: dict[str, Any], *, thin: bool) -> Callable[[list[int]], None
     }
     _forget_the_guest(config["import_paths"])
     _open_streams()
-    for _ in range(REHEARSALS):
-        _warm_up()
+    _rehearse()
+    os.umask(0o022)
+    for which, value in limits:
+        resource.setrlimit(which, (value, value))
     # Here once, and not in each child: a filter is inherited, and takes a while to install.
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     seccomp.install(build_container_filter())
 
-    def prepare(descriptors: list[int]) -> None:
+    def prepare() -> None:
         try:
-            _keep_only(descriptors)
-            _get_ready(limits)
+            _get_ready()
+            _take_places()
         except BaseException as fault:
             tell({"ready": False, "fault": f"{type(fault).__name__}: {fault}"})
             os._exit(SEAL_FAILED)
@@ -124,18 +130,11 @@ def _forget_the_guest(import_paths: list[str]) -> None:
     sys.path[:] = [path for path in sys.path if path not in import_paths]
 
 
-def _keep_only(descriptors: list[int]) -> None:
-    """Leave this process /dev/null on 0, its two streams on 1 and 2, its own four, no more."""
-    # Moved out of the way first: each may stand on another's final number.
-    moved = [_above_standard(descriptor) for descriptor in descriptors]
-    request_fd, reply_fd, out_fd, err_fd, orders_fd, wake_fd = moved
-    null = _above_standard(os.open("/dev/null", os.O_RDWR))
-    for source, target in (
-        (null, 0), (out_fd, 1), (err_fd, 2), (request_fd, REQUEST_FD), (reply_fd, REPLY_FD),
-        (orders_fd, link.ORDERS_FD), (wake_fd, link.WAKE_FD),
-    ):  # fmt: skip
-        os.dup2(source, target, inheritable=target <= 2)
-    os.closerange(link.WAKE_FD + 1, 1024)
+def _take_places() -> None:
+    """Put the program's own streams in place of the null device, and leave nothing else open."""
+    os.dup2(OUT_FD, 1)
+    os.dup2(ERR_FD, 2)
+    os.closerange(OUT_FD, 1024)
 
 
 def _above_standard(descriptor: int) -> int:
@@ -146,46 +145,42 @@ def _open_streams() -> None:
     """Make the objects of the standard streams in the zygote. What they read from and write to in a
     child is put below them later: pipes, like those that they are made on.
     """
-    kept = [_above_standard(number) for number in (1, 2)]
-    readable, writable = os.pipe()
+    kept = _above_standard(2)
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, 0)
+    readable, writable = os.pipe()
     for number in (1, 2):
         os.dup2(writable, number)
     python.open_standard_streams()
-    for number, real in zip((1, 2), kept, strict=True):
-        os.dup2(real, number)
-    for descriptor in (*kept, readable, writable, null):
+    os.dup2(null, 1)
+    os.dup2(kept, 2)
+    for descriptor in (kept, readable, writable):
         os.close(descriptor)
 
 
-def _get_ready(limits: tuple[tuple[int, int], ...]) -> None:
+def _rehearse() -> None:
+    """Run the program that warms a child up, on null devices."""
+    kept = _above_standard(2)
+    os.dup2(0, 2)
+    try:
+        for _ in range(REHEARSALS):
+            python.warm_up()
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def _get_ready() -> None:
     """All that can be done ahead: still root, and out of every program's reach."""
+    os.dup2(0, 2)  # as 0 and 1 are: what is printed here is nobody's
     os.setsid()
     os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     HOOKS.resume()
     kernel.warm_up()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    _warm_up()
-    gc.collect()
-    python.get_ready()
-    os.umask(0o022)
-    os.chdir(WORKSPACE)
-    for which, value in limits:
-        resource.setrlimit(which, (value, value))
-
-
-def _warm_up() -> None:
-    """Run a dummy program on null devices; the real streams and the real end come later."""
-    kept = [_above_standard(number) for number in (1, 2)]
-    null = os.open("/dev/null", os.O_RDWR)
-    for number in (1, 2):
-        os.dup2(null, number)
-    os.close(null)
     python.warm_up()
-    for number, real in zip((1, 2), kept, strict=True):
-        os.dup2(real, number)
-        os.close(real)
+    python.get_ready()
+    os.chdir(WORKSPACE)
 
 
 def _volunteer_for_oom() -> None:

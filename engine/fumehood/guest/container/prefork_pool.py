@@ -167,7 +167,7 @@ class PreforkPool:
 
     def _order(self) -> None:
         child, theirs = make_child()
-        order_child(self._orders, *theirs, *self._chain_ends)
+        order_child(self._orders, *theirs[:2], *self._chain_ends, *theirs[2:])
         for descriptor in theirs:
             os.close(descriptor)
         self._ordered.append(child)

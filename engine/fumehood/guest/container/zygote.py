@@ -12,26 +12,31 @@ a program starts and leaves behind belongs to the container's first process, the
 from __future__ import annotations
 
 import array
+import fcntl
 import gc
 import os
 import select
 import signal
 import socket
 import struct
-from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
 from fumehood.guest import kernel
-from fumehood.guest.container import child
+from fumehood.guest.container import child, link
+from fumehood.guest.container.request import REPLY_FD, REQUEST_FD
 
 FORK = b"F"
 PRELOAD = b"P"
 """What the fat zygote waits for. It exists before the supervisor has heard of any call, so that no
 call's bytes are in its memory."""
 
-DESCRIPTORS = 6
-"""A child's ends: request, reply, standard output and error, and two of a session's chain."""
+PLACES = (REQUEST_FD, REPLY_FD, link.ORDERS_FD, link.WAKE_FD, child.OUT_FD, child.ERR_FD)
+"""The numbers of a child's ends: request, reply, two of a session's chain, standard output and
+error."""
+
+FIRST_OWN = 64
+"""The zygote's own descriptors have numbers from here on."""
 
 AGAIN_S = 0.01
 """How soon a fork is tried again that was refused."""
@@ -75,7 +80,9 @@ def run_zygote(orders: socket.socket, config: dict[str, Any], *, thin: bool) -> 
     if not thin and orders.recv(len(PRELOAD)) != PRELOAD:
         os._exit(0)
     prepare_child = child.preload(config, thin=thin)
-    readable, writable = socket.socketpair()
+    readable, writable = (_out_of_the_way(end) for end in socket.socketpair())
+    orders = _out_of_the_way(orders)
+    os.closerange(PLACES[0], FIRST_OWN)
     readable.setblocking(False)
     writable.setblocking(False)
     signal.set_wakeup_fd(writable.fileno())
@@ -84,25 +91,32 @@ def run_zygote(orders: socket.socket, config: dict[str, Any], *, thin: bool) -> 
     # their pages, and each child would soon own a copy of the whole library.
     gc.collect()
     gc.freeze()
-    ordered: deque[list[int]] = deque()
+    has_order = False
     while True:
         # A program may have taken every process that there may be; it will not have them long.
-        ready, _, _ = select.select([orders, readable], [], [], AGAIN_S if ordered else None)
+        heard = [readable] if has_order else [orders, readable]
+        ready, _, _ = select.select(heard, [], [], AGAIN_S if has_order else None)
         if readable in ready:
             _drain(readable)
             _tell_ends(orders)
         if orders in ready:
-            ordered.append(_receive(orders))
-        while ordered and (pid := _fork()) is not None:
-            descriptors = ordered.popleft()
+            _receive(orders)
+            has_order = True
+        if has_order and (pid := _fork()) is not None:
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                prepare_child(descriptors)
+                prepare_child()
                 os._exit(1)
+            os.closerange(PLACES[0], PLACES[-1] + 1)
+            has_order = False
             orders.sendall(Word(has_ended=False, pid=pid).pack())
-            for descriptor in descriptors:
-                os.close(descriptor)
+
+
+def _out_of_the_way(end: socket.socket) -> socket.socket:
+    """The same socket under a number that is no child's."""
+    with end:
+        return socket.socket(fileno=fcntl.fcntl(end.fileno(), fcntl.F_DUPFD_CLOEXEC, FIRST_OWN))
 
 
 def _fork() -> int | None:
@@ -132,20 +146,21 @@ def _tell_ends(orders: socket.socket) -> None:
         orders.sendall(word.pack())
 
 
-def _receive(orders: socket.socket) -> list[int]:
-    """The descriptors of one order; without a supervisor there is nothing left to do."""
+def _receive(orders: socket.socket) -> None:
+    """Take the descriptors of one order, which get the lowest numbers that are free: their places
+    in the child. Without a supervisor there is nothing left to do.
+    """
     descriptors = array.array("i")
-    room = socket.CMSG_SPACE(DESCRIPTORS * descriptors.itemsize)
+    room = socket.CMSG_SPACE(len(PLACES) * descriptors.itemsize)
     try:
-        order, ancillary, _, _ = orders.recvmsg(len(FORK), room)
+        order, ancillary, _, _ = orders.recvmsg(len(FORK), room, socket.MSG_CMSG_CLOEXEC)
     except OSError:
         os._exit(0)
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
-    if order != FORK or len(descriptors) != DESCRIPTORS:
+    if order != FORK or tuple(descriptors) != PLACES:
         os._exit(0)
-    return list(descriptors)
 
 
 def _drain(wakeup: socket.socket) -> None:

@@ -9,6 +9,9 @@ normalised it (PEP 3131).
 from __future__ import annotations
 
 import ast
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from RestrictedPython.transformer import INSPECT_ATTRIBUTES
 
@@ -104,9 +107,12 @@ def check(tree: ast.Module) -> list[ast.AST]:
     for _ in range(MAX_DEPTH):
         below: list[ast.AST] = []
         for node in level:
-            children, texts = _parts(node)
             _check_node(node)
-            _check_texts(node, texts)
+            if not node._fields:
+                continue
+            children, texts = _parts(node)
+            if texts:
+                _check_texts(node, texts)
             if not isinstance(node, ast.ClassDef):
                 _check_no_methods(children)
             below += children
@@ -121,9 +127,11 @@ def _parts(node: ast.AST) -> tuple[list[ast.AST], list[str]]:
     """The nodes below a node, and what it keeps as text."""
     children: list[ast.AST] = []
     texts: list[str] = []
-    for field in node._fields:
-        value = getattr(node, field, None)
-        for part in value if isinstance(value, list) else (value,):
+    for value in vars(node).values():
+        kind = type(value)
+        if kind is int or value is None:
+            continue
+        for part in value if kind is list else (value,):
             if isinstance(part, ast.AST):
                 children.append(part)
             elif isinstance(part, str):
@@ -135,20 +143,24 @@ def _check_node(node: ast.AST) -> None:
     kind = type(node).__name__
     if kind not in ALLOWED:
         raise _at(node, f"{_SAID.get(kind, kind)} are not part of the language")
-    if isinstance(node, ast.Constant):
-        if type(node.value) not in CONSTANT_TYPES:
-            raise _at(node, "a constant of this type is not part of the language")
-        return
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        _check_import(node)
-    elif isinstance(node, ast.Attribute):
-        _check_attribute(node)
-    elif isinstance(node, ast.ClassDef) and node.keywords:
+    check = _CHECKS.get(kind)
+    if check is not None:
+        check(node)
+
+
+def _check_constant(node: ast.Constant) -> None:
+    if type(node.value) not in CONSTANT_TYPES:
+        raise _at(node, "a constant of this type is not part of the language")
+
+
+def _check_class(node: ast.ClassDef) -> None:
+    if node.keywords:
         raise _at(node, "a class takes no keywords: there are no metaclasses here")
-    elif isinstance(node, ast.comprehension) and node.is_async:
+
+
+def _check_comprehension(node: ast.comprehension) -> None:
+    if node.is_async:
         raise _at(node, "coroutines are not part of the language")
-    elif isinstance(node, ast.Assign):
-        _check_targets(node)
 
 
 def _check_texts(node: ast.AST, texts: list[str]) -> None:
@@ -217,6 +229,20 @@ def _check_no_methods(children: list[ast.AST]) -> None:
     for node in children:
         if isinstance(node, ast.FunctionDef) and node.name.startswith("__"):
             raise _at(node, "methods with underscores can only be defined in a class")
+
+
+_CHECKS: Mapping[str, Callable[[Any], None]] = types.MappingProxyType(
+    {
+        "Constant": _check_constant,
+        "Import": _check_import,
+        "ImportFrom": _check_import,
+        "Attribute": _check_attribute,
+        "ClassDef": _check_class,
+        "comprehension": _check_comprehension,
+        "Assign": _check_targets,
+    }
+)
+"""What is looked at besides the kind of a node."""
 
 
 def _is_super(node: ast.expr) -> bool:
