@@ -7,6 +7,7 @@ lease that is left unfinished takes its run with it.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -201,10 +202,13 @@ class ImageMissing(SandboxUnavailable):
         return self.of(*self._parts, language=language, retry_after_ms=self.retry_after_ms)
 
 
-@runtime_checkable
-class HasImages(Protocol):
-    """A wall whose places are made of images, and that can be looked at again."""
+class HasImages(ABC):
+    """A wall whose places are made of images, and that can be looked at again.
 
+    A base class: each call asks for it several times, and a protocol takes long to tell.
+    """
+
+    @abstractmethod
     def image_for(self, language: str) -> str:
         """The image that a program in a language gets.
 
@@ -212,27 +216,26 @@ class HasImages(Protocol):
             ImageMissing: it is not there.
             SandboxUnavailable: none was chosen for it, or it has no such language.
         """
-        ...
 
+    @abstractmethod
     async def look_again(self) -> None:
         """Wait, bounded, for a look that begins after this moment. All who wait share it.
 
         Raises:
             SandboxUnavailable: the look did not end in time.
         """
-        ...
 
+    @abstractmethod
     async def until_known(self, image: str) -> None:
         """Wait until it is known what places made of this image are made of.
 
         Raises:
             SandboxUnavailable: there is no such image, or nobody can say now.
         """
-        ...
 
+    @abstractmethod
     def facts_of(self, image: str | None) -> JsonObject:
         """What places made of this image are made of now: its digest, and the runtime."""
-        ...
 
 
 class Walls:

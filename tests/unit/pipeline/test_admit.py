@@ -24,7 +24,7 @@ from fumehood.pipeline.plan import Plan, WallDown, make_plan, plan_now
 from fumehood.pipeline.resolve import ResolvedCall
 from fumehood.pipeline.validate import ValidatedCall
 from fumehood.sandbox.host import Host
-from fumehood.sandbox.wall import ImageMissing, Walls
+from fumehood.sandbox.wall import HasImages, ImageMissing, Walls
 from fumehood.testing import CONTAINER_LIMITS, FakeWall
 from support.definitions import (
     OWNER,
@@ -231,7 +231,7 @@ async def test_isolation_of_the_call_asks_for_a_fresh_place(
         assert held.permitted is permitted
 
 
-class ReturningWall(FakeWall):
+class ReturningWall(FakeWall, HasImages):
     """A wall of images that a look finds to be there again, where `comes_back`."""
 
     def __init__(self, *, is_down: bool, is_missing: bool, comes_back: bool) -> None:

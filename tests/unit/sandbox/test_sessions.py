@@ -26,7 +26,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.session import KeptSession, SessionRecord, SessionRules, SessionStatus
 from fumehood.sandbox.sessions import SessionClock, SessionKeeper
-from fumehood.sandbox.wall import RunEnding
+from fumehood.sandbox.wall import HasImages, RunEnding
 from fumehood.testing import CONTAINER_LIMITS, FakeWall, ManualClock
 from support.wait import DEADLINE_S
 
@@ -232,7 +232,7 @@ async def test_language_that_the_image_lacks_is_refused() -> None:
 
 
 async def test_refusal_for_a_language_names_the_command_that_makes_a_session_with_it() -> None:
-    class WithImages(FakeWall):
+    class WithImages(FakeWall, HasImages):
         look_again = until_known = facts_of = FakeWall.hold
 
         def image_for(self, language: str) -> str:

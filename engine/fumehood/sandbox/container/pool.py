@@ -223,7 +223,8 @@ class Pool:
             while self._has_changed:
                 self._has_changed = False
                 if self._refusal is None and self._can_change:
-                    self._go_round()
+                    if self._line:
+                        self._go_round()
                     self._keep_warm(self._rules.least_warm)
         finally:
             self._is_dispatching = False

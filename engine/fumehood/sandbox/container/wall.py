@@ -32,6 +32,7 @@ from fumehood.sandbox.container.pool import MAX_COMPLAINT_CHARACTERS, Pool
 from fumehood.sandbox.container.pool_entry import Kind, PoolEntry
 from fumehood.sandbox.container.reaper import Reaper
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
+from fumehood.sandbox.wall import HasImages
 
 LOOK_AGAIN_S = 30.0
 """How often Docker is looked at, and the pool tidied, while all is well."""
@@ -96,7 +97,7 @@ class SharedLook:
             ended.set()
 
 
-class ContainerWall:
+class ContainerWall(HasImages):
     """Places in containers. An asynchronous context manager.
 
     `eager` looks at Docker as soon as it is entered; else the first call does. Either way
