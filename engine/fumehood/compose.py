@@ -161,7 +161,7 @@ def compose(
         clock=clock,
         log=log,
         counter=basis.counter,
-        prices=config.resource_prices,
+        prices=config.prices,
         allow_debug=config.allow_debug,
         is_draining=intake.takes_none,
         calls=state.calls,

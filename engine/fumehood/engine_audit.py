@@ -22,8 +22,8 @@ from fumehood.audit.anchors import add_anchor, last_own_anchor, own_anchors, sho
 from fumehood.audit.chain import all_rows, head_of, rows_after
 from fumehood.audit.keys import all_keys, keep_key, make_current, new_key
 from fumehood.audit.model import AuditRecord, AuditRotation, AuditVerdict
+from fumehood.audit.settings import AuditSettings
 from fumehood.audit.verify import Anchor, AuditRow, Verdict, verify
-from fumehood.config import AuditConfig
 from fumehood.core.identity import Principal
 from fumehood.observe.log import Logger
 from fumehood.storage.changes import stamp
@@ -38,7 +38,7 @@ class EngineAudit:
     """The chain of one database. A chain in memory has no anchors: nobody looks later."""
 
     def __init__(
-        self, database: Database, config: AuditConfig, log: Logger, now: Callable[[], datetime]
+        self, database: Database, config: AuditSettings, log: Logger, now: Callable[[], datetime]
     ) -> None:
         self._database = database
         self._chain = database.audit

@@ -56,7 +56,7 @@ def make_sessions(
     return SessionKeeper(
         wall,
         rows,
-        config.session_rules,
+        config.sessions,
         SessionClock(clock.now, clock.monotonic),
         check_maker,
         kept=kept,

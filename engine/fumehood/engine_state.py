@@ -59,7 +59,7 @@ def read_state(
     with understood("approvers"):
         approvers = Approvers(database)
     with understood("counters of budgets"):
-        budgets = Budgets(config.budget_rules, CounterTable(database), now)
+        budgets = Budgets(config.budgets, CounterTable(database), now)
     return EngineState(
         agents=agents,
         tokens=tokens,

@@ -20,8 +20,7 @@ from fumehood.core.status import WallReadiness
 from fumehood.observe.log import Logger
 from fumehood.sandbox.container.docker_api import QUICK_S, Docker
 from fumehood.sandbox.container.image_catalog import FindImage, ImageFound
-from fumehood.sandbox.container.pool import PoolRules
-from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
+from fumehood.sandbox.container.settings import EngineIdentity
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.host import Host
 from fumehood.sandbox.process.interpreter import InterpreterWall
@@ -81,9 +80,9 @@ class EngineWalls:
     ) -> None:
         self._jailed_paths = jailed_paths
         self._interpreter: Wall = interpreter or InterpreterWall(
-            config.interpreter_limits, on_event=on_event
+            config.interpreter.limits, on_event=on_event
         )
-        self._jail: Wall = jail or JailWall(jailed_paths, config.jail_limits, on_event=on_event)
+        self._jail: Wall = jail or JailWall(jailed_paths, config.jail.limits, on_event=on_event)
         self.container: Wall = container or make_container_wall(config, state, on_event)
         self._host = Host()
         self.by_name = Walls(
@@ -154,28 +153,12 @@ def make_container_wall(config: Config, state: Path | None, on_event: OnEvent) -
     An engine that keeps state looks at Docker at once: a predecessor may have left containers
     behind. One that keeps none, such as in an embedding program, does at the first call.
     """
-    chosen, limits = config.container, config.container_limits
-    settings = ContainerSettings(
-        limits=limits,
-        rules=PoolRules(
-            least_warm=chosen.pool_min,
-            most=chosen.pool_max,
-            warm_memory_mb=limits.memory_class(min(chosen.memory_mb, chosen.max_memory_mb)),
-            idle_s=chosen.idle_seconds,
-            lifetime_s=chosen.lifetime_seconds,
-            max_uses=chosen.max_uses,
-            patience_s=chosen.queue_seconds,
-        ),
-        images=chosen.images.model_dump(),
-        held_s=config.sessions.lifetime_seconds,
-        runtime=chosen.runtime,
-        cpus=chosen.cpus,
-    )
     return ContainerWall(
-        settings,
+        config.container,
         Docker(os.environ),
         _image_finder(config.own_images),
         _identity(state, on_event),
+        held_s=config.sessions.lifetime_seconds,
         eager=state is not None,
         on_event=on_event,
     )

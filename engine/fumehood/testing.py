@@ -14,7 +14,8 @@ from datetime import UTC, datetime, timedelta
 from fumehood.core.errors import EndedBy, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import MB, PROCESS_WALL_LIMITS, Limit, Limits, WallLimits
+from fumehood.core.limits import PROCESS_WALL_LIMITS, Limit, Limits, WallLimits
+from fumehood.sandbox.container.settings import ContainerSettings
 from fumehood.sandbox.process.interpreter import INTERPRETER_LIMITS
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 
@@ -52,15 +53,7 @@ class SeenRun:
     """The image, where it was in the place of a session."""
 
 
-CONTAINER_LIMITS = WallLimits(
-    default_wall_s=30,
-    max_wall_s=600,
-    default_memory_mb=512,
-    max_memory_mb=2048,
-    min_memory_mb=128,
-    output_bytes=MB,
-    memory_classes=(128, 256, 512, 1024, 2048),
-)
+CONTAINER_LIMITS = ContainerSettings().limits
 """What a container wall offers where nothing is configured."""
 
 FAKE_IMAGES = {

@@ -13,14 +13,13 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
 from fumehood.budgets.model import (
     Amounts,
-    BudgetRule,
     BudgetStanding,
     Exceeded,
-    Period,
     Spender,
     Unit,
     subject_of,
 )
+from fumehood.budgets.settings import BudgetRule, Period
 from fumehood.budgets.store import CounterKey, CounterRow
 from fumehood.core.identity import Principal
 from fumehood.core.usage import money
