@@ -173,7 +173,7 @@ async def engine_in(
             with (
                 patch("fumehood.compose.discover", lambda *args, **options: []),
                 # It writes whenever it comes to it: commits would have other numbers each time.
-                patch("fumehood.lifecycle.retention", lambda *args, **options: nullcontext()),
+                patch("fumehood.compose.retention", lambda *args, **options: nullcontext()),
             ):
                 engine = Engine(
                     (*TOOLS, *more), config=config, clock=clock, database=database, **walls

@@ -44,6 +44,10 @@ class FumehoodError(Exception):
     """
 
 
+class EngineNotRunning(FumehoodError, RuntimeError):
+    """A call was made before `async with` entered the engine, or after it left it."""
+
+
 class EngineError(FumehoodError):
     """Root of all refusals and failures that an envelope can carry.
 
