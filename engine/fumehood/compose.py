@@ -152,7 +152,7 @@ def compose(
 
     Raises:
         InvalidDefinition: a tool of `tools` is wrong.
-        DamagedState: the database holds what no engine wrote there.
+        DamagedState: the database has rows that no engine wrote.
         PolicyError: the policy's file cannot be used.
         ConfigError: the webhook's secret cannot be used.
     """
@@ -277,7 +277,7 @@ def _read_state(
     """Read the state in `database`, with files in `directory`: None if the engine keeps none.
 
     Raises:
-        DamagedState: the database holds what no engine wrote there.
+        DamagedState: the database has rows that no engine wrote.
     """
     with understood("agents"):
         agents = Agents(database)
@@ -345,7 +345,7 @@ def _make_sessions(
 
 
 def _make_approvals(basis: Basis, database: Database, state: EngineState) -> EngineApprovals:
-    """The desk, not yet connected."""
+    """Make the approvals, not yet connected to the pipeline."""
     with understood("approvals"):
         return EngineApprovals(
             basis.config,
@@ -359,7 +359,9 @@ def _make_approvals(basis: Basis, database: Database, state: EngineState) -> Eng
         )
 
 
-def _make_webhook(basis: Basis, database: Database, desk: ApprovalService) -> EngineWebhook | None:
+def _make_webhook(
+    basis: Basis, database: Database, approvals: ApprovalService
+) -> EngineWebhook | None:
     """Make the webhook if one is configured."""
     chosen = basis.config.webhook
     if chosen is None:
@@ -367,7 +369,7 @@ def _make_webhook(basis: Basis, database: Database, desk: ApprovalService) -> En
     # Imported here, because it loads an HTTP client that most engines do not need.
     from fumehood.engine_webhook import EngineWebhook
 
-    return EngineWebhook(chosen, database, desk.show, desk.now, basis.log)
+    return EngineWebhook(chosen, database, approvals.show, approvals.now, basis.log)
 
 
 def _owe_anchor(connection: Connection, anchor: JsonObject, now: datetime) -> None:

@@ -1,18 +1,21 @@
 """Configuration: a file and the environment, read once at start into one frozen value.
 
+The settings of a feature are in its folder, in `settings.py`. Here they are composed, with the
+settings of the engine as a whole.
+
 The environment wins over the file (`FUMEHOOD_CONFIG`, else `config.toml` under
 `$XDG_CONFIG_HOME/fumehood`). Invariant: absent means the safe default, an unknown key is
 an error, and nothing here changes while the engine runs.
 
 | setting | absent | empty | filled |
 |---|---|---|---|
-| `host_tools` | none may run in the host | the same | exactly these names may |
-| `tools_directory` | no file brings tools | the same | the definitions in this directory |
-| `images_directory` | `images` in the state directory | the same | one's own images are there |
-| `allow_debug` | no `debug_info` for anybody | – | for calls that ask |
-| `policy_file` | dangerous tools ask, others are allowed | – | the rules in this file besides |
-| `budgets` | nothing is limited | the same | each of them limits what it counts |
-| `webhook` | nobody is told of approvals | – | this address is, and may decide if it says so |
+| `host_tools` | no function runs in the host process | the same | exactly these may |
+| `tools_directory` | no tools from files | the same | the definitions in this directory |
+| `images_directory` | `images` in the state directory | the same | recipes of own images |
+| `allow_debug` | no `debug_info` | – | for calls that ask for it |
+| `policy_file` | dangerous tools ask, others are allowed | – | also the rules in this file |
+| `budgets` | no limits on spending | the same | each one limits the calls that it covers |
+| `webhook` | no messages about approvals | – | messages to this address; `may_decide`: decisions |
 """
 
 from __future__ import annotations
@@ -76,7 +79,7 @@ class Config(SocketSettings):
     @field_validator("host_tools", mode="before")
     @classmethod
     def _split_names(cls, value: Any) -> Any:
-        """The environment has no lists: names are separated by commas there."""
+        """Split names at commas: variables have no lists."""
         if isinstance(value, str):
             return tuple(name.strip() for name in value.split(",") if name.strip())
         return value
@@ -84,7 +87,7 @@ class Config(SocketSettings):
     @field_validator("tools_directory", "images_directory", "policy_file")
     @classmethod
     def _refuse_relative(cls, value: Path | None) -> Path | None:
-        """What there is must not depend on where the engine was started."""
+        """Refuse paths whose meaning depends on the working directory."""
         if value is not None and not value.is_absolute():
             raise ValueError("must be an absolute path")
         return value
@@ -96,7 +99,7 @@ class Config(SocketSettings):
 
     @property
     def own_images(self) -> Path:
-        """Where the recipes of the operator's own images are; it need not exist."""
+        """The folder of the operator's own images; it need not exist."""
         return self.images_directory or self.state_directory / "images"
 
 
@@ -104,7 +107,7 @@ def load_config(**overrides: Any) -> Config:
     """Read file and environment; `overrides` that are None are left out.
 
     Raises:
-        ConfigError: with every fault, in words.
+        ConfigError: it names every fault.
     """
     require_named_file()
     try:
@@ -119,9 +122,7 @@ def load_config(**overrides: Any) -> Config:
 
 
 def _fault_words(fault: ErrorDetails) -> str:
-    """One fault: the path of its key, what is wrong, and for an unknown key where it stands and
-    what may have been meant.
-    """
+    """Describe one fault; of an unknown key also its source and similar keys."""
     path = ".".join(map(str, fault["loc"]))
     if fault["type"] != "extra_forbidden":
         return f"{path}: {fault['msg']}"
@@ -143,7 +144,7 @@ def variable_of(path: Sequence[int | str]) -> str:
 
 
 def _fields_at(path: Sequence[int | str]) -> list[str]:
-    """The keys that there are in a table of the configuration."""
+    """The keys of a table of the configuration."""
     model: Any = Config
     for part in path:
         if isinstance(part, int):  # of a list, whose field was the step before
@@ -153,7 +154,7 @@ def _fields_at(path: Sequence[int | str]) -> list[str]:
 
 
 def table_of(annotation: Any) -> type[BaseModel] | None:
-    """The model that a field holds: itself, or each entry of a list, or where it is not None."""
+    """The model in a field's type, which may be optional or a list."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next(filter(None, map(table_of, get_args(annotation))), None)

@@ -73,7 +73,7 @@ class Engine:
         async with Engine(tools=[send_invoice]) as engine:
             envelope = await engine.call("calculator", {"expression": "5! + 2**10"})
 
-    What must survive the process is kept in `database` (`open_database`); without one it is
+    State that must survive the process is kept in `database` (`open_database`); without one it is
     kept in memory and ends with the engine.
 
     `tools` come from the embedding program, which is its own operator: functions made by
@@ -161,7 +161,7 @@ class Engine:
         return self.principal_of_uid(os.getuid())
 
     def principal_of_uid(self, uid: int) -> Principal:
-        """Whom a Unix user is here: `call` and nothing else comes with a uid."""
+        """The principal of a Unix user. A uid gives the scope `call` only."""
         principal_id = self.config.principal_ids.get(uid) or uid_principal_id(uid)
         agents = self.agents.spoken_for_by(principal_id)
         return Principal(principal_id, frozenset({Scope.CALL}), agents)
@@ -178,14 +178,14 @@ class Engine:
     def run(
         self, tool: str, body: CallBody, principal: Principal | None, live: CallHandle | None = None
     ) -> Coroutine[Any, Any, Envelope]:
-        """Carry out one call of somebody whose identity the face has established.
+        """Run one call. The face has authenticated the principal. To be awaited.
 
-        `live` hears of it meanwhile, and can end it. To be awaited.
+        `live` gets its events, and can cancel it.
         """
         return self._made.calls.run(tool, body, principal, live or CallHandle())
 
     def open_stream(self, tool: str, body: CallBody, principal: Principal | None) -> StreamedCall:
-        """Carry out one call beside its caller, who follows its events or leaves."""
+        """Run one call independently of its caller, who may follow its events."""
         return self._made.calls.open_stream(tool, body, principal)
 
     async def stream(
@@ -276,7 +276,7 @@ class Engine:
         )
 
     def ready(self) -> Readiness:
-        """Whether calls are served, and what each wall in use enforces here."""
+        """Whether calls are served, and the limits that each wall in use enforces."""
         is_held, walls = self._made.walls.readiness()
         serves = is_held and not self._made.intake.takes_none()
         state = StateReadiness(failing=self.database.is_failing, lost_rows=self.database.lost_posts)
@@ -341,7 +341,7 @@ class Engine:
     async def usage(
         self, by: str | Iterable[str] | None = None, **query: Unpack[UsageKeywords]
     ) -> UsageTable:
-        """What calls of this process's owner took together, and what budgets have left.
+        """The total usage of this process's owner, and the remaining budgets.
 
         `by` and `query` are those of `UsageQuery`: since, until, agent, session, tool.
 
@@ -441,16 +441,16 @@ class Engine:
 
     @property
     def directory_faults(self) -> tuple[DirectoryFault, ...]:
-        """What is wrong in the directory of definitions now."""
+        """The present faults in the directory of definitions."""
         directory = self._made.directory
         return directory.faults if directory is not None else ()
 
     @property
     def walls(self) -> dict[str, dict[str, Any]]:
-        """For each wall in use, what it enforces here, whether that is enough, and what is wrong.
+        """For each wall in use: the enforced limits, whether they are enough, and the faults.
 
-        Without an `essential` one the engine serves nobody; without another, its own tools are
-        refused.
+        Without an `essential` wall the engine refuses all calls; without another, only the calls
+        of its tools.
         """
         return self._made.walls.report()
 

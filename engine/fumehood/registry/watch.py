@@ -26,10 +26,10 @@ PERIOD_S = 0.5
 
 
 class Watched(Protocol[T_co]):
-    """What is looked at."""
+    """A file or directory that can be polled."""
 
     def poll(self) -> T_co | None:
-        """What there is now, where that is not what was told last."""
+        """The present contents if they changed since the last poll."""
         ...
 
 
