@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fumehood.core.call import ToolResult as ToolResult
     from fumehood.core.envelope import CallFailed as CallFailed
     from fumehood.core.envelope import Envelope as Envelope
+    from fumehood.core.errors import EngineNotRunning as EngineNotRunning
     from fumehood.core.errors import FumehoodError as FumehoodError
     from fumehood.core.errors import ToolError as ToolError
     from fumehood.core.parameters import ToolParameter as ToolParameter
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from fumehood.core.usage import TokenCounter as TokenCounter
     from fumehood.engine import Engine as Engine
     from fumehood.executors.progress import progress as progress
-    from fumehood.lifecycle import EngineNotRunning as EngineNotRunning
     from fumehood.registry.declare import tool as tool
     from fumehood.registry.definitions import InvalidDefinition as InvalidDefinition
     from fumehood.registry.definitions import parse_definition as parse_definition
@@ -55,7 +55,7 @@ _HOMES = {
     "DaemonUnavailable": "fumehood.client",
     "EXPRESSION_OUTPUT": "fumehood.core.tool",
     "Engine": "fumehood.engine",
-    "EngineNotRunning": "fumehood.lifecycle",
+    "EngineNotRunning": "fumehood.core.errors",
     "Envelope": "fumehood.core.envelope",
     "FumehoodError": "fumehood.core.errors",
     "InvalidDefinition": "fumehood.registry.definitions",

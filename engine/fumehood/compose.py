@@ -1,44 +1,71 @@
-"""The composition: what an engine is made of, and in which order.
+"""The composition: the parts of an engine, made in order, started, recovered, drained and stopped.
 
-Host side, the top of the composition root: with its sisters `engine_…` the only place that names
-concrete classes. Above it `engine_life`, which starts what is made here, and `engine`, which shows
-it. Invariants: each part is made from parts above it in `compose`; nothing runs yet, and no call
-is taken. What is wrong with the tools, the state or the policy comes out here, at the first fault.
+Host side. With `engine_approvals` and `engine_webhook` the only code that names concrete classes of
+all packages; above it `engine`, the interface. Invariants: `compose` makes each part from parts
+above it and starts none, and raises the first fault in the tools, the state or the policy. Calls
+are accepted only after the calls that a crash interrupted were recovered, and approved calls start
+after that. When the engine has ended, nothing runs.
 """
 
 from __future__ import annotations
 
+import math
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import anyio
+import anyio.lowlevel
+from sqlalchemy import Connection
+
 from fumehood.approvals.service import ApprovalService
+from fumehood.audit.service import AuditService
+from fumehood.budgets.ledger import Budgets
+from fumehood.budgets.store import CounterTable
+from fumehood.budgets.usage_store import UsageLog
 from fumehood.config import Config, config_file, load_config
+from fumehood.core.errors import EngineNotRunning, ShuttingDown
+from fumehood.core.idempotency import KEY_LIFETIME
+from fumehood.core.identity import Principal
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import MB
 from fumehood.core.usage import EstimatingCounter, TokenCounter
-from fumehood.engine_answers import EngineAnswers
 from fumehood.engine_approvals import EngineApprovals
-from fumehood.engine_audit import EngineAudit
-from fumehood.engine_calls import EngineCalls, Intake
-from fumehood.engine_directory import EngineDirectory
-from fumehood.engine_policy import EnginePolicy
-from fumehood.engine_records import EngineRecords
-from fumehood.engine_sessions import make_sessions
-from fumehood.engine_state import EngineState, read_state
-from fumehood.engine_walls import EngineWalls, logged
+from fumehood.identity.agents import Agents
+from fumehood.identity.approvers import Approvers
+from fumehood.identity.binding import require_agent
+from fumehood.identity.scopes import require_caller
+from fumehood.identity.tokens import Tokens
 from fumehood.observe.clock import Clock, IdSource, SystemClock
-from fumehood.observe.log import Logger, quiet_logger
+from fumehood.observe.log import Logger, log_fault, quiet_logger
+from fumehood.pipeline.claim import Keys
+from fumehood.pipeline.dry_run import facts_to_explain
+from fumehood.pipeline.running import Calls, Intake
 from fumehood.pipeline.services import PipelineServices
+from fumehood.policy.current import CurrentPolicy
+from fumehood.policy.decision import CallFacts
+from fumehood.policy.model import ExplainWish
 from fumehood.protocol.cursors import Cursors
 from fumehood.registry.discover import LoadFault, discover
 from fumehood.registry.index import ToolIndex
 from fumehood.registry.loading import Tool, import_paths, register_all
 from fumehood.registry.registrations import Registrations
-from fumehood.sandbox.sessions import SessionKeeper
+from fumehood.registry.watch import WatchedDirectory
+from fumehood.sandbox.sessions import SessionClock, SessionKeeper
 from fumehood.sandbox.wall import Wall
+from fumehood.sandbox.walls import EngineWalls, OnEvent, WallSettings, logged
+from fumehood.storage.blobs import BlobStore
+from fumehood.storage.calls import CallLog
 from fumehood.storage.database import Database, open_database
-from fumehood.storage.errors import understood
+from fumehood.storage.errors import StoreError, understood
+from fumehood.storage.recordings import RecordingStore
+from fumehood.storage.retention import Kept, retention
+from fumehood.storage.sessions import SessionTable
+from fumehood.webhook.deliveries import owe_newest
 
 if TYPE_CHECKING:
     from fumehood.engine_webhook import EngineWebhook
@@ -48,7 +75,7 @@ CURSOR_KEY_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """What the parts are made with, all of it passed in."""
+    """Configuration, log, clock, counter and ids: every part is made with these."""
 
     config: Config
     log: Logger
@@ -58,34 +85,47 @@ class Basis:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineState:
+    """The state that is kept in the database or beside it. Nothing in it is open yet."""
+
+    agents: Agents
+    tokens: Tokens
+    approvers: Approvers
+    calls: CallLog
+    usage: UsageLog
+    budgets: Budgets
+    blobs: BlobStore
+    keys: Keys
+    recordings: RecordingStore
+
+
+@dataclass(frozen=True, slots=True)
 class Composition:
-    """The parts of one engine. The database ends with it where `owns_database`."""
+    """The parts of one engine. The database is closed with it if `owns_database`."""
 
     basis: Basis
     registry: ToolIndex
     load_faults: list[LoadFault]
     owns_database: bool
     database: Database
-    audit: EngineAudit
+    audit: AuditService
     registrations: Registrations
-    directory: EngineDirectory | None
+    directory: WatchedDirectory | None
     cursors: Cursors
     walls: EngineWalls
     state: EngineState
     intake: Intake
     sessions: SessionKeeper
     approvals: EngineApprovals
-    policy: EnginePolicy
+    policy: CurrentPolicy
     webhook: EngineWebhook | None
-    calls: EngineCalls
-    records: EngineRecords
-    answers: EngineAnswers
+    calls: Calls
 
 
 def make_basis(
     config: Config | None, counter: TokenCounter | None, log: Logger | None, clock: Clock | None
 ) -> Basis:
-    """Of each that is None, the usual one: the configuration of the environment, and no log.
+    """Replace what is None by the default: the configuration of the environment, and no log.
 
     Raises:
         ConfigError: that configuration is wrong.
@@ -108,11 +148,11 @@ def compose(
     jail: Wall | None,
     container: Wall | None,
 ) -> Composition:
-    """Make an engine's parts; of a database or a wall that is None, the engine's own.
+    """Make the parts of an engine; its own database or wall if one is None.
 
     Raises:
         InvalidDefinition: a tool of `tools` is wrong.
-        DamagedState: the database holds what no engine wrote there.
+        DamagedState: the database has rows that no engine wrote.
         PolicyError: the policy's file cannot be used.
         ConfigError: the webhook's secret cannot be used.
     """
@@ -120,13 +160,19 @@ def compose(
     registry, load_faults = _find_tools(basis, tools)
     database = given if given is not None else open_database(None)
     files = database.path.parent if database.path is not None else None
-    audit = EngineAudit(database, config.audit, log, clock.now)
+    audit = AuditService(database, config.audit, log, clock.now)
     registrations = _read_registrations(registry, database, log)
     directory = _read_directory(config.tools_directory, registry, registrations, log)
     cursors = Cursors(secrets.token_bytes(CURSOR_KEY_BYTES))
     on_event = logged(log)
     walls = EngineWalls(
-        config,
+        WallSettings(
+            interpreter=config.interpreter,
+            jail=config.jail,
+            container=config.container,
+            own_images=config.own_images,
+            longest_session_s=config.sessions.lifetime_seconds,
+        ),
         import_paths(registry),
         state=files,
         on_event=on_event,
@@ -134,34 +180,30 @@ def compose(
         jail=jail,
         container=container,
     )
-    state = read_state(config, database, files, clock.now)
+    state = _read_state(config, database, files, clock.now)
     for name in state.budgets.unmatched({tool.definition.name for tool in registry}):
         log.warning("budget.covers_no_tool", budget=name)
     intake = Intake()
-    sessions = make_sessions(
-        config,
-        database,
-        walls.container,
-        state.agents,
-        clock,
-        is_draining=lambda: intake.is_draining,
-        on_event=on_event,
-    )
+    sessions = _make_sessions(basis, database, walls.container, state.agents, intake, on_event)
     approvals = _make_approvals(basis, database, state)
-    policy = EnginePolicy(
-        config.policy_file, config.environment, registry, state.agents, database, log, clock.now
+
+    def facts_of(wish: ExplainWish) -> CallFacts:
+        return facts_to_explain(wish, registry, state.agents, clock.now().date())
+
+    policy = CurrentPolicy(
+        config.policy_file, config.environment, registry, facts_of, database, log, clock.now
     )
     webhook = _make_webhook(basis, database, approvals.desk)
     if webhook is not None:
-        audit.connect(webhook.wake)
-    rooms = PipelineServices(
+        audit.connect(_owe_anchor, webhook.wake)
+    services = PipelineServices(
         registry=registry,
         agents=state.agents,
         walls=walls.by_name,
         clock=clock,
         log=log,
         counter=basis.counter,
-        prices=config.resource_prices,
+        prices=config.prices,
         allow_debug=config.allow_debug,
         is_draining=intake.takes_none,
         calls=state.calls,
@@ -173,9 +215,14 @@ def compose(
         budgets=state.budgets,
         desk=approvals.desk,
     )
-    approvals.connect(rooms, intake.takes_none, webhook.wake if webhook is not None else None)
-    calls = EngineCalls(
-        intake, rooms, ids, clock, state.spools, output_bytes=config.container.output_kb * 1024
+    approvals.connect(services, intake.takes_none, webhook.wake if webhook is not None else None)
+    calls = Calls(
+        intake,
+        services,
+        ids,
+        clock,
+        state.recordings,
+        output_bytes=config.container.output_kb * 1024,
     )
     return Composition(
         basis=basis,
@@ -195,13 +242,11 @@ def compose(
         policy=policy,
         webhook=webhook,
         calls=calls,
-        records=EngineRecords(state.calls, state.usage, state.budgets),
-        answers=EngineAnswers(clock, ids, config.prices.currency),
     )
 
 
 def _find_tools(basis: Basis, given: Iterable[Tool]) -> tuple[ToolIndex, list[LoadFault]]:
-    """The tools that are installed and may be used, those that are given, and what is wrong."""
+    """Load the installed tools and the given ones; also the faults of those left out."""
     config, registry = basis.config, ToolIndex()
     private = (Path.home(), config.state_directory, config_file().parent)
     faults = discover(registry, config.host_tools, private=private)
@@ -212,7 +257,7 @@ def _find_tools(basis: Basis, given: Iterable[Tool]) -> tuple[ToolIndex, list[Lo
 
 
 def _read_registrations(registry: ToolIndex, database: Database, log: Logger) -> Registrations:
-    """Those of an engine before this one, back in the registry."""
+    """Put the tools that were registered with an earlier engine back into the registry."""
     with understood("definitions of tools"):
         registrations = Registrations(registry, database)
     for left_out in registrations.load_faults:
@@ -222,13 +267,85 @@ def _read_registrations(registry: ToolIndex, database: Database, log: Logger) ->
 
 def _read_directory(
     path: Path | None, registry: ToolIndex, registrations: Registrations, log: Logger
-) -> EngineDirectory | None:
-    """The directory of definitions, where one is configured."""
-    return EngineDirectory(path, registry, registrations, log) if path is not None else None
+) -> WatchedDirectory | None:
+    return WatchedDirectory(path, registry, registrations, log) if path is not None else None
+
+
+def _read_state(
+    config: Config, database: Database, directory: Path | None, now: Callable[[], datetime]
+) -> EngineState:
+    """Read the state in `database`, with files in `directory`: None if the engine keeps none.
+
+    Raises:
+        DamagedState: the database has rows that no engine wrote.
+    """
+    with understood("agents"):
+        agents = Agents(database)
+    with understood("tokens"):
+        tokens = Tokens(database)
+    with understood("approvers"):
+        approvers = Approvers(database)
+    with understood("counters of budgets"):
+        budgets = Budgets(config.budgets, CounterTable(database), now)
+    return EngineState(
+        agents=agents,
+        tokens=tokens,
+        approvers=approvers,
+        calls=CallLog(database, kept_days=config.calls_kept_days, kept=config.calls_kept),
+        usage=UsageLog(database),
+        budgets=budgets,
+        blobs=BlobStore(
+            database,
+            directory,
+            max_bytes=config.blobs_kept_mb * MB,
+            lifetime_s=max(1, int(config.blobs_kept_hours * 3600)),
+            now=now,
+        ),
+        keys=Keys(database),
+        recordings=RecordingStore(directory, max_bytes=config.streams_mb * MB),
+    )
+
+
+def _make_sessions(
+    basis: Basis,
+    database: Database,
+    wall: Wall,
+    agents: Agents,
+    intake: Intake,
+    on_event: OnEvent,
+) -> SessionKeeper:
+    """Make the sessions behind `wall`.
+
+    Raises:
+        DamagedState: the rows of sessions cannot be understood.
+    """
+
+    def check_maker(principal: Principal, agent_id: str | None) -> None:
+        """Only a principal that may make an agent's calls may make its sessions."""
+        require_caller(principal)
+        if agent_id is not None:
+            require_agent(principal, agent_id, agents.find(agent_id))
+        if intake.is_draining:
+            raise ShuttingDown(
+                "The engine is stopping. Repeat the call when it is back.", retry_after_ms=2000
+            )
+
+    rows = SessionTable(database)
+    with understood("sessions"):
+        kept = rows.all_now()
+    return SessionKeeper(
+        wall,
+        rows,
+        basis.config.sessions,
+        SessionClock(basis.clock.now, basis.clock.monotonic),
+        check_maker,
+        kept=kept,
+        on_event=on_event,
+    )
 
 
 def _make_approvals(basis: Basis, database: Database, state: EngineState) -> EngineApprovals:
-    """The desk, not yet connected."""
+    """Make the approvals, not yet connected to the pipeline."""
     with understood("approvals"):
         return EngineApprovals(
             basis.config,
@@ -242,12 +359,134 @@ def _make_approvals(basis: Basis, database: Database, state: EngineState) -> Eng
         )
 
 
-def _make_webhook(basis: Basis, database: Database, desk: ApprovalService) -> EngineWebhook | None:
-    """What tells another program of approvals, where one is configured."""
+def _make_webhook(
+    basis: Basis, database: Database, approvals: ApprovalService
+) -> EngineWebhook | None:
+    """Make the webhook if one is configured."""
     chosen = basis.config.webhook
     if chosen is None:
         return None
-    # Here, because it brings an HTTP client with it, and most engines have no use for one.
+    # Imported here, because it loads an HTTP client that most engines do not need.
     from fumehood.engine_webhook import EngineWebhook
 
-    return EngineWebhook(chosen, database, desk.show, desk.now, basis.log)
+    return EngineWebhook(chosen, database, approvals.show, approvals.now, basis.log)
+
+
+def _owe_anchor(connection: Connection, anchor: JsonObject, now: datetime) -> None:
+    owe_newest(connection, "audit.anchor", anchor, now)
+
+
+class EngineLife:
+    """Begins once and ends once. `end` stops the parts in the opposite order of `begin`."""
+
+    def __init__(self, made: Composition) -> None:
+        self._made = made
+        self._config = made.basis.config
+        self._log = made.basis.log
+        self._now = made.basis.clock.now
+        self._stack = AsyncExitStack()
+        self._has_begun = False
+
+    def require_begun(self) -> None:
+        """Raises EngineNotRunning before `begin` and after `end`."""
+        if self._made.intake.is_open:
+            return
+        raise EngineNotRunning(
+            "This engine has stopped, so it takes no calls. Make the call inside its `async with` "
+            "block."
+            if self._has_begun
+            else "This engine was not started, so it takes no calls. Use "
+            "`async with Engine(...) as engine:`, and make the call inside."
+        )
+
+    async def begin(self) -> None:
+        """Start everything, and accept calls."""
+        self._has_begun = True
+        made, enter = self._made, self._stack.enter_async_context
+        if made.owns_database:
+            self._stack.callback(made.database.close)
+        await enter(made.audit.anchored())
+        await enter(made.walls)
+        await enter(made.sessions)
+        await made.policy.start()
+        await self._follow_files()
+        self._stack.callback(made.state.blobs.close)
+        self._stack.callback(made.state.recordings.close)
+        self._stack.push_async_callback(self._close_budgets)
+        self._stack.push_async_callback(made.calls.end_streamed)
+        await self._open_stores()
+        await self._keep_within_bounds()
+        await self._recover_keys()
+        made.intake.is_open = True
+        if made.webhook is not None:
+            await enter(made.webhook.running())
+        await enter(made.approvals.desk)
+
+    def drain(self) -> None:
+        """Accept no new calls; running calls continue."""
+        self._made.calls.drain()
+
+    async def drained(self) -> None:
+        """Wait, after `drain`, until no call runs, approved calls included."""
+        await self._made.calls.drained()
+        await self._made.approvals.desk.drained()
+
+    async def end(self) -> None:
+        """Accept no more calls, and stop everything."""
+        self._made.intake.is_open = False
+        await self._stack.aclose()
+        await anyio.lowlevel.checkpoint()  # the last events are not logged yet
+
+    async def _follow_files(self) -> None:
+        """Apply changes of the policy file and of the directory of definitions."""
+        group = await self._stack.enter_async_context(anyio.create_task_group())
+        self._stack.callback(group.cancel_scope.cancel)
+        group.start_soon(self._made.policy.follow)
+        if self._made.directory is not None:
+            group.start_soon(self._made.directory.follow)
+
+    async def _open_stores(self) -> None:
+        """Without these stores, large content or events are not kept, and answers say so."""
+        state = self._made.state
+        for name, open_store in (("blobs", state.blobs.open), ("streams", state.recordings.open)):
+            try:
+                await open_store()
+            except StoreError as fault:
+                self._on_store_fault(name, fault)
+
+    async def _keep_within_bounds(self) -> None:
+        """Delete old rows and files, now and periodically."""
+        state = self._made.state
+        all_kept: tuple[tuple[Kept, float], ...] = (
+            (state.calls, self._config.calls_kept_days * 86_400),
+            (state.blobs, self._config.blobs_kept_hours * 3600),
+            (state.keys, KEY_LIFETIME.total_seconds()),
+            (state.budgets, math.inf),
+            (self._made.approvals.table, math.inf),
+        )
+        for kept, kept_s in all_kept:
+            await self._stack.enter_async_context(
+                retention(kept, self._now, self._on_retention_fault, kept_s=kept_s)
+            )
+
+    async def _recover_keys(self) -> None:
+        """If this fails, each lost call is found when its key is used again."""
+        try:
+            lost = await self._made.state.keys.recover(self._now())
+        except StoreError as fault:
+            self._on_store_fault("idempotency_keys", fault)
+            return
+        if lost:
+            self._log.warning("idempotency.outcomes_unknown", calls=lost)
+
+    async def _close_budgets(self) -> None:
+        try:
+            await self._made.state.budgets.close()
+        except StoreError as fault:  # amounts reserved in advance then count as spent
+            self._on_store_fault("budgets", fault)
+
+    def _on_store_fault(self, name: str, fault: StoreError) -> None:
+        self._log.error(f"{name}.unavailable", reason=str(fault))
+
+    def _on_retention_fault(self, fault: Exception) -> None:
+        log_fault(self._log, "state.retention_failed", fault)

@@ -1,9 +1,9 @@
-"""The engine: what an embedding program, the daemon and the command line see of it.
+"""The engine: the interface for embedding programs, the daemon and the command line.
 
-Host side. Above it the faces; below it `engine_life`, which starts and stops it, and
-`engine_composition`, which makes its parts. Every entrance goes through here, so that none can
-skip a gate: a call by `run` or `open_stream`, and with no more rights than its principal has.
-Entering it starts the walls, leaving it ends them with everything that runs in them.
+Host side. Above it the faces; below it `compose`, which makes, starts and stops its parts. Every
+face goes through here, so that none can skip a gate: a call is made by `run` or `open_stream`, with
+no more rights than its principal has. Entering the engine starts the walls; leaving it ends them,
+and everything that runs in them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from typing import Any, BinaryIO, Unpack
 import anyio.to_thread
 
 from fumehood.answers import ToolDetails
+from fumehood.approvals.service import ApprovalService
 from fumehood.budgets.usage import AllUsageQuery, UsageQuery, UsageTable
-from fumehood.compose import compose, make_basis
+from fumehood.compose import EngineLife, compose, make_basis
 from fumehood.config import Config
 from fumehood.core.call import CallBody, CallOptions
 from fumehood.core.call_log import CallPage, CallQuery, CallRecord
-from fumehood.core.envelope import Envelope
+from fumehood.core.envelope import Envelope, Metadata, Performance, Resources, UsageReport
 from fumehood.core.errors import EngineError, IdempotencyConflict, ResourceNotFound
 from fumehood.core.events import Event, last_event
 from fumehood.core.identity import Principal, Scope, uid_principal_id
@@ -41,8 +42,7 @@ from fumehood.core.usage import TokenCounter
 from fumehood.executors.live import CallHandle
 from fumehood.executors.session_files import SessionFiles
 from fumehood.identity.binding import require_agent
-from fumehood.lifecycle import EngineLife
-from fumehood.observe.clock import Clock
+from fumehood.observe.clock import Clock, timestamp
 from fumehood.observe.log import Logger
 from fumehood.pipeline.incoming import (
     NotJson,
@@ -51,6 +51,7 @@ from fumehood.pipeline.incoming import (
     parse_own_call,
     parse_query,
 )
+from fumehood.pipeline.result import shape_error
 from fumehood.pipeline.stream import StreamedCall, events_of
 from fumehood.protocol.blob_urls import parse_blob_url
 from fumehood.registry.directory import DirectoryFault
@@ -61,6 +62,9 @@ from fumehood.sandbox.wall import Wall
 from fumehood.storage.blobs import Blob
 from fumehood.storage.database import Database
 
+MAX_SHOWN_TOOL = 80
+"""Characters: the text that was asked for need not be the name of a tool."""
+
 
 @show_keywords
 class Engine:
@@ -69,7 +73,7 @@ class Engine:
         async with Engine(tools=[send_invoice]) as engine:
             envelope = await engine.call("calculator", {"expression": "5! + 2**10"})
 
-    What must survive the process is kept in `database` (`open_database`); without one it is
+    State that must survive the process is kept in `database` (`open_database`); without one it is
     kept in memory and ends with the engine.
 
     `tools` come from the embedding program, which is its own operator: functions made by
@@ -118,7 +122,7 @@ class Engine:
         self.blobs = made.state.blobs
         self.keys = made.state.keys
         self.sessions = made.sessions
-        self.desk = made.approvals.desk
+        self.approvals = made.approvals.desk
         self.policy = made.policy
         self.webhook = made.webhook
 
@@ -157,10 +161,15 @@ class Engine:
         return self.principal_of_uid(os.getuid())
 
     def principal_of_uid(self, uid: int) -> Principal:
-        """Whom a Unix user is here: `call` and nothing else comes with a uid."""
+        """The principal of a Unix user. A uid gives the scope `call` only."""
         principal_id = self.config.principal_ids.get(uid) or uid_principal_id(uid)
         agents = self.agents.spoken_for_by(principal_id)
         return Principal(principal_id, frozenset({Scope.CALL}), agents)
+
+    @property
+    def desk(self) -> ApprovalService:
+        """The older name of `approvals`."""
+        return self.approvals
 
     def now(self) -> datetime:
         """The engine's clock."""
@@ -169,14 +178,14 @@ class Engine:
     def run(
         self, tool: str, body: CallBody, principal: Principal | None, live: CallHandle | None = None
     ) -> Coroutine[Any, Any, Envelope]:
-        """Carry out one call of somebody whose identity the face has established.
+        """Run one call. The face has authenticated the principal. To be awaited.
 
-        `live` hears of it meanwhile, and can end it. To be awaited.
+        `live` gets its events, and can cancel it.
         """
         return self._made.calls.run(tool, body, principal, live or CallHandle())
 
     def open_stream(self, tool: str, body: CallBody, principal: Principal | None) -> StreamedCall:
-        """Carry out one call beside its caller, who follows its events or leaves."""
+        """Run one call independently of its caller, who may follow its events."""
         return self._made.calls.open_stream(tool, body, principal)
 
     async def stream(
@@ -226,7 +235,7 @@ class Engine:
             await self._made.calls.running.cancel(call_id, principal)
             return
         try:
-            await self.desk.cancel_call(call_id, principal)
+            await self.approvals.cancel_call(call_id, principal)
         except (IdempotencyConflict, ResourceNotFound):
             raise ResourceNotFound("No such call of yours is running. Do not retry.") from None
 
@@ -267,7 +276,7 @@ class Engine:
         )
 
     def ready(self) -> Readiness:
-        """Whether calls are served, and what each wall in use enforces here."""
+        """Whether calls are served, and the limits that each wall in use enforces."""
         is_held, walls = self._made.walls.readiness()
         serves = is_held and not self._made.intake.takes_none()
         state = StateReadiness(failing=self.database.is_failing, lost_rows=self.database.lost_posts)
@@ -323,16 +332,16 @@ class Engine:
 
     async def list_calls(self, query: CallQuery, principal: Principal) -> CallPage:
         """A page of one principal's calls. Raises as `calls` does."""
-        return await self._made.records.page(query, principal)
+        return await self._made.state.calls.page(principal.id, query)
 
     async def find_call(self, call_id: str, principal: Principal) -> CallRecord:
         """One call of one principal; another's is not found. Raises as `call_record` does."""
-        return await self._made.records.find(call_id, principal)
+        return await self._made.state.calls.get(principal.id, call_id)
 
     async def usage(
         self, by: str | Iterable[str] | None = None, **query: Unpack[UsageKeywords]
     ) -> UsageTable:
-        """What calls of this process's owner took together, and what budgets have left.
+        """The total usage of this process's owner, and the remaining budgets.
 
         `by` and `query` are those of `UsageQuery`: since, until, agent, session, tool.
 
@@ -347,11 +356,13 @@ class Engine:
 
     async def usage_of(self, principal: Principal, query: UsageQuery) -> UsageTable:
         """The same of one principal's calls, with the budgets that limit it."""
-        return await self._made.records.usage_of(principal, query)
+        table = await self._made.state.usage.table(query, principal.id)
+        return table.with_budgets(self.budgets.standings(principal))
 
     async def all_usage(self, query: AllUsageQuery) -> UsageTable:
         """The same of everybody's calls or of one principal's, with all budgets."""
-        return await self._made.records.all_usage(query)
+        table = await self._made.state.usage.table(query, query.principal)
+        return table.with_budgets(self.budgets.standings())
 
     async def open_blob(
         self, blob_id: str, principal: Principal, *, expires: str, signature: str
@@ -384,19 +395,43 @@ class Engine:
         return SessionFiles(self.sessions, self._made.cursors, principal or self.owner, session_id)
 
     def answer(self, data: JsonObject) -> Envelope:
-        """An envelope for what is no call, such as a list of tools."""
-        return self._made.answers.envelope(data)
+        """An envelope without a call's id, for an answer such as a list of tools."""
+        return self._envelope(data)
 
     def refusal(self, error: EngineError, tool: str | None = None) -> Envelope:
-        """An envelope for what was refused before it became a call."""
-        return self._made.answers.envelope({}, error, tool)
+        """An envelope for a request that was refused before it became a call."""
+        return self._envelope({}, error, tool)
+
+    def _envelope(
+        self, data: JsonObject, error: EngineError | None = None, tool: str | None = None
+    ) -> Envelope:
+        basis = self._made.basis
+        now = basis.clock.now()
+        return Envelope(
+            success=error is None,
+            status="success" if error is None else "error",
+            data=data,
+            error=shape_error(error) if error is not None else None,
+            metadata=Metadata(
+                tool_name=tool[:MAX_SHOWN_TOOL] if tool is not None else None,
+                tool_version=None,
+                call_id=None,
+                trace_id=basis.ids.trace_id(now),
+                timestamp=timestamp(now),
+                execution_time_ms=0.0,
+                performance=Performance(total_ms=0.0),
+                sandbox=None,
+                resources=Resources(),
+                usage=UsageReport(currency=self.config.prices.currency),
+            ),
+        )
 
     def drain(self) -> None:
-        """Take no new calls from now on; what runs goes on."""
+        """Accept no new calls; running calls continue."""
         self._life.drain()
 
     async def drained(self) -> None:
-        """Wait, after `drain`, until no call runs any more, those with a human's yes included."""
+        """Wait, after `drain`, until no call runs, approved calls included."""
         await self._life.drained()
 
     @property
@@ -406,16 +441,16 @@ class Engine:
 
     @property
     def directory_faults(self) -> tuple[DirectoryFault, ...]:
-        """What is wrong in the directory of definitions now."""
+        """The present faults in the directory of definitions."""
         directory = self._made.directory
         return directory.faults if directory is not None else ()
 
     @property
     def walls(self) -> dict[str, dict[str, Any]]:
-        """For each wall in use, what it enforces here, whether that is enough, and what is wrong.
+        """For each wall in use: the enforced limits, whether they are enough, and the faults.
 
-        Without an `essential` one the engine serves nobody; without another, its own tools are
-        refused.
+        Without an `essential` wall the engine refuses all calls; without another, only the calls
+        of its tools.
         """
         return self._made.walls.report()
 

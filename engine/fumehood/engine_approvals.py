@@ -11,7 +11,6 @@ from collections.abc import Callable
 from fumehood.approvals.remembered import Remembering
 from fumehood.approvals.resume import CallResumption
 from fumehood.approvals.service import ApprovalService
-from fumehood.approvals.settings import DeskRules
 from fumehood.approvals.store import ApprovalTable, StoredApproval
 from fumehood.config import Config
 from fumehood.core.identity import Principal, Scope
@@ -60,17 +59,7 @@ class EngineApprovals:
         self.desk = ApprovalService(
             self.table,
             Remembering(database),
-            DeskRules(
-                expire_s=chosen.expire_seconds,
-                start_within_s=chosen.start_within_seconds,
-                warn_s=chosen.warn_seconds,
-                max_wait_s=chosen.max_wait_seconds,
-                max_pending=chosen.max_pending,
-                max_pending_of_one=chosen.max_pending_per_principal,
-                max_pending_bytes_of_one=chosen.max_pending_mb_per_principal << 20,
-                allow_self_approval=chosen.allow_self_approval,
-                url=chosen.url,
-            ),
+            chosen,
             now=clock.now,
             new_id=ids.approval_id,
             who_approves=self._who_approves,

@@ -26,16 +26,17 @@ import anyio
 import httpx2
 
 from fumehood.approvals.model import Approval
-from fumehood.config import ConfigError, WebhookConfig
 from fumehood.core.errors import ResourceNotFound
 from fumehood.core.json_types import JsonObject
 from fumehood.observe.clock import timestamp
 from fumehood.observe.log import Logger, log_fault
 from fumehood.protocol import strict_json
+from fumehood.protocol.sockets import ConfigError
 from fumehood.storage.database import Database
 from fumehood.storage.errors import StoreError
 from fumehood.webhook import deliveries
 from fumehood.webhook.deliveries import Owed
+from fumehood.webhook.settings import WebhookSettings
 from fumehood.webhook.signatures import HEADER, Callbacks, sign
 
 MIN_SECRET_BYTES = 32
@@ -95,7 +96,7 @@ class EngineWebhook:
 
     def __init__(
         self,
-        config: WebhookConfig,
+        config: WebhookSettings,
         database: Database,
         show: Show,
         now: Callable[[], datetime],

@@ -14,7 +14,8 @@ from datetime import UTC, datetime, timedelta
 from fumehood.core.errors import EndedBy, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import MB, PROCESS_WALL_LIMITS, Limit, Limits, WallLimits
+from fumehood.core.limits import PROCESS_WALL_LIMITS, Limit, Limits, WallLimits
+from fumehood.sandbox.container.settings import ContainerSettings
 from fumehood.sandbox.process.interpreter import INTERPRETER_LIMITS
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 
@@ -49,19 +50,11 @@ class SeenRun:
     limits: Limits
     language: str | None = None
     held_in: str | None = None
-    """The image, where it was in the place of a session."""
+    """The image, if the run was in a session."""
 
 
-CONTAINER_LIMITS = WallLimits(
-    default_wall_s=30,
-    max_wall_s=600,
-    default_memory_mb=512,
-    max_memory_mb=2048,
-    min_memory_mb=128,
-    output_bytes=MB,
-    memory_classes=(128, 256, 512, 1024, 2048),
-)
-"""What a container wall offers where nothing is configured."""
+CONTAINER_LIMITS = ContainerSettings().limits
+"""The default limits of a container wall."""
 
 FAKE_IMAGES = {
     "python": ("python", "shell"),
@@ -85,10 +78,10 @@ def always_four(run: SeenRun) -> RunEnding:
 
 @dataclass
 class FakeWall:
-    """A wall that runs nothing: it notes what it was asked for and answers as it is told.
+    """A wall that runs nothing: it records each run and gives the configured answer.
 
-    `files` are what each run leaves in its workspace, for who asks for them. `meanwhile` is
-    awaited before a run ends, and may tell its sinks of output and progress.
+    `files` are the files that each run leaves in its workspace. `meanwhile` is awaited before a run
+    ends, and may send output and progress to its sinks.
     """
 
     answer: Callable[[SeenRun], RunEnding] = always_four
@@ -132,7 +125,7 @@ class FakeWall:
         return place
 
     async def play(self, run: SeenRun, sinks: RunSinks) -> RunEnding:
-        """Note a run, do what it does meanwhile, leave its files, answer it."""
+        """Record a run, await `meanwhile`, leave its files, and answer."""
         self.runs.append(run)
         if self.meanwhile is not None:
             await self.meanwhile(run, sinks)
@@ -189,7 +182,7 @@ class FakePlace:
     async def run(
         self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks = NO_SINKS
     ) -> RunEnding:
-        """As the wall answers, or `sandbox_lost` where it is lost meanwhile."""
+        """Give the wall's answer, or `sandbox_lost` if the place is lost meanwhile."""
         ways_out = [asyncio.ensure_future(e.wait()) for e in (self.may_run, self.ended)]
         try:
             await asyncio.wait(ways_out, return_when=asyncio.FIRST_COMPLETED)

@@ -14,8 +14,8 @@ from pathlib import Path
 from fumehood import Config, Engine
 from fumehood.budgets.ledger import Budgets
 from fumehood.budgets.model import Amounts, Spender
+from fumehood.budgets.settings import BudgetRule
 from fumehood.budgets.store import CounterTable
-from fumehood.config import BudgetConfig
 from fumehood.observe.clock import SystemClock
 from fumehood.storage.database import Database, open_database
 from fumehood.testing import FakeWall
@@ -27,11 +27,11 @@ BATCH = 20
 LARGE = 10**9
 
 BUDGETS = (
-    BudgetConfig(name="all", calls=LARGE, tokens=LARGE, money=Decimal(LARGE)),
-    BudgetConfig(name="each", per=("principal", "tool"), calls=LARGE),
-    BudgetConfig(name="calculators", tools=("calc*",), period="total", tokens=LARGE),
+    BudgetRule(name="all", calls=LARGE, tokens=LARGE, money=Decimal(LARGE)),
+    BudgetRule(name="each", per=("principal", "tool"), calls=LARGE),
+    BudgetRule(name="calculators", tools=("calc*",), period="total", tokens=LARGE),
 )
-SMALL = (BudgetConfig(name="small", calls=10),)
+SMALL = (BudgetRule(name="small", calls=10),)
 """Of a budget without blocks: each reservation is a durable write."""
 
 
@@ -59,7 +59,7 @@ async def reservations(home: Path) -> list[Line]:
     ]  # fmt: skip
 
 
-def budgets_on(database: Database, chosen: tuple[BudgetConfig, ...]) -> Budgets:
+def budgets_on(database: Database, chosen: tuple[BudgetRule, ...]) -> Budgets:
     rules = Config(budgets=chosen).budget_rules
     return Budgets(rules, CounterTable(database), SystemClock().now)
 

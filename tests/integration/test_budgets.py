@@ -14,7 +14,8 @@ from sqlalchemy import func, select, update
 from conftest import CLEAN_ENVIRONMENT
 from fumehood.budgets.accounts import BLOCKS
 from fumehood.budgets.ledger import Budgets
-from fumehood.budgets.model import BudgetRule, Period, Subject, Unit
+from fumehood.budgets.model import Subject, Unit
+from fumehood.budgets.settings import BudgetRule, Period
 from fumehood.budgets.store import KEPT_DAYS, PRUNED_AT_ONCE, CounterKey, CounterTable
 from fumehood.core.errors import QuotaExceeded
 from fumehood.storage.database import Database, open_database
@@ -57,7 +58,7 @@ def left(budgets: Budgets) -> list[int | str]:
 
 async def test_after_a_stop_in_order_exactly_what_was_spent_is_gone(reopen: Reopen) -> None:
     rule = BudgetRule(
-        "b", period=Period.TOTAL, per=("agent",), calls=100, tokens=1000, money=Decimal("2.5")
+        name="b", period=Period.TOTAL, per=("agent",), calls=100, tokens=1000, money=Decimal("2.5")
     )
     budgets = budgets_on(reopen(), rule)
     for _ in range(3):
@@ -80,7 +81,7 @@ async def test_after_a_stop_nothing_that_was_taken_back_is_gone(reopen: Reopen) 
 
 
 async def test_after_a_crash_what_was_reserved_ahead_is_gone_too(reopen: Reopen) -> None:
-    rule = BudgetRule("b", period=Period.TOTAL, tokens=1000)
+    rule = BudgetRule(name="b", period=Period.TOTAL, tokens=1000)
     budgets = budgets_on(reopen(), rule)
     await use(budgets, 100)
     again = budgets_on(reopen(), rule)
@@ -90,7 +91,7 @@ async def test_after_a_crash_what_was_reserved_ahead_is_gone_too(reopen: Reopen)
 async def test_a_day_that_the_start_did_not_look_for_is_found_when_it_is_asked_for(
     reopen: Reopen,
 ) -> None:
-    rule, clock = BudgetRule("b", tokens=10), HandClock()
+    rule, clock = BudgetRule(name="b", tokens=10), HandClock()
     budgets = budgets_on(reopen(), rule, clock=clock)
     await use(budgets, 10)
     clock.moment += timedelta(days=1)
@@ -167,9 +168,9 @@ async def rows_of(database: Database) -> set[tuple[str, str]]:
 async def test_days_and_sessions_go_after_a_month_and_totals_stay(reopen: Reopen) -> None:
     database, clock = reopen(), HandClock()
     rules = [
-        BudgetRule("day", calls=9),
-        BudgetRule("ever", per=("agent",), period=Period.TOTAL, calls=9),
-        BudgetRule("session", per=("session",), period=Period.TOTAL, calls=9),
+        BudgetRule(name="day", calls=9),
+        BudgetRule(name="ever", per=("agent",), period=Period.TOTAL, calls=9),
+        BudgetRule(name="session", per=("session",), period=Period.TOTAL, calls=9),
     ]
     budgets = budgets_on(database, *rules, clock=clock)
     await use(budgets, 0, agent="a", session="old")
@@ -187,7 +188,7 @@ async def test_days_and_sessions_go_after_a_month_and_totals_stay(reopen: Reopen
 
 async def test_many_old_rows_go_in_small_transactions(reopen: Reopen) -> None:
     database, clock = reopen(), HandClock()
-    budgets = budgets_on(database, BudgetRule("b", per=("principal",), calls=9), clock=clock)
+    budgets = budgets_on(database, BudgetRule(name="b", per=("principal",), calls=9), clock=clock)
     count = PRUNED_AT_ONCE + 10
     for number in range(count):
         await budgets.reserve(spender(principal=f"uid:{number}"), takes())

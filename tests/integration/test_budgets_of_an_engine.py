@@ -10,7 +10,7 @@ import pytest
 
 from fumehood import Config, Engine
 from fumehood.budgets.model import BudgetStanding
-from fumehood.config import BudgetConfig
+from fumehood.budgets.settings import BudgetRule
 from fumehood.core.call import CallBody
 from fumehood.core.envelope import Envelope
 from fumehood.executors.live import CallHandle
@@ -25,7 +25,7 @@ EVER: dict[str, Any] = {"name": "b", "period": "total"}
 
 def limited(home: Path, wall: FakeWall | None = None, **limits: Any) -> Engine:
     """An engine with one budget, whose calculator runs nothing."""
-    config = Config(home=home, budgets=(BudgetConfig(**{**EVER, **limits}),))
+    config = Config(home=home, budgets=(BudgetRule(**{**EVER, **limits}),))
     return Engine(config=config, interpreter=wall or FakeWall())
 
 
@@ -116,7 +116,7 @@ async def test_a_fault_of_the_engine_after_the_run_counts_and_holds_nothing(home
 
 
 async def test_leaving_an_engine_gives_back_what_was_reserved_ahead(home: Path) -> None:
-    config = Config(home=home, budgets=(BudgetConfig(**EVER, calls=100),))
+    config = Config(home=home, budgets=(BudgetRule(**EVER, calls=100),))
     lefts = []
     for _ in range(3):
         database = open_database(home / "state.db")

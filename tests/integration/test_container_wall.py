@@ -22,7 +22,6 @@ from fumehood.core.limits import MB, Limit, Limits
 from fumehood.sandbox.container import docker_api
 from fumehood.sandbox.container import wall as wall_module
 from fumehood.sandbox.container.docker_api import Docker
-from fumehood.sandbox.container.pool import PoolRules
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.images.builder import building_noted
@@ -58,17 +57,17 @@ class Bench:
     def __init__(self, image: Image, environment: dict[str, str], **settings: Any) -> None:
         self.owner = secrets.token_hex(16)
         self.events: list[tuple[str, JsonObject]] = []
-        rules = settings.pop("rules", PoolRules(least_warm=0, most=2))
 
         async def find_image(docker: Docker, name: str) -> Image:
             await docker.info()
             return image
 
         self.wall = ContainerWall(
-            ContainerSettings(rules=rules, **settings),
+            ContainerSettings(pool_min=0, pool_max=2),
             Docker(environment),
             find_image,
             EngineIdentity(secrets.token_hex(16), self.owner),
+            **settings,
             on_event=lambda event, values: self.events.append((event, values)),
         )
 

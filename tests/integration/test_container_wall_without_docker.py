@@ -25,8 +25,7 @@ from fumehood.sandbox.container.docker_api import (
     Listed,
 )
 from fumehood.sandbox.container.lease import HeldContainer
-from fumehood.sandbox.container.pool import PoolRules
-from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
+from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity, LanguageImages
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.wall import NO_SINKS, ImageMissing, RunEnding
 from support.fake_docker import GOOD_INFO, FakeDocker, FakeGuest, honest
@@ -52,6 +51,11 @@ class Found:
     guest_mb: int = 32
 
 
+OPTIONS = ("eager", "start_deadline_s")
+ONE_IMAGE = LanguageImages(python="python", shell="python", javascript="python")
+TWO_IMAGES = LanguageImages(python="python", shell="shell", javascript="python")
+
+
 class Bench:
     def __init__(self, docker: FakeDocker, **settings: Any) -> None:
         self.docker = docker
@@ -59,14 +63,13 @@ class Bench:
         self.image = "sha256:1"
         self.missing: set[str] = set()
         """Names of images that are not there."""
-        rules = settings.pop("rules", PoolRules(least_warm=0, most=2))
-        eager = settings.pop("eager", True)
+        options = {key: settings.pop(key) for key in OPTIONS if key in settings}
         self.wall = ContainerWall(
-            ContainerSettings(rules=rules, **settings),
+            ContainerSettings(**{"pool_min": 0, "pool_max": 2, **settings}),
             docker,  # type: ignore[arg-type]
             self._find_image,
             EngineIdentity("e" * 32, "o" * 32),
-            eager=eager,
+            **options,
             on_event=lambda event, values: self.events.append((event, values)),
         )
 
@@ -195,7 +198,7 @@ async def test_missing_images_leave_the_wall_up_and_the_next_call_after_a_build_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     only_calls_look(monkeypatch)
-    async with bench(images={"python": "python"}) as made:
+    async with bench(images=ONE_IMAGE) as made:
         made.image = ""
         for _ in range(2):
             with pytest.raises(ImageMissing) as refused:
@@ -324,8 +327,7 @@ async def test_thousand_calls_share_one_look_when_docker_is_back_and_all_are_ans
 ) -> None:
     only_calls_look(monkeypatch)
     endings: list[EndedBy] = []
-    rules = PoolRules(least_warm=0, most=8)
-    async with bench(rules=rules, docker={"failing": DockerNotRunning("away")}) as made:
+    async with bench(pool_max=8, docker={"failing": DockerNotRunning("away")}) as made:
         with pytest.raises(SandboxUnavailable):
             await made.run()
         made.docker.failing, made.docker.silence = None, anyio.Event()
@@ -398,7 +400,7 @@ async def test_image_that_is_removed_while_a_call_runs_ends_nothing_and_refuses_
 
     only_calls_look(monkeypatch)
     endings: list[EndedBy] = []
-    async with bench(images={"python": "python"}, docker={"behave": slow}) as made:
+    async with bench(images=ONE_IMAGE, docker={"behave": slow}) as made:
 
         async def call() -> None:
             endings.append((await made.run()).ended_by)
@@ -444,8 +446,7 @@ async def test_container_that_lacks_a_limit_runs_nothing_and_the_wall_says_which
         await guest.says({**READY, "enforces": held})
         assert (await guest.hears())["op"] != "run"
 
-    rules = PoolRules(least_warm=least_warm, most=2)
-    async with bench(docker={"behave": lacking}, rules=rules) as made:
+    async with bench(docker={"behave": lacking}, pool_min=least_warm) as made:
         for _ in range(3):
             with pytest.raises(SandboxUnavailable):
                 await made.run()
@@ -644,19 +645,19 @@ async def test_missing_image_takes_away_its_languages_only_and_is_found_when_it_
 
 
 async def test_image_without_the_language_is_refused_and_named() -> None:
-    async with bench(images={"python": "python", "javascript": "python"}) as made:
+    async with bench(images=ONE_IMAGE) as made:
         with pytest.raises(SandboxUnavailable, match=r"image python has no javascript"):
             await made.run(language="javascript")
 
 
 async def test_language_without_an_image_is_refused() -> None:
-    async with bench(images={"python": "python"}) as made:
-        with pytest.raises(SandboxUnavailable, match="no image for shell"):
-            await made.run(language="shell")
+    async with bench(images=ONE_IMAGE) as made:
+        with pytest.raises(SandboxUnavailable, match="no image for ruby"):
+            await made.run(language="ruby")
 
 
 async def test_each_language_runs_in_its_own_image() -> None:
-    async with bench(images={"python": "python", "shell": "shell"}) as made:
+    async with bench(images=TWO_IMAGES) as made:
         await made.run()
         await made.run(language="shell")
         names = [body["Labels"]["fumehood.image"] for body in made.docker.bodies]
@@ -673,8 +674,7 @@ async def test_guest_that_does_not_start_in_another_image_is_not_the_wall_s_faul
             return
         await honest(guest)
 
-    images = {"python": "python", "shell": "shell"}
-    async with bench(images=images, docker={"behave": behave}) as made:
+    async with bench(images=TWO_IMAGES, docker={"behave": behave}) as made:
         await made.run()
         for _ in range(3):
             with pytest.raises(SandboxUnavailable, match="No container could be started"):

@@ -16,7 +16,6 @@ from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits
 from fumehood.sandbox.container.docker_api import Docker
-from fumehood.sandbox.container.pool import PoolRules
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.images.catalog import Image
@@ -126,9 +125,8 @@ def container_wall(image: Image, runtime: str) -> ContainerWall:
     async def find_image(docker: Docker, name: str) -> Image:
         return image
 
-    rules = PoolRules(least_warm=1, most=3, warm_memory_mb=128)
     identity = EngineIdentity(secrets.token_hex(16), secrets.token_hex(16))
-    settings = ContainerSettings(rules=rules, runtime=runtime)
+    settings = ContainerSettings(pool_min=1, pool_max=3, memory_mb=128, runtime=runtime)
     return ContainerWall(settings, Docker(os.environ), find_image, identity)
 
 

@@ -12,7 +12,7 @@ import anyio
 
 from fumehood import Config, Engine, tool
 from fumehood.approvals.model import Approval, ApprovalState, NewDecision
-from fumehood.config import ApprovalsConfig
+from fumehood.approvals.settings import ApprovalSettings
 from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Principal, Scope
 from fumehood.pipeline.incoming import parse_own_call
@@ -99,7 +99,7 @@ async def asking(
 ) -> AsyncIterator[Asking]:
     """An engine on the database in `state`, or on one of its own."""
     deeds, clock = deeds or Deeds(), clock or ManualClock()
-    rules = config.pop("approvals", ApprovalsConfig())
+    rules = config.pop("approvals", ApprovalSettings())
 
     async def erase(what: str) -> dict[str, str]:
         deeds.begun.set()

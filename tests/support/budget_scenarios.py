@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fumehood.budgets.ledger import Budgets
-from fumehood.budgets.model import BudgetRule, Period
+from fumehood.budgets.settings import BudgetRule, Period
 from fumehood.budgets.store import CounterTable
 from fumehood.storage.database import open_database
 
@@ -15,8 +15,8 @@ from .crash_points import Hook, Say
 
 LIMIT = 100
 RULES = (
-    BudgetRule("ever", period=Period.TOTAL, tokens=LIMIT),
-    BudgetRule("each", per=("session",), tokens=LIMIT, calls=20),
+    BudgetRule(name="ever", period=Period.TOTAL, tokens=LIMIT),
+    BudgetRule(name="each", per=("session",), tokens=LIMIT, calls=20),
 )
 DATABASE = "state.db"
 MOST_UNTOLD = 50

@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from decimal import Decimal
 
 from fumehood.budgets.ledger import Budgets
-from fumehood.budgets.model import Amounts, BudgetRule, Period, Spender
+from fumehood.budgets.model import Amounts, Spender
+from fumehood.budgets.settings import BudgetRule, Period
 from fumehood.budgets.store import CounterTable
 from fumehood.storage.database import Database
 
@@ -42,7 +43,7 @@ def takes(calls: int = 1, tokens: int = 0, money: str = "0") -> Amounts:
 
 def a_total(calls: int, name: str = "all") -> BudgetRule:
     """So many calls, ever."""
-    return BudgetRule(name, period=Period.TOTAL, calls=calls)
+    return BudgetRule(name=name, period=Period.TOTAL, calls=calls)
 
 
 def budgets_on(database: Database, *rules: BudgetRule, clock: HandClock | None = None) -> Budgets:

@@ -41,7 +41,8 @@ from fumehood.approvals.model import (
 )
 from fumehood.budgets.accounts import BLOCKS
 from fumehood.budgets.model import Amounts, Spender
-from fumehood.config import BudgetConfig, Config
+from fumehood.budgets.settings import BudgetRule
+from fumehood.config import Config
 from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Principal, Scope
 from fumehood.engine import Engine
@@ -162,8 +163,8 @@ async def engine_in(
         home=home,
         policy_file=home / "policy.toml",
         budgets=(
-            BudgetConfig(name="calls", period="total", calls=calls),
-            BudgetConfig(name="money", money=PRICE * calls),
+            BudgetRule(name="calls", period="total", calls=calls),
+            BudgetRule(name="money", money=PRICE * calls),
         ),
     )
     walls = {"interpreter": FakeWall(), "jail": FakeWall(), "container": FakeWall()}
@@ -172,7 +173,7 @@ async def engine_in(
             with (
                 patch("fumehood.compose.discover", lambda *args, **options: []),
                 # It writes whenever it comes to it: commits would have other numbers each time.
-                patch("fumehood.lifecycle.retention", lambda *args, **options: nullcontext()),
+                patch("fumehood.compose.retention", lambda *args, **options: nullcontext()),
             ):
                 engine = Engine(
                     (*TOOLS, *more), config=config, clock=clock, database=database, **walls

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fumehood.budgets.ledger import Budgets
-from fumehood.budgets.model import BudgetRule, Period
+from fumehood.budgets.settings import BudgetRule, Period
 from fumehood.budgets.store import CounterTable
 from fumehood.core.errors import QuotaExceeded
 from fumehood.storage.database import open_database
@@ -25,7 +25,7 @@ from fumehood.storage.database import open_database
 from .budgets import HandClock, spender, takes
 
 LIMIT = 20_000
-RULE = BudgetRule("all", period=Period.TOTAL, tokens=LIMIT)
+RULE = BudgetRule(name="all", period=Period.TOTAL, tokens=LIMIT)
 CALLS_AT_ONCE = 6
 MOST_EXPECTED = 60
 LIFETIME_S = 60

@@ -10,7 +10,8 @@ import pytest
 from pydantic import ValidationError
 
 from fumehood import Config, ConfigError, load_config
-from fumehood.config import ContainerConfig, config_file
+from fumehood.config import config_file
+from fumehood.sandbox.container.settings import ContainerSettings
 
 
 @pytest.fixture(autouse=True)
@@ -33,16 +34,16 @@ def test_nothing_configured_is_the_safe_default() -> None:
     assert config.host_tools == ()
     assert config.allow_debug is False
     assert config.log_level == "info"
-    limits = config.interpreter_limits
+    limits = config.interpreter.limits
     assert (limits.default_wall_s, limits.max_wall_s) == (5, 30)
     assert (limits.default_memory_mb, limits.max_memory_mb, limits.output_bytes) == (
         64,
         256,
         65_536,
     )
-    jail = config.jail_limits
+    jail = config.jail.limits
     assert (jail.default_wall_s, jail.default_memory_mb, jail.output_bytes) == (30, 256, 1 << 20)
-    assert config.resource_prices.cpu_second == Decimal(0)
+    assert config.prices.cpu_second == Decimal(0)
 
 
 def test_environment_wins_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,8 +84,8 @@ def test_nested_settings_have_two_underscores(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("FUMEHOOD_INTERPRETER__TIMEOUT_SECONDS", "2.5")
     monkeypatch.setenv("FUMEHOOD_PRICES__CPU_SECOND", "0.1")
     config = load_config()
-    assert config.interpreter_limits.default_wall_s == 2.5
-    assert config.resource_prices.cpu_second == Decimal("0.1")
+    assert config.interpreter.limits.default_wall_s == 2.5
+    assert config.prices.cpu_second == Decimal("0.1")
 
 
 @pytest.mark.parametrize(
@@ -198,19 +199,19 @@ def test_directory_of_tools_does_not_depend_on_where_the_engine_starts(path: str
 
 
 def test_container_s_limits_are_classes_of_memory() -> None:
-    config = load_config(container=ContainerConfig(memory_mb=300, timeout_seconds=3, output_kb=1))
-    limits = config.container_limits
+    config = load_config(container=ContainerSettings(memory_mb=300, timeout_seconds=3, output_kb=1))
+    limits = config.container.limits
     assert limits.memory_classes == (128, 256, 512, 1024, 2048)
     assert limits.memory_class(300) == 256
     assert (limits.default_wall_s, limits.output_bytes, limits.min_memory_mb) == (3, 1024, 128)
 
 
 def test_output_of_programs_may_be_a_gigabyte_and_no_more() -> None:
-    config = load_config(container=ContainerConfig(output_kb=1024 * 1024))
-    assert config.container_limits.output_bytes == 1 << 30
-    assert load_config().container_limits.output_bytes == 1 << 20
+    config = load_config(container=ContainerSettings(output_kb=1024 * 1024))
+    assert config.container.limits.output_bytes == 1 << 30
+    assert load_config().container.limits.output_bytes == 1 << 20
     with pytest.raises(ValidationError):
-        ContainerConfig(output_kb=1024 * 1024 + 1)
+        ContainerSettings(output_kb=1024 * 1024 + 1)
 
 
 @pytest.mark.parametrize(
@@ -234,10 +235,10 @@ def test_container_section_that_could_not_be_kept_is_refused(wrong: dict[str, An
 
 @pytest.mark.row("S6")
 def test_sessions_have_bounds_where_nothing_is_configured() -> None:
-    rules = load_config().session_rules
-    assert (rules.image, rules.most, rules.most_of_one) == ("python-data", 4, 3)
-    assert (rules.idle_s, rules.lifetime_s) == (1800, 14_400)
-    assert (rules.queue_s, rules.waiting) == (30, 20)
+    rules = load_config().sessions
+    assert (rules.image, rules.max, rules.max_of_one) == ("python-data", 4, 3)
+    assert (rules.idle_seconds, rules.lifetime_seconds) == (1800, 14_400)
+    assert (rules.queue_seconds, rules.waiting) == (30, 20)
 
 
 @pytest.mark.row("S6")
@@ -245,7 +246,7 @@ def test_one_principal_never_has_more_sessions_than_there_may_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("FUMEHOOD_SESSIONS__MAX", "2")
-    assert load_config().session_rules.most_of_one == 2
+    assert load_config().sessions.max_of_one == 2
 
 
 @pytest.mark.row("S7")

@@ -14,8 +14,8 @@ import pytest
 
 from fumehood import Config, Engine
 from fumehood.audit.anchors import own_anchors
+from fumehood.audit.settings import AuditSettings
 from fumehood.audit.verify import Anchor
-from fumehood.config import AuditConfig
 from fumehood.core.identity import Principal, Scope
 from fumehood.storage.database import open_database
 from fumehood.storage.errors import ReadFailed, WriteFailed
@@ -54,7 +54,7 @@ class Log:
 async def engine_at(home: Path, **settings: Any) -> AsyncIterator[tuple[Engine, Log]]:
     log = Log()
     database = open_database(home / "state.db")
-    audit = AuditConfig().model_copy(update=settings)  # also less than an operator may set
+    audit = AuditSettings().model_copy(update=settings)  # also less than an operator may set
     config = Config(home=home).model_copy(update={"audit": audit})
     engine = Engine(config=config, interpreter=FakeWall(), database=database, log=log)
     try:

@@ -15,12 +15,13 @@ import httpx2
 import pytest
 
 from fumehood.approvals.model import Approval
-from fumehood.config import ConfigError, WebhookConfig
+from fumehood.config import ConfigError
 from fumehood.core.errors import Unauthorized
 from fumehood.engine_webhook import AT_ONCE, EngineWebhook, read_secret
 from fumehood.observe.log import quiet_logger
 from fumehood.storage.database import Database, open_database
 from fumehood.webhook import deliveries
+from fumehood.webhook.settings import WebhookSettings
 from fumehood.webhook.signatures import HEADER, Callbacks
 from support.approvals import NOW, FakeDesk, approval
 
@@ -66,7 +67,7 @@ class Receiver:
 def make(
     database: Database, secret_file: Path, *, desk: FakeDesk | None = None, **config: Any
 ) -> EngineWebhook:
-    chosen = WebhookConfig(url="https://example.org/hook", secret_file=secret_file, **config)
+    chosen = WebhookSettings(url="https://example.org/hook", secret_file=secret_file, **config)
     desk = desk or FakeDesk({approval(number).id: approval(number) for number in range(1, 20)})
     return EngineWebhook(chosen, database, desk.show, lambda: NOW, quiet_logger())
 

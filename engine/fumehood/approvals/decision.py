@@ -28,7 +28,7 @@ from fumehood.approvals.model import (
 from fumehood.approvals.remembered import Remembering, may_decide, remembered_rule
 from fumehood.approvals.resumption import CallWay
 from fumehood.approvals.run_to_completion import run_to_completion
-from fumehood.approvals.settings import DeskRules
+from fumehood.approvals.settings import ApprovalSettings
 from fumehood.approvals.store import (
     ApprovalTable,
     Stale,
@@ -54,7 +54,7 @@ class ApprovalDecision:
         table: ApprovalTable,
         changes: ApprovalChanges,
         remembering: Remembering,
-        rules: DeskRules,
+        rules: ApprovalSettings,
         *,
         way: Callable[[], CallWay],
         now: Callable[[], datetime],
@@ -179,7 +179,7 @@ class ApprovalDecision:
         step = steps.approved(
             word,
             version=one.version,
-            start_by=now + timedelta(seconds=self._rules.start_within_s),
+            start_by=now + timedelta(seconds=self._rules.start_within_seconds),
             document=document,
             remember=self._rule_of(one, approval, word),
             counts=self._voices.counts,

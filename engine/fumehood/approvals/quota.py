@@ -8,14 +8,14 @@ once never share the last place.
 from __future__ import annotations
 
 from fumehood.approvals import refusals
-from fumehood.approvals.settings import DeskRules
+from fumehood.approvals.settings import ApprovalSettings
 from fumehood.approvals.store import ApprovalTable, PendingOf, StoredApproval, size_of
 
 
 class ApprovalQuota:
     """What waits, by caller, as far as was counted."""
 
-    def __init__(self, table: ApprovalTable, rules: DeskRules) -> None:
+    def __init__(self, table: ApprovalTable, rules: ApprovalSettings) -> None:
         self._table = table
         self._rules = rules
         self._pending: dict[str, PendingOf] = {}
@@ -45,8 +45,8 @@ class ApprovalQuota:
         rules, own = self._rules, self._of(who)
         return (
             sum(one.count for one in self._pending.values()) >= rules.max_pending
-            or own.count >= rules.max_pending_of_one
-            or own.size_bytes + size > rules.max_pending_bytes_of_one
+            or own.count >= rules.max_pending_per_principal
+            or own.size_bytes + size > rules.max_pending_bytes_per_principal
         )
 
     def _of(self, who: str) -> PendingOf:

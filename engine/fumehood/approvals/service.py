@@ -40,7 +40,7 @@ from fumehood.approvals.remembered import Remembering, remembered_rule
 from fumehood.approvals.resumption import CallWay
 from fumehood.approvals.runs import ApprovalRuns
 from fumehood.approvals.scheduler import ApprovalScheduler
-from fumehood.approvals.settings import DeskRules
+from fumehood.approvals.settings import ApprovalSettings
 from fumehood.approvals.store import (
     ApprovalTable,
     Stale,
@@ -71,7 +71,7 @@ class ApprovalService:
         self,
         table: ApprovalTable,
         remembering: Remembering,
-        rules: DeskRules,
+        rules: ApprovalSettings,
         *,
         now: Callable[[], datetime],
         new_id: Callable[[], str],
@@ -107,7 +107,7 @@ class ApprovalService:
         )
         self._keeper = ApprovalScheduler(
             table, self._changes, self._runs,
-            warn_s=rules.warn_s, way=way, now=self.now, on_event=on_event,
+            warn_s=rules.warn_seconds, way=way, now=self.now, on_event=on_event,
         )  # fmt: skip
         self._decision = ApprovalDecision(
             table, self._changes, remembering, rules,
@@ -145,7 +145,7 @@ class ApprovalService:
 
     def expiry(self) -> datetime:
         """When an approval that is made now expires."""
-        return self.now() + timedelta(seconds=self._rules.expire_s)
+        return self.now() + timedelta(seconds=self._rules.expire_seconds)
 
     def url_of(self, approval_id: str) -> str | None:
         """Where people see it."""
@@ -155,7 +155,11 @@ class ApprovalService:
         """How long a call may wait for its answer."""
         if wish is None or wish is False:
             return 0.0
-        return self._rules.max_wait_s if wish is True else min(float(wish), self._rules.max_wait_s)
+        return (
+            self._rules.max_wait_seconds
+            if wish is True
+            else min(float(wish), self._rules.max_wait_seconds)
+        )
 
     def remembered_for(self, permitted: Any, definition: str) -> str | None:
         """The remembered rule that lets a call through, by its id."""

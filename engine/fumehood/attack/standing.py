@@ -12,7 +12,6 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from fumehood.attack.attack import Language
@@ -22,15 +21,13 @@ from fumehood.core.limits import CONTAINER_PROCESSES, MIN_CONTAINER_MB
 from fumehood.sandbox.container.docker_api import QUICK_S, Docker, DockerError
 from fumehood.sandbox.container.host_check import why_unfit
 from fumehood.sandbox.container.image_catalog import FindImage
-from fumehood.sandbox.container.pool import PoolRules
-from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
-from fumehood.sandbox.container.spec import GUEST_PROCESSES, LABEL_ENGINE
+from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity, LanguageImages
+from fumehood.sandbox.container.spec import GUEST_COMMAND, GUEST_PROCESSES, LABEL_ENGINE
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.process import interpreter, jail
 from fumehood.sandbox.wall import Wall
 
 IMAGE = "python"
-IMAGES = MappingProxyType({"python": IMAGE})
 PROCESS_WALL_MB = 64
 CONTAINER_LIFETIME_S = 300
 """After which the guest of a container ends itself, also where this process was killed."""
@@ -161,19 +158,18 @@ def container_target(
         await _require_docker(docker, runtime, find_image)
         engine_id = secrets.token_hex(16)
         # None in advance: what Docker counts is then what attacks were given.
-        rules = PoolRules(
-            least_warm=0,
-            most=4,
-            warm_memory_mb=MIN_CONTAINER_MB,
-            lifetime_s=CONTAINER_LIFETIME_S,
+        settings = ContainerSettings(
+            images=LanguageImages(python=IMAGE, shell=IMAGE, javascript=IMAGE),
+            runtime=runtime,
+            memory_mb=MIN_CONTAINER_MB,
+            pool_min=0,
+            pool_max=4,
+            lifetime_seconds=CONTAINER_LIFETIME_S,
         )
-        settings = ContainerSettings(rules=rules, images=IMAGES, runtime=runtime)
-        if command is not None:
-            settings = ContainerSettings(
-                rules=rules, images=IMAGES, runtime=runtime, command=command
-            )
         identity = EngineIdentity(engine_id, engine_id)
-        async with ContainerWall(settings, docker, find_image, identity) as wall:
+        async with ContainerWall(
+            settings, docker, find_image, identity, command=command or GUEST_COMMAND
+        ) as wall:
             yield Standing(
                 wall,
                 Language.PYTHON,

@@ -13,16 +13,16 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
 from fumehood.budgets.model import (
     Amounts,
-    BudgetRule,
     BudgetStanding,
     Exceeded,
-    Period,
     Spender,
     Unit,
     subject_of,
 )
+from fumehood.budgets.settings import BudgetRule, Period
 from fumehood.budgets.store import CounterKey, CounterRow
 from fumehood.core.identity import Principal
+from fumehood.core.names import compile_glob
 from fumehood.core.usage import money
 
 BLOCKS = 20
@@ -243,24 +243,7 @@ def day_of(moment: datetime) -> str:
 
 
 def any_matches(patterns: Iterable[str], name: str) -> bool:
-    return any(matches(pattern, name) for pattern in patterns)
-
-
-def matches(pattern: str, name: str) -> bool:
-    """Exactly, or with a written `*` for any characters; linear in both."""
-    first, *rest = pattern.split("*")
-    if not rest:
-        return pattern == name
-    *middle, last = rest
-    if len(name) < len(first) + len(last) or not name.startswith(first) or not name.endswith(last):
-        return False
-    at, end = len(first), len(name) - len(last)
-    for part in middle:
-        at = name.find(part, at, end)
-        if at < 0:
-            return False
-        at += len(part)
-    return True
+    return any(compile_glob(pattern)(name) for pattern in patterns)
 
 
 __all__ = [
@@ -273,5 +256,4 @@ __all__ = [
     "day_of",
     "figures_of",
     "highest",
-    "matches",
 ]

@@ -30,7 +30,6 @@ from fumehood.budgets.accounts import (
 )
 from fumehood.budgets.model import (
     Amounts,
-    BudgetRule,
     BudgetStanding,
     Exceeded,
     Spender,
@@ -38,6 +37,7 @@ from fumehood.budgets.model import (
     Unit,
     subject_of,
 )
+from fumehood.budgets.settings import BudgetRule
 from fumehood.budgets.store import CounterKey, CounterRow, CounterTable
 from fumehood.core.envelope import UsageReport
 from fumehood.core.errors import QuotaExceeded

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict
 
-Per = Literal["principal", "agent", "session", "tool"]
-"""What a budget is counted for each of."""
+from fumehood.budgets.settings import Per, Period
 
 
 class Unit(StrEnum):
@@ -25,13 +24,6 @@ class Unit(StrEnum):
     CALLS = "calls"
     TOKENS = "tokens"
     MONEY = "money"
-
-
-class Period(StrEnum):
-    """How long a budget has to last."""
-
-    DAY = "day"
-    TOTAL = "total"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +43,6 @@ class Amounts:
     calls: int = 1
     tokens: int = 0
     money: Decimal = Decimal(0)
-
-
-@dataclass(frozen=True, slots=True)
-class BudgetRule:
-    """So much for each of what `per` names; of the three limits at least one is given.
-
-    `tools` and `agents` are names, exact or with a written `*`. None means every one; a call
-    without an agent is covered only where `agents` has none.
-    """
-
-    name: str
-    per: tuple[Per, ...] = ()
-    period: Period = Period.DAY
-    tools: tuple[str, ...] = ()
-    agents: tuple[str, ...] = ()
-    calls: int | None = None
-    tokens: int | None = None
-    money: Decimal | None = None
 
 
 class Subject(NamedTuple):
@@ -157,11 +131,8 @@ class BudgetStanding(BaseModel):
 
 __all__ = [
     "Amounts",
-    "BudgetRule",
     "BudgetStanding",
     "Exceeded",
-    "Per",
-    "Period",
     "Spender",
     "Subject",
     "Unit",

@@ -26,7 +26,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import RowMapping
 
-from fumehood.budgets.model import Period, Subject, Unit
+from fumehood.budgets.model import Subject, Unit
+from fumehood.budgets.settings import Period
 from fumehood.storage.changes import stamp
 from fumehood.storage.database import Database
 from fumehood.storage.schema import COUNTERS

@@ -5,6 +5,7 @@ The fields bear the names that they have in envelopes. Sums are exact; money is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -97,6 +98,12 @@ class UsageTable(_Value):
     total: UsageRow
     has_more: bool
     budgets: tuple[BudgetStanding, ...] = ()
+
+    def with_budgets(self, standings: Sequence[BudgetStanding]) -> UsageTable:
+        """The same table with these budgets, up to a limit."""
+        has_more = self.has_more or len(standings) > MAX_STANDINGS
+        shown = tuple(standings[:MAX_STANDINGS])
+        return self.model_copy(update={"budgets": shown, "has_more": has_more})
 
 
 __all__ = [

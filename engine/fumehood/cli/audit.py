@@ -51,9 +51,9 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Detect changed, removed, inserted or reordered rows, and a tail cut before an anchor."""
+    from fumehood.audit.service import shown_verdict
     from fumehood.audit.verify import report
     from fumehood.cli.show import show_json, wants_json
-    from fumehood.engine_audit import shown_verdict
 
     if part and export is None:
         fail("--part needs --export.", ExitCode.USAGE)

@@ -185,14 +185,14 @@ def _authority(config: Config) -> Iterator[Finding]:
 def _interpreter(config: Config) -> Iterator[Finding]:
     from fumehood.sandbox.process.interpreter import InterpreterWall
 
-    yield from _wall("interpreter", InterpreterWall(config.interpreter_limits), "missing")
+    yield from _wall("interpreter", InterpreterWall(config.interpreter.limits), "missing")
 
 
 def _jail(config: Config) -> Iterator[Finding]:
     """Without a jail only sandboxed functions are unavailable, so faults are warnings."""
     from fumehood.sandbox.process.jail import JailWall
 
-    yield from _wall("jail", JailWall(limits=config.jail_limits), "warning")
+    yield from _wall("jail", JailWall(limits=config.jail.limits), "warning")
 
 
 def _wall(name: str, wall: InterpreterWall | JailWall, if_not: Verdict) -> Iterator[Finding]:

@@ -23,11 +23,13 @@ import psutil
 from docker.errors import DockerException
 from requests.exceptions import RequestException
 
-from fumehood.config import Config, ConfigError, ContainerConfig, SessionsConfig
+from fumehood.config import Config, ConfigError
 from fumehood.core.limits import MB
 from fumehood.sandbox.container.reach import DockerUnreachable, docker_address, open_docker
+from fumehood.sandbox.container.settings import ContainerSettings
 from fumehood.sandbox.images.catalog import Image, list_images, newest_own
 from fumehood.sandbox.images.recipe import image_names
+from fumehood.sandbox.settings import SessionSettings
 
 if TYPE_CHECKING:
     from fumehood.core.tool import ToolDefinition
@@ -225,7 +227,7 @@ __all__ = ["authority_findings"]
 
 
 def docker_findings(
-    settings: ContainerConfig, sessions: SessionsConfig, own: Path | None = None
+    settings: ContainerSettings, sessions: SessionSettings, own: Path | None = None
 ) -> Iterator[Finding]:
     """Check Docker, its images and what the configuration names; or say why Docker is unavailable.
 

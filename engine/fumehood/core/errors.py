@@ -1,16 +1,16 @@
-"""Every way to say no: one class, one code, one fault. The tables of the product.
+"""All errors: one class, one code, one fault. The error tables of the product are made from them.
 
-Values only; every room raises these and `pipeline/run.py` turns them into the envelope.
+Values only. Every stage raises these, and `pipeline/run.py` turns them into the envelope.
 
     EngineError
-    ├── CallerError      the caller can mend it
+    ├── CallerError      the caller can correct it
     ├── RuleError        a rule or a human refuses
-    ├── GuestError       the program that ran, ended it
-    ├── HostError        the engine or its host cannot
+    ├── GuestError       the program that ran caused it
+    ├── HostError        the engine or its host failed
     └── UpstreamError    another service failed
 
-`Fault` says who is to blame, `retryable` whether the same call may be repeated as it is,
-`sandbox_reusable` whether the process that ran it may serve again.
+`Fault` names the responsible party, `retryable` allows repeating the same call unchanged, and
+`sandbox_reusable` allows the process that ran it to serve again.
 """
 
 from __future__ import annotations
@@ -42,6 +42,10 @@ class FumehoodError(Exception):
 
     Only arguments that no call could have are a `TypeError` or a `ValueError` instead.
     """
+
+
+class EngineNotRunning(FumehoodError, RuntimeError):
+    """A call was made before `async with` entered the engine, or after it left it."""
 
 
 class EngineError(FumehoodError):

@@ -1,8 +1,8 @@
-"""Events: what is told of a call while it runs, and its answer as the last of them.
+"""Events of a running call. The last one is its answer.
 
-Values, no I/O (mission D2). An event's id is `SEQUENCE:OFFSET`: its number in the call, from 0
-on, and where it stands in the call's recording. What stands on the wire is the event without
-its kind and id, which have fields of their own there.
+Values, no I/O (mission D2). An event's id is `SEQUENCE:OFFSET`: its number in the call, from 0, and
+its offset in the call's recording. The data on the wire is the event without its kind and id, which
+have fields of their own there.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ _WITH_ENVELOPE: dict[str, type[ResultEvent | ErrorEvent]] = {
 
 
 def event_of(kind: str, event_id: str, data: Any) -> Event | None:
-    """An event from its kind, its id and what stands on the wire as its data.
+    """Parse an event from its kind, its id and its data on the wire.
 
-    None where the kind is unknown: a later engine may tell more.
+    None if the kind is unknown: a later engine may send more kinds.
 
     Raises:
         ValueError: the data are not those of such an event.

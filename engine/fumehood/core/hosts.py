@@ -1,8 +1,8 @@
-"""The host of a URL, read so strictly that no two readers could take it for different ones.
+"""The host of a URL, parsed so strictly that no two clients could disagree about it.
 
-Values only. Where clients are known to differ (user names before the host, backslashes, blanks,
-non-ASCII names, numbers that some take for addresses) there is no answer, which who asks has to
-take for the worst.
+Values only. Forms that clients are known to parse differently (user names before the host,
+backslashes, blanks, non-ASCII names, numbers that some clients read as addresses) give no host;
+callers must then assume the worst.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_PORT = 65_535
 
 
 def host_of(url: str) -> str | None:
-    """The host in lower case without a trailing dot; None where readers could differ."""
+    """The host in lower case without a trailing dot; None if clients could disagree."""
     if len(url) > MAX_URL_CHARACTERS or _UNSEEN.search(url) or "\\" in url:
         return None
     found = _URL.fullmatch(url)

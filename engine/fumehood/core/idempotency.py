@@ -1,11 +1,11 @@
-"""Idempotency keys: what is kept of a call that may be sent twice. Values only.
+"""Idempotency keys: the record of a call that may be sent twice. Values only.
 
-Rows are in `storage/idempotency`, who claims and settles them is in `pipeline/claim`. A key belongs
-to its principal; another's is another key.
+`storage/idempotency` keeps the rows, `pipeline/claim` claims and settles them. A key belongs to its
+principal; the same text from another principal is another key.
 
     (no row) → running → done | unknown | (no row)      running → waiting → done | (no row)
 
-`done` has an answer, which repeats are given; `unknown` may have acted and has none.
+`done` has an answer, which repeated calls get; `unknown` has none, and may have had effects.
 """
 
 from __future__ import annotations

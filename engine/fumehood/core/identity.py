@@ -1,4 +1,4 @@
-"""Who is asking. Values only; who a socket's peer is, is found out in `http/peer.py`."""
+"""Identities: principals, peers and trust domains. Values only; `http/peer.py` identifies peers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 OVERFLOW_UID = 65_534
-"""Every user whom the kernel cannot name in the engine's user namespace. *Source*:
-user_namespaces(7). Who may be anybody is nobody: one principal for all would mix them."""
+"""All users without a name in the engine's user namespace. *Source*: user_namespaces(7). They get
+no principal, because they would all share it."""
 
 
 class Scope(StrEnum):
@@ -20,17 +20,16 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Somebody the engine knows. No scopes means that nothing is allowed.
+    """An authenticated caller. Without scopes nothing is allowed.
 
-    `agents` are those that it may speak for; none means for none.
+    `agents` are the agents that it may speak for; empty means none.
     """
 
     id: str
     scopes: frozenset[Scope] = frozenset()
     agents: frozenset[str] = frozenset()
     token_id: str | None = None
-    """The token that it brought, where it brought one: whoever acts for it later looks whether
-    that is still good."""
+    """The token that it presented, if any. Code that acts for it later checks the token again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,5 +57,5 @@ class TrustDomain:
 
 
 def uid_principal_id(uid: int) -> str:
-    """The principal id that a Unix user has where configuration gives no other."""
+    """The principal id of a Unix user without a configured one."""
     return f"uid:{uid}"

@@ -1,11 +1,11 @@
-"""The one name for what is truly open: JSON that somebody else defined."""
+"""Types of JSON whose structure the engine does not define."""
 
 from __future__ import annotations
 
 from typing import Any
 
 JsonValue = Any
-"""Any value that JSON can hold; what is inside belongs to a tool, not to the engine."""
+"""Any JSON value; its structure belongs to a tool."""
 
 JsonObject = dict[str, Any]
 """A JSON object with keys that a tool defines."""

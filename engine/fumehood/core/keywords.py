@@ -10,10 +10,10 @@ import inspect
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
-from difflib import get_close_matches
 from typing import Any, Literal, TypedDict, TypeVar, get_args, get_type_hints
 
 from fumehood.core.json_types import JsonObject
+from fumehood.core.names import nearest
 
 Class = TypeVar("Class", bound=type)
 
@@ -147,7 +147,7 @@ def checked(kind: type, method: str, given: Mapping[str, object]) -> JsonObject:
     unknown = next((name for name in given if name not in known), None)
     if unknown is None:
         return dict(given)
-    near = get_close_matches(unknown, known, n=1)
+    near = nearest(unknown, known)
     cure = f"Did you mean {near[0]!r}?" if near else f"It takes {', '.join(sorted(known))}."
     raise TypeError(f"{method}() has no keyword argument {unknown!r}. {cure}")
 

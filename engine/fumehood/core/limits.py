@@ -1,4 +1,4 @@
-"""Limits: what a call may use at most, and how the effective ones are found.
+"""Limits of calls, and how the effective ones are found.
 
 Absent means the wall's default, never unlimited. The effective limit is the smallest of
 the tool's definition, the call's option and the wall's ceiling (mission T2).
@@ -12,7 +12,7 @@ from enum import StrEnum
 MB = 1 << 20
 
 MIN_INTERPRETER_MB = 16
-"""What Python itself needs beside a program, in the interpreter wall."""
+"""The memory of Python itself besides a program, in the interpreter wall."""
 
 MIN_JAIL_MB = 32
 """The same in the jail, where a function's own imports count too."""

@@ -1,28 +1,65 @@
-"""Names: the pattern of a tool's name, and the known names that are near a misspelt one.
+"""Names: the pattern of a tool's name, patterns with `*`, and suggestions for misspelt names.
 
-It loads next to nothing, so that a command can look at a name cheaply.
+It imports next to nothing, so that commands start quickly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 NAME_PATTERN = r"^[a-zA-Z_][a-zA-Z0-9_-]{0,63}$"
 
 MAX_COMPARED = 1000
-"""Names of about the same length that are looked at: each one costs tens of microseconds."""
+"""Names of similar length that are compared: each one takes tens of microseconds."""
 
 MAX_NAMED = 3
+MAX_GIVEN_CHARACTERS = 80
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """A sentence that names what may have been meant, with a space before it; else nothing."""
+    """A sentence that names similar names, with a space before it; else nothing."""
+    near = nearest(given, known, most=MAX_NAMED)
+    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
+def suggestion(given: str, known: Iterable[str]) -> str:
+    """The same of one name and for the end of a sentence: `; did you mean 'x'?`."""
+    near = nearest(given, sorted(known))
+    return f"; did you mean {near[0]!a}?" if near else ""
+
+
+def nearest(given: str, known: Iterable[str], most: int = 1) -> list[str]:
+    """The known names that are similar to a misspelt one, the most similar first."""
     from difflib import get_close_matches
 
-    given = given[:80]
+    given = given[:MAX_GIVEN_CHARACTERS]
     compared = [name for name in known if _is_near_in_length(name, given)][:MAX_COMPARED]
-    near = get_close_matches(given, compared, n=MAX_NAMED)
-    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    return get_close_matches(given, compared, n=most)
+
+
+def compile_glob(pattern: str) -> Callable[[str], bool]:
+    """Make a test of whole texts: `*` is any text, even none; all else matches itself.
+
+    The test takes linear time.
+    """
+    first, *others = pattern.split("*")
+    if not others:
+        return lambda text: text == pattern
+    *middle, last = others
+    shortest = len(pattern) - pattern.count("*")
+
+    def fits(text: str) -> bool:
+        if len(text) < shortest or not text.startswith(first) or not text.endswith(last):
+            return False
+        position, end = len(first), len(text) - len(last)
+        for part in middle:
+            found = text.find(part, position, end)
+            if found < 0:
+                return False
+            position = found + len(part)
+        return True
+
+    return fits
 
 
 def _is_near_in_length(one: str, other: str) -> bool:

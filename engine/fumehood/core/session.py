@@ -53,21 +53,4 @@ class KeptSession:
     """When it ended or was lost."""
 
 
-@dataclass(frozen=True, slots=True)
-class SessionRules:
-    """What the operator chose for sessions."""
-
-    image: str = "python-data"
-    most: int = 4
-    most_of_one: int = 3
-    """Of one principal."""
-    idle_s: float = 1800
-    lifetime_s: float = 14_400
-    """The two are defaults and ceilings."""
-    queue_s: float = 30
-    """How long a call waits for the calls before it in the same session."""
-    waiting: int = 20
-    """How many calls of one session may wait."""
-
-
-__all__ = ["KeptSession", "SessionRecord", "SessionRules", "SessionStatus"]
+__all__ = ["KeptSession", "SessionRecord", "SessionStatus"]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from decimal import ROUND_HALF_EVEN, Decimal
 from enum import StrEnum
 from typing import Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
 
 MICRO = Decimal("0.000001")
 
@@ -45,13 +46,15 @@ class EstimatingCounter:
         return -int(-len(characters) // CHARACTERS_PER_TOKEN[kind])
 
 
-@dataclass(frozen=True, slots=True)
-class Prices:
-    """Prices on resources. Zero means that the resource is free."""
+class Prices(BaseModel):
+    """The operator's prices for resources. Zero means that the resource is free."""
 
-    cpu_second: Decimal = Decimal(0)
-    gb_second: Decimal = Decimal(0)
-    currency: str = "USD"
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    cpu_second: Decimal = Field(default=Decimal(0), ge=0)
+    gb_second: Decimal = Field(default=Decimal(0), ge=0)
+    """For each GB of the memory limit and each second."""
+    currency: str = Field(default="USD", pattern="^[A-Z]{3}$")
 
 
 def money(amount: Decimal) -> str:

@@ -1,7 +1,7 @@
-"""Paths inside a workspace: relative, made of plain names, and the same for everybody.
+"""Paths inside a workspace: relative, made of plain names, with one rule for all sources.
 
-Values only. What a caller sends in, what a guest names, and what the command line writes to
-disk is held against the same rule. Invariant: a path without a fault, joined to a directory,
+Values only. Paths from callers, from guests, and of files that the command line writes are checked
+by the same rule. Invariant: a path without a fault, joined to a directory,
 names something below it, as long as no link is followed on the way.
 """
 

@@ -6,19 +6,53 @@ the request itself are refused as in a real call before this is reached.
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Any
 
 from fumehood.budgets.model import Exceeded
-from fumehood.core.errors import EngineError, QuotaExceeded, RequiresHumanApproval
+from fumehood.core.call import CallOptions, CallRequest
+from fumehood.core.errors import (
+    EngineError,
+    InvalidParams,
+    QuotaExceeded,
+    RequiresHumanApproval,
+)
+from fumehood.core.identity import Principal, Scope
 from fumehood.core.json_types import JsonObject
 from fumehood.core.usage import money
 from fumehood.executors.outcome import Outcome
-from fumehood.pipeline.authorize import PermittedCall
+from fumehood.identity.agents import Agents
+from fumehood.pipeline.authorize import PermittedCall, facts_of
 from fumehood.pipeline.plan import Plan, image_of, plan_now
+from fumehood.pipeline.resolve import resolve
 from fumehood.pipeline.result import shortened
-from fumehood.policy.decision import Verdict
+from fumehood.pipeline.validate import validate
+from fumehood.policy.decision import CallFacts, Verdict
+from fumehood.policy.model import ExplainWish
+from fumehood.registry.index import ToolIndex
 from fumehood.sandbox.sessions import SessionKeeper
 from fumehood.sandbox.wall import Walls
+
+
+def facts_to_explain(
+    wish: ExplainWish, registry: ToolIndex, agents: Agents, today: date
+) -> CallFacts:
+    """Resolve and validate a call that is only to be explained. Budgets are not considered.
+
+    Raises:
+        EngineError: as a real call would, before the policy.
+    """
+    speaks_for = frozenset({wish.agent_id} if wish.agent_id is not None else ())
+    try:
+        options = CallOptions(agent_id=wish.agent_id, session_id=wish.session_id)
+    except ValueError:
+        raise InvalidParams(
+            "The agent's or the session's id can be none.", fields=["agent_id", "session_id"]
+        ) from None
+    principal = Principal(wish.principal_id or "", frozenset({Scope.CALL}), speaks_for)
+    request = CallRequest(wish.tool, wish.arguments, options, principal, "explain", "explain")
+    validated = validate(resolve(request, registry, agents, today))
+    return facts_of(validated, principal.id, lambda: False)
 
 
 async def rehearse(

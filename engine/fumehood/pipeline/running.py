@@ -1,22 +1,32 @@
-"""Running: the calls that run now, and the way for their callers to end them.
+"""The calls that an engine runs now: started, followed, cancelled, and drained at the end.
 
-Host side, held by the engine. Invariant: a call is ended only for the principal who made it;
-for everybody else it is not there, in the same words as one that never was.
+Host side. Above it `engine`; below it `run` and `stream`. Invariants: a call is cancelled only for
+its own principal, and does not exist for others; each call that was accepted ends, even if its
+caller has left; when the engine has stopped, none runs.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 import anyio
 
-from fumehood.core.call import CallRequest
+from fumehood.core.call import CallBody, CallRequest
+from fumehood.core.envelope import Envelope
 from fumehood.core.errors import ResourceNotFound
 from fumehood.core.identity import Principal
 from fumehood.executors.live import CallHandle
+from fumehood.observe.clock import Clock, IdSource, timestamp
+from fumehood.pipeline.run import run_call
+from fumehood.pipeline.services import PipelineServices
+from fumehood.pipeline.stream import StreamedCall
+from fumehood.storage.recordings import RecordingStore
 
 END_PATIENCE_S = 15.0
-"""How long the one who cancels waits for the end: longer than a wall takes to end a program."""
+"""How long a cancellation waits for the end: longer than a wall takes to end a program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +36,7 @@ class _Running:
 
 
 class RunningCalls:
-    """By their ids."""
+    """The running calls, by id."""
 
     def __init__(self) -> None:
         self._calls: dict[str, _Running] = {}
@@ -35,27 +45,133 @@ class RunningCalls:
         return len(self._calls)
 
     def enter(self, request: CallRequest, live: CallHandle) -> None:
-        """A call has come in."""
+        """Add a call."""
         principal_id = request.principal.id if request.principal is not None else None
         self._calls[request.call_id] = _Running(principal_id, live)
 
     def leave(self, call_id: str) -> None:
-        """It has its answer."""
+        """Remove a call that has ended."""
         del self._calls[call_id]
 
     def has(self, call_id: str, principal: Principal) -> bool:
-        """Whether such a call of this principal's runs here."""
+        """Whether this call of this principal runs."""
         found = self._calls.get(call_id)
         return found is not None and found.principal_id == principal.id
 
     async def cancel(self, call_id: str, principal: Principal) -> None:
-        """End a call, and wait, bounded, until nothing of it runs any more.
+        """Cancel a call, and wait, bounded, until nothing of it runs.
 
         Raises:
-            ResourceNotFound: no call of this principal's that can still be ended.
+            ResourceNotFound: this principal has no such call that can still be cancelled.
         """
         found = self._calls.get(call_id)
         if found is None or found.principal_id != principal.id or not found.live.cancel():
             raise ResourceNotFound("No such call of yours is running. Do not retry.")
         with anyio.move_on_after(END_PATIENCE_S):
             await found.live.over.wait()
+
+
+class Intake:
+    """Whether calls are accepted: from the moment it is open until it drains.
+
+    It is made before the services of the pipeline, which ask it.
+    """
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self.is_draining = False
+
+    def takes_none(self) -> bool:
+        """Whether new calls are refused."""
+        return self.is_draining or not self.is_open
+
+
+class Calls:
+    """Runs calls. It drains `intake`; the pipeline refuses calls that come later.
+
+    `output_bytes` is the limit for each stream of a program.
+    """
+
+    def __init__(
+        self,
+        intake: Intake,
+        services: PipelineServices,
+        ids: IdSource,
+        clock: Clock,
+        recordings: RecordingStore,
+        *,
+        output_bytes: int,
+    ) -> None:
+        self.running = RunningCalls()
+        self.streamed: set[asyncio.Task[None]] = set()
+        self._intake = intake
+        self._services = services
+        self._ids = ids
+        self._clock = clock
+        self._recordings = recordings
+        self._output_bytes = output_bytes
+        self._idle = anyio.Event()
+
+    def run(
+        self, tool: str, body: CallBody, principal: Principal | None, live: CallHandle
+    ) -> Coroutine[Any, Any, Envelope]:
+        """Run one call. The face has authenticated the principal.
+
+        No coroutine of its own: each nested one costs every call a little.
+        """
+        return self._run(self._request(tool, body, principal), live)
+
+    def open_stream(self, tool: str, body: CallBody, principal: Principal | None) -> StreamedCall:
+        """Run one call independently of its caller, who may follow its events."""
+        request = self._request(tool, body, principal)
+        call = StreamedCall(
+            request,
+            self._recordings,
+            output_bytes=self._output_bytes,
+            timestamp=lambda: timestamp(self._clock.now()),
+        )
+        task = asyncio.create_task(self._run_streamed(request, call))
+        self.streamed.add(task)
+        task.add_done_callback(self.streamed.discard)
+        return call
+
+    def drain(self) -> None:
+        """Accept no new calls; running calls continue."""
+        self._intake.is_draining = True
+        if not self.running:
+            self._idle.set()
+
+    async def drained(self) -> None:
+        """Wait, after `drain`, until no call runs."""
+        await self._idle.wait()
+
+    async def end_streamed(self) -> None:
+        """End the calls of `open_stream`."""
+        for task in self.streamed:
+            task.cancel()
+        await asyncio.gather(*self.streamed, return_exceptions=True)
+
+    def _request(self, tool: str, body: CallBody, principal: Principal | None) -> CallRequest:
+        return CallRequest(
+            tool=tool,
+            arguments=body.arguments,
+            options=body.options,
+            principal=principal,
+            call_id=self._ids.call_id(),
+            trace_id=body.options.trace_id or self._ids.trace_id(self._clock.now()),
+        )
+
+    async def _run(self, request: CallRequest, live: CallHandle) -> Envelope:
+        self.running.enter(request, live)
+        try:
+            return await run_call(request, self._services, live)
+        finally:
+            self.running.leave(request.call_id)
+            if self._intake.is_draining and not self.running:
+                self._idle.set()
+
+    async def _run_streamed(self, request: CallRequest, call: StreamedCall) -> None:
+        try:
+            call.end(await self._run(request, call.live))
+        finally:
+            call.drop()

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
+from fumehood.core.names import compile_glob, suggestion
 from fumehood.core.tool import ToolDefinition
 from fumehood.policy.decision import Verdict
 from fumehood.policy.model import Condition, Predicate, Rule
-from fumehood.policy.predicates import compile_glob, compile_predicate
+from fumehood.policy.predicates import compile_predicate
 from fumehood.policy.rules import compile_rule, compile_tool, names_exactly
 
 Place = tuple[str | int, ...]
@@ -75,7 +75,7 @@ def _check_tools(number: int, rule: Rule, tools: _Tools, report: Report) -> bool
             known = ", ".join(sorted(tools.versions[name])[:10])
             hint = f"; {name} has {known}"
         else:
-            hint = _meant(name, tools.versions)
+            hint = suggestion(name, tools.versions)
         report(number, ("tools",), f"no registered tool is {pattern!a}{hint}")
     return not unknown
 
@@ -89,7 +89,9 @@ def _check_definitions(
     ):
         for name in getattr(rule, key) or ():
             if name not in known:
-                words = f"no registered tool has {name[:80]!a} in its {key}{_meant(name, known)}"
+                words = (
+                    f"no registered tool has {name[:80]!a} in its {key}{suggestion(name, known)}"
+                )
                 report(number, (key,), words)
     meant = list(meant_tools(rule, definitions))
     if not meant:
@@ -101,7 +103,7 @@ def _check_definitions(
             known_names = {name for tool in meant for name in tool.parameters.get("properties", {})}
             words = (
                 f"no tool that it is about takes the argument {condition.argument[:80]!a}"
-                f"{_meant(condition.segments[0], known_names)}"
+                f"{suggestion(condition.segments[0], known_names)}"
             )
             report(number, ("when", position, "argument"), words)
 
@@ -272,11 +274,6 @@ def _is_wider(wide: Sequence[str] | None, narrow: Sequence[str] | None) -> bool:
     rest = [name for name in narrow if name not in wide]
     globs = [one for one in wide if "*" in one] if rest else ()
     return all(any(compile_glob(one)(name) for one in globs) for name in rest)
-
-
-def _meant(name: str, known: Iterable[str]) -> str:
-    near = get_close_matches(name, sorted(known)[:20_000], n=1)
-    return f"; did you mean {near[0]!a}?" if near else ""
 
 
 __all__ = ["Place", "Report", "check_rules", "meant_tools", "no_value_satisfies", "takes"]

@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable
-from difflib import get_close_matches
 from pathlib import Path
 from threading import RLock
 from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
+from fumehood.core.names import suggestion
 from fumehood.core.tool import ToolDefinition
 from fumehood.policy.faults import Place, check_rules
 from fumehood.policy.model import MAX_RULES, PREDICATES, Policy, PolicyError, PolicyFault, Rule
@@ -176,8 +176,7 @@ class _Faults:
     def checked_entries(self, document: dict[str, Any]) -> list[Any]:
         """The rules as they are written; what stands beside them is checked."""
         for key in document.keys() - {"rules", "mode"}:
-            near = get_close_matches(str(key), ["rules", "mode"], n=1)
-            hint = f"; did you mean {near[0]!a}?" if near else ""
+            hint = suggestion(str(key), ["rules", "mode"])
             self._tell((key,), f"unknown key {key[:40]!a}{hint}")
         if document.get("mode", "enforce") not in ("enforce", "shadow"):
             self._tell(("mode",), "mode is 'enforce' or 'shadow'")

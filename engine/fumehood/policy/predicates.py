@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar, cast
 
 from fumehood.core.hosts import host_matches, host_of
 from fumehood.core.json_types import JsonObject
+from fumehood.core.names import compile_glob
 from fumehood.core.workspace_path import absolute_path
 from fumehood.policy.model import Condition, Predicate
 
@@ -59,28 +60,6 @@ def compile_predicate(predicate: Predicate) -> Callable[[Any], Answer]:
     """Ask it of one value, or of ABSENT."""
     (question,) = predicate.question
     return _COMPILERS[question](predicate)
-
-
-def compile_glob(pattern: str) -> Callable[[str], bool]:
-    """Whether a whole text fits: `*` is any text, also none, all else is itself."""
-    first, *others = pattern.split("*")
-    if not others:
-        return lambda text: text == pattern
-    *middle, last = others
-    shortest = len(pattern) - pattern.count("*")
-
-    def fits(text: str) -> bool:
-        if len(text) < shortest or not text.startswith(first) or not text.endswith(last):
-            return False
-        position, end = len(first), len(text) - len(last)
-        for part in middle:
-            found = text.find(part, position, end)
-            if found < 0:
-                return False
-            position = found + len(part)
-        return True
-
-    return fits
 
 
 def same(left: Any, right: Any) -> bool:

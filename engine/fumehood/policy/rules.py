@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from fumehood.core.names import compile_glob
 from fumehood.core.tool import ToolDefinition
 from fumehood.policy.decision import CallFacts, Verdict
 from fumehood.policy.model import CheckedPart as Part
@@ -18,7 +19,6 @@ from fumehood.policy.model import Condition, ExplainedRule, Predicate, Rule
 from fumehood.policy.predicates import (
     Answer,
     compile_condition,
-    compile_glob,
     values_at,
 )
 

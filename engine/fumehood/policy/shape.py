@@ -7,10 +7,11 @@ types; here stands what has to be written instead. Words only.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from pydantic_core import ErrorDetails
+
+from fumehood.core.names import suggestion
 
 Context = Mapping[str, Any]
 
@@ -52,8 +53,7 @@ def plain_words(fault: ErrorDetails, known_keys: Collection[str]) -> str:
     """What must stand there instead; `known_keys` are those that a misspelt one may mean."""
     kind, place = fault["type"], fault["loc"]
     if kind == "extra_forbidden":
-        near = get_close_matches(str(place[-1]), known_keys, n=1)
-        return f"unknown key{f'; did you mean {near[0]!a}?' if near else ''}"
+        return f"unknown key{suggestion(str(place[-1]), known_keys)}"
     if kind in _PLAIN:
         words = _PLAIN[kind]
     elif kind in _OF_CONTEXT:

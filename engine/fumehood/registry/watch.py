@@ -1,17 +1,22 @@
-"""Watching files of the operator's for as long as the engine runs.
+"""Watched files: the operator's policy, and the directory of definitions.
 
-Host side, a task of the engine's for the directory of definitions, and one for the policy.
-Looking and reading are done in a thread: a slow file system holds up nobody. Invariant: whatever
-a look ends in, there is a next one.
+Host side, one task for each. Files are read in a thread, so that a slow file system delays no call.
+Invariant: after each poll there is a next one, even if it failed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 import anyio
 import anyio.to_thread
+
+from fumehood.observe.log import Logger, log_fault
+from fumehood.registry.directory import DirectoryContents, DirectoryFault, ToolDirectory
+from fumehood.registry.index import Source, ToolIndex
+from fumehood.registry.registrations import Registrations
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -21,10 +26,10 @@ PERIOD_S = 0.5
 
 
 class Watched(Protocol[T_co]):
-    """What is looked at."""
+    """A file or directory that can be polled."""
 
     def poll(self) -> T_co | None:
-        """What there is now, where that is not what was told last."""
+        """The present contents if they changed since the last poll."""
         ...
 
 
@@ -42,3 +47,38 @@ async def watch(
                 on_change(contents)
         except Exception as error:
             on_failure(error)
+
+
+class WatchedDirectory:
+    """The tools of a directory in the registry. While `follow` runs, changes are applied."""
+
+    def __init__(
+        self, path: Path, registry: ToolIndex, registrations: Registrations, log: Logger
+    ) -> None:
+        self.faults: tuple[DirectoryFault, ...] = ()
+        self._registry = registry
+        self._registrations = registrations
+        self._log = log
+        self._directory = ToolDirectory(
+            path, owner_of=lambda name: registry.owner(name, but=Source.DIRECTORY)
+        )
+        self._serve(self._directory.load())
+
+    async def follow(self) -> None:
+        """Apply changes until cancelled."""
+        await watch(self._directory, self._serve, self._on_failed_look)
+
+    def _serve(self, contents: DirectoryContents) -> None:
+        """Serve the tools of the directory. Each fault is logged once."""
+        self._registry.replace_source(Source.DIRECTORY, contents.tools)
+        self._registrations.apply_switches()
+        for fault in contents.faults:
+            if fault not in self.faults:
+                self._log.error("tools_directory.left_out", file=fault.file, reason=fault.reason)
+        self.faults = contents.faults
+        self._log.info(
+            "tools_directory.read", tools=len(contents.tools), faulty=len(contents.faults)
+        )
+
+    def _on_failed_look(self, error: Exception) -> None:
+        log_fault(self._log, "tools_directory.failed", error)

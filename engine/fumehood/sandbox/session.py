@@ -22,12 +22,12 @@ import anyio
 from fumehood.core.errors import EndedBy, InternalError, InvalidParams, SandboxUnavailable
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits, WallLimits
-from fumehood.core.session import KeptSession, SessionRecord, SessionRules, SessionStatus
+from fumehood.core.session import KeptSession, SessionRecord, SessionStatus
+from fumehood.sandbox.settings import IMAGE_NAME, SessionSettings
 from fumehood.sandbox.wall import NO_SINKS, HeldPlace, RunEnding, RunSinks
 
 RETRY_AFTER_MS = 1000
 
-IMAGE_NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 MAX_WORD_CHARACTERS = 80
 
 KEPT = timedelta(days=1)
@@ -72,22 +72,22 @@ class Session:
         """The time at which it ends unless it is used before."""
         return min(self.last_used + self.idle_s, self.created + self.lifetime_s)
 
-    async def take_turn(self, rules: SessionRules) -> None:
+    async def take_turn(self, settings: SessionSettings) -> None:
         """Wait, bounded, for earlier calls.
 
         Raises:
             SandboxUnavailable: they take too long, or there are too many.
         """
-        if self.users > rules.waiting:
+        if self.users > settings.waiting:
             raise _busy("Too many calls wait for this session already.")
         self.users += 1
         try:
-            with anyio.fail_after(rules.queue_s):
+            with anyio.fail_after(settings.queue_seconds):
                 await self._turn.acquire()
         except BaseException as error:
             self.users -= 1
             if isinstance(error, TimeoutError):
-                waited = f"This session was busy with other calls for {rules.queue_s:g} s."
+                waited = f"This session was busy with other calls for {settings.queue_seconds:g} s."
                 raise _busy(waited) from None
             raise
 
@@ -150,7 +150,7 @@ class SessionRequest:
 
 
 def make_wishes(
-    rules: SessionRules,
+    settings: SessionSettings,
     offered: WallLimits,
     *,
     image: str | None,
@@ -165,19 +165,19 @@ def make_wishes(
     Raises:
         InvalidParams: a value is invalid or over its limit.
     """
-    chosen = rules.image if image is None else image
-    if not IMAGE_NAME.fullmatch(chosen):
+    chosen = settings.image if image is None else image
+    if not re.fullmatch(IMAGE_NAME, chosen):
         shown = chosen[:MAX_WORD_CHARACTERS]
         raise InvalidParams(
             f"{shown!r} cannot be the name of an image. fumehood images list shows those that "
             "there are.",
             fields=["image"],
         )
-    lifetime = _seconds("lifetime_seconds", lifetime_s, rules.lifetime_s)
+    lifetime = _seconds("lifetime_seconds", lifetime_s, settings.lifetime_seconds)
     return SessionRequest(
         image=chosen,
         memory_mb=_memory_mb(memory_mb, offered),
-        idle_s=_seconds("idle_seconds", idle_s, rules.idle_s),
+        idle_s=_seconds("idle_seconds", idle_s, settings.idle_seconds),
         lifetime_s=lifetime,
     )
 
@@ -203,13 +203,20 @@ class SessionLease:
     """The turn of one call. `find` raises if the session is no longer active."""
 
     __slots__ = (
-        "_find", "_is_call", "_monotonic", "_now", "_on_left", "_rules", "_session", "queue_ms",
+        "_find",
+        "_is_call",
+        "_monotonic",
+        "_now",
+        "_on_left",
+        "_session",
+        "_settings",
+        "queue_ms",
     )  # fmt: skip
 
     def __init__(
         self,
         find: Callable[[], Session],
-        rules: SessionRules,
+        settings: SessionSettings,
         monotonic: Callable[[], float],
         now: Callable[[], datetime],
         on_left: Callable[[Session], None],
@@ -217,7 +224,7 @@ class SessionLease:
         is_call: bool,
     ) -> None:
         self._find = find
-        self._rules = rules
+        self._settings = settings
         self._monotonic = monotonic
         self._now = now
         self._on_left = on_left
@@ -228,7 +235,7 @@ class SessionLease:
     async def __aenter__(self) -> SessionLease:
         session = self._find()
         asked = time.monotonic()
-        await session.take_turn(self._rules)
+        await session.take_turn(self._settings)
         try:
             self._find()
             await session.place.until_free()

@@ -27,7 +27,7 @@ from fumehood.core.errors import (
 )
 from fumehood.core.identity import Principal, TrustDomain
 from fumehood.core.json_types import JsonObject
-from fumehood.core.session import KeptSession, SessionRecord, SessionRules, SessionStatus
+from fumehood.core.session import KeptSession, SessionRecord, SessionStatus
 from fumehood.sandbox.session import (
     RETRY_AFTER_MS,
     Session,
@@ -37,6 +37,7 @@ from fumehood.sandbox.session import (
     SessionRows,
     make_wishes,
 )
+from fumehood.sandbox.settings import SessionSettings
 from fumehood.sandbox.wall import HasImages, HeldPlace, HoldingWall, Lease
 
 ID_BYTES = 16
@@ -70,7 +71,7 @@ class SessionKeeper:
         self,
         wall: object,
         rows: SessionRows,
-        rules: SessionRules,
+        settings: SessionSettings,
         clock: SessionClock,
         check: Check,
         *,
@@ -79,7 +80,7 @@ class SessionKeeper:
     ) -> None:
         """`kept` are the rows that an engine before this one has left."""
         self._wall = wall if isinstance(wall, HoldingWall) else None
-        self._rules = rules
+        self._settings = settings
         self._clock = clock
         self._check = check
         self._on_event = on_event
@@ -146,7 +147,7 @@ class SessionKeeper:
         if group is None:
             raise _stopped()
         wishes = make_wishes(
-            self._rules,
+            self._settings,
             wall.limits,
             image=image,
             memory_mb=memory_mb,
@@ -339,14 +340,14 @@ class SessionKeeper:
     def _room_for_one(self, principal_id: str) -> Iterator[None]:
         """A place among those that there may be, kept until it is made. Raises QuotaExceeded."""
         mine = sum(session.principal_id == principal_id for session in self._live.values())
-        if mine + self._creating[principal_id] >= self._rules.most_of_one:
+        if mine + self._creating[principal_id] >= self._settings.max_of_one:
             raise QuotaExceeded(
-                f"You have {self._rules.most_of_one} sessions, the most that one caller may have "
+                f"You have {self._settings.max_of_one} sessions, the most that one caller may have "
                 "here. End one of them first: fumehood sessions list, fumehood sessions end ID."
             )
-        if len(self._live) + self._creating.total() >= self._rules.most:
+        if len(self._live) + self._creating.total() >= self._settings.max:
             raise QuotaExceeded(
-                f"This engine has {self._rules.most} sessions, the most that there may be. "
+                f"This engine has {self._settings.max} sessions, the most that there may be. "
                 "Repeat the call when one has ended.",
             )
         self._creating[principal_id] += 1
@@ -359,8 +360,8 @@ class SessionKeeper:
 
     async def _until_there_is_room(self) -> None:
         """Wait, bounded, for what has ended to be gone. Raises SandboxUnavailable."""
-        with anyio.move_on_after(self._rules.queue_s):
-            while len(self._live) + self._creating.total() + self._leaving > self._rules.most:
+        with anyio.move_on_after(self._settings.queue_seconds):
+            while len(self._live) + self._creating.total() + self._leaving > self._settings.max:
                 await self._left.wait()
             return
         raise SandboxUnavailable(
@@ -388,7 +389,7 @@ class SessionKeeper:
     def _lease(self, principal_id: str, session_id: str, *, is_call: bool) -> SessionLease:
         return SessionLease(
             lambda: self._usable(principal_id, session_id),
-            self._rules,
+            self._settings,
             self._clock.monotonic,
             self._clock.now,
             self._end_if_over,

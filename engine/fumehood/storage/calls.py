@@ -18,6 +18,7 @@ from sqlalchemy.engine import RowMapping
 
 from fumehood.audit.chain import AuditEntry, chain_of
 from fumehood.core.call_log import CallPage, CallQuery, CallRecord
+from fumehood.core.errors import ResourceNotFound
 from fumehood.storage.database import Database
 from fumehood.storage.schema import CALLS
 from fumehood.storage.writer import Job, Row
@@ -64,10 +65,6 @@ class CallRow(TypedDict):
     tokens_used: int
 
 
-class UnknownCursor(Exception):
-    """The cursor is nobody's, another principal's, or too old."""
-
-
 class CallLog:
     """The log. `overdue` is set when so much was recorded that old rows should go."""
 
@@ -92,16 +89,17 @@ class CallLog:
         """A principal's own calls, newest first; what has ended by now is among them.
 
         Raises:
-            UnknownCursor: there is no such row of this principal's.
+            ResourceNotFound: the cursor is no call of this principal, or too old.
             ReadFailed: the database cannot be read.
         """
         await self._database.flush()
         return await self._database.read(lambda connection: _page(connection, principal_id, query))
 
-    async def get(self, principal_id: str, call_id: str) -> CallRecord | None:
-        """One call, where it is this principal's and still kept.
+    async def get(self, principal_id: str, call_id: str) -> CallRecord:
+        """Read one call of a principal.
 
         Raises:
+            ResourceNotFound: the principal has no such call, or it is no longer kept.
             ReadFailed: the database cannot be read.
         """
         await self._database.flush()
@@ -109,7 +107,9 @@ class CallLog:
         rows = await self._database.read(
             lambda connection: connection.execute(select(CALLS).where(own)).mappings().all()
         )
-        return _record(rows[0]) if rows else None
+        if not rows:
+            raise ResourceNotFound("There is no such call of yours in the log. Do not retry.")
+        return _record(rows[0])
 
     async def prune(self, now: datetime) -> int:
         """Delete what is too old or too much; returns how many rows went.
@@ -151,7 +151,7 @@ def _page(connection: Connection, principal_id: str, query: CallQuery) -> CallPa
         own = (CALLS.c.id == query.cursor) & (CALLS.c.principal_id == principal_id)
         seq = connection.execute(select(CALLS.c.seq).where(own)).scalar_one_or_none()
         if seq is None:
-            raise UnknownCursor
+            raise ResourceNotFound("There is no such cursor. Begin again without one.")
         wanted.append(CALLS.c.seq < seq)
     listed = select(CALLS).where(*wanted).order_by(CALLS.c.seq.desc()).limit(query.limit + 1)
     rows = connection.execute(listed).mappings().all()

@@ -14,7 +14,7 @@ import pytest
 
 from fumehood import Engine
 from fumehood.approvals.model import ApprovalQuery, ApprovalState, NewDecision, Resolution
-from fumehood.config import ApprovalsConfig
+from fumehood.approvals.settings import ApprovalSettings
 from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Principal, Scope
 from fumehood.identity.agent import Binding
@@ -70,7 +70,7 @@ async def test_what_was_approved_and_not_started_starts_once_after_a_restart(
 
 async def test_a_yes_that_could_not_be_used_in_time_has_expired(tmp_path: Path) -> None:
     deeds, clock = Deeds(), ManualClock()
-    rules = ApprovalsConfig(start_within_seconds=60)
+    rules = ApprovalSettings(start_within_seconds=60)
     async with asking(tmp_path, deeds=deeds, clock=clock, approvals=rules) as desk:
         approval_id = await desk.parked("a")
         desk.engine.drain()

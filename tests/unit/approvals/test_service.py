@@ -18,7 +18,8 @@ from fumehood.approvals.model import (
     RememberWish,
     Resolution,
 )
-from fumehood.config import ApprovalsConfig, BudgetConfig
+from fumehood.approvals.settings import ApprovalSettings
+from fumehood.budgets.settings import BudgetRule
 from fumehood.core.call_log import CallQuery
 from fumehood.core.errors import (
     ApprovalExpired,
@@ -149,7 +150,7 @@ async def test_whoever_saw_an_older_version_is_told_so() -> None:
 
 @pytest.mark.row("A2")
 async def test_expired_is_no_denial_and_cannot_be_approved_any_more() -> None:
-    rules = ApprovalsConfig(expire_seconds=60, warn_seconds=0)
+    rules = ApprovalSettings(expire_seconds=60, warn_seconds=0)
     async with asking(approvals=rules) as desk:
         approval_id = await desk.parked("a")
         desk.clock.advance(61)
@@ -166,7 +167,7 @@ async def test_expired_is_no_denial_and_cannot_be_approved_any_more() -> None:
 
 @pytest.mark.row("A2")
 async def test_a_clock_that_is_set_back_gives_no_approval_its_life_again() -> None:
-    async with asking(approvals=ApprovalsConfig(expire_seconds=60)) as desk:
+    async with asking(approvals=ApprovalSettings(expire_seconds=60)) as desk:
         approval_id = await desk.parked("a")
         desk.clock.advance(61)
         assert desk.engine.desk.now() > (await desk.engine.desk.show(approval_id)).expires_at
@@ -177,7 +178,7 @@ async def test_a_clock_that_is_set_back_gives_no_approval_its_life_again() -> No
 
 @pytest.mark.row("A2")
 async def test_a_warning_goes_out_once_before_the_end() -> None:
-    rules = ApprovalsConfig(expire_seconds=600, warn_seconds=60)
+    rules = ApprovalSettings(expire_seconds=600, warn_seconds=60)
     async with asking(approvals=rules) as desk:
         approval_id = await desk.parked("a")
         assert (await desk.engine.desk.show(approval_id)).version == 1
@@ -198,7 +199,7 @@ async def test_one_that_cannot_be_understood_ends_neither_the_keeper_nor_the_eng
     tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fumehood.approvals.scheduler.LOOK_S", 0.01)
-    rules = ApprovalsConfig(expire_seconds=600, warn_seconds=60)
+    rules = ApprovalSettings(expire_seconds=600, warn_seconds=60)
     async with asking(tmp_path, approvals=rules) as desk:
         damaged, sound = await desk.parked("a"), await desk.parked("b")
         with sqlite3.connect(tmp_path / "state.db") as connection:
@@ -215,7 +216,7 @@ async def test_one_that_cannot_be_understood_ends_neither_the_keeper_nor_the_eng
 
 @pytest.mark.row("A2")
 async def test_whoever_was_shown_it_before_the_warning_decides_on_the_same_after_it() -> None:
-    rules = ApprovalsConfig(expire_seconds=600, warn_seconds=60)
+    rules = ApprovalSettings(expire_seconds=600, warn_seconds=60)
     async with asking(approvals=rules) as desk:
         approval_id = await desk.parked("a")
         shown = await desk.engine.desk.show(approval_id)
@@ -235,7 +236,7 @@ async def test_whoever_was_shown_it_before_the_warning_decides_on_the_same_after
 
 @pytest.mark.row("A2")
 async def test_the_keeper_wakes_when_the_next_warning_is_due_and_when_the_next_end_is() -> None:
-    rules = ApprovalsConfig(expire_seconds=12, warn_seconds=9)
+    rules = ApprovalSettings(expire_seconds=12, warn_seconds=9)
     async with asking(approvals=rules) as desk:
         keeper = desk.engine.desk._keeper
         approval_id = await desk.parked("a")
@@ -279,7 +280,7 @@ async def test_nobody_approves_its_own_call_and_the_attempt_is_recorded(
 
 @pytest.mark.row("A4")
 async def test_self_approval_is_the_operators_named_choice_and_recorded_as_such() -> None:
-    async with asking(approvals=ApprovalsConfig(allow_self_approval=True)) as desk:
+    async with asking(approvals=ApprovalSettings(allow_self_approval=True)) as desk:
         approval_id = await desk.parked("a")
         itself = Principal(CALLER.id, frozenset({Scope.APPROVE}))
         approval = await desk.decide(approval_id, YES, itself)
@@ -489,7 +490,7 @@ async def test_who_is_asked_to_exceed_a_budget_sees_which_whose_how_much_and_unt
 
         engine.policy.gate.decide = decide
 
-    budget = BudgetConfig(name="daily", per=("principal",), period=period, calls=1)
+    budget = BudgetRule(name="daily", per=("principal",), period=period, calls=1)
     async with asking(prepare=prepare, budgets=(budget,)) as desk:
         assert (await desk.ask("a")).success
         approval_id = await desk.parked("b")
@@ -748,7 +749,7 @@ async def test_a_remembered_rule_ends_with_its_authors_authority() -> None:
 
 @pytest.mark.row("A2")
 async def test_one_callers_large_calls_do_not_fill_the_disk() -> None:
-    rules = ApprovalsConfig(max_pending_mb_per_principal=1)
+    rules = ApprovalSettings(max_pending_mb_per_principal=1)
     async with asking(approvals=rules) as desk:
         first = await desk.parked("a" * 200_000)
         refused = await desk.ask("b" * 200_000)
@@ -843,7 +844,7 @@ async def test_with_nobody_to_ask_the_call_is_refused_and_nothing_is_kept() -> N
 
 @pytest.mark.row("A2")
 async def test_one_callers_waiting_calls_take_no_room_from_anothers() -> None:
-    rules = ApprovalsConfig(max_pending=3, max_pending_per_principal=2)
+    rules = ApprovalSettings(max_pending=3, max_pending_per_principal=2)
     async with asking(approvals=rules) as desk:
         first = await desk.parked("a")
         await desk.parked("b")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fumehood.approvals.model import ApprovalQuery, ApprovalState
+from fumehood.approvals.settings import ApprovalSettings
 from fumehood.approvals.store import Stale, Step, TooLate, UnknownApproval
-from fumehood.config import ApprovalsConfig
 from fumehood.testing import ManualClock
 from support.asking import NO, YES, Asking, Deeds, asking
 
@@ -22,7 +22,7 @@ def _step(desk: Asking, leaves: ApprovalState, to: ApprovalState, **more: object
 
 async def test_what_is_over_goes_after_its_time_and_what_is_not_stays() -> None:
     deeds, clock = Deeds(), ManualClock()
-    rules = ApprovalsConfig(kept_days=1, expire_seconds=10 * 86_400)
+    rules = ApprovalSettings(kept_days=1, expire_seconds=10 * 86_400)
     async with asking(deeds=deeds, clock=clock, approvals=rules) as desk:
         done, denied, waits = [await desk.parked(what) for what in "abc"]
         await desk.decide(done, YES)
@@ -73,7 +73,7 @@ async def test_several_steps_are_one_change() -> None:
 async def test_a_step_that_does_not_fit_changes_nothing(
     more: dict[str, object], error: type[Stale]
 ) -> None:
-    async with asking(approvals=ApprovalsConfig(expire_seconds=60, warn_seconds=0)) as desk:
+    async with asking(approvals=ApprovalSettings(expire_seconds=60, warn_seconds=0)) as desk:
         approval_id = await desk.parked("a")
         table = desk.engine._made.approvals.table
         if "in_time" in more:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -14,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood.budgets.accounts import BLOCKS, matches
+from fumehood.budgets.accounts import BLOCKS, any_matches
 from fumehood.budgets.ledger import Budgets, estimate_of, taken_by
-from fumehood.budgets.model import Amounts, BudgetRule, Period, Spender, Subject, Unit
+from fumehood.budgets.model import Amounts, Spender, Subject, Unit
+from fumehood.budgets.settings import BudgetRule, Period
 from fumehood.budgets.store import CounterTable
 from fumehood.core.envelope import UsageReport
 from fumehood.core.errors import QuotaExceeded
@@ -69,7 +69,7 @@ LIMITS = [
 async def test_call_beyond_a_budget_is_refused_with_what_is_left(
     database: Database, limits: dict[str, Any], each: Amounts, unit: str, limit: Any, left: Any
 ) -> None:
-    budgets = budgets_on(database, BudgetRule("daily", **limits))
+    budgets = budgets_on(database, BudgetRule(name="daily", **limits))
     for _ in range(3):
         await spend(budgets, spender(), each)
     error = await refused(budgets, spender(), each)
@@ -93,7 +93,7 @@ async def test_total_budget_says_that_it_does_not_reset(database: Database) -> N
 
 
 async def test_of_several_used_up_the_last_to_reset_is_told(database: Database) -> None:
-    rules = [BudgetRule("day", calls=0), a_total(0, "ever"), BudgetRule("other", calls=0)]
+    rules = [BudgetRule(name="day", calls=0), a_total(0, "ever"), BudgetRule(name="other", calls=0)]
     budgets = budgets_on(database, *rules)
     error = await refused(budgets, spender())
     assert error.details is not None
@@ -103,7 +103,9 @@ async def test_of_several_used_up_the_last_to_reset_is_told(database: Database) 
 async def test_a_refused_call_holds_nothing_in_the_budgets_that_had_enough(
     database: Database,
 ) -> None:
-    budgets = budgets_on(database, a_total(2, "wide"), BudgetRule("narrow", tools=("x",), calls=0))
+    budgets = budgets_on(
+        database, a_total(2, "wide"), BudgetRule(name="narrow", tools=("x",), calls=0)
+    )
     for _ in range(5):
         await refused(budgets, spender("x"))
     await spend(budgets, spender("y"))
@@ -135,7 +137,7 @@ COVERED = [
 async def test_budget_covers_exactly_what_it_names(
     database: Database, names: dict[str, Any], who: Spender, is_covered: bool
 ) -> None:
-    budgets = budgets_on(database, BudgetRule("b", calls=0, **names))
+    budgets = budgets_on(database, BudgetRule(name="b", calls=0, **names))
     assert (budgets.exceeded(who, takes()) is not None) == is_covered
     if is_covered:
         await refused(budgets, who)
@@ -161,7 +163,7 @@ APART = [
 async def test_each_of_what_per_names_has_its_own(
     database: Database, per: tuple[Any, ...], other: Spender, is_apart: bool
 ) -> None:
-    budgets = budgets_on(database, BudgetRule("b", per=per, calls=1))
+    budgets = budgets_on(database, BudgetRule(name="b", per=per, calls=1))
     first = spender(agent="a", session="s")
     await spend(budgets, first)
     await refused(budgets, first)
@@ -170,7 +172,7 @@ async def test_each_of_what_per_names_has_its_own(
 
 @pytest.mark.parametrize("per", ["agent", "session"])
 async def test_leaving_out_agent_or_session_escapes_no_limit(database: Database, per: Any) -> None:
-    budgets = budgets_on(database, BudgetRule("b", per=(per,), calls=1))
+    budgets = budgets_on(database, BudgetRule(name="b", per=(per,), calls=1))
     await spend(budgets, spender())
     await refused(budgets, spender())
     await spend(budgets, spender(principal="uid:2"))  # and uses up nobody else's
@@ -196,7 +198,7 @@ async def test_calls_at_once_cannot_share_the_last_of_a_budget(database: Databas
 
 
 async def test_what_was_not_used_is_free_again(database: Database) -> None:
-    budgets = budgets_on(database, BudgetRule("b", period=Period.TOTAL, tokens=100))
+    budgets = budgets_on(database, BudgetRule(name="b", period=Period.TOTAL, tokens=100))
     held = await budgets.reserve(spender(), takes(tokens=100))
     await refused(budgets, spender(), takes(tokens=1))
     held.settle(takes(tokens=30))
@@ -229,7 +231,7 @@ async def test_reservation_ends_once(database: Database) -> None:
 
 
 async def test_more_than_expected_is_counted_as_it_is(database: Database) -> None:
-    budgets = budgets_on(database, BudgetRule("b", period=Period.TOTAL, money=Decimal(1)))
+    budgets = budgets_on(database, BudgetRule(name="b", period=Period.TOTAL, money=Decimal(1)))
     (await budgets.reserve(spender(), takes(money="0.1"))).settle(takes(money="5"))
     error = await refused(budgets, spender(), takes(money="0.000001"))
     assert error.details is not None
@@ -284,7 +286,7 @@ async def test_a_whole_budget_takes_few_durable_writes(database: Database) -> No
 
 
 async def test_what_could_not_be_made_durable_is_not_granted(database: Database) -> None:
-    each = BudgetRule("each", per=("session",), calls=1)
+    each = BudgetRule(name="each", per=("session",), calls=1)
     budgets = budgets_on(database, a_total(10**6), each)
     set_full(database)
     granted = 0
@@ -320,7 +322,7 @@ async def test_leaving_while_it_is_written_holds_nothing(database: Database) -> 
 
 
 async def test_names_of_sessions_that_nothing_ran_in_leave_no_rows(database: Database) -> None:
-    budgets = budgets_on(database, BudgetRule("b", per=("session",), calls=5))
+    budgets = budgets_on(database, BudgetRule(name="b", per=("session",), calls=5))
     for number in range(20):
         (await budgets.reserve(spender(session=f"s{number}"), takes())).release()
     await spend(budgets, spender(session="real"))
@@ -337,7 +339,7 @@ async def test_names_of_sessions_that_nothing_ran_in_leave_no_rows(database: Dat
 
 async def test_a_day_is_a_day_in_utc(database: Database) -> None:
     clock = HandClock(datetime(2026, 3, 1, 23, 59, 59, tzinfo=UTC))
-    budgets = budgets_on(database, BudgetRule("b", calls=1), clock=clock)
+    budgets = budgets_on(database, BudgetRule(name="b", calls=1), clock=clock)
     await spend(budgets, spender())
     assert (await refused(budgets, spender())).retry_after_ms == 1000
     clock.moment += timedelta(seconds=1)
@@ -346,7 +348,7 @@ async def test_a_day_is_a_day_in_utc(database: Database) -> None:
 
 async def test_a_clock_that_is_set_back_gives_nothing_back(database: Database) -> None:
     clock = HandClock()
-    budgets = budgets_on(database, BudgetRule("b", calls=1), clock=clock)
+    budgets = budgets_on(database, BudgetRule(name="b", calls=1), clock=clock)
     await spend(budgets, spender())
     clock.moment += timedelta(days=1)
     await budgets.prune(clock.moment)  # yesterday leaves memory
@@ -357,7 +359,7 @@ async def test_a_clock_that_is_set_back_gives_nothing_back(database: Database) -
 
 async def test_a_call_over_midnight_counts_for_the_day_it_began(database: Database) -> None:
     clock = HandClock()
-    budgets = budgets_on(database, BudgetRule("b", calls=1), clock=clock)
+    budgets = budgets_on(database, BudgetRule(name="b", calls=1), clock=clock)
     held = await budgets.reserve(spender(), takes())
     clock.moment += timedelta(days=1)
     held.settle(takes())
@@ -369,8 +371,8 @@ async def test_a_call_over_midnight_counts_for_the_day_it_began(database: Databa
 async def test_a_counter_that_is_forgotten_while_another_is_looked_for_is_looked_for_again(
     database: Database,
 ) -> None:
-    rules = [BudgetRule("ever", per=("session",), period=Period.TOTAL, calls=2),
-             BudgetRule("tools", per=("tool", "session"), calls=9)]  # fmt: skip
+    rules = [BudgetRule(name="ever", per=("session",), period=Period.TOTAL, calls=2),
+             BudgetRule(name="tools", per=("tool", "session"), calls=9)]  # fmt: skip
 
     class Pruned(CounterTable):
         async def find(self, keys: Any) -> Any:
@@ -390,7 +392,9 @@ async def test_a_counter_that_is_forgotten_while_another_is_looked_for_is_looked
 async def test_session_that_nobody_uses_leaves_memory_and_stays_counted(
     database: Database,
 ) -> None:
-    budgets = budgets_on(database, BudgetRule("b", ("session",), Period.TOTAL, calls=100))
+    budgets = budgets_on(
+        database, BudgetRule(name="b", per=("session",), period=Period.TOTAL, calls=100)
+    )
     await spend(budgets, spender(session="s"))
     running = await budgets.reserve(spender(session="t"), takes())
     await budgets.prune(NOON)
@@ -407,10 +411,10 @@ async def test_session_that_nobody_uses_leaves_memory_and_stays_counted(
 
 async def test_standing_is_told_to_those_whom_it_limits(database: Database) -> None:
     rules = [
-        BudgetRule("all", calls=9),
-        BudgetRule("each", per=("principal",), calls=5),
-        BudgetRule("agents", per=("agent",), tokens=50),
-        BudgetRule("mine", agents=("a",), calls=7),
+        BudgetRule(name="all", calls=9),
+        BudgetRule(name="each", per=("principal",), calls=5),
+        BudgetRule(name="agents", per=("agent",), tokens=50),
+        BudgetRule(name="mine", agents=("a",), calls=7),
     ]
     budgets = budgets_on(database, *rules)
     await spend(budgets, spender(agent="a"), takes(tokens=10))
@@ -437,8 +441,8 @@ async def test_standing_is_told_to_those_whom_it_limits(database: Database) -> N
 
 
 def test_budget_that_names_no_tool_that_there_is_is_known(database: Database) -> None:
-    rules = [BudgetRule("good", tools=("send_*", "x"), calls=1),
-             BudgetRule("typo", tools=("sent_*",), calls=1), a_total(1)]  # fmt: skip
+    rules = [BudgetRule(name="good", tools=("send_*", "x"), calls=1),
+             BudgetRule(name="typo", tools=("sent_*",), calls=1), a_total(1)]  # fmt: skip
     assert budgets_on(database, *rules).unmatched(["send_mail", "calculator"]) == ["typo"]
 
 
@@ -459,7 +463,7 @@ def test_what_was_taken_is_what_the_envelope_says() -> None:
 
 
 async def test_a_price_below_a_millionth_is_expected_to_be_one(database: Database) -> None:
-    budgets = budgets_on(database, BudgetRule("b", money=Decimal("0.000001")))
+    budgets = budgets_on(database, BudgetRule(name="b", money=Decimal("0.000001")))
     assert budgets.exceeded(spender(), takes(money="0.0000001")) is None
     assert budgets.exceeded(spender(), takes(money="0.0000011")) is not None
 
@@ -469,13 +473,13 @@ def test_written_star_is_any_characters_and_nothing_else_is_special(
     pattern: str, name: str
 ) -> None:
     expected = re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name) is not None
-    assert matches(pattern, name) == expected
+    assert any_matches((pattern,), name) == expected
 
 
 def test_characters_of_other_pattern_languages_are_themselves() -> None:
     for pattern in ("a?", "[a]", "a.", ".*", "^a$", "a\n"):
-        assert matches(pattern, pattern)
-        assert not matches(pattern.replace("*", ""), "a")
+        assert any_matches((pattern,), pattern)
+        assert not any_matches((pattern.replace("*", ""),), "a")
 
 
 PARTS = st.none() | st.text("a;=%:é/", min_size=1, max_size=6)
@@ -494,10 +498,10 @@ def test_different_subjects_have_different_texts(one: Subject, other: Subject) -
 
 
 async def test_rule_that_counts_by_something_else_now_begins_anew(database: Database) -> None:
-    rule = BudgetRule("b", period=Period.TOTAL, per=("agent",), calls=1)
+    rule = BudgetRule(name="b", period=Period.TOTAL, per=("agent",), calls=1)
     before = budgets_on(database, rule)
     await spend(before, spender(agent="a"))
-    after = budgets_on(database, replace(rule, per=()))
+    after = budgets_on(database, rule.model_copy(update={"per": ()}))
     assert [standing.subject for standing in after.standings()] == [{}]
     await spend(after, spender(agent="a"))
     again = budgets_on(database, rule)

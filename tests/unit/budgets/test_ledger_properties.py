@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from fumehood.budgets.accounts import BLOCKS
 from fumehood.budgets.ledger import Budgets, Reservation
-from fumehood.budgets.model import BudgetRule, Period, Subject
+from fumehood.budgets.model import Subject
+from fumehood.budgets.settings import BudgetRule, Period
 from fumehood.budgets.store import CounterKey, CounterRow, CounterTable
 from fumehood.core.errors import QuotaExceeded
 from fumehood.storage.database import Database, open_database
@@ -26,8 +27,8 @@ from support.budgets import HandClock, budgets_on, spender, takes
 pytestmark = pytest.mark.row("E4")
 
 LIMIT = 200
-TOTAL = BudgetRule("total", period=Period.TOTAL, tokens=LIMIT)
-DAILY = BudgetRule("daily", per=("agent",), period=Period.DAY, tokens=LIMIT)
+TOTAL = BudgetRule(name="total", period=Period.TOTAL, tokens=LIMIT)
+DAILY = BudgetRule(name="daily", per=("agent",), period=Period.DAY, tokens=LIMIT)
 
 Reserve = tuple[str, int, str | None]
 STEPS = st.lists(

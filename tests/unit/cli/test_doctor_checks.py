@@ -20,13 +20,16 @@ from fumehood.cli.doctor_checks import (
     docker_findings,
     image_finding,
 )
-from fumehood.config import Config, ContainerConfig, ImagesConfig, SessionsConfig, WebhookConfig
+from fumehood.config import Config
 from fumehood.identity import approvers as module
 from fumehood.identity.approvers import make_first_approver
 from fumehood.sandbox.container.reach import DockerUnreachable, Why
+from fumehood.sandbox.container.settings import ContainerSettings, LanguageImages
 from fumehood.sandbox.images.catalog import guest_digest, list_images
 from fumehood.sandbox.images.recipe import read_recipe
+from fumehood.sandbox.settings import SessionSettings
 from fumehood.storage.database import FILE_NAME, Database, open_database
+from fumehood.webhook.settings import WebhookSettings
 from support.docker_images import ListedImages, image_row, write_image_folder
 
 pytestmark = pytest.mark.row("D7")
@@ -69,8 +72,8 @@ def private(path: Path, text: str) -> Path:
     return path
 
 
-def webhook(secret: Path, *, may_decide: bool) -> WebhookConfig:
-    return WebhookConfig(
+def webhook(secret: Path, *, may_decide: bool) -> WebhookSettings:
+    return WebhookSettings(
         url="https://hook.example/x-token", secret_file=secret, may_decide=may_decide
     )
 
@@ -190,7 +193,7 @@ def findings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Finding
         return {
             finding.check: finding
             for finding in docker_findings(
-                ContainerConfig(**settings), SessionsConfig(image="python")
+                ContainerSettings(**settings), SessionSettings(image="python")
             )
         }
 
@@ -280,7 +283,7 @@ def test_each_reason_without_docker_has_a_message_and_cure_of_its_own(
         raise DockerUnreachable(why, f"because {why}.")
 
     monkeypatch.setattr(doctor_checks, "open_docker", refuse)
-    (finding,) = docker_findings(ContainerConfig(), SessionsConfig())
+    (finding,) = docker_findings(ContainerSettings(), SessionSettings())
     assert (finding.check, finding.verdict) == ("docker", "warning")
     assert f"because {why}." in finding.found
     assert finding.cure == DockerUnreachable(why, "").cure
@@ -340,7 +343,7 @@ def test_image_that_nothing_of_the_configuration_names_may_be_missing(findings: 
             "ok", True,
         )  # fmt: skip
         assert found[f"image: {name}"].cure.endswith(f"fumehood images build {name}")
-    used = findings(Engine(fresh_row()), images=ImagesConfig(python="shell"))["image: shell"]
+    used = findings(Engine(fresh_row()), images=LanguageImages(python="shell"))["image: shell"]
     assert used.verdict == "warning"
 
 
@@ -351,8 +354,8 @@ def test_image_of_the_operators_own_is_looked_at_too(
     (folder / "requirements.in").write_text("", encoding="utf-8")
     monkeypatch.setattr(doctor_checks, "open_docker", lambda: Engine(fresh_row()))
     found = docker_findings(
-        ContainerConfig(images=ImagesConfig(python="mine")),
-        SessionsConfig(image="mine"),
+        ContainerSettings(images=LanguageImages(python="mine")),
+        SessionSettings(image="mine"),
         folder.parent,
     )
     assert {f.check: f.verdict for f in found}["image: mine"] == "warning"

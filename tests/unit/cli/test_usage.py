@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from fumehood.budgets.model import BudgetStanding, Period, Unit
+from fumehood.budgets.model import BudgetStanding, Unit
+from fumehood.budgets.settings import Period
 from fumehood.budgets.usage import UsageRow, UsageTable
 from fumehood.cli.usage import as_cell, show_usage, write_csv
 

@@ -74,7 +74,7 @@ async def make_desk(home: Path, **config: Any) -> AsyncIterator[Desk]:
     async with engine:
         desk = FakeDesk()
         desk.put(ONE)
-        engine.desk = desk  # type: ignore[attr-defined]
+        engine.approvals = desk  # type: ignore[attr-defined]
         engine.webhook = SimpleNamespace(callbacks=Callbacks(SECRET, window_s=300))  # type: ignore[attr-defined]
         _, approver = await engine.approvers.add("alice", {Scope.APPROVE}, by=ROOT, now=NOW)
 

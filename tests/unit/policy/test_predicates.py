@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fumehood.core.names import compile_glob
 from fumehood.policy.model import Condition, Predicate
 from fumehood.policy.predicates import (
     ABSENT,
     MAX_LOOKED_AT,
     compile_condition,
-    compile_glob,
     compile_predicate,
     same,
 )

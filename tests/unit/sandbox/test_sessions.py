@@ -24,8 +24,9 @@ from fumehood.core.errors import (
 from fumehood.core.identity import Principal, TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
-from fumehood.core.session import KeptSession, SessionRecord, SessionRules, SessionStatus
+from fumehood.core.session import KeptSession, SessionRecord, SessionStatus
 from fumehood.sandbox.sessions import SessionClock, SessionKeeper
+from fumehood.sandbox.settings import SessionSettings
 from fumehood.sandbox.wall import HasImages, RunEnding
 from fumehood.testing import CONTAINER_LIMITS, FakeWall, ManualClock
 from support.wait import DEADLINE_S
@@ -65,7 +66,7 @@ class Bench:
         self.keeper = SessionKeeper(
             self.wall,
             self.rows,
-            SessionRules(**{"image": "python", **rules}),
+            SessionSettings.model_construct(**{"image": "python", **rules}),
             SessionClock(self.clock.now, self.clock.monotonic),
             self._check,
             kept=list(self.rows.kept.values()),
@@ -291,7 +292,7 @@ async def test_two_sessions_of_one_principal_run_at_once() -> None:
 
 
 async def test_session_that_stays_busy_answers_so_within_its_patience() -> None:
-    async with bench(queue_s=0.01) as made:
+    async with bench(queue_seconds=0.01) as made:
         record = await made.keeper.create(ALICE)
         made.wall.held[0].may_run.clear()
         running = made.runs(record)
@@ -343,7 +344,7 @@ async def test_cancelled_call_keeps_the_session() -> None:
 
 
 async def test_session_that_nobody_uses_ends_after_its_idle_time_and_not_before() -> None:
-    async with bench(idle_s=100) as made:
+    async with bench(idle_seconds=100) as made:
         record = await made.keeper.create(ALICE)
         made.clock.advance(99)
         await made.run(record)
@@ -357,7 +358,7 @@ async def test_session_that_nobody_uses_ends_after_its_idle_time_and_not_before(
 
 
 async def test_session_is_over_at_its_time_even_before_anybody_has_tidied() -> None:
-    async with bench(idle_s=100) as made:
+    async with bench(idle_seconds=100) as made:
         record = await made.keeper.create(ALICE)
         made.clock.advance(100)
         with pytest.raises(ResourceNotFound, match="has ended: nobody used it") as caught:
@@ -367,7 +368,7 @@ async def test_session_is_over_at_its_time_even_before_anybody_has_tidied() -> N
 
 
 async def test_session_in_use_ends_at_its_absolute_end_after_the_call_that_runs() -> None:
-    async with bench(idle_s=50, lifetime_s=100) as made:
+    async with bench(idle_seconds=50, lifetime_seconds=100) as made:
         record = await made.keeper.create(ALICE)
         made.wall.held[0].may_run.clear()
         running, waiting = made.runs(record), made.runs(record)
@@ -386,7 +387,7 @@ async def test_session_in_use_ends_at_its_absolute_end_after_the_call_that_runs(
 
 
 async def test_idle_session_ends_by_itself() -> None:
-    made = Bench(idle_s=0.01)
+    made = Bench(idle_seconds=0.01)
     clock = asyncio.get_running_loop().time
     made.keeper._clock = SessionClock(made.clock.now, clock)
     async with made.keeper:
@@ -441,7 +442,7 @@ async def test_place_that_is_lost_while_its_row_is_written_is_no_session() -> No
 
 
 async def test_nobody_has_more_than_a_share_and_all_together_not_more_than_there_may_be() -> None:
-    async with bench(most=4, most_of_one=3) as made:
+    async with bench(max=4, max_per_principal=3) as made:
         mine = [await made.keeper.create(ALICE) for _ in range(3)]
         with pytest.raises(QuotaExceeded, match="You have 3 sessions"):
             await made.keeper.create(ALICE)
@@ -453,7 +454,7 @@ async def test_nobody_has_more_than_a_share_and_all_together_not_more_than_there
 
 
 async def test_sessions_that_are_being_made_count_too() -> None:
-    async with bench(most=2, most_of_one=1) as made:
+    async with bench(max=2, max_per_principal=1) as made:
         async with anyio.create_task_group() as group:
             answers: list[str] = []
 
@@ -471,7 +472,7 @@ async def test_sessions_that_are_being_made_count_too() -> None:
 
 
 async def test_container_that_is_being_removed_counts_until_it_is_gone() -> None:
-    async with bench(most=1, most_of_one=1) as made:
+    async with bench(max=1, max_per_principal=1) as made:
         record = await made.keeper.create(ALICE)
         made.wall.held[0].may_go.clear()
         await made.keeper.end(ALICE, record.id)
@@ -483,7 +484,7 @@ async def test_container_that_is_being_removed_counts_until_it_is_gone() -> None
 
 
 async def test_refused_session_leaves_its_place_in_the_count_free() -> None:
-    async with bench(most=1, most_of_one=1) as made:
+    async with bench(max=1, max_per_principal=1) as made:
         with pytest.raises(SandboxUnavailable):
             await made.keeper.create(ALICE, image="nothing")
         await made.keeper.create(ALICE)

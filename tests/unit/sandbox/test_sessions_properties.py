@@ -12,13 +12,19 @@ from hypothesis import strategies as st
 from fumehood.core.errors import EngineError
 from fumehood.core.identity import Principal
 from fumehood.core.limits import Limits
-from fumehood.core.session import KeptSession, SessionRules, SessionStatus
+from fumehood.core.session import KeptSession, SessionStatus
 from fumehood.sandbox.sessions import SessionClock, SessionKeeper
+from fumehood.sandbox.settings import SessionSettings
 from fumehood.testing import CONTAINER_LIMITS, FakeWall, ManualClock
 
 MOST, MOST_OF_ONE = 3, 2
-RULES = SessionRules(
-    image="python", most=MOST, most_of_one=MOST_OF_ONE, idle_s=50, lifetime_s=200, waiting=2
+RULES = SessionSettings(
+    image="python",
+    max=MOST,
+    max_per_principal=MOST_OF_ONE,
+    idle_seconds=50,
+    lifetime_seconds=200,
+    waiting=2,
 )
 TURNS = 15
 """Of the event loop, between two steps."""

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from fumehood.core.call_log import CallPage, CallQuery
+from fumehood.core.errors import ResourceNotFound
 from fumehood.storage import calls as calls_module
-from fumehood.storage.calls import CallLog, UnknownCursor
+from fumehood.storage.calls import CallLog
 from fumehood.storage.database import Database, open_database
 from support.state import call_row
 
@@ -148,10 +149,11 @@ async def test_another_principals_rows_are_as_if_they_were_not_there(log: CallLo
     assert (mine, theirs) == ([4, 2, 0], [5, 3, 1])
     assert await listed(log, "uid") == []
     assert await listed(log, "uid:%") == []
-    assert await log.get("uid:0", f"call_{1:024x}") is None
-    assert await log.get("uid:1", f"call_{1:024x}") is not None
+    assert (await log.get("uid:1", f"call_{1:024x}")).call_id == f"call_{1:024x}"
+    with pytest.raises(ResourceNotFound):
+        await log.get("uid:0", f"call_{1:024x}")
     for cursor in (f"call_{1:024x}", f"call_{99:024x}"):
-        with pytest.raises(UnknownCursor):
+        with pytest.raises(ResourceNotFound):
             await log.page("uid:0", CallQuery(cursor=cursor))
 
 

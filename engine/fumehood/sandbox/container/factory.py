@@ -63,6 +63,9 @@ class ContainerFactory:
         shelf: ImageCatalog,
         required: frozenset[Limit],
         *,
+        held_s: float,
+        command: tuple[str, ...],
+        start_deadline_s: float,
         start_soon: Callable[..., object],
         on_event: OnEvent,
         on_start: Callable[[], None],
@@ -70,7 +73,10 @@ class ContainerFactory:
     ) -> None:
         self._docker = docker
         self._settings = settings
-        self._first_image = next(iter(settings.images.values()))
+        self._first_image = settings.images.python
+        self._held_s = held_s
+        self._command = command
+        self._start_deadline_s = start_deadline_s
         self._identity = identity
         self._reaper = reaper
         self._shelf = shelf
@@ -142,8 +148,8 @@ class ContainerFactory:
                 spec,
                 listener,
                 required=self._required,
-                command=self._settings.command,
-                ready_s=self._settings.start_deadline_s,
+                command=self._command,
+                ready_s=self._start_deadline_s,
             )
         except BaseException as error:
             self._start_soon(self._remove_failed, spec.name)
@@ -169,8 +175,8 @@ class ContainerFactory:
 
     def _spec(self, kind: Kind, image: ImageFound, number: int) -> ContainerSpec:
         settings = self._settings
-        used_s = settings.rules.lifetime_s + settings.held_s  # one that was warm for long is held
-        lifetime_s = used_s + settings.limits.max_wall_s + GUEST_GRACE_S
+        used_s = settings.lifetime_seconds + self._held_s  # one that was warm for long is held
+        lifetime_s = used_s + settings.max_timeout_seconds + GUEST_GRACE_S
         return ContainerSpec(
             name=f"fumehood-{self._identity.engine_id[:8]}-{number}",
             image_id=image.id,

@@ -30,10 +30,10 @@ from fumehood.sandbox.container.pool_entry import (
     Listener,
     Pooled,
     PoolEntry,
-    PoolRules,
     State,
 )
 from fumehood.sandbox.container.queue import FairQueue, LineFull, PoolRequest
+from fumehood.sandbox.container.settings import ContainerSettings
 
 RETRY_AFTER_MS = 1000
 MAX_COMPLAINT_CHARACTERS = 500
@@ -52,7 +52,7 @@ class Pool:
     def __init__(
         self,
         maker: EntryFactory,
-        rules: PoolRules,
+        settings: ContainerSettings,
         start_soon: Callable[..., object],
         *,
         warm_image: str = "python",
@@ -60,9 +60,9 @@ class Pool:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._maker = maker
-        self._rules = rules
-        self._warm_kind = Kind(warm_image, rules.warm_memory_mb)
-        self._most_of_one = rules.most - rules.most // 4
+        self._settings = settings
+        self._warm_kind = Kind(warm_image, settings.warm_memory_mb)
+        self._most_of_one = settings.pool_max - settings.pool_max // 4
         """The limit for one principal, so that its calls cannot occupy the whole pool."""
         self._start_soon = start_soon
         self._on_event = on_event
@@ -98,12 +98,12 @@ class Pool:
             raise _busy("Too many calls wait for a container.") from None
         self._dispatch()
         try:
-            with anyio.fail_after(self._rules.patience_s):
+            with anyio.fail_after(self._settings.queue_seconds):
                 return await waiter.granted
         except BaseException as error:
             self._forget(waiter)
             if isinstance(error, TimeoutError):
-                waited = f"No container became free in {self._rules.patience_s:g} s."
+                waited = f"No container became free in {self._settings.queue_seconds:g} s."
                 raise _busy(waited) from None
             raise
 
@@ -161,7 +161,7 @@ class Pool:
 
     def tidy(self) -> None:
         """Destroy containers that are too old. Called periodically."""
-        spared = self._rules.least_warm
+        spared = self._settings.pool_min
         for place in list(self._state.places.values()):
             if place.state not in UNUSED:
                 continue
@@ -225,14 +225,14 @@ class Pool:
                 if self._refusal is None and self._can_change:
                     if self._line:
                         self._go_round()
-                    self._keep_warm(self._rules.least_warm)
+                    self._keep_warm(self._settings.pool_min)
         finally:
             self._is_dispatching = False
 
     @property
     def _can_change(self) -> bool:
         """Whether a container could be granted or created; else a call only joins the queue."""
-        return self._state.has_unused or self._state.total < self._rules.most
+        return self._state.has_unused or self._state.total < self._settings.pool_max
 
     def _go_round(self) -> None:
         """Give each waiting trust domain one turn."""
@@ -281,7 +281,7 @@ class Pool:
     def _have_made(self, waiter: PoolRequest[PoolEntry]) -> bool:
         """Start creating a container for it, in place of an idle one if the pool is full."""
         instead_of = None
-        if self._state.total >= self._rules.most:
+        if self._state.total >= self._settings.pool_max:
             victim = self._state.dispensable(self._line, self._monotonic())
             if victim is None:
                 return False
@@ -298,7 +298,7 @@ class Pool:
         if len(self._line) or self._state.warming or self._warm_kind.image in self._missing:
             return
         warm = sum(self._is_ready_for_all(place) for place in self._state.places.values())
-        if warm < least_warm and self._state.total < self._rules.most:
+        if warm < least_warm and self._state.total < self._settings.pool_max:
             self._state.making += 1
             self._state.warming += 1
             self._start_soon(self._make, self._warm_kind, None, None)
@@ -355,7 +355,9 @@ class Pool:
     def _why_not_again(
         self, place: PoolEntry, *, once: bool, is_spared: bool = False
     ) -> str | None:
-        return place.why_not_again(self._rules, self._monotonic(), once=once, is_spared=is_spared)
+        return place.why_not_again(
+            self._settings, self._monotonic(), once=once, is_spared=is_spared
+        )
 
     def _forget(self, waiter: PoolRequest[PoolEntry]) -> None:
         """Remove a waiting call; a container granted at the same moment is returned."""
@@ -389,7 +391,7 @@ def _busy(why: str) -> SandboxUnavailable:
     return SandboxUnavailable(f"{why} Repeat the call later.", retry_after_ms=RETRY_AFTER_MS)
 
 
-__all__ = ["EntryFactory", "Kind", "Listener", "Pool", "PoolEntry", "PoolRules", "Pooled"]
+__all__ = ["EntryFactory", "Kind", "Listener", "Pool", "PoolEntry", "Pooled"]
 
 
 # -- the pool's state ----------------------------------------------------------------------

@@ -10,6 +10,7 @@ from enum import Enum, auto
 from typing import Protocol
 
 from fumehood.core.identity import TrustDomain
+from fumehood.sandbox.container.settings import ContainerSettings
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -18,22 +19,6 @@ class Kind:
 
     image: str
     memory_mb: int
-
-
-@dataclass(frozen=True, slots=True)
-class PoolRules:
-    """How many containers there are, and for how long each is used."""
-
-    least_warm: int = 1
-    """That stand ready for whoever comes, of the wall's first image and default memory class."""
-    most: int = 8
-    warm_memory_mb: int = 512
-    idle_s: float = 300
-    """After which one that serves a trust domain is not kept for it any longer."""
-    lifetime_s: float = 3600
-    max_uses: int = 1000
-    patience_s: float = 30
-    """How long a call waits for a container."""
 
 
 class Listener(Protocol):
@@ -109,7 +94,7 @@ class PoolEntry:
     """When it became its domain's."""
 
     def why_not_again(
-        self, rules: PoolRules, now: float, *, once: bool, is_spared: bool = False
+        self, settings: ContainerSettings, now: float, *, once: bool, is_spared: bool = False
     ) -> str | None:
         """Why its container serves nobody any more, if that is so."""
         container = self.container
@@ -117,9 +102,9 @@ class PoolEntry:
             "it was for one call": once,
             "a run was left in the middle": not (container.is_free or container.is_resetting),
             "memory ran out in it": container.ran_out_of_memory,
-            "it has served enough": self.uses >= rules.max_uses,
-            "it is old": now - self.made_at >= rules.lifetime_s,
-            "it was idle": not is_spared and now - self.last_used >= rules.idle_s,
+            "it has served enough": self.uses >= settings.max_uses,
+            "it is old": now - self.made_at >= settings.lifetime_seconds,
+            "it was idle": not is_spared and now - self.last_used >= settings.idle_seconds,
         }
         return next((why for why, is_so in reasons.items() if is_so), None)
 

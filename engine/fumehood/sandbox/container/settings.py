@@ -1,51 +1,89 @@
-"""What the operator chose for the container wall, and whose its containers are. Values only."""
+"""The operator's settings of the container wall, and the owner of its containers. Values only."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass
+from typing import Self
 
-from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, MB, WallLimits
-from fumehood.sandbox.container.container import START_DEADLINE_S
-from fumehood.sandbox.container.pool_entry import PoolRules
-from fumehood.sandbox.container.spec import GUEST_COMMAND
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-CONTAINER_LIMITS = WallLimits(
-    default_wall_s=30,
-    max_wall_s=600,
-    default_memory_mb=512,
-    max_memory_mb=2048,
-    min_memory_mb=CONTAINER_MEMORY_CLASSES[0],
-    output_bytes=MB,
-    memory_classes=CONTAINER_MEMORY_CLASSES,
-)
+from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, WallLimits
+from fumehood.sandbox.settings import ImageName
+
+MIN_MB, MAX_MB = CONTAINER_MEMORY_CLASSES[0], CONTAINER_MEMORY_CLASSES[-1]
 
 
-IMAGES: Mapping[str, str] = MappingProxyType(
-    {"python": "python-data", "shell": "shell", "javascript": "node"}
-)
+class LanguageImages(BaseModel):
+    """The image for programs in each language, unless the call's session has another."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    python: ImageName = "python-data"
+    """Also the image of the containers that are kept warm."""
+    shell: ImageName = "shell"
+    javascript: ImageName = "node"
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerSettings:
-    """What the operator chose."""
+class ContainerSettings(BaseModel):
+    """Defaults and ceilings of the container wall, and how many containers there are."""
 
-    limits: WallLimits = CONTAINER_LIMITS
-    rules: PoolRules = field(default_factory=PoolRules)
-    images: Mapping[str, str] = field(default_factory=lambda: IMAGES)
-    """By language. The first one stands ready for whoever comes."""
-    held_s: float = 0.0
-    """How long a session has a container at most."""
-    runtime: str | None = None
-    cpus: float = 1.0
-    command: tuple[str, ...] = GUEST_COMMAND
-    start_deadline_s: float = START_DEADLINE_S
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    images: LanguageImages = LanguageImages()
+    runtime: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+    """Absent: the default runtime of Docker."""
+    timeout_seconds: float = Field(default=30, gt=0, le=600)
+    max_timeout_seconds: float = Field(default=600, gt=0, le=600)
+    cpu_seconds: float | None = Field(default=None, gt=0)
+    """Absent: CPU time is limited by wall time and `cpus` only."""
+    cpus: float = Field(default=1, ge=0.1, le=64)
+    memory_mb: int = Field(default=512, ge=MIN_MB, le=MAX_MB)
+    """Like `max_memory_mb` rounded down to one of `CONTAINER_MEMORY_CLASSES`."""
+    max_memory_mb: int = Field(default=2048, ge=MIN_MB, le=MAX_MB)
+    output_kb: int = Field(default=1024, ge=1, le=1024 * 1024)
+    pool_min: int = Field(default=1, ge=0, le=256)
+    """Containers that are kept warm for any caller."""
+    pool_max: int = Field(default=8, ge=1, le=256)
+    max_uses: int = Field(default=1000, ge=1, le=1_000_000)
+    """After that many calls a container is removed."""
+    idle_seconds: float = Field(default=300, ge=1, le=86_400)
+    """How long an idle container is kept for its trust domain."""
+    lifetime_seconds: float = Field(default=3600, ge=10, le=86_400)
+    queue_seconds: float = Field(default=30, ge=0, le=600)
+    """How long a call waits for a container."""
+
+    @model_validator(mode="after")
+    def _warm_ones_fit(self) -> Self:
+        if self.pool_min > self.pool_max:
+            raise ValueError("pool_min is more than pool_max")
+        return self
+
+    @property
+    def limits(self) -> WallLimits:
+        """The limits that calls in containers get."""
+        return WallLimits(
+            default_wall_s=self.timeout_seconds,
+            max_wall_s=self.max_timeout_seconds,
+            default_memory_mb=self.memory_mb,
+            max_memory_mb=self.max_memory_mb,
+            min_memory_mb=MIN_MB,
+            output_bytes=self.output_kb * 1024,
+            cpu_s=self.cpu_seconds,
+            memory_classes=CONTAINER_MEMORY_CLASSES,
+        )
+
+    @property
+    def warm_memory_mb(self) -> int:
+        """The size of the containers that are kept warm."""
+        return self.limits.memory_class(min(self.memory_mb, self.max_memory_mb))
 
 
 @dataclass(frozen=True, slots=True)
 class EngineIdentity:
-    """Whose containers they are. `owner_id` is the same after a restart of the engine."""
+    """The engine that owns containers. `owner_id` is the same after a restart of the engine."""
 
     engine_id: str
     owner_id: str
+
+
+__all__ = ["ContainerSettings", "EngineIdentity", "LanguageImages"]

@@ -22,7 +22,7 @@ from fumehood.core.errors import SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, Limit
-from fumehood.sandbox.container.container import Container
+from fumehood.sandbox.container.container import START_DEADLINE_S, Container
 from fumehood.sandbox.container.docker_api import Docker, DockerError, DockerTimeout
 from fumehood.sandbox.container.factory import ContainerFactory, OnEvent
 from fumehood.sandbox.container.host_check import Unfit, why_unfit
@@ -32,6 +32,7 @@ from fumehood.sandbox.container.pool import MAX_COMPLAINT_CHARACTERS, Pool
 from fumehood.sandbox.container.pool_entry import Kind, PoolEntry
 from fumehood.sandbox.container.reaper import Reaper
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
+from fumehood.sandbox.container.spec import GUEST_COMMAND
 from fumehood.sandbox.wall import HasImages
 
 LOOK_AGAIN_S = 30.0
@@ -101,7 +102,7 @@ class ContainerWall(HasImages):
     """Places in containers. An asynchronous context manager.
 
     `eager` looks at Docker as soon as it is entered; else the first call does. Either way
-    entering waits for nothing.
+    entering waits for nothing. `held_s` is the longest time that a session holds a container.
     """
 
     required = frozenset(Limit)
@@ -113,16 +114,22 @@ class ContainerWall(HasImages):
         find_image: FindImage,
         identity: EngineIdentity,
         *,
+        held_s: float = 0.0,
+        command: tuple[str, ...] = GUEST_COMMAND,
+        start_deadline_s: float = START_DEADLINE_S,
         eager: bool = True,
         on_event: OnEvent = lambda event, values: None,
     ) -> None:
         self.limits = settings.limits
         self._settings = settings
         self._docker = docker
-        self._shelf = ImageCatalog(docker, find_image, settings.images)
+        self._shelf = ImageCatalog(docker, find_image, settings.images.model_dump())
         self._held: dict[str, HeldContainer] = {}
         """Of sessions, by name; those included that are being removed."""
         self._identity = identity
+        self._held_s = held_s
+        self._command = command
+        self._start_deadline_s = start_deadline_s
         self._eager = eager
         self._on_event = on_event
         self._stack = AsyncExitStack()
@@ -162,6 +169,9 @@ class ContainerWall(HasImages):
             self._reaper,
             self._shelf,
             self.required,
+            held_s=self._held_s,
+            command=self._command,
+            start_deadline_s=self._start_deadline_s,
             start_soon=self._group.start_soon,
             on_event=self._on_event,
             on_start=self._tell_available,
@@ -170,9 +180,9 @@ class ContainerWall(HasImages):
         self._looks = SharedLook(self._look, self._group.start_soon)
         self._pool = Pool(
             self._maker,
-            self._settings.rules,
+            self._settings,
             self._group.start_soon,
-            warm_image=next(iter(self._settings.images.values())),
+            warm_image=self._settings.images.python,
             on_event=self._on_event,
         )
         if self._eager:

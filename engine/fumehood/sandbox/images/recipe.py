@@ -21,6 +21,7 @@ from pathlib import Path
 from fumehood.core.errors import InternalError
 from fumehood.sandbox.images.lock import Lock, WrongRequirements, parse_lock
 from fumehood.sandbox.images.settings import ImageSettings, WrongSettings, parse_settings
+from fumehood.sandbox.settings import IMAGE_NAME
 from fumehood.sandbox.trusted_files import Untrusted, open_directory, read_file
 
 PACKAGE = Path(__file__).parents[2]
@@ -55,7 +56,7 @@ COMMON = "common"
 OWN_FILES = ("image.toml", "packages.txt", "requirements.in", "requirements.lock")
 
 _PROTOCOL = ("__init__.py", "framing.py", "strict_json.py")
-_NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
+_NAME = re.compile(IMAGE_NAME)
 _DEBIAN_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+")
 """*Source*: Debian policy 5.6.1."""
 

@@ -18,7 +18,6 @@ from fumehood.core.errors import SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import (
-    MIN_INTERPRETER_MB,
     PROCESS_WALL_LIMITS,
     Limit,
     Limits,
@@ -26,18 +25,13 @@ from fumehood.core.limits import (
 )
 from fumehood.sandbox.process.channel import GuestProcess, guest_command
 from fumehood.sandbox.process.guest_keeper import GuestKeeper, OnEvent
+from fumehood.sandbox.process.settings import InterpreterSettings
 from fumehood.sandbox.process.slots import Slots
 from fumehood.sandbox.process.sticky_workers import DEFAULT_RULES, StickyWorkerSettings
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 
-INTERPRETER_LIMITS = WallLimits(
-    default_wall_s=5,
-    max_wall_s=30,
-    default_memory_mb=64,
-    max_memory_mb=256,
-    min_memory_mb=MIN_INTERPRETER_MB,
-    output_bytes=64 * 1024,
-)
+INTERPRETER_LIMITS = InterpreterSettings().limits
+"""Where nothing is configured."""
 
 SPARES = 2
 """Children that stand ready. One is not enough where programs come one after the other: each

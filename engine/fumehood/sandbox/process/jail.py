@@ -18,20 +18,15 @@ from pathlib import Path
 from fumehood.core.errors import SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import MB, MIN_JAIL_MB, PROCESS_WALL_LIMITS, Limit, Limits, WallLimits
+from fumehood.core.limits import PROCESS_WALL_LIMITS, Limit, Limits, WallLimits
 from fumehood.sandbox.process.channel import GuestProcess, guest_command
 from fumehood.sandbox.process.guest_keeper import GuestKeeper, OnEvent
+from fumehood.sandbox.process.settings import JailSettings
 from fumehood.sandbox.process.slots import Slots
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 
-JAIL_LIMITS = WallLimits(
-    default_wall_s=30,
-    max_wall_s=600,
-    default_memory_mb=256,
-    max_memory_mb=2048,
-    min_memory_mb=MIN_JAIL_MB,
-    output_bytes=MB,
-)
+JAIL_LIMITS = JailSettings().limits
+"""Where nothing is configured."""
 
 SPARES = 1
 MAX_RUNNING = 8

@@ -13,7 +13,8 @@ import pytest
 from fumehood.core.errors import SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
-from fumehood.sandbox.container.pool import Kind, Pool, PoolEntry, PoolRules
+from fumehood.sandbox.container.pool import Kind, Pool, PoolEntry
+from fumehood.sandbox.container.settings import ContainerSettings
 from support.fake_containers import FakeContainer, FakeMaker
 from support.wait import DEADLINE_S
 
@@ -33,7 +34,7 @@ class Bench:
         self.maker = FakeMaker()
         self.seconds = 0.0
         self.events: list[tuple[str, JsonObject]] = []
-        chosen = PoolRules(**{"least_warm": 0, "most": 2, **rules})
+        chosen = ContainerSettings.model_construct(**{"pool_min": 0, "pool_max": 2, **rules})
         self.pool = Pool(
             self.maker,
             chosen,
@@ -118,7 +119,7 @@ async def test_full_pool_destroys_the_least_recently_used_idle_one_to_make_room(
 
 
 async def test_new_one_is_not_made_before_the_old_one_is_gone() -> None:
-    async with bench(most=1) as made:
+    async with bench(pool_max=1) as made:
         made.run(await made.take("a"))
         made.maker.may_remove.clear()
         waiting = made.waits("b")
@@ -137,7 +138,7 @@ async def test_another_size_is_another_container() -> None:
 
 
 async def test_warm_ones_stand_ready_and_are_replaced_when_taken() -> None:
-    async with bench(least_warm=1) as made:
+    async with bench(pool_min=1) as made:
         await settle()
         (warm,) = made.maker.made
         assert (await made.take("a")).container is warm
@@ -146,7 +147,7 @@ async def test_warm_ones_stand_ready_and_are_replaced_when_taken() -> None:
 
 
 async def test_next_call_waits_for_the_reset_of_its_container_and_takes_no_other() -> None:
-    async with bench(least_warm=1) as made:
+    async with bench(pool_min=1) as made:
         container = made.run(await made.take("a"), clean=False)
         await settle()
         waiting = made.waits("a")
@@ -178,7 +179,7 @@ async def test_dirty_container_is_destroyed_and_counted_and_who_waited_gets_anot
 
 
 async def test_fresh_call_gets_one_that_ran_nothing_and_it_is_destroyed_after() -> None:
-    async with bench(most=3) as made:
+    async with bench(pool_max=3) as made:
         used = made.run(await made.take("a"))
         place = await made.take("a", fresh=True)
         assert place.container is not used
@@ -197,7 +198,7 @@ async def test_lease_that_is_left_in_the_middle_of_a_run_destroys_its_container(
 
 
 async def test_container_that_ran_nothing_is_nobody_s_again() -> None:
-    async with bench(most=1) as made:
+    async with bench(pool_max=1) as made:
         place = await made.take("a")
         made.pool.give_back(place, ran=False, fresh=False)
         assert (await made.take("b")).container is place.container
@@ -220,14 +221,14 @@ async def test_container_that_has_served_enough_is_destroyed() -> None:
 
 
 async def test_old_container_is_destroyed_when_it_comes_back() -> None:
-    async with bench(lifetime_s=10) as made:
+    async with bench(lifetime_seconds=10) as made:
         place = await made.take("a")
         made.seconds = 10
         assert made.why(made.run(place)) == ["it is old"]
 
 
 async def test_idle_container_is_destroyed_after_a_while_and_a_warm_one_is_not() -> None:
-    async with bench(least_warm=1, idle_s=10, lifetime_s=100) as made:
+    async with bench(pool_min=1, idle_seconds=10, lifetime_seconds=100) as made:
         container = made.run(await made.take("a"))
         await settle()
         made.seconds = 9
@@ -253,7 +254,7 @@ async def test_idle_containers_of_an_older_image_are_destroyed() -> None:
 
 
 async def test_who_waits_too_long_is_told_when_to_come_again() -> None:
-    async with bench(most=1, patience_s=0.02) as made:
+    async with bench(pool_max=1, queue_seconds=0.02) as made:
         await made.take("a")
         with pytest.raises(SandboxUnavailable) as refused:
             await made.take("a")
@@ -264,7 +265,7 @@ async def test_who_waits_too_long_is_told_when_to_come_again() -> None:
 
 
 async def test_line_is_bounded_for_one_domain_one_principal_and_for_all() -> None:
-    async with bench(most=1) as made:
+    async with bench(pool_max=1) as made:
         await made.take("a")
         waiting = [made.waits("a") for _ in range(500)]
         await settle()
@@ -285,7 +286,7 @@ async def test_line_is_bounded_for_one_domain_one_principal_and_for_all() -> Non
 
 
 async def test_calls_of_one_domain_are_served_in_the_order_in_which_they_came() -> None:
-    async with bench(most=1) as made:
+    async with bench(pool_max=1) as made:
         place = await made.take("a")
         order: list[int] = []
 
@@ -303,7 +304,7 @@ async def test_calls_of_one_domain_are_served_in_the_order_in_which_they_came() 
 
 
 async def test_domain_with_one_call_does_not_wait_for_all_of_another_s() -> None:
-    async with bench(most=1) as made:
+    async with bench(pool_max=1) as made:
         place = await made.take("a")
         order: list[str] = []
 
@@ -324,7 +325,7 @@ async def test_domain_with_one_call_does_not_wait_for_all_of_another_s() -> None
 
 
 async def test_principal_with_many_sessions_has_no_more_turns_than_one_with_one() -> None:
-    async with bench(most=1) as made:
+    async with bench(pool_max=1) as made:
         place = await made.take("a/0")
         order: list[str] = []
 
@@ -347,7 +348,7 @@ async def test_principal_with_many_sessions_has_no_more_turns_than_one_with_one(
 
 
 async def test_one_principal_s_calls_never_have_all_containers() -> None:
-    async with bench(most=4) as made:
+    async with bench(pool_max=4) as made:
         waiting = [made.waits(f"a/{number}") for number in range(8)]
         await settle()
         assert sum(task.done() for task in waiting) == 3
@@ -358,7 +359,7 @@ async def test_one_principal_s_calls_never_have_all_containers() -> None:
 
 
 async def test_domains_do_not_take_the_container_from_each_other_for_every_call() -> None:
-    async with bench(most=1) as made:
+    async with bench(pool_max=1) as made:
 
         async def call(domain: str) -> None:
             made.run(await made.take(domain))
@@ -372,7 +373,7 @@ async def test_domains_do_not_take_the_container_from_each_other_for_every_call(
 
 
 async def test_small_requests_behind_one_that_is_being_made_for_are_served() -> None:
-    async with bench(most=3) as made:
+    async with bench(pool_max=3) as made:
         idle = made.run(await made.take("a", 128))
         made.maker.may_make.clear()
         first = made.waits("a", 512)
@@ -392,7 +393,7 @@ async def test_failure_to_make_one_is_told_to_who_waits_for_it() -> None:
 
 
 async def test_closed_pool_refuses_at_once_and_tells_who_waits() -> None:
-    async with bench(most=1) as made:
+    async with bench(pool_max=1) as made:
         place = await made.take("a")
         waiting = [made.waits("a"), made.waits("b")]
         await settle()
@@ -422,7 +423,7 @@ async def test_container_that_becomes_ready_after_the_pool_was_closed_is_destroy
 
 
 async def test_container_that_is_lost_while_idle_is_replaced() -> None:
-    async with bench(most=1) as made:
+    async with bench(pool_max=1) as made:
         container = made.run(await made.take("a"))
         container.end("its stream ended")
         assert (await made.take("a")).container is not container
@@ -445,7 +446,7 @@ async def test_lost_container_is_not_removed_before_it_is_known_how_it_ended() -
 
 @pytest.mark.parametrize("steps", range(12))
 async def test_cancelling_a_call_at_any_moment_loses_no_container(steps: int) -> None:
-    async with bench(most=1, least_warm=0) as made:
+    async with bench(pool_max=1, pool_min=0) as made:
         made.run(await made.take("other"))  # so that there is something to destroy first
         waiting = made.waits("a")
         for _ in range(steps):
@@ -460,7 +461,7 @@ async def test_cancelling_a_call_at_any_moment_loses_no_container(steps: int) ->
 
 
 async def test_call_that_is_cancelled_in_the_moment_it_is_served_gives_back_what_it_got() -> None:
-    async with bench(most=1) as made:
+    async with bench(pool_max=1) as made:
         place = await made.take("a")
         waiting = made.waits("a")
         await settle()
@@ -484,7 +485,7 @@ async def test_container_that_was_made_for_who_left_serves_the_next() -> None:
 
 
 async def test_another_image_is_another_container() -> None:
-    async with bench(most=3) as made:
+    async with bench(pool_max=3) as made:
         python = made.run(await made.take("a"))
         shell = made.run(await made.take("a", image="shell"))
         assert shell is not python
@@ -494,7 +495,7 @@ async def test_another_image_is_another_container() -> None:
 
 
 async def test_ready_container_of_another_image_is_destroyed_to_make_room() -> None:
-    async with bench(most=1) as made:
+    async with bench(pool_max=1) as made:
         python = made.run(await made.take("a"))
         place = await made.take("a", image="shell")
         assert made.why(python) == ["room for another"]
@@ -502,7 +503,7 @@ async def test_ready_container_of_another_image_is_destroyed_to_make_room() -> N
 
 
 async def test_those_that_stand_ready_are_of_the_first_image_only() -> None:
-    async with bench(least_warm=1, most=4) as made:
+    async with bench(pool_min=1, pool_max=4) as made:
         await settle()
         made.run(await made.take("a", image="shell"))
         await settle()
@@ -520,7 +521,7 @@ async def test_missing_image_refuses_its_own_calls_and_no_others() -> None:
 
 
 async def test_who_waits_for_an_image_that_goes_missing_is_told_at_once() -> None:
-    async with bench(most=1) as made:
+    async with bench(pool_max=1) as made:
         place = await made.take("a")
         waiting, other = made.waits("b", image="shell"), made.waits("c")
         await settle()
@@ -532,7 +533,7 @@ async def test_who_waits_for_an_image_that_goes_missing_is_told_at_once() -> Non
 
 
 async def test_nothing_is_made_ahead_of_an_image_that_is_missing() -> None:
-    async with bench(least_warm=1) as made:
+    async with bench(pool_min=1) as made:
         await settle()
         made.pool.open({"python": SandboxUnavailable("build python")})
         made.maker.made[0].end("it ended")
@@ -554,7 +555,7 @@ class Holder:
 
 
 async def test_container_that_is_let_go_is_its_holder_s_and_counts_no_more() -> None:
-    async with bench(most=1) as made:
+    async with bench(pool_max=1) as made:
         place = await made.take("a", fresh=True)
         container = place.container
         assert isinstance(container, FakeContainer)
@@ -573,7 +574,7 @@ async def test_container_that_is_let_go_is_its_holder_s_and_counts_no_more() -> 
 
 
 async def test_warm_container_that_is_let_go_is_replaced() -> None:
-    async with bench(least_warm=1) as made:
+    async with bench(pool_min=1) as made:
         await settle()
         assert made.pool.let_go(await made.take("a", fresh=True), Holder())
         await settle()

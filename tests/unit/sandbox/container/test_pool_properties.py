@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 
 from fumehood.core.errors import SandboxUnavailable
 from fumehood.core.identity import TrustDomain
-from fumehood.sandbox.container.pool import Kind, Pool, PoolEntry, PoolRules
+from fumehood.sandbox.container.pool import Kind, Pool, PoolEntry
+from fumehood.sandbox.container.settings import ContainerSettings
 from support.fake_containers import FakeContainer, FakeMaker
 
 MOST = 3
-RULES = PoolRules(least_warm=1, most=MOST, idle_s=50, lifetime_s=300, max_uses=4, patience_s=1000)
+RULES = ContainerSettings(
+    pool_min=1, pool_max=MOST, idle_seconds=50, lifetime_seconds=300, max_uses=4, queue_seconds=600
+)
 
 KINDS = [Kind("python", 128), Kind("python", 512), Kind("shell", 512)]
 

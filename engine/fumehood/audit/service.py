@@ -1,8 +1,8 @@
-"""The engine's audit chain: anchored while it runs, looked through and given a new key on request.
+"""The audit chain of an engine: anchored while it runs, verified and given a new key on request.
 
-Part of the composition root. Above it `engine_composition`, below it `store`. Invariant: an anchor
-is told after the row that it names is on the disk, so that no loss of power makes it point beyond
-the chain's end.
+Host side. Above it `compose` and the faces; below it the chain, its keys and anchors, and the
+database. Invariant: an anchor is written after the row that it names is on the disk, so that a loss
+of power never leaves it pointing beyond the end of the chain.
 """
 
 from __future__ import annotations
@@ -22,38 +22,42 @@ from fumehood.audit.anchors import add_anchor, last_own_anchor, own_anchors, sho
 from fumehood.audit.chain import all_rows, head_of, rows_after
 from fumehood.audit.keys import all_keys, keep_key, make_current, new_key
 from fumehood.audit.model import AuditRecord, AuditRotation, AuditVerdict
+from fumehood.audit.settings import AuditSettings
 from fumehood.audit.verify import Anchor, AuditRow, Verdict, verify
-from fumehood.config import AuditConfig
 from fumehood.core.identity import Principal
+from fumehood.core.json_types import JsonObject
 from fumehood.observe.log import Logger
 from fumehood.storage.changes import stamp
 from fumehood.storage.database import Database
 from fumehood.storage.errors import AuditKeyLost, ReadFailed, StoreError, WriteFailed
-from fumehood.webhook.deliveries import owe_newest
 
 ANCHORED = "audit.anchored"
 
+Tell = Callable[[Connection, JsonObject, datetime], None]
+"""Queues a message about an anchor, in the transaction that writes the anchor's row."""
 
-class EngineAudit:
-    """The chain of one database. A chain in memory has no anchors: nobody looks later."""
+
+class AuditService:
+    """The chain of one database. A chain in memory needs no anchors: it ends with the engine."""
 
     def __init__(
-        self, database: Database, config: AuditConfig, log: Logger, now: Callable[[], datetime]
+        self, database: Database, settings: AuditSettings, log: Logger, now: Callable[[], datetime]
     ) -> None:
         self._database = database
         self._chain = database.audit
         self._state = database.path.parent if database.path is not None else None
-        self._config = config
+        self._settings = settings
         self._log = log
         self._now = now
-        self._on_owed: Callable[[], None] | None = None
+        self._tell: Tell | None = None
+        self._on_told: Callable[[], None] = lambda: None
         self._lock = anyio.Lock()
         self._grown = 0
         self._is_due = asyncio.Event()
 
-    def connect(self, on_owed: Callable[[], None]) -> None:
-        """There is a webhook: it is owed each anchor, and hears so by `on_owed`."""
-        self._on_owed = on_owed
+    def connect(self, tell: Tell, on_told: Callable[[], None]) -> None:
+        """Tell of each anchor; `on_told` is called when that is committed."""
+        self._tell, self._on_told = tell, on_told
 
     @asynccontextmanager
     async def anchored(self) -> AsyncIterator[None]:
@@ -65,14 +69,14 @@ class EngineAudit:
 
         def grow(rows: int) -> None:
             self._grown += rows
-            if self._grown >= self._config.anchor_rows:
+            if self._grown >= self._settings.anchor_rows:
                 with suppress(RuntimeError):  # the loop has ended
                     loop.call_soon_threadsafe(self._is_due.set)
 
         self._chain.on_growth = grow
-        await self._look_at_last_anchor(self._state)
+        await self._check_last_anchor(self._state)
         await self.anchor("start")
-        task = asyncio.create_task(self._anchor_for_ever())
+        task = asyncio.create_task(self._anchor_when_due())
         try:
             yield
         finally:
@@ -84,7 +88,7 @@ class EngineAudit:
                 await self.anchor("stop")
 
     async def anchor(self, why: str) -> Anchor | None:
-        """Write down where the chain is; None where it cannot be, which is logged."""
+        """Anchor the head of the chain; None if that fails, which is logged."""
         if self._state is None:
             return None
         async with self._lock:
@@ -96,8 +100,8 @@ class EngineAudit:
                 head = head_of(connection)
                 assert head is not None
                 anchor = Anchor(head.seq, head.key_id, head.mac, stamp(now))
-                if self._on_owed is not None:
-                    owe_newest(connection, "audit.anchor", shown(anchor), now)
+                if self._tell is not None:
+                    self._tell(connection, shown(anchor), now)
                 return anchor
 
             try:
@@ -110,8 +114,7 @@ class EngineAudit:
                 return None
             except OSError as error:
                 self._log.error("audit.anchor_failed", reason=error.strerror)
-        if self._on_owed is not None:
-            self._on_owed()
+        self._on_told()
         return anchor
 
     async def page(self, after: int, limit: int) -> tuple[AuditRecord, ...]:
@@ -121,7 +124,7 @@ class EngineAudit:
         return tuple(_record(row) for row in rows)
 
     async def verify(self) -> AuditVerdict:
-        """Walk along the whole chain, with the anchors that stand beside the database.
+        """Verify the whole chain, and the anchors beside the database.
 
         Raises:
             ReadFailed: the database, a key or the anchors cannot be read.
@@ -129,7 +132,7 @@ class EngineAudit:
         await self._database.flush()
         try:
             return shown_verdict(await self._database.read(self._verify))
-        except AuditKeyLost as fault:  # in words with a path, which are for the log
+        except AuditKeyLost as fault:  # its message has a path, which is for the log only
             self._log.error("audit.key_unreadable", reason=str(fault))
             raise ReadFailed("a key of the audit chain is not usable") from fault
         except OSError as error:
@@ -142,7 +145,7 @@ class EngineAudit:
         return verify(all_rows(connection), keys, anchors, whole=self._chain.is_whole)
 
     async def rotate(self, by: Principal) -> AuditRotation:
-        """Go on under a new key; the old one stays where it is, to verify with.
+        """Continue under a new key; the old one stays for verification.
 
         Raises:
             WriteFailed: nothing has changed.
@@ -173,10 +176,10 @@ class EngineAudit:
         self._log.warning("audit.rotated", seq=seq, key_id=key.id, previous_key_id=previous)
         return AuditRotation(seq=seq, key_id=key.id, previous_key_id=previous)
 
-    async def _look_at_last_anchor(self, state: Path) -> None:
-        """Say at once where the chain is not what it was when this engine last ran.
+    async def _check_last_anchor(self, state: Path) -> None:
+        """Log at once if the chain differs from the one that this engine left.
 
-        The engine goes on: a backup that was put back looks like this, too.
+        The engine starts all the same: a restored backup looks like this, too.
         """
         try:
             anchor = await anyio.to_thread.run_sync(last_own_anchor, state)
@@ -193,10 +196,10 @@ class EngineAudit:
                 reason=f"row {seq} is not what it was at {anchor.at}: see fumehood audit verify",
             )
 
-    async def _anchor_for_ever(self) -> None:
+    async def _anchor_when_due(self) -> None:
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._config.anchor_seconds):
+                async with asyncio.timeout(self._settings.anchor_seconds):
                     await self._is_due.wait()
             why = "rows" if self._is_due.is_set() else "time"
             self._is_due.clear()
@@ -226,4 +229,4 @@ async def _on_disk(work: Callable[..., None], state: Path, *rest: object) -> Non
         raise WriteFailed(error.strerror or "the disk failed") from error
 
 
-__all__ = ["EngineAudit", "shown_verdict"]
+__all__ = ["AuditService", "shown_verdict"]

@@ -1,8 +1,8 @@
-"""The engine's policy: read at the start, watched, exchanged whole, and explained.
+"""The policy of a running engine: loaded at the start, watched, replaced whole, and explained.
 
-Part of the composition root. Above it `engine_composition`, below it `gates`. Invariants: an engine
-whose policy is faulty at the start does not start; one that becomes faulty later is left out, and
-the old rules stay.
+Host side. Above it `compose` and the faces; below it the loader and the gate. Invariants: an engine
+whose policy is faulty does not start; a policy that becomes faulty later is ignored, and the old
+rules stay.
 """
 
 from __future__ import annotations
@@ -15,15 +15,11 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from fumehood.core.call import CallOptions, CallRequest
 from fumehood.core.errors import InvalidParams
-from fumehood.core.identity import Principal, Scope
+from fumehood.core.identity import Principal
 from fumehood.core.tool import ToolDefinition
-from fumehood.identity.agents import Agents
 from fumehood.observe.log import Logger, log_fault
-from fumehood.pipeline.authorize import facts_of
-from fumehood.pipeline.resolve import resolve
-from fumehood.pipeline.validate import validate
+from fumehood.policy.decision import CallFacts
 from fumehood.policy.loader import PolicyFile
 from fumehood.policy.model import ExplainWish, Explanation, Policy, PolicyError, PolicyStatus
 from fumehood.policy.service import PolicyGate
@@ -34,11 +30,11 @@ from fumehood.storage.database import Database
 from fumehood.storage.errors import StoreError
 
 BY_FILE = "file"
-"""Who has changed the policy where nobody asked for it: whoever may write the file."""
+"""Recorded as the author of a change that was made in the file."""
 
 
-class EnginePolicy:
-    """Decides by the rules of a file, and by the defaults where there is none.
+class CurrentPolicy:
+    """The rules of a file, or the defaults without one. `facts_of` resolves a call to explain.
 
     Raises:
         PolicyError: the file cannot be used.
@@ -49,13 +45,13 @@ class EnginePolicy:
         path: Path | None,
         environment: str,
         registry: ToolIndex,
-        agents: Agents,
+        facts_of: Callable[[ExplainWish], CallFacts],
         database: Database,
         log: Logger,
         now: Callable[[], datetime],
     ) -> None:
         self._registry = registry
-        self._agents = agents
+        self._facts_of = facts_of
         self._database = database
         self._log = log
         self._now = now
@@ -65,13 +61,13 @@ class EnginePolicy:
         self.gate = PolicyGate(self._policy, environment)
 
     async def start(self) -> None:
-        """Record with which rules the engine begins, where it has some."""
+        """Record the rules that the engine starts with, if there are any."""
         if self._policy is not None:
             self._log_loaded(self._policy, BY_FILE)
             await self._record_loaded(self._policy, BY_FILE)
 
     async def follow(self) -> None:
-        """Take changes of the file over until it is cancelled."""
+        """Apply changes of the file until cancelled."""
         if self._file is None:
             return
         watched: Watched[Policy | PolicyError] = self._file
@@ -86,7 +82,7 @@ class EnginePolicy:
             await watch(watched, take, partial(log_fault, self._log, "policy.failed"))
 
     async def reload(self, by: Principal) -> PolicyStatus:
-        """Read the file now, without waiting for the next look; without one there is nothing to do.
+        """Read the file now instead of at the next poll; without a file do nothing.
 
         Raises:
             InvalidParams: it is faulty; the old rules stay.
@@ -106,7 +102,7 @@ class EnginePolicy:
         return self.status()
 
     def status(self) -> PolicyStatus:
-        """The rules that decide now, and what is wrong with the file where they are older."""
+        """The rules in force, and the faults of the file if it is newer and was refused."""
         return PolicyStatus(
             version=self.gate.version,
             file=self._policy.file if self._policy is not None else None,
@@ -116,24 +112,21 @@ class EnginePolicy:
         )
 
     def explain(self, wish: ExplainWish) -> Explanation:
-        """What the rules say of a call that nobody makes.
+        """Explain the decision for a call without making it.
 
-        It is resolved and validated as a real one; no budget is looked at.
+        It is resolved and validated like a real one; budgets are not considered.
 
         Raises:
-            EngineError: as the call would, before it came to the policy.
+            EngineError: the call would be refused before the policy.
         """
-        validated = validate(
-            resolve(_request(wish), self._registry, self._agents, self._now().date())
-        )
-        return self.gate.explain(facts_of(validated, wish.principal_id or "", lambda: False))
+        return self.gate.explain(self._facts_of(wish))
 
     def _definitions(self) -> Iterable[ToolDefinition]:
         names = [tool.definition.name for tool in self._registry]
         return [tool.definition for name in names for tool in self._registry.versions(name)]
 
     def _use(self, policy: Policy, by: str) -> bool:
-        """Decide by it from now on; whether it is another one than before."""
+        """Put a policy in force; whether it differs from the one before."""
         self._refused = ()
         is_other = self._policy is None or policy.version != self._policy.version
         self._policy = policy
@@ -152,7 +145,7 @@ class EnginePolicy:
         self._log.info("policy.loaded", version=policy.version, rules=len(policy.rules), by=by)
 
     async def _record_loaded(self, policy: Policy, by: str) -> None:
-        """Among the changes of authority. That it cannot be kept undoes nothing."""
+        """Record it among the changes of authority. A failure to record changes nothing."""
         details = {"version": policy.version, "rules": len(policy.rules)}
         job = recorded(
             lambda _: None, at=self._now(), by=by, action="policy.load", subject=policy.file,
@@ -164,16 +157,4 @@ class EnginePolicy:
             log_fault(self._log, "policy.not_recorded", fault)
 
 
-def _request(wish: ExplainWish) -> CallRequest:
-    agents = frozenset({wish.agent_id} if wish.agent_id is not None else ())
-    try:
-        options = CallOptions(agent_id=wish.agent_id, session_id=wish.session_id)
-    except ValueError:
-        raise InvalidParams(
-            "The agent's or the session's id can be none.", fields=["agent_id", "session_id"]
-        ) from None
-    principal = Principal(wish.principal_id or "", frozenset({Scope.CALL}), agents)
-    return CallRequest(wish.tool, wish.arguments, options, principal, "explain", "explain")
-
-
-__all__ = ["EnginePolicy"]
+__all__ = ["CurrentPolicy"]

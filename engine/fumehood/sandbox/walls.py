@@ -1,7 +1,6 @@
-"""The engine's walls: made from its configuration, entered and left together.
+"""All walls of an engine: made from their settings, started and stopped together, and reported.
 
-Part of the composition root, which names concrete classes. Above it `engine_composition`, below it
-the folders of `sandbox`.
+Host side. Above it `compose`; below it the walls in `process/` and `container/`.
 """
 
 from __future__ import annotations
@@ -10,22 +9,22 @@ import os
 import secrets
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fumehood.config import Config
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit
 from fumehood.core.status import WallReadiness
 from fumehood.observe.log import Logger
 from fumehood.sandbox.container.docker_api import QUICK_S, Docker
 from fumehood.sandbox.container.image_catalog import FindImage, ImageFound
-from fumehood.sandbox.container.pool import PoolRules
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.host import Host
 from fumehood.sandbox.process.interpreter import InterpreterWall
 from fumehood.sandbox.process.jail import JailWall
+from fumehood.sandbox.process.settings import InterpreterSettings, JailSettings
 from fumehood.sandbox.wall import ImageMissing, Wall, Walls
 from fumehood.storage.directory import owner_id
 
@@ -33,7 +32,7 @@ ID_BYTES = 16
 BUILD_RETRY_AFTER_MS = 10_000
 """The build of an image takes from half a minute to two minutes."""
 
-TROUBLE = frozenset(
+WARNINGS = frozenset(
     {
         "guest.lost",
         "container.unavailable",
@@ -46,31 +45,42 @@ TROUBLE = frozenset(
         "session.not_written",
     }
 )
-"""Events of walls that the log shows as warnings."""
+"""Events of walls and sessions that the log shows as warnings."""
 
 OnEvent = Callable[[str, JsonObject], None]
 
 
 def logged(log: Logger) -> OnEvent:
-    """What takes the events of walls, and of the sessions behind them, into the log."""
+    """Log the events of walls, and of the sessions behind them."""
 
     def on_event(event: str, values: JsonObject) -> None:
-        level = log.warning if event in TROUBLE else log.info
+        level = log.warning if event in WARNINGS else log.info
         level(event, **values)
 
     return on_event
+
+
+@dataclass(frozen=True, slots=True)
+class WallSettings:
+    """The settings of all walls. `own_images` is the folder of the operator's own recipes."""
+
+    interpreter: InterpreterSettings
+    jail: JailSettings
+    container: ContainerSettings
+    own_images: Path
+    longest_session_s: float
 
 
 class EngineWalls:
     """An asynchronous context manager: entering it starts the walls that are in use.
 
     `jailed_paths` are the import paths of sandboxed functions; `state` is the state directory,
-    None where the engine keeps nothing. A wall that is given is used as it is.
+    None if the engine keeps nothing. A wall that is given is used as it is.
     """
 
     def __init__(
         self,
-        config: Config,
+        settings: WallSettings,
         jailed_paths: frozenset[str],
         *,
         state: Path | None,
@@ -81,10 +91,10 @@ class EngineWalls:
     ) -> None:
         self._jailed_paths = jailed_paths
         self._interpreter: Wall = interpreter or InterpreterWall(
-            config.interpreter_limits, on_event=on_event
+            settings.interpreter.limits, on_event=on_event
         )
-        self._jail: Wall = jail or JailWall(jailed_paths, config.jail_limits, on_event=on_event)
-        self.container: Wall = container or make_container_wall(config, state, on_event)
+        self._jail: Wall = jail or JailWall(jailed_paths, settings.jail.limits, on_event=on_event)
+        self.container: Wall = container or _container_wall(settings, state, on_event)
         self._host = Host()
         self.by_name = Walls(
             interpreter=self._interpreter,
@@ -108,10 +118,10 @@ class EngineWalls:
         await self._stack.aclose()
 
     def report(self) -> dict[str, dict[str, Any]]:
-        """For each wall in use, what it enforces here, whether that is enough, and what is wrong.
+        """For each wall in use: the enforced limits, whether they are enough, and the faults.
 
-        Without an `essential` one the engine serves nobody; without another, its own tools are
-        refused.
+        Without an `essential` wall the engine refuses all calls; without another, only the calls
+        of its tools.
         """
         walls = {"interpreter": self._interpreter}
         if self._jailed_paths:
@@ -121,7 +131,7 @@ class EngineWalls:
         return {name: _report(wall, name == "interpreter") for name, wall in walls.items()}
 
     def readiness(self) -> tuple[bool, dict[str, WallReadiness]]:
-        """Whether every essential wall is ready, and what is shown of each to anybody."""
+        """Whether every essential wall is ready, and the public part of each report."""
         report = self.report()
         is_held = all(wall["ready"] for wall in report.values() if wall["essential"])
         shown = {
@@ -148,34 +158,18 @@ def _report(wall: Wall, is_essential: bool) -> dict[str, Any]:
     }
 
 
-def make_container_wall(config: Config, state: Path | None, on_event: OnEvent) -> ContainerWall:
-    """The container wall as configured.
+def _container_wall(settings: WallSettings, state: Path | None, on_event: OnEvent) -> ContainerWall:
+    """Make the container wall.
 
     An engine that keeps state looks at Docker at once: a predecessor may have left containers
-    behind. One that keeps none, such as in an embedding program, does at the first call.
+    behind. An engine without state, as in an embedding program, does so at the first call.
     """
-    chosen, limits = config.container, config.container_limits
-    settings = ContainerSettings(
-        limits=limits,
-        rules=PoolRules(
-            least_warm=chosen.pool_min,
-            most=chosen.pool_max,
-            warm_memory_mb=limits.memory_class(min(chosen.memory_mb, chosen.max_memory_mb)),
-            idle_s=chosen.idle_seconds,
-            lifetime_s=chosen.lifetime_seconds,
-            max_uses=chosen.max_uses,
-            patience_s=chosen.queue_seconds,
-        ),
-        images=chosen.images.model_dump(),
-        held_s=config.sessions.lifetime_seconds,
-        runtime=chosen.runtime,
-        cpus=chosen.cpus,
-    )
     return ContainerWall(
-        settings,
+        settings.container,
         Docker(os.environ),
-        _image_finder(config.own_images),
+        _image_finder(settings.own_images),
         _identity(state, on_event),
+        held_s=settings.longest_session_s,
         eager=state is not None,
         on_event=on_event,
     )
@@ -194,7 +188,7 @@ def _identity(state: Path | None, on_event: OnEvent) -> EngineIdentity:
 
 
 def _image_finder(own: Path) -> FindImage:
-    """Looks for images by name; `own` is where an operator's own recipes are."""
+    """Find images by name; `own` is the folder of the operator's own recipes."""
 
     async def find_image(docker: Docker, name: str) -> ImageFound:
         def find(client: Any) -> ImageFound:
