@@ -25,4 +25,4 @@ async def preview(permitted: PermittedCall, plan: Plan, sessions: SessionKeeper)
     # No call of the session's yet: a turn as for its owner's own look at the files.
     turn = await sessions.files(permitted.principal, plan.session.id)
     async with turn as lease:
-        return await effect_of(tool, permitted.validated.arguments, plan.limits, lease)
+        return await effect_of(tool, permitted.arguments, plan.limits, lease)

@@ -37,7 +37,7 @@ class Outcome:
     output_bytes: int | None = None
     tokens_used: int = 0
     cost: Decimal = field(default_factory=Decimal)
-    is_rehearsal: bool = False
+    is_dry_run: bool = False
     warnings: tuple[str, ...] = ()
     """What the caller should know of a run that went on."""
     max_data_bytes: int | None = None
@@ -55,9 +55,9 @@ class Outcome:
     """Fields of `data` that hold a file's content: they are never shortened."""
 
     @classmethod
-    def rehearsed(cls, data: Any) -> Outcome:
+    def of_dry_run(cls, data: Any) -> Outcome:
         """The outcome of a dry run: nothing ran."""
-        return cls(EndedBy.OK, "none", data=data, is_rehearsal=True)
+        return cls(EndedBy.OK, "none", data=data, is_dry_run=True)
 
 
 def cancelled() -> Cancelled:

@@ -1,6 +1,6 @@
-"""The trail of one call: which stage it passed when. One event a stage, with both ids.
+"""The trace of one call: which stage it passed when. One event a stage, with both ids.
 
-Host side, held by the spine. Argument values are logged at the level `debug` only. The
+Host side, held by the call's context. Argument values are logged at the level `debug` only. The
 call's last event is logged when the event loop comes round again, after the answer is out.
 """
 
@@ -17,12 +17,9 @@ T = TypeVar("T")
 
 
 class CallTrace:
-    """Stamps and log events of one call. `values` are those of the stages passed."""
+    """Stamps and log events of one call."""
 
-    __slots__ = (
-        "_clock", "_ids", "_last", "_log", "_logs_stages", "_stages_ms", "_started", "is_parked",
-        "values",
-    )  # fmt: skip
+    __slots__ = ("_clock", "_ids", "_last", "_log", "_logs_stages", "_stages_ms", "_started")
 
     def __init__(self, tool: str, call_id: str, trace_id: str, clock: Clock, log: Logger) -> None:
         self._clock = clock
@@ -31,16 +28,12 @@ class CallTrace:
         self._ids = {"call_id": call_id, "trace_id": trace_id, "tool": tool[:80]}
         self._started = self._last = clock.monotonic()
         self._stages_ms: dict[str, float] = {}
-        self.values: list[Any] = []
-        self.is_parked = False
-        """Whether the call goes on without its caller, once a human has said yes."""
 
     def passed(self, stage: str, value: T) -> T:
         """Note that a stage is done, and pass its value on."""
         now = self._clock.monotonic()
         self._stages_ms[stage] = elapsed_ms = round((now - self._last) * 1e3, 3)
         self._last = now
-        self.values.append(value)
         if self._logs_stages:
             self._log.debug(f"call.{stage}", **self._ids, ms=elapsed_ms)
         return value

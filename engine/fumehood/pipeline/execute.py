@@ -21,11 +21,11 @@ from fumehood.storage.blobs import BlobStore
 
 
 async def execute(
-    admitted: AdmittedCall, *, blobs: BlobStore, cursors: Cursors, live: CallHandle
+    admitted: AdmittedCall, *, blobs: BlobStore, cursors: Cursors, handle: CallHandle
 ) -> Outcome:
-    """Hand the call to the executor that its tool names; `live` hears of it while it runs."""
-    tool = admitted.permitted.tool
-    arguments = admitted.permitted.validated.arguments
+    """Hand the call to the executor that its tool names; `handle` hears of it while it runs."""
+    permitted = admitted.permitted
+    tool, arguments = permitted.tool, permitted.arguments
     limits, lease = admitted.plan.limits, admitted.lease
     definition = tool.definition
     if definition.executor == "expression":
@@ -33,19 +33,18 @@ async def execute(
     if definition.executor == "restricted_python":
         return await run_program(definition, arguments, limits, lease)
     if definition.executor.startswith("code:"):
-        owner = admitted.permitted.principal.id
-        session_id = admitted.permitted.request.options.session_id
-        return await run_code(definition, arguments, limits, lease, blobs, owner, live, session_id)
+        owner, session_id = permitted.principal.id, permitted.request.options.session_id
+        return await run_code(
+            definition, arguments, limits, lease, blobs, owner, handle, session_id
+        )
     if definition.executor.startswith("workspace:"):
-        domain = admitted.permitted.trust_domain
-        approval = admitted.approved.approval
-        expected = approval.request.expected if approval is not None else None
+        domain = permitted.trust_domain
         return await run_workspace(
-            definition, arguments, limits, lease, domain, cursors, expected=expected
+            definition, arguments, limits, lease, domain, cursors, expected=admitted.expected
         )
     if definition.executor == "function" and tool.address is not None:
         run = run_jailed if definition.sandboxed else run_in_worker
-        return await run(definition, tool.address, arguments, limits, lease, live)
+        return await run(definition, tool.address, arguments, limits, lease, handle)
     if definition.executor == "function" and tool.function is not None:
-        return await run_function(tool.function, arguments, limits, live)
+        return await run_function(tool.function, arguments, limits, handle)
     raise InternalError("This tool was registered without anything to run it.")
