@@ -1,9 +1,9 @@
 """Code in a container: run a program and turn its ending into an outcome.
 
 Host side, between `pipeline/execute` and a wall's lease. The ending, streams, exit status and files
-are measured outside the program; value, exception and traceback are claims of the program, read in
-`code_endings`. Invariants: a claim never turns a failure into a success; no more than
-`SPILL_CHARACTERS` of a stream are in memory, the rest goes to disk as a blob, and both ends stay.
+are measured outside the program; value, exception and traceback are its claims. Invariants: a claim
+never turns a failure into a success; no more than `SPILL_CHARACTERS` of a stream are in memory, the
+rest goes to disk as a blob, and both ends stay.
 """
 
 from __future__ import annotations
@@ -12,27 +12,20 @@ from dataclasses import dataclass, field, replace
 
 import anyio
 
-from fumehood.core.errors import (
-    ENDING_ERRORS,
-    EndedBy,
-    EngineError,
-    InvalidParams,
-    SandboxUnavailable,
-)
+from fumehood.core.errors import EndedBy, EngineError, InvalidParams
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.tool import SHELL_OUTPUT, ToolDefinition
+from fumehood.executors.claims import NO_VALUE, FailureClaim, read_failure, read_value
 from fumehood.executors.code_arguments import program_arguments, sent_files
-from fumehood.executors.code_endings import (
-    NO_VALUE,
-    FailureClaim,
+from fumehood.executors.endings import (
     Subject,
+    container_lost,
     failure_message,
     left_out_words,
-    reached_limit,
-    read_failure,
-    read_value,
+    program_error,
     refused_by,
+    session_lost,
     state_words,
 )
 from fumehood.executors.live import CallHandle
@@ -200,8 +193,7 @@ def _error(
     fields: JsonObject,
     subject: Subject,
 ) -> EngineError | None:
-    error_class = ENDING_ERRORS[ending.ended_by]
-    if error_class is None:
+    if ending.ended_by is EndedBy.OK:
         return None
     exception = failure.exception if failure is not None else None
     details = dict(fields)
@@ -209,42 +201,18 @@ def _error(
         details["exception"] = exception.model_dump() if exception is not None else None
     if ending.signal is not None:
         details["signal"] = ending.signal
-    reached = reached_limit(ending, limits, subject)
-    if reached is not None:
-        details["limit"], message = reached
-        return error_class(message, details=details)
     if ending.ended_by is EndedBy.SANDBOX_LOST:
-        return session_lost(details) if subject.in_session else _lost(tool, details)
-    message = failure_message(ending, failure, subject)
+        return session_lost(details) if subject.in_session else container_lost(tool, details)
     if failure is not None and failure.kind == "invalid" and ending.ended_by is EndedBy.EXCEPTION:
+        message = failure_message(ending, failure, subject)
         return InvalidParams(message, fields=["files"], details=details)
-    return error_class(message, details=details)
+    return program_error(ending, limits, failure, subject, details)
 
 
 def _output_bytes(ending: RunEnding) -> int:
     if ending.output_bytes is not None:
         return ending.output_bytes
     return ending.stdout_bytes + ending.stderr_bytes
-
-
-def session_lost(details: JsonObject) -> SandboxUnavailable:
-    """The error for a session whose container is gone."""
-    return SandboxUnavailable(
-        "The session's container was lost meanwhile: its files and variables are gone. Begin "
-        "another session.",
-        details=details,
-        retryable=False,
-    )
-
-
-def _lost(tool: ToolDefinition, details: JsonObject) -> SandboxUnavailable:
-    return SandboxUnavailable(
-        "The container was lost while the program ran; the next call gets another one. "
-        + ("Repeat the call." if tool.idempotent else "Nothing outside of it can have changed."),
-        details=details,
-        retryable=tool.idempotent,
-        retry_after_ms=100 if tool.idempotent else None,
-    )
 
 
 # -- streams -------------------------------------------------------------------------------

@@ -25,8 +25,7 @@ from fumehood.core.errors import (
 )
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
-from fumehood.executors.code import session_lost
-from fumehood.executors.code_endings import refused_by
+from fumehood.executors.endings import refused_by, session_lost
 from fumehood.executors.workspace_claims import Fault, NotAsAgreed, read_answer, read_fault
 from fumehood.sandbox.wall import Lease, RunEnding
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from fumehood.core.errors import InternalError
 from fumehood.executors.code import run_code
-from fumehood.executors.function import run_function, run_in_worker
-from fumehood.executors.jailed import run_jailed
+from fumehood.executors.expression import run_expression, run_program
+from fumehood.executors.function import run_function, run_in_worker, run_jailed
 from fumehood.executors.live import CallHandle
 from fumehood.executors.outcome import Outcome
-from fumehood.executors.sandboxed import run_expression, run_program
 from fumehood.executors.workspace import run_workspace
 from fumehood.pipeline.admit import AdmittedCall
 from fumehood.protocol.cursors import Cursors
