@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from fumehood.core.errors import ENDING_ERRORS, EndedBy, EngineError, SandboxUnavailable
 from fumehood.core.json_types import JsonObject
+from fumehood.core.languages import LANGUAGES, Language
 from fumehood.core.limits import (
     CONTAINER_FILES_OUT,
     CONTAINER_FILES_OUT_MB,
@@ -125,13 +126,13 @@ LOOKED_AT_CHARACTERS = 4000
 class Subject:
     """The subject of a message: what ran, and where."""
 
-    language: str = "python"
+    language: Language = LANGUAGES["python"]
     in_session: bool = False
 
     @property
     def what(self) -> str:
         """The noun for it."""
-        return "command" if self.language == "shell" else "program"
+        return self.language.noun
 
     @property
     def more_memory(self) -> str:
@@ -203,12 +204,12 @@ def _memory_hint(ending: RunEnding, limits: Limits, subject: Subject) -> str:
 def _wall_time_hint(ending: RunEnding, limits: Limits, subject: Subject) -> str:
     """The remedy. The CPU time was measured; what the program waited for is a guess."""
     was_idle = ending.cpu_ms is not None and ending.cpu_ms < limits.wall_s * 1e3 * IDLE_SHARE
-    if was_idle and subject.language == "javascript":
+    if was_idle and subject.language.name == "javascript":
         return (
             "it was waiting, not computing: a program ends when nothing is left to wait for, so "
             "clear timers and close what stays open, or allow more (timeout_seconds)"
         )
-    if was_idle and subject.language == "shell":
+    if was_idle and subject.language.name == "shell":
         return (
             f"it was waiting, not computing: {NO_TERMINAL}; use options that ask nothing (-y, "
             "--batch), give input as stdin, or allow more (timeout_seconds)"
@@ -286,7 +287,7 @@ def failure_message(
 def _about_terminals(ending: RunEnding, subject: Subject) -> str:
     """A sentence if stderr shows that the program looked for a terminal."""
     said = ending.stderr[-LOOKED_AT_CHARACTERS:]
-    if subject.language != "shell" or _TERMINAL_WORDS.search(said) is None:
+    if subject.language.name != "shell" or _TERMINAL_WORDS.search(said) is None:
         return ""
     return f" It seems to have looked for a terminal: {NO_TERMINAL}."
 

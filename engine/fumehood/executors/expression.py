@@ -6,7 +6,7 @@ child; the rest is untrusted data.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -15,6 +15,7 @@ from fumehood.core.errors import EndedBy, EngineError, InvalidParams
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.tool import ToolDefinition
+from fumehood.executors.base import A_PROCESS_A_CALL, Executor, Placement, ToolRun
 from fumehood.executors.endings import Messages, error_of, sandbox_lost
 from fumehood.executors.outcome import Outcome
 from fumehood.sandbox.wall import Lease, RunEnding
@@ -54,6 +55,43 @@ _PROGRAM = _messages(
     output="The program printed or returned more than {limit} bytes. Print less.",
     failed="The program failed",
 )
+
+
+_EXPRESSION_PLACEMENT = Placement(
+    "interpreter",
+    "interpreter",
+    "the executor 'expression' always runs in the interpreter: a separate, limited process "
+    "behind a system-call filter",
+    isolations=A_PROCESS_A_CALL,
+)
+_PROGRAM_PLACEMENT = Placement(
+    "interpreter",
+    "interpreter",
+    "the executor 'restricted_python' always runs in the interpreter: a separate, limited "
+    "process behind a system-call filter, made for this call and ended with it",
+    fresh=True,
+    isolations=A_PROCESS_A_CALL,
+)
+
+
+class ExpressionExecutor(Executor):
+    """Expressions in a process that its trust domain may share."""
+
+    def placement(self, tool: ToolDefinition, *, in_session: bool) -> Placement:
+        return _EXPRESSION_PLACEMENT
+
+    def run(self, run: ToolRun) -> Coroutine[Any, Any, Outcome]:
+        return run_expression(run.tool.definition, run.arguments, run.limits, run.lease)
+
+
+class RestrictedPythonExecutor(Executor):
+    """Restricted programs, each in a process of its own."""
+
+    def placement(self, tool: ToolDefinition, *, in_session: bool) -> Placement:
+        return _PROGRAM_PLACEMENT
+
+    def run(self, run: ToolRun) -> Coroutine[Any, Any, Outcome]:
+        return run_program(run.tool.definition, run.arguments, run.limits, run.lease)
 
 
 async def run_expression(

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import anyio
 
@@ -22,6 +24,7 @@ from fumehood.core.errors import (
     EndedBy,
     EngineError,
     ExecutionError,
+    InternalError,
     OutputLimitExceeded,
     Timeout,
     ToolError,
@@ -29,6 +32,7 @@ from fumehood.core.errors import (
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.tool import ToolDefinition
+from fumehood.executors.base import A_PROCESS_A_CALL, Executor, Placement, ToolRun
 from fumehood.executors.claims import Unreadable, read_error, read_raised, read_result
 from fumehood.executors.endings import (
     MAX_MESSAGE_CHARACTERS,
@@ -40,6 +44,36 @@ from fumehood.executors.live import CallHandle
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.progress import reports_to
 from fumehood.sandbox.wall import Lease, RunEnding
+
+_ON_THE_HOST = Placement(
+    "host",
+    "host",
+    "the executor 'function' with sandboxed=false is trusted code in the engine's process, or in "
+    "a worker process of its own where it is synchronous",
+)
+_IN_THE_JAIL = Placement(
+    "jail",
+    "jail",
+    "the executor 'function' with sandboxed=true always runs in the jail: a separate, limited "
+    "process behind a system-call filter, which sees its own import path and no other file",
+    isolations=A_PROCESS_A_CALL,
+)
+
+
+class FunctionExecutor(Executor):
+    """Python functions, sandboxed or trusted."""
+
+    def placement(self, tool: ToolDefinition, *, in_session: bool) -> Placement:
+        return _IN_THE_JAIL if tool.sandboxed else _ON_THE_HOST
+
+    def run(self, run: ToolRun) -> Coroutine[Any, Any, Outcome]:
+        tool, definition = run.tool, run.tool.definition
+        if tool.address is not None:
+            where = run_jailed if definition.sandboxed else run_in_worker
+            return where(definition, tool.address, run.arguments, run.limits, run.lease, run.handle)
+        if tool.function is None:
+            raise InternalError("This tool was registered without anything to run it.")
+        return run_function(tool.function, run.arguments, run.limits, run.handle)
 
 
 class HostFunctionFailed(ExecutionError):

@@ -22,22 +22,21 @@ from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limits, container_writable_mb
 from fumehood.core.workspace_path import path_fault
-from fumehood.executors.workspace_claims import (
+from fumehood.executors.workspace_guest import (
+    DEFAULT_LIMIT,
     MAX_PUT_BYTES,
     MAX_READ_BYTES,
     Deletion,
     Dropped,
+    ListingPage,
+    ListingQuery,
     NotAsAgreed,
     Piece,
     Written,
+    ask,
     fitting_piece,
-)
-from fumehood.executors.workspace_guest import ask, not_as_agreed
-from fumehood.executors.workspace_listing import (
-    DEFAULT_LIMIT,
-    ListingPage,
-    ListingQuery,
     list_page,
+    not_as_agreed,
 )
 from fumehood.protocol.cursors import Cursors
 from fumehood.sandbox.sessions import SessionKeeper

@@ -13,8 +13,9 @@ from fumehood.core.call import CallOptions
 from fumehood.core.errors import InvalidParams, SandboxUnavailable
 from fumehood.core.limits import Limit, Limits, WallLimits, smallest
 from fumehood.core.session import SessionRecord
+from fumehood.executors.base import Placement
+from fumehood.executors.kinds import executor_of, place
 from fumehood.pipeline.authorize import PermittedCall
-from fumehood.sandbox.placement import Placement, language_of, place
 from fumehood.sandbox.sessions import SessionKeeper
 from fumehood.sandbox.wall import HasImages, ImageMissing, Wall, Walls
 
@@ -101,7 +102,7 @@ def make_plan(
         )
     _check_isolation(placement, options)
     offered = wall.limits
-    language = language_of(tool)
+    language = executor_of(tool).language
     session = _session(permitted, placement, language, offered, sessions)
     sizes_mb: tuple[int | None, ...] = (tool.memory_limit_mb, options.memory_limit_mb)
     if session is not None and placement.is_of_session:

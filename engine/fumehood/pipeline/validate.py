@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fumehood.core.call import CallRequest
 from fumehood.core.errors import ArgumentsRefused, EngineError, InvalidParams, ToolDisabled
 from fumehood.core.json_types import JsonObject
-from fumehood.executors.program_arguments import program_faults
+from fumehood.executors.kinds import argument_faults
 from fumehood.identity.agent import Binding
 from fumehood.pipeline.coerce import coerce, refuses_unknown
 from fumehood.pipeline.resolve import ResolvedCall
@@ -83,7 +83,7 @@ def validate(resolved: ResolvedCall) -> ValidatedCall:
             if name not in known
         ]
     if not violations:
-        violations = [Violation(*fault) for fault in program_faults(tool.executor, arguments)]
+        violations = [Violation(*fault) for fault in argument_faults(tool.executor, arguments)]
     if fixed and any(_is_below(violation.path, fixed) for violation in violations):
         raise ToolDisabled(MISFIT)
     if violations:

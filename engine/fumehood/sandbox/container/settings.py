@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from fumehood.core.languages import LANGUAGES
 from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, MB, WallLimits
 from fumehood.sandbox.container.container import START_DEADLINE_S
 from fumehood.sandbox.container.pool_entry import PoolRules
@@ -23,7 +24,7 @@ CONTAINER_LIMITS = WallLimits(
 
 
 IMAGES: Mapping[str, str] = MappingProxyType(
-    {"python": "python-data", "shell": "shell", "javascript": "node"}
+    {language.name: language.image for language in LANGUAGES.values()}
 )
 
 
