@@ -34,7 +34,7 @@ from fumehood.core.errors import (
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.executors.effects import Effect
-from fumehood.executors.live import CallHandle
+from fumehood.executors.handle import CallHandle
 from fumehood.executors.outcome import Outcome, cancelled
 from fumehood.observe.trail import CallTrace
 from fumehood.pipeline.approve import approved_by_human, hidden_of, stored_approval

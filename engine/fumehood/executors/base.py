@@ -17,7 +17,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.effects import Effect
-from fumehood.executors.live import CallHandle
+from fumehood.executors.handle import CallHandle
 from fumehood.executors.outcome import Outcome
 from fumehood.protocol.cursors import Cursors
 from fumehood.registry.index import RegisteredTool

@@ -40,7 +40,7 @@ from fumehood.executors.endings import (
     error_of,
     sandbox_lost,
 )
-from fumehood.executors.live import CallHandle
+from fumehood.executors.handle import CallHandle
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.progress import reports_to
 from fumehood.sandbox.wall import Lease, RunEnding
@@ -87,12 +87,12 @@ class HostFunctionFailed(ExecutionError):
 
 
 async def run_function(
-    function: HostFunction, arguments: JsonObject, limits: Limits, live: CallHandle
+    function: HostFunction, arguments: JsonObject, limits: Limits, handle: CallHandle
 ) -> Outcome:
-    """Await the function, at most as long as its limit, and report progress to `live`."""
+    """Await the function, at most as long as its limit, and report progress to `handle`."""
     returned = None
     try:
-        with anyio.move_on_after(limits.wall_s) as deadline, reports_to(live.report):
+        with anyio.move_on_after(limits.wall_s) as deadline, reports_to(handle.report):
             returned = await function(arguments)
     except (ToolError, ArgumentsRefused) as error:
         return _failed(EndedBy.EXCEPTION, error)
@@ -124,7 +124,7 @@ async def run_in_worker(
     arguments: JsonObject,
     limits: Limits,
     lease: Lease,
-    live: CallHandle,
+    handle: CallHandle,
 ) -> Outcome:
     """Call the function in a worker process, which is killed at the limit."""
     call: JsonObject = {
@@ -133,7 +133,7 @@ async def run_in_worker(
         "source": list(address.source),
         "arguments": arguments,
     }
-    ending = await lease.run("function", call, limits, live.sinks())
+    ending = await lease.run("function", call, limits, handle.sinks())
     match ending.ended_by:
         case EndedBy.OK:
             try:
@@ -202,9 +202,9 @@ async def run_jailed(
     arguments: JsonObject,
     limits: Limits,
     lease: Lease,
-    live: CallHandle,
+    handle: CallHandle,
 ) -> Outcome:
-    """Call the function in the jail, and report progress to `live`."""
+    """Call the function in the jail, and report progress to `handle`."""
     call: JsonObject = {
         "module": address.module,
         "name": address.name,
@@ -212,7 +212,7 @@ async def run_jailed(
         "source": list(address.source),
         "arguments": arguments,
     }
-    ending = await lease.run("function", call, limits, live.sinks())
+    ending = await lease.run("function", call, limits, handle.sinks())
     result: ToolResult | None = None
     if ending.ended_by is EndedBy.OK:
         try:

@@ -12,7 +12,7 @@ from fumehood.core.json_types import JsonObject
 
 @dataclass(frozen=True, slots=True)
 class CutText:
-    """A text that was too long for memory: both ends, and where the whole of it is kept."""
+    """A text that was too long for memory: both ends, and a link to the whole."""
 
     field: str
     """Its place in `data`, or in the error's `details`; an empty text stands there."""
@@ -39,7 +39,7 @@ class Outcome:
     cost: Decimal = field(default_factory=Decimal)
     is_dry_run: bool = False
     warnings: tuple[str, ...] = ()
-    """What the caller should know of a run that went on."""
+    """Warnings for the caller."""
     max_data_bytes: int | None = None
     """How large `data` may be, where its parts are bounded by themselves; else the wall's
     output limit."""
@@ -61,7 +61,7 @@ class Outcome:
 
 
 def cancelled() -> Cancelled:
-    """What the caller hears of a call that it has ended itself."""
+    """The error for a call that its own caller cancelled."""
     return Cancelled(
         "The call was cancelled by its caller.", details={"ended_by": EndedBy.CANCELLED.value}
     )

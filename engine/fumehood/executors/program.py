@@ -35,7 +35,7 @@ from fumehood.executors.endings import (
     session_lost,
     state_words,
 )
-from fumehood.executors.live import CallHandle
+from fumehood.executors.handle import CallHandle
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.program_output import KeptStreams, KeptText, ProgramFiles, SentFile
 from fumehood.sandbox.wall import Lease, RunEnding
@@ -99,30 +99,30 @@ async def run_code(
     lease: Lease,
     blobs: BlobStore,
     principal_id: str,
-    live: CallHandle,
+    handle: CallHandle,
     session_id: str | None = None,
 ) -> Outcome:
     """Run one program in its container, or in its session's, reporting output and progress to
-    `live`.
+    `handle`.
 
     If it fails, `details` hold the same fields as `data` would, with `exception`, and with `limit`
     if a limit ended it.
     """
     language = tool.executor.removeprefix("code:")
     files = ProgramFiles(blobs, principal_id, sent_files(arguments))
-    streams = KeptStreams(blobs, principal_id, limits.output_bytes, live.output)
+    streams = KeptStreams(blobs, principal_id, limits.output_bytes, handle.output)
     cancelled: list[RunEnding] = []
-    sinks = live.sinks(files=files, output=streams.hear, ending=cancelled.append)
+    sinks = handle.sinks(files=files, output=streams.hear, ending=cancelled.append)
     try:
         ending = await lease.run(language, program_arguments(arguments, language), limits, sinks)
     except BaseException:
         files.discard()
-        if cancelled and live.is_cancelled:
+        if cancelled and handle.is_cancelled:
             # It may have ended by itself at the same moment, but its caller was told otherwise.
             ending = replace(cancelled[0], ended_by=EndedBy.CANCELLED)
             with anyio.CancelScope(shield=True):
                 kept = await streams.finish()
-                live.partial = _outcome(tool, ending, limits, kept, _Left(), session_id)
+                handle.partial = _outcome(tool, ending, limits, kept, _Left(), session_id)
         else:
             streams.discard()
         raise

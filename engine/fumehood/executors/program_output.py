@@ -226,7 +226,7 @@ class ProgramFiles:
             coming.draft.feed(data)
 
     async def entries(self) -> list[JsonObject]:
-        """What the answer says of each file. Cancelling this may leave blobs nobody knows."""
+        """The answer's entry for each file. If cancelled, unreferenced blobs may stay."""
         self._end_file()
         done, self._done = self._done, []
         entries = list(zip(done, await asyncio.gather(*map(self._entry, done)), strict=True))
@@ -236,7 +236,7 @@ class ProgramFiles:
         return [entry for coming, entry in entries if coming.kind == "file"]
 
     def discard(self) -> None:
-        """Forget everything, for a run whose answer nobody gets."""
+        """Drop everything, for a run without an answer."""
         self._end_file()
         for coming in self._done:
             if coming.draft is not None:

@@ -28,7 +28,7 @@ from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import CallInProgress, RequiresHumanApproval
 from fumehood.executors.effects import Effect
-from fumehood.executors.live import CallHandle
+from fumehood.executors.handle import CallHandle
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.claim import ClaimedCall
 from fumehood.pipeline.context import CallContext

@@ -14,7 +14,7 @@ from fumehood.approvals.store import StoredApproval
 from fumehood.budgets.ledger import Reservation, taken_by
 from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope
-from fumehood.executors.live import CallHandle
+from fumehood.executors.handle import CallHandle
 from fumehood.observe.trail import CallTrace
 from fumehood.pipeline.claim import Claim
 from fumehood.pipeline.plan import Plan

@@ -8,8 +8,8 @@ not exist yet; definitions that ask for them are refused.
 from __future__ import annotations
 
 from fumehood.executors.base import ToolRun
+from fumehood.executors.handle import CallHandle
 from fumehood.executors.kinds import executor_of
-from fumehood.executors.live import CallHandle
 from fumehood.executors.outcome import Outcome
 from fumehood.pipeline.admit import AdmittedCall
 from fumehood.protocol.cursors import Cursors

@@ -19,7 +19,7 @@ from fumehood.budgets.ledger import refusal
 from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import Cancelled, EngineError, InternalError
-from fumehood.executors.live import CallHandle
+from fumehood.executors.handle import CallHandle
 from fumehood.executors.outcome import Outcome, cancelled
 from fumehood.observe.clock import timestamp
 from fumehood.observe.trail import CallTrace

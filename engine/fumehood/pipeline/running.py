@@ -13,7 +13,7 @@ import anyio
 from fumehood.core.call import CallRequest
 from fumehood.core.errors import ResourceNotFound
 from fumehood.core.identity import Principal
-from fumehood.executors.live import CallHandle
+from fumehood.executors.handle import CallHandle
 
 END_PATIENCE_S = 15.0
 """How long the one who cancels waits for the end: longer than a wall takes to end a program."""

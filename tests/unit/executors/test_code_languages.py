@@ -10,7 +10,7 @@ from fumehood.core.errors import EndedBy
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.tool import CODE_OUTPUT, SHELL_OUTPUT, ToolDefinition
-from fumehood.executors.live import CallHandle
+from fumehood.executors.handle import CallHandle
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.program import run_code
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
