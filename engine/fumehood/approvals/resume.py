@@ -36,12 +36,11 @@ from fumehood.core.json_types import JsonObject
 from fumehood.executors.effects import Effect
 from fumehood.executors.handle import CallHandle
 from fumehood.executors.outcome import Outcome, cancelled
-from fumehood.observe.trail import CallTrace
 from fumehood.pipeline.approve import approved_by_human, hidden_of, stored_approval
 from fumehood.pipeline.authorize import PermittedCall, authorize
 from fumehood.pipeline.build_envelope import build_envelope
 from fumehood.pipeline.claim import claimed
-from fumehood.pipeline.context import CallContext
+from fumehood.pipeline.context import CallContext, CallTrace
 from fumehood.pipeline.plan import make_plan, plan_now, until_place_is_known
 from fumehood.pipeline.record import record_ending
 from fumehood.pipeline.resolve import resolve

@@ -22,13 +22,12 @@ from fumehood.core.errors import Cancelled, EngineError, InternalError
 from fumehood.executors.handle import CallHandle
 from fumehood.executors.outcome import Outcome, cancelled
 from fumehood.observe.clock import timestamp
-from fumehood.observe.trail import CallTrace
 from fumehood.pipeline.admit import plan_admission
 from fumehood.pipeline.approve import ApprovedCall, approve, wait_for
 from fumehood.pipeline.authorize import PermittedCall, authorize
 from fumehood.pipeline.build_envelope import build_envelope
 from fumehood.pipeline.claim import Replay, Waiting, claimed
-from fumehood.pipeline.context import CallContext
+from fumehood.pipeline.context import CallContext, CallTrace
 from fumehood.pipeline.dry_run import dry_run
 from fumehood.pipeline.execute import execute
 from fumehood.pipeline.record import record_ending, record_intent, record_replay
