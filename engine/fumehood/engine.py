@@ -39,7 +39,7 @@ from fumehood.core.keywords import (
 from fumehood.core.status import Readiness, StateReadiness
 from fumehood.core.tool import ToolDefinition
 from fumehood.core.usage import TokenCounter
-from fumehood.executors.live import CallHandle
+from fumehood.executors.handle import CallHandle
 from fumehood.executors.session_files import SessionFiles
 from fumehood.identity.binding import require_agent
 from fumehood.observe.clock import Clock, timestamp

@@ -25,7 +25,7 @@ from fumehood.approvals.model import (
 from fumehood.approvals.resume import CallResumption
 from fumehood.approvals.store import ApprovalTable
 from fumehood.core.errors import EngineError, PermissionDenied
-from fumehood.executors.live import CallHandle
+from fumehood.executors.handle import CallHandle
 from fumehood.pipeline.incoming import parse_own_call
 from fumehood.sandbox.host import Host
 from support.asking import ALICE, BOB, CALLER, NO, OTHER_CALLER, YES, Asking, Deeds, asking

@@ -21,7 +21,7 @@ from fumehood.approvals.model import Approval, ApprovalState, NewDecision
 from fumehood.core.call import CallBody
 from fumehood.core.errors import IdempotencyConflict
 from fumehood.engine import Engine
-from fumehood.executors.live import CallHandle
+from fumehood.executors.handle import CallHandle
 from fumehood.storage.database import Database
 from fumehood.testing import ManualClock
 from support.crash_approvals import ALICE, CHANNEL, User, engine_in, in_state, marks, prepare

@@ -13,7 +13,7 @@ from fumehood.budgets.model import BudgetStanding
 from fumehood.budgets.settings import BudgetRule
 from fumehood.core.call import CallBody
 from fumehood.core.envelope import Envelope
-from fumehood.executors.live import CallHandle
+from fumehood.executors.handle import CallHandle
 from fumehood.storage.database import open_database
 from fumehood.testing import FakeWall
 

@@ -68,7 +68,7 @@ EXPECTED_IN_THE_JAIL = {
     "fumehood.guest.run", "fumehood.guest.seccomp", "fumehood.guest.selftest",
     "fumehood.guest.supervisor", "fumehood.guest.zygote", "fumehood.core", "fumehood.core.call",
     "fumehood.core.errors", "fumehood.core.identity", "fumehood.core.json_types",
-    "fumehood.core.limits", "fumehood.core.names", "fumehood.core.tool", "fumehood.registry",
+    "fumehood.core.languages", "fumehood.core.limits", "fumehood.core.names", "fumehood.core.tool", "fumehood.registry",
     "fumehood.registry.declare", "fumehood.registry.definitions",
     "fumehood.core.parameters", "fumehood.registry.json_schema", "fumehood.registry.schema_faults",
     "fumehood.protocol", "fumehood.protocol.framing",

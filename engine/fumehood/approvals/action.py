@@ -39,12 +39,12 @@ class Action:
 def action_of(permitted: PermittedCall, plan: Plan, effect: Effect | None) -> Action:
     """The document of a call, as things are now."""
     tool, options = permitted.tool.definition, permitted.request.options
-    binding = permitted.validated.resolved.binding
+    binding = permitted.validated.binding
     document: JsonObject = {
         "schema": SCHEMA,
         "tool": f"{tool.name}@{tool.version}",
         "definition": definition_digest(permitted.tool),
-        "arguments": permitted.validated.arguments,
+        "arguments": permitted.arguments,
         "agent": options.agent_id,
         "agent_binding": None if binding is None else digest_of(binding.model_dump(mode="json")),
         "principal": permitted.principal.id,

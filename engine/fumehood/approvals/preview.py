@@ -6,7 +6,8 @@ leaves. After the yes the executor holds the workspace to `Effect.base`.
 
 from __future__ import annotations
 
-from fumehood.executors.effects import Effect, effect_of, has_preview
+from fumehood.executors.effects import Effect
+from fumehood.executors.kinds import executor_of
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.plan import Plan
 from fumehood.sandbox.sessions import SessionKeeper
@@ -20,9 +21,10 @@ async def preview(permitted: PermittedCall, plan: Plan, sessions: SessionKeeper)
             over, lost or too busy, or there is too much to look at.
     """
     tool = permitted.tool.definition
-    if not has_preview(tool) or plan.session is None:
+    executor = executor_of(tool)
+    if not executor.has_preview or plan.session is None:
         return None
     # No call of the session's yet: a turn as for its owner's own look at the files.
     turn = await sessions.files(permitted.principal, plan.session.id)
     async with turn as lease:
-        return await effect_of(tool, permitted.validated.arguments, plan.limits, lease)
+        return await executor.preview(tool, permitted.arguments, plan.limits, lease)

@@ -146,7 +146,7 @@ def _lets_through(
         and rule.principal_id == permitted.principal.id
         and rule.agent_id == options.agent_id
         and (rule.session_id is None or rule.session_id == options.session_id)
-        and all(_same(permitted.validated.arguments, n, v) for n, v in rule.arguments.items())
+        and all(_same(permitted.arguments, n, v) for n, v in rule.arguments.items())
     )
 
 

@@ -25,7 +25,6 @@ from fumehood.core.errors import (
     Cancelled,
     EngineError,
     ExecutionError,
-    InternalError,
     InvalidParams,
     PermissionDenied,
     SandboxUnavailable,
@@ -35,17 +34,17 @@ from fumehood.core.errors import (
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.executors.effects import Effect
-from fumehood.executors.live import CallHandle
+from fumehood.executors.handle import CallHandle
 from fumehood.executors.outcome import Outcome, cancelled
-from fumehood.observe.trail import CallTrace
 from fumehood.pipeline.approve import approved_by_human, hidden_of, stored_approval
 from fumehood.pipeline.authorize import PermittedCall, authorize
-from fumehood.pipeline.build_envelope import compose
+from fumehood.pipeline.build_envelope import build_envelope
 from fumehood.pipeline.claim import claimed
+from fumehood.pipeline.context import CallContext, CallTrace
 from fumehood.pipeline.plan import make_plan, plan_now, until_place_is_known
 from fumehood.pipeline.record import record_ending
 from fumehood.pipeline.resolve import resolve
-from fumehood.pipeline.run import CallResources, cancelled_ending, run_approved
+from fumehood.pipeline.run import cancelled_ending, hidden_fault, permit, run_approved
 from fumehood.pipeline.services import PipelineServices
 from fumehood.pipeline.validate import validate
 from fumehood.storage.errors import ReadFailed, WriteFailed
@@ -82,51 +81,47 @@ class CallResumption:
             Stale: somebody else has ended it meanwhile, and nothing was done.
         """
         live.attach()
-        trail, held = self._trail(stored), CallResources()
+        call = self._context(stored, live)
         try:
-            ending, changed = await self._ending(stored, trail, live, held)
+            ending, changed = await self._ending(stored, call)
             live.close()
             if isinstance(ending, WorkspaceChanged):
                 again = await self._ask_again(stored)
                 if again is not None:
-                    held.release()
+                    call.release()
                     await self.rooms.desk.ask_again(stored, again)
                     return
-            await self._end(stored, ending, trail, held, changed)
+            await self._end(stored, ending, call, changed)
         finally:
-            if not held.has_begun:  # what has, and was cut short, may have taken all of it
-                held.release()
+            if not call.has_begun:  # what has, and was cut short, may have taken all of it
+                call.release()
 
     async def _ending(
-        self, stored: StoredApproval, trail: CallTrace, live: CallHandle, held: CallResources
+        self, stored: StoredApproval, call: CallContext
     ) -> tuple[Outcome | EngineError, tuple[str, ...]]:
         """What became of the call, and what was not as approved any more."""
         try:
-            permitted = self._permitted(stored, trail)
+            call.request = self._request_again(stored)
+            permitted = permit(call, self.rooms)
             plan = await plan_now(permitted, self.rooms.walls, self.rooms.sessions)
             await until_place_is_known(plan)
             self._require_as_approved(permitted, stored)
             mine = claimed(permitted, None)  # its key is the approval's
             approved = approved_by_human(mine, stored, lambda: self._require_unchanged(stored))
-            return await run_approved(
-                trail.passed("approve", approved), trail, self.rooms, live, held
-            ), ()
+            outcome = await run_approved(call.trace.passed("approve", approved), call, self.rooms)
+            return outcome, ()
         except EngineError as refusal:
-            if _passes(refusal) and not held.has_begun and not live.is_cancelled:
+            if _passes(refusal) and not call.has_begun and not call.handle.is_cancelled:
                 raise  # nothing was done: the yes is still good, and is tried again
             return refusal, _changed_by(refusal)
         except Exception as fault:
-            trail.fault("call.internal_error", fault)
-            return InternalError(
-                "The engine failed inside. Its owner finds the reason in the log under this "
-                "trace id."
-            ), ()
+            return hidden_fault(call, fault), ()
         except asyncio.CancelledError:
-            if not live.close():
+            if not call.handle.close():
                 raise  # the engine stops; what has begun will be found to be interrupted
-            if not held.has_begun:
+            if not call.has_begun:
                 return cancelled(), ()
-            return cancelled_ending(self._request(stored), live, trail), ()
+            return cancelled_ending(call), ()
 
     async def edited(self, stored: StoredApproval, arguments: JsonObject) -> Edited:
         """Other arguments, checked like those of a new call.
@@ -147,20 +142,19 @@ class CallResumption:
             raise InvalidParams("The tool has another version now.", fields=["arguments"])
         return Edited(
             request_arguments=given,
-            arguments=permitted.validated.arguments,
+            arguments=permitted.arguments,
             preview=effect.shown if effect is not None else None,
             expected=effect.base if effect is not None else None,
             digest=action.digest,
             document=action.document,
             decision=permitted.decision,
-            exceeded=rooms.asking.exceeded_by(permitted),
+            exceeded=rooms.exceeded_if_approved(permitted),
             hidden=hidden_of(permitted),
         )
 
     async def answer(self, stored: StoredApproval, error: EngineError) -> Envelope:
         """The envelope of a call that ends without having run, or of which nobody knows."""
-        trail = self._trail(stored)
-        return await compose(self._request(stored), error, trail, self.rooms)
+        return await build_envelope(self._context(stored), error, self.rooms)
 
     async def resolved(self, stored: StoredApproval, resolution: Resolution, by: str) -> Envelope:
         """The envelope of a call of which a human has found out what became of it."""
@@ -183,27 +177,24 @@ class CallResumption:
 
     def record(self, stored: StoredApproval, envelope: Envelope) -> None:
         """Enter its end into the call log."""
-        request, trail = self._request(stored), self._trail(stored)
-        record_ending(request, envelope, trail, self.rooms.calls)
+        record_ending(self._context(stored), envelope, self.rooms.calls)
 
     async def _end(
         self,
         stored: StoredApproval,
         ending: Outcome | EngineError,
-        trail: CallTrace,
-        held: CallResources,
+        call: CallContext,
         changed: tuple[str, ...],
     ) -> None:
-        request = self._request(stored)
-        envelope = await held.settle(await compose(request, ending, trail, self.rooms))
+        envelope = await call.settle(await build_envelope(call, ending, self.rooms))
         if isinstance(ending, ApprovalExpired):
             to = ApprovalState.EXPIRED
-        elif isinstance(ending, Cancelled) and not held.has_begun:
+        elif isinstance(ending, Cancelled) and not call.has_begun:
             to = ApprovalState.CANCELLED
         else:
             to = ApprovalState.DONE if envelope.success else ApprovalState.FAILED
         await self.rooms.desk.end(stored, to, envelope, changed=changed)
-        record_ending(request, envelope, trail, self.rooms.calls)
+        record_ending(call, envelope, self.rooms.calls)
 
     async def _ask_again(self, stored: StoredApproval) -> StoredApproval | None:
         """The same call as a new approval, with what it would change now."""
@@ -217,22 +208,11 @@ class CallResumption:
             desk, key = rooms.desk, stored.idempotency_key
             again = stored_approval(
                 permitted, action, effect, key, desk.new_id(), desk.now(), desk.expiry(),
-                rooms.asking.exceeded_by(permitted),
+                rooms.exceeded_if_approved(permitted),
             )  # fmt: skip
             return asked_again(stored, again)
         except EngineError:
             return None
-
-    def _permitted(self, stored: StoredApproval, trail: CallTrace) -> PermittedCall:
-        rooms = self.rooms
-        request = self._request_again(stored)
-        resolved = trail.passed(
-            "resolve", resolve(request, rooms.registry, rooms.agents, rooms.clock.now().date())
-        )
-        validated = trail.passed("validate", validate(resolved))
-        return trail.passed(
-            "authorize", authorize(validated, rooms.policy, rooms.over_budget(validated))
-        )
 
     def _require_unchanged(self, stored: StoredApproval) -> None:
         """Look again, once the call has its place: that may have taken long.
@@ -289,12 +269,12 @@ class CallResumption:
             trace_id=approval.trace_id,
         )
 
-    def _trail(self, stored: StoredApproval) -> CallTrace:
+    def _context(self, stored: StoredApproval, live: CallHandle | None = None) -> CallContext:
         approval = stored.approval
         clock, log = self.rooms.clock, self.rooms.log
-        trail = CallTrace(approval.tool, approval.call_id, approval.trace_id, clock, log)
-        trail.values.append(stored)
-        return trail
+        trace = CallTrace(approval.tool, approval.call_id, approval.trace_id, clock, log)
+        handle = live if live is not None else CallHandle()
+        return CallContext(self._request(stored), trace, handle, approval=stored)
 
 
 def _passes(refusal: EngineError) -> bool:

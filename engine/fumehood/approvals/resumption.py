@@ -14,7 +14,7 @@ from fumehood.approvals.store import StoredApproval
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import EngineError
 from fumehood.core.json_types import JsonObject
-from fumehood.executors.live import CallHandle
+from fumehood.executors.handle import CallHandle
 
 
 class CallWay(Protocol):

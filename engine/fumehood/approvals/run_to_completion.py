@@ -1,7 +1,7 @@
 """Carry through: work that is done to its end, also where whoever waits for it is cancelled.
 
 Host side, used where something durable is written and then acted on. A shielded scope is not
-enough for that: a call is ended by cancelling its task (`executors/live`), which no scope holds
+enough for that: a call is ended by cancelling its task (`executors/handle`), which no scope holds
 up. Invariant: when the cancelling goes on, the work is over.
 """
 

@@ -21,7 +21,7 @@ from fumehood.approvals.resumption import CallWay
 from fumehood.approvals.store import Stale, StoredApproval
 from fumehood.core.errors import SandboxUnavailable, ShuttingDown
 from fumehood.core.json_types import JsonObject
-from fumehood.executors.live import CallHandle
+from fumehood.executors.handle import CallHandle
 from fumehood.storage.errors import ReadFailed, WriteFailed
 
 STOP_S = 15.0

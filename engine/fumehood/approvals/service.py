@@ -52,7 +52,7 @@ from fumehood.core.envelope import Envelope
 from fumehood.core.errors import IdempotencyConflict, ResourceNotFound
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
-from fumehood.executors.live import CallHandle
+from fumehood.executors.handle import CallHandle
 from fumehood.executors.outcome import cancelled
 from fumehood.policy.decision import Decision
 from fumehood.protocol.messages import decode_envelope

@@ -24,6 +24,7 @@ from fumehood.cli.options import SocketPath
 from fumehood.cli.reach import call_once, calling
 from fumehood.cli.show import in_options, show_envelope
 from fumehood.core.json_types import JsonObject
+from fumehood.core.languages import LANGUAGES
 from fumehood.core.workspace_path import path_fault
 
 if TYPE_CHECKING:
@@ -31,15 +32,6 @@ if TYPE_CHECKING:
 
 Download = Callable[[str, Callable[[bytes], object]], None]
 """Pass the bytes behind a URL of an answer to a function, piece by piece."""
-
-LANGUAGES = {
-    ".py": "python",
-    ".sh": "shell",
-    ".bash": "shell",
-    ".js": "javascript",
-    ".cjs": "javascript",
-}
-"""Suffix → language; a language's tool is `run_` and its name."""
 
 MAX_BYTES = 8 * 1024 * 1024
 
@@ -103,8 +95,8 @@ def run(
         fail("--force needs --save.", ExitCode.USAGE)
     if program == "-" and stdin == "-":
         fail("Standard input can be the program or its input, not both.", ExitCode.USAGE)
-    language = _language(program, language)
-    tool, source = f"run_{language}", "command" if language == "shell" else "code"
+    chosen = LANGUAGES[_language(program, language)]
+    tool, source = chosen.tool, chosen.source
     arguments: JsonObject = {source: read_text(program, f"The program {program[:80]!r}")}
     if stdin is not None:
         arguments["stdin"] = read_text(stdin, "The program's input")
@@ -146,16 +138,16 @@ def _downloading(socket: Path | None, *, as_json: bool) -> Iterator[Download]:
 
 
 def _language(program: str, given: str | None) -> str:
-    known = list(dict.fromkeys(LANGUAGES.values()))
     if given is None:
-        given = "python" if program == "-" else LANGUAGES.get(Path(program).suffix)
+        suffix = ".py" if program == "-" else Path(program).suffix
+        given = next((name for name, known in LANGUAGES.items() if suffix in known.suffixes), None)
     if given is None:
         fail(
-            f"The file name does not tell the language. Add --language: {', '.join(known)}.",
+            f"The file name does not tell the language. Add --language: {', '.join(LANGUAGES)}.",
             ExitCode.USAGE,
         )
-    if given not in known:
-        fail(f"--language takes {', '.join(known)}.", ExitCode.USAGE)
+    if given not in LANGUAGES:
+        fail(f"--language takes {', '.join(LANGUAGES)}.", ExitCode.USAGE)
     return given
 
 

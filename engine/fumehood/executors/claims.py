@@ -1,7 +1,8 @@
-"""What a function's process says of its result or failure, made into values of the model.
+"""The claims of functions and programs about their results and failures, checked.
 
-Host side, between the executors and `inside` on the other end. Everything here is a
-stranger's word: it is validated whole or not believed at all, and never chooses a class.
+Host side, between the executors and the guests. Untrusted code can write anything in place of its
+result, so a claim is either a valid value of a model here or ignored. It never chooses a class, and
+never decides whether a run succeeded.
 """
 
 from __future__ import annotations
@@ -14,10 +15,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fumehood.core.call import MAX_COST, ToolResult
 from fumehood.core.errors import ArgumentsRefused, EngineError, ExecutionError, ToolError
 from fumehood.core.json_types import JsonObject
+from fumehood.protocol import strict_json
 
 MAX_TOKENS = 10**12
 MAX_FIELDS = 50
 MAX_RETRY_AFTER_MS = 24 * 3600 * 1000
+
+MAX_VALUE_DEPTH = 50
+"""A little less than an envelope can hold, because the value stands inside its data."""
+
+MAX_EXACT_INTEGER = 2**53 - 1
+"""JSON readers disagree about larger integers, so a value that holds one is left out."""
 
 
 class Unreadable(Exception):
@@ -26,6 +34,9 @@ class Unreadable(Exception):
 
 class _Claim(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+# -- functions -----------------------------------------------------------------------------
 
 
 class _Result(_Claim):
@@ -106,3 +117,82 @@ def read_raised(claim: JsonObject) -> Raised | None:
         return Raised.model_validate(claim)
     except ValidationError:
         return None
+
+
+# -- programs ------------------------------------------------------------------------------
+
+
+class ValueClaim(_Claim):
+    """The value of the last expression; `has_value` tells whether there was one."""
+
+    value: Any
+    has_value: bool
+    value_repr: str | None
+    notes: list[Annotated[str, Field(max_length=200)]] = Field(default=[], max_length=5)
+    """Notes about figures that are not in the answer."""
+
+
+class ExceptionClaim(_Claim):
+    """The exception that ended the program. The traceback shows only the program's own lines."""
+
+    type: str = Field(min_length=1, max_length=500)
+    message: str
+    line: int | None = Field(ge=0, le=2**31)
+    traceback: str
+
+
+class FailureClaim(_Claim):
+    """The program's account of its failure; `errno` is an `OSError`'s, for the supervisor."""
+
+    kind: Literal["exception", "memory", "policy", "invalid"]
+    message: str
+    errno: int | None = None
+    exception: ExceptionClaim | None = None
+
+
+NO_VALUE = ValueClaim(value=None, has_value=False, value_repr=None)
+
+
+def read_value(result: JsonObject | None) -> ValueClaim:
+    """The claimed value; `NO_VALUE` if the claim is invalid."""
+    try:
+        claim = ValueClaim.model_validate(result)
+    except ValidationError:
+        return NO_VALUE
+    if not claim.has_value:
+        return NO_VALUE.model_copy(update={"notes": claim.notes})
+    return claim if _is_fit(claim.value) else claim.model_copy(update={"value": None})
+
+
+def read_failure(claimed: JsonObject | None) -> FailureClaim | None:
+    """The claimed failure; None if the claim is invalid."""
+    try:
+        return FailureClaim.model_validate(claimed)
+    except ValidationError:
+        return None
+
+
+def _is_fit(value: Any) -> bool:
+    """Whether an envelope can hold the value, and every JSON reader reads it the same way."""
+    level = [value]
+    for _ in range(MAX_VALUE_DEPTH + 1):
+        deeper: list[Any] = []
+        for item in level:
+            if isinstance(item, int) and abs(item) > MAX_EXACT_INTEGER:
+                return False
+            if isinstance(item, dict):
+                deeper.extend(item.values())
+            elif isinstance(item, list):
+                deeper.extend(item)
+        if not deeper:
+            return _is_json(value)
+        level = deeper
+    return False
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        strict_json.loads(strict_json.dumps(value))
+    except (TypeError, ValueError):
+        return False
+    return True

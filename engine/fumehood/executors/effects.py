@@ -5,7 +5,7 @@ it. The guest's program `files` surveys the paths; the survey is checked and bou
 made here. Invariants: `base` and `effect` are hashes of what is shown; a call whose effect cannot
 be seen completely is refused, not guessed. A survey covers only the requested paths and their
 surroundings, in order, without a duplicate, and a complete one matches its own hash.
-Tools of other executors have no preview yet; a preview is a row in `_PREVIEWS`.
+Tools of other executors have no preview yet; a preview is a row in `PREVIEWS`.
 """
 
 from __future__ import annotations
@@ -27,20 +27,18 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.effect_diff import text_of, unified
-from fumehood.executors.workspace_claims import (
+from fumehood.executors.workspace_guest import (
+    FAULT_WORDS,
     MAX_READ_BYTES,
     MAX_SIZE,
     Claim,
     FaultKind,
     NotAsAgreed,
     Piece,
-    fitting_piece,
-)
-from fumehood.executors.workspace_guest import (
-    FAULT_WORDS,
     ask,
     content_of,
     delete_request,
+    fitting_piece,
     not_as_agreed,
     write_request,
 )
@@ -85,11 +83,6 @@ class Effect:
     effect: str
 
 
-def has_preview(tool: ToolDefinition) -> bool:
-    """Whether the changes of a tool's calls can be previewed."""
-    return tool.executor in _PREVIEWS
-
-
 async def effect_of(
     tool: ToolDefinition, arguments: JsonObject, limits: Limits, lease: Lease
 ) -> Effect | None:
@@ -99,7 +92,7 @@ async def effect_of(
         InvalidParams: too much to survey, or unreadable.
         SandboxUnavailable, Timeout, …: as the tool itself would raise.
     """
-    preview = _PREVIEWS.get(tool.executor)
+    preview = PREVIEWS.get(tool.executor)
     return None if preview is None else await preview(arguments, _Place(lease, limits))
 
 
@@ -312,7 +305,7 @@ def _hash(manifest: list[JsonObject]) -> str:
     return total.hexdigest()
 
 
-_PREVIEWS: Mapping[str, Callable[[JsonObject, _Place], Awaitable[Effect]]] = MappingProxyType(
+PREVIEWS: Mapping[str, Callable[[JsonObject, _Place], Awaitable[Effect]]] = MappingProxyType(
     {"workspace:write": _effect_of_write, "workspace:delete": _effect_of_deletion}
 )
 """The preview function of each executor."""

@@ -1,13 +1,20 @@
-"""Host functions: trusted code of the embedding program or the operator.
+"""Functions: trusted ones in the engine's process or a worker process, sandboxed ones in the jail.
 
-Host side, and no wall: what keeps such a function is a timeout that cancels it, or kills the
-worker process that a synchronous one runs in. Its own errors are its answer (`ToolError`);
-anything else it raises is hidden from the caller and goes to the log.
+Host side. A host function has no wall: its timeout cancels it, or kills the worker process that a
+synchronous one runs in. Its own errors are its answer (`ToolError`); anything else that it raises
+is hidden from the caller and logged. How a run in the jail ended was decided outside the child;
+its result, error and traceback are claims, and paths of this host are taken out of them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections.abc import Coroutine
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import anyio
 
@@ -17,6 +24,7 @@ from fumehood.core.errors import (
     EndedBy,
     EngineError,
     ExecutionError,
+    InternalError,
     OutputLimitExceeded,
     Timeout,
     ToolError,
@@ -24,11 +32,48 @@ from fumehood.core.errors import (
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.tool import ToolDefinition
+from fumehood.executors.base import A_PROCESS_A_CALL, Executor, Placement, ToolRun
 from fumehood.executors.claims import Unreadable, read_error, read_raised, read_result
-from fumehood.executors.live import CallHandle
+from fumehood.executors.endings import (
+    MAX_MESSAGE_CHARACTERS,
+    Messages,
+    error_of,
+    sandbox_lost,
+)
+from fumehood.executors.handle import CallHandle
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.progress import reports_to
 from fumehood.sandbox.wall import Lease, RunEnding
+
+_ON_THE_HOST = Placement(
+    "host",
+    "host",
+    "the executor 'function' with sandboxed=false is trusted code in the engine's process, or in "
+    "a worker process of its own where it is synchronous",
+)
+_IN_THE_JAIL = Placement(
+    "jail",
+    "jail",
+    "the executor 'function' with sandboxed=true always runs in the jail: a separate, limited "
+    "process behind a system-call filter, which sees its own import path and no other file",
+    isolations=A_PROCESS_A_CALL,
+)
+
+
+class FunctionExecutor(Executor):
+    """Python functions, sandboxed or trusted."""
+
+    def placement(self, tool: ToolDefinition, *, in_session: bool) -> Placement:
+        return _IN_THE_JAIL if tool.sandboxed else _ON_THE_HOST
+
+    def run(self, run: ToolRun) -> Coroutine[Any, Any, Outcome]:
+        tool, definition = run.tool, run.tool.definition
+        if tool.address is not None:
+            where = run_jailed if definition.sandboxed else run_in_worker
+            return where(definition, tool.address, run.arguments, run.limits, run.lease, run.handle)
+        if tool.function is None:
+            raise InternalError("This tool was registered without anything to run it.")
+        return run_function(tool.function, run.arguments, run.limits, run.handle)
 
 
 class HostFunctionFailed(ExecutionError):
@@ -42,19 +87,19 @@ class HostFunctionFailed(ExecutionError):
 
 
 async def run_function(
-    function: HostFunction, arguments: JsonObject, limits: Limits, live: CallHandle
+    function: HostFunction, arguments: JsonObject, limits: Limits, handle: CallHandle
 ) -> Outcome:
-    """Await the function, at most as long as its limit, telling `live` how far it is."""
+    """Await the function, at most as long as its limit, and report progress to `handle`."""
     returned = None
     try:
-        with anyio.move_on_after(limits.wall_s) as deadline, reports_to(live.report):
+        with anyio.move_on_after(limits.wall_s) as deadline, reports_to(handle.report):
             returned = await function(arguments)
     except (ToolError, ArgumentsRefused) as error:
         return _failed(EndedBy.EXCEPTION, error)
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is None or task.cancelling():
-            raise  # somebody cancels this call
+            raise  # the call itself is cancelled
         return _failed(EndedBy.EXCEPTION, HostFunctionFailed(error))
     except (Exception, SystemExit) as error:
         return _failed(EndedBy.EXCEPTION, HostFunctionFailed(error))
@@ -64,7 +109,7 @@ async def run_function(
 
 
 class WorkerFault(Exception):
-    """What a function raised in its worker. `kind` and `where` are for the log."""
+    """An exception of a function in its worker. `kind` and `where` are for the log."""
 
     def __init__(self, claim: JsonObject) -> None:
         raised = read_raised(claim)
@@ -79,16 +124,16 @@ async def run_in_worker(
     arguments: JsonObject,
     limits: Limits,
     lease: Lease,
-    live: CallHandle,
+    handle: CallHandle,
 ) -> Outcome:
-    """Have a worker call the function, and kill it at its limit."""
+    """Call the function in a worker process, which is killed at the limit."""
     call: JsonObject = {
         "module": address.module,
         "name": address.name,
         "source": list(address.source),
         "arguments": arguments,
     }
-    ending = await lease.run("function", call, limits, live.sinks())
+    ending = await lease.run("function", call, limits, handle.sinks())
     match ending.ended_by:
         case EndedBy.OK:
             try:
@@ -146,3 +191,102 @@ def _succeeded(result: ToolResult) -> Outcome:
 
 def _failed(ended_by: EndedBy, error: EngineError) -> Outcome:
     return Outcome(ended_by=ended_by, isolation="none", error=error)
+
+
+# -- sandboxed functions -------------------------------------------------------------------
+
+
+async def run_jailed(
+    tool: ToolDefinition,
+    address: FunctionAddress,
+    arguments: JsonObject,
+    limits: Limits,
+    lease: Lease,
+    handle: CallHandle,
+) -> Outcome:
+    """Call the function in the jail, and report progress to `handle`."""
+    call: JsonObject = {
+        "module": address.module,
+        "name": address.name,
+        "import_path": address.import_path,
+        "source": list(address.source),
+        "arguments": arguments,
+    }
+    ending = await lease.run("function", call, limits, handle.sinks())
+    result: ToolResult | None = None
+    if ending.ended_by is EndedBy.OK:
+        try:
+            result = read_result(ending.result)
+        except Unreadable:
+            ending = replace(ending, ended_by=EndedBy.SANDBOX_LOST)
+    outcome = Outcome(
+        ended_by=ending.ended_by,
+        isolation=ending.isolation,
+        cpu_ms=ending.cpu_ms,
+        peak_memory_bytes=ending.peak_memory_bytes,
+        output_bytes=ending.output_bytes,
+    )
+    if result is None:
+        return replace(outcome, error=_jail_error(ending, limits, tool, address))
+    return replace(outcome, data=result.data, tokens_used=result.tokens_used, cost=result.cost)
+
+
+_MESSAGES: Messages = MappingProxyType(
+    {
+        EndedBy.WALL_TIME: "The function was stopped after {limit:g} s. It would take as long "
+        "again: ask for less, or allow more with timeout_seconds.",
+        EndedBy.CPU_TIME: "The function was stopped after {limit:g} s of CPU time, the most that "
+        "this engine allows. Ask for less.",
+        EndedBy.MEMORY: "The function needed more than its {limit} MB of memory. Ask for less, or "
+        "allow more with memory_limit_mb.",
+        EndedBy.OUTPUT: "The result is over {limit} bytes. Ask for less.",
+        EndedBy.POLICY: "The function tried what its sandbox does not allow (a connection, a "
+        "process, a thread, a signal), and was stopped. Do not retry it as it is.",
+        EndedBy.CANCELLED: "The call was cancelled.",
+        EndedBy.EXIT: "The function ended its process before it answered.",
+        EndedBy.SIGNAL: "The function ended its process before it answered.",
+    }
+)
+
+
+def _jail_error(
+    ending: RunEnding, limits: Limits, tool: ToolDefinition, address: FunctionAddress
+) -> EngineError | None:
+    details: JsonObject = {"ended_by": ending.ended_by.value}
+    match ending.ended_by:
+        case EndedBy.SANDBOX_LOST:
+            return sandbox_lost(tool, details)
+        case EndedBy.EXCEPTION:
+            return _raised(ending, details, address)
+        case EndedBy.EXIT | EndedBy.SIGNAL:
+            details |= {"exit_code": ending.exit_code, "signal": ending.signal}
+    return error_of(ending, limits, _MESSAGES, details=details)
+
+
+def _raised(ending: RunEnding, details: JsonObject, address: FunctionAddress) -> EngineError:
+    claim = ending.claimed_error or {}
+    chosen = read_error(claim)
+    if chosen is not None:
+        return chosen
+    raised = read_raised(claim)
+    if raised is None:
+        return ExecutionError("The function failed and gave no reason.", details=details)
+    message = without_paths(raised.message, address)
+    details |= {
+        "type": raised.type,
+        "message": message,
+        "traceback": [without_paths(frame, address) for frame in raised.traceback],
+    }
+    words = f"{raised.type}: {message}" if message else raised.type
+    return ExecutionError(
+        f"The function failed with {words[:MAX_MESSAGE_CHARACTERS]}", details=details
+    )
+
+
+def without_paths(text: str, address: FunctionAddress) -> str:
+    """The text without this host's directories, which a message can quote by accident."""
+    engine = Path(__file__).parents[2]
+    known = {address.import_path, sys.prefix, sys.base_prefix, str(engine), str(Path.home())}
+    for path in sorted(known - {"/", ""}, key=len, reverse=True):
+        text = text.replace(path + "/", "").replace(path, "")
+    return text

@@ -50,7 +50,7 @@ def answer(
     With a `source` the module is made of these texts, once in a process.
 
     Raises:
-        MemoryError: as it is; whoever called knows what to say without memory.
+        MemoryError: unchanged; the caller can report it without memory.
     """
     try:
         loaded = _made(module, source) if source else importlib.import_module(module)

@@ -12,7 +12,7 @@ from fumehood.core.json_types import JsonObject
 
 @dataclass(frozen=True, slots=True)
 class CutText:
-    """A text that was too long for memory: both ends, and where the whole of it is kept."""
+    """A text that was too long for memory: both ends, and a link to the whole."""
 
     field: str
     """Its place in `data`, or in the error's `details`; an empty text stands there."""
@@ -37,9 +37,9 @@ class Outcome:
     output_bytes: int | None = None
     tokens_used: int = 0
     cost: Decimal = field(default_factory=Decimal)
-    is_rehearsal: bool = False
+    is_dry_run: bool = False
     warnings: tuple[str, ...] = ()
-    """What the caller should know of a run that went on."""
+    """Warnings for the caller."""
     max_data_bytes: int | None = None
     """How large `data` may be, where its parts are bounded by themselves; else the wall's
     output limit."""
@@ -55,13 +55,13 @@ class Outcome:
     """Fields of `data` that hold a file's content: they are never shortened."""
 
     @classmethod
-    def rehearsed(cls, data: Any) -> Outcome:
+    def of_dry_run(cls, data: Any) -> Outcome:
         """The outcome of a dry run: nothing ran."""
-        return cls(EndedBy.OK, "none", data=data, is_rehearsal=True)
+        return cls(EndedBy.OK, "none", data=data, is_dry_run=True)
 
 
 def cancelled() -> Cancelled:
-    """What the caller hears of a call that it has ended itself."""
+    """The error for a call that its own caller cancelled."""
     return Cancelled(
         "The call was cancelled by its caller.", details={"ended_by": EndedBy.CANCELLED.value}
     )

@@ -1,9 +1,9 @@
 """The files of a session, for its owner: list, up, down, delete, outside of calls.
 
-Host side. Above it the daemon and embedding programs, below it the keeper of sessions. A file
-goes in pieces, each in a turn of its own at the session, so that a slow client keeps no call
-waiting. Invariants: no more of a file is held here than one piece; an upload that does not come
-to its end leaves nothing; a download of a file that changes meanwhile ends short, never mixed.
+Host side. Above it the daemon and embedding programs, below it the sessions. A file is sent in
+pieces, each in its own turn at the session, so a slow client blocks no call. Invariants: at most
+one piece of a file is in memory; an unfinished upload leaves nothing; a download of a file that
+changes meanwhile ends early, never mixed.
 """
 
 from __future__ import annotations
@@ -22,22 +22,21 @@ from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limits, container_writable_mb
 from fumehood.core.workspace_path import path_fault
-from fumehood.executors.workspace_claims import (
+from fumehood.executors.workspace_guest import (
+    DEFAULT_LIMIT,
     MAX_PUT_BYTES,
     MAX_READ_BYTES,
     Deletion,
     Dropped,
+    ListingPage,
+    ListingQuery,
     NotAsAgreed,
     Piece,
     Written,
+    ask,
     fitting_piece,
-)
-from fumehood.executors.workspace_guest import ask, not_as_agreed
-from fumehood.executors.workspace_listing import (
-    DEFAULT_LIMIT,
-    ListingPage,
-    ListingQuery,
     list_page,
+    not_as_agreed,
 )
 from fumehood.protocol.cursors import Cursors
 from fumehood.sandbox.sessions import SessionKeeper
@@ -58,7 +57,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class FileChanged(Exception):
-    """The file is not any more the one whose beginning was read."""
+    """The file changed after its first piece was read."""
 
 
 class SessionFiles:
@@ -114,7 +113,7 @@ class SessionFiles:
         """The whole of a file, held in memory.
 
         Raises:
-            FileChanged: somebody wrote to it meanwhile.
+            FileChanged: it was written to meanwhile.
         """
         download = await self.download(path)
         return b"".join([piece async for piece in download.pieces()])

@@ -1,17 +1,22 @@
-"""One request to the guest's program `files`, and its answer or error.
+"""Requests to the guest's program `files`, its answers as checked values, and pages of a listing.
 
-Host side, between the workspace tools, the session routes and a session's lease. The survey before
-a decision and the action after it are built from the same request, so they cannot differ. The
-message of a refusal is the engine's own.
+Host side, between the workspace tools, the session routes and a session's lease. That program runs
+no user code, but shares a container with it. Invariants: an answer is a whole value of a model here
+and fits its request, or it is an error; a path in it is plain and relative; each page of a listing
+begins after the one before it, so no listing is endless. The survey before a decision and the
+action after it are built from the same request. Messages of refusals are the engine's own.
 """
 
 from __future__ import annotations
 
 import base64
+import binascii
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fumehood.core.errors import (
     ENDING_ERRORS,
@@ -25,10 +30,174 @@ from fumehood.core.errors import (
 )
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
-from fumehood.executors.code import session_lost
-from fumehood.executors.code_endings import refused_by
-from fumehood.executors.workspace_claims import Fault, NotAsAgreed, read_answer, read_fault
+from fumehood.core.workspace import WorkspaceEntry
+from fumehood.core.workspace_path import path_fault
+from fumehood.executors.endings import refused_by, session_lost
+from fumehood.observe.clock import timestamp
+from fumehood.protocol.cursors import Cursors
 from fumehood.sandbox.wall import Lease, RunEnding
+
+MAX_LISTED = 1000
+"""Entries of one answer."""
+
+MAX_READ_BYTES = 256 * 1024
+"""Of a file in one answer."""
+
+MAX_PUT_BYTES = 1 << 20
+"""Of an upload in one piece."""
+
+MAX_WRITE_BYTES = 8 << 20
+"""Of a file that is written whole in one request."""
+
+MAX_SIZE = 1 << 50
+MAX_TIME_NS = 1 << 63
+"""From 1970, either way: a program may have set any time."""
+
+FaultKind = Literal[
+    "not_found",
+    "not_a_file",
+    "link",
+    "exists",
+    "no_room",
+    "not_empty",
+    "changed",
+    "invalid",
+    "no_right",
+    "unseen",
+    "too_many",
+    "not_as_seen",
+]
+
+
+class NotAsAgreed(Exception):
+    """The answer has not the form that this engine's own guest gives it."""
+
+
+class Claim(BaseModel):
+    """A form that an answer, or a part of it, may have."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Fault(Claim):
+    """Why it was not done. Its message is the guest's word."""
+
+    kind: FaultKind
+    message: str = Field(max_length=1000)
+
+
+class _Refusal(Claim):
+    fault: Fault
+
+
+class Entry(Claim):
+    """One thing in a workspace."""
+
+    path: str = Field(min_length=1, max_length=4096)
+    kind: Literal["file", "directory", "link", "other"]
+    size: int = Field(ge=0, le=MAX_SIZE)
+    modified_ns: int = Field(gt=-MAX_TIME_NS, lt=MAX_TIME_NS)
+
+    @field_validator("path")
+    @classmethod
+    def _is_plain(cls, value: str) -> str:
+        if path_fault(value) is not None:
+            raise ValueError("no plain path")
+        return value
+
+
+class Listing(Claim):
+    """Entries in the order of their paths; `has_more` where there are more than were asked for."""
+
+    entries: list[Entry] = Field(max_length=MAX_LISTED)
+    has_more: bool
+
+
+class Piece(Claim):
+    """A part of a file. `version` is another one where the file has changed."""
+
+    content_base64: str = Field(max_length=MAX_READ_BYTES * 4 // 3 + 4)
+    size: int = Field(ge=0, le=MAX_SIZE)
+    version: str = Field(max_length=200)
+
+    @field_validator("content_base64")
+    @classmethod
+    def _is_base64(cls, value: str) -> str:
+        try:
+            base64.b64decode(value, validate=True)
+        except (binascii.Error, ValueError):
+            raise ValueError("not base64") from None
+        return value
+
+    @property
+    def content(self) -> bytes:
+        """The bytes themselves."""
+        return base64.b64decode(self.content_base64)
+
+
+class Written(Claim):
+    """The size of a file, or of what has come of an upload, after a write."""
+
+    size: int = Field(ge=0, le=MAX_SIZE)
+
+
+class Dropped(Claim):
+    """An upload is forgotten."""
+
+
+class NotDeleted(Claim):
+    """A path that is still there, and why."""
+
+    path: str = Field(max_length=4096)
+    why: str = Field(max_length=1000)
+
+
+class Deletion(Claim):
+    """What became of each path."""
+
+    deleted: list[str] = Field(max_length=MAX_LISTED)
+    missing: list[str] = Field(max_length=MAX_LISTED)
+    failed: list[NotDeleted] = Field(max_length=MAX_LISTED)
+
+    def is_of(self, paths: list[str]) -> bool:
+        """Whether it speaks of these paths and no others."""
+        said = [*self.deleted, *self.missing, *(entry.path for entry in self.failed)]
+        return set(said) == set(paths) and len(said) == len(set(paths))
+
+
+def read_fault(result: JsonObject | None) -> Fault | None:
+    """The refusal in an answer; None where it is none."""
+    try:
+        return _Refusal.model_validate(result).fault
+    except ValidationError:
+        return None
+
+
+def read_answer(model: type[Any], result: JsonObject | None) -> Any:
+    """The answer as a value of `model`.
+
+    Raises:
+        NotAsAgreed: it has another form.
+    """
+    try:
+        return model.model_validate(result)
+    except ValidationError:
+        raise NotAsAgreed from None
+
+
+def fitting_piece(piece: Piece, offset: int, length: int) -> bytes:
+    """The bytes of a piece that was asked for: all that are there of it.
+
+    Raises:
+        NotAsAgreed: more or fewer bytes than the file has there.
+    """
+    content = piece.content
+    if len(content) != min(length, max(0, piece.size - offset)):
+        raise NotAsAgreed
+    return content
+
+
+# -- requests ------------------------------------------------------------------------------
 
 PROGRAM = "files"
 
@@ -141,3 +310,96 @@ def delete_request(arguments: JsonObject) -> JsonObject:
     """The request of `delete_files`. A path that is named twice counts once."""
     paths = list(dict.fromkeys(arguments["paths"]))
     return {"do": "delete", "paths": paths, "recursive": arguments.get("recursive") or False}
+
+
+# -- listings ------------------------------------------------------------------------------
+
+DEFAULT_LIMIT = 10
+MAX_LIMIT = 100
+"""Entries of a page (mission E5)."""
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class ListingQuery:
+    """Which part of which directory. An empty `path` is the workspace itself."""
+
+    session_id: str
+    principal_id: str
+    path: str = ""
+    recursive: bool = False
+    limit: int = DEFAULT_LIMIT
+    cursor: str | None = None
+
+    @property
+    def listing(self) -> str:
+        """The list's name for its cursors."""
+        return f"files:{self.session_id}:{self.recursive}:{self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class ListingPage:
+    """Some entries, and `data.pagination` (mission E5)."""
+
+    items: tuple[WorkspaceEntry, ...]
+    pagination: JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class ListingEnd:
+    """How the request ended: with a page, or an error in its place."""
+
+    ending: RunEnding
+    page: ListingPage | None = None
+    error: EngineError | None = None
+
+
+async def list_page(
+    lease: Lease, query: ListingQuery, limits: Limits, cursors: Cursors
+) -> ListingEnd:
+    """One page.
+
+    Raises:
+        InvalidParams: a cursor of another list, or a limit out of range.
+    """
+    if not 1 <= query.limit <= MAX_LIMIT:
+        raise InvalidParams(f"limit must be from 1 to {MAX_LIMIT}.", fields=["limit"])
+    after = ""
+    if query.cursor is not None:
+        after = cursors.read(query.cursor, query.listing, query.principal_id)
+    request: JsonObject = {
+        "do": "list",
+        "path": query.path,
+        "recursive": query.recursive,
+        "most": query.limit,
+    }
+    if after:
+        request["after"] = after
+    said: Said[Listing] = await ask(lease, request, limits, Listing)
+    if said.value is None:
+        return ListingEnd(said.ending, error=said.error)
+    entries, has_more = said.value.entries, said.value.has_more
+    if not _goes_forward(entries, after) or len(entries) > query.limit or has_more > len(entries):
+        return ListingEnd(said.ending, error=not_as_agreed())
+    cursor = cursors.make(query.listing, query.principal_id, entries[-1].path) if has_more else None
+    pagination: JsonObject = {
+        "has_more": has_more,
+        "next_cursor": cursor,
+        "total_count": None if has_more or after else len(entries),
+    }
+    return ListingEnd(said.ending, ListingPage(tuple(map(as_shown, entries)), pagination))
+
+
+def _goes_forward(entries: list[Entry], after: str) -> bool:
+    """Whether each path comes after the one before it."""
+    paths = [after, *(entry.path for entry in entries)]
+    return all(one < other for one, other in pairwise(paths))
+
+
+def as_shown(entry: Entry) -> WorkspaceEntry:
+    """An entry as answers show it."""
+    modified = EPOCH + timedelta(microseconds=entry.modified_ns // 1000)
+    return WorkspaceEntry(
+        path=entry.path, kind=entry.kind, size=entry.size, modified_at=timestamp(modified)
+    )

@@ -20,15 +20,13 @@ from fumehood.sandbox.wall import Lease, Walls
 
 @dataclass(frozen=True, slots=True)
 class AdmittedCall:
-    """A call that has its place. `queue_ms` is how long it waited for it."""
+    """A call that holds its place behind a wall."""
 
-    approved: ApprovedCall
+    permitted: PermittedCall
     plan: Plan
     lease: Lease
-
-    @property
-    def permitted(self) -> PermittedCall:
-        return self.approved.claimed.permitted
+    expected: str | None = None
+    """The `base` of the effect that a human approved; the call must find it unchanged."""
 
 
 async def plan_admission(
@@ -49,7 +47,7 @@ async def plan_admission(
             "The engine is stopping or not started. Repeat the call when it is back.",
             retry_after_ms=2000,
         )
-    plan = await plan_now(approved.claimed.permitted, walls, sessions)
+    plan = await plan_now(approved.permitted, walls, sessions)
     return admit(approved, plan, sessions)
 
 
@@ -68,10 +66,13 @@ class admit:  # noqa: N801  # a verb like the other stages; a generator would co
     ) -> None:
         self._approved = approved
         self._plan = plan
-        self._lease = _lease(approved.claimed.permitted, plan, sessions)
+        self._lease = _lease(approved.permitted, plan, sessions)
 
     async def __aenter__(self) -> AdmittedCall:
-        return AdmittedCall(self._approved, self._plan, await self._lease.__aenter__())
+        approved = self._approved
+        expected = approved.approval.request.expected if approved.approval is not None else None
+        lease = await self._lease.__aenter__()
+        return AdmittedCall(approved.permitted, self._plan, lease, expected)
 
     async def __aexit__(self, *exc: Any) -> bool | None:
         return await self._lease.__aexit__(*exc)

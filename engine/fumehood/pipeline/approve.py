@@ -1,9 +1,9 @@
-"""Approve: what the policy asks for waits for a human's yes.
+"""Approve: hold a call for a human's approval if the policy asks for one.
 
 Fifth stage. Takes a `ClaimedCall`, returns an `ApprovedCall`, or the answer of a call that was
-waited for. A call that has to be asked for is parked: it is kept with everything that decides
-what it will do, and its caller hears that it waits. The engine itself carries it out after the
-yes (`resume`); nothing here runs it.
+waited for. A call that needs approval is parked: it is stored with everything that decides what
+it will do, and its caller is told that it waits. The engine runs it after its approval
+(`approvals/resume`); nothing here does.
 """
 
 from __future__ import annotations
@@ -28,15 +28,13 @@ from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import CallInProgress, RequiresHumanApproval
 from fumehood.executors.effects import Effect
-from fumehood.executors.live import CallHandle
-from fumehood.observe.trail import CallTrace
+from fumehood.executors.handle import CallHandle
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.claim import ClaimedCall
+from fumehood.pipeline.context import CallContext
 from fumehood.pipeline.plan import plan_now, until_place_is_known
-from fumehood.pipeline.validate import ValidatedCall
+from fumehood.pipeline.services import PipelineServices
 from fumehood.policy.decision import Verdict
-from fumehood.sandbox.sessions import SessionKeeper
-from fumehood.sandbox.wall import Walls
 
 GIVE_UP_S = 10.0
 """How long a cancelled caller may take to take its waiting call back."""
@@ -44,92 +42,70 @@ GIVE_UP_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ApprovedCall:
-    """A call that needs no yes, or has it."""
+    """A call that is approved or needs no approval."""
 
-    claimed: ClaimedCall
+    permitted: PermittedCall
     rule: str
     approval: StoredApproval | None = None
-    """The yes that it was given, to be used up when it starts."""
+    """Its approval, which is used up when it starts."""
     require_unchanged: Callable[[], None] | None = None
-    """Asked in the moment before that: whether it would still be let through, as approved."""
+    """Called just before that; raises if the call would not be let through as approved."""
     remembered: str | None = None
-    """The remembered rule that lets it through, of which a use is to be counted."""
+    """The remembered rule that lets it through, and whose uses are counted."""
 
 
 class Parked(RequiresHumanApproval):
-    """It waits for a human, and is not over."""
+    """The call waits for a human and has not ended."""
 
 
 class Underway(CallInProgress):
-    """A human has said yes, and it runs."""
-
-
-def _none(validated: ValidatedCall) -> Exceeded | None:
-    """No budgets."""
-
-
-@dataclass(frozen=True, slots=True)
-class ApprovalRooms:
-    """What asking needs."""
-
-    desk: ApprovalService
-    walls: Walls
-    sessions: SessionKeeper
-    exceeded: Callable[[ValidatedCall], Exceeded | None] = _none
-    """The budget that has too little left for a call."""
-
-    def exceeded_by(self, permitted: PermittedCall) -> Exceeded | None:
-        """The same, where the yes that is asked for would let the call exceed it."""
-        if not permitted.decision.may_exceed_budget:
-            return None
-        return self.exceeded(permitted.validated)
+    """The call was approved, and runs."""
 
 
 async def approve(
-    claimed: ClaimedCall, rooms: ApprovalRooms, trail: CallTrace, live: CallHandle
+    claimed: ClaimedCall, services: PipelineServices, call: CallContext
 ) -> ApprovedCall | Envelope:
-    """Pass on what needs nobody's yes; park the rest, and wait for it where that was asked for.
+    """Pass a call that needs no approval; park any other, and wait if its caller asked for that.
 
     Raises:
         Parked: it waits for a human.
-        Underway: it was approved while this waited, and still runs.
-        RequiresHumanApproval: it would have to, and there is nobody to ask, or too few of those
-            whom the rules want.
-        ApprovalDenied: a human said no to the same call a short time ago.
+        Underway: it was approved meanwhile, and still runs.
+        RequiresHumanApproval: it needs approval, and there are too few approvers.
+        ApprovalDenied: a human denied the same call a short time ago.
         RateLimited: too many calls wait already.
     """
     permitted = claimed.permitted
     decision = permitted.decision
     if decision.verdict is Verdict.ALLOW:
-        return ApprovedCall(claimed, decision.rule)
-    desk = rooms.desk
-    plan = await plan_now(permitted, rooms.walls, rooms.sessions)
+        return ApprovedCall(permitted, decision.rule)
+    desk = services.desk
+    plan = await plan_now(permitted, services.walls, services.sessions)
     definition = definition_digest(permitted.tool)
     remembered = desk.remembered_for(permitted, definition)
     if remembered is not None:
-        return ApprovedCall(claimed, f"remembered: {remembered}", remembered=remembered)
+        return ApprovedCall(permitted, f"remembered: {remembered}", remembered=remembered)
     desk.require_somebody_to_ask(permitted.tool.definition.name, decision, permitted.principal.id)
     await until_place_is_known(plan)
-    effect = await preview(permitted, plan, rooms.sessions)
+    effect = await preview(permitted, plan, services.sessions)
     action = action_of(permitted, plan, effect)
-    await _refuse_what_was_denied(claimed, action, desk)
+    await _refuse_what_was_denied(permitted, action, desk)
     key = claimed.claim.key if claimed.claim is not None else None
     stored = stored_approval(
         permitted, action, effect, key, desk.new_id(), desk.now(), desk.expiry(),
-        rooms.exceeded_by(permitted),
+        services.exceeded_if_approved(permitted),
     )  # fmt: skip
     try:
-        await run_to_completion(_park(stored, claimed, desk, trail))
+        await run_to_completion(_park(stored, claimed, desk, call))
     except asyncio.CancelledError:
-        await _give_up(stored.approval.id, permitted.request, desk, live)
+        await _give_up(stored.approval.id, call.request, desk, call.handle)
         raise
-    return await wait_for(stored.approval.id, permitted.request, desk, live)
+    return await wait_for(stored.approval.id, call.request, desk, call.handle)
 
 
 async def wait_for(
-    approval_id: str, request: CallRequest, desk: ApprovalService, live: CallHandle
+    approval_id: str, request: CallRequest, desk: ApprovalService, handle: CallHandle
 ) -> Envelope:
-    """The answer of a call that waits, as long as its caller wants to wait for it.
+    """Wait for the answer of a parked call, as long as its caller asked for.
 
     Raises:
         Parked: it still waits for a human.
@@ -138,9 +114,9 @@ async def wait_for(
     wait_s = desk.wait_s(request.options.wait_for_approval)
     try:
         if wait_s:
-            live.begin()
-            live.report(0, f"waits for a human's yes: {approval_id}")
-            answer = await desk.wait(approval_id, wait_s, live)
+            handle.begin()
+            handle.report(0, f"waits for a human's yes: {approval_id}")
+            answer = await desk.wait(approval_id, wait_s, handle)
             if answer is not None:
                 return answer
         newest = await desk.newest(approval_id)
@@ -148,25 +124,25 @@ async def wait_for(
             return await desk.kept_answer(newest.id)
         raise waits(newest, desk)
     except asyncio.CancelledError:
-        await _give_up(approval_id, request, desk, live)
+        await _give_up(approval_id, request, desk, handle)
         raise
 
 
 async def _park(
-    stored: StoredApproval, claimed: ClaimedCall, desk: ApprovalService, trail: CallTrace
+    stored: StoredApproval, claimed: ClaimedCall, desk: ApprovalService, call: CallContext
 ) -> None:
-    """Keep it, and say that its ending is the approval's from now on."""
+    """Store the call; the approval owns its ending from now on."""
     await desk.park(stored)
-    trail.is_parked = True
+    call.is_parked = True
     if claimed.claim is not None:
         claimed.claim.handed_over(stored.approval.id)
 
 
 async def _give_up(
-    approval_id: str, request: CallRequest, desk: ApprovalService, live: CallHandle
+    approval_id: str, request: CallRequest, desk: ApprovalService, handle: CallHandle
 ) -> None:
-    """Take the call back where it was its caller who cancelled it, and so wants it to end."""
-    if live.is_cancelled:
+    """Withdraw the call if its own caller cancelled it."""
+    if handle.is_cancelled:
         who = request.principal.id if request.principal is not None else ""
         with anyio.move_on_after(GIVE_UP_S, shield=True):
             await desk.give_up(approval_id, who)
@@ -175,13 +151,15 @@ async def _give_up(
 def approved_by_human(
     claimed: ClaimedCall, stored: StoredApproval, require_unchanged: Callable[[], None]
 ) -> ApprovedCall:
-    """The call of a stored yes, which is used up when it starts."""
+    """The call of a stored approval, which is used up when the call starts."""
     rule = stored.approval.rule
-    return ApprovedCall(claimed, rule, approval=stored, require_unchanged=require_unchanged)
+    return ApprovedCall(
+        claimed.permitted, rule, approval=stored, require_unchanged=require_unchanged
+    )
 
 
 def waits(approval: Approval, desk: ApprovalService) -> Parked | Underway:
-    """What the caller hears of a call that is not over."""
+    """The error for the caller of a call that has not ended."""
     if approval.state is not ApprovalState.PENDING:
         return Underway(
             f"This call of {approval.tool} was approved and is being carried out. Look its "
@@ -209,7 +187,7 @@ def stored_approval(
     expires_at: datetime,
     exceeded: Exceeded | None,
 ) -> StoredApproval:
-    """The record of a call that is to wait."""
+    """The record of a call that waits for approval."""
     request, decision = permitted.request, permitted.decision
     tool, options = permitted.tool.definition, request.options
     approval = Approval(
@@ -223,7 +201,7 @@ def stored_approval(
         principal_id=permitted.principal.id,
         agent_id=options.agent_id,
         session_id=options.session_id,
-        arguments=permitted.validated.arguments,
+        arguments=permitted.arguments,
         preview=effect.shown if effect is not None else None,
         rule=decision.rule,
         asked_by=decision.asked_by,
@@ -251,15 +229,14 @@ def stored_approval(
 
 
 def hidden_of(permitted: PermittedCall) -> tuple[str, ...]:
-    """The arguments that the agent's configuration fixes, and that its caller does not see."""
-    binding = permitted.validated.resolved.binding
+    """The arguments that the agent's configuration fixes and hides from its caller."""
+    binding = permitted.validated.binding
     return tuple(sorted(binding.fixed)) if binding is not None else ()
 
 
 async def _refuse_what_was_denied(
-    claimed: ClaimedCall, action: Action, desk: ApprovalService
+    permitted: PermittedCall, action: Action, desk: ApprovalService
 ) -> None:
-    permitted = claimed.permitted
     denied = await desk.denied_before(
         action.digest, permitted.principal, permitted.request.options.session_id
     )

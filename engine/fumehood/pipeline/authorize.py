@@ -14,6 +14,7 @@ from typing import Protocol
 from fumehood.core.call import CallRequest
 from fumehood.core.errors import PermissionDenied
 from fumehood.core.identity import Principal, TrustDomain
+from fumehood.core.json_types import JsonObject
 from fumehood.identity.scopes import require_caller
 from fumehood.pipeline.validate import ValidatedCall
 from fumehood.policy.decision import CallFacts, Decision, Verdict
@@ -49,6 +50,10 @@ class PermittedCall:
         return self.validated.resolved.tool
 
     @property
+    def arguments(self) -> JsonObject:
+        return self.validated.arguments
+
+    @property
     def trust_domain(self) -> TrustDomain:
         """The calls that this one may share a process with."""
         options = self.request.options
@@ -64,11 +69,11 @@ def authorize(
         Unauthorized: the caller is unknown.
         PermissionDenied: the caller lacks the scope, or a rule denies the call.
     """
-    principal = require_caller(validated.resolved.request.principal)
+    principal = require_caller(validated.request.principal)
     decision = policy.decide(facts_of(validated, principal.id, is_over_budget))
     if decision.verdict is Verdict.DENY:
         why = f" {decision.reason}" if decision.reason else ""
-        tool = validated.resolved.tool.definition
+        tool = validated.tool.definition
         raise PermissionDenied(
             f"A rule of this engine forbids this call of {tool.name}.{why} Do not retry.",
             details={"rule": decision.rule},
@@ -80,9 +85,9 @@ def facts_of(
     validated: ValidatedCall, principal_id: str, is_over_budget: Callable[[], bool]
 ) -> CallFacts:
     """The facts of a call that rules may use, also for explanations."""
-    options = validated.resolved.request.options
+    options = validated.request.options
     return CallFacts(
-        validated.resolved.tool.definition,
+        validated.tool.definition,
         validated.arguments,
         principal_id,
         options.agent_id,

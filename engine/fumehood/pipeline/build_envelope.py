@@ -1,12 +1,10 @@
-"""Compose: from what became of a call to its envelope. Nothing is recorded here.
+"""Build the envelope of a call that has ended, in whichever way. Nothing is recorded here.
 
-Beside the spine, asked once a call has ended, whichever way it went: shape, shorten, account,
-and the metadata from the stages that it passed.
+Shapes and shortens the data, accounts for the usage, and fills the metadata from the call's
+context.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 from fumehood.approvals.edit import edit_warning
 from fumehood.approvals.model import ApprovalState
@@ -27,114 +25,76 @@ from fumehood.core.limits import MB
 from fumehood.executors.function import HostFunctionFailed
 from fumehood.executors.outcome import Outcome
 from fumehood.observe.clock import timestamp
-from fumehood.observe.trail import CallTrace
-from fumehood.pipeline.admit import AdmittedCall
-from fumehood.pipeline.approve import ApprovedCall
+from fumehood.pipeline.context import CallContext
 from fumehood.pipeline.plan import Plan
 from fumehood.pipeline.resolve import ResolvedCall
 from fumehood.pipeline.result import ShapedOutcome, account, shape, shape_error, shorten, shortened
 from fumehood.pipeline.services import PipelineServices
-from fumehood.pipeline.validate import ValidatedCall, mask_fixed_arguments
+from fumehood.pipeline.validate import mask_fixed_arguments
 from fumehood.protocol import strict_json
 
 HAS_BEGUN = frozenset({ApprovalState.STARTED, ApprovalState.INTERRUPTED})
 
 
-async def compose(
-    request: CallRequest, ending: Outcome | EngineError, trail: CallTrace, rooms: PipelineServices
+async def build_envelope(
+    call: CallContext, ending: Outcome | EngineError, services: PipelineServices
 ) -> Envelope:
-    """The envelope of one ending. Nothing is recorded."""
-    facts = _facts(trail)
+    """The envelope of one ending."""
     shaped: ShapedOutcome | None = None
     error = ending if isinstance(ending, EngineError) else ending.error
     if isinstance(ending, Outcome):
-        if facts.resolved is not None:
-            max_bytes = facts.plan.limits.output_bytes if facts.plan is not None else MB
-            shaped = shape(ending, facts.resolved.tool, max_bytes)
-            shaped = await _shorten(shaped, request, facts.resolved, rooms)
+        if call.resolved is not None:
+            max_bytes = call.plan.limits.output_bytes if call.plan is not None else MB
+            shaped = shape(ending, call.resolved.tool, max_bytes)
+            shaped = await _shorten(shaped, call.request, call.resolved, services)
             error = shaped.outcome.error
         if isinstance(error, HostFunctionFailed):
-            trail.fault("call.tool_failed", error.cause)
-    if facts.validated is not None:
-        error = mask_fixed_arguments(error, facts.validated)
-    return _envelope(request, facts, shaped, error, trail, rooms)
+            call.trace.fault("call.tool_failed", error.cause)
+    if call.validated is not None:
+        error = mask_fixed_arguments(error, call.validated)
+    return _envelope(call, shaped, error, services)
 
 
 async def _shorten(
-    shaped: ShapedOutcome, request: CallRequest, resolved: ResolvedCall, rooms: PipelineServices
+    shaped: ShapedOutcome,
+    request: CallRequest,
+    resolved: ResolvedCall,
+    services: PipelineServices,
 ) -> ShapedOutcome:
-    """A rehearsal keeps nothing."""
-    is_owned = request.principal is not None and not shaped.outcome.is_rehearsal
+    """Shorten long texts. A dry run keeps none of them as blobs."""
+    is_owned = request.principal is not None and not shaped.outcome.is_dry_run
     return await shorten(
         shaped,
-        blobs=rooms.blobs,
+        blobs=services.blobs,
         principal_id=request.principal.id if request.principal is not None and is_owned else None,
         with_value=resolved.tool.definition.executor.startswith("code:"),
         with_summary=request.options.return_summary,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    """What is known of a call at the stage that it reached."""
-
-    resolved: ResolvedCall | None = None
-    validated: ValidatedCall | None = None
-    plan: Plan | None = None
-    queue_ms: float | None = None
-    ran: bool = False
-    stored: StoredApproval | None = None
-    """Of a call that goes on, or ends, after it has waited for a human."""
-    was_carried_out: bool = False
-    """Whether it went on with its yes, as far as is known."""
-
-
-def plan_of(trail: CallTrace) -> Plan | None:
-    """Where a call has its place, if it got one."""
-    return _facts(trail).plan
-
-
-def _facts(trail: CallTrace) -> _Facts:
-    reached = {type(value): value for value in trail.values}
-    resolved = reached.get(ResolvedCall)
-    admitted: AdmittedCall | None = reached.get(AdmittedCall)
-    stored: StoredApproval | None = reached.get(StoredApproval)
-    return _Facts(
-        resolved=resolved,
-        validated=reached.get(ValidatedCall),
-        plan=admitted.plan if admitted is not None else None,
-        queue_ms=admitted.lease.queue_ms if admitted is not None else None,
-        ran=Outcome in reached and not reached[Outcome].is_rehearsal,
-        stored=stored,
-        was_carried_out=stored is not None
-        and (ApprovedCall in reached or stored.approval.state in HAS_BEGUN),
-    )
-
-
 def _envelope(
-    request: CallRequest,
-    facts: _Facts,
+    call: CallContext,
     shaped: ShapedOutcome | None,
     error: EngineError | None,
-    trail: CallTrace,
-    rooms: PipelineServices,
+    services: PipelineServices,
 ) -> Envelope:
+    request = call.request
     outcome = shaped.outcome if shaped is not None else None
-    tool = facts.resolved.tool.definition if facts.resolved is not None else None
-    stages_ms = trail.stages_ms()
+    tool = call.resolved.tool.definition if call.resolved is not None else None
+    stages_ms = call.trace.stages_ms()
     usage = account(
-        arguments_json=_accounted_arguments(facts),
+        arguments_json=_accounted_arguments(call),
         data=shaped.data if shaped is not None else {},
         data_json=shaped.text if shaped is not None else "",
         tool=tool,
-        outcome=outcome if outcome is not None and not outcome.is_rehearsal else None,
-        limits=facts.plan.limits if facts.plan is not None else None,
+        outcome=outcome if outcome is not None and not outcome.is_dry_run else None,
+        limits=call.plan.limits if call.plan is not None else None,
         processing_s=stages_ms.get("execute", 0.0) / 1e3,
-        counter=rooms.counter,
-        prices=rooms.prices,
+        counter=services.counter,
+        prices=services.prices,
     )
-    total_ms = _total_ms(trail, facts.stored, rooms)
-    name, version = _tool_names(request, facts)
+    total_ms = _total_ms(call, services)
+    name, version = _tool_names(call)
     return Envelope(
         success=error is None,
         status="success" if error is None else "error",
@@ -145,15 +105,15 @@ def _envelope(
             tool_version=version,
             call_id=request.call_id,
             trace_id=request.trace_id,
-            timestamp=timestamp(rooms.clock.now()),
+            timestamp=timestamp(services.clock.now()),
             execution_time_ms=total_ms,
-            performance=_performance(stages_ms, facts, total_ms),
-            sandbox=_sandbox(outcome, facts.plan),
+            performance=_performance(stages_ms, call, total_ms),
+            sandbox=_sandbox(outcome, call.plan),
             resources=_resources(outcome),
             usage=usage,
-            warnings=_warnings(request, facts, outcome, rooms),
+            warnings=_warnings(call, outcome, services),
         ),
-        debug_info=_debug_info(request, facts, trail, rooms),
+        debug_info=_debug_info(call, services),
     )
 
 
@@ -165,48 +125,48 @@ def _error_info(error: EngineError | None, shaped: ShapedOutcome | None) -> Erro
     return shape_error(error, shaped.details if shaped is not None and is_own else None)
 
 
-def _accounted_arguments(facts: _Facts) -> str:
-    """The arguments as JSON; of a call that was refused before they were checked, nothing."""
-    if facts.validated is None:
+def _accounted_arguments(call: CallContext) -> str:
+    """The arguments as JSON; empty if the call was refused before they were checked."""
+    if call.validated is None:
         return ""
-    return strict_json.dumps(facts.validated.shown_arguments).decode()
+    return strict_json.dumps(call.validated.shown_arguments).decode()
 
 
-def _performance(stages_ms: dict[str, float], facts: _Facts, total_ms: float) -> Performance:
+def _performance(stages_ms: dict[str, float], call: CallContext, total_ms: float) -> Performance:
     return Performance(
         total_ms=total_ms,
         validation_ms=stages_ms.get("validate"),
-        queue_ms=_rounded(facts.queue_ms),
-        approval_ms=_waited_ms(facts.stored) or stages_ms.get("approve"),
+        queue_ms=_rounded(call.queue_ms),
+        approval_ms=_waited_ms(call.approval) or stages_ms.get("approve"),
         processing_ms=stages_ms.get("execute"),
-        network_ms=0.0 if facts.ran else None,
+        network_ms=0.0 if "execute" in stages_ms else None,
     )
 
 
-def _total_ms(trail: CallTrace, stored: StoredApproval | None, rooms: PipelineServices) -> float:
-    """From the call's arrival to its answer; this trail of one that has waited began after that.
+def _total_ms(call: CallContext, services: PipelineServices) -> float:
+    """The time from the call's arrival to its answer, including the wait for an approval.
 
-    Where the clock was set back meanwhile, at least what was measured of it.
+    If the clock was set back meanwhile, at least the time that was measured.
     """
-    if stored is None:
-        return round(trail.total_ms, 3)
-    since_asked = rooms.clock.now() - stored.approval.created_at
-    measured_ms = (_waited_ms(stored) or 0.0) + trail.total_ms
+    if call.approval is None:
+        return round(call.trace.total_ms, 3)
+    since_asked = services.clock.now() - call.approval.approval.created_at
+    measured_ms = (_waited_ms(call.approval) or 0.0) + call.trace.total_ms
     return round(max(since_asked.total_seconds() * 1e3, measured_ms), 3)
 
 
-def _tool_names(request: CallRequest, facts: _Facts) -> tuple[str, str | None]:
-    """Name and version of what was called; where it was not found, what was asked for."""
-    if facts.resolved is not None:
-        tool = facts.resolved.tool.definition
+def _tool_names(call: CallContext) -> tuple[str, str | None]:
+    """Name and version of the tool; of an unknown tool, the name as requested."""
+    if call.resolved is not None:
+        tool = call.resolved.tool.definition
         return tool.name, tool.version
-    if facts.stored is not None:  # it was found when it was asked for
-        return facts.stored.approval.tool, facts.stored.approval.tool_version
-    return request.tool[:80], None
+    if call.approval is not None:  # it existed when the approval was requested
+        return call.approval.approval.tool, call.approval.approval.tool_version
+    return call.request.tool[:80], None
 
 
 def _waited_ms(stored: StoredApproval | None) -> float | None:
-    """How long the call waited for its human."""
+    """How long the call waited for a human's decision."""
     approval = stored.approval if stored is not None else None
     if approval is None or approval.decided_at is None:
         return None
@@ -225,7 +185,7 @@ def _sandbox(outcome: Outcome | None, plan: Plan | None) -> SandboxReport | None
 
 
 def _resources(outcome: Outcome | None) -> Resources:
-    if outcome is None or outcome.is_rehearsal:
+    if outcome is None or outcome.is_dry_run:
         return Resources()
     peak = outcome.peak_memory_bytes
     return Resources(
@@ -236,36 +196,40 @@ def _resources(outcome: Outcome | None) -> Resources:
 
 
 def _warnings(
-    request: CallRequest, facts: _Facts, outcome: Outcome | None, rooms: PipelineServices
+    call: CallContext, outcome: Outcome | None, services: PipelineServices
 ) -> tuple[str, ...]:
     warnings: tuple[str, ...] = ()
-    if facts.validated is not None:
-        warnings = facts.validated.warnings
-    elif facts.resolved is not None:
-        warnings = facts.resolved.warnings
-    if facts.plan is not None:
-        warnings += facts.plan.warnings
+    if call.validated is not None:
+        warnings = call.validated.warnings
+    elif call.resolved is not None:
+        warnings = call.resolved.warnings
+    if call.plan is not None:
+        warnings += call.plan.warnings
     if outcome is not None:
         warnings += outcome.warnings
-    edited = edit_warning(facts.stored) if facts.stored and facts.was_carried_out else None
+    edited = edit_warning(call.approval) if call.approval and _has_run(call) else None
     if edited is not None:
         warnings += (edited,)
-    if request.options.debug and not rooms.allow_debug:
+    if call.request.options.debug and not services.allow_debug:
         warnings += ("debug: the engine's configuration does not allow it",)
     return warnings
 
 
-def _debug_info(
-    request: CallRequest, facts: _Facts, trail: CallTrace, rooms: PipelineServices
-) -> JsonObject | None:
-    if not (request.options.debug and rooms.allow_debug):
+def _has_run(call: CallContext) -> bool:
+    """Whether an approved call ran, as far as is known."""
+    approval = call.approval
+    return approval is not None and (call.is_approved or approval.approval.state in HAS_BEGUN)
+
+
+def _debug_info(call: CallContext, services: PipelineServices) -> JsonObject | None:
+    if not (call.request.options.debug and services.allow_debug):
         return None
     return {
-        "stages_ms": trail.stages_ms(),
-        "placement": facts.plan.placement.why if facts.plan is not None else None,
-        "limits_enforced": sorted(facts.plan.wall.enforced) if facts.plan is not None else [],
+        "stages_ms": call.trace.stages_ms(),
+        "placement": call.plan.placement.why if call.plan is not None else None,
+        "limits_enforced": sorted(call.plan.wall.enforced) if call.plan is not None else [],
         "arguments": (
-            shortened(facts.validated.shown_arguments) if facts.validated is not None else None
+            shortened(call.validated.shown_arguments) if call.validated is not None else None
         ),
     }
 

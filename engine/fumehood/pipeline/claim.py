@@ -313,7 +313,7 @@ def ending_of(
 def _parameter(permitted: PermittedCall) -> str | None:
     if PARAMETER not in permitted.request.arguments or not takes_key(permitted):
         return None
-    value = permitted.validated.arguments.get(PARAMETER)
+    value = permitted.arguments.get(PARAMETER)
     if value is None or value == "":
         return None
     return value if isinstance(value, str) else canonical(value).decode()
@@ -332,7 +332,7 @@ async def _keyed(permitted: PermittedCall, given: str, call_id: str) -> KeyedCal
             may_repeat=tool.idempotent or tool.read_only,
         )
 
-    if len(strict_json.dumps(permitted.validated.arguments)) <= MAX_INLINE_BYTES:
+    if len(strict_json.dumps(permitted.arguments)) <= MAX_INLINE_BYTES:
         return make()
     return await anyio.to_thread.run_sync(make)
 
@@ -413,7 +413,7 @@ def _action(permitted: PermittedCall) -> JsonObject:
 
 
 def _without_key(permitted: PermittedCall) -> JsonObject:
-    arguments = permitted.validated.arguments
+    arguments = permitted.arguments
     if takes_key(permitted):
         return {name: value for name, value in arguments.items() if name != PARAMETER}
     return arguments

@@ -1,4 +1,4 @@
-"""Rehearse: a dry run. Everything up to `execute`, consuming nothing (mission P12).
+"""A dry run: what a call would do, without using anything up (mission P12).
 
 Takes a `PermittedCall`, returns an `Outcome` that says what would happen and why. Faults in
 the request itself are refused as in a real call before this is reached.
@@ -55,7 +55,7 @@ def facts_to_explain(
     return facts_of(validated, principal.id, lambda: False)
 
 
-async def rehearse(
+async def dry_run(
     permitted: PermittedCall,
     walls: Walls,
     sessions: SessionKeeper | None = None,
@@ -113,7 +113,7 @@ async def rehearse(
         "cost": {"per_use": money(tool.cost_per_use)},
         "arguments": shortened(permitted.validated.shown_arguments),
     }
-    return Outcome.rehearsed(answer)
+    return Outcome.of_dry_run(answer)
 
 
 def _session(plan: Plan) -> JsonObject | None:

@@ -1,51 +1,35 @@
 """Execute: run the tool in its place, once.
 
-Seventh stage. Takes an `AdmittedCall` (which only `admit` makes), returns an `Outcome`,
-also where the program failed: what it used and how it ended stands in the envelope either
-way. Retries and fallbacks do not exist yet; definitions that ask for them are refused.
+Seventh stage. Takes an `AdmittedCall` (which only `admit` makes), returns an `Outcome`, also of a
+failed program: the envelope says what it used and how it ended either way. Retries and fallbacks do
+not exist yet; definitions that ask for them are refused.
 """
 
 from __future__ import annotations
 
-from fumehood.core.errors import InternalError
-from fumehood.executors.code import run_code
-from fumehood.executors.function import run_function, run_in_worker
-from fumehood.executors.jailed import run_jailed
-from fumehood.executors.live import CallHandle
+from fumehood.executors.base import ToolRun
+from fumehood.executors.handle import CallHandle
+from fumehood.executors.kinds import executor_of
 from fumehood.executors.outcome import Outcome
-from fumehood.executors.sandboxed import run_expression, run_program
-from fumehood.executors.workspace import run_workspace
 from fumehood.pipeline.admit import AdmittedCall
 from fumehood.protocol.cursors import Cursors
 from fumehood.storage.blobs import BlobStore
 
 
 async def execute(
-    admitted: AdmittedCall, *, blobs: BlobStore, cursors: Cursors, live: CallHandle
+    admitted: AdmittedCall, *, blobs: BlobStore, cursors: Cursors, handle: CallHandle
 ) -> Outcome:
-    """Hand the call to the executor that its tool names; `live` hears of it while it runs."""
-    tool = admitted.permitted.tool
-    arguments = admitted.permitted.validated.arguments
-    limits, lease = admitted.plan.limits, admitted.lease
-    definition = tool.definition
-    if definition.executor == "expression":
-        return await run_expression(definition, arguments, limits, lease)
-    if definition.executor == "restricted_python":
-        return await run_program(definition, arguments, limits, lease)
-    if definition.executor.startswith("code:"):
-        owner = admitted.permitted.principal.id
-        session_id = admitted.permitted.request.options.session_id
-        return await run_code(definition, arguments, limits, lease, blobs, owner, live, session_id)
-    if definition.executor.startswith("workspace:"):
-        domain = admitted.permitted.trust_domain
-        approval = admitted.approved.approval
-        expected = approval.request.expected if approval is not None else None
-        return await run_workspace(
-            definition, arguments, limits, lease, domain, cursors, expected=expected
-        )
-    if definition.executor == "function" and tool.address is not None:
-        run = run_jailed if definition.sandboxed else run_in_worker
-        return await run(definition, tool.address, arguments, limits, lease, live)
-    if definition.executor == "function" and tool.function is not None:
-        return await run_function(tool.function, arguments, limits, live)
-    raise InternalError("This tool was registered without anything to run it.")
+    """Hand the call to the executor that its tool names; `handle` reports its events."""
+    permitted = admitted.permitted
+    run = ToolRun(
+        tool=permitted.tool,
+        arguments=permitted.arguments,
+        limits=admitted.plan.limits,
+        lease=admitted.lease,
+        domain=permitted.trust_domain,
+        handle=handle,
+        blobs=blobs,
+        cursors=cursors,
+        expected=admitted.expected,
+    )
+    return await executor_of(permitted.tool.definition).run(run)

@@ -1,7 +1,7 @@
-"""Incoming: calls and questions as they come from outside, as values or refused.
+"""Incoming: parse calls and queries from outside into values, or refuse them.
 
-Before the spine, used by the engine and the faces. What an embedding program passes is read as
-strictly as what came by a socket.
+Before the pipeline, used by the engine and the faces. The arguments of an embedding program are
+read as strictly as a request over a socket.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ MAX_KEYS = 1000
 
 
 class NotJson(InvalidParams):
-    """The call cannot even be shown."""
+    """The call is not JSON, so it cannot be shown."""
 
 
 def parse_own_call(
     tool: str, arguments: JsonObject | None, options: JsonObject
 ) -> tuple[str, CallBody]:
-    """A call of this process's own, as strictly as one that came by a socket."""
+    """Parse a call of this process as strictly as one over a socket."""
     try:
         # What a daemon's client could not send, an embedding program cannot either.
         call = {"arguments": arguments if arguments is not None else {}, "options": options}
@@ -65,7 +65,7 @@ def parse_call_body(document: Any) -> CallBody:
 
 
 def _meant(fault: ErrorDetails) -> str:
-    """What an unknown key of a body, or of its options, may have been meant for."""
+    """A suggestion for an unknown key of a body or its options."""
     if fault["type"] != "extra_forbidden":
         return ""
     *above, key = map(str, fault["loc"])
@@ -73,7 +73,7 @@ def _meant(fault: ErrorDetails) -> str:
 
 
 def parse_call_query(query: JsonObject) -> CallQuery:
-    """What to list of the call log.
+    """Parse a query of the call log.
 
     Raises:
         InvalidParams: with every field that is wrong.
@@ -82,7 +82,7 @@ def parse_call_query(query: JsonObject) -> CallQuery:
 
 
 def parse_query(model: type[M], query: JsonObject) -> M:
-    """What to list, as a value of the model.
+    """Parse a query into a value of the model.
 
     Raises:
         InvalidParams: with every field that is wrong.

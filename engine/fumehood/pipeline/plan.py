@@ -1,8 +1,8 @@
-"""Plan: where a call would run, with which limits. Made without taking anything.
+"""Plan: where a call would run and with which limits. Takes nothing.
 
-Beside the stages: asked by a dry run, by whoever asks a human, and by `admit`. Invariant: a
-limit that the wall cannot enforce on this host refuses the call; nothing falls back to a weaker
-wall. A wall that can come back is looked at again before it refuses (`plan_now`).
+Beside the stages: made for a dry run, for an approval request, and by `admit`. Invariant: a limit
+that the wall cannot enforce on this host refuses the call; nothing falls back to a weaker wall. A
+wall that can come back is checked again before it refuses (`plan_now`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from fumehood.core.call import CallOptions
 from fumehood.core.errors import InvalidParams, SandboxUnavailable
 from fumehood.core.limits import Limit, Limits, WallLimits, smallest
 from fumehood.core.session import SessionRecord
+from fumehood.executors.base import Placement
+from fumehood.executors.kinds import executor_of, place
 from fumehood.pipeline.authorize import PermittedCall
-from fumehood.sandbox.placement import Placement, language_of, place
 from fumehood.sandbox.sessions import SessionKeeper
 from fumehood.sandbox.wall import HasImages, ImageMissing, Wall, Walls
 
@@ -23,26 +24,26 @@ RETRY_AFTER_MS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where a call would run, with which limits. Made without taking anything."""
+    """Where a call would run, and with which limits."""
 
     placement: Placement
     limits: Limits
     wall: Wall
     warnings: tuple[str, ...] = ()
     session: SessionRecord | None = None
-    """The one that the call names, also where its tool runs outside of its container."""
+    """The call's session, even if its tool runs outside of the session's container."""
     language: str | None = None
-    """What the place must be able to run, where there are places for several."""
+    """The language that the place must be able to run; None if any place will do."""
 
 
 class WallDown(SandboxUnavailable):
-    """The wall enforces nothing now, so nothing runs behind it."""
+    """The wall enforces nothing now; nothing runs behind it."""
 
 
 async def plan_now(
     permitted: PermittedCall, walls: Walls, sessions: SessionKeeper | None = None
 ) -> Plan:
-    """As `make_plan`, from a fresh look where the wall is down or the call's image is missing.
+    """As `make_plan`, after a second look if the wall is down or the call's image is missing.
 
     Raises, besides:
         ImageMissing: the image that the call needs is not there.
@@ -77,7 +78,8 @@ def make_plan(
         ResourceNotFound: no such session of this caller and agent, or it is over.
     """
     tool, options = permitted.tool.definition, permitted.request.options
-    placement = _placement(permitted)
+    executor = executor_of(tool)
+    placement = executor.placement(tool, in_session=options.session_id is not None)
     wall = walls.get(placement.wall)
     missing = () if wall.required <= wall.enforced else wall.required - wall.enforced
     if missing and not wall.enforced:
@@ -101,7 +103,7 @@ def make_plan(
         )
     _check_isolation(placement, options)
     offered = wall.limits
-    language = language_of(tool)
+    language = executor.language
     session = _session(permitted, placement, language, offered, sessions)
     sizes_mb: tuple[int | None, ...] = (tool.memory_limit_mb, options.memory_limit_mb)
     if session is not None and placement.is_of_session:
@@ -136,10 +138,10 @@ def _placement(permitted: PermittedCall) -> Placement:
 
 
 def image_of(plan: Plan) -> str | None:
-    """What the place would be made of, where walls have images.
+    """The image that the place would be made of; None if the wall has no images.
 
     Raises:
-        ImageMissing: it is not there.
+        ImageMissing: it is missing.
         SandboxUnavailable: there is none for the call's language.
     """
     if plan.placement.is_of_session:
@@ -150,10 +152,10 @@ def image_of(plan: Plan) -> str | None:
 
 
 async def until_place_is_known(plan: Plan) -> None:
-    """Wait until it is known what the place is made of: somebody is going to be bound to it.
+    """Wait until the identity of the place's image is known, because an approval is bound to it.
 
     Raises:
-        SandboxUnavailable: it is not there, or nobody can say now.
+        SandboxUnavailable: the image is missing, or its identity is unknown now.
     """
     image = image_of(plan)
     if image is not None and isinstance(plan.wall, HasImages):
@@ -167,7 +169,7 @@ def _session(
     offered: WallLimits,
     sessions: SessionKeeper | None,
 ) -> SessionRecord | None:
-    """The session that the call names. It has one size, which no call in it can change."""
+    """The call's session. It has one size, which no call in it can change."""
     tool, options = permitted.tool.definition, permitted.request.options
     if options.session_id is None:
         if placement.is_of_session:
@@ -181,13 +183,13 @@ def _session(
     principal, agent_id = permitted.principal, options.agent_id
     if not placement.is_of_session:
         return sessions.examine(principal, agent_id, options.session_id)
-    wish = options.memory_limit_mb
+    asked_mb = options.memory_limit_mb
     session = sessions.examine(
         principal,
         agent_id,
         options.session_id,
         language=language,
-        memory_mb=offered.memory_class(wish) if wish is not None else None,
+        memory_mb=offered.memory_class(asked_mb) if asked_mb is not None else None,
     )
     if tool.memory_limit_mb is not None and tool.memory_limit_mb < session.memory_mb:
         raise InvalidParams(
@@ -216,7 +218,9 @@ def _check_isolation(placement: Placement, options: CallOptions) -> None:
 
 
 def _lowered(options: CallOptions, limits: Limits, allowed_mb: int | None) -> tuple[str, ...]:
-    """Say it where a call asked for more than it gets."""
+    """A warning for each limit that is lower than the call asked for."""
+    if options.timeout_seconds is None and options.memory_limit_mb is None:
+        return ()
     asked_and_given = (
         ("timeout_seconds", options.timeout_seconds, limits.wall_s, limits.wall_s),
         ("memory_limit_mb", options.memory_limit_mb, limits.memory_mb, allowed_mb),

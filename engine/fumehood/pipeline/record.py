@@ -9,37 +9,36 @@ from __future__ import annotations
 
 from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope, Resources, UsageReport
-from fumehood.observe.trail import CallTrace
 from fumehood.pipeline.admit import AdmittedCall
+from fumehood.pipeline.context import CallContext
 from fumehood.storage.calls import CallLog, CallRow
 
 MAX_NAME_CHARACTERS = 80
 """Of a name or a version that may be no tool's."""
 
 
-def record_intent(admitted: AdmittedCall, trail: CallTrace) -> None:
+def record_intent(admitted: AdmittedCall, call: CallContext) -> None:
     """Say what is about to run. If this fails, nothing runs."""
-    trail.note(
+    call.trace.note(
         "call.intent",
         placement=admitted.plan.placement.kind,
         timeout_s=admitted.plan.limits.wall_s,
         memory_mb=admitted.plan.limits.memory_mb,
-        arguments=admitted.permitted.validated.arguments,
+        arguments=admitted.permitted.arguments,
     )
 
 
-def record_ending(
-    request: CallRequest, envelope: Envelope, trail: CallTrace, calls: CallLog
-) -> None:
-    """Say how it ended, with the time that each stage took; refused calls too.
+def record_ending(call: CallContext, envelope: Envelope, calls: CallLog) -> None:
+    """Record an ending with the time that each stage took; also that of a refused call.
 
-    A rehearsal is no call, a call of nobody is nobody's to look up, and one that waits for a
-    human is not over: those are in the log only.
+    Dry runs, calls without a principal, and calls that still wait for a human are in the log
+    only.
     """
+    request = call.request
     metadata = envelope.metadata
     code = envelope.error.code if envelope.error is not None else "OK"
     ended_by = metadata.sandbox.ended_by.value if metadata.sandbox is not None else None
-    trail.conclude(
+    call.trace.conclude(
         "call.ended",
         tool_version=metadata.tool_version,
         code=code,
@@ -48,21 +47,20 @@ def record_ending(
         cpu_ms=metadata.resources.cpu_ms,
         cost=metadata.usage.cost,
     )
-    is_over = not trail.is_parked
+    is_over = not call.is_parked
     if is_over and request.principal is not None and not request.options.dry_run:
         calls.record(_row(request, request.principal.id, envelope, code, ended_by))
 
 
-def record_replay(
-    request: CallRequest, envelope: Envelope, trail: CallTrace, calls: CallLog, timestamp: str
-) -> None:
-    """Say that a call was answered with the stored answer of an earlier one.
+def record_replay(call: CallContext, envelope: Envelope, calls: CallLog, timestamp: str) -> None:
+    """Record a call that was answered with the stored answer of an earlier one.
 
     It is a call of its own in the log, which ran nothing and cost nothing.
     """
+    request = call.request
     code = envelope.error.code if envelope.error is not None else "OK"
-    total_ms = round(trail.total_ms, 3)
-    trail.conclude(
+    total_ms = round(call.trace.total_ms, 3)
+    call.trace.conclude(
         "call.replayed", code=code, first_call_id=envelope.metadata.call_id, total_ms=total_ms
     )
     if request.principal is None:

@@ -82,7 +82,7 @@ def shape(outcome: Outcome, tool: RegisteredTool, max_bytes: int) -> ShapedOutco
             raise OutputLimitExceeded(
                 f"The result has {len(encoded)} bytes, {max_bytes} are allowed. Ask for less."
             )
-        if not outcome.is_rehearsal:  # the data of a dry run is not the tool's
+        if not outcome.is_dry_run:  # the data of a dry run is not the tool's
             _check_output(data, tool)
     except EngineError as error:
         ended_by = EndedBy.OUTPUT if isinstance(error, OutputLimitExceeded) else EndedBy.EXCEPTION

@@ -1,11 +1,12 @@
-"""The spine: the way of one call through all rooms, and the one net under it.
+"""The pipeline: one call through every stage, and the one place that catches its errors.
 
     resolve → validate → authorize → claim → approve → reserve, admit → start → execute
         → shape, shorten → account → settle → record
 
 Each stage takes the previous one's value and returns the next, or raises one `EngineError`.
 Nothing reaches back. The answer is always an envelope; a fault of the engine is logged and
-hidden, a cancellation is concluded and passed on.
+hidden, a cancellation is concluded and passed on. What is known of the call is collected in its
+`CallContext`.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ import asyncio
 
 import anyio
 
-from fumehood.budgets.ledger import Reservation, refusal, taken_by
+from fumehood.budgets.ledger import refusal
 from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import Cancelled, EngineError, InternalError
-from fumehood.executors.live import CallHandle
+from fumehood.executors.handle import CallHandle
 from fumehood.executors.outcome import Outcome, cancelled
 from fumehood.observe.clock import timestamp
-from fumehood.observe.trail import CallTrace
 from fumehood.pipeline.admit import plan_admission
 from fumehood.pipeline.approve import ApprovedCall, approve, wait_for
 from fumehood.pipeline.authorize import PermittedCall, authorize
-from fumehood.pipeline.build_envelope import compose, plan_of
-from fumehood.pipeline.claim import Claim, Replay, Waiting, claimed
-from fumehood.pipeline.dry_run import rehearse
+from fumehood.pipeline.build_envelope import build_envelope
+from fumehood.pipeline.claim import Replay, Waiting, claimed
+from fumehood.pipeline.context import CallContext, CallTrace
+from fumehood.pipeline.dry_run import dry_run
 from fumehood.pipeline.execute import execute
 from fumehood.pipeline.record import record_ending, record_intent, record_replay
 from fumehood.pipeline.resolve import resolve
@@ -36,88 +37,69 @@ from fumehood.pipeline.validate import validate
 from fumehood.policy.decision import Verdict
 
 CONCLUDE_S = 5.0
-"""How long a call that is cancelled from outside may take to keep what it has promised."""
-
-
-class CallResources:
-    """What a call holds on its way, and gives back at its end."""
-
-    __slots__ = ("claim", "has_begun", "reservation")
-
-    def __init__(self) -> None:
-        self.claim: Claim | None = None
-        self.reservation: Reservation | None = None
-        self.has_begun = False
-        """Whether it may have acted."""
-
-    def release(self) -> None:
-        """It took nothing."""
-        if self.reservation is not None:
-            self.reservation.release()
-
-    async def settle(self, envelope: Envelope) -> Envelope:
-        """Count what it took, and keep its answer under its key; what the caller is to have."""
-        if self.reservation is not None:
-            if self.has_begun:
-                self.reservation.settle(taken_by(envelope.metadata.usage))
-            else:
-                self.release()
-        if self.claim is None:
-            return envelope
-        return await self.claim.settle(envelope, acted=self.has_begun)
+"""The time that a call cancelled from outside has to store what it has promised."""
 
 
 async def run_call(
-    request: CallRequest, rooms: PipelineServices, live: CallHandle | None = None
+    request: CallRequest, services: PipelineServices, handle: CallHandle | None = None
 ) -> Envelope:
-    """Carry one call through every room; the answer is always an envelope.
+    """Run one call through every stage. Always returns an envelope.
 
-    `live` hears of it meanwhile, and lets its caller end it.
+    `handle` reports the call's events, and lets its caller cancel it.
     """
-    live = live if live is not None else CallHandle()
-    live.attach()
-    trail = CallTrace(request.tool, request.call_id, request.trace_id, rooms.clock, rooms.log)
-    held = CallResources()
+    handle = handle if handle is not None else CallHandle()
+    handle.attach()
+    trace = CallTrace(request.tool, request.call_id, request.trace_id, services.clock, services.log)
+    call = CallContext(request, trace, handle)
     try:
-        resolved = trail.passed(
-            "resolve", resolve(request, rooms.registry, rooms.agents, rooms.clock.now().date())
-        )
-        validated = trail.passed("validate", validate(resolved))
-        permitted = trail.passed(
-            "authorize", authorize(validated, rooms.policy, rooms.over_budget(validated))
-        )
+        permitted = permit(call, services)
         if request.options.dry_run:
-            exceeded = rooms.exceeded(validated)
-            rehearsed = await rehearse(permitted, rooms.walls, rooms.sessions, exceeded)
-            return await conclude(request, trail.passed("rehearse", rehearsed), trail, rooms)
+            exceeded = services.exceeded(permitted.validated)
+            planned = await dry_run(permitted, services.walls, services.sessions, exceeded)
+            return await conclude(call, trace.passed("rehearse", planned), services)
         if permitted.decision.shadow:
-            _tell_shadow(permitted, rooms)
-        found = await rooms.keys.claim(permitted, request.call_id, rooms.clock.now())
+            _log_shadow(permitted, services)
+        found = await services.keys.claim(permitted, request.call_id, services.clock.now())
         if isinstance(found, Replay | Waiting):
-            return await _answer_of_another(found, request, trail, rooms, live)
-        held.claim = found
+            return await _answer_of_another(found, call, services)
+        call.claim = found
         if permitted.decision.verdict is Verdict.ASK:
-            _refuse_unpayable(permitted, rooms)
-        mine = trail.passed("claim", claimed(permitted, found))
-        approved = await approve(mine, rooms.asking, trail, live)
+            _refuse_unpayable(permitted, services)
+        mine = trace.passed("claim", claimed(permitted, found))
+        approved = await approve(mine, services, call)
         if isinstance(approved, Envelope):  # it was waited for, and is recorded already
             return approved
-        outcome = await run_approved(trail.passed("approve", approved), trail, rooms, live, held)
-        return await conclude(request, outcome, trail, rooms, held)
+        outcome = await run_approved(trace.passed("approve", approved), call, services)
+        return await conclude(call, outcome, services)
     except EngineError as refused:
-        live.close()
-        return await conclude(request, refused, trail, rooms, held)
+        handle.close()
+        return await conclude(call, refused, services)
     except BaseException as fault:
-        if live.close() and isinstance(fault, asyncio.CancelledError):
-            ending = cancelled_ending(request, live, trail)
-            return await conclude(request, ending, trail, rooms, held)
-        return await conclude_fault(request, fault, trail, rooms, held)
+        if handle.close() and isinstance(fault, asyncio.CancelledError):
+            return await conclude(call, cancelled_ending(call), services)
+        return await conclude_fault(call, fault, services)
 
 
-def _tell_shadow(permitted: PermittedCall, rooms: PipelineServices) -> None:
-    """Say in the log what rules that are only tried out would have done."""
-    rooms.policy.count(permitted.decision)
-    rooms.log.info(
+def permit(call: CallContext, services: PipelineServices) -> PermittedCall:
+    """Resolve, validate and authorize a call.
+
+    Raises:
+        EngineError: as these three stages.
+    """
+    trace, today = call.trace, services.clock.now().date()
+    call.resolved = resolved = trace.passed(
+        "resolve", resolve(call.request, services.registry, services.agents, today)
+    )
+    call.validated = validated = trace.passed("validate", validate(resolved))
+    return trace.passed(
+        "authorize", authorize(validated, services.policy, services.over_budget(validated))
+    )
+
+
+def _log_shadow(permitted: PermittedCall, services: PipelineServices) -> None:
+    """Log the decisions of rules in shadow mode."""
+    services.policy.count(permitted.decision)
+    services.log.info(
         "policy.shadow",
         tool=permitted.tool.definition.name,
         call_id=permitted.request.call_id,
@@ -126,118 +108,105 @@ def _tell_shadow(permitted: PermittedCall, rooms: PipelineServices) -> None:
 
 
 async def run_approved(
-    approved: ApprovedCall,
-    trail: CallTrace,
-    rooms: PipelineServices,
-    live: CallHandle,
-    held: CallResources | None = None,
+    approved: ApprovedCall, call: CallContext, services: PipelineServices
 ) -> Outcome:
-    """Reserve, admit, start and execute a call that every gate has let through."""
-    held = held if held is not None else CallResources()
-    await _reserve(approved, rooms, held)
+    """Reserve, admit, start and execute a call that has passed every gate."""
+    call.is_approved = True
+    await _reserve(approved, call, services)
     admission = await plan_admission(
-        approved, rooms.walls, is_draining=rooms.is_draining(), sessions=rooms.sessions
+        approved, services.walls, is_draining=services.is_draining(), sessions=services.sessions
     )
-    live.begin()
+    call.handle.begin()
     async with admission as admitted:
-        record_intent(trail.passed("admit", admitted), trail)  # if this fails, nothing runs
+        call.plan, call.queue_ms = admitted.plan, admitted.lease.queue_ms
+        record_intent(call.trace.passed("admit", admitted), call)  # if this fails, nothing runs
         if approved.require_unchanged is not None:
             approved.require_unchanged()  # it may have waited long for its place
         if approved.approval is not None:
-            await rooms.desk.begin(approved.approval)
-            trail.passed("start", None)
+            await services.desk.begin(approved.approval)
+            call.trace.passed("start", None)
         elif approved.remembered is not None:
-            await rooms.desk.remembering.use(approved.remembered)
-        held.has_begun = True
-        outcome = await execute(admitted, blobs=rooms.blobs, cursors=rooms.cursors, live=live)
-        if live.close():  # the tool did not let itself be cancelled, and is over now
+            await services.desk.remembering.use(approved.remembered)
+        call.has_begun = True
+        outcome = await execute(
+            admitted, blobs=services.blobs, cursors=services.cursors, handle=call.handle
+        )
+        if call.handle.close():  # the tool could not be cancelled, and has ended now
             outcome = Outcome.cancelled(outcome.isolation)
-        return trail.passed("execute", outcome)
+        return call.trace.passed("execute", outcome)
 
 
 async def conclude(
-    request: CallRequest,
-    ending: Outcome | EngineError,
-    trail: CallTrace,
-    rooms: PipelineServices,
-    held: CallResources | None = None,
+    call: CallContext, ending: Outcome | EngineError, services: PipelineServices
 ) -> Envelope:
-    """Shape, shorten, account, give back what was held, and record one ending.
+    """Build the envelope of one ending, give back what the call holds, and record it.
 
     A refusal is concluded without waiting for anything, also while the call is cancelled; only
     what a key has promised is on the disk before the answer leaves.
     """
-    envelope = await compose(request, ending, trail, rooms)
-    if held is not None:
-        envelope = await held.settle(envelope)
-    record_ending(request, envelope, trail, rooms.calls)
+    envelope = await call.settle(await build_envelope(call, ending, services))
+    record_ending(call, envelope, services.calls)
     return envelope
 
 
 async def _answer_of_another(
-    found: Replay | Waiting,
-    request: CallRequest,
-    trail: CallTrace,
-    rooms: PipelineServices,
-    live: CallHandle,
+    found: Replay | Waiting, call: CallContext, services: PipelineServices
 ) -> Envelope:
-    """What a call hears whose key has been used before."""
+    """The answer to a call whose key was used before."""
     if isinstance(found, Replay):
-        now = timestamp(rooms.clock.now())
-        record_replay(request, found.envelope, trail, rooms.calls, now)
+        now = timestamp(services.clock.now())
+        record_replay(call, found.envelope, services.calls, now)
         return found.envelope
-    trail.is_parked = True
-    return await wait_for(found.approval_id, request, rooms.desk, live)
+    call.is_parked = True
+    return await wait_for(found.approval_id, call.request, services.desk, call.handle)
 
 
-def _refuse_unpayable(permitted: PermittedCall, rooms: PipelineServices) -> None:
-    """Ask no human for what could not be carried out after the yes.
+def _refuse_unpayable(permitted: PermittedCall, services: PipelineServices) -> None:
+    """Ask no human to approve a call that the budgets would refuse afterwards.
 
     Raises:
         QuotaExceeded: a budget has too little left, and no rule lets a human exceed it.
     """
-    exceeded = rooms.exceeded(permitted.validated)
+    exceeded = services.exceeded(permitted.validated)
     if exceeded is not None and not permitted.decision.may_exceed_budget:
-        raise refusal(exceeded, rooms.clock.now())
+        raise refusal(exceeded, services.clock.now())
 
 
-async def _reserve(approved: ApprovedCall, rooms: PipelineServices, held: CallResources) -> None:
-    """Take what the call is expected to cost out of the budgets that count it."""
-    if rooms.budgets.is_empty:
+async def _reserve(approved: ApprovedCall, call: CallContext, services: PipelineServices) -> None:
+    """Reserve the call's expected cost in the budgets that count it."""
+    if services.budgets.is_empty:
         return
-    validated = approved.claimed.permitted.validated
+    validated = approved.permitted.validated
     force = approved.approval is not None and approved.approval.request.may_exceed_budget
-    held.reservation = await rooms.budgets.reserve(
-        spender_of(validated), rooms.estimate(validated), force=force
+    call.reservation = await services.budgets.reserve(
+        spender_of(validated), services.estimate(validated), force=force
     )
 
 
-def cancelled_ending(
-    request: CallRequest, live: CallHandle, trail: CallTrace
-) -> Outcome | EngineError:
-    """What became of a call that its caller has ended, with what is known of its run."""
-    outcome, plan = live.partial, plan_of(trail)
+def cancelled_ending(call: CallContext) -> Outcome | EngineError:
+    """The ending of a call that its caller has cancelled, with what is known of its run."""
+    outcome, plan = call.handle.partial, call.plan
     if outcome is None and plan is not None:
-        isolation = "none" if plan.placement.kind == "host" else request.options.isolation or "call"
-        outcome = Outcome.cancelled(isolation)
-    return cancelled() if outcome is None else trail.passed("execute", outcome)
+        isolation = call.request.options.isolation or "call"
+        outcome = Outcome.cancelled("none" if plan.placement.kind == "host" else isolation)
+    return cancelled() if outcome is None else call.trace.passed("execute", outcome)
 
 
 async def conclude_fault(
-    request: CallRequest,
-    fault: BaseException,
-    trail: CallTrace,
-    rooms: PipelineServices,
-    held: CallResources,
+    call: CallContext, fault: BaseException, services: PipelineServices
 ) -> Envelope:
-    """Conclude what is no refusal: a bug becomes an answer, a cancellation goes on."""
+    """Conclude anything but a refusal: a bug becomes an answer, a cancellation is re-raised."""
     if isinstance(fault, Exception):
-        trail.fault("call.internal_error", fault)
-        error: EngineError = InternalError(
-            "The engine failed inside. Its owner finds the reason in the log under this trace id."
-        )
-        return await conclude(request, error, trail, rooms, held)
+        return await conclude(call, hidden_fault(call, fault), services)
     error = Cancelled("The call was cancelled before it ended.")
     with anyio.CancelScope(shield=True), anyio.move_on_after(CONCLUDE_S):
-        await conclude(request, error, trail, rooms, held)
+        await conclude(call, error, services)
     raise fault
+
+
+def hidden_fault(call: CallContext, fault: Exception) -> InternalError:
+    """Log a bug of the engine, and return the error that the caller sees in its place."""
+    call.trace.fault("call.internal_error", fault)
+    return InternalError(
+        "The engine failed inside. Its owner finds the reason in the log under this trace id."
+    )

@@ -18,7 +18,7 @@ from fumehood.core.call import CallBody, CallRequest
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import ResourceNotFound
 from fumehood.core.identity import Principal
-from fumehood.executors.live import CallHandle
+from fumehood.executors.handle import CallHandle
 from fumehood.observe.clock import Clock, IdSource, timestamp
 from fumehood.pipeline.run import run_call
 from fumehood.pipeline.services import PipelineServices

@@ -1,7 +1,4 @@
-"""Rooms: everything that a call passes through, put together in `engine_composition`.
-
-Beside the spine, which hands it on; made once an engine.
-"""
+"""The services that the stages of a call use. Made once for each engine, in `compose`."""
 
 from __future__ import annotations
 
@@ -15,8 +12,7 @@ from fumehood.core.usage import Prices, TokenCounter
 from fumehood.identity.agents import Agents
 from fumehood.observe.clock import Clock
 from fumehood.observe.log import Logger
-from fumehood.pipeline.approve import ApprovalRooms
-from fumehood.pipeline.authorize import Policy
+from fumehood.pipeline.authorize import PermittedCall, Policy
 from fumehood.pipeline.claim import Keys
 from fumehood.pipeline.validate import ValidatedCall
 from fumehood.protocol.cursors import Cursors
@@ -29,7 +25,7 @@ from fumehood.storage.calls import CallLog
 
 @dataclass(frozen=True, slots=True)
 class PipelineServices:
-    """What a call passes through; put together in `engine_composition.py`."""
+    """Everything that the stages use."""
 
     registry: ToolIndex
     agents: Agents
@@ -49,33 +45,34 @@ class PipelineServices:
     budgets: Budgets
     desk: ApprovalService
 
-    @property
-    def asking(self) -> ApprovalRooms:
-        """What asking a human needs."""
-        return ApprovalRooms(self.desk, self.walls, self.sessions, self.exceeded)
-
     def estimate(self, validated: ValidatedCall) -> Amounts:
-        """What a call is expected to take of budgets."""
-        tool = validated.resolved.tool.definition
+        """The expected cost of a call."""
+        tool = validated.tool.definition
         return estimate_of(tool, validated.shown_arguments, self.counter)
 
     def exceeded(self, validated: ValidatedCall) -> Exceeded | None:
-        """The budget that has too little left for a call."""
+        """The budget that has too little left for a call; None if none has."""
         if self.budgets.is_empty:
             return None
         return self.budgets.exceeded(spender_of(validated), self.estimate(validated))
 
+    def exceeded_if_approved(self, permitted: PermittedCall) -> Exceeded | None:
+        """The budget that a call would exceed if its approval lets it; None if there is none."""
+        if not permitted.decision.may_exceed_budget:
+            return None
+        return self.exceeded(permitted.validated)
+
     def over_budget(self, validated: ValidatedCall) -> Callable[[], bool]:
-        """Whether there is one, for rules that want to know."""
+        """Whether a call exceeds a budget; computed only for rules that ask."""
         return lambda: self.exceeded(validated) is not None
 
 
 def spender_of(validated: ValidatedCall) -> Spender:
-    """Who makes a call, of what."""
-    request = validated.resolved.request
+    """Whose budgets a call counts against."""
+    request = validated.request
     return Spender(
         request.principal.id if request.principal is not None else "",
         request.options.agent_id,
         request.options.session_id,
-        validated.resolved.tool.definition.name,
+        validated.tool.definition.name,
     )

@@ -1,8 +1,8 @@
-"""Stream: a call whose events are recorded while it runs, for who follows it.
+"""Stream: a call whose events are recorded while it runs, for its followers.
 
-Host side, beside the spine, made by the engine. What is told goes into a spool and from there
-to readers; the call itself waits for none of them. A call that its gates refuse tells nothing:
-it has its answer at once, and there is no recording.
+Host side, beside the pipeline, made by the engine. Events go into a recording and from there to
+readers; the call waits for none of them. A call that is refused by a gate has no events: it has
+its answer at once, and there is no recording.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fumehood.core.envelope import Envelope
 from fumehood.core.events import Event, event_of
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB
-from fumehood.executors.live import CallHandle
+from fumehood.executors.handle import CallHandle
 from fumehood.protocol import strict_json
 from fumehood.protocol.messages import encode_envelope
 from fumehood.storage.recordings import EventRecording, RecordingReader, RecordingStore
@@ -32,12 +32,12 @@ STOPPED = "From here on events are missing, because {}. The call goes on; its an
 
 
 class StreamedCall:
-    """One call that is followed. `live` is for the spine, `end` for who runs it."""
+    """One followed call. The pipeline uses `live`; the engine calls `end`, then `drop`."""
 
     def __init__(
         self,
         request: CallRequest,
-        spools: RecordingStore,
+        recordings: RecordingStore,
         *,
         output_bytes: int,
         timestamp: Callable[[], str],
@@ -52,18 +52,18 @@ class StreamedCall:
         self._offsets = {"stdout": 0, "stderr": 0}
         self._answer: Envelope | None = None
         self._settled = anyio.Event()
-        self._spool: EventRecording | None = None
+        self._recording: EventRecording | None = None
         self._reader: RecordingReader | None = None
         self._is_left = False
-        self._spools = spools
+        self._recordings = recordings
         self._principal_id = request.principal.id if request.principal is not None else ""
-        # An escape in JSON makes two characters of one, or six of one that nobody can print.
+        # An escape in JSON makes two characters of one, or six of one that cannot be printed.
         self._max_bytes = 4 * output_bytes + OVERHEAD_BYTES
 
     async def begun(self) -> Envelope | None:
-        """Wait until it passed its gates; the answer of a call that ended before.
+        """Wait until the call has passed its gates. Returns the answer of a call that ended before.
 
-        Who is cancelled while waiting has left; others take the `reader`.
+        A caller that is cancelled here has left; any other takes the `reader`.
         """
         try:
             await self._settled.wait()
@@ -75,32 +75,32 @@ class StreamedCall:
         return self._answer
 
     def reader(self) -> RecordingReader:
-        """The reader of all events of a call that has begun, for one to take and to close."""
+        """The reader of all events of a call that has begun. Its user closes it."""
         if self._reader is None:
             raise RuntimeError("this call has no events")
         return self._reader
 
     def end(self, envelope: Envelope) -> None:
-        """It has its answer."""
-        if self._spool is None:
+        """Record the answer."""
+        if self._recording is None:
             self._answer = envelope
             self._settled.set()
         else:
             kind = "tool_result" if envelope.success else "tool_error"
-            self._spool.finish(kind, encode_envelope(envelope))
+            self._recording.finish(kind, encode_envelope(envelope))
 
     def drop(self) -> None:
-        """It is over; where it has no answer, because the engine stops, it gets none."""
-        if self._spool is not None:
-            self._spool.drop()
+        """Close the recording. A call without an answer, because the engine stops, gets none."""
+        if self._recording is not None:
+            self._recording.drop()
         self._settled.set()
 
     def _on_begun(self) -> None:
-        self._spool = self._spools.spool(
+        self._recording = self._recordings.spool(
             self.call_id, self._principal_id, self._max_bytes, self._notice
         )
-        # Before there is anything to read: a recording that nobody reads goes when it is over.
-        self._reader = self._spool.reader()
+        # Before the first event: a recording without a reader is deleted when the call ends.
+        self._reader = self._recording.reader()
         if self._is_left:
             self._reader.close()
         self._on_progress(0, STARTED)
@@ -120,9 +120,9 @@ class StreamedCall:
         return {"message": STOPPED.format(why), "metadata": self._metadata()}
 
     def _record(self, kind: str, fields: JsonObject, size: int) -> None:
-        if self._spool is not None:
+        if self._recording is not None:
             fields["metadata"] = self._metadata()
-            self._spool.record(kind, fields, size + MIN_EVENT_BYTES)
+            self._recording.record(kind, fields, size + MIN_EVENT_BYTES)
 
     def _metadata(self) -> JsonObject:
         return {**self._ids, "timestamp": self._timestamp()}

@@ -9,12 +9,15 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 
+from fumehood.core.call import CallRequest
 from fumehood.core.errors import ArgumentsRefused, EngineError, InvalidParams, ToolDisabled
 from fumehood.core.json_types import JsonObject
-from fumehood.executors.program_arguments import program_faults
+from fumehood.executors.kinds import argument_faults
+from fumehood.identity.agent import Binding
 from fumehood.pipeline.coerce import coerce, refuses_unknown
 from fumehood.pipeline.resolve import ResolvedCall
 from fumehood.registry.definitions import unenforced_options
+from fumehood.registry.index import RegisteredTool
 from fumehood.registry.json_schema import TooCostly, Violation
 
 MISFIT = (
@@ -31,6 +34,19 @@ class ValidatedCall:
     resolved: ResolvedCall
     arguments: JsonObject
     warnings: tuple[str, ...]
+
+    @property
+    def request(self) -> CallRequest:
+        return self.resolved.request
+
+    @property
+    def tool(self) -> RegisteredTool:
+        return self.resolved.tool
+
+    @property
+    def binding(self) -> Binding | None:
+        """The agent's configuration of the tool, in a call for an agent."""
+        return self.resolved.binding
 
     @property
     def shown_arguments(self) -> JsonObject:
@@ -67,7 +83,7 @@ def validate(resolved: ResolvedCall) -> ValidatedCall:
             if name not in known
         ]
     if not violations:
-        violations = [Violation(*fault) for fault in program_faults(tool.executor, arguments)]
+        violations = [Violation(*fault) for fault in argument_faults(tool.executor, arguments)]
     if fixed and any(_is_below(violation.path, fixed) for violation in violations):
         raise ToolDisabled(MISFIT)
     if violations:
@@ -77,7 +93,7 @@ def validate(resolved: ResolvedCall) -> ValidatedCall:
 
 def mask_fixed_arguments(error: EngineError | None, validated: ValidatedCall) -> EngineError | None:
     """Hide an error about a fixed argument: a function's own types may refuse one, too."""
-    binding = validated.resolved.binding
+    binding = validated.binding
     if binding is None or not isinstance(error, ArgumentsRefused):
         return error
     return ToolDisabled(MISFIT) if any(_is_below(f, binding.fixed) for f in error.fields) else error

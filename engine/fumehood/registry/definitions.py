@@ -20,21 +20,17 @@ from pydantic import ValidationError
 from fumehood.core.call import CallOptions
 from fumehood.core.errors import InvalidParams
 from fumehood.core.json_types import JsonObject
+from fumehood.core.languages import LANGUAGES
 from fumehood.core.limits import MIN_CONTAINER_MB, MIN_INTERPRETER_MB, MIN_JAIL_MB
 from fumehood.core.parameters import parameter_list_schema
 from fumehood.core.tool import DEFAULT_EXECUTORS, ToolDefinition, ToolType
 from fumehood.registry.schema_faults import schema_faults
 
-CODE_ARGUMENTS = ("code", "stdin", "files")
-SHELL_ARGUMENTS = ("command", "stdin", "files")
-
 PROGRAM_ARGUMENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "expression": ("expression", "precision"),
         "restricted_python": ("code",),
-        "code:python": CODE_ARGUMENTS,
-        "code:javascript": CODE_ARGUMENTS,
-        "code:shell": SHELL_ARGUMENTS,
+        **{language.executor: language.arguments for language in LANGUAGES.values()},
         "workspace:read": ("path", "offset", "limit", "encoding"),
         "workspace:write": ("path", "content", "content_base64", "mode"),
         "workspace:list": ("path", "recursive", "limit", "cursor"),

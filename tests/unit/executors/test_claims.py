@@ -10,7 +10,7 @@ import pytest
 from fumehood.core.call import FunctionAddress
 from fumehood.core.errors import ArgumentsRefused, ExecutionError, ToolError
 from fumehood.executors.claims import Unreadable, read_error, read_raised, read_result
-from fumehood.executors.jailed import without_paths
+from fumehood.executors.function import without_paths
 
 RESULT = {"data": [1], "tokens_used": 1, "cost": "0.5"}
 REFUSAL = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fumehood.executors.code_arguments import (
+from fumehood.executors.program import (
     MAX_FILES,
     MAX_TOTAL_BYTES,
     SentFile,

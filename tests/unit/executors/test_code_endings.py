@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fumehood.executors.code_endings import MAX_VALUE_DEPTH, NO_VALUE, read_failure, read_value
+from fumehood.executors.claims import MAX_VALUE_DEPTH, NO_VALUE, read_failure, read_value
 
 VALUE = {"value": [1, {"a": None}], "has_value": True, "value_repr": "[1, {'a': None}]"}
 EXCEPTION = {"type": "KeyError", "message": "'a'", "line": 3, "traceback": "Traceback …"}

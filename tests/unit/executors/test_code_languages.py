@@ -10,9 +10,9 @@ from fumehood.core.errors import EndedBy
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.tool import CODE_OUTPUT, SHELL_OUTPUT, ToolDefinition
-from fumehood.executors.code import run_code
-from fumehood.executors.live import CallHandle
+from fumehood.executors.handle import CallHandle
 from fumehood.executors.outcome import Outcome
+from fumehood.executors.program import run_code
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 from fumehood.storage.blobs import BlobStore
 
@@ -174,10 +174,10 @@ async def test_variables_that_leave_no_room_are_named() -> None:
 
 
 async def test_commands_arguments_are_checked_under_their_own_name() -> None:
-    from fumehood.executors.program_arguments import program_faults
+    from fumehood.executors.kinds import argument_faults
 
-    assert dict(program_faults("code:shell", {"command": " "})).keys() == {"command"}
-    assert dict(program_faults("code:shell", {"code": "1"})).keys() == {"command"}
-    assert dict(program_faults("code:shell", {"command": "ls"})) == {}
-    assert dict(program_faults("code:javascript", {"code": "a\0"})).keys() == {"code"}
-    assert dict(program_faults("expression", {})) == {}
+    assert dict(argument_faults("code:shell", {"command": " "})).keys() == {"command"}
+    assert dict(argument_faults("code:shell", {"code": "1"})).keys() == {"command"}
+    assert dict(argument_faults("code:shell", {"command": "ls"})) == {}
+    assert dict(argument_faults("code:javascript", {"code": "a\0"})).keys() == {"code"}
+    assert dict(argument_faults("expression", {})) == {}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fumehood.executors import code
-from fumehood.executors.code import KeptStreams
+from fumehood.executors import program_output
+from fumehood.executors.program import KeptStreams
 from fumehood.protocol.blob_urls import parse_blob_url
 from fumehood.storage.blobs import BlobStore
 from fumehood.storage.database import open_database
@@ -21,9 +21,9 @@ OWNER = "uid:1"
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code, "SPILL_CHARACTERS", 1000)
-    monkeypatch.setattr(code, "FEED_CHARACTERS", 300)
-    monkeypatch.setattr(code, "SIDE_CHARACTERS", 50)
+    monkeypatch.setattr(program_output, "SPILL_CHARACTERS", 1000)
+    monkeypatch.setattr(program_output, "FEED_CHARACTERS", 300)
+    monkeypatch.setattr(program_output, "SIDE_CHARACTERS", 50)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from fumehood import Config, Engine
 from fumehood.core.errors import EndedBy
-from fumehood.executors.sandboxed import is_program_result, program_details
+from fumehood.executors.expression import is_program_result, program_details
 from fumehood.sandbox.process.endings import ending_of_reply
 from fumehood.sandbox.wall import RunEnding
 from fumehood.testing import FakeWall

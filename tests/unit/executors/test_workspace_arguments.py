@@ -7,7 +7,7 @@ import base64
 import pytest
 
 from fumehood.core.json_types import JsonObject
-from fumehood.executors.program_arguments import program_faults
+from fumehood.executors.kinds import argument_faults
 
 BAD_PATHS = (
     "",
@@ -26,7 +26,7 @@ BAD_PATHS = (
 
 
 def faults(action: str, arguments: JsonObject) -> set[str]:
-    return {where for where, _ in program_faults(f"workspace:{action}", arguments)}
+    return {where for where, _ in argument_faults(f"workspace:{action}", arguments)}
 
 
 @pytest.mark.parametrize("path", BAD_PATHS)

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from fumehood.executors.code_arguments import SentFile
-from fumehood.executors.workspace_files import (
+from fumehood.executors.program import SentFile
+from fumehood.executors.program_output import (
     MAX_INLINE_BYTES,
     MAX_INLINE_TOTAL_BYTES,
     MAX_LISTED,
-    WorkspaceFiles,
+    ProgramFiles,
     content_type_of,
 )
 from fumehood.protocol.blob_urls import parse_blob_url
@@ -39,14 +39,14 @@ async def store(home: Path) -> AsyncIterator[BlobStore]:
     database.close()
 
 
-def put(files: WorkspaceFiles, path: str, content: bytes = b"abc", size: int | None = None) -> None:
+def put(files: ProgramFiles, path: str, content: bytes = b"abc", size: int | None = None) -> None:
     files.start(path, len(content) if size is None else size)
     for start in range(0, len(content), CHUNK):
         files.write(content[start : start + CHUNK])
 
 
-def taker(store: BlobStore, **sent: bytes) -> WorkspaceFiles:
-    return WorkspaceFiles(store, OWNER, [SentFile(path, text) for path, text in sent.items()])
+def taker(store: BlobStore, **sent: bytes) -> ProgramFiles:
+    return ProgramFiles(store, OWNER, [SentFile(path, text) for path, text in sent.items()])
 
 
 async def content(store: BlobStore, entry: dict[str, Any]) -> bytes:

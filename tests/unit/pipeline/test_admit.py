@@ -18,8 +18,7 @@ from fumehood.core.tool import ToolDefinition
 from fumehood.pipeline.admit import plan_admission
 from fumehood.pipeline.approve import ApprovedCall
 from fumehood.pipeline.authorize import PermittedCall
-from fumehood.pipeline.claim import ClaimedCall
-from fumehood.pipeline.dry_run import rehearse
+from fumehood.pipeline.dry_run import dry_run
 from fumehood.pipeline.plan import Plan, WallDown, make_plan, plan_now
 from fumehood.pipeline.resolve import ResolvedCall
 from fumehood.pipeline.validate import ValidatedCall
@@ -210,7 +209,7 @@ def test_function_of_the_host_has_no_memory_limit_and_refuses_one() -> None:
 @pytest.mark.anyio
 @pytest.mark.row("D6")
 async def test_draining_engine_admits_nobody() -> None:
-    approved = ApprovedCall(ClaimedCall(_permitted(_expression())), "rule")
+    approved = ApprovedCall(_permitted(_expression()), "rule")
     wall = FakeWall()
     with pytest.raises(ShuttingDown) as caught:
         await plan_admission(approved, Walls(interpreter=wall), is_draining=True)
@@ -224,7 +223,7 @@ async def test_isolation_of_the_call_asks_for_a_fresh_place(
 ) -> None:
     permitted = _permitted(_expression(), isolation=isolation)
     walls = Walls(interpreter=FakeWall())
-    approved = ApprovedCall(ClaimedCall(permitted), "")
+    approved = ApprovedCall(permitted, "")
     async with await plan_admission(approved, walls, is_draining=False) as held:
         assert held.lease.fresh is fresh  # type: ignore[attr-defined]
         assert held.lease.domain == permitted.trust_domain  # type: ignore[attr-defined]
@@ -313,7 +312,7 @@ async def test_wall_that_cannot_be_looked_at_again_refuses_at_once() -> None:
 @pytest.mark.row("P12")
 async def test_dry_run_takes_the_same_look() -> None:
     wall = ReturningWall(is_down=True, is_missing=True, comes_back=True)
-    said = (await rehearse(_program(), Walls(container=wall))).data
+    said = (await dry_run(_program(), Walls(container=wall))).data
     assert (said["would_run"], said["placement"]["image"], wall.looks) == (True, "python", 1)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from fumehood.core.tool import ToolDefinition
 from fumehood.pipeline.authorize import PermittedCall
-from fumehood.pipeline.dry_run import rehearse
+from fumehood.pipeline.dry_run import dry_run
 from fumehood.pipeline.resolve import ResolvedCall
 from fumehood.pipeline.validate import ValidatedCall
 from fumehood.sandbox.wall import Walls
@@ -33,8 +33,8 @@ async def _rehearse(
     permitted = PermittedCall(
         ValidatedCall(resolved, {"expression": "1"}, ()), OWNER, by_default(definition)
     )
-    outcome = await rehearse(permitted, Walls(interpreter=wall) if wall else Walls())
-    assert outcome.is_rehearsal
+    outcome = await dry_run(permitted, Walls(interpreter=wall) if wall else Walls())
+    assert outcome.is_dry_run
     data: dict[str, Any] = outcome.data
     return data
 
@@ -79,7 +79,7 @@ async def test_dry_run_says_that_an_executor_is_not_there_yet(kind: str, executo
     permitted = PermittedCall(
         ValidatedCall(resolved, {}, ()), OWNER, by_default(resolved.tool.definition)
     )
-    said = (await rehearse(permitted, Walls(interpreter=FakeWall()))).data
+    said = (await dry_run(permitted, Walls(interpreter=FakeWall()))).data
     assert said["refused_with"] == "SANDBOX_UNAVAILABLE"
     assert f"no executor '{executor}'" in said["placement"]["why"]
 

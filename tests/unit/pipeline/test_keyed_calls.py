@@ -17,7 +17,7 @@ from fumehood.core.call import CallBody
 from fumehood.core.errors import EndedBy
 from fumehood.core.idempotency import KEY_LIFETIME
 from fumehood.core.identity import Principal, Scope
-from fumehood.executors.live import CallHandle
+from fumehood.executors.handle import CallHandle
 from fumehood.sandbox.wall import RunEnding
 from fumehood.storage.database import open_database
 from fumehood.storage.schema import IDEMPOTENCY

@@ -25,7 +25,7 @@ from fumehood.core.errors import (
     Unauthorized,
 )
 from fumehood.engine import Engine, parse_call_body, parse_call_query
-from fumehood.executors.live import CallHandle
+from fumehood.executors.handle import CallHandle
 from fumehood.http.answers import answer, engine_of, envelope_response, read_json, stopped
 from fumehood.http.caller import principal_of, require_principal
 from fumehood.http.operation import Needs, Operation

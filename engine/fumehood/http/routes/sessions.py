@@ -37,9 +37,9 @@ from fumehood.core.errors import (
 from fumehood.core.new_session import NewSession
 from fumehood.core.workspace_path import path_fault
 from fumehood.engine import Engine
+from fumehood.executors.program_output import content_type_of
 from fumehood.executors.session_files import FileChanged, SessionFiles, too_large
-from fumehood.executors.workspace_files import content_type_of
-from fumehood.executors.workspace_listing import DEFAULT_LIMIT, MAX_LIMIT
+from fumehood.executors.workspace_guest import DEFAULT_LIMIT, MAX_LIMIT
 from fumehood.http.answers import answer, engine_of, parse_body, query_of, read_json
 from fumehood.http.caller import require_principal
 from fumehood.http.operation import Needs, Operation

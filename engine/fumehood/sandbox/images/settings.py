@@ -11,8 +11,7 @@ import tomllib
 from dataclasses import dataclass
 from typing import Any
 
-LANGUAGES = ("python", "shell", "javascript")
-"""What programs of an image can be written in, as tools name it."""
+from fumehood.core.languages import LANGUAGES
 
 GUEST_MB = 32
 """What the guest needs beside a program where nothing is preloaded."""

@@ -1,23 +1,21 @@
-"""The endings of code: the program's claims, checked, and the messages for the caller.
+"""The endings of runs: the error, the limit and the message for the caller.
 
-Host side, pure. A program can write anything in place of its result, so a claim is either a valid
-value of a model here or ignored, and it never decides whether the run succeeded. The message for a
-limit that ended a run names the limit, the program's peak and a remedy; the message for a limit
-that refused something names the limit and a remedy.
+Host side, pure, for every wall. `ENDING_ERRORS` gives each ending its error, `_LIMITS` the limit
+that ended it, and each executor one message for each ending that its wall can have. How a run
+ended was measured outside of the program. A message for a limit names the limit and a remedy.
 """
 
 from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from types import MappingProxyType
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from fumehood.core.errors import EndedBy
+from fumehood.core.errors import ENDING_ERRORS, EndedBy, EngineError, SandboxUnavailable
 from fumehood.core.json_types import JsonObject
+from fumehood.core.languages import LANGUAGES, Language
 from fumehood.core.limits import (
     CONTAINER_FILES_OUT,
     CONTAINER_FILES_OUT_MB,
@@ -28,10 +26,84 @@ from fumehood.core.limits import (
     Limits,
     container_writable_mb,
 )
-from fumehood.protocol import strict_json
+from fumehood.core.tool import ToolDefinition
+from fumehood.executors.claims import ExceptionClaim, FailureClaim
 from fumehood.sandbox.wall import RunEnding
 
+Messages = Mapping[EndedBy, str]
+"""One template for each ending. `{limit}` is the value of the limit that ended the run."""
+
+_LIMITS: Mapping[EndedBy, tuple[str, str]] = MappingProxyType(
+    {
+        EndedBy.WALL_TIME: ("timeout_seconds", "wall_s"),
+        EndedBy.CPU_TIME: ("cpu_seconds", "cpu_s"),
+        EndedBy.MEMORY: ("memory_mb", "memory_mb"),
+        EndedBy.OUTPUT: ("output_bytes", "output_bytes"),
+    }
+)
+"""The limit that each ending means: its name in `details.limit`, and in `Limits`."""
+
 MAX_MESSAGE_CHARACTERS = 500
+
+
+def error_of(
+    ending: RunEnding,
+    limits: Limits,
+    messages: Messages,
+    *,
+    details: JsonObject,
+    values: Mapping[str, str] = MappingProxyType({}),
+    measured: JsonObject | None = None,
+) -> EngineError | None:
+    """The error of a run; None for a success.
+
+    `values` fill the templates. `measured` stands beside the limit in `details.limit`.
+    """
+    error_class = ENDING_ERRORS[ending.ended_by]
+    if error_class is None:
+        return None
+    limit = None
+    if ending.ended_by in _LIMITS:
+        name, field = _LIMITS[ending.ended_by]
+        limit = getattr(limits, field)
+        details["limit"] = {name: limit, **(measured or {})}
+    message = messages[ending.ended_by].format(limit=limit, **values)
+    return error_class(message, details=details)
+
+
+def sandbox_lost(tool: ToolDefinition, details: JsonObject) -> SandboxUnavailable:
+    """The error for a process that was lost during a run."""
+    return SandboxUnavailable(
+        "The sandbox was lost while it worked; a new one is being made. "
+        + ("Repeat the call." if tool.idempotent else "It may or may not have acted."),
+        details=details,
+        retryable=tool.idempotent,
+        retry_after_ms=100,
+    )
+
+
+def container_lost(tool: ToolDefinition, details: JsonObject) -> SandboxUnavailable:
+    """The error for a container that was lost during a run."""
+    return SandboxUnavailable(
+        "The container was lost while the program ran; the next call gets another one. "
+        + ("Repeat the call." if tool.idempotent else "Nothing outside of it can have changed."),
+        details=details,
+        retryable=tool.idempotent,
+        retry_after_ms=100 if tool.idempotent else None,
+    )
+
+
+def session_lost(details: JsonObject) -> SandboxUnavailable:
+    """The error for a session whose container is gone."""
+    return SandboxUnavailable(
+        "The session's container was lost meanwhile: its files and variables are gone. Begin "
+        "another session.",
+        details=details,
+        retryable=False,
+    )
+
+
+# -- programs in containers ----------------------------------------------------------------
 
 MUCH_HELD = 0.4
 """The share of a session's memory from which on its variables are named as the cause."""
@@ -49,24 +121,18 @@ _TERMINAL_WORDS = re.compile(
 
 LOOKED_AT_CHARACTERS = 4000
 
-MAX_VALUE_DEPTH = 50
-"""A little less than an envelope can hold, because the value stands inside its data."""
-
-MAX_EXACT_INTEGER = 2**53 - 1
-"""JSON readers disagree about larger integers, so a value that holds one is left out."""
-
 
 @dataclass(frozen=True, slots=True)
 class Subject:
     """The subject of a message: what ran, and where."""
 
-    language: str = "python"
+    language: Language = LANGUAGES["python"]
     in_session: bool = False
 
     @property
     def what(self) -> str:
         """The noun for it."""
-        return "command" if self.language == "shell" else "program"
+        return self.language.noun
 
     @property
     def more_memory(self) -> str:
@@ -77,34 +143,51 @@ class Subject:
 PROGRAM = Subject()
 
 
-def reached_limit(
-    ending: RunEnding, limits: Limits, subject: Subject = PROGRAM
-) -> tuple[JsonObject, str] | None:
-    """The limit that ended a run with its peak, and the message; None if no limit did."""
+_REACHED: Messages = MappingProxyType(
+    {
+        EndedBy.WALL_TIME: "The {what} was stopped after {limit:g} s. Try this: {hint}.",
+        EndedBy.CPU_TIME: "The {what} was stopped after {limit:g} s of CPU time. Try this: {hint}.",
+        EndedBy.MEMORY: "The {what} needed more than its {limit} MB of memory, of which files in "
+        "the sandbox take a part. Try this: {hint}.",
+        EndedBy.OUTPUT: "The {what} printed more than {limit} bytes. Try this: {hint}.",
+    }
+)
+
+
+def program_error(
+    ending: RunEnding,
+    limits: Limits,
+    claim: FailureClaim | None,
+    subject: Subject,
+    details: JsonObject,
+) -> EngineError | None:
+    """The error of a program in a container; None for a success."""
+    values = {"what": subject.what, "hint": ""}
+    if ending.ended_by not in _LIMITS:
+        messages = {ending.ended_by: "{message}"}
+        values["message"] = failure_message(ending, claim, subject)
+        return error_of(ending, limits, messages, details=details, values=values)
+    measured = _measured(ending, limits, subject)
+    values["hint"] = measured["hint"]
+    return error_of(ending, limits, _REACHED, details=details, values=values, measured=measured)
+
+
+def _measured(ending: RunEnding, limits: Limits, subject: Subject) -> JsonObject:
+    """The measurement that belongs to the limit that ended a run, and a remedy."""
     match ending.ended_by:
         case EndedBy.WALL_TIME:
             hint = _wall_time_hint(ending, limits, subject)
-            limit: JsonObject = {"timeout_seconds": limits.wall_s, "cpu_seconds": _cpu_s(ending)}
-            what = f"was stopped after {limits.wall_s:g} s"
+            return {"cpu_seconds": _cpu_s(ending), "hint": hint}
         case EndedBy.CPU_TIME:
             hint = "look for an endless loop, use fewer processes, or do less in one call"
-            limit = {"cpu_seconds": limits.cpu_s, "peak_cpu_seconds": _cpu_s(ending)}
-            what = f"was stopped after {limits.cpu_s:g} s of CPU time"
+            return {"peak_cpu_seconds": _cpu_s(ending), "hint": hint}
         case EndedBy.MEMORY:
             hint = _memory_hint(ending, limits, subject)
-            limit = {"memory_mb": limits.memory_mb, **_peak_memory(ending, limits)}
-            what = (
-                f"needed more than its {limits.memory_mb} MB of memory, of which files in the "
-                "sandbox take a part"
-            )
-        case EndedBy.OUTPUT:
-            hint = "print less, or write to a file in the working directory"
-            printed = max(ending.stdout_bytes, ending.stderr_bytes)
-            limit = {"output_bytes": limits.output_bytes, "peak_output_bytes": printed}
-            what = f"printed more than {limits.output_bytes} bytes"
+            return {**_peak_memory(ending, limits), "hint": hint}
         case _:
-            return None
-    return {**limit, "hint": hint}, f"The {subject.what} {what}. Try this: {hint}."
+            printed = max(ending.stdout_bytes, ending.stderr_bytes)
+            hint = "print less, or write to a file in the working directory"
+            return {"peak_output_bytes": printed, "hint": hint}
 
 
 def _memory_hint(ending: RunEnding, limits: Limits, subject: Subject) -> str:
@@ -121,12 +204,12 @@ def _memory_hint(ending: RunEnding, limits: Limits, subject: Subject) -> str:
 def _wall_time_hint(ending: RunEnding, limits: Limits, subject: Subject) -> str:
     """The remedy. The CPU time was measured; what the program waited for is a guess."""
     was_idle = ending.cpu_ms is not None and ending.cpu_ms < limits.wall_s * 1e3 * IDLE_SHARE
-    if was_idle and subject.language == "javascript":
+    if was_idle and subject.language.name == "javascript":
         return (
             "it was waiting, not computing: a program ends when nothing is left to wait for, so "
             "clear timers and close what stays open, or allow more (timeout_seconds)"
         )
-    if was_idle and subject.language == "shell":
+    if was_idle and subject.language.name == "shell":
         return (
             f"it was waiting, not computing: {NO_TERMINAL}; use options that ask nothing (-y, "
             "--batch), give input as stdin, or allow more (timeout_seconds)"
@@ -204,7 +287,7 @@ def failure_message(
 def _about_terminals(ending: RunEnding, subject: Subject) -> str:
     """A sentence if stderr shows that the program looked for a terminal."""
     said = ending.stderr[-LOOKED_AT_CHARACTERS:]
-    if subject.language != "shell" or _TERMINAL_WORDS.search(said) is None:
+    if subject.language.name != "shell" or _TERMINAL_WORDS.search(said) is None:
         return ""
     return f" It seems to have looked for a terminal: {NO_TERMINAL}."
 
@@ -269,86 +352,3 @@ def _peak_memory(ending: RunEnding, limits: Limits) -> JsonObject:
     if peak is None or (most is not None and peak > most * MB):
         return {}
     return {"peak_memory_mb": round(peak / MB, 2)}
-
-
-# -- claims of the program -----------------------------------------------------------------
-
-
-class _Claim(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class ValueClaim(_Claim):
-    """The value of the last expression; `has_value` tells whether there was one."""
-
-    value: Any
-    has_value: bool
-    value_repr: str | None
-    notes: list[Annotated[str, Field(max_length=200)]] = Field(default=[], max_length=5)
-    """Notes about figures that are not in the answer."""
-
-
-class ExceptionClaim(_Claim):
-    """The exception that ended the program. The traceback shows only the program's own lines."""
-
-    type: str = Field(min_length=1, max_length=500)
-    message: str
-    line: int | None = Field(ge=0, le=2**31)
-    traceback: str
-
-
-class FailureClaim(_Claim):
-    """The program's account of its failure; `errno` is an `OSError`'s, for the supervisor."""
-
-    kind: Literal["exception", "memory", "policy", "invalid"]
-    message: str
-    errno: int | None = None
-    exception: ExceptionClaim | None = None
-
-
-NO_VALUE = ValueClaim(value=None, has_value=False, value_repr=None)
-
-
-def read_value(result: JsonObject | None) -> ValueClaim:
-    """The claimed value; `NO_VALUE` if the claim is invalid."""
-    try:
-        claim = ValueClaim.model_validate(result)
-    except ValidationError:
-        return NO_VALUE
-    if not claim.has_value:
-        return NO_VALUE.model_copy(update={"notes": claim.notes})
-    return claim if _is_fit(claim.value) else claim.model_copy(update={"value": None})
-
-
-def read_failure(claimed: JsonObject | None) -> FailureClaim | None:
-    """The claimed failure; None if the claim is invalid."""
-    try:
-        return FailureClaim.model_validate(claimed)
-    except ValidationError:
-        return None
-
-
-def _is_fit(value: Any) -> bool:
-    """Whether an envelope can hold the value, and every JSON reader reads it the same way."""
-    level = [value]
-    for _ in range(MAX_VALUE_DEPTH + 1):
-        deeper: list[Any] = []
-        for item in level:
-            if isinstance(item, int) and abs(item) > MAX_EXACT_INTEGER:
-                return False
-            if isinstance(item, dict):
-                deeper.extend(item.values())
-            elif isinstance(item, list):
-                deeper.extend(item)
-        if not deeper:
-            return _is_json(value)
-        level = deeper
-    return False
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        strict_json.loads(strict_json.dumps(value))
-    except (TypeError, ValueError):
-        return False
-    return True

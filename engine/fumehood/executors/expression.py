@@ -1,52 +1,97 @@
-"""Programs behind a wall: what to run there, and what its ending means to the caller.
+"""Expressions and restricted programs in the interpreter wall.
 
-Host side, between `pipeline/execute` and a wall's lease. Everything that comes back is the
-guest's word: the ending was decided outside the child, the rest is data of a stranger.
+Host side, between `pipeline/execute` and a wall's lease. How a run ended was decided outside the
+child; the rest is untrusted data.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Coroutine, Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
-from fumehood.core.errors import (
-    ENDING_ERRORS,
-    EndedBy,
-    EngineError,
-    InvalidParams,
-    SandboxUnavailable,
-)
+from fumehood.core.errors import EndedBy, EngineError, InvalidParams
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.tool import ToolDefinition
+from fumehood.executors.base import A_PROCESS_A_CALL, Executor, Placement, ToolRun
+from fumehood.executors.endings import Messages, error_of, sandbox_lost
 from fumehood.executors.outcome import Outcome
 from fumehood.sandbox.wall import Lease, RunEnding
 
 MAX_MESSAGE_CHARACTERS = 500
 
 
-@dataclass(frozen=True, slots=True)
-class _Words:
-    """How messages speak of what ran."""
+def _messages(what: str, **own: str) -> Messages:
+    ended = f"The interpreter ended while it worked on this {what}."
+    return MappingProxyType(
+        {
+            EndedBy.WALL_TIME: f"The {what} was stopped after {{limit:g}} s. {own['took_long']}, "
+            "or allow more with timeout_seconds.",
+            EndedBy.CPU_TIME: f"The {what} was stopped after {{limit:g}} s of CPU time, the most "
+            "that this engine allows. Simplify it.",
+            EndedBy.MEMORY: f"The {what} needed more than its {{limit}} MB of memory. Compute it "
+            "in smaller parts.",
+            EndedBy.OUTPUT: own["output"],
+            EndedBy.EXCEPTION: f"{own['failed']}: {{claim}}",
+            EndedBy.POLICY: "{violation} Do not retry it as it is.",
+            EndedBy.CANCELLED: "The call was cancelled.",
+            EndedBy.EXIT: ended,
+            EndedBy.SIGNAL: ended,
+        }
+    )
 
-    what: str
-    took_long: str
-    failed: str
-    shorter: str
 
-
-_EXPRESSION = _Words(
-    what="expression",
+_EXPRESSION = _messages(
+    "expression",
     took_long="It would take as long again: simplify it",
+    output="The result is over {limit} bytes. Ask for less.",
     failed="The expression has no value",
-    shorter="The result is over {} bytes. Ask for less.",
 )
-_PROGRAM = _Words(
-    what="program",
+_PROGRAM = _messages(
+    "program",
     took_long="It would run as long again: look for an endless loop, do less in one call",
+    output="The program printed or returned more than {limit} bytes. Print less.",
     failed="The program failed",
-    shorter="The program printed or returned more than {} bytes. Print less.",
 )
+
+
+_EXPRESSION_PLACEMENT = Placement(
+    "interpreter",
+    "interpreter",
+    "the executor 'expression' always runs in the interpreter: a separate, limited process "
+    "behind a system-call filter",
+    isolations=A_PROCESS_A_CALL,
+)
+_PROGRAM_PLACEMENT = Placement(
+    "interpreter",
+    "interpreter",
+    "the executor 'restricted_python' always runs in the interpreter: a separate, limited "
+    "process behind a system-call filter, made for this call and ended with it",
+    fresh=True,
+    isolations=A_PROCESS_A_CALL,
+)
+
+
+class ExpressionExecutor(Executor):
+    """Expressions in a process that its trust domain may share."""
+
+    def placement(self, tool: ToolDefinition, *, in_session: bool) -> Placement:
+        return _EXPRESSION_PLACEMENT
+
+    def run(self, run: ToolRun) -> Coroutine[Any, Any, Outcome]:
+        return run_expression(run.tool.definition, run.arguments, run.limits, run.lease)
+
+
+class RestrictedPythonExecutor(Executor):
+    """Restricted programs, each in a process of its own."""
+
+    def placement(self, tool: ToolDefinition, *, in_session: bool) -> Placement:
+        return _PROGRAM_PLACEMENT
+
+    def run(self, run: ToolRun) -> Coroutine[Any, Any, Outcome]:
+        return run_program(run.tool.definition, run.arguments, run.limits, run.lease)
 
 
 async def run_expression(
@@ -64,8 +109,8 @@ async def run_program(
 ) -> Outcome:
     """Run one restricted program in the interpreter.
 
-    Where it fails, `details` hold the same fields as `data` would, and `exception`; all of
-    them are null where the program was ended from outside and could not say.
+    If it fails, `details` hold the same fields as `data` would, with `exception`; all of them
+    are null if the program was ended from outside.
     """
     ending = await lease.run("restricted_python", arguments, limits)
     if ending.ended_by is EndedBy.OK and not is_program_result(ending.result):
@@ -87,81 +132,32 @@ def _outcome(ending: RunEnding, error: EngineError | None) -> Outcome:
 
 
 def _error(
-    ending: RunEnding, limits: Limits, tool: ToolDefinition, words: _Words, said: JsonObject
+    ending: RunEnding, limits: Limits, tool: ToolDefinition, messages: Messages, said: JsonObject
 ) -> EngineError | None:
-    error_class = ENDING_ERRORS[ending.ended_by]
-    if error_class is None:
-        return None
     details: JsonObject = {"ended_by": ending.ended_by.value}
-    if ending.ended_by is EndedBy.SANDBOX_LOST:
-        return _lost(tool, details)
-    if (
-        words is _EXPRESSION
-        and ending.claimed_kind == "invalid"
-        and ending.ended_by is EndedBy.EXCEPTION
-    ):
-        message = _sentence(_claimed_message(ending))
-        return InvalidParams(message, fields=["expression"], details=details)
+    match ending.ended_by:
+        case EndedBy.OK:
+            return None
+        case EndedBy.SANDBOX_LOST:
+            return sandbox_lost(tool, details)
+        case EndedBy.EXCEPTION if messages is _EXPRESSION and ending.claimed_kind == "invalid":
+            message = _sentence(_claimed_message(ending))
+            return InvalidParams(message, fields=["expression"], details=details)
     details |= said
-    reached = _limit_reached(ending.ended_by, limits, words)
-    if reached is not None:
-        details["limit"], message = reached
-        return error_class(message, details=details)
     if ending.ended_by in (EndedBy.EXIT, EndedBy.SIGNAL):
         details |= {"exit_code": ending.exit_code, "signal": ending.signal}
-    return error_class(_message(ending, words), details=details)
+    values = _claims(ending) if ending.ended_by in (EndedBy.EXCEPTION, EndedBy.POLICY) else {}
+    return error_of(ending, limits, messages, details=details, values=values)
 
 
-def _limit_reached(
-    ended_by: EndedBy, limits: Limits, words: _Words
-) -> tuple[JsonObject, str] | None:
-    """The limit that ended a run, and what to try; None where no limit did."""
-    match ended_by:
-        case EndedBy.WALL_TIME:
-            return {"timeout_seconds": limits.wall_s}, (
-                f"The {words.what} was stopped after {limits.wall_s:g} s. {words.took_long}, or "
-                "allow more with timeout_seconds."
-            )
-        case EndedBy.CPU_TIME:
-            return {"cpu_seconds": limits.cpu_s}, (
-                f"The {words.what} was stopped after {limits.cpu_s:g} s of CPU time, the most "
-                "that this engine allows. Simplify it."
-            )
-        case EndedBy.MEMORY:
-            return {"memory_mb": limits.memory_mb}, (
-                f"The {words.what} needed more than its {limits.memory_mb} MB of memory. "
-                "Compute it in smaller parts."
-            )
-        case EndedBy.OUTPUT:
-            return {"output_bytes": limits.output_bytes}, words.shorter.format(limits.output_bytes)
-        case _:
-            return None
-
-
-def _message(ending: RunEnding, words: _Words) -> str:
-    match ending.ended_by:
-        case EndedBy.EXCEPTION:
-            return f"{words.failed}: {_sentence(_claimed_message(ending), capital=False)}"
-        case EndedBy.POLICY:
-            return f"{_sentence(_claimed_message(ending))} Do not retry it as it is."
-        case EndedBy.CANCELLED:
-            return "The call was cancelled."
-        case _:
-            return f"The interpreter ended while it worked on this {words.what}."
-
-
-def _lost(tool: ToolDefinition, details: JsonObject) -> SandboxUnavailable:
-    return SandboxUnavailable(
-        "The sandbox was lost while it worked; a new one is being made. "
-        + ("Repeat the call." if tool.idempotent else "It may or may not have acted."),
-        details=details,
-        retryable=tool.idempotent,
-        retry_after_ms=100,
-    )
+def _claims(ending: RunEnding) -> Mapping[str, str]:
+    """The guest's own reason, for messages."""
+    message = _claimed_message(ending)
+    return {"claim": _sentence(message, capital=False), "violation": _sentence(message)}
 
 
 def _is_expression_result(result: JsonObject | None) -> bool:
-    """Whether the program's words have the form of `EXPRESSION_OUTPUT`."""
+    """Whether the claimed result has the form of `EXPRESSION_OUTPUT`."""
     if result is None or result.keys() != {"value", "text"} or not isinstance(result["text"], str):
         return False
     value = result["value"]
@@ -169,7 +165,7 @@ def _is_expression_result(result: JsonObject | None) -> bool:
 
 
 def is_program_result(result: JsonObject | None) -> bool:
-    """Whether the program's words have the form of `PROGRAM_OUTPUT`."""
+    """Whether the claimed result has the form of `PROGRAM_OUTPUT`."""
     return (
         result is not None
         and result.keys() == NOTHING_SAID.keys() - {"exception"}
@@ -182,7 +178,7 @@ NOTHING_SAID: JsonObject = {"value": None, "value_repr": None, "stdout": None, "
 
 
 def program_details(claimed: Any) -> JsonObject:
-    """What a failed program says of itself; nulls where it is not in the agreed form."""
+    """The claimed details of a failed program; nulls if the claim is invalid."""
     if not isinstance(claimed, dict) or not isinstance(claimed.get("stdout"), str):
         return dict(NOTHING_SAID)
     exception = claimed.get("exception")

@@ -1,8 +1,8 @@
-"""Live: one running call as those see it who watch it, and the way to end it.
+"""The handle of a running call: its output and progress for listeners, and its cancellation.
 
-Host side, made by the engine for each call, handed through the spine to the executors. Nothing
-here waits; what nobody listens to is dropped. Invariant: a call is cancelled at most once, and
-only while something of it can still be ended.
+Host side, made by the engine for each call, and passed through the pipeline to the executors.
+Nothing here waits; events without a listener are dropped. Invariant: a call is cancelled at most
+once, and only while a part of it can still be ended.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_REPORTS = 1000
 
 
 class CallHandle:
-    """One running call. `begin` and `close` are the spine's."""
+    """One running call. The pipeline calls `attach`, `begin` and `close`."""
 
     __slots__ = (
         "_cancelling_before", "_is_over", "_on_begun", "_on_progress", "_reports", "_task",
@@ -34,11 +34,11 @@ class CallHandle:
     ) -> None:
         self.output = output
         self.partial: Outcome | None = None
-        """What a cancelled run had come to, where its executor knows."""
+        """The partial outcome of a cancelled run, if its executor knows it."""
         self.is_cancelled = False
-        """Whether its caller has asked for its end."""
+        """Whether its caller has cancelled it."""
         self.over = asyncio.Event()
-        """Nothing of it runs any more."""
+        """Set when nothing of the call runs any more."""
         self._on_progress = progress
         self._on_begun = begun
         self._reports = 0
@@ -47,17 +47,17 @@ class CallHandle:
         self._is_over = False
 
     def attach(self) -> None:
-        """The call is carried by this task."""
+        """Note that the current task runs the call."""
         self._task = asyncio.current_task()
         self._cancelling_before = self._task.cancelling() if self._task is not None else 0
 
     def begin(self) -> None:
-        """Every gate has let it through; it waits for its place, then it runs."""
+        """Note that the call has passed every gate; it waits for its place, then it runs."""
         if self._on_begun is not None:
             self._on_begun()
 
     def report(self, percent: float, message: str) -> None:
-        """What the tool says of how far it is. From any thread."""
+        """Pass on the tool's progress. From any thread."""
         self._reports += 1
         if self._on_progress is not None and self._reports <= MAX_REPORTS:
             self._on_progress(percent, message)
@@ -69,7 +69,7 @@ class CallHandle:
         output: OnOutput | None = None,
         ending: OnEnding | None = None,
     ) -> RunSinks:
-        """What a run in a wall tells, besides what its executor itself wants to hear."""
+        """The sinks for a run behind a wall: the call's own and those of its executor."""
         return RunSinks(
             progress=self.report,
             files=files,
@@ -79,7 +79,7 @@ class CallHandle:
         )
 
     def cancel(self) -> bool:
-        """Ask for its end; False where nothing of it can be ended any more."""
+        """Cancel the call. False if nothing of it can be ended any more."""
         if self._is_over or self._task is None:
             return False
         if not self.is_cancelled:
@@ -88,9 +88,9 @@ class CallHandle:
         return True
 
     def close(self) -> bool:
-        """Nothing of it runs any more; whether its caller's cancelling is what ended it.
+        """Note that nothing of the call runs any more. Returns whether its caller cancelled it.
 
-        False, too, where somebody else cancels the task besides: that goes on.
+        False, too, if the task is also cancelled from outside: that cancellation continues.
         """
         if not self._is_over:
             self._is_over = True

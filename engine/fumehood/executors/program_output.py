@@ -1,8 +1,9 @@
-"""The files that a run leaves behind: from a wall's frames to what an answer says of them.
+"""What a program prints and the files that it leaves: from a wall's frames to the answer.
 
-Host side, a `FileSink`. Names and bytes are a stranger's. Small files stand in the answer,
-larger ones become blobs, which are written while they come, so that no file is held in memory
-whole. What the caller sent in and the program left as it was is not sent back.
+Host side. Names and bytes are untrusted. Invariants: no more than `SPILL_CHARACTERS` of a stream
+are in memory, the rest goes to disk as a blob, and both ends stay. Small files stand in the answer,
+larger ones become blobs, written as they arrive. Files that the program left as they were sent are
+not sent back.
 """
 
 from __future__ import annotations
@@ -18,9 +19,133 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.returned_file import FILE_CONTENT, PNG
 from fumehood.core.workspace import FileKind
 from fumehood.core.workspace_path import path_fault
-from fumehood.executors.code_arguments import SentFile
+from fumehood.executors.outcome import CutText
 from fumehood.observe.clock import timestamp
+from fumehood.sandbox.wall import OnOutput
 from fumehood.storage.blobs import BlobStore, Draft, NotKept
+
+SPILL_CHARACTERS = 2 << 20
+"""More than the default output limit, so only a raised limit lets streams spill to disk."""
+
+SIDE_CHARACTERS = 5000
+"""The length of the head and the tail that stay in memory; the answer shows no more."""
+
+FEED_CHARACTERS = 256 * 1024
+"""The characters written to disk at once."""
+
+MANY_PIECES = 1024
+"""Join pieces beyond this number: small ones take more memory than their text."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptText:
+    """A complete stream, or its head and tail with a link to the blob."""
+
+    text: str
+    cut: CutText | None = None
+
+
+class KeptStreams:
+    """Both streams of one run. Each piece is also passed to `output`."""
+
+    def __init__(
+        self,
+        blobs: BlobStore,
+        principal_id: str,
+        most_characters: int,
+        output: OnOutput | None = None,
+    ) -> None:
+        self._has_heard = False
+        self._output = output
+        self._streams = {
+            name: _Stream(blobs, principal_id, most_characters) for name in ("stdout", "stderr")
+        }
+
+    def hear(self, stream: str, text: str) -> None:
+        """Add the next characters of a stream."""
+        self._has_heard = True
+        kept = self._streams[stream].add(text)
+        if kept and self._output is not None:
+            self._output(stream, kept)
+
+    async def finish(self) -> dict[str, KeptText]:
+        """Both streams by name; empty if there was no output. Bounded by the disk."""
+        if not self._has_heard:
+            return {}
+        return {name: await stream.finish(name) for name, stream in self._streams.items()}
+
+    def discard(self) -> None:
+        """Drop both streams."""
+        for stream in self._streams.values():
+            stream.discard()
+
+
+class _Stream:
+    def __init__(self, blobs: BlobStore, principal_id: str, most_characters: int) -> None:
+        self._blobs = blobs
+        self._principal_id = principal_id
+        self._left = most_characters
+        self._length = 0
+        self._parts: list[str] = []
+        self._unfed = 0
+        self._head = self._tail = ""
+        self._draft: Draft | None = None
+
+    def add(self, text: str) -> str:
+        """Returns the part that was within the limit."""
+        kept = text if len(text) <= self._left else text[: self._left]
+        if not kept:
+            return ""
+        self._left -= len(kept)
+        self._length += len(kept)
+        self._parts.append(kept)
+        self._unfed += len(kept)
+        if len(self._parts) > MANY_PIECES:
+            self._parts = ["".join(self._parts)]
+        if self._unfed > (SPILL_CHARACTERS if self._draft is None else FEED_CHARACTERS):
+            self._feed()
+        return kept
+
+    def _feed(self) -> None:
+        text = "".join(self._parts)
+        self._parts, self._unfed = [], 0
+        if self._draft is None:
+            self._draft = self._blobs.draft(self._principal_id)
+            self._head = text[:SIDE_CHARACTERS]
+        self._tail = (self._tail + text[-SIDE_CHARACTERS:])[-SIDE_CHARACTERS:]
+        self._draft.feed(text.encode("utf-8", "replace"))
+
+    async def finish(self, name: str) -> KeptText:
+        if self._draft is None:
+            return KeptText("".join(self._parts))
+        if self._parts:
+            self._feed()
+        cut = CutText(name, self._head, self._tail, self._length, await self._link(name))
+        return KeptText("", cut)
+
+    async def _link(self, name: str) -> JsonObject:
+        assert self._draft is not None
+        try:
+            blob = await self._blobs.keep(self._draft, f"{name}.txt", "text/plain; charset=utf-8")
+        except NotKept as reason:
+            return {"not_kept": f"{reason}, so the rest is lost"}
+        return {"resource_url": blob.url, "expires_at": timestamp(blob.expires_at)}
+
+    def discard(self) -> None:
+        if self._draft is not None:
+            self._draft.discard()
+
+
+# -- files ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SentFile:
+    """A file of the caller's, decoded."""
+
+    path: str
+    content: bytes
+
 
 MAX_LISTED = 100
 MAX_INLINE_BYTES = 1_000_000
@@ -53,7 +178,7 @@ class _Coming:
     """SHA-256 so far, where it may be what the caller sent."""
 
 
-class WorkspaceFiles:
+class ProgramFiles:
     """Takes files as they come. Afterwards `entries`, or `discard`."""
 
     def __init__(self, blobs: BlobStore, principal_id: str, sent: list[SentFile]) -> None:
@@ -101,7 +226,7 @@ class WorkspaceFiles:
             coming.draft.feed(data)
 
     async def entries(self) -> list[JsonObject]:
-        """What the answer says of each file. Cancelling this may leave blobs nobody knows."""
+        """The answer's entry for each file. If cancelled, unreferenced blobs may stay."""
         self._end_file()
         done, self._done = self._done, []
         entries = list(zip(done, await asyncio.gather(*map(self._entry, done)), strict=True))
@@ -111,7 +236,7 @@ class WorkspaceFiles:
         return [entry for coming, entry in entries if coming.kind == "file"]
 
     def discard(self) -> None:
-        """Forget everything, for a run whose answer nobody gets."""
+        """Drop everything, for a run without an answer."""
         self._end_file()
         for coming in self._done:
             if coming.draft is not None:

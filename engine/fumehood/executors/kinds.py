@@ -1,0 +1,67 @@
+"""The table of executors: one row for each kind of tool that this version can run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from fumehood.core.errors import SandboxUnavailable
+from fumehood.core.json_types import JsonObject
+from fumehood.core.languages import LANGUAGES
+from fumehood.core.tool import ToolDefinition
+from fumehood.executors.base import Executor, Placement
+from fumehood.executors.expression import ExpressionExecutor, RestrictedPythonExecutor
+from fumehood.executors.function import FunctionExecutor
+from fumehood.executors.program import ProgramExecutor
+from fumehood.executors.workspace import WorkspaceExecutor
+
+EXECUTORS: Mapping[str, Executor] = MappingProxyType(
+    {
+        "expression": ExpressionExecutor(),
+        "restricted_python": RestrictedPythonExecutor(),
+        "function": FunctionExecutor(),
+        "workspace:read": WorkspaceExecutor("read"),
+        "workspace:write": WorkspaceExecutor("write"),
+        "workspace:list": WorkspaceExecutor("list"),
+        "workspace:delete": WorkspaceExecutor("delete"),
+        **{language.executor: ProgramExecutor(language) for language in LANGUAGES.values()},
+    }
+)
+"""By the `executor` of a definition."""
+
+
+def executor_of(tool: ToolDefinition) -> Executor:
+    """The executor of a tool.
+
+    Raises:
+        SandboxUnavailable: this version has none.
+    """
+    executor = EXECUTORS.get(tool.executor)
+    if executor is not None:
+        return executor
+    if tool.executor in ("http", "mcp"):
+        raise SandboxUnavailable(
+            f"This version has no executor {tool.executor!r}: the tool {tool.name} is registered, "
+            "and cannot be called yet. Do not retry.",
+            retryable=False,
+        )
+    raise SandboxUnavailable(
+        f"This version has no sandbox for the executor {tool.executor!r}, and uses no weaker one "
+        "instead.",
+        retryable=False,
+    )
+
+
+def place(tool: ToolDefinition, *, in_session: bool = False) -> Placement:
+    """Where a tool runs, in a call that names a session or none.
+
+    Raises:
+        SandboxUnavailable: this version has no executor for it.
+    """
+    return executor_of(tool).placement(tool, in_session=in_session)
+
+
+def argument_faults(executor: str, arguments: JsonObject) -> Iterable[tuple[str, str]]:
+    """Faults that a schema cannot find; none for an executor without such rules."""
+    found = EXECUTORS.get(executor)
+    return () if found is None else found.argument_faults(arguments)

@@ -1,0 +1,379 @@
+"""Programs in containers: check their arguments, run them, and turn the ending into an outcome.
+
+Host side, between `pipeline/execute` and a wall's lease. The ending, streams, exit status and files
+are measured outside the program; value, exception and traceback are its claims. A tool's own schema
+may be weaker than the built-in one, so arguments are checked here, too. Invariants: a claim never
+turns a failure into a success; arguments without a fault name nothing outside the workspace.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+import anyio
+
+from fumehood.core.errors import EndedBy, EngineError, InvalidParams
+from fumehood.core.json_types import JsonObject
+from fumehood.core.languages import LANGUAGES, Language
+from fumehood.core.limits import Limits
+from fumehood.core.tool import SHELL_OUTPUT, ToolDefinition
+from fumehood.core.workspace_path import path_fault
+from fumehood.executors.base import A_SESSION, Executor, Placement, ToolRun
+from fumehood.executors.claims import NO_VALUE, FailureClaim, read_failure, read_value
+from fumehood.executors.endings import (
+    Subject,
+    container_lost,
+    failure_message,
+    left_out_words,
+    program_error,
+    refused_by,
+    session_lost,
+    state_words,
+)
+from fumehood.executors.handle import CallHandle
+from fumehood.executors.outcome import Outcome
+from fumehood.executors.program_output import KeptStreams, KeptText, ProgramFiles, SentFile
+from fumehood.sandbox.wall import Lease, RunEnding
+from fumehood.storage.blobs import BlobStore
+
+MAX_DATA_BYTES = 16 * 1024 * 1024
+"""Large enough for streams, value and files as base64, each of which has its own limit."""
+
+_CLAIMABLE = {"memory": EndedBy.MEMORY, "policy": EndedBy.POLICY}
+"""The causes that a failed program may claim for its failure."""
+
+
+_PLACEMENT = Placement(
+    "container",
+    "container",
+    "executors 'code:…' always run in a container without network, with a read-only root and an "
+    "unprivileged user: one that only this caller's calls of the same agent have used, reset "
+    "after each of them, or with isolation=container_per_call one made for this call",
+    isolations=MappingProxyType({"call": False, "container_per_call": True}),
+)
+_IN_A_SESSION = Placement(
+    "container",
+    "container",
+    "executors 'code:…' always run in a container without network, with a read-only root and an "
+    "unprivileged user: with a session_id in the session's own, which no other call ever used and "
+    "which keeps the files of its workspace from call to call",
+    isolations=A_SESSION,
+    is_of_session=True,
+)
+
+
+class ProgramExecutor(Executor):
+    """Programs of one language in a container."""
+
+    def __init__(self, language: Language) -> None:
+        self.language = self._name = language.name
+
+    def argument_faults(self, arguments: JsonObject) -> Iterator[tuple[str, str]]:
+        return argument_faults(arguments, self._name)
+
+    def placement(self, tool: ToolDefinition, *, in_session: bool) -> Placement:
+        return _IN_A_SESSION if in_session else _PLACEMENT
+
+    def run(self, run: ToolRun) -> Coroutine[Any, Any, Outcome]:
+        return run_code(
+            run.tool.definition,
+            run.arguments,
+            run.limits,
+            run.lease,
+            run.blobs,
+            run.domain.principal_id,
+            run.handle,
+            run.domain.session_id,
+        )
+
+
+async def run_code(
+    tool: ToolDefinition,
+    arguments: JsonObject,
+    limits: Limits,
+    lease: Lease,
+    blobs: BlobStore,
+    principal_id: str,
+    handle: CallHandle,
+    session_id: str | None = None,
+) -> Outcome:
+    """Run one program in its container, or in its session's, reporting output and progress to
+    `handle`.
+
+    If it fails, `details` hold the same fields as `data` would, with `exception`, and with `limit`
+    if a limit ended it.
+    """
+    language = tool.executor.removeprefix("code:")
+    files = ProgramFiles(blobs, principal_id, sent_files(arguments))
+    streams = KeptStreams(blobs, principal_id, limits.output_bytes, handle.output)
+    cancelled: list[RunEnding] = []
+    sinks = handle.sinks(files=files, output=streams.hear, ending=cancelled.append)
+    try:
+        ending = await lease.run(language, program_arguments(arguments, language), limits, sinks)
+    except BaseException:
+        files.discard()
+        if cancelled and handle.is_cancelled:
+            # It may have ended by itself at the same moment, but its caller was told otherwise.
+            ending = replace(cancelled[0], ended_by=EndedBy.CANCELLED)
+            with anyio.CancelScope(shield=True):
+                kept = await streams.finish()
+                handle.partial = _outcome(tool, ending, limits, kept, _Left(), session_id)
+        else:
+            streams.discard()
+        raise
+    with anyio.CancelScope(shield=True):  # bounded: the disk, not the program
+        entries = await files.entries()
+        kept = await streams.finish()
+    left = _Left(entries, files.pictures, files.left_out)
+    return _outcome(tool, ending, limits, kept, left, session_id)
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """The files that a program left in its workspace."""
+
+    files: list[JsonObject] = field(default_factory=list)
+    pictures: list[JsonObject] = field(default_factory=list)
+    left_out: int = 0
+
+
+def _outcome(
+    tool: ToolDefinition,
+    ending: RunEnding,
+    limits: Limits,
+    kept: dict[str, KeptText],
+    left: _Left,
+    session_id: str | None,
+) -> Outcome:
+    language = tool.executor.removeprefix("code:")
+    if kept:  # else its wall does not report output while a program runs
+        ending = replace(ending, stdout=kept["stdout"].text, stderr=kept["stderr"].text)
+    failure = read_failure(ending.claimed_error)
+    ending = _as_claimed(ending, failure)
+    left_out = ending.files_left_out + left.left_out
+    subject = Subject(LANGUAGES[language], in_session=session_id is not None)
+    fields = _fields(language, ending, left.files, left.pictures, left_out)
+    if session_id is not None:
+        fields["session"] = session_fields(session_id, ending)
+    error = _error(tool, ending, failure, limits, fields, subject)
+    return Outcome(
+        ended_by=ending.ended_by,
+        isolation=ending.isolation,
+        data=fields if error is None else None,
+        error=error,
+        cpu_ms=ending.cpu_ms,
+        peak_memory_bytes=ending.peak_memory_bytes,
+        output_bytes=_output_bytes(ending),
+        warnings=(
+            refused_by(ending.limits_hit, limits, subject)
+            + left_out_words(left_out)
+            + tuple(read_value(ending.result).notes)
+            + (state_words(ending.state) if session_id is not None else ())
+        ),
+        max_data_bytes=MAX_DATA_BYTES,
+        cuts=tuple(stream.cut for stream in kept.values() if stream.cut is not None),
+    )
+
+
+def _as_claimed(ending: RunEnding, failure: FailureClaim | None) -> RunEnding:
+    if ending.ended_by is not EndedBy.EXCEPTION or failure is None:
+        return ending
+    return replace(ending, ended_by=_CLAIMABLE.get(failure.kind, EndedBy.EXCEPTION))
+
+
+def session_fields(session_id: str, ending: RunEnding) -> JsonObject:
+    """The session's fields in `data` and `error.details`."""
+    return {
+        "id": session_id,
+        "state": ending.state,
+        "variables_bytes": ending.variables_bytes,
+    }
+
+
+def _fields(
+    language: str,
+    ending: RunEnding,
+    files: list[JsonObject],
+    pictures: list[JsonObject],
+    left_out: int,
+) -> JsonObject:
+    """The common fields of `data` and `error.details`. A command has no value and no images."""
+    value = read_value(ending.result) if ending.ended_by is EndedBy.OK else NO_VALUE
+    fields: JsonObject = {
+        "stdout": ending.stdout,
+        "stderr": ending.stderr,
+        "exit_code": ending.exit_code,
+        "value": value.value,
+        "value_repr": value.value_repr,
+        "files": files,
+        "images": pictures,
+        "ended_by": ending.ended_by.value,
+    }
+    if not LANGUAGES[language].has_value:
+        fields = {name: fields[name] for name in SHELL_OUTPUT["required"]}
+    if ending.limits_hit:
+        fields["limits_hit"] = list(ending.limits_hit)
+    if left_out:
+        fields["files_left_out"] = left_out
+    return fields
+
+
+def _error(
+    tool: ToolDefinition,
+    ending: RunEnding,
+    failure: FailureClaim | None,
+    limits: Limits,
+    fields: JsonObject,
+    subject: Subject,
+) -> EngineError | None:
+    if ending.ended_by is EndedBy.OK:
+        return None
+    exception = failure.exception if failure is not None else None
+    details = dict(fields)
+    if subject.language.has_value:
+        details["exception"] = exception.model_dump() if exception is not None else None
+    if ending.signal is not None:
+        details["signal"] = ending.signal
+    if ending.ended_by is EndedBy.SANDBOX_LOST:
+        return session_lost(details) if subject.in_session else container_lost(tool, details)
+    if failure is not None and failure.kind == "invalid" and ending.ended_by is EndedBy.EXCEPTION:
+        message = failure_message(ending, failure, subject)
+        return InvalidParams(message, fields=["files"], details=details)
+    return program_error(ending, limits, failure, subject, details)
+
+
+def _output_bytes(ending: RunEnding) -> int:
+    if ending.output_bytes is not None:
+        return ending.output_bytes
+    return ending.stdout_bytes + ending.stderr_bytes
+
+
+# -- arguments -----------------------------------------------------------------------------
+
+MAX_FILES = 100
+MAX_TOTAL_BYTES = 8 * 1024 * 1024
+"""Code, standard input and files together: as much as a request over HTTP can hold."""
+
+SHOWN_CHARACTERS = 80
+
+
+def argument_faults(arguments: JsonObject, language: str = "python") -> Iterator[tuple[str, str]]:
+    """Every fault as a dotted path and a clause."""
+    source = LANGUAGES[language].source
+    code, stdin = arguments.get(source), arguments.get("stdin")
+    files = arguments.get("files")
+    yield from text_faults(source, code)
+    if isinstance(code, str) and not code.strip():
+        yield source, "is empty: there is nothing to run"
+    if isinstance(code, str) and "\0" in code:
+        yield source, "holds a NUL character, which no program can"
+    if stdin is not None:
+        yield from text_faults("stdin", stdin)
+    if files is not None and not isinstance(files, list):
+        yield "files", "is not a list"
+        return
+    faults = list(_files_faults(files or []))
+    yield from faults
+    if not faults and _total_bytes(code, stdin, files or []) > MAX_TOTAL_BYTES:
+        yield "files", f"and {source} and stdin have more than {MAX_TOTAL_BYTES} bytes together"
+
+
+def sent_files(arguments: JsonObject) -> list[SentFile]:
+    """The files of arguments that have no fault."""
+    return [SentFile(file["path"], _content(file)) for file in arguments.get("files") or []]
+
+
+def program_arguments(arguments: JsonObject, language: str = "python") -> JsonObject:
+    """The arguments as guests take them: no key is missing."""
+    source = LANGUAGES[language].source
+    return {
+        source: arguments[source],
+        "stdin": arguments.get("stdin"),
+        "files": arguments.get("files") or [],
+    }
+
+
+def text_faults(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """What keeps a value from being a text of UTF-8."""
+    if not isinstance(value, str):
+        yield name, "is not a text"
+        return
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        yield name, "holds a lone surrogate, which UTF-8 cannot"
+
+
+def _files_faults(files: list[Any]) -> Iterator[tuple[str, str]]:
+    if len(files) > MAX_FILES:
+        yield "files", f"are more than {MAX_FILES}"
+        return
+    seen: set[str] = set()
+    for index, file in enumerate(files):
+        where = f"files.{index}"
+        if not isinstance(file, dict) or not isinstance(file.get("path"), str):
+            yield where, "is not a file with a path"
+            continue
+        path = file["path"]
+        fault = path_fault(path)
+        if fault is not None:
+            yield f"{where}.path", f"({path[:SHOWN_CHARACTERS]!r}) {fault}"
+        elif path in seen:
+            yield f"{where}.path", f"({path[:SHOWN_CHARACTERS]!r}) is given twice"
+        seen.add(path)
+        yield from _content_faults(where, file)
+    for index, file in enumerate(files):
+        path = file.get("path") if isinstance(file, dict) else None
+        if isinstance(path, str) and any(above in seen for above in _above(path)):
+            shown = path[:SHOWN_CHARACTERS]
+            yield f"files.{index}.path", f"({shown!r}) lies below another file"
+
+
+def _above(path: str) -> Iterator[str]:
+    parts = path.split("/")[:64]  # deeper ones fail where they are made
+    return ("/".join(parts[:count]) for count in range(1, len(parts)))
+
+
+def _content_faults(where: str, file: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    unknown = sorted(file.keys() - {"path", "content", "content_base64"})
+    if unknown:
+        yield f"{where}.{str(unknown[0])[:SHOWN_CHARACTERS]}", "is not known"
+    if ("content" in file) == ("content_base64" in file):
+        yield where, "needs either content or content_base64"
+    elif "content" in file:
+        yield from text_faults(f"{where}.content", file["content"])
+    elif not is_base64(file["content_base64"]):
+        yield f"{where}.content_base64", "is not base64"
+
+
+def is_base64(value: Any) -> bool:
+    """Whether a value is a text of strict base64."""
+    try:
+        return isinstance(value, str) and decoded(value) is not None
+    except ValueError:
+        return False
+
+
+def decoded(value: str) -> bytes:
+    """The bytes of a base64 text. Raises ValueError."""
+    try:
+        return base64.b64decode(value.encode("ascii"), validate=True)
+    except (UnicodeEncodeError, binascii.Error):
+        raise ValueError("not base64") from None
+
+
+def _content(file: JsonObject) -> bytes:
+    text: str | None = file.get("content")
+    return text.encode() if text is not None else decoded(file["content_base64"])
+
+
+def _total_bytes(code: Any, stdin: Any, files: list[Any]) -> int:
+    texts = [text for text in (code, stdin) if isinstance(text, str)]
+    texts += [file.get("content", file.get("content_base64", "")) for file in files]
+    # Surrogates have been refused by now, or are about to be.
+    return sum(len(text.encode("utf-8", "replace")) for text in texts)

@@ -1,0 +1,124 @@
+"""The context of one call: what is known of it so far, and what it holds.
+
+Made once for each call, by `run` or by the resumption of an approval, and handed from stage to
+stage. `build_envelope` and `record` read it when the call has ended. Invariant: it opens no gate.
+What lets a call go on is the value of its stage (`PermittedCall`, `AdmittedCall`), never a field
+here. `CallTrace` measures the stages and logs them; it carries no state of the call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from fumehood.approvals.store import StoredApproval
+from fumehood.budgets.ledger import Reservation, taken_by
+from fumehood.core.call import CallRequest
+from fumehood.core.envelope import Envelope
+from fumehood.executors.handle import CallHandle
+from fumehood.observe.clock import Clock
+from fumehood.observe.log import Logger, log_fault
+from fumehood.pipeline.claim import Claim
+from fumehood.pipeline.plan import Plan
+from fumehood.pipeline.resolve import ResolvedCall
+from fumehood.pipeline.validate import ValidatedCall
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class CallContext:
+    """One call. An optional field is None until the stage that sets it has passed."""
+
+    request: CallRequest
+    trace: CallTrace
+    handle: CallHandle
+    approval: StoredApproval | None = None
+    """The approval of a call that waited for a human and continues or ends now."""
+    resolved: ResolvedCall | None = None
+    validated: ValidatedCall | None = None
+    claim: Claim | None = None
+    """Held on its idempotency key until `settle`."""
+    reservation: Reservation | None = None
+    """Held in the budgets until `settle` or `release`."""
+    plan: Plan | None = None
+    """Known once the call holds its place in the sandbox."""
+    queue_ms: float | None = None
+    is_approved: bool = False
+    """Whether it passed the stage `approve` in this run."""
+    is_parked: bool = False
+    """Whether it continues without its caller after a human's approval."""
+    has_begun: bool = False
+    """Whether it may have acted."""
+
+    def release(self) -> None:
+        """Give back the reservation: nothing was used."""
+        if self.reservation is not None:
+            self.reservation.release()
+
+    async def settle(self, envelope: Envelope) -> Envelope:
+        """Settle the budgets and store the answer under the call's key.
+
+        Returns the caller's answer.
+        """
+        if self.reservation is not None:
+            if self.has_begun:
+                self.reservation.settle(taken_by(envelope.metadata.usage))
+            else:
+                self.release()
+        if self.claim is None:
+            return envelope
+        return await self.claim.settle(envelope, acted=self.has_begun)
+
+
+class CallTrace:
+    """The time of each stage of a call, and its log events with both ids.
+
+    Argument values are logged at the level `debug` only. The last event is logged when the event
+    loop comes round again, after the answer is out.
+    """
+
+    __slots__ = ("_clock", "_ids", "_last", "_log", "_logs_stages", "_stages_ms", "_started")
+
+    def __init__(self, tool: str, call_id: str, trace_id: str, clock: Clock, log: Logger) -> None:
+        self._clock = clock
+        self._log = log
+        self._logs_stages = log.is_enabled_for(logging.DEBUG)
+        self._ids = {"call_id": call_id, "trace_id": trace_id, "tool": tool[:80]}
+        self._started = self._last = clock.monotonic()
+        self._stages_ms: dict[str, float] = {}
+
+    def passed(self, stage: str, value: T) -> T:
+        """Note that a stage is done, and pass its value on."""
+        now = self._clock.monotonic()
+        self._stages_ms[stage] = elapsed_ms = round((now - self._last) * 1e3, 3)
+        self._last = now
+        if self._logs_stages:
+            self._log.debug(f"call.{stage}", **self._ids, ms=elapsed_ms)
+        return value
+
+    def note(self, event: str, **values: Any) -> None:
+        """An event between stages, at the level `debug`."""
+        self._log.debug(event, **self._ids, **values)
+
+    def conclude(self, event: str, **values: Any) -> None:
+        """The call's last event, at the level `info`, with the time of every stage."""
+        asyncio.get_running_loop().call_soon(self._log_ending, event, values)
+
+    def _log_ending(self, event: str, values: dict[str, Any]) -> None:
+        self._log.info(event, **self._ids, **values, stages_ms=self.stages_ms())
+
+    def fault(self, event: str, error: BaseException) -> None:
+        """A fault that the caller must not see."""
+        log_fault(self._log, event, error, **self._ids)
+
+    @property
+    def total_ms(self) -> float:
+        """Milliseconds since the call came in."""
+        return (self._clock.monotonic() - self._started) * 1e3
+
+    def stages_ms(self) -> dict[str, float]:
+        """How long each passed stage took."""
+        return dict(self._stages_ms)
