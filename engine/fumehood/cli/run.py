@@ -260,7 +260,7 @@ def _saved(
 ) -> Iterator[JsonObject]:
     """Save files of an answer and yield those saved; report the others."""
     from fumehood.cli.saving import SaveFailed, Saving
-    from fumehood.client.errors import Refused
+    from fumehood.client.api_request import Refused
 
     try:
         with Saving(directory, force=force) as saving:
