@@ -163,19 +163,19 @@ def _put_verifier(state: Path, directory: Path) -> None:
 
 def _require_readable(state: Path) -> None:
     """Exit with a remedy if the state directory is missing or not readable."""
-    cure = "Set FUMEHOOD_HOME to the engine's state directory, or run this as the engine's user."
+    remedy = "Set FUMEHOOD_HOME to the engine's state directory, or run this as the engine's user."
     try:
         owner = state.stat().st_uid
         is_readable = os.access(state, os.R_OK | os.X_OK)
     except (FileNotFoundError, NotADirectoryError):
-        fail(f"There is no state directory {state}. {cure}", ExitCode.UNAVAILABLE)
+        fail(f"There is no state directory {state}. {remedy}", ExitCode.UNAVAILABLE)
     except PermissionError:
-        fail(f"You may not enter {state}. {cure}", ExitCode.UNAVAILABLE)
+        fail(f"You may not enter {state}. {remedy}", ExitCode.UNAVAILABLE)
     except OSError:
         return  # reading it reports the error
     if not is_readable:
         whose = "" if owner == os.geteuid() else f": it belongs to the user {owner}"
-        fail(f"You may not read the state directory {state}{whose}. {cure}", ExitCode.UNAVAILABLE)
+        fail(f"You may not read the state directory {state}{whose}. {remedy}", ExitCode.UNAVAILABLE)
 
 
 def _moment(text: str | None, now: datetime, option: str) -> datetime | None:
