@@ -18,7 +18,7 @@ import typer
 
 from fumehood.cli.escaping import say, visible
 from fumehood.cli.exits import ExitCode, fail
-from fumehood.cli.options import AsJson, ControlSocketPath, CredentialStdin, moment
+from fumehood.cli.options import AsJson, ControlSocketPath, CredentialStdin, Until, moment
 from fumehood.cli.reach import controlling
 from fumehood.cli.settings import read_config
 
@@ -80,7 +80,7 @@ def export(
         str | None,
         typer.Option(help="From this age (10m, 1h, 7d) or time (2026-01-31T09:30) on."),
     ] = None,
-    until: Annotated[str | None, typer.Option(help="Before this age or time.")] = None,
+    until: Until = None,
     with_verifier: Annotated[
         Path | None,
         typer.Option(
