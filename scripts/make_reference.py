@@ -30,7 +30,7 @@ from fumehood.guest.interpreter import names, node_table, sizes
 from fumehood.guest.interpreter.programs import attributes, modules, nodes, values
 from fumehood.guest.interpreter.programs import names as program_names
 from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS
-from fumehood.http.operation import Needs, Operation
+from fumehood.http.endpoint import Needs, Operation
 from fumehood.registry.definitions import EXECUTORS_HERE, EXECUTORS_TO_COME, NOT_ENFORCED
 from fumehood_tools.calculator import calculator
 from fumehood_tools.run_restricted_python import run_restricted_python

@@ -23,7 +23,7 @@ import pytest
 
 from conftest import CLEAN_ENVIRONMENT, FUMEHOOD
 from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS
-from fumehood.http.operation import Needs
+from fumehood.http.endpoint import Needs
 from fumehood.identity.credentials import make_credential
 from support.attacks import Harm
 from support.authority import Authority, ask, calculate, make_first_approver

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fumehood.cli.exits import ExitCode, fail
-from fumehood.cli.options import AsJson, ControlSocketPath, CredentialStdin
+from fumehood.cli.options import AsJson, ControlSocketPath, CredentialStdin, ToolName
 from fumehood.cli.reach import controlling
 from fumehood.cli.settings import read_config
 from fumehood.core.identity import uid_principal_id
@@ -18,7 +18,6 @@ from fumehood.protocol import strict_json
 agents = typer.Typer(help="Agents: on whose behalf calls are made.", no_args_is_help=True)
 
 AgentId = Annotated[str, typer.Argument(help="The agent's id.")]
-ToolName = Annotated[str, typer.Argument(help="name or name@version")]
 Principals = Annotated[
     list[str] | None,
     typer.Option(

@@ -6,13 +6,11 @@ version that was shown; if the approval has changed since, nothing is decided.
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from datetime import UTC, datetime, timedelta
+from contextlib import AbstractContextManager, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -26,11 +24,21 @@ from fumehood.approvals.model import (
     RememberedRule,
     RememberWish,
 )
+from fumehood.cli.approval_output import (
+    print_lines,
+    session_is_over,
+    show_changes,
+    show_decided,
+    show_json,
+    show_line,
+    show_list,
+    show_one,
+    terminal_width,
+)
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.options import AsJson, ControlSocketPath, CredentialStdin, SocketPath, deadline
 from fumehood.cli.reach import APPROVE, calling, controlling
 from fumehood.core.json_types import JsonObject
-from fumehood.core.session import SessionStatus
 
 if TYPE_CHECKING:
     from fumehood.client import ControlClient
@@ -40,8 +48,6 @@ approvals = typer.Typer(help="Calls that wait for approval.", no_args_is_help=Tr
 MAX_LISTED = 1000
 VERSION = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 PAGE = 100
-SHOWN_CHANGES = 5
-CHANGES_SINCE = timedelta(days=1)
 ENDED = frozenset({"approved", "denied", "expired", "cancelled", "done", "failed", "interrupted"})
 
 ApprovalId = Annotated[str, typer.Argument(help="The approval's id, apr_….")]
@@ -81,12 +87,12 @@ def list_approvals(
         found, has_more = _newest(client.approvals, query, limit)
         changes = () if mine or wants_json(as_json) else client.changes()
     if wants_json(as_json):
-        _show_json([approval.model_dump(mode="json") for approval in found])
+        show_json([approval.model_dump(mode="json") for approval in found])
         return
-    _show_list(found)
+    show_list(found)
     if has_more:
         print(f"There are more: --limit takes up to {MAX_LISTED}.", file=sys.stderr)
-    _show_changes(changes)
+    show_changes(changes)
 
 
 @approvals.command("show")
@@ -100,7 +106,7 @@ def show_approval(
     """Show one approval in full: every argument, and the changes it would make."""
     with _seeing(mine, socket, credential_stdin, as_json=as_json) as client:
         found = client.approvals.show(approval_id)
-    _show_one(found, as_json=as_json, is_elsewhere=socket is not None)
+    show_one(found, as_json=as_json, is_elsewhere=socket is not None)
 
 
 @approvals.command("approve")
@@ -182,7 +188,7 @@ def watch(
     try:
         with _approving(socket, credential_stdin, as_json=as_json) as client:
             for approval in _followed(client):
-                _show_line(approval, as_json=wants_json(as_json))
+                show_line(approval, as_json=wants_json(as_json))
     except KeyboardInterrupt:
         raise typer.Exit(ExitCode.SUCCESS) from None
 
@@ -199,7 +205,7 @@ def resolve(
     """Record the outcome of a call that was interrupted when the engine ended. Runs nothing."""
     with _approving(socket, credential_stdin, as_json=as_json) as client:
         found = client.approvals.resolve(approval_id, outcome, note=note)
-    _show_decided([found], as_json=as_json)
+    show_decided([found], as_json=as_json)
 
 
 @approvals.command("cancel")
@@ -207,7 +213,7 @@ def cancel(approval_id: ApprovalId, as_json: AsJson = False, socket: SocketPath 
     """Withdraw a call of your own that waits."""
     with calling(socket, as_json=as_json) as client:
         found = client.approvals.cancel(approval_id)
-    _show_decided([found], as_json=as_json)
+    show_decided([found], as_json=as_json)
 
 
 @approvals.command("remembered")
@@ -228,7 +234,7 @@ def remembered(
     with _approving(socket, credential_stdin, as_json=as_json) as client:
         rules = [rule for rule in client.approvals.remembered() if every or _holds(rule)]
     if wants_json(as_json):
-        _show_json([rule.model_dump(mode="json") for rule in rules])
+        show_json([rule.model_dump(mode="json") for rule in rules])
         return
     fields = (
         Field("rule", whole=True), Field("tool"), Field("who"), Field("matching"),
@@ -313,7 +319,7 @@ def _decide(
             for asked, approval in zip(looked_at, seen, strict=True)
         ]
         decided = _send(client, items)
-    _show_decided(decided, as_json=as_json)
+    show_decided(decided, as_json=as_json)
 
 
 def _require_open(seen: Sequence[Approval], looked_at: Mapping[str, int | None]) -> None:
@@ -370,9 +376,9 @@ def _ask(
     """
     from fumehood.cli.approval_view import Line, approval_lines, rule_lines
 
-    columns = _columns()
+    columns = terminal_width()
     for approval in seen:
-        is_over = not is_elsewhere and _session_is_over(approval)
+        is_over = not is_elsewhere and session_is_over(approval)
         now = datetime.now(UTC)
         lines = approval_lines(approval, now, columns, session_is_over=is_over)
         if decision.arguments is not None:
@@ -383,7 +389,7 @@ def _ask(
         if decision.remember is not None:
             rule = client.approvals.preview_remember(approval.id, decision.remember)
             lines += [Line(""), Line("and remember this rule", "head"), *rule_lines(rule, columns)]
-        _print_lines([*lines, Line("")], to_stderr=True)
+        print_lines([*lines, Line("")], to_stderr=True)
     what = seen[0].id if len(seen) == 1 else f"all {len(seen)}"
     print(f"Approve {what}? Type yes: ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() != "yes":
@@ -473,130 +479,3 @@ def _wish(
     if same or any_arguments:
         given["arguments"] = tuple(same or ())
     return RememberWish(**{name: value for name, value in given.items() if value is not None})
-
-
-def _columns() -> int:
-    return shutil.get_terminal_size().columns
-
-
-def _show_json(value: Any) -> None:
-    """Print ASCII JSON: untrusted characters could change the direction of a terminal's text."""
-    sys.stdout.write(json.dumps(value, indent=2) + "\n")
-
-
-def _show_one(approval: Approval, *, as_json: bool, is_elsewhere: bool) -> None:
-    from fumehood.cli.approval_view import approval_lines
-    from fumehood.cli.show import wants_json
-
-    if wants_json(as_json):
-        _show_json(approval.model_dump(mode="json"))
-    else:
-        is_over = not is_elsewhere and _session_is_over(approval)
-        now, columns = datetime.now(UTC), _columns()
-        lines = approval_lines(approval, now, columns, session_is_over=is_over)
-        _print_lines(lines, to_stderr=False)
-
-
-def _session_is_over(approval: Approval) -> bool:
-    """Whether the call's session is known to have ended.
-
-    Only its owner may see a session, so it is checked only if approver and caller are one user.
-    """
-    from fumehood.cli.agents import own_principal
-    from fumehood.cli.settings import find_socket
-    from fumehood.client import Client, DaemonUnavailable, Refused
-
-    if approval.session_id is None or approval.state is not ApprovalState.PENDING:
-        return False
-    if approval.principal_id != own_principal():
-        return False
-    with (
-        suppress(DaemonUnavailable, Refused, ValueError),
-        Client(find_socket()) as client,
-    ):
-        return client.session(approval.session_id).state is not SessionStatus.ACTIVE
-    return False
-
-
-def _show_decided(decided: Sequence[Approval], *, as_json: bool) -> None:
-    from fumehood.cli.show import wants_json
-
-    if wants_json(as_json):
-        documents = [approval.model_dump(mode="json") for approval in decided]
-        _show_json(documents if len(documents) > 1 else documents[0])
-        return
-    for approval in decided:
-        _show_line(approval, as_json=False)
-
-
-def _show_list(found: Sequence[Approval]) -> None:
-    from fumehood.cli.approval_view import ago, one_line
-    from fumehood.cli.escaping import json_line, visible
-    from fumehood.cli.tables import Field, show_table
-
-    now = datetime.now(UTC)
-    fields = (
-        Field("approval", whole=True), Field("state"), Field("tool"), Field("asked by", drop=1),
-        Field("expires", drop=2), Field("arguments", drop=3),
-    )  # fmt: skip
-    rows = [
-        (
-            approval.id,
-            approval.state.value,
-            visible(f"{approval.tool}@{approval.tool_version}"),
-            visible(approval.agent_id or approval.principal_id),
-            ago(approval.expires_at, now) if approval.state is ApprovalState.PENDING else "",
-            one_line(json_line(approval.arguments), 120),
-        )
-        for approval in found
-    ]
-    show_table(fields, rows)
-
-
-def _show_line(approval: Approval, *, as_json: bool) -> None:
-    """Print one approval on one line and flush, since a reader may be waiting."""
-    from fumehood.cli.approval_view import one_line, preview_in_words
-    from fumehood.cli.escaping import json_line, visible
-
-    if as_json:
-        line = json.dumps(approval.model_dump(mode="json"))
-    else:
-        bell = "\a" if approval.state is ApprovalState.PENDING else ""
-        who = visible(approval.agent_id or approval.principal_id)
-        tool = visible(f"{approval.tool}@{approval.tool_version}")
-        change = ""
-        if approval.preview is not None and approval.state is ApprovalState.PENDING:
-            change = f"{preview_in_words(approval.preview)}  "
-        shown = one_line(json_line(approval.arguments), 60)
-        what = f"{visible(approval.id)}  {approval.state.value:<11}"
-        line = f"{bell}{what}  {tool}  {who}  {change}{shown}"
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
-def _show_changes(changes: Sequence[Any]) -> None:
-    """Show recent authority changes, so that an approver notices misuse of a credential."""
-    from fumehood.cli.approval_view import one_line
-    from fumehood.cli.escaping import visible
-
-    since = datetime.now(UTC) - CHANGES_SINCE
-    fresh = [change for change in changes if change.at >= since][:SHOWN_CHANGES]
-    if fresh:
-        print("Authority changes in the last 24 h (all: GET /v1/changes):", file=sys.stderr)
-    for change in fresh:
-        text = f"{visible(change.principal_id)} {visible(change.action)} "
-        print(f"  {change.at:%H:%M} {text}{one_line(change.subject, 60)}", file=sys.stderr)
-
-
-def _print_lines(lines: Sequence[Any], *, to_stderr: bool) -> None:
-    """Print the lines' text literally, without interpreting markup."""
-    from rich.console import Console
-    from rich.text import Text
-
-    styles = {
-        "head": "bold", "theirs": "", "plain": "", "added": "green", "removed": "red",
-        "warning": "bold yellow",
-    }  # fmt: skip
-    console = Console(stderr=to_stderr, highlight=False, markup=False, emoji=False)
-    for line in lines:
-        console.print(Text(line.text, style=styles[line.kind]), soft_wrap=True)

@@ -18,7 +18,7 @@ import typer
 
 from fumehood.cli.escaping import say, visible
 from fumehood.cli.exits import ExitCode, fail
-from fumehood.cli.options import AsJson, ControlSocketPath, CredentialStdin, moment
+from fumehood.cli.options import AsJson, ControlSocketPath, CredentialStdin, Until, moment
 from fumehood.cli.reach import controlling
 from fumehood.cli.settings import read_config
 
@@ -80,7 +80,7 @@ def export(
         str | None,
         typer.Option(help="From this age (10m, 1h, 7d) or time (2026-01-31T09:30) on."),
     ] = None,
-    until: Annotated[str | None, typer.Option(help="Before this age or time.")] = None,
+    until: Until = None,
     with_verifier: Annotated[
         Path | None,
         typer.Option(
@@ -163,19 +163,19 @@ def _put_verifier(state: Path, directory: Path) -> None:
 
 def _require_readable(state: Path) -> None:
     """Exit with a remedy if the state directory is missing or not readable."""
-    cure = "Set FUMEHOOD_HOME to the engine's state directory, or run this as the engine's user."
+    remedy = "Set FUMEHOOD_HOME to the engine's state directory, or run this as the engine's user."
     try:
         owner = state.stat().st_uid
         is_readable = os.access(state, os.R_OK | os.X_OK)
     except (FileNotFoundError, NotADirectoryError):
-        fail(f"There is no state directory {state}. {cure}", ExitCode.UNAVAILABLE)
+        fail(f"There is no state directory {state}. {remedy}", ExitCode.UNAVAILABLE)
     except PermissionError:
-        fail(f"You may not enter {state}. {cure}", ExitCode.UNAVAILABLE)
+        fail(f"You may not enter {state}. {remedy}", ExitCode.UNAVAILABLE)
     except OSError:
         return  # reading it reports the error
     if not is_readable:
         whose = "" if owner == os.geteuid() else f": it belongs to the user {owner}"
-        fail(f"You may not read the state directory {state}{whose}. {cure}", ExitCode.UNAVAILABLE)
+        fail(f"You may not read the state directory {state}{whose}. {remedy}", ExitCode.UNAVAILABLE)
 
 
 def _moment(text: str | None, now: datetime, option: str) -> datetime | None:

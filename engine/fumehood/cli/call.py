@@ -126,7 +126,7 @@ def call(
     if local:
         answer = document_of(_call_locally(tool, parsed, options))
     elif stream:
-        from fumehood.cli.live import stream_call
+        from fumehood.cli.following import stream_call
 
         out = sys.stderr if wants_json(as_json) else sys.stdout
         with calling(socket, or_else=or_else, is_call=True) as client:

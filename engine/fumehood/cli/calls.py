@@ -12,7 +12,7 @@ import typer
 
 from fumehood.cli.escaping import say
 from fumehood.cli.exits import ExitCode, exit_code_of, fail
-from fumehood.cli.options import AsJson, SocketPath
+from fumehood.cli.options import AsJson, CallId, OfAgent, OfTool, SocketPath
 from fumehood.cli.options import moment as read_moment
 from fumehood.cli.reach import calling
 from fumehood.core.call_log import DEFAULT_PAGE, MAX_PAGE, CallRecord
@@ -29,16 +29,14 @@ Since = Annotated[
     str | None,
     typer.Option(help="From this age (30s, 10m, 1h, 7d) or time (2026-01-31T09:30) on."),
 ]
-Agent = Annotated[str | None, typer.Option(help="Calls made as this agent.")]
-Tool = Annotated[str | None, typer.Option(help="Calls of this tool: name or name@version.")]
 Code = Annotated[str | None, typer.Option(help="Calls with this result: OK, or an error code.")]
 
 
 @calls.command("list")
 def list_calls(
     since: Since = None,
-    agent: Agent = None,
-    tool: Tool = None,
+    agent: OfAgent = None,
+    tool: OfTool = None,
     code: Code = None,
     limit: Annotated[int, typer.Option(min=1, max=MAX_LISTED, help="Maximum number to list.")] = (
         DEFAULT_PAGE
@@ -59,7 +57,7 @@ def list_calls(
 
 @calls.command("show")
 def show_call(
-    call_id: Annotated[str, typer.Argument(help="The call's id, call_….")],
+    call_id: CallId,
     as_json: AsJson = False,
     socket: SocketPath = None,
 ) -> None:
@@ -76,7 +74,7 @@ def show_call(
 
 @calls.command("answer")
 def show_answer(
-    call_id: Annotated[str, typer.Argument(help="The call's id, call_….")],
+    call_id: CallId,
     as_json: AsJson = False,
     socket: SocketPath = None,
 ) -> None:
@@ -100,7 +98,7 @@ def show_answer(
 
 @calls.command("cancel")
 def cancel_call(
-    call_id: Annotated[str, typer.Argument(help="The call's id, call_….")],
+    call_id: CallId,
     as_json: AsJson = False,
     socket: SocketPath = None,
 ) -> None:
@@ -118,8 +116,8 @@ def cancel_call(
 @calls.command("tail")
 def tail_calls(
     since: Since = None,
-    agent: Agent = None,
-    tool: Tool = None,
+    agent: OfAgent = None,
+    tool: OfTool = None,
     code: Code = None,
     limit: Annotated[
         int, typer.Option(min=0, max=MAX_LISTED, help="Maximum number of earlier calls to show.")

@@ -100,8 +100,8 @@ def _examine(socket: Path | None) -> Iterator[Finding]:
     try:
         config = load_config(socket=socket)
     except ConfigError as error:
-        cure = f"Correct it in {config_file()}, or in the environment."
-        yield Finding("configuration", "missing", str(error), cure)
+        remedy = f"Correct it in {config_file()}, or in the environment."
+        yield Finding("configuration", "missing", str(error), remedy)
         return
     yield _configuration()
     yield _state(config)
@@ -148,8 +148,8 @@ def _state(config: Config) -> Finding:
         # As it should be; the checks of its contents say what they cannot read.
         return Finding("state directory", "ok", f"{path}, the service's own")
     if found.st_uid != os.geteuid():
-        cure = "Set FUMEHOOD_HOME to a directory of your own."
-        return Finding("state directory", "missing", f"{path} belongs to another user", cure)
+        remedy = "Set FUMEHOOD_HOME to a directory of your own."
+        return Finding("state directory", "missing", f"{path} belongs to another user", remedy)
     if found.st_mode & 0o077:
         return Finding(
             "state directory", "missing", f"{path} is open to others", f"chmod 700 {path}"
@@ -169,8 +169,8 @@ def _socket(config: Config) -> Finding:
             status = client.ready().status
     except DaemonUnavailable as error:
         is_service = config.mode == "service"
-        cure = "systemctl start fumehood" if is_service else "fumehood serve"
-        return Finding("daemon", "warning", str(error), f"Start one: {cure}")
+        remedy = "systemctl start fumehood" if is_service else "fumehood serve"
+        return Finding("daemon", "warning", str(error), f"Start one: {remedy}")
     if status == "ready":
         return Finding("daemon", "ok", f"ready on {path}")
     return Finding("daemon", "missing", f"{path} answers: {status}", "See its log.")
@@ -248,10 +248,10 @@ def _tools_directory(config: Config) -> Iterator[Finding]:
         yield Finding("tools directory", "ok", "none is configured")
         return
     contents = ToolDirectory(config.tools_directory).load()
-    cure = "Fix it; a running engine picks up the change."
+    remedy = "Fix it; a running engine picks up the change."
     for fault in contents.faults:
         what = f"tools directory: {fault.file}" if fault.file is not None else "tools directory"
-        yield Finding(what, "warning", fault.reason, cure)
+        yield Finding(what, "warning", fault.reason, remedy)
     if not contents.faults:
         found = f"{config.tools_directory}: {len(contents.tools)} tools"
         yield Finding("tools directory", "ok", found)

@@ -68,8 +68,8 @@ def authority_findings(config: Config) -> Iterator[Finding]:
     whose = _whose(config.state_directory)
     if whose is not None:
         found = f"cannot be read by this user: {config.state_directory} is {whose}'s"
-        cure = f"Run it as that user: sudo -u {whose} fumehood doctor"
-        yield from (Finding(check, "warning", found, cure) for check in CHECKS)
+        remedy = f"Run it as that user: sudo -u {whose} fumehood doctor"
+        yield from (Finding(check, "warning", found, remedy) for check in CHECKS)
         return
     yield _approvers(config)
     yield from _policy(config)
@@ -153,8 +153,8 @@ def _policy(config: Config) -> Iterator[Finding]:
     try:
         policy = load_policy(path, tools)
     except PolicyError as refused:
-        cure = "Fix it, then run: fumehood policy check. No engine starts with it."
-        yield from (Finding("policy", "missing", fault, cure) for fault in refused.shown)
+        remedy = "Fix it, then run: fumehood policy check. No engine starts with it."
+        yield from (Finding("policy", "missing", fault, remedy) for fault in refused.shown)
         return
     yield Finding("policy", "ok", f"{path}: {len(policy.rules)} rules, version {policy.version}")
 
@@ -186,8 +186,8 @@ def _webhook(config: Config) -> Finding:
     try:
         read_secret(chosen.secret_file)
     except ConfigError as error:
-        cure = "Fix the secret's file; no engine starts with it."
-        return Finding("webhook", "missing", str(error), cure)
+        remedy = "Fix the secret's file; no engine starts with it."
+        return Finding("webhook", "missing", str(error), remedy)
     may = "may" if chosen.may_decide else "may not"
     return Finding("webhook", "ok", f"its secret can be read; a signed callback {may} decide")
 
@@ -261,8 +261,8 @@ def docker_findings(
         yield image_finding(name, found_images, datetime.now(UTC), is_used=is_used)
     for setting, name in used.items():
         if name not in images:
-            cure = f"Set {setting} to an existing image: {', '.join(images)}."
-            yield Finding(f"image: {name}", "warning", "no image has this name", cure)
+            remedy = f"Set {setting} to an existing image: {', '.join(images)}."
+            yield Finding(f"image: {name}", "warning", "no image has this name", remedy)
     yield _memory(info, available=psutil.virtual_memory().available if local else None)
     if local:
         yield _disk(Path(str(info.get("DockerRootDir") or "/")))
@@ -274,8 +274,10 @@ def _engine(version: JsonMapping, info: JsonMapping) -> Finding:
     known = "".join(f", {name} {parts[name]}" for name in COMPONENTS if parts.get(name))
     found = f"{version.get('Version')}, API {version.get('ApiVersion')}{known}{rootless}"
     if info.get("OSType") != "linux":
-        cure = "Use a Docker engine on Linux."
-        return Finding("docker", "warning", f"{found}, runs {info.get('OSType')} containers", cure)
+        remedy = "Use a Docker engine on Linux."
+        return Finding(
+            "docker", "warning", f"{found}, runs {info.get('OSType')} containers", remedy
+        )
     return Finding("docker", "ok", found)
 
 
@@ -290,13 +292,13 @@ def _control_groups(info: JsonMapping, *, hybrid: bool) -> Finding:
     ]
     if not lacking:
         return Finding(check, "ok", f"{kind}, limits on memory, processes and CPU")
-    cure = (
+    remedy = (
         "Rootless Docker needs cgroup v2 with delegation: see Docker's page on rootless mode."
         if _has_option(info, "rootless")
         else "Enable these controllers (kernel parameter cgroup_enable=…)."
     )
     words = f"{kind}, no limit on {', '.join(lacking)}: containers are refused"
-    return Finding(check, "warning", words, cure)
+    return Finding(check, "warning", words, remedy)
 
 
 def _swap(info: JsonMapping, *, swap_bytes: int | None) -> Finding:
@@ -319,8 +321,8 @@ def _seccomp(info: JsonMapping) -> Finding:
     check = "docker: seccomp"
     if _has_option(info, "seccomp"):
         return Finding(check, "ok", "Docker's profile is used")
-    cure = "Use a kernel with seccomp, and start dockerd without seccomp-profile=unconfined."
-    return Finding(check, "warning", "Docker does not filter system calls", cure)
+    remedy = "Use a kernel with seccomp, and start dockerd without seccomp-profile=unconfined."
+    return Finding(check, "warning", "Docker does not filter system calls", remedy)
 
 
 def _runtimes(info: JsonMapping, configured: str | None) -> Finding:
@@ -371,8 +373,8 @@ def _memory(info: JsonMapping, *, available: int | None) -> Finding:
     found = f"{free // MB} MB {'free' if available is not None else 'in all'}"
     if room >= 1:
         return Finding(check, "ok", f"{found}: room for {room} containers of 512 MB at their limit")
-    cure = "Free memory, or use smaller memory limits."
-    return Finding(check, "warning", f"{found}: not enough for one container of 512 MB", cure)
+    remedy = "Free memory, or use smaller memory limits."
+    return Finding(check, "warning", f"{found}: not enough for one container of 512 MB", remedy)
 
 
 def _disk(root: Path) -> Finding:

@@ -89,8 +89,8 @@ def new_image(
     from fumehood.sandbox.images.own_image import ImageRequest
 
     text = "" if requirements is None else _read_list(requirements)
-    wish = ImageRequest(name, text, tuple(packages or ()), below)
-    image = _make(wish, base or "", replace=replace)
+    request = ImageRequest(name, text, tuple(packages or ()), below)
+    image = _make(request, base or "", replace=replace)
     print(
         f'Use it with `sessions new --image {name}`, or set [container.images] python = "{name}"'
         " in the configuration.",
@@ -203,7 +203,7 @@ def _read_list(path: Path) -> str:
         fail(f"{path} is not UTF-8.", ExitCode.USAGE)
 
 
-def _make(wish: ImageRequest, base: str, *, replace: bool) -> Image:
+def _make(request: ImageRequest, base: str, *, replace: bool) -> Image:
     """Make the folder aside, build the image, then move the folder into place."""
     from fumehood.sandbox.images.build import wheel_cache
     from fumehood.sandbox.images.errors import ImageTrouble, trouble_in
@@ -213,22 +213,22 @@ def _make(wish: ImageRequest, base: str, *, replace: bool) -> Image:
 
     own = _own_images()
     try:
-        check_wish(wish, own, replace=replace)
+        check_wish(request, own, replace=replace)
         client = open_engine()
         with ExitStack() as stack:
-            with _progress(wish.name) as on_step:
-                made = make_aside(wish, own, wheel_cache(), on_step)
+            with _progress(request.name) as on_step:
+                made = make_aside(request, own, wheel_cache(), on_step)
                 folder = stack.enter_context(made)
-            recipe = recipe_of(wish.name, read_own_files(folder), base=base)
+            recipe = recipe_of(request.name, read_own_files(folder), base=base)
             built = _build(client, recipe, own, force=False, since=time.time())
-            publish(folder, wish.name)
+            publish(folder, request.name)
     except (WrongRecipe, Untrusted) as error:
         fail(str(error), ExitCode.USAGE)
     except ImageTrouble as trouble:
-        fail(f"The image {wish.name} was not built. {trouble}", ExitCode.UNAVAILABLE)
+        fail(f"The image {request.name} was not built. {trouble}", ExitCode.UNAVAILABLE)
     except OSError as error:
         why = trouble_in("Its files cannot be written", [str(error)])
-        fail(f"The image {wish.name} was not built. {why}", ExitCode.UNAVAILABLE)
+        fail(f"The image {request.name} was not built. {why}", ExitCode.UNAVAILABLE)
     return built.image
 
 

@@ -26,6 +26,13 @@ ControlSocketPath = Annotated[
         "--socket", help="The control socket; default: by configuration, beside the callers' one."
     ),
 ]
+ToolName = Annotated[str, typer.Argument(help="name or name@version")]
+CallId = Annotated[str, typer.Argument(help="The call's id, call_….")]
+OfAgent = Annotated[str | None, typer.Option("--agent", help="Calls made as this agent.")]
+OfTool = Annotated[
+    str | None, typer.Option("--tool", help="Calls of this tool: name or name@version.")
+]
+Until = Annotated[str | None, typer.Option("--until", help="Before this age or time.")]
 
 SPAN = re.compile(r"^(\d{1,6})([smhd])$")
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}

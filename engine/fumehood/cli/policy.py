@@ -10,7 +10,7 @@ import typer
 
 from fumehood.cli.escaping import say
 from fumehood.cli.exits import ExitCode, fail, require_tool_name
-from fumehood.cli.options import AsJson, ControlSocketPath, CredentialStdin
+from fumehood.cli.options import AsJson, ControlSocketPath, CredentialStdin, ToolName
 from fumehood.cli.reach import EITHER, controlling
 from fumehood.cli.settings import read_config
 from fumehood.cli.show import show_json, wants_json
@@ -76,7 +76,7 @@ def hold_against(
 
 @policy.command("explain")
 def explain(
-    tool: Annotated[str, typer.Argument(help="name or name@version")],
+    tool: ToolName,
     arguments: Annotated[str, typer.Argument(help="The call's arguments as JSON.")] = "{}",
     agent: Annotated[str | None, typer.Option(help="The agent it is made for.")] = None,
     principal: Annotated[

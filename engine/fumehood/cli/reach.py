@@ -56,8 +56,8 @@ def call_once(
 ) -> JsonObject:  # fmt: skip
     """Make one call, with a client that imports very little."""
     from fumehood.cli.answers import read_answer
+    from fumehood.client.api_request import call_read_by
     from fumehood.client.once import send_once
-    from fumehood.client.requests.call import call_read_by
 
     path = find_socket(socket)
     with _ending_the_command(or_else, as_json=as_json):
@@ -132,7 +132,7 @@ def _ending_the_command(
 ) -> Iterator[None]:
     """Turn a client's exceptions into a message and an exit code."""
     from fumehood.cli.show import show_envelope, wants_json
-    from fumehood.client.errors import DaemonUnavailable, Refused
+    from fumehood.client.api_request import DaemonUnavailable, Refused
 
     try:
         yield

@@ -108,7 +108,7 @@ def run(
     options: dict[str, Any] = {k: value for k, value in asked.items() if value is not None}
     options["cancel_on_disconnect"] = True  # Ctrl-C cancels the program
     if stream:
-        from fumehood.cli.live import stream_call
+        from fumehood.cli.following import stream_call
 
         out = sys.stderr if as_json else sys.stdout
         with calling(socket, as_json=as_json, is_call=True) as client:
@@ -252,7 +252,7 @@ def _saved(
 ) -> Iterator[JsonObject]:
     """Save files of an answer and yield those saved; report the others."""
     from fumehood.cli.saving import SaveFailed, Saving
-    from fumehood.client.errors import Refused
+    from fumehood.client.api_request import Refused
 
     try:
         with Saving(directory, force=force) as saving:

@@ -75,8 +75,7 @@ def _greet(config: Config) -> None:
     say(
         f"fumehood {version('fumehood')}: sandboxed tool execution for AI agents. Ctrl-C stops it."
         f"\nSockets: {read_socket_path(config)} (calls), {read_control_path(config)} (approvals)."
-        f"\nNext, in another terminal{_variable(config)}: {example}; "
-        "approvals: fumehood approvals list",
+        f"\nIn another terminal{_variable(config)}: {example}",
         to_stderr=True,
     )
 

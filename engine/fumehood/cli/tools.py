@@ -8,14 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from fumehood.cli.exits import ExitCode, fail, require_tool_name
-from fumehood.cli.options import AsJson, ControlSocketPath, CredentialStdin, SocketPath
+from fumehood.cli.options import AsJson, ControlSocketPath, CredentialStdin, SocketPath, ToolName
 from fumehood.cli.reach import calling, controlling
 from fumehood.protocol import strict_json
 
 tools = typer.Typer(help="The tools of the running engine.", no_args_is_help=True)
 
 DefinitionFile = Annotated[Path, typer.Argument(help="A file with the definition as JSON.")]
-ToolName = Annotated[str, typer.Argument(help="name or name@version")]
 Pinned = Annotated[str, typer.Argument(help="name@version")]
 
 
@@ -41,7 +40,7 @@ def list_tools(
 
 @tools.command("show")
 def show_tool(
-    name: Annotated[str, typer.Argument(help="name or name@version")],
+    name: ToolName,
     as_json: AsJson = False,
     socket: SocketPath = None,
 ) -> None:

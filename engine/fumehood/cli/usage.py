@@ -19,7 +19,7 @@ from fumehood.budgets.model import BudgetStanding
 from fumehood.budgets.usage import GROUPS, MAX_ROWS, UsageRow, UsageTable
 from fumehood.cli.escaping import visible
 from fumehood.cli.exits import ExitCode, fail
-from fumehood.cli.options import AsJson, CredentialStdin, moment
+from fumehood.cli.options import AsJson, CredentialStdin, OfAgent, OfTool, Until, moment
 from fumehood.cli.reach import calling, controlling
 
 FORMULA_BEGINS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20", "|", "%")
@@ -40,12 +40,10 @@ def usage(
         str | None,
         typer.Option(help="From this age (1h, 7d) or time (2026-01-31T09:30) on."),
     ] = None,
-    until: Annotated[str | None, typer.Option(help="Before this age or time.")] = None,
-    agent: Annotated[str | None, typer.Option(help="Calls made as this agent.")] = None,
+    until: Until = None,
+    agent: OfAgent = None,
     session: Annotated[str | None, typer.Option(help="Calls made in this session.")] = None,
-    tool: Annotated[
-        str | None, typer.Option(help="Calls of this tool: name or name@version.")
-    ] = None,
+    tool: OfTool = None,
     everybody: Annotated[
         bool,
         typer.Option("--all", help="All principals' calls; needs a credential with admin."),

@@ -1,8 +1,8 @@
 """The clients: talk to a daemon over its sockets, with the engine's own method names.
 
 Client side. They know the protocol and the model, nothing of the engine. `async_….py` is written
-by hand; scripts/make_sync_client.py generates its synchronous twin in `sync/`. Both send the
-requests that `requests/` makes, by the rules in `exchange.py`.
+by hand; scripts/make_sync_client.py generates its synchronous twin in `sync/`. A request is made by
+`api_request.py` and sent by the rules in `exchange.py`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fumehood.client.api_request import DaemonUnavailable as DaemonUnavailable
+    from fumehood.client.api_request import Refused as Refused
     from fumehood.client.async_client import AsyncClient as AsyncClient
     from fumehood.client.async_control import AsyncControlClient as AsyncControlClient
-    from fumehood.client.errors import DaemonUnavailable as DaemonUnavailable
-    from fumehood.client.errors import Refused as Refused
     from fumehood.client.sync.client import Client as Client
     from fumehood.client.sync.control import ControlClient as ControlClient
 
@@ -22,8 +22,8 @@ _HOMES = {
     "AsyncControlClient": "fumehood.client.async_control",
     "Client": "fumehood.client.sync.client",
     "ControlClient": "fumehood.client.sync.control",
-    "DaemonUnavailable": "fumehood.client.errors",
-    "Refused": "fumehood.client.errors",
+    "DaemonUnavailable": "fumehood.client.api_request",
+    "Refused": "fumehood.client.api_request",
 }
 
 __all__ = sorted(_HOMES)

@@ -1,4 +1,5 @@
-"""One request, and how its answer is read: the part of a client that knows no socket.
+"""One request, how its answer is read, and what the clients raise: no socket, and no models,
+because a command line that sends one call loads this module alone.
 
 Invariant: what a caller names stands in the address as one part of it, whatever it holds. A
 name with a slash would otherwise address something else than the method says.
@@ -12,7 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import quote, urlencode
 
-from fumehood.client.errors import Refused
+from fumehood.core.errors import EnvelopeError, FumehoodError
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
 
@@ -27,6 +28,30 @@ M = TypeVar("M", bound="BaseModel")
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_GRACE_S = 30.0
 """How much longer than the engine may work this side waits for the answer."""
+
+
+LONGEST_CALL_S = 600.0
+"""How long a call may run that says no time of its own: the longest that a wall allows."""
+
+LONGEST_WAIT_S = 3600.0
+"""How long a call may wait for a human that says no time of its own: the longest that an engine
+can be configured for."""
+
+
+class DaemonUnavailable(FumehoodError):
+    """No engine answers, or not in time. The message says what to do.
+
+    `may_have_acted` is whether an engine may have received the request all the same: a call
+    may then have run, and only its owner can tell whether it is safe to send it again.
+    """
+
+    def __init__(self, message: str, *, may_have_acted: bool = False) -> None:
+        super().__init__(message)
+        self.may_have_acted = may_have_acted
+
+
+class Refused(EnvelopeError):
+    """The engine refused a request that is no call; `envelope` says why, `code` in one word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +71,63 @@ class ApiRequest(Generic[T]):
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
+def ask(
+    method: str,
+    model: type[M],
+    *parts: str,
+    query: JsonObject | None = None,
+    body: JsonObject | None = None,
+    work_s: float = 0.0,
+    headers: Mapping[str, str] | None = None,
+) -> ApiRequest[M]:
+    """A request whose answer's `data` is a value of the model.
+
+    Raises:
+        ValueError: a part would address something else, or the body is not JSON.
+    """
+    path = address(*parts) + query_text(query or {})
+    content = None if body is None else encode(body)
+    return ApiRequest(method, path, data_of(model), content, work_s, headers or {})
+
+
+def ask_for_bytes(path: str, work_s: float = 0.0) -> ApiRequest[None]:
+    """A request that is answered with bytes; `read` is for a refusal in their place."""
+
+    def refused(raw: bytes) -> None:
+        from fumehood.protocol.messages import decode_envelope
+
+        raise Refused(decode_envelope(raw))
+
+    return ApiRequest("GET", path, refused, work_s=work_s)
+
+
+def call_read_by(
+    read: Callable[[bytes], T], tool: str, arguments: JsonObject | None, options: JsonObject
+) -> ApiRequest[T]:
+    """One call. Raises ValueError where it is not JSON, or the name can be none."""
+    content = encode(call_body(arguments, options))
+    return ApiRequest("POST", address("tools", tool, "call"), read, content, _work_s(options))
+
+
+def call_body(arguments: JsonObject | None, options: JsonObject) -> JsonObject:
+    """The body of a call."""
+    return {"arguments": arguments if arguments is not None else {}, "options": options}
+
+
+def _work_s(options: JsonObject) -> float:
+    """How long the call may wait for a human and run."""
+    wait: Any = options.get("wait_for_approval")
+    waits_s = LONGEST_WAIT_S if wait is True else _seconds(wait) or 0.0
+    return waits_s + (_seconds(options.get("timeout_seconds")) or LONGEST_CALL_S)
+
+
+def _seconds(asked: Any) -> float | None:
+    """What is no time is the engine's to refuse, at once."""
+    if isinstance(asked, int | float) and not isinstance(asked, bool) and asked > 0:
+        return float(asked)
+    return None
+
+
 def address(*parts: str) -> str:
     """`/v1/…` with each part quoted.
 
@@ -60,8 +142,13 @@ def address(*parts: str) -> str:
 
 def query_text(given: JsonObject) -> str:
     """What is given, as a query; what is None is left out."""
-    chosen = {name: _text(value) for name, value in given.items() if value is not None}
+    chosen = {name: _text(value) for name, value in without_none(given).items()}
     return f"?{urlencode(chosen)}" if chosen else ""
+
+
+def without_none(given: JsonObject) -> JsonObject:
+    """The fields that are not None."""
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _text(value: Any) -> str:

@@ -5,18 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, Unpack
 
+from pydantic import BaseModel
+
+from fumehood.answers import (
+    ApprovalAnswer,
+    ApprovalChanges,
+    ApprovalList,
+    DecidedApprovals,
+    RememberedAnswer,
+    RememberedList,
+)
 from fumehood.approvals.model import (
     Approval,
     ApprovalPage,
     NewDecision,
+    NewEdit,
     OneOfSeveral,
     RememberedRule,
     RememberWish,
+    Resolution,
+    SeveralDecisions,
 )
+from fumehood.client.api_request import ask
 from fumehood.client.async_transport import AsyncTransport
-from fumehood.client.requests import approvals
 from fumehood.core.json_types import JsonObject
-from fumehood.core.keywords import ApprovalQueryKeywords, show_keywords
+from fumehood.core.keywords import ApprovalQueryKeywords, checked, show_keywords
+
+LONGEST_POLL_S = 25.0
 
 
 @show_keywords
@@ -28,15 +43,20 @@ class AsyncOwnApprovals:
 
     async def list(self, **query: Unpack[ApprovalQueryKeywords]) -> ApprovalPage:
         """A page, newest first. `query` is that of `ApprovalQuery`."""
-        return await self._transport.send(approvals.list_approvals(**query))
+        asked = checked(ApprovalQueryKeywords, "list", query)
+        found = await self._transport.send(ask("GET", ApprovalList, "approvals", query=asked))
+        return found.page
 
     async def show(self, approval_id: str) -> Approval:
         """One of them."""
-        return await self._transport.send(approvals.show_approval(approval_id))
+        found = await self._transport.send(ask("GET", ApprovalAnswer, "approvals", approval_id))
+        return found.approval
 
     async def cancel(self, approval_id: str) -> Approval:
         """Take the call back, as long as it has not begun."""
-        return await self._transport.send(approvals.cancel_approval(approval_id))
+        request = ask("POST", ApprovalAnswer, "approvals", approval_id, "cancel")
+        found = await self._transport.send(request)
+        return found.approval
 
 
 @show_keywords
@@ -52,11 +72,14 @@ class AsyncControlledApprovals:
 
     async def list(self, **query: Unpack[ApprovalQueryKeywords]) -> ApprovalPage:
         """A page, newest first. `query` is that of `ApprovalQuery`."""
-        return await self._transport.send(approvals.list_approvals(**query))
+        asked = checked(ApprovalQueryKeywords, "list", query)
+        found = await self._transport.send(ask("GET", ApprovalList, "approvals", query=asked))
+        return found.page
 
     async def show(self, approval_id: str) -> Approval:
         """One of them, whole."""
-        return await self._transport.send(approvals.show_approval(approval_id))
+        found = await self._transport.send(ask("GET", ApprovalAnswer, "approvals", approval_id))
+        return found.approval
 
     async def approve(
         self,
@@ -77,43 +100,76 @@ class AsyncControlledApprovals:
             decision="approve", reason=reason, arguments=arguments, remember=remember,
             action_digest=action_digest,
         )  # fmt: skip
-        return await self._transport.send(approvals.decide(approval_id, decision, version))
+        return await self._decide(approval_id, decision, version)
 
     async def deny(
         self, approval_id: str, *, version: int | None, reason: str | None = None
     ) -> Approval:
         """Say no. The model is told the reason."""
         decision = NewDecision(decision="deny", reason=reason)
-        return await self._transport.send(approvals.decide(approval_id, decision, version))
+        return await self._decide(approval_id, decision, version)
 
     async def decide_all(self, items: Iterable[OneOfSeveral]) -> tuple[Approval, ...]:
         """Decide on several at once: all of them, or none."""
-        return await self._transport.send(approvals.decide_all(items))
+        body = _given(SeveralDecisions(items=tuple(items)))
+        request = ask("POST", DecidedApprovals, "approvals", "decisions", body=body)
+        found = await self._transport.send(request)
+        return found.items
 
     async def preview_remember(self, approval_id: str, wish: RememberWish) -> RememberedRule:
         """The rule that approving with this wish would leave behind. Nothing is saved."""
-        return await self._transport.send(approvals.preview_remember(approval_id, wish))
+        parts = "approvals", approval_id, "remember-preview"
+        found = await self._transport.send(ask("POST", RememberedAnswer, *parts, body=_given(wish)))
+        return found.rule
 
     async def preview_edit(self, approval_id: str, arguments: JsonObject) -> Approval:
         """It as a yes to these arguments would make it, or why that cannot be. Nothing is saved."""
-        return await self._transport.send(approvals.preview_edit(approval_id, arguments))
+        parts, body = ("approvals", approval_id, "edit-preview"), NewEdit(arguments=arguments)
+        found = await self._transport.send(ask("POST", ApprovalAnswer, *parts, body=_given(body)))
+        return found.approval
 
     async def resolve(
         self, approval_id: str, outcome: Literal["done", "failed"], *, note: str | None = None
     ) -> Approval:
         """Say what became of an interrupted call. It is not run again."""
-        return await self._transport.send(approvals.resolve(approval_id, outcome, note))
+        parts, body = ("approvals", approval_id, "resolve"), Resolution(outcome=outcome, note=note)
+        found = await self._transport.send(ask("POST", ApprovalAnswer, *parts, body=_given(body)))
+        return found.approval
 
-    async def next_change(
-        self, after: int = -1, *, wait_s: float = approvals.LONGEST_POLL_S
-    ) -> int:
+    async def next_change(self, after: int = -1, *, wait_s: float = LONGEST_POLL_S) -> int:
         """Wait until the number of changes is another than `after`, 25 s at most."""
-        return await self._transport.send(approvals.next_change(after, wait_s))
+        query = {"after": after, "wait": wait_s}
+        request = ask("GET", ApprovalChanges, "approvals", "changes", query=query, work_s=wait_s)
+        found = await self._transport.send(request)
+        return found.changes
 
     async def remembered(self) -> tuple[RememberedRule, ...]:
         """The rules that decisions left behind."""
-        return await self._transport.send(approvals.list_remembered())
+        found = await self._transport.send(ask("GET", RememberedList, "policy", "remembered"))
+        return found.items
 
     async def forget(self, rule_id: str) -> RememberedRule:
         """End such a rule."""
-        return await self._transport.send(approvals.forget(rule_id))
+        request = ask("DELETE", RememberedAnswer, "policy", "remembered", rule_id)
+        found = await self._transport.send(request)
+        return found.rule
+
+    async def _decide(
+        self, approval_id: str, decision: NewDecision, version: int | None
+    ) -> Approval:
+        request = ask(
+            "POST",
+            ApprovalAnswer,
+            "approvals",
+            approval_id,
+            "decision",
+            body=_given(decision),
+            headers={"if-match": "*" if version is None else f'"{version}"'},
+        )
+        found = await self._transport.send(request)
+        return found.approval
+
+
+def _given(body: BaseModel) -> JsonObject:
+    """What was said. What was not said is left out, at every depth."""
+    return body.model_dump(mode="json", exclude_unset=True)

@@ -7,7 +7,7 @@ allows it, and never a third time.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Generator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, TypeVar
 
 import httpx2
@@ -28,7 +28,6 @@ from fumehood.client.exchange import (
 from fumehood.core.events import Event
 
 T = TypeVar("T")
-R = TypeVar("R")
 
 
 class AsyncTransport:
@@ -42,16 +41,6 @@ class AsyncTransport:
     async def send(self, request: ApiRequest[T]) -> T:
         """The answer to one request. Raises DaemonUnavailable, and what `request.read` raises."""
         return read_answer(request, await self._exchange(request), self._endpoint)
-
-    async def send_all(self, requests: Generator[ApiRequest[T], T, R]) -> R:
-        """Send what is asked for until it has come to its result."""
-        try:
-            request = next(requests)
-            while True:
-                request = requests.send(await self.send(request))
-        except StopIteration as end:
-            result: R = end.value
-            return result
 
     async def download(self, request: ApiRequest[None], write: Write) -> None:
         """Hand the bytes of an answer to `write` as they come.

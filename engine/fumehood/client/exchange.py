@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 
 import httpx2
 
-from fumehood.client.api_request import CONNECT_TIMEOUT_S, ApiRequest
-from fumehood.client.errors import DaemonUnavailable
+from fumehood.client.api_request import CONNECT_TIMEOUT_S, ApiRequest, DaemonUnavailable
 from fumehood.core.events import ErrorEvent, Event, ResultEvent, event_of
 from fumehood.protocol import sse, strict_json
 

@@ -39,13 +39,13 @@ SMALL_BODY_BYTES = 64 * 1024
 
 def engine_of(request: Request) -> Engine:
     """Return the application's engine."""
-    engine: Engine = request.app.state.engine
+    engine: Engine = request.app.engine
     return engine
 
 
-def answer(request: Request, data: BaseModel) -> Response:
+def answer(engine: Engine, data: BaseModel) -> Response:
     """Wrap `data` in a success envelope, for operations other than calls."""
-    return envelope_response(engine_of(request).answer(data.model_dump(mode="json")))
+    return envelope_response(engine.answer(data.model_dump(mode="json")))
 
 
 def stopped(engine: Engine, tool: str) -> Envelope:
@@ -119,15 +119,10 @@ def parse_body(model: type[M], document: Any) -> M:
     try:
         return model.model_validate(document)
     except ValidationError as error:
-        faults = error.errors(include_url=False, include_input=False)[:20]
-        named = [(".".join(map(str, fault["loc"]))[:120], _words(fault)) for fault in faults]
-        # Faults of the whole body have no path.
-        words = "; ".join(f"{field}: {said}" if field else said for field, said in named)
-        fields = [field for field, _ in named if field]
-        raise InvalidParams(f"The body is wrong: {words}.", fields=fields) from None
+        raise _wrong("body", error) from None
 
 
-def query_of(model: type[M], request: Request) -> M:
+def parse_query(model: type[M], request: Request) -> M:
     """Validate the query with a model, which converts text to booleans and numbers.
 
     Raises:
@@ -140,11 +135,16 @@ def query_of(model: type[M], request: Request) -> M:
     try:
         return model.model_validate(query)
     except ValidationError as error:
-        faults = error.errors(include_url=False, include_input=False)[:20]
-        named = [(".".join(map(str, fault["loc"]))[:120], _words(fault)) for fault in faults]
-        words = "; ".join(f"{field}: {said}" for field, said in named)
-        fields = [field for field, _ in named]
-        raise InvalidParams(f"The query is wrong: {words}.", fields=fields) from None
+        raise _wrong("query", error) from None
+
+
+def _wrong(part: str, error: ValidationError) -> InvalidParams:
+    """Name the invalid fields, at most 20. Faults of the whole body have no path."""
+    faults = error.errors(include_url=False, include_input=False)[:20]
+    named = [(".".join(map(str, fault["loc"]))[:120], _words(fault)) for fault in faults]
+    words = "; ".join(f"{field}: {said}" if field else said for field, said in named)
+    fields = [field for field, _ in named if field]
+    return InvalidParams(f"The {part} is wrong: {words}.", fields=fields)
 
 
 def _words(fault: ErrorDetails) -> str:

@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 
-from starlette.datastructures import State
 from starlette.requests import Request
-from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
 from fumehood.core.errors import (
@@ -23,7 +21,8 @@ from fumehood.core.errors import (
 )
 from fumehood.engine import Engine
 from fumehood.http.answers import envelope_response
-from fumehood.http.operation import Endpoint, Operation, make_document
+from fumehood.http.endpoint import Operation, Respond
+from fumehood.http.openapi import make_document
 from fumehood.http.peer import Face
 from fumehood.http.routes import (
     about,
@@ -81,56 +80,56 @@ class Faces:
 class Application:
     """The operations of one socket, for an engine that the caller has started.
 
-    It uses Starlette's requests, responses and routes without its application, whose middleware
-    costs every call about as much as a gate.
+    It uses Starlette's requests and responses without its application and routes, which cost every
+    call about as much as a gate.
     """
 
     def __init__(self, engine: Engine, title: str, operations: Sequence[Operation]) -> None:
-        self._routes = [operation.route for operation in operations]
-        self._engine = engine
+        self._operations = tuple(operations)
+        self.engine = engine
         # Made on first request: it takes megabytes and is rarely needed.
-        document = cache(partial(make_document, title, _version(), operations))
-        self.state = State({"engine": engine, "openapi": document})
+        self.openapi = cache(partial(make_document, title, _version(), operations))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; internal errors are logged and hidden."""
         scope["app"] = self
         try:
-            response = await self._endpoint(scope)(Request(scope, receive, send))
+            response = await self._found(scope)(Request(scope, receive, send))
         except EngineError as error:
             tool = scope.get("path_params", {}).get("name")
-            response = envelope_response(self._engine.refusal(error, tool=tool))
+            response = envelope_response(self.engine.refusal(error, tool=tool))
         except Exception as fault:
             self._log(fault)
             hidden = InternalError("The engine failed inside.")
-            response = envelope_response(self._engine.refusal(hidden))
+            response = envelope_response(self.engine.refusal(hidden))
         try:
             await response(scope, receive, send)
         except Exception as fault:
             self._log(fault)
             raise  # the response has begun: the server closes the connection
 
-    def _endpoint(self, scope: Scope) -> Endpoint:
-        """Find the endpoint of this address and method.
+    def _found(self, scope: Scope) -> Respond:
+        """Find the operation of this address and method.
 
         Raises:
             MethodNotAllowed: the address exists with another method only.
             ResourceNotFound: the address does not exist.
         """
+        path, method = scope["path"], scope["method"]
         is_known = False
-        for route in self._routes:
-            match, found = route.matches(scope)
-            if match is Match.FULL:
-                scope.update(found)
-                endpoint: Endpoint = route.endpoint
-                return endpoint
-            is_known = is_known or match is Match.PARTIAL
+        for operation in self._operations:
+            match = operation.address.fullmatch(path)
+            if match is not None:
+                if method in operation.methods:
+                    scope["path_params"] = match.groupdict()
+                    return operation.respond
+                is_known = True
         if is_known:
             raise MethodNotAllowed("This address takes another HTTP method. See /v1/openapi.json.")
         raise ResourceNotFound("There is nothing at this address. See /v1/openapi.json.")
 
     def _log(self, fault: Exception) -> None:
-        log_fault(self._engine.log, "daemon.internal_error", fault)
+        log_fault(self.engine.log, "daemon.internal_error", fault)
 
 
 def _version() -> str:

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from fumehood.core.errors import EngineError, PermissionDenied, Unauthorized
 from fumehood.core.identity import OVERFLOW_UID, Peer, Principal, Scope
 from fumehood.engine import Engine
+from fumehood.http.answers import engine_of
 from fumehood.identity import approvers, tokens
 from fumehood.identity.scopes import require_caller
 
@@ -27,7 +28,7 @@ def principal_of(request: Request) -> Principal | None:
     Raises:
         Unauthorized: its token is unknown, expired or revoked.
     """
-    engine: Engine = request.app.state.engine
+    engine = engine_of(request)
     credential = _credential(request)
     if credential is not None:
         return engine.tokens.principal_of(credential, engine.now())
@@ -63,12 +64,13 @@ async def require_approver(request: Request) -> Principal:
     return await _require(request, Scope.APPROVE)
 
 
-async def require_decider(request: Request, approval_id: str | None = None) -> Principal:
+async def require_decider(request: Request) -> Principal:
     """Like `require_approver`; a known principal without the scope is also recorded for audit."""
+    approval_id: str | None = request.path_params.get("approval_id")
     try:
         return await require_approver(request)
     except PermissionDenied:
-        engine: Engine = request.app.state.engine
+        engine = engine_of(request)
         by, peer = await _known(request, engine), peer_principal_id(request)
         await engine.desk.note_refusal(approval_id, by, peer, "no scope")
         raise
@@ -84,7 +86,7 @@ def peer_principal_id(request: Request) -> str | None:
 
     None for an unknown user, and in single-user mode, where approvers and callers are one user.
     """
-    engine: Engine = request.app.state.engine
+    engine = engine_of(request)
     uid = _peer(request).uid
     if engine.config.mode == "single-user" or uid == OVERFLOW_UID:
         return None
@@ -93,14 +95,14 @@ def peer_principal_id(request: Request) -> str | None:
 
 def log_refusal(request: Request, event: str, refusal: EngineError) -> None:
     """Log a refusal with the peer's uid and pid."""
-    engine: Engine = request.app.state.engine
+    engine = engine_of(request)
     peer = _peer(request)
     engine.log.warning(event, code=refusal.code, uid=peer.uid, pid=peer.pid)
 
 
 async def _require(request: Request, *scopes: Scope) -> Principal:
     """Require one of the scopes, and log a refusal."""
-    engine: Engine = request.app.state.engine
+    engine = engine_of(request)
     try:
         return await _with_authority(request, engine, scopes)
     except EngineError as refusal:

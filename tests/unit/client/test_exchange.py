@@ -9,15 +9,16 @@ from typing import Any
 import httpx2
 import pytest
 
-from fumehood.client.api_request import ApiRequest
+from fumehood.client.api_request import ApiRequest, call_read_by, object_of
 from fumehood.client.exchange import Endpoint, Progress, may_send_again, unavailable
-from fumehood.client.requests.callers import call, health
 
 DROPPED = [httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError]
 OTHERS = [
     httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ReadTimeout, httpx2.WriteTimeout,
     httpx2.PoolTimeout, httpx2.LocalProtocolError, httpx2.DecodingError,
 ]  # fmt: skip
+
+HEALTH = ApiRequest("GET", "/v1/health", object_of)
 
 
 def request(method: str) -> ApiRequest[Any]:
@@ -68,9 +69,11 @@ def endpoint(**fields: Any) -> Endpoint:
 
 
 def test_answer_is_waited_for_while_the_engine_may_work_and_a_grace_on_top() -> None:
-    timeout = endpoint(grace_s=3.0).timeout(call("t", {}, {"timeout_seconds": 2}))
+    timeout = endpoint(grace_s=3.0).timeout(
+        call_read_by(object_of, "t", {}, {"timeout_seconds": 2})
+    )
     assert (timeout.read, timeout.connect) == (5.0, 5.0)
-    assert endpoint().timeout(health()).read == 30.0
+    assert endpoint().timeout(HEALTH).read == 30.0
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("inf"), float("nan")])
@@ -88,9 +91,9 @@ def test_credential_cannot_add_a_header(credential: str) -> None:
 
 def test_credential_is_in_the_header_and_in_no_representation() -> None:
     made = endpoint(credential="fht_secret")
-    assert made.headers(health()) == {"authorization": "Bearer fht_secret"}
+    assert made.headers(HEALTH) == {"authorization": "Bearer fht_secret"}
     assert "secret" not in repr(made)
-    assert endpoint().headers(health()) == {}
+    assert endpoint().headers(HEALTH) == {}
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import ast
 from pathlib import Path
 
 import fumehood
-from fumehood.config import ImagesConfig
 from fumehood.core.languages import LANGUAGES
 from fumehood.executors.kinds import EXECUTORS
 from fumehood.registry.definitions import PROGRAM_ARGUMENTS
+from fumehood.sandbox.container.settings import LanguageImages
 
 CHILD = Path(fumehood.__file__).parent / "guest/container/child.py"
 
@@ -27,7 +27,7 @@ def test_guest_runs_every_language_and_no_other() -> None:
 
 
 def test_every_language_has_an_image_that_the_operator_can_choose() -> None:
-    chosen = ImagesConfig().model_dump()
+    chosen = LanguageImages().model_dump()
     assert {name: chosen[name] for name in LANGUAGES} == {
         name: language.image for name, language in LANGUAGES.items()
     }

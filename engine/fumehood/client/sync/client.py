@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Self, Unpack
@@ -11,33 +11,68 @@ from typing import Self, Unpack
 from fumehood.answers import (
     AgentTools,
     CallAnswer,
+    CallList,
+    CancelledCall,
+    Deleted,
+    SessionAnswer,
     SessionFileList,
+    SessionList,
     ToolDetails,
     ToolList,
     WrittenFile,
 )
 from fumehood.budgets.usage import UsageTable
-from fumehood.client.api_request import ANSWER_GRACE_S, CONNECT_TIMEOUT_S
+from fumehood.client.api_request import (
+    ANSWER_GRACE_S,
+    CONNECT_TIMEOUT_S,
+    ApiRequest,
+    DaemonUnavailable,
+    address,
+    ask,
+    ask_for_bytes,
+    call_body,
+    call_read_by,
+    encode,
+    listed,
+    object_of,
+    plain,
+    without_none,
+)
 from fumehood.client.exchange import Endpoint, Write, found_socket
 from fumehood.client.files import Source, chunks_of, new_file, opened, size_of
-from fumehood.client.requests import approvals, callers, sessions
 from fumehood.client.sync.approvals import OwnApprovals
 from fumehood.client.sync.transport import Transport
 from fumehood.core.call_log import CallPage, CallRecord
 from fumehood.core.envelope import Envelope
-from fumehood.core.events import Event
+from fumehood.core.events import Event, last_event
 from fumehood.core.json_types import JsonObject
 from fumehood.core.keywords import (
+    AllUsageKeywords,
     CallKeywords,
     CallQueryKeywords,
     ToolFilterKeywords,
     ToolPageKeywords,
     UsageKeywords,
+    checked,
     show_keywords,
 )
 from fumehood.core.session import SessionRecord
 from fumehood.core.status import Health, Readiness
 from fumehood.core.tool import ToolDefinition
+from fumehood.protocol.blob_urls import parse_blob_url
+from fumehood.protocol.messages import decode_envelope
+
+PAGE = 100
+"""Tools of one request while all of them are read: the most that the engine gives."""
+
+MAKING_S = 120.0
+"""How long the making of a session may take: it waits for a container."""
+
+TURN_S = 60.0
+"""How long a request may wait for its turn in a busy session, and for its end."""
+
+UPLOAD_S = 900.0
+"""How long an upload may take: as the engine allows."""
 
 
 class BaseClient:
@@ -79,15 +114,15 @@ class BaseClient:
 
     def health(self) -> Health:
         """The process answers."""
-        return self._transport.send(callers.health())
+        return self._transport.send(ApiRequest("GET", address("health"), plain(Health)))
 
     def ready(self) -> Readiness:
         """Whether calls are served, and what each wall enforces."""
-        return self._transport.send(callers.ready())
+        return self._transport.send(ApiRequest("GET", address("ready"), plain(Readiness)))
 
     def openapi(self) -> JsonObject:
         """The OpenAPI document of this socket."""
-        return self._transport.send(callers.openapi())
+        return self._transport.send(ApiRequest("GET", address("openapi.json"), object_of))
 
     def request(self, method: str, path: str, body: JsonObject | None = None) -> Envelope:
         """Any address that answers with an envelope.
@@ -95,7 +130,8 @@ class BaseClient:
         Raises:
             ValueError: the body is not JSON, so nothing was sent.
         """
-        return self._transport.send(callers.request(method, path, body))
+        content = None if body is None else encode(body)
+        return self._transport.send(ApiRequest(method, path, decode_envelope, content))
 
 
 @show_keywords
@@ -122,7 +158,8 @@ class Client(BaseClient):
             ValueError: the arguments or options are not JSON, or the name can be none, so
                 nothing was sent.
         """
-        return self._transport.send(callers.call(tool, arguments, options))
+        chosen = checked(CallKeywords, "call", options)
+        return self._transport.send(call_read_by(decode_envelope, tool, arguments, chosen))
 
     def stream(
         self, tool: str, arguments: JsonObject | None = None, **options: Unpack[CallKeywords]
@@ -136,7 +173,13 @@ class Client(BaseClient):
             TypeError, ValueError: as `call`.
             DaemonUnavailable: also where the events end before the answer.
         """
-        events = self._transport.follow(callers.stream(tool, arguments, options))
+        chosen = checked(CallKeywords, "stream", options)
+        # Comments keep the connection alive, however long the call takes.
+        request = ApiRequest(
+            "POST", address("tools", tool, "sse"), _answer_without_events,
+            encode(call_body(arguments, chosen)),
+        )  # fmt: skip
+        events = self._transport.follow(request)
         try:
             yield from events
         finally:
@@ -148,7 +191,7 @@ class Client(BaseClient):
         Raises:
             Refused: no such call, or it is over.
         """
-        self._transport.send(callers.cancel(call_id))
+        self._transport.send(ask("POST", CancelledCall, "calls", call_id, "cancel"))
 
     def tools(self, **filters: Unpack[ToolFilterKeywords]) -> list[ToolDefinition]:
         """The preferred version of every tool, or of those of a `category`, `tag` or `type`.
@@ -161,8 +204,24 @@ class Client(BaseClient):
     def tools_and_sources(
         self, **filters: Unpack[ToolFilterKeywords]
     ) -> list[tuple[ToolDefinition, str]]:
-        """The same, each with where it comes from. Raises Refused as `tools`."""
-        return self._transport.send_all(callers.all_tools(**filters))
+        """The same, each with where it comes from.
+
+        Raises:
+            Refused: as `tools`.
+            DaemonUnavailable: also where the list never ends, which is none of an engine's.
+        """
+        found: list[tuple[ToolDefinition, str]] = []
+        cursors: set[str] = set()
+        cursor = None
+        while True:
+            page = self.tools_page(**filters, limit=PAGE, cursor=cursor)
+            found += [(tool, page.sources.get(tool.name, "")) for tool in page.items]
+            cursor = page.pagination.next_cursor
+            if cursor is None:
+                return found
+            if cursor in cursors:
+                raise DaemonUnavailable("The list of tools never ends: that is no fumehood engine.")
+            cursors.add(cursor)
 
     def tools_page(self, **query: Unpack[ToolPageKeywords]) -> ToolList:
         """One page: `limit`, `cursor`, `category`, `tag`, `type` as in the HTTP reference.
@@ -170,7 +229,8 @@ class Client(BaseClient):
         Raises:
             Refused: the query is wrong, or its cursor is of another list.
         """
-        return self._transport.send(callers.tools_page(**query))
+        asked = checked(ToolPageKeywords, "tools", query)
+        return self._transport.send(ask("GET", ToolList, "tools", query=asked))
 
     def agent_tools(
         self,
@@ -186,14 +246,17 @@ class Client(BaseClient):
         Raises:
             Refused: no such agent, or not this caller's to speak for.
         """
-        request = callers.agent_tools(
-            agent_id,
-            categories=categories,
-            exclude_dangerous=exclude_dangerous,
-            max_cost=max_cost,
-            at_most=at_most,
-        )
-        return self._transport.send(request)
+        chosen = None if categories is None else listed(categories)
+        if chosen is not None and any("," in category for category in chosen):
+            raise ValueError("A category with a comma cannot be asked for.")
+        query = {
+            "agent_id": agent_id,
+            "categories": None if chosen is None else ",".join(chosen),
+            "exclude_dangerous": exclude_dangerous,
+            "max_cost": None if max_cost is None else f"{max_cost:f}",
+            "at_most": at_most,
+        }
+        return self._transport.send(ask("GET", AgentTools, "tools", query=query))
 
     def calls(self, **query: Unpack[CallQueryKeywords]) -> CallPage:
         """A page of this caller's own calls, newest first.
@@ -203,7 +266,9 @@ class Client(BaseClient):
         Raises:
             Refused: the query is wrong, or its cursor is too old.
         """
-        return self._transport.send(callers.calls(**query))
+        asked = checked(CallQueryKeywords, "calls", query)
+        found = self._transport.send(ask("GET", CallList, "calls", query=asked))
+        return found.page
 
     @property
     def approvals(self) -> OwnApprovals:
@@ -218,7 +283,7 @@ class Client(BaseClient):
         Raises:
             Refused: no such call, somebody else's, or no longer kept.
         """
-        return self._transport.send(approvals.call_state(call_id))
+        return self._transport.send(ask("GET", CallAnswer, "calls", call_id))
 
     def usage(
         self, by: str | Iterable[str] | None = None, **query: Unpack[UsageKeywords]
@@ -231,7 +296,7 @@ class Client(BaseClient):
         Raises:
             Refused: the query is wrong.
         """
-        return self._transport.send(callers.usage(by, query))
+        return self._transport.send(usage_request(by, query))
 
     def call_record(self, call_id: str) -> CallRecord:
         """One call of this caller's own.
@@ -239,7 +304,8 @@ class Client(BaseClient):
         Raises:
             Refused: no such call, somebody else's, or no longer kept.
         """
-        return self._transport.send(callers.call_record(call_id))
+        found = self.call_state(call_id)
+        return found.call
 
     def tool(self, reference: str) -> ToolDetails:
         """One tool by `name` or `name@version`, with its other versions.
@@ -247,7 +313,7 @@ class Client(BaseClient):
         Raises:
             Refused: TOOL_NOT_FOUND, or the engine knows no such caller.
         """
-        return self._transport.send(callers.tool(reference))
+        return self._transport.send(ask("GET", ToolDetails, "tools", reference))
 
     def blob(self, url: str) -> bytes:
         """The whole of a blob, by the `url` or `resource_url` of an answer.
@@ -257,7 +323,7 @@ class Client(BaseClient):
             Refused: no such blob of this caller's, or it has expired.
         """
         content = bytearray()
-        self._transport.download(callers.blob(url), content.extend)
+        self._transport.download(_blob(url), content.extend)
         return bytes(content)
 
     def save_blob(self, url: str, path: Path | str) -> None:
@@ -267,21 +333,23 @@ class Client(BaseClient):
             FileExistsError: there is such a file already.
             ValueError, Refused: as `blob`.
         """
-        request = callers.blob(url)
+        request = _blob(url)
         with new_file(Path(path)) as write:
             self._transport.download(request, write)
 
     def download_blob(self, url: str, write: Write) -> None:
         """A blob to `write`, piece by piece, in order. Raises as `blob`, and what `write` does."""
-        self._transport.download(callers.blob(url), write)
+        self._transport.download(_blob(url), write)
 
     def sessions(self) -> tuple[SessionRecord, ...]:
         """This caller's own sessions, newest first, also those that ended in the last day."""
-        return self._transport.send(sessions.sessions())
+        found = self._transport.send(ask("GET", SessionList, "sessions"))
+        return found.items
 
     def session(self, session_id: str) -> SessionRecord:
         """One of this caller's own."""
-        return self._transport.send(sessions.session(session_id))
+        found = self._transport.send(ask("GET", SessionAnswer, "sessions", session_id))
+        return found.session
 
     def create_session(
         self,
@@ -296,18 +364,23 @@ class Client(BaseClient):
 
         Its `id` is the option `session_id` of calls.
         """
-        request = sessions.create_session(
-            image=image,
-            agent_id=agent_id,
-            memory_mb=memory_mb,
-            idle_seconds=idle_seconds,
-            lifetime_seconds=lifetime_seconds,
-        )
-        return self._transport.send(request)
+        given = {
+            "image": image,
+            "agent_id": agent_id,
+            "memory_mb": memory_mb,
+            "idle_seconds": idle_seconds,
+            "lifetime_seconds": lifetime_seconds,
+        }
+        body = without_none(given)
+        request = ask("POST", SessionAnswer, "sessions", body=body, work_s=MAKING_S)
+        found = self._transport.send(request)
+        return found.session
 
     def end_session(self, session_id: str) -> SessionRecord:
         """End a session with whatever runs in it; its files are gone."""
-        return self._transport.send(sessions.end_session(session_id))
+        request = ask("DELETE", SessionAnswer, "sessions", session_id, work_s=TURN_S)
+        found = self._transport.send(request)
+        return found.session
 
     def session_files(
         self,
@@ -319,9 +392,14 @@ class Client(BaseClient):
         cursor: str | None = None,
     ) -> SessionFileList:
         """A page of what is in a session's workspace, or in one directory of it, by path."""
-        request = sessions.session_files(
-            session_id, path, recursive=recursive, limit=limit, cursor=cursor
-        )
+        query = {
+            "path": path or None,
+            "recursive": recursive or None,
+            "limit": limit,
+            "cursor": cursor,
+        }
+        parts = "sessions", session_id, "files"
+        request = ask("GET", SessionFileList, *parts, query=query, work_s=TURN_S)
         return self._transport.send(request)
 
     def put_file(
@@ -334,7 +412,9 @@ class Client(BaseClient):
         Raises:
             ValueError: no plain file, or a path that could not be addressed.
         """
-        request = sessions.put_file(session_id, path, mode=mode)
+        query = {"mode": None if mode == "replace" else mode}
+        parts = _file(session_id, path)
+        request = ask("PUT", WrittenFile, *parts, query=query, work_s=UPLOAD_S)
         with opened(source) as content:
             size = size_of(content)
             return self._transport.upload(request, chunks_of(content, size), size)
@@ -346,7 +426,7 @@ class Client(BaseClient):
             DaemonUnavailable: also where the file was changed meanwhile.
         """
         content = bytearray()
-        self._transport.download(sessions.get_file(session_id, path), content.extend)
+        self._transport.download(_bytes_of_file(session_id, path), content.extend)
         return bytes(content)
 
     def download_file(self, session_id: str, path: str, target: Path | str | Write) -> None:
@@ -356,7 +436,7 @@ class Client(BaseClient):
             FileExistsError: there is such a file already.
             DaemonUnavailable: also where the file was changed meanwhile; no new file is left.
         """
-        request = sessions.get_file(session_id, path)
+        request = _bytes_of_file(session_id, path)
         if not isinstance(target, Path | str):
             self._transport.download(request, target)
             return
@@ -365,4 +445,33 @@ class Client(BaseClient):
 
     def delete_file(self, session_id: str, path: str, *, recursive: bool = False) -> None:
         """Delete a file of a session, a link itself, or a directory."""
-        self._transport.send(sessions.delete_file(session_id, path, recursive=recursive))
+        query, parts = {"recursive": recursive or None}, _file(session_id, path)
+        self._transport.send(ask("DELETE", Deleted, *parts, query=query, work_s=TURN_S))
+
+
+def usage_request(
+    by: str | Iterable[str] | None, query: Mapping[str, object]
+) -> ApiRequest[UsageTable]:
+    """What calls took together; `by` is one name or several."""
+    names = by if by is None or isinstance(by, str) else ",".join(by)
+    asked = {"by": names, **checked(AllUsageKeywords, "usage", query)}
+    return ask("GET", UsageTable, "usage", query=asked)
+
+
+def _answer_without_events(raw: bytes) -> Event:
+    return last_event(decode_envelope(raw))
+
+
+def _blob(url: str) -> ApiRequest[None]:
+    """Raises ValueError: it is no address of a blob, so nothing would be asked of anybody."""
+    parse_blob_url(url)
+    return ask_for_bytes(url)
+
+
+def _file(session_id: str, path: str) -> tuple[str, ...]:
+    """The parts of a file's address; one that would address something else is refused later."""
+    return ("sessions", session_id, "files", *path.split("/"))
+
+
+def _bytes_of_file(session_id: str, path: str) -> ApiRequest[None]:
+    return ask_for_bytes(address(*_file(session_id, path)), TURN_S)

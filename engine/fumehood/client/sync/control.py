@@ -8,13 +8,33 @@ from datetime import datetime
 from pathlib import Path
 from typing import Unpack
 
-from fumehood.answers import AgentDetails, AuditPage, ToolWithSource
+from fumehood.answers import (
+    AgentAnswer,
+    AgentDetails,
+    AgentList,
+    ApproverAnswer,
+    ApproverList,
+    AuditPage,
+    BindingAnswer,
+    BindingList,
+    ChangedTools,
+    ChangeList,
+    Deleted,
+    TokenAnswer,
+    TokenList,
+    ToolWithSource,
+)
 from fumehood.audit.model import AuditRotation, AuditVerdict
 from fumehood.budgets.usage import UsageTable
-from fumehood.client.api_request import ANSWER_GRACE_S, CONNECT_TIMEOUT_S
-from fumehood.client.requests import callers, control
+from fumehood.client.api_request import (
+    ANSWER_GRACE_S,
+    CONNECT_TIMEOUT_S,
+    ask,
+    listed,
+    without_none,
+)
 from fumehood.client.sync.approvals import ControlledApprovals
-from fumehood.client.sync.client import BaseClient
+from fumehood.client.sync.client import BaseClient, usage_request
 from fumehood.client.sync.transport import Transport
 from fumehood.core.identity import Scope
 from fumehood.core.json_types import JsonObject
@@ -22,6 +42,9 @@ from fumehood.core.keywords import AllUsageKeywords, show_keywords
 from fumehood.identity.agent import Agent, Binding
 from fumehood.identity.authority import ApproverInfo, Change, MadeApprover, MadeToken, TokenInfo
 from fumehood.policy.model import Explanation, PolicyStatus
+
+VERIFY_S = 600.0
+"""For some ten million rows."""
 
 
 @show_keywords
@@ -66,11 +89,12 @@ class ControlClient(BaseClient):
 
         As a caller's `usage`; `query` may have a `principal`, too.
         """
-        return self._transport.send(callers.usage(by, query))
+        return self._transport.send(usage_request(by, query))
 
     def changes(self) -> tuple[Change, ...]:
         """The newest 100 changes of authority, of agents and of the registry."""
-        return self._transport.send(control.changes())
+        found = self._transport.send(ask("GET", ChangeList, "changes"))
+        return found.items
 
 
 class ControlledAgents:
@@ -88,18 +112,23 @@ class ControlledAgents:
         is_enabled: bool = True,
     ) -> Agent:
         """Make an agent. It has no tools yet, and without principals it is nobody's."""
-        request = control.create_agent(
-            agent_id, description=description, principals=principals, is_enabled=is_enabled
-        )
-        return self._transport.send(request)
+        body: JsonObject = {
+            "id": agent_id,
+            "description": description,
+            "principals": listed(principals),
+            "is_enabled": is_enabled,
+        }
+        found = self._transport.send(ask("POST", AgentAnswer, "agents", body=body))
+        return found.agent
 
     def list(self) -> tuple[Agent, ...]:
         """Every agent by id."""
-        return self._transport.send(control.list_agents())
+        found = self._transport.send(ask("GET", AgentList, "agents"))
+        return found.items
 
     def show(self, agent_id: str) -> AgentDetails:
         """One agent with its tools."""
-        return self._transport.send(control.show_agent(agent_id))
+        return self._transport.send(ask("GET", AgentDetails, "agents", agent_id))
 
     def update(
         self,
@@ -109,24 +138,28 @@ class ControlledAgents:
         principals: Iterable[str] | None = None,
     ) -> Agent:
         """Change what is given; all else stays."""
-        request = control.update_agent(agent_id, description=description, principals=principals)
-        return self._transport.send(request)
+        given: JsonObject = {
+            "description": description,
+            "principals": None if principals is None else listed(principals),
+        }
+        return self._update(agent_id, given)
 
     def enable(self, agent_id: str) -> Agent:
         """Let calls be made for an agent again."""
-        return self._transport.send(control.update_agent(agent_id, is_enabled=True))
+        return self._update(agent_id, {"is_enabled": True})
 
     def disable(self, agent_id: str) -> Agent:
         """Refuse every call that is made for an agent."""
-        return self._transport.send(control.update_agent(agent_id, is_enabled=False))
+        return self._update(agent_id, {"is_enabled": False})
 
     def delete(self, agent_id: str) -> None:
         """Remove an agent with its bindings."""
-        self._transport.send(control.delete_agent(agent_id))
+        self._transport.send(ask("DELETE", Deleted, "agents", agent_id))
 
     def bindings(self, agent_id: str) -> tuple[Binding, ...]:
         """An agent's tools in its order, those that are switched off included."""
-        return self._transport.send(control.list_bindings(agent_id))
+        found = self._transport.send(ask("GET", BindingList, "agents", agent_id, "tools"))
+        return found.items
 
     def bind(
         self,
@@ -139,19 +172,24 @@ class ControlledAgents:
         is_enabled: bool = True,
     ) -> Binding:
         """Give an agent a tool (`name` or `name@version`), or change how it has it."""
-        request = control.bind(
-            agent_id,
-            tool,
-            sort_order=sort_order,
-            fixed=fixed,
-            defaults=defaults,
-            is_enabled=is_enabled,
-        )
-        return self._transport.send(request)
+        body: JsonObject = {
+            "sort_order": sort_order,
+            "fixed": fixed if fixed is not None else {},
+            "defaults": defaults if defaults is not None else {},
+            "is_enabled": is_enabled,
+        }
+        parts = "agents", agent_id, "tools", tool
+        found = self._transport.send(ask("PUT", BindingAnswer, *parts, body=body))
+        return found.binding
 
     def unbind(self, agent_id: str, tool: str) -> None:
         """Take a tool from an agent."""
-        self._transport.send(control.unbind(agent_id, tool))
+        self._transport.send(ask("DELETE", Deleted, "agents", agent_id, "tools", tool))
+
+    def _update(self, agent_id: str, given: JsonObject) -> Agent:
+        request = ask("PATCH", AgentAnswer, "agents", agent_id, body=without_none(given))
+        found = self._transport.send(request)
+        return found.agent
 
 
 class ControlledTools:
@@ -162,23 +200,28 @@ class ControlledTools:
 
     def add(self, document: JsonObject) -> ToolWithSource:
         """Register one version of a REST or MCP tool, from a document of its definition."""
-        return self._transport.send(control.add_tool(document))
+        found = self._transport.send(ask("POST", ChangedTools, "tools", body=document))
+        return _only(found)
 
     def replace(self, reference: str, document: JsonObject) -> ToolWithSource:
         """Put another definition in place of a registered one (`name@version`)."""
-        return self._transport.send(control.replace_tool(reference, document))
+        request = ask("PUT", ChangedTools, "tools", reference, body=document)
+        return _only(self._transport.send(request))
 
     def remove(self, reference: str) -> None:
         """Forget a registered version (`name@version`)."""
-        self._transport.send(control.remove_tool(reference))
+        self._transport.send(ask("DELETE", Deleted, "tools", reference))
 
     def enable(self, reference: str) -> tuple[ToolWithSource, ...]:
         """Switch one version (`name@version`), or every one (`name`), on."""
-        return self._transport.send(control.switch_tool(reference, is_active=True))
+        found = self._transport.send(ask("POST", ChangedTools, "tools", reference, "activate"))
+        return found.items
 
     def disable(self, reference: str) -> tuple[ToolWithSource, ...]:
         """Switch one version, or every one, off: calls are refused."""
-        return self._transport.send(control.switch_tool(reference, is_active=False))
+        request = ask("POST", ChangedTools, "tools", reference, "deactivate")
+        found = self._transport.send(request)
+        return found.items
 
 
 class ControlledTokens:
@@ -196,19 +239,31 @@ class ControlledTokens:
         agents: Iterable[str] = (),
         expires_at: datetime | None = None,
     ) -> MadeToken:
-        """Make a token; its `secret` is shown only here. Without `expires_at` it has no end."""
-        request = control.new_token(
-            name, principal_id=principal_id, scopes=scopes, agents=agents, expires_at=expires_at
-        )
-        return self._transport.send(request)
+        """Make a token; its `secret` is shown only here. Without `expires_at` it has no end.
+
+        Raises:
+            ValueError: `expires_at` has no time zone.
+        """
+        if expires_at is not None and expires_at.tzinfo is None:
+            raise ValueError("expires_at needs a time zone.")
+        body: JsonObject = {
+            "name": name,
+            "principal_id": principal_id,
+            "scopes": listed(scopes),
+            "agents": listed(agents),
+            "expires_at": None if expires_at is None else expires_at.isoformat(),
+        }
+        return self._transport.send(ask("POST", MadeToken, "tokens", body=body))
 
     def list(self) -> tuple[TokenInfo, ...]:
         """Every token without its secret, oldest first."""
-        return self._transport.send(control.list_tokens())
+        found = self._transport.send(ask("GET", TokenList, "tokens"))
+        return found.items
 
     def revoke(self, token_id: str) -> TokenInfo:
         """End a token at once."""
-        return self._transport.send(control.revoke_token(token_id))
+        found = self._transport.send(ask("DELETE", TokenAnswer, "tokens", token_id))
+        return found.token
 
 
 class ControlledPolicy:
@@ -219,7 +274,7 @@ class ControlledPolicy:
 
     def show(self) -> PolicyStatus:
         """The rules that decide now, and how often those in shadow mode would have."""
-        return self._transport.send(control.show_policy())
+        return self._transport.send(ask("GET", PolicyStatus, "policy"))
 
     def explain(
         self,
@@ -231,14 +286,19 @@ class ControlledPolicy:
         session_id: str | None = None,
     ) -> Explanation:
         """What the rules say of a call that is not made, and what each has to do with it."""
-        request = control.explain(
-            tool, arguments, principal_id=principal_id, agent_id=agent_id, session_id=session_id
-        )
+        given: JsonObject = {
+            "tool": tool,
+            "arguments": arguments or {},
+            "principal_id": principal_id,
+            "agent_id": agent_id,
+            "session_id": session_id,
+        }
+        request = ask("POST", Explanation, "policy", "explain", body=without_none(given))
         return self._transport.send(request)
 
     def reload(self) -> PolicyStatus:
         """Let the engine read the file now; a faulty one is refused and the old rules stay."""
-        return self._transport.send(control.reload_policy())
+        return self._transport.send(ask("POST", PolicyStatus, "policy", "reload"))
 
 
 class ControlledApprovers:
@@ -249,15 +309,18 @@ class ControlledApprovers:
 
     def add(self, name: str, *, scopes: Iterable[Scope | str] = (Scope.APPROVE,)) -> MadeApprover:
         """Make an approver; the credential, its `secret`, is shown only here."""
-        return self._transport.send(control.add_approver(name, scopes=scopes))
+        body: JsonObject = {"name": name, "scopes": listed(scopes)}
+        return self._transport.send(ask("POST", MadeApprover, "approvers", body=body))
 
     def list(self) -> tuple[ApproverInfo, ...]:
         """Those who have authority now, oldest first."""
-        return self._transport.send(control.list_approvers())
+        found = self._transport.send(ask("GET", ApproverList, "approvers"))
+        return found.items
 
     def remove(self, name: str) -> ApproverInfo:
         """Take an approver's authority back at once."""
-        return self._transport.send(control.remove_approver(name))
+        found = self._transport.send(ask("DELETE", ApproverAnswer, "approvers", name))
+        return found.approver
 
 
 class ControlledAudit:
@@ -268,12 +331,18 @@ class ControlledAudit:
 
     def page(self, *, after: int = 0, limit: int = 100) -> AuditPage:
         """Rows that follow row `after`, oldest first; at most 1,000 at a time."""
-        return self._transport.send(control.audit_page(after=after, limit=limit))
+        query = {"after": after, "limit": limit}
+        return self._transport.send(ask("GET", AuditPage, "audit", query=query))
 
     def verify(self) -> AuditVerdict:
         """Let the engine walk along its whole chain."""
-        return self._transport.send(control.verify_audit())
+        return self._transport.send(ask("GET", AuditVerdict, "audit", "verify", work_s=VERIFY_S))
 
     def rotate(self) -> AuditRotation:
         """Go on under a new key."""
-        return self._transport.send(control.rotate_audit_key())
+        return self._transport.send(ask("POST", AuditRotation, "audit", "rotate"))
+
+
+def _only(found: ChangedTools) -> ToolWithSource:
+    (tool,) = found.items
+    return tool

@@ -29,7 +29,6 @@ from fumehood.client.exchange import (
 from fumehood.core.events import Event
 
 T = TypeVar("T")
-R = TypeVar("R")
 
 
 class Transport:
@@ -43,16 +42,6 @@ class Transport:
     def send(self, request: ApiRequest[T]) -> T:
         """The answer to one request. Raises DaemonUnavailable, and what `request.read` raises."""
         return read_answer(request, self._exchange(request), self._endpoint)
-
-    def send_all(self, requests: Generator[ApiRequest[T], T, R]) -> R:
-        """Send what is asked for until it has come to its result."""
-        try:
-            request = next(requests)
-            while True:
-                request = requests.send(self.send(request))
-        except StopIteration as end:
-            result: R = end.value
-            return result
 
     def download(self, request: ApiRequest[None], write: Write) -> None:
         """Hand the bytes of an answer to `write` as they come.

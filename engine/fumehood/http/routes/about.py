@@ -7,30 +7,29 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from fumehood.core.status import Health, Readiness
-from fumehood.http.answers import engine_of
-from fumehood.http.operation import Needs, Operation
+from fumehood.engine import Engine
+from fumehood.http.endpoint import Needs, endpoint
 
 
-async def health(request: Request) -> Response:
+@endpoint("GET", "/v1/health", Needs.NOBODY, data=Health, plain=(200,))
+async def health() -> Response:
     """Answer while the process runs."""
     return JSONResponse(Health().model_dump(mode="json"))
 
 
-async def ready(request: Request) -> Response:
+@endpoint("GET", "/v1/ready", Needs.NOBODY, data=Readiness, plain=(200, 503))
+async def ready(engine: Engine) -> Response:
     """200 if calls are served, 503 if not; in both cases with what each wall enforces."""
-    readiness = engine_of(request).ready()
+    readiness = engine.ready()
     status = 200 if readiness.status == "ready" else 503
     return JSONResponse(readiness.model_dump(mode="json"), status_code=status)
 
 
+@endpoint("GET", "/v1/openapi.json", Needs.NOBODY, plain=(200,))
 async def openapi(request: Request) -> Response:
     """The OpenAPI document of this socket."""
-    document = await anyio.to_thread.run_sync(request.app.state.openapi)
+    document = await anyio.to_thread.run_sync(request.app.openapi)
     return JSONResponse(document)
 
 
-OPERATIONS = [
-    Operation("GET", "/v1/health", health, Needs.NOBODY, data=Health, plain=(200,)),
-    Operation("GET", "/v1/ready", ready, Needs.NOBODY, data=Readiness, plain=(200, 503)),
-    Operation("GET", "/v1/openapi.json", openapi, Needs.NOBODY, plain=(200,)),
-]
+OPERATIONS = [health, ready, openapi]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from starlette.requests import Request
-from starlette.responses import Response
 
 from fumehood.answers import (
     AgentAnswer,
@@ -19,177 +20,118 @@ from fumehood.core.errors import (
     ResourceNotFound,
     ToolNotFound,
 )
-from fumehood.http.answers import answer, engine_of, parse_body, read_json
-from fumehood.http.caller import require_admin
-from fumehood.http.operation import Needs, Operation
+from fumehood.core.identity import Principal
+from fumehood.engine import Engine
+from fumehood.http.answers import engine_of, parse_body
+from fumehood.http.endpoint import Given, Needs, endpoint
+from fumehood.http.routes.tools import ToolName
 from fumehood.identity.agent import Agent, AgentFields, Binding, BindingFields
 
-AGENT = {"agent_id": "An agent's id."}
-AGENTS_TOOL = {**AGENT, "tool": "A tool's name, or `name@version`."}
-NOT_FOUND = frozenset({ResourceNotFound})
+AgentId = Annotated[str, "An agent's id."]
 
 
-async def list_agents(request: Request) -> Response:
+def _known(request: Request, _: Principal) -> Agent:
+    return engine_of(request).agents.get(request.path_params["agent_id"])
+
+
+KnownAgent = Annotated[Agent, Given(_known, {"agent_id": "An agent's id."})]
+
+
+@endpoint("GET", "/v1/agents", Needs.ADMIN)
+async def list_agents(engine: Engine) -> AgentList:
     """List all agents."""
-    await require_admin(request)
-    return answer(request, AgentList(items=tuple(engine_of(request).agents.all())))
+    return AgentList(items=tuple(engine.agents.all()))
 
 
-async def create_agent(request: Request) -> Response:
+@endpoint("POST", "/v1/agents", Needs.ADMIN, errors=[IdempotencyConflict])
+async def create_agent(engine: Engine, caller: Principal, body: Agent) -> AgentAnswer:
     """Create an agent."""
-    document = await read_json(request)
-    by = await require_admin(request)
-    engine = engine_of(request)
-    agent = parse_body(Agent, document)
-    await engine.agents.create(agent, by=by, now=engine.now())
-    return answer(request, AgentAnswer(agent=agent))
+    await engine.agents.create(body, by=caller, now=engine.now())
+    return AgentAnswer(agent=body)
 
 
-async def show_agent(request: Request) -> Response:
+@endpoint("GET", "/v1/agents/{agent_id}", Needs.ADMIN, errors=[ResourceNotFound])
+async def show_agent(engine: Engine, agent: KnownAgent) -> AgentDetails:
     """Show one agent with its tools."""
-    await require_admin(request)
-    agents, agent_id = engine_of(request).agents, request.path_params["agent_id"]
-    agent, tools = agents.get(agent_id), tuple(agents.bindings(agent_id))
-    return answer(request, AgentDetails(agent=agent, tools=tools))
+    return AgentDetails(agent=agent, tools=tuple(engine.agents.bindings(agent.id)))
 
 
-async def replace_agent(request: Request) -> Response:
+@endpoint("PUT", "/v1/agents/{agent_id}", Needs.ADMIN, errors=[ResourceNotFound])
+async def replace_agent(
+    engine: Engine, caller: Principal, agent: KnownAgent, body: AgentFields
+) -> AgentAnswer:
     """Replace all fields of an agent; its tools stay."""
-    return await _change(request, is_whole=True)
+    return await _change(engine, caller, agent, body, is_whole=True)
 
 
-async def update_agent(request: Request) -> Response:
+@endpoint("PATCH", "/v1/agents/{agent_id}", Needs.ADMIN, errors=[ResourceNotFound])
+async def update_agent(
+    engine: Engine, caller: Principal, agent: KnownAgent, body: AgentFields
+) -> AgentAnswer:
     """Change the given fields of an agent; other fields and its tools stay."""
-    return await _change(request, is_whole=False)
+    return await _change(engine, caller, agent, body, is_whole=False)
 
 
-async def delete_agent(request: Request) -> Response:
+@endpoint("DELETE", "/v1/agents/{agent_id}", Needs.ADMIN, errors=[ResourceNotFound])
+async def delete_agent(engine: Engine, caller: Principal, agent_id: AgentId) -> Deleted:
     """Delete an agent and its bindings."""
-    by = await require_admin(request)
-    engine, agent_id = engine_of(request), request.path_params["agent_id"]
-    await engine.agents.delete(agent_id, by=by, now=engine.now())
-    return answer(request, Deleted(deleted=agent_id))
+    await engine.agents.delete(agent_id, by=caller, now=engine.now())
+    return Deleted(deleted=agent_id)
 
 
-async def list_bindings(request: Request) -> Response:
+@endpoint("GET", "/v1/agents/{agent_id}/tools", Needs.ADMIN, errors=[ResourceNotFound])
+async def list_bindings(engine: Engine, agent_id: AgentId) -> BindingList:
     """List an agent's bindings, in the agent's order."""
-    await require_admin(request)
-    bindings = engine_of(request).agents.bindings(request.path_params["agent_id"])
-    return answer(request, BindingList(items=tuple(bindings)))
+    return BindingList(items=tuple(engine.agents.bindings(agent_id)))
 
 
-async def bind_tool(request: Request) -> Response:
+@endpoint(
+    "PUT",
+    "/v1/agents/{agent_id}/tools/{tool}",
+    Needs.ADMIN,
+    errors=[ResourceNotFound, ToolNotFound],
+)
+async def bind_tool(
+    engine: Engine, agent_id: AgentId, tool: ToolName, caller: Principal, body: BindingFields
+) -> BindingAnswer:
     """Bind a tool to an agent, or change its binding."""
-    document = await read_json(request)
-    by = await require_admin(request)
-    engine, path = engine_of(request), request.path_params
-    fields = parse_body(BindingFields, document)
-    if fields.tool not in (None, path["tool"]):
+    if body.tool not in (None, tool):
         raise InvalidParams("The tools in the address and in the body differ.", fields=["tool"])
-    binding = parse_body(Binding, {**dict(fields), "tool": path["tool"]})
+    binding = parse_body(Binding, {**dict(body), "tool": tool})
     engine.tool(binding.tool)  # a missing tool cannot be bound
-    await engine.agents.bind(path["agent_id"], binding, by=by, now=engine.now())
-    return answer(request, BindingAnswer(binding=binding))
+    await engine.agents.bind(agent_id, binding, by=caller, now=engine.now())
+    return BindingAnswer(binding=binding)
 
 
-async def unbind_tool(request: Request) -> Response:
+@endpoint("DELETE", "/v1/agents/{agent_id}/tools/{tool}", Needs.ADMIN, errors=[ResourceNotFound])
+async def unbind_tool(
+    engine: Engine, agent_id: AgentId, tool: ToolName, caller: Principal
+) -> Deleted:
     """Unbind a tool from an agent."""
-    by = await require_admin(request)
-    engine, path = engine_of(request), request.path_params
-    name = path["tool"].partition("@")[0]
-    await engine.agents.unbind(path["agent_id"], name, by=by, now=engine.now())
-    return answer(request, Deleted(deleted=name))
+    name = tool.partition("@")[0]
+    await engine.agents.unbind(agent_id, name, by=caller, now=engine.now())
+    return Deleted(deleted=name)
 
 
-async def _change(request: Request, *, is_whole: bool) -> Response:
-    document = await read_json(request)
-    by = await require_admin(request)
-    engine, agent_id = engine_of(request), request.path_params["agent_id"]
-    known = engine.agents.get(agent_id)
-    fields = parse_body(AgentFields, document)
-    if fields.id not in (None, agent_id):
+async def _change(
+    engine: Engine, by: Principal, known: Agent, fields: AgentFields, *, is_whole: bool
+) -> AgentAnswer:
+    if fields.id not in (None, known.id):
         raise InvalidParams("An agent's id cannot be changed.", fields=["id"])
     given = fields.model_dump(exclude={"id"}, exclude_unset=not is_whole)
     agent = parse_body(Agent, {**dict(known), **given})
     await engine.agents.update(agent, by=by, now=engine.now())
-    return answer(request, AgentAnswer(agent=agent))
+    return AgentAnswer(agent=agent)
 
 
 OPERATIONS = [
-    Operation("GET", "/v1/agents", list_agents, Needs.ADMIN, data=AgentList),
-    Operation(
-        "POST",
-        "/v1/agents",
-        create_agent,
-        Needs.ADMIN,
-        data=AgentAnswer,
-        body=Agent,
-        errors=frozenset({IdempotencyConflict}),
-    ),
-    Operation(
-        "GET",
-        "/v1/agents/{agent_id}",
-        show_agent,
-        Needs.ADMIN,
-        data=AgentDetails,
-        parameters=AGENT,
-        errors=NOT_FOUND,
-    ),
-    Operation(
-        "PUT",
-        "/v1/agents/{agent_id}",
-        replace_agent,
-        Needs.ADMIN,
-        data=AgentAnswer,
-        body=AgentFields,
-        parameters=AGENT,
-        errors=NOT_FOUND,
-    ),
-    Operation(
-        "PATCH",
-        "/v1/agents/{agent_id}",
-        update_agent,
-        Needs.ADMIN,
-        data=AgentAnswer,
-        body=AgentFields,
-        parameters=AGENT,
-        errors=NOT_FOUND,
-    ),
-    Operation(
-        "DELETE",
-        "/v1/agents/{agent_id}",
-        delete_agent,
-        Needs.ADMIN,
-        data=Deleted,
-        parameters=AGENT,
-        errors=NOT_FOUND,
-    ),
-    Operation(
-        "GET",
-        "/v1/agents/{agent_id}/tools",
-        list_bindings,
-        Needs.ADMIN,
-        data=BindingList,
-        parameters=AGENT,
-        errors=NOT_FOUND,
-    ),
-    Operation(
-        "PUT",
-        "/v1/agents/{agent_id}/tools/{tool}",
-        bind_tool,
-        Needs.ADMIN,
-        data=BindingAnswer,
-        body=BindingFields,
-        parameters=AGENTS_TOOL,
-        errors=NOT_FOUND | {ToolNotFound},
-    ),
-    Operation(
-        "DELETE",
-        "/v1/agents/{agent_id}/tools/{tool}",
-        unbind_tool,
-        Needs.ADMIN,
-        data=Deleted,
-        parameters=AGENTS_TOOL,
-        errors=NOT_FOUND,
-    ),
+    list_agents,
+    create_agent,
+    show_agent,
+    replace_agent,
+    update_agent,
+    delete_agent,
+    list_bindings,
+    bind_tool,
+    unbind_tool,
 ]

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Iterable
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
@@ -48,28 +50,14 @@ from fumehood.core.errors import (
     Unauthorized,
 )
 from fumehood.core.identity import Principal, Scope
-from fumehood.http.answers import (
-    answer,
-    engine_of,
-    envelope_response,
-    parse_body,
-    parse_json,
-    query_of,
-    read_json,
-    read_raw,
-)
-from fumehood.http.caller import (
-    log_refusal,
-    peer_principal_id,
-    require_approver,
-    require_decider,
-    require_principal,
-)
-from fumehood.http.operation import Needs, Operation
+from fumehood.engine import Engine
+from fumehood.http.answers import answer, parse_body, parse_json, read_raw
+from fumehood.http.caller import log_refusal, peer_principal_id, require_decider
+from fumehood.http.endpoint import Needs, endpoint
 from fumehood.webhook.signatures import HEADER
 
-APPROVAL = {"approval_id": "The approval's id, `apr_…`."}
-RULE = {"rule_id": "The remembered rule's id."}
+ApprovalId = Annotated[str, "The approval's id, `apr_…`."]
+DECIDING = frozenset({ResourceNotFound, IdempotencyConflict, ApprovalExpired, InvalidParams})
 LONGEST_POLL_S = 25.0
 WEBHOOK = Principal("webhook", frozenset({Scope.APPROVE}))
 """The principal of a signed callback."""
@@ -94,148 +82,217 @@ class CallbackBody(OneOfSeveral):
     version: int = Field(strict=True)
 
 
-async def list_own_approvals(request: Request) -> Response:
+@endpoint("GET", "/v1/approvals", Needs.CALLER, errors=[ResourceNotFound])
+async def list_own_approvals(
+    engine: Engine, caller: Principal, query: ApprovalQuery
+) -> ApprovalList:
     """List the caller's own approvals, newest first."""
-    principal = require_principal(request)
-    query = query_of(ApprovalQuery, request)
-    page = await engine_of(request).desk.list(query, principal=principal)
-    return _page(request, page, [for_its_caller(item) for item in page.items])
+    page = await engine.desk.list(query, principal=caller)
+    return _page(page, [for_its_caller(item) for item in page.items])
 
 
-async def show_own_approval(request: Request) -> Response:
+@endpoint(
+    "GET",
+    "/v1/approvals/{approval_id}",
+    Needs.CALLER,
+    data=ApprovalAnswer,
+    errors=[ResourceNotFound],
+)
+async def show_own_approval(engine: Engine, caller: Principal, approval_id: ApprovalId) -> Response:
     """Show one of the caller's own approvals."""
-    principal = require_principal(request)
-    found = await engine_of(request).desk.show(_id(request), principal=principal)
-    return _approval(request, for_its_caller(found))
+    found = await engine.desk.show(approval_id, principal=caller)
+    return _approval(engine, for_its_caller(found))
 
 
-async def cancel_approval(request: Request) -> Response:
+@endpoint(
+    "POST",
+    "/v1/approvals/{approval_id}/cancel",
+    Needs.CALLER,
+    data=ApprovalAnswer,
+    errors=[ResourceNotFound, IdempotencyConflict],
+)
+async def cancel_approval(engine: Engine, caller: Principal, approval_id: ApprovalId) -> Response:
     """Cancel one of the caller's own calls that waits for approval or has not used it yet."""
-    principal = require_principal(request)
-    found = await engine_of(request).desk.cancel(_id(request), principal)
-    return _approval(request, for_its_caller(found))
+    found = await engine.desk.cancel(approval_id, caller)
+    return _approval(engine, for_its_caller(found))
 
 
-async def list_approvals(request: Request) -> Response:
+@endpoint("GET", "/v1/approvals", Needs.APPROVER, errors=[ResourceNotFound])
+async def list_approvals(engine: Engine, query: ApprovalQuery) -> ApprovalList:
     """List all approvals, newest first, without their bindings."""
-    await require_approver(request)
-    page = await engine_of(request).desk.list(query_of(ApprovalQuery, request))
-    return _page(request, page, page.items)
+    page = await engine.desk.list(query)
+    return _page(page, page.items)
 
 
-async def show_approval(request: Request) -> Response:
+@endpoint(
+    "GET",
+    "/v1/approvals/{approval_id}",
+    Needs.APPROVER,
+    data=ApprovalAnswer,
+    errors=[ResourceNotFound],
+)
+async def show_approval(engine: Engine, approval_id: ApprovalId) -> Response:
     """Show one approval in full. A decision sends its `ETag` back in `If-Match`."""
-    await require_approver(request)
-    return _approval(request, await engine_of(request).desk.show(_id(request)))
+    return _approval(engine, await engine.desk.show(approval_id))
 
 
-async def decide_approval(request: Request) -> Response:
+@endpoint(
+    "POST",
+    "/v1/approvals/{approval_id}/decision",
+    Needs.APPROVER,
+    authorize=require_decider,
+    data=ApprovalAnswer,
+    errors=DECIDING,
+)
+async def decide_approval(
+    request: Request,
+    engine: Engine,
+    caller: Principal,
+    approval_id: ApprovalId,
+    body: NewDecision,
+) -> Response:
     """Approve, approve with other arguments, or deny.
 
     `If-Match` is required: the `ETag` of the version that the approver was shown, or `*` for the
     current one. If the approval has changed or was already decided, nothing is done
     (`IDEMPOTENCY_CONFLICT`, with `details.state` and `details.version`).
     """
-    document = await read_json(request)
-    by = await require_decider(request, _id(request))
-    decision = parse_body(NewDecision, document)
-    approval = await engine_of(request).desk.decide(
-        _id(request),
-        decision,
-        by,
+    approval = await engine.desk.decide(
+        approval_id,
+        body,
+        caller,
         channel="control",
         peer=peer_principal_id(request),
         version=expected_version(request),
     )
-    return _approval(request, approval)
+    return _approval(engine, approval)
 
 
-async def decide_approvals(request: Request) -> Response:
+@endpoint(
+    "POST",
+    "/v1/approvals/decisions",
+    Needs.APPROVER,
+    authorize=require_decider,
+    errors=DECIDING,
+)
+async def decide_approvals(
+    request: Request, engine: Engine, caller: Principal, body: SeveralDecisions
+) -> DecidedApprovals:
     """Decide on several approvals: all or none."""
-    document = await read_json(request)
-    by = await require_decider(request)
-    items = parse_body(SeveralDecisions, document).items
-    _refuse_twice(items)
-    decided = await engine_of(request).desk.decide_all(
-        items, by, channel="control", peer=peer_principal_id(request)
+    _refuse_twice(body.items)
+    decided = await engine.desk.decide_all(
+        body.items, caller, channel="control", peer=peer_principal_id(request)
     )
-    return answer(request, DecidedApprovals(items=decided))
+    return DecidedApprovals(items=decided)
 
 
-async def preview_remembered(request: Request) -> Response:
+@endpoint(
+    "POST",
+    "/v1/approvals/{approval_id}/remember-preview",
+    Needs.APPROVER,
+    errors=[ResourceNotFound],
+)
+async def preview_remembered(
+    engine: Engine, approval_id: ApprovalId, body: RememberWish
+) -> RememberedAnswer:
     """Preview the rule that approving with this request would create. Nothing is saved."""
-    document = await read_json(request)
-    await require_approver(request)
-    wish = parse_body(RememberWish, document)
-    rule = await engine_of(request).desk.preview_remember(_id(request), wish)
-    return answer(request, RememberedAnswer(rule=rule))
+    return RememberedAnswer(rule=await engine.desk.preview_remember(approval_id, body))
 
 
-async def preview_edit(request: Request) -> Response:
+@endpoint(
+    "POST",
+    "/v1/approvals/{approval_id}/edit-preview",
+    Needs.APPROVER,
+    data=ApprovalAnswer,
+    errors=DECIDING,
+)
+async def preview_edit(
+    request: Request,
+    engine: Engine,
+    caller: Principal,
+    approval_id: ApprovalId,
+    body: NewEdit,
+) -> Response:
     """Preview the approval with these arguments: action, changes and approvers. Nothing is saved.
 
     A decision sends its `action_digest`, which binds the decision to this action. The `ETag` is
     that of the current approval.
     """
-    document = await read_json(request)
-    by = await require_approver(request)
-    edit = parse_body(NewEdit, document)
     peer = peer_principal_id(request)
-    edited = await engine_of(request).desk.preview_edit(_id(request), edit.arguments, by, peer=peer)
-    return _approval(request, edited)
+    edited = await engine.desk.preview_edit(approval_id, body.arguments, caller, peer=peer)
+    return _approval(engine, edited)
 
 
-async def resolve_approval(request: Request) -> Response:
+@endpoint(
+    "POST",
+    "/v1/approvals/{approval_id}/resolve",
+    Needs.APPROVER,
+    authorize=require_decider,
+    data=ApprovalAnswer,
+    errors=[ResourceNotFound, IdempotencyConflict],
+)
+async def resolve_approval(
+    request: Request,
+    engine: Engine,
+    caller: Principal,
+    approval_id: ApprovalId,
+    body: Resolution,
+) -> Response:
     """Record the outcome of an interrupted call. It is not run again."""
-    document = await read_json(request)
-    by = await require_decider(request, _id(request))
-    resolution = parse_body(Resolution, document)
     peer = peer_principal_id(request)
-    found = await engine_of(request).desk.resolve(_id(request), resolution, by, peer=peer)
-    return _approval(request, found)
+    return _approval(engine, await engine.desk.resolve(approval_id, body, caller, peer=peer))
 
 
-async def await_approval_changes(request: Request) -> Response:
+@endpoint(
+    "GET",
+    "/v1/approvals/changes",
+    Needs.APPROVER,
+    errors=[ShuttingDown],
+)
+async def await_approval_changes(engine: Engine, query: ChangesQuery) -> ApprovalChanges:
     """Wait until any approval changes: a long poll.
 
     `changes` is a number. Send it back in `after`: the answer comes when the number differs, or
     after `wait` seconds (25 at most).
     """
-    await require_approver(request)
-    query = query_of(ChangesQuery, request)
-    engine = engine_of(request)
     try:
         changes = await engine.desk.next_change(query.after, within_s=query.wait)
     except asyncio.CancelledError:
         if not engine.is_draining:
             raise
-        stopping = ShuttingDown("The engine is stopping. Ask again when it is back.")
-        return envelope_response(engine.refusal(stopping))
-    return answer(request, ApprovalChanges(changes=changes))
+        raise ShuttingDown("The engine is stopping. Ask again when it is back.") from None
+    return ApprovalChanges(changes=changes)
 
 
-async def list_remembered(request: Request) -> Response:
+@endpoint("GET", "/v1/policy/remembered", Needs.APPROVER)
+async def list_remembered(engine: Engine) -> RememberedList:
     """List the rules remembered from approvers' decisions."""
-    await require_approver(request)
-    rules = await engine_of(request).desk.remembered()
-    return answer(request, RememberedList(items=tuple(rules)))
+    return RememberedList(items=tuple(await engine.desk.remembered()))
 
 
-async def forget_remembered(request: Request) -> Response:
+@endpoint("DELETE", "/v1/policy/remembered/{rule_id}", Needs.APPROVER, errors=[ResourceNotFound])
+async def forget_remembered(
+    engine: Engine, caller: Principal, rule_id: Annotated[str, "The remembered rule's id."]
+) -> RememberedAnswer:
     """Remove a remembered rule: the calls it allowed need approval again."""
-    by = await require_approver(request)
-    rule = await engine_of(request).desk.forget(request.path_params["rule_id"], by)
-    return answer(request, RememberedAnswer(rule=rule))
+    return RememberedAnswer(rule=await engine.desk.forget(rule_id, caller))
 
 
-async def receive_callback(request: Request) -> Response:
+@endpoint(
+    "POST",
+    "/v1/approvals/callback",
+    Needs.SIGNATURE,
+    data=ApprovalAnswer,
+    body=CallbackBody,
+    errors=DECIDING | {RateLimited, Unauthorized, PermissionDenied},
+)
+async def receive_callback(request: Request, engine: Engine) -> Response:
     """Decide with a signed body, as the approver `webhook`. No credential is needed.
 
     Only if the setting `webhook.may_decide` allows it. The body names the `version` in the
     message.
     """
     raw = await read_raw(request)
-    engine = engine_of(request)
     webhook = engine.webhook
     if webhook is None or webhook.callbacks is None:
         raise PermissionDenied("Callbacks may not decide here. See webhook.may_decide.")
@@ -253,7 +310,7 @@ async def receive_callback(request: Request) -> Response:
         peer=peer_principal_id(request),
         version=body.version,
     )
-    return _approval(request, approval)
+    return _approval(engine, approval)
 
 
 def for_its_caller(approval: Approval) -> Approval:
@@ -261,20 +318,13 @@ def for_its_caller(approval: Approval) -> Approval:
     return approval.model_copy(update={"binding": None, "approvers": ()})
 
 
-def _id(request: Request) -> str:
-    found: str = request.path_params["approval_id"]
-    return found
-
-
-def _page(
-    request: Request, page: ApprovalPage, items: tuple[Approval, ...] | list[Approval]
-) -> Response:
+def _page(page: ApprovalPage, items: Iterable[Approval]) -> ApprovalList:
     pagination = Pagination(**page.model_dump(exclude={"items"}))
-    return answer(request, ApprovalList(items=tuple(items), pagination=pagination))
+    return ApprovalList(items=tuple(items), pagination=pagination)
 
 
-def _approval(request: Request, approval: Approval) -> Response:
-    response = answer(request, ApprovalAnswer(approval=approval))
+def _approval(engine: Engine, approval: Approval) -> Response:
+    response = answer(engine, ApprovalAnswer(approval=approval))
     response.headers["etag"] = etag(approval.version)
     return response
 
@@ -311,132 +361,19 @@ def expected_version(request: Request) -> int | None:
     return int(match[1])
 
 
-DECIDING = frozenset({ResourceNotFound, IdempotencyConflict, ApprovalExpired, InvalidParams})
+OPERATIONS = [list_own_approvals, show_own_approval, cancel_approval]
 
-OPERATIONS = [
-    Operation(
-        "GET",
-        "/v1/approvals",
-        list_own_approvals,
-        Needs.CALLER,
-        data=ApprovalList,
-        query=ApprovalQuery,
-        errors=frozenset({ResourceNotFound}),
-    ),
-    Operation(
-        "GET",
-        "/v1/approvals/{approval_id}",
-        show_own_approval,
-        Needs.CALLER,
-        data=ApprovalAnswer,
-        parameters=APPROVAL,
-        errors=frozenset({ResourceNotFound}),
-    ),
-    Operation(
-        "POST",
-        "/v1/approvals/{approval_id}/cancel",
-        cancel_approval,
-        Needs.CALLER,
-        data=ApprovalAnswer,
-        parameters=APPROVAL,
-        errors=frozenset({ResourceNotFound, IdempotencyConflict}),
-    ),
-]
-
+# A fixed address comes before the one with an id at its place.
 CONTROL_OPERATIONS = [
-    Operation(
-        "GET",
-        "/v1/approvals",
-        list_approvals,
-        Needs.APPROVER,
-        data=ApprovalList,
-        query=ApprovalQuery,
-        errors=frozenset({ResourceNotFound}),
-    ),
-    Operation(
-        "GET",
-        "/v1/approvals/changes",
-        await_approval_changes,
-        Needs.APPROVER,
-        data=ApprovalChanges,
-        query=ChangesQuery,
-        errors=frozenset({ShuttingDown}),
-    ),
-    Operation(
-        "POST",
-        "/v1/approvals/decisions",
-        decide_approvals,
-        Needs.APPROVER,
-        data=DecidedApprovals,
-        body=SeveralDecisions,
-        errors=DECIDING,
-    ),
-    Operation(
-        "POST",
-        "/v1/approvals/callback",
-        receive_callback,
-        Needs.SIGNATURE,
-        data=ApprovalAnswer,
-        body=CallbackBody,
-        errors=DECIDING | {RateLimited, Unauthorized, PermissionDenied},
-    ),
-    Operation(
-        "GET",
-        "/v1/approvals/{approval_id}",
-        show_approval,
-        Needs.APPROVER,
-        data=ApprovalAnswer,
-        parameters=APPROVAL,
-        errors=frozenset({ResourceNotFound}),
-    ),
-    Operation(
-        "POST",
-        "/v1/approvals/{approval_id}/decision",
-        decide_approval,
-        Needs.APPROVER,
-        data=ApprovalAnswer,
-        body=NewDecision,
-        parameters=APPROVAL,
-        errors=DECIDING,
-    ),
-    Operation(
-        "POST",
-        "/v1/approvals/{approval_id}/remember-preview",
-        preview_remembered,
-        Needs.APPROVER,
-        data=RememberedAnswer,
-        body=RememberWish,
-        parameters=APPROVAL,
-        errors=frozenset({ResourceNotFound}),
-    ),
-    Operation(
-        "POST",
-        "/v1/approvals/{approval_id}/edit-preview",
-        preview_edit,
-        Needs.APPROVER,
-        data=ApprovalAnswer,
-        body=NewEdit,
-        parameters=APPROVAL,
-        errors=DECIDING,
-    ),
-    Operation(
-        "POST",
-        "/v1/approvals/{approval_id}/resolve",
-        resolve_approval,
-        Needs.APPROVER,
-        data=ApprovalAnswer,
-        body=Resolution,
-        parameters=APPROVAL,
-        errors=frozenset({ResourceNotFound, IdempotencyConflict}),
-    ),
-    Operation("GET", "/v1/policy/remembered", list_remembered, Needs.APPROVER, data=RememberedList),
-    Operation(
-        "DELETE",
-        "/v1/policy/remembered/{rule_id}",
-        forget_remembered,
-        Needs.APPROVER,
-        data=RememberedAnswer,
-        parameters=RULE,
-        errors=frozenset({ResourceNotFound}),
-    ),
+    list_approvals,
+    await_approval_changes,
+    decide_approvals,
+    receive_callback,
+    show_approval,
+    decide_approval,
+    preview_remembered,
+    preview_edit,
+    resolve_approval,
+    list_remembered,
+    forget_remembered,
 ]

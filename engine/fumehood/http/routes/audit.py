@@ -2,43 +2,35 @@
 
 from __future__ import annotations
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from fumehood.answers import AuditPage, Pagination
 from fumehood.audit.model import AuditQuery, AuditRotation, AuditVerdict
-from fumehood.http.answers import answer, engine_of, query_of
-from fumehood.http.caller import require_admin
-from fumehood.http.operation import Needs, Operation
+from fumehood.core.identity import Principal
+from fumehood.engine import Engine
+from fumehood.http.endpoint import Needs, endpoint
 
 
-async def list_audit(request: Request) -> Response:
+@endpoint("GET", "/v1/audit", Needs.ADMIN)
+async def list_audit(engine: Engine, query: AuditQuery) -> AuditPage:
     """List rows of the audit chain after row `after`, oldest first."""
-    await require_admin(request)
-    query = query_of(AuditQuery, request)
-    found = await engine_of(request).audit.page(query.after, query.limit + 1)
+    found = await engine.audit.page(query.after, query.limit + 1)
     items = found[: query.limit]
     has_more = len(found) > query.limit
     pagination = Pagination(
         has_more=has_more, next_cursor=str(items[-1].seq) if has_more else None, total_count=None
     )
-    return answer(request, AuditPage(items=items, pagination=pagination))
+    return AuditPage(items=items, pagination=pagination)
 
 
-async def verify_audit(request: Request) -> Response:
+@endpoint("GET", "/v1/audit/verify", Needs.ADMIN)
+async def verify_audit(engine: Engine) -> AuditVerdict:
     """Verify the whole chain with the keys and anchors in the state directory."""
-    await require_admin(request)
-    return answer(request, await engine_of(request).audit.verify())
+    return await engine.audit.verify()
 
 
-async def rotate_audit_key(request: Request) -> Response:
+@endpoint("POST", "/v1/audit/rotate", Needs.ADMIN)
+async def rotate_audit_key(engine: Engine, caller: Principal) -> AuditRotation:
     """Continue the chain under a new key. The old key is kept for verification."""
-    by = await require_admin(request)
-    return answer(request, await engine_of(request).audit.rotate(by))
+    return await engine.audit.rotate(caller)
 
 
-OPERATIONS = [
-    Operation("GET", "/v1/audit", list_audit, Needs.ADMIN, data=AuditPage, query=AuditQuery),
-    Operation("GET", "/v1/audit/verify", verify_audit, Needs.ADMIN, data=AuditVerdict),
-    Operation("POST", "/v1/audit/rotate", rotate_audit_key, Needs.ADMIN, data=AuditRotation),
-]
+OPERATIONS = [list_audit, verify_audit, rotate_audit_key]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-
-from starlette.requests import Request
-from starlette.responses import Response
+from typing import Annotated
 
 from fumehood.answers import (
     ApproverAnswer,
@@ -15,86 +13,81 @@ from fumehood.answers import (
     TokenList,
 )
 from fumehood.core.errors import IdempotencyConflict, InvalidParams, ResourceNotFound
-from fumehood.http.answers import answer, engine_of, parse_body, read_json
-from fumehood.http.caller import require_admin, require_authority
-from fumehood.http.operation import Needs, Operation
+from fumehood.core.identity import Principal
+from fumehood.engine import Engine
+from fumehood.http.caller import require_authority
+from fumehood.http.endpoint import Needs, endpoint
 from fumehood.identity.authority import Change, MadeApprover, MadeToken, NewApprover, NewToken
 from fumehood.storage import changes
 
 SHOWN_CHANGES = 100
 
 
-async def list_tokens(request: Request) -> Response:
+@endpoint("GET", "/v1/tokens", Needs.ADMIN)
+async def list_tokens(engine: Engine) -> TokenList:
     """List all tokens, without their secrets."""
-    await require_admin(request)
-    engine = engine_of(request)
     now = engine.now()
-    return answer(request, TokenList(items=tuple(t.info(now) for t in engine.tokens.all())))
+    return TokenList(items=tuple(token.info(now) for token in engine.tokens.all()))
 
 
-async def new_token(request: Request) -> Response:
+@endpoint("POST", "/v1/tokens", Needs.ADMIN)
+async def new_token(engine: Engine, caller: Principal, body: NewToken) -> MadeToken:
     """Create a token; only this answer shows it."""
-    document = await read_json(request)
-    by = await require_admin(request)
-    engine = engine_of(request)
     now = engine.now()
-    body = parse_body(NewToken, document)
     token, text = await engine.tokens.new(
         body.name,
         principal_id=body.principal_id or f"token:{body.name}",
         scopes=body.scopes,
         agents=body.agents,
         expires_at=_in_utc(body.expires_at),
-        by=by,
+        by=caller,
         now=now,
     )
-    return answer(request, MadeToken(token=token.info(now), secret=text))
+    return MadeToken(token=token.info(now), secret=text)
 
 
-async def revoke_token(request: Request) -> Response:
+@endpoint("DELETE", "/v1/tokens/{token_id}", Needs.ADMIN, errors=[ResourceNotFound])
+async def revoke_token(
+    engine: Engine,
+    caller: Principal,
+    token_id: Annotated[str, "A token's id, as shown in the list."],
+) -> TokenAnswer:
     """Revoke a token immediately."""
-    by = await require_admin(request)
-    engine = engine_of(request)
     now = engine.now()
-    token = await engine.tokens.revoke(request.path_params["token_id"], by=by, now=now)
-    return answer(request, TokenAnswer(token=token.info(now)))
+    token = await engine.tokens.revoke(token_id, by=caller, now=now)
+    return TokenAnswer(token=token.info(now))
 
 
-async def list_approvers(request: Request) -> Response:
+@endpoint("GET", "/v1/approvers", Needs.ADMIN)
+async def list_approvers(engine: Engine) -> ApproverList:
     """List the current approvers."""
-    await require_admin(request)
-    approvers = engine_of(request).approvers.current()
-    return answer(request, ApproverList(items=tuple(a.info for a in approvers)))
+    return ApproverList(items=tuple(approver.info for approver in engine.approvers.current()))
 
 
-async def add_approver(request: Request) -> Response:
+@endpoint("POST", "/v1/approvers", Needs.ADMIN, errors=[IdempotencyConflict])
+async def add_approver(engine: Engine, caller: Principal, body: NewApprover) -> MadeApprover:
     """Create an approver; only this answer shows the credential."""
-    document = await read_json(request)
-    by = await require_admin(request)
-    engine = engine_of(request)
-    body = parse_body(NewApprover, document)
-    approver, text = await engine.approvers.add(body.name, body.scopes, by=by, now=engine.now())
-    return answer(request, MadeApprover(approver=approver.info, secret=text))
+    made, text = await engine.approvers.add(body.name, body.scopes, by=caller, now=engine.now())
+    return MadeApprover(approver=made.info, secret=text)
 
 
-async def remove_approver(request: Request) -> Response:
+@endpoint("DELETE", "/v1/approvers/{approver}", Needs.ADMIN, errors=[ResourceNotFound])
+async def remove_approver(
+    engine: Engine, caller: Principal, approver: Annotated[str, "An approver's name."]
+) -> ApproverAnswer:
     """Remove an approver immediately."""
-    by = await require_admin(request)
-    engine, name = engine_of(request), request.path_params["approver"]
-    approver = await engine.approvers.remove(name, by=by, now=engine.now())
-    return answer(request, ApproverAnswer(approver=approver.info))
+    removed = await engine.approvers.remove(approver, by=caller, now=engine.now())
+    return ApproverAnswer(approver=removed.info)
 
 
-async def list_changes(request: Request) -> Response:
+@endpoint("GET", "/v1/changes", Needs.APPROVER, authorize=require_authority)
+async def list_changes(engine: Engine) -> ChangeList:
     """List the newest 100 changes of authority, agents and registry.
 
     Approvers may see them, too.
     """
-    await require_authority(request)
-    database = engine_of(request).database
-    rows = await database.read(lambda c: changes.list_changes(c, SHOWN_CHANGES))
-    items = tuple(Change.model_validate(row) for row in rows)
-    return answer(request, ChangeList(items=items))
+    rows = await engine.database.read(lambda c: changes.list_changes(c, SHOWN_CHANGES))
+    return ChangeList(items=tuple(Change.model_validate(row) for row in rows))
 
 
 def _in_utc(moment: datetime | None) -> datetime | None:
@@ -105,35 +98,11 @@ def _in_utc(moment: datetime | None) -> datetime | None:
 
 
 OPERATIONS = [
-    Operation("GET", "/v1/tokens", list_tokens, Needs.ADMIN, data=TokenList),
-    Operation("POST", "/v1/tokens", new_token, Needs.ADMIN, data=MadeToken, body=NewToken),
-    Operation(
-        "DELETE",
-        "/v1/tokens/{token_id}",
-        revoke_token,
-        Needs.ADMIN,
-        data=TokenAnswer,
-        parameters={"token_id": "A token's id, as shown in the list."},
-        errors=frozenset({ResourceNotFound}),
-    ),
-    Operation("GET", "/v1/approvers", list_approvers, Needs.ADMIN, data=ApproverList),
-    Operation(
-        "POST",
-        "/v1/approvers",
-        add_approver,
-        Needs.ADMIN,
-        data=MadeApprover,
-        body=NewApprover,
-        errors=frozenset({IdempotencyConflict}),
-    ),
-    Operation(
-        "DELETE",
-        "/v1/approvers/{approver}",
-        remove_approver,
-        Needs.ADMIN,
-        data=ApproverAnswer,
-        parameters={"approver": "An approver's name."},
-        errors=frozenset({ResourceNotFound}),
-    ),
-    Operation("GET", "/v1/changes", list_changes, Needs.APPROVER, data=ChangeList),
+    list_tokens,
+    new_token,
+    revoke_token,
+    list_approvers,
+    add_approver,
+    remove_approver,
+    list_changes,
 ]

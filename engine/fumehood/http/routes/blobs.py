@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import BinaryIO
+from typing import Annotated, BinaryIO
 
 import anyio.to_thread
 from pydantic import BaseModel, ConfigDict, Field
@@ -11,10 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from fumehood.core.errors import InvalidParams, ResourceNotFound
-from fumehood.http.answers import engine_of
-from fumehood.http.caller import require_principal
-from fumehood.http.operation import Needs, Operation
+from fumehood.core.errors import ResourceNotFound
+from fumehood.core.identity import Principal
+from fumehood.engine import Engine
+from fumehood.http.endpoint import ANY_MEDIA, Needs, endpoint
 from fumehood.http.transfers import attachment_headers
 from fumehood.storage.blobs import Blob
 
@@ -30,26 +30,22 @@ class BlobQuery(BaseModel):
     signature: str = Field(description="The same.")
 
 
-async def get_blob(request: Request) -> Response:
+@endpoint("GET", "/v1/blobs/{blob_id}", Needs.CALLER, errors=[ResourceNotFound], media=ANY_MEDIA)
+async def get_blob(
+    request: Request,
+    engine: Engine,
+    caller: Principal,
+    blob_id: Annotated[str, "The blob's id, `blob_…`."],
+    query: BlobQuery,
+) -> Response:
     """Download one of the caller's own blobs.
 
     Use the address from `url` or `resource_url` of an answer unchanged. It is valid until
     `expires_at`, and only for the principal that made the call. The response is always an
     attachment, of the media type that the file name implies.
     """
-    principal = require_principal(request)
-    given = request.query_params.multi_items()
-    if sorted(name for name, _ in given) != ["expires", "signature"]:
-        raise InvalidParams(
-            "The address must have expires and signature, as in the answer.",
-            fields=["expires", "signature"],
-        )
-    query = dict(given)
-    blob, file = await engine_of(request).open_blob(
-        request.path_params["blob_id"],
-        principal,
-        expires=query["expires"],
-        signature=query["signature"],
+    blob, file = await engine.open_blob(
+        blob_id, caller, expires=query.expires, signature=query.signature
     )
     if request.method == "HEAD":
         file.close()
@@ -81,15 +77,4 @@ async def _chunks(file: BinaryIO) -> AsyncIterator[bytes]:
         yield chunk
 
 
-OPERATIONS = [
-    Operation(
-        "GET",
-        "/v1/blobs/{blob_id}",
-        get_blob,
-        Needs.CALLER,
-        query=BlobQuery,
-        parameters={"blob_id": "The blob's id, `blob_…`."},
-        errors=frozenset({ResourceNotFound}),
-        media="*/*",
-    ),
-]
+OPERATIONS = [get_blob]

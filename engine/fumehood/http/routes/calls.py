@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Annotated
 
 import anyio
 from starlette.requests import Request
@@ -17,45 +18,46 @@ from fumehood.core.call_log import CallQuery, CallRecord
 from fumehood.core.envelope import UsageReport
 from fumehood.core.errors import (
     ERROR_CODES,
-    EngineError,
-    InvalidParams,
     MethodNotAllowed,
     RequiresHumanApproval,
     ResourceNotFound,
-    Unauthorized,
 )
-from fumehood.engine import Engine, parse_call_body, parse_call_query
+from fumehood.core.identity import Principal
+from fumehood.engine import Engine, parse_call_body
 from fumehood.executors.handle import CallHandle
-from fumehood.http.answers import answer, engine_of, envelope_response, read_json, stopped
-from fumehood.http.caller import principal_of, require_principal
-from fumehood.http.operation import Needs, Operation
-from fumehood.http.routes.tools import TOOL
+from fumehood.http.answers import envelope_response, stopped
+from fumehood.http.caller import principal_of
+from fumehood.http.endpoint import Needs, ParsedBy, endpoint
+from fumehood.http.routes.tools import ToolName
 from fumehood.observe.clock import timestamp
+
+NewCall = Annotated[CallBody, ParsedBy(parse_call_body, CallBody)]
 
 CALL_ERRORS = frozenset(ERROR_CODES.values()) - {MethodNotAllowed}
 """All codes: a client that handles them is not broken by a new gate."""
 
 
-async def call_tool(request: Request) -> Response:
+@endpoint(
+    "POST",
+    "/v1/tools/{name}/call",
+    Needs.CALLER,
+    authorize=principal_of,
+    errors=CALL_ERRORS,
+    has_tool_codes=True,
+)
+async def call_tool(
+    request: Request, engine: Engine, name: ToolName, body: NewCall, caller: Principal | None
+) -> Response:
     """Call a tool.
 
     Disconnecting does not stop the call, unless `cancel_on_disconnect` is set; its limits do.
     """
-    engine: Engine = request.app.state.engine
-    name: str = request.path_params["name"]
     try:
-        body = parse_call_body(await read_json(request))
-    except EngineError as error:
-        return envelope_response(engine.refusal(error, tool=name))
-    try:
-        principal = principal_of(request)
         if body.options.cancel_on_disconnect:
-            async with cancelled_with(request) as live:
-                envelope = await engine.run(name, body, principal, live)
+            async with cancelled_with(request) as handle:
+                envelope = await engine.run(name, body, caller, handle)
         else:
-            envelope = await engine.run(name, body, principal)
-    except Unauthorized as error:
-        return envelope_response(engine.refusal(error, tool=name))
+            envelope = await engine.run(name, body, caller)
     except asyncio.CancelledError:
         if not engine.is_draining:
             raise
@@ -64,35 +66,31 @@ async def call_tool(request: Request) -> Response:
     return envelope_response(envelope)
 
 
-async def list_calls(request: Request) -> Response:
+@endpoint("GET", "/v1/calls", Needs.CALLER, errors=[ResourceNotFound])
+async def list_calls(engine: Engine, caller: Principal, query: CallQuery) -> CallList:
     """List the caller's own calls, newest first."""
-    principal = require_principal(request)
-    given = request.query_params.multi_items()
-    query = dict(given)
-    if len(query) != len(given):
-        raise InvalidParams("A parameter of the query is given twice.")
-    page = await engine_of(request).list_calls(parse_call_query(query), principal)
+    page = await engine.list_calls(query, caller)
     pagination = Pagination(**page.model_dump(exclude={"items"}))
-    return answer(request, CallList(items=page.items, pagination=pagination))
+    return CallList(items=page.items, pagination=pagination)
 
 
-async def show_call(request: Request) -> Response:
+@endpoint("GET", "/v1/calls/{call_id}", Needs.CALLER, errors=[ResourceNotFound])
+async def show_call(
+    engine: Engine, caller: Principal, call_id: Annotated[str, "The `call_id` of an envelope."]
+) -> CallAnswer:
     """Show one of the caller's own calls.
 
     If it needed approval, also the approval and, once the call has ended, its envelope.
     """
-    principal = require_principal(request)
-    call_id: str = request.path_params["call_id"]
-    engine = engine_of(request)
-    approval = await engine.desk.of_call(call_id, principal)
-    envelope = await engine.desk.answer_of(call_id, principal)
+    approval = await engine.desk.of_call(call_id, caller)
+    envelope = await engine.desk.answer_of(call_id, caller)
     try:
-        record = await engine.find_call(call_id, principal)
+        record = await engine.find_call(call_id, caller)
     except ResourceNotFound:  # a call whose caller waits for approval is not in the log yet
         if approval is None:
             raise
         record = _waiting(approval, engine)
-    return answer(request, CallAnswer(call=record, approval=approval, envelope=envelope))
+    return CallAnswer(call=record, approval=approval, envelope=envelope)
 
 
 def _waiting(approval: Approval, engine: Engine) -> CallRecord:
@@ -120,46 +118,17 @@ def _waiting(approval: Approval, engine: Engine) -> CallRecord:
 @asynccontextmanager
 async def cancelled_with(request: Request) -> AsyncIterator[CallHandle]:
     """Yield a handle for a call, and cancel the call as soon as its client disconnects."""
-    live = CallHandle()
+    handle = CallHandle()
     async with anyio.create_task_group() as group:
-        group.start_soon(_cancel_when_gone, request, live)
-        yield live
+        group.start_soon(_cancel_when_gone, request, handle)
+        yield handle
         group.cancel_scope.cancel()
 
 
-async def _cancel_when_gone(request: Request, live: CallHandle) -> None:
+async def _cancel_when_gone(request: Request, handle: CallHandle) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-    live.cancel()
+    handle.cancel()
 
 
-OPERATIONS = [
-    Operation(
-        "POST",
-        "/v1/tools/{name}/call",
-        call_tool,
-        Needs.CALLER,
-        body=CallBody,
-        parameters=TOOL,
-        errors=CALL_ERRORS,
-        has_tool_codes=True,
-    ),
-    Operation(
-        "GET",
-        "/v1/calls",
-        list_calls,
-        Needs.CALLER,
-        data=CallList,
-        query=CallQuery,
-        errors=frozenset({ResourceNotFound}),
-    ),
-    Operation(
-        "GET",
-        "/v1/calls/{call_id}",
-        show_call,
-        Needs.CALLER,
-        data=CallAnswer,
-        parameters={"call_id": "The `call_id` of an envelope."},
-        errors=frozenset({ResourceNotFound}),
-    ),
-]
+OPERATIONS = [call_tool, list_calls, show_call]

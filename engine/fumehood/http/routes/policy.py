@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from fumehood.core.errors import (
     InvalidParams,
     ResourceNotFound,
@@ -12,55 +9,41 @@ from fumehood.core.errors import (
     ToolDisabled,
     ToolNotFound,
 )
-from fumehood.http.answers import answer, engine_of, parse_body, read_json
-from fumehood.http.caller import require_admin, require_authority
-from fumehood.http.operation import Needs, Operation
+from fumehood.core.identity import Principal
+from fumehood.engine import Engine
+from fumehood.http.caller import require_authority
+from fumehood.http.endpoint import Needs, endpoint
 from fumehood.policy.model import ExplainWish, Explanation, PolicyStatus
 
 
-async def show_policy(request: Request) -> Response:
+@endpoint("GET", "/v1/policy", Needs.APPROVER, authorize=require_authority)
+async def show_policy(engine: Engine) -> PolicyStatus:
     """Show the current rules, their version, and how often shadow rules matched.
 
     Needs `approve` or `admin`.
     """
-    await require_authority(request)
-    return answer(request, engine_of(request).policy.status())
+    return engine.policy.status()
 
 
-async def explain_call(request: Request) -> Response:
+@endpoint(
+    "POST",
+    "/v1/policy/explain",
+    Needs.APPROVER,
+    authorize=require_authority,
+    errors=[ResourceNotFound, ToolNotFound, ToolDisabled, ToolDeprecated],
+)
+async def explain_call(engine: Engine, body: ExplainWish) -> Explanation:
     """Explain the policy's decision for a call, rule by rule. Nothing is called.
 
     Needs `approve` or `admin`. Budgets are assumed to suffice.
     """
-    document = await read_json(request)
-    await require_authority(request)
-    wish = parse_body(ExplainWish, document)
-    return answer(request, engine_of(request).policy.explain(wish))
+    return engine.policy.explain(body)
 
 
-async def reload_policy(request: Request) -> Response:
+@endpoint("POST", "/v1/policy/reload", Needs.ADMIN, errors=[InvalidParams])
+async def reload_policy(engine: Engine, caller: Principal) -> PolicyStatus:
     """Reload the policy file. A faulty one is INVALID_PARAMS, and the old rules stay."""
-    by = await require_admin(request)
-    return answer(request, await engine_of(request).policy.reload(by))
+    return await engine.policy.reload(caller)
 
 
-OPERATIONS = [
-    Operation("GET", "/v1/policy", show_policy, Needs.APPROVER, data=PolicyStatus),
-    Operation(
-        "POST",
-        "/v1/policy/explain",
-        explain_call,
-        Needs.APPROVER,
-        data=Explanation,
-        body=ExplainWish,
-        errors=frozenset({ResourceNotFound, ToolNotFound, ToolDisabled, ToolDeprecated}),
-    ),
-    Operation(
-        "POST",
-        "/v1/policy/reload",
-        reload_policy,
-        Needs.ADMIN,
-        data=PolicyStatus,
-        errors=frozenset({InvalidParams}),
-    ),
-]
+OPERATIONS = [show_policy, explain_call, reload_policy]

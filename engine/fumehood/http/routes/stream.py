@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from typing import Annotated
 
 import anyio
 import anyio.lowlevel
@@ -19,14 +20,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from fumehood.answers import CancelledCall
-from fumehood.core.call import CallBody
-from fumehood.core.errors import EngineError, InvalidParams, ResourceNotFound
-from fumehood.engine import Engine, parse_call_body
-from fumehood.http.answers import answer, engine_of, envelope_response, read_json, stopped
-from fumehood.http.caller import principal_of, require_principal
-from fumehood.http.operation import Needs, Operation
-from fumehood.http.routes.calls import CALL_ERRORS
-from fumehood.http.routes.tools import TOOL
+from fumehood.core.errors import InvalidParams, ResourceNotFound
+from fumehood.core.identity import Principal
+from fumehood.engine import Engine
+from fumehood.http.answers import envelope_response, stopped
+from fumehood.http.caller import principal_of
+from fumehood.http.endpoint import Needs, endpoint
+from fumehood.http.routes.calls import CALL_ERRORS, NewCall
+from fumehood.http.routes.tools import ToolName
 from fumehood.pipeline.stream import StreamedCall
 from fumehood.protocol import sse
 from fumehood.protocol.messages import encode_envelope
@@ -46,7 +47,28 @@ HEADERS = [
 ]
 
 
-async def stream_tool(request: Request) -> Response:
+def _refuse_resumption(request: Request) -> None:
+    """Refuse a client that wants to resume a stream: it must not start a second call."""
+    if "last-event-id" in request.headers:
+        raise InvalidParams(
+            "This version cannot resume a stream. Without Last-Event-ID, the tool is called again.",
+            fields=["Last-Event-ID"],
+        )
+
+
+@endpoint(
+    "POST",
+    "/v1/tools/{name}/sse",
+    Needs.CALLER,
+    authorize=principal_of,
+    before_reading=_refuse_resumption,
+    errors=CALL_ERRORS,
+    has_tool_codes=True,
+    events=sse.MEDIA_TYPE,
+)
+async def stream_tool(
+    engine: Engine, name: ToolName, body: NewCall, caller: Principal | None
+) -> Response:
     """Call a tool and stream its events (SSE); the last one is the answer.
 
     A refusal before anything ran is an envelope with its HTTP status, as with `/call`, and so is
@@ -55,14 +77,7 @@ async def stream_tool(request: Request) -> Response:
     envelope. Comments keep the connection alive. Disconnecting does not stop the call, unless
     `cancel_on_disconnect` is set.
     """
-    engine = engine_of(request)
-    name: str = request.path_params["name"]
-    try:
-        _refuse_resumption(request)
-        body = parse_call_body(await read_json(request))
-        call = engine.open_stream(name, body, principal_of(request))
-    except EngineError as error:
-        return envelope_response(engine.refusal(error, tool=name))
+    call = engine.open_stream(name, body, caller)
     try:
         refusal = await call.begun()
     except asyncio.CancelledError:
@@ -75,25 +90,19 @@ async def stream_tool(request: Request) -> Response:
     return EventsResponse(engine, call, name, cancel_on_disconnect=cancels)
 
 
-async def cancel_call(request: Request) -> Response:
+@endpoint("POST", "/v1/calls/{call_id}/cancel", Needs.CALLER, errors=[ResourceNotFound])
+async def cancel_call(
+    engine: Engine,
+    caller: Principal,
+    call_id: Annotated[str, "The `call_id` in the metadata of a stream's events."],
+) -> CancelledCall:
     """Cancel one of the caller's own running calls.
 
     It answers once the program has ended. The call itself is answered with `CANCELLED` and its
     output so far.
     """
-    principal = require_principal(request)
-    call_id: str = request.path_params["call_id"]
-    await engine_of(request).cancel_call(call_id, principal)
-    return answer(request, CancelledCall(call_id=call_id, cancelled=True))
-
-
-def _refuse_resumption(request: Request) -> None:
-    """Refuse a client that wants to resume a stream: it must not start a second call."""
-    if "last-event-id" in request.headers:
-        raise InvalidParams(
-            "This version cannot resume a stream. Without Last-Event-ID, the tool is called again.",
-            fields=["Last-Event-ID"],
-        )
+    await engine.cancel_call(call_id, caller)
+    return CancelledCall(call_id=call_id, cancelled=True)
 
 
 class EventsResponse(Response):
@@ -171,25 +180,4 @@ async def _write(
         await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
-OPERATIONS = [
-    Operation(
-        "POST",
-        "/v1/tools/{name}/sse",
-        stream_tool,
-        Needs.CALLER,
-        body=CallBody,
-        parameters=TOOL,
-        errors=CALL_ERRORS,
-        has_tool_codes=True,
-        events=sse.MEDIA_TYPE,
-    ),
-    Operation(
-        "POST",
-        "/v1/calls/{call_id}/cancel",
-        cancel_call,
-        Needs.CALLER,
-        data=CancelledCall,
-        parameters={"call_id": "The `call_id` in the metadata of a stream's events."},
-        errors=frozenset({ResourceNotFound}),
-    ),
-]
+OPERATIONS = [stream_tool, cancel_call]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from decimal import Decimal
+from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
-from starlette.requests import Request
-from starlette.responses import Response
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from fumehood.answers import (
     AgentTools,
@@ -20,7 +20,7 @@ from fumehood.answers import (
     ToolList,
     ToolWithSource,
 )
-from fumehood.core.call import Id
+from fumehood.core.call import ID_PATTERN
 from fumehood.core.errors import (
     IdempotencyConflict,
     InvalidParams,
@@ -30,25 +30,42 @@ from fumehood.core.errors import (
 )
 from fumehood.core.identity import Principal
 from fumehood.core.tool import ToolDefinition, ToolType
-from fumehood.http.answers import answer, engine_of, read_json
-from fumehood.http.caller import require_admin, require_principal
-from fumehood.http.operation import Needs, Operation
+from fumehood.engine import Engine
+from fumehood.http.endpoint import Needs, ParsedBy, endpoint
 from fumehood.registry.index import RegisteredTool
 from fumehood.registry.listing import DEFAULT_LIMIT, MAX_LIMIT, ToolFilter
 
-PARAMETERS = ("category", "cursor", "limit", "tag", "type")
-AGENT_PARAMETERS = ("agent_id", "at_most", "categories", "exclude_dangerous", "max_cost")
-"""With `agent_id`, the complete list of that agent, in its order."""
+ToolName = Annotated[str, "A tool's name, or `name@version`."]
+PinnedName = Annotated[str, "`name@version`."]
+RawDefinition = Annotated[Any, ParsedBy(lambda document: document, ToolDefinition)]
+"""A definition that the registry validates: it names faults that a model cannot see."""
 
-TOOL = {"name": "A tool's name, or `name@version`."}
 
-PINNED = {"name": "`name@version`."}
+def _digits(text: Any) -> Any:
+    """Accept decimal digits only, and not the other forms of a number that pydantic accepts."""
+    if isinstance(text, str) and not re.fullmatch("[0-9]{1,4}", text, re.ASCII):
+        raise ValueError("must be a number")
+    return text
+
+
+def _amount(text: str) -> str:
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text, re.ASCII):
+        raise ValueError("must be an amount such as 0.05")
+    return text
+
+
+def _boolean(text: Any) -> Any:
+    if text not in ("true", "false"):
+        raise ValueError("must be true or false")
+    return text
 
 
 class ToolQuery(BaseModel):
-    """The query parameters, for the document; they are parsed below."""
+    """Which tools to list: a page of all, or with `agent_id` all of that agent's."""
 
-    limit: int = Field(
+    model_config = ConfigDict(extra="forbid")
+
+    limit: Annotated[int, BeforeValidator(_digits)] = Field(
         default=DEFAULT_LIMIT, ge=1, le=MAX_LIMIT, description="Maximum number of items."
     )
     cursor: str | None = Field(
@@ -57,58 +74,63 @@ class ToolQuery(BaseModel):
     category: str | None = Field(default=None, description="Only this category.")
     tag: str | None = Field(default=None, description="Only tools with this tag.")
     type: ToolType | None = Field(default=None, description="Only this type.")
-    agent_id: Id | None = Field(
+    # A malformed id is answered like an unknown one.
+    agent_id: Annotated[str, Field(json_schema_extra={"pattern": ID_PATTERN})] | None = Field(
         default=None, description="All tools of that agent; required for the parameters below."
     )
     categories: str | None = Field(default=None, description="Only these, separated by commas.")
-    exclude_dangerous: bool = Field(default=True, description="Leave out dangerous tools.")
-    max_cost: str | None = Field(default=None, description="Only up to this cost per use: `0.05`.")
-    at_most: int | None = Field(default=None, ge=0, description="Only this many.")
+    exclude_dangerous: Annotated[bool, BeforeValidator(_boolean)] = Field(
+        default=True, description="Leave out dangerous tools."
+    )
+    max_cost: Annotated[str, AfterValidator(_amount)] | None = Field(
+        default=None, description="Only up to this cost per use: `0.05`."
+    )
+    at_most: Annotated[int, Field(ge=0), BeforeValidator(_digits)] | None = Field(
+        default=None, description="Only this many."
+    )
+
+    @property
+    def taken(self) -> frozenset[str]:
+        """The parameters that this query may have."""
+        if self.agent_id is None:
+            return frozenset({"category", "cursor", "limit", "tag", "type"})
+        return frozenset({"agent_id", "at_most", "categories", "exclude_dangerous", "max_cost"})
 
 
-_BOOLEANS = {"true": True, "false": False}
-
-
-async def list_tools(request: Request) -> Response:
+@endpoint("GET", "/v1/tools", Needs.CALLER, data=AnyToolList, errors=[ResourceNotFound])
+async def list_tools(engine: Engine, caller: Principal, query: ToolQuery) -> ToolList | AgentTools:
     """List the preferred version of each matching tool, one page at a time.
 
     Sources are beside the items, so that each item is a definition that could be registered
     elsewhere unchanged.
     """
-    principal = require_principal(request)
-    if "agent_id" in request.query_params:
-        given = _query(request, AGENT_PARAMETERS)
-        return answer(request, _agent_tools(request, principal, given))
-    given = _query(request, PARAMETERS)
-    page = engine_of(request).tools_page(
-        principal,
-        filter_by=ToolFilter(given.get("category"), given.get("tag"), _type(given.get("type"))),
-        limit=_limit(given.get("limit")),
-        cursor=given.get("cursor"),
+    wrong = sorted(query.model_fields_set - query.taken)
+    if wrong:
+        raise InvalidParams(f"The query takes {', '.join(sorted(query.taken))}.", fields=wrong)
+    if query.agent_id is not None:
+        return _agent_tools(engine, caller, query.agent_id, query)
+    page = engine.tools_page(
+        caller,
+        filter_by=ToolFilter(query.category, query.tag, query.type),
+        limit=query.limit,
+        cursor=query.cursor,
     )
-    data = ToolList(
+    return ToolList(
         items=tuple(tool.definition for tool in page.tools),
         sources={tool.definition.name: tool.source.value for tool in page.tools},
         pagination=Pagination(**page.pagination),
     )
-    return answer(request, data)
 
 
-async def show_tool(request: Request) -> Response:
-    """Show one tool by `name` or `name@version`, and its other versions."""
-    require_principal(request)
-    return answer(request, engine_of(request).tool(request.path_params["name"]))
-
-
-def _agent_tools(request: Request, principal: Principal, given: dict[str, str]) -> AgentTools:
-    categories = given.get("categories")
-    selection = engine_of(request).agent_tools(
-        principal,
-        given["agent_id"],
+def _agent_tools(engine: Engine, caller: Principal, agent_id: str, query: ToolQuery) -> AgentTools:
+    categories = query.categories
+    selection = engine.agent_tools(
+        caller,
+        agent_id,
         categories=None if categories is None else set(filter(None, categories.split(","))),
-        exclude_dangerous=_boolean(given.get("exclude_dangerous", "true")),
-        max_cost=_money(given.get("max_cost")),
-        at_most=_number(given.get("at_most"), "at_most"),
+        exclude_dangerous=query.exclude_dangerous,
+        max_cost=None if query.max_cost is None else Decimal(query.max_cost),
+        at_most=query.at_most,
     )
     return AgentTools(
         items=selection.tools,
@@ -117,187 +139,76 @@ def _agent_tools(request: Request, principal: Principal, given: dict[str, str]) 
     )
 
 
-def _boolean(text: str) -> bool:
-    if text not in _BOOLEANS:
-        raise InvalidParams(
-            "exclude_dangerous must be true or false.", fields=["exclude_dangerous"]
-        )
-    return _BOOLEANS[text]
+@endpoint("GET", "/v1/tools/{name}", Needs.CALLER, errors=[ToolNotFound])
+async def show_tool(engine: Engine, name: ToolName) -> ToolDetails:
+    """Show one tool by `name` or `name@version`, and its other versions."""
+    return engine.tool(name)
 
 
-def _money(text: str | None) -> Decimal | None:
-    if text is None:
-        return None
-    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text, re.ASCII):
-        raise InvalidParams("max_cost must be an amount such as 0.05.", fields=["max_cost"])
-    return Decimal(text)
-
-
-def _number(text: str | None, name: str) -> int | None:
-    if text is None:
-        return None
-    if not text.isascii() or not text.isdigit() or len(text) > 4:
-        raise InvalidParams(f"{name} must be a number.", fields=[name])
-    return int(text)
-
-
-def _query(request: Request, parameters: tuple[str, ...]) -> dict[str, str]:
-    """Read the query strictly: an ignored parameter would be believed to work."""
-    given = request.query_params.multi_items()
-    query = dict(given)
-    wrong = sorted({name[:40] for name, _ in given if name not in parameters})
-    if wrong or len(query) != len(given):
-        raise InvalidParams(
-            f"The query takes {', '.join(parameters)}, each at most once.", fields=wrong
-        )
-    return query
-
-
-def _limit(text: str | None) -> int:
-    if text is None:
-        return DEFAULT_LIMIT
-    if not text.isascii() or not text.isdigit() or len(text) > 4:
-        raise InvalidParams(f"limit must be a number from 1 to {MAX_LIMIT}.", fields=["limit"])
-    return int(text)
-
-
-def _type(text: str | None) -> ToolType | None:
-    if text is None:
-        return None
-    if text not in set(ToolType):
-        known = ", ".join(sorted(ToolType))
-        raise InvalidParams(f"type must be one of {known}.", fields=["type"])
-    return ToolType(text)
-
-
-async def register_tool(request: Request) -> Response:
+@endpoint("POST", "/v1/tools", Needs.ADMIN, errors=[IdempotencyConflict])
+async def register_tool(engine: Engine, caller: Principal, body: RawDefinition) -> ChangedTools:
     """Add one version of a REST or MCP tool."""
-    document = await read_json(request)
-    by = await require_admin(request)
-    engine = engine_of(request)
-    tool = await engine.registrations.register(document, by=by, now=engine.now())
-    return _changed(request, [tool])
+    return _changed([await engine.registrations.register(body, by=caller, now=engine.now())])
 
 
-async def replace_tool(request: Request) -> Response:
+@endpoint("PUT", "/v1/tools/{name}", Needs.ADMIN, errors=[ToolNotFound, PermissionDenied])
+async def replace_tool(
+    engine: Engine, caller: Principal, name: PinnedName, body: RawDefinition
+) -> ChangedTools:
     """Replace the definition of a registered version."""
-    document = await read_json(request)
-    by = await require_admin(request)
-    engine = engine_of(request)
-    name, version = _pinned(request)
-    tool = await engine.registrations.replace(name, version, document, by=by, now=engine.now())
-    return _changed(request, [tool])
+    tool_name, version = _pinned(name)
+    tool = await engine.registrations.replace(tool_name, version, body, by=caller, now=engine.now())
+    return _changed([tool])
 
 
-async def delete_tool(request: Request) -> Response:
+@endpoint(
+    "DELETE",
+    "/v1/tools/{name}",
+    Needs.ADMIN,
+    errors=[InvalidParams, ToolNotFound, PermissionDenied],
+)
+async def delete_tool(engine: Engine, caller: Principal, name: PinnedName) -> Deleted:
     """Remove a registered version."""
-    by = await require_admin(request)
-    engine = engine_of(request)
-    name, version = _pinned(request)
-    await engine.registrations.delete(name, version, by=by, now=engine.now())
-    return answer(request, Deleted(deleted=f"{name}@{version}"))
+    tool_name, version = _pinned(name)
+    await engine.registrations.delete(tool_name, version, by=caller, now=engine.now())
+    return Deleted(deleted=name)
 
 
-async def activate_tool(request: Request) -> Response:
+@endpoint("POST", "/v1/tools/{name}/activate", Needs.ADMIN, errors=[ToolNotFound])
+async def activate_tool(engine: Engine, caller: Principal, name: ToolName) -> ChangedTools:
     """Enable one version (`name@version`), or all versions, of a tool."""
-    return await _switch(request, is_active=True)
+    return await _switch(engine, caller, name, is_active=True)
 
 
-async def deactivate_tool(request: Request) -> Response:
+@endpoint("POST", "/v1/tools/{name}/deactivate", Needs.ADMIN, errors=[ToolNotFound])
+async def deactivate_tool(engine: Engine, caller: Principal, name: ToolName) -> ChangedTools:
     """Disable one version (`name@version`), or all versions, of a tool."""
-    return await _switch(request, is_active=False)
+    return await _switch(engine, caller, name, is_active=False)
 
 
-async def _switch(request: Request, *, is_active: bool) -> Response:
-    by = await require_admin(request)
-    engine = engine_of(request)
-    name, _, version = request.path_params["name"].partition("@")
+async def _switch(
+    engine: Engine, by: Principal, reference: str, *, is_active: bool
+) -> ChangedTools:
+    name, _, version = reference.partition("@")
     tools = await engine.registrations.switch(
         name, version or None, is_active=is_active, by=by, now=engine.now()
     )
-    return _changed(request, tools)
+    return _changed(tools)
 
 
-def _pinned(request: Request) -> tuple[str, str]:
-    name, _, version = request.path_params["name"].partition("@")
+def _pinned(reference: str) -> tuple[str, str]:
+    name, _, version = reference.partition("@")
     if not version:
         raise InvalidParams("Give the version: name@1.2.0.", fields=["name"])
     return name, version
 
 
-def _changed(request: Request, tools: list[RegisteredTool]) -> Response:
+def _changed(tools: Iterable[RegisteredTool]) -> ChangedTools:
     items = tuple(
         ToolWithSource(**dict(tool.definition), source=tool.source.value) for tool in tools
     )
-    return answer(request, ChangedTools(items=items))
+    return ChangedTools(items=items)
 
 
-OPERATIONS = [
-    Operation(
-        "GET",
-        "/v1/tools",
-        list_tools,
-        Needs.CALLER,
-        data=AnyToolList,
-        query=ToolQuery,
-        errors=frozenset({ResourceNotFound}),
-    ),
-    Operation(
-        "GET",
-        "/v1/tools/{name}",
-        show_tool,
-        Needs.CALLER,
-        data=ToolDetails,
-        parameters=TOOL,
-        errors=frozenset({ToolNotFound}),
-    ),
-]
-
-CONTROL_OPERATIONS = [
-    Operation(
-        "POST",
-        "/v1/tools",
-        register_tool,
-        Needs.ADMIN,
-        data=ChangedTools,
-        body=ToolDefinition,
-        errors=frozenset({IdempotencyConflict}),
-    ),
-    Operation(
-        "PUT",
-        "/v1/tools/{name}",
-        replace_tool,
-        Needs.ADMIN,
-        data=ChangedTools,
-        body=ToolDefinition,
-        parameters=PINNED,
-        errors=frozenset({ToolNotFound, PermissionDenied}),
-    ),
-    Operation(
-        "DELETE",
-        "/v1/tools/{name}",
-        delete_tool,
-        Needs.ADMIN,
-        data=Deleted,
-        parameters=PINNED,
-        errors=frozenset({InvalidParams, ToolNotFound, PermissionDenied}),
-    ),
-    Operation(
-        "POST",
-        "/v1/tools/{name}/activate",
-        activate_tool,
-        Needs.ADMIN,
-        data=ChangedTools,
-        parameters=TOOL,
-        errors=frozenset({ToolNotFound}),
-    ),
-    Operation(
-        "POST",
-        "/v1/tools/{name}/deactivate",
-        deactivate_tool,
-        Needs.ADMIN,
-        data=ChangedTools,
-        parameters=TOOL,
-        errors=frozenset({ToolNotFound}),
-    ),
-]
+OPERATIONS = [list_tools, show_tool]
+CONTROL_OPERATIONS = [register_tool, replace_tool, delete_tool, activate_tool, deactivate_tool]

@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from fumehood.budgets.usage import AllUsageQuery, UsageQuery, UsageTable
-from fumehood.http.answers import answer, engine_of, query_of
-from fumehood.http.caller import require_admin, require_principal
-from fumehood.http.operation import Needs, Operation
+from fumehood.core.identity import Principal
+from fumehood.engine import Engine
+from fumehood.http.endpoint import Needs, endpoint
 
 
-async def show_usage(request: Request) -> Response:
+@endpoint("GET", "/v1/usage", Needs.CALLER)
+async def show_usage(engine: Engine, caller: Principal, query: UsageQuery) -> UsageTable:
     """Show the usage of the caller's own calls, and what is left of its budgets.
 
     It is summed from the call log, which keeps a limited number of calls.
     """
-    principal = require_principal(request)
-    query = query_of(UsageQuery, request)
-    return answer(request, await engine_of(request).usage_of(principal, query))
+    return await engine.usage_of(caller, query)
 
 
-async def show_all_usage(request: Request) -> Response:
+@endpoint("GET", "/v1/usage", Needs.ADMIN)
+async def show_all_usage(engine: Engine, query: AllUsageQuery) -> UsageTable:
     """Show everybody's usage, and what is left of every budget.
 
     It is summed from the call log, which keeps a limited number of calls of each principal.
     """
-    await require_admin(request)
-    query = query_of(AllUsageQuery, request)
-    return answer(request, await engine_of(request).all_usage(query))
+    return await engine.all_usage(query)
 
 
-OPERATIONS = [
-    Operation("GET", "/v1/usage", show_usage, Needs.CALLER, data=UsageTable, query=UsageQuery)
-]
-
-CONTROL_OPERATIONS = [
-    Operation("GET", "/v1/usage", show_all_usage, Needs.ADMIN, data=UsageTable, query=AllUsageQuery)
-]
+OPERATIONS = [show_usage]
+CONTROL_OPERATIONS = [show_all_usage]

@@ -1,130 +1,21 @@
-"""One HTTP operation: its address, method, endpoint and description; and the OpenAPI document.
+"""The OpenAPI 3.1 document of one socket, made from its operations.
 
-Host side. Each file of `routes/` ends with a list of operations. `app.py` makes the routes from
-them and `make_document` the OpenAPI 3.1 document, so that nothing is served undocumented.
+Host side. The operations are the ones that `app.py` serves, so nothing is served undocumented.
 *Source*: the OpenAPI Specification 3.1.0.
 """
 
 from __future__ import annotations
 
-import inspect
-import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from fumehood.core.envelope import Envelope
-from fumehood.core.errors import (
-    TOOL_CODE,
-    TOOL_CODE_HTTP_STATUS,
-    EngineError,
-    InternalError,
-    InvalidParams,
-    PermissionDenied,
-    RateLimited,
-    RequestTooLarge,
-    Unauthorized,
-    UnsupportedMediaType,
-)
+from fumehood.core.errors import TOOL_CODE, TOOL_CODE_HTTP_STATUS
 from fumehood.core.json_types import JsonObject
-
-Endpoint = Callable[[Request], Awaitable[Response]]
-Errors = frozenset[type[EngineError]]
-
-
-class Needs(StrEnum):
-    """Who may use an operation."""
-
-    NOBODY = "nobody"
-    CALLER = "caller"
-    APPROVER = "approver"
-    ADMIN = "admin"
-    SIGNATURE = "signature"
-    """A holder of the webhook's secret."""
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One method at one address.
-
-    - `data`: model of the envelope's `data`; None means any object.
-    - `body`, `query`: models that the endpoint parses.
-    - `parameters`: descriptions of the path parameters.
-    - `errors`: errors besides `common_errors`; `has_tool_codes` adds a tool's own codes.
-    - `plain`: statuses of responses that are `data` itself, without an envelope.
-    - `media`: media type of a response that is not JSON.
-    - `upload`: media type of a request body that is not JSON.
-    - `takes_rest`: the last parameter takes the rest of the path, including slashes.
-    - `events`: media type of a response that is an event stream once the call begins.
-    """
-
-    method: str
-    path: str
-    endpoint: Endpoint
-    needs: Needs
-    data: type[BaseModel] | None = None
-    body: type[BaseModel] | None = None
-    query: type[BaseModel] | None = None
-    parameters: Mapping[str, str] = field(default_factory=dict)
-    errors: Errors = frozenset()
-    has_tool_codes: bool = False
-    plain: tuple[int, ...] = ()
-    media: str | None = None
-    upload: str | None = None
-    takes_rest: bool = False
-    events: str | None = None
-
-    @property
-    def id(self) -> str:
-        """The operation's id in the document: its function's name in camel case."""
-        first, *rest = self.endpoint.__name__.split("_")
-        return first + "".join(word.capitalize() for word in rest)
-
-    @property
-    def words(self) -> tuple[str, str]:
-        """Summary and description, from the endpoint's docstring."""
-        summary, _, more = (inspect.getdoc(self.endpoint) or "").partition("\n")
-        return summary, more.strip()
-
-    @property
-    def route(self) -> Route:
-        """The Starlette route."""
-        if not self.takes_rest:
-            return Route(self.path, self.endpoint, methods=[self.method])
-        path = self.path.removesuffix("}") + ":path}"
-        route = Route(path, self.endpoint, methods=[self.method])
-        # A file name may contain a line break.
-        route.path_regex = re.compile(route.path_regex.pattern, re.DOTALL)
-        return route
-
-    @property
-    def all_errors(self) -> Errors:
-        """All possible errors, including the common ones."""
-        return self.errors | self.common_errors
-
-    @property
-    def common_errors(self) -> Errors:
-        """Errors that follow from `needs` and from the parts of the request that are read."""
-        found: set[type[EngineError]] = {InternalError}
-        if self.needs is not Needs.NOBODY:
-            found |= {Unauthorized, PermissionDenied}
-        if self.needs in (Needs.ADMIN, Needs.APPROVER):
-            found |= {RateLimited}
-        if self.body is not None:
-            found |= {InvalidParams, UnsupportedMediaType, RequestTooLarge}
-        if self.upload is not None:
-            found |= {InvalidParams, UnsupportedMediaType, RequestTooLarge, RateLimited}
-        if self.query is not None:
-            found |= {InvalidParams}
-        return frozenset(found)
-
+from fumehood.http.endpoint import Needs, Operation
 
 REFERENCE = "#/components/schemas/{model}"
 ANY_OBJECT: JsonObject = {"type": "object"}
@@ -159,7 +50,7 @@ Schemas = dict[tuple[type[Any], Mode], JsonObject]
 
 
 def make_document(title: str, version: str, operations: Sequence[Operation]) -> JsonObject:
-    """Make the OpenAPI document of one socket."""
+    """Make the document of one socket."""
     schemas, definitions = _schemas(operations)
     paths: dict[str, JsonObject] = {}
     for operation in operations:

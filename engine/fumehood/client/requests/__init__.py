@@ -1,1 +1,0 @@
-"""Every request of the clients as a function that makes one. None knows a socket."""

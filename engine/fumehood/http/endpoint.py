@@ -1,0 +1,296 @@
+"""`endpoint`, the decorator that makes an HTTP operation of a function.
+
+Host side. The function's signature and docstring are the operation's only declaration:
+requests are read and `openapi.py` writes the document from it. Parameters are filled by name:
+
+- `engine`, `request`, and `caller`, the principal that the operation requires;
+- a path parameter's name: its text, described by `Annotated[str, "…"]`;
+- `body`: a model, validated from strict JSON; `UploadBody` for a raw body;
+- `query`: a model, validated from the query;
+- `Annotated[…, Given(make)]`: anything else that is looked up from request and caller.
+
+Invariant: the order of the parameters is the order of the checks. Only reading a JSON body comes
+before all of them: a credential revoked while the body arrives does not count. An operation that
+does not take `caller` requires it before any parameter is filled.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import compile_path
+
+from fumehood.core.errors import (
+    EngineError,
+    InternalError,
+    InvalidParams,
+    PermissionDenied,
+    RateLimited,
+    RequestTooLarge,
+    Unauthorized,
+    UnsupportedMediaType,
+)
+from fumehood.core.identity import Principal
+from fumehood.http.answers import answer, engine_of, parse_body, parse_query, read_json
+from fumehood.http.caller import require_admin, require_approver, require_principal
+from fumehood.http.transfers import UploadBody
+
+Respond = Callable[[Request], Awaitable[Response]]
+Authorize = Callable[[Request], Any]
+"""Returns the caller, or an awaitable of it."""
+
+Errors = frozenset[type[EngineError]]
+Fill = Callable[[Request, Any, Any], Any]
+"""Makes an argument from the request, its JSON body (or upload) and the caller."""
+
+ANY_MEDIA = "*/*"
+
+
+class Needs(StrEnum):
+    """Who may use an operation."""
+
+    NOBODY = "nobody"
+    CALLER = "caller"
+    APPROVER = "approver"
+    ADMIN = "admin"
+    SIGNATURE = "signature"
+    """A holder of the webhook's secret."""
+
+
+CHECKS: Mapping[Needs, Authorize | None] = {
+    Needs.NOBODY: None,
+    Needs.SIGNATURE: None,  # the function checks it, over the bytes of the body
+    Needs.CALLER: require_principal,
+    Needs.APPROVER: require_approver,
+    Needs.ADMIN: require_admin,
+}
+
+FILLS: Mapping[str, Fill] = {
+    "engine": lambda request, _, __: engine_of(request),
+    "request": lambda request, _, __: request,
+    "caller": lambda _, __, caller: caller,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """How a parameter is made. `describes` are the path parameters that it reads itself."""
+
+    make: Callable[[Request, Any], Any]
+    describes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedBy:
+    """How a body is parsed that is not simply validated; `model` describes it."""
+
+    parse: Callable[[Any], Any]
+    model: type[BaseModel]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method at one address; `endpoint` says what the fields mean."""
+
+    method: str
+    path: str
+    function: Callable[..., Awaitable[Any]]
+    respond: Respond
+    needs: Needs
+    data: type[BaseModel] | None
+    body: type[BaseModel] | None
+    query: type[BaseModel] | None
+    parameters: Mapping[str, str]
+    errors: Errors
+    has_tool_codes: bool
+    plain: tuple[int, ...]
+    media: str | None
+    upload: str | None
+    events: str | None
+    address: re.Pattern[str]
+    methods: frozenset[str]
+
+    @property
+    def id(self) -> str:
+        """The operation's id in the document: its function's name in camel case."""
+        first, *rest = self.function.__name__.split("_")
+        return first + "".join(word.capitalize() for word in rest)
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """Summary and description, from the function's docstring."""
+        summary, _, more = (inspect.getdoc(self.function) or "").partition("\n")
+        return summary, more.strip()
+
+    @property
+    def all_errors(self) -> Errors:
+        """The declared errors, and those of reading the request and of authorization."""
+        found: set[type[EngineError]] = {InternalError}
+        if self.needs is not Needs.NOBODY:
+            found |= {Unauthorized, PermissionDenied}
+        if self.needs in (Needs.ADMIN, Needs.APPROVER):
+            found |= {RateLimited}
+        if self.body is not None:
+            found |= {InvalidParams, UnsupportedMediaType, RequestTooLarge}
+        if self.upload is not None:
+            found |= {InvalidParams, UnsupportedMediaType, RequestTooLarge, RateLimited}
+        if self.query is not None:
+            found |= {InvalidParams}
+        return self.errors | found
+
+
+def endpoint(
+    method: str,
+    path: str,
+    needs: Needs,
+    *,
+    errors: Collection[type[EngineError]] = (),
+    authorize: Authorize | None = None,
+    before_reading: Callable[[Request], None] | None = None,
+    data: type[BaseModel] | None = None,
+    body: type[BaseModel] | None = None,
+    has_tool_codes: bool = False,
+    plain: tuple[int, ...] = (),
+    media: str | None = None,
+    events: str | None = None,
+) -> Callable[[Callable[..., Awaitable[Any]]], Operation]:
+    """Make an operation of a function. It returns a model, which becomes an envelope's `data`.
+
+    - `path`: `{name}` is a part of the address, `{name:path}` all the rest with its slashes.
+    - `errors`: errors besides those that follow from the other arguments and the signature;
+      `has_tool_codes` adds a tool's own codes.
+    - `authorize`: replaces the check that follows from `needs`.
+    - `before_reading`: a check that comes before everything else.
+
+    For a function that returns a response itself:
+
+    - `data`: model of the envelope's `data`; None means any object.
+    - `plain`: statuses of responses that are `data` itself, without an envelope.
+    - `media`: media type of a response that is not JSON.
+    - `events`: media type of a response that is an event stream once the call begins.
+    - `body`: model of a body that the function reads itself.
+    """
+
+    def decorate(function: Callable[..., Awaitable[Any]]) -> Operation:
+        signature = _Signature(function, path)
+        check = authorize or CHECKS[needs]
+        respond = _responder(function, signature, check, before_reading)
+        return Operation(
+            method=method,
+            path=path.replace(":path}", "}"),
+            function=function,
+            respond=respond,
+            needs=needs,
+            data=data or signature.data,
+            body=body or signature.body,
+            query=signature.query,
+            parameters=signature.parameters,
+            errors=frozenset(errors),
+            has_tool_codes=has_tool_codes,
+            plain=plain,
+            media=media,
+            upload=ANY_MEDIA if signature.takes_upload else None,
+            events=events,
+            address=_pattern(path),
+            methods=frozenset({method, "HEAD"} if method == "GET" else {method}),
+        )
+
+    return decorate
+
+
+class _Signature:
+    """What a function's parameters take from a request, and how they are filled, in order."""
+
+    def __init__(self, function: Callable[..., Awaitable[Any]], path: str) -> None:
+        self.data: type[BaseModel] | None = None
+        self.body: type[BaseModel] | None = None
+        self.query: type[BaseModel] | None = None
+        self.takes_upload = False
+        self._described: dict[str, str] = {}
+        self._in_path = re.findall(r"{(\w+)", path)
+        hints = get_type_hints(function, include_extras=True)
+        returned = hints.pop("return")
+        if isinstance(returned, type) and issubclass(returned, BaseModel):
+            self.data = returned
+        names = list(hints)
+        fills = [self._fill(name, hint) for name, hint in hints.items()]
+        first = names.index("caller") if "caller" in names else 0
+        self.before_caller: Sequence[Fill] = fills[:first]
+        self.from_caller: Sequence[Fill] = fills[first:]
+        self.parameters = {name: self._described[name] for name in self._in_path}
+
+    def _fill(self, name: str, hint: Any) -> Fill:
+        kind, *notes = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+        for note in notes:
+            if isinstance(note, str):
+                self._described[name] = note
+            elif isinstance(note, Given):
+                self._described |= note.describes
+                make = note.make
+                return lambda request, _, caller: make(request, caller)
+            elif isinstance(note, ParsedBy):
+                self.body, parse = note.model, note.parse
+                return lambda _, document, __: parse(document)
+        if name in self._in_path:
+            return lambda request, _, __: request.path_params[name]
+        if name in ("body", "query"):
+            return self._fill_from_content(name, kind)
+        return FILLS[name]
+
+    def _fill_from_content(self, name: str, kind: Any) -> Fill:
+        if kind is UploadBody:
+            self.takes_upload = True
+            return lambda _, upload, __: upload
+        if name == "body":
+            self.body = kind
+            return lambda _, document, __: parse_body(kind, document)
+        self.query = kind
+        return lambda request, _, __: parse_query(kind, request)
+
+
+def _responder(
+    function: Callable[..., Awaitable[Any]],
+    signature: _Signature,
+    authorize: Authorize | None,
+    before_reading: Callable[[Request], None] | None,
+) -> Respond:
+    """Make the coroutine function that answers one request. Nothing is inspected in it."""
+    reads_json = signature.body is not None
+    before_caller, from_caller = signature.before_caller, signature.from_caller
+    is_awaited = inspect.iscoroutinefunction(authorize)
+
+    async def respond(request: Request, document: Any = None) -> Response:
+        if before_reading is not None:
+            before_reading(request)
+        if reads_json:
+            document = await read_json(request)
+        values = [fill(request, document, None) for fill in before_caller]
+        caller: Principal | None = None
+        if authorize is not None:
+            caller = await authorize(request) if is_awaited else authorize(request)
+        values += [fill(request, document, caller) for fill in from_caller]
+        result = await function(*values)
+        return result if isinstance(result, Response) else answer(engine_of(request), result)
+
+    async def respond_to_upload(request: Request) -> Response:
+        upload = UploadBody(request)
+        try:
+            return await respond(request, upload)
+        except EngineError:
+            await upload.drain()
+            raise
+
+    return respond_to_upload if signature.takes_upload else respond
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    pattern, _, _ = compile_path(path)
+    return re.compile(pattern.pattern, re.DOTALL)  # a file name may contain a line break

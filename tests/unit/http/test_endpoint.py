@@ -1,0 +1,206 @@
+"""A function's signature decides how requests are read, in which order, and what is documented."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from types import SimpleNamespace
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel, Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from fumehood.answers import Deleted
+from fumehood.core.call import CallBody
+from fumehood.core.errors import EngineError, RateLimited, Unauthorized
+from fumehood.core.tool import ToolType
+from fumehood.http import routes
+from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS
+from fumehood.http.endpoint import Needs, Operation, endpoint
+from fumehood.http.openapi import make_document
+from support.openapi import faults_of
+
+
+class Query(BaseModel):
+    """What a list can be asked for."""
+
+    type: ToolType | None = None
+    limit: int = Field(default=10, ge=1, le=100)
+    since: str
+
+
+def described(function: Any = None, **declared: Any) -> dict[str, Any]:
+    """The one operation of a document, which is sound."""
+
+    async def look_up_thing() -> Response:
+        """Look a thing up.
+
+        More of it is said here.
+        """
+        return JSONResponse({})
+
+    given = {"method": "GET", "path": "/v1/x", "needs": Needs.CALLER} | declared
+    operation = endpoint(**given)(function or look_up_thing)
+    document = make_document("title", "1.2.3", [operation])
+    assert faults_of(document) == []
+    (entry,) = document["paths"][operation.path].values()
+    return entry | {"document": document}
+
+
+async def takes_query(query: Query) -> Deleted:
+    """Take a query."""
+    return Deleted(deleted=query.since)
+
+
+async def takes_body(body: CallBody) -> Deleted:
+    """Take a body."""
+    return Deleted(deleted=str(body.arguments))
+
+
+def test_names_and_words_are_those_of_the_function() -> None:
+    entry = described()
+    assert entry["operationId"] == "lookUpThing"
+    assert entry["summary"] == "Look a thing up."
+    assert entry["description"] == "More of it is said here."
+
+
+def test_query_is_described_by_the_model_that_reads_it() -> None:
+    entry = described(takes_query)
+    found = {parameter["name"]: parameter for parameter in entry["parameters"]}
+    assert {name: p["required"] for name, p in found.items()} == {
+        "type": False, "limit": False, "since": True,
+    }  # fmt: skip
+    assert found["limit"]["schema"]["maximum"] == 100
+    assert "ToolType" in entry["document"]["components"]["schemas"]
+    assert "400" in entry["responses"]
+
+
+def test_body_brings_the_codes_of_reading_it() -> None:
+    assert {"400", "413", "415"} <= set(described(takes_body, method="POST")["responses"])
+    assert not {"400", "413", "415"} & set(described()["responses"])
+
+
+def test_who_may_ask_is_said_and_brings_its_codes() -> None:
+    assert described(needs=Needs.ADMIN)["security"] == [{"bearer": []}]
+    assert described(needs=Needs.CALLER)["security"] == [{}, {"bearer": []}]
+    nobody = described(needs=Needs.NOBODY)
+    assert nobody["security"] == []
+    assert not {"401", "403"} & set(nobody["responses"])
+    assert {"401", "403"} <= set(described()["responses"])
+
+
+def test_own_errors_stand_under_their_status() -> None:
+    entry = described(errors=[RateLimited], has_tool_codes=True, data=Deleted)
+    assert entry["responses"]["429"]["description"] == "RATE_LIMITED"
+    assert "422" in entry["responses"]
+    assert "422" not in described()["responses"]
+
+
+def test_plain_answer_is_no_envelope() -> None:
+    entry = described(plain=(200, 503), data=Deleted)
+    for status in ("200", "503"):
+        schema = entry["responses"][status]["content"]["application/json"]["schema"]
+        assert schema == {"$ref": "#/components/schemas/Deleted"}
+
+
+def test_path_parameters_are_described_in_the_signature() -> None:
+    async def show(rest: Annotated[str, "All the rest."]) -> Deleted:
+        """Show."""
+        return Deleted(deleted=rest)
+
+    entry = described(show, path="/v1/x/{rest:path}")
+    (parameter,) = entry["parameters"]
+    assert (parameter["name"], parameter["description"]) == ("rest", "All the rest.")
+    assert entry["responses"]["200"]  # its data is the model that the function returns
+    assert "Deleted" in entry["document"]["components"]["schemas"]
+
+
+def test_undescribed_path_parameter_and_unknown_parameter_are_refused() -> None:
+    async def show(rest: str) -> Deleted:
+        return Deleted(deleted=rest)
+
+    with pytest.raises(KeyError):
+        endpoint("GET", "/v1/x/{rest}", Needs.CALLER)(show)
+    with pytest.raises(KeyError):
+        endpoint("GET", "/v1/x", Needs.CALLER)(show)
+
+
+def request(body: bytes = b"{}", query: bytes = b"") -> Request:
+    async def receive() -> Any:
+        return {"type": "http.request", "body": body}
+
+    headers = [(b"content-type", b"application/json")]
+    state = {"share": SimpleNamespace(held_bytes=0)}
+    scope = {"type": "http", "method": "POST", "headers": headers, "query_string": query}
+    scope |= {"state": state, "path_params": {}}
+    return Request(scope, receive)
+
+
+class Body(BaseModel):
+    """Needs its field."""
+
+    field: int
+
+
+async def authority_first(caller: Any, body: Body, query: Query) -> Deleted:
+    """Check in this order."""
+    return Deleted(deleted="")
+
+
+async def body_first(body: Body, caller: Any) -> Deleted:
+    """Check in this order."""
+    return Deleted(deleted="")
+
+
+async def no_caller(body: Body) -> Deleted:
+    """Check the caller although it is not used."""
+    return Deleted(deleted="")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("function", "body", "authorized", "refusal"),
+    [
+        (authority_first, b"{", False, "cannot be read"),
+        (authority_first, b"{}", False, "who are you"),
+        (authority_first, b"{}", True, "The body is wrong: field"),
+        (authority_first, b'{"field": 1}', True, "The query is wrong: since"),
+        (body_first, b"{}", False, "The body is wrong: field"),
+        (body_first, b'{"field": 1}', False, "who are you"),
+        (no_caller, b"{}", False, "who are you"),
+    ],
+)
+async def test_checks_are_in_the_order_of_the_parameters(
+    function: Any, body: bytes, authorized: bool, refusal: str
+) -> None:
+    async def authorize(request: Request) -> str:
+        if not authorized:
+            raise Unauthorized("who are you")
+        return "caller"
+
+    operation = endpoint("POST", "/v1/x", Needs.ADMIN, authorize=authorize)(function)
+    with pytest.raises(EngineError, match=refusal):
+        await operation.respond(request(body))
+
+
+def test_every_endpoint_of_the_routes_is_served() -> None:
+    served = {id(operation) for operation in (*OPERATIONS, *CONTROL_OPERATIONS)}
+    modules = [
+        importlib.import_module(f"{routes.__name__}.{module.name}")
+        for module in pkgutil.iter_modules(routes.__path__)
+    ]
+    made = [
+        value
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, Operation)
+    ]
+    assert len(made) >= 50
+    assert [operation.id for operation in made if id(operation) not in served] == []
+
+
+def test_socket_follows_from_who_may_ask() -> None:
+    assert {operation.needs for operation in OPERATIONS} == {Needs.CALLER, Needs.NOBODY}
+    assert Needs.CALLER not in {operation.needs for operation in CONTROL_OPERATIONS}
