@@ -9,9 +9,9 @@ import pytest
 
 from fumehood.attack.attack import Attack, Harm, Language, Look, OnGvisor, Topic, ends, raises
 from fumehood.attack.bait import Bait
+from fumehood.attack.run import try_one
 from fumehood.attack.scorecard import Line, Verdict
-from fumehood.attack.standing import Standing, Target
-from fumehood.attack.trial import try_one
+from fumehood.attack.targets import Standing, Target
 from fumehood.core.errors import EndedBy, SandboxUnavailable
 from fumehood.sandbox.wall import RunEnding
 from fumehood.testing import FakeWall, SeenRun
