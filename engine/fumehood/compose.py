@@ -31,9 +31,8 @@ from fumehood.observe.clock import Clock, IdSource, SystemClock
 from fumehood.observe.log import Logger, quiet_logger
 from fumehood.pipeline.services import PipelineServices
 from fumehood.protocol.cursors import Cursors
-from fumehood.registry.discover import LoadFault, discover
+from fumehood.registry.discover import LoadFault, Tool, discover, import_paths, register_all
 from fumehood.registry.index import ToolIndex
-from fumehood.registry.loading import Tool, import_paths, register_all
 from fumehood.registry.registrations import Registrations
 from fumehood.sandbox.sessions import SessionKeeper
 from fumehood.sandbox.wall import Wall

@@ -7,9 +7,14 @@ Host side, part of the composition root. Above it `engine_composition`, below it
 from __future__ import annotations
 
 from fumehood.budgets.ledger import Budgets
-from fumehood.budgets.model import BudgetStanding
-from fumehood.budgets.usage import MAX_STANDINGS, AllUsageQuery, UsageQuery, UsageTable
-from fumehood.budgets.usage_store import UsageLog
+from fumehood.budgets.model import (
+    MAX_STANDINGS,
+    AllUsageQuery,
+    BudgetStanding,
+    UsageQuery,
+    UsageTable,
+)
+from fumehood.budgets.usage import UsageLog
 from fumehood.core.call_log import CallPage, CallQuery, CallRecord
 from fumehood.core.errors import ResourceNotFound
 from fumehood.core.identity import Principal

@@ -14,8 +14,7 @@ from fumehood.core.errors import ShuttingDown
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.identity.agents import Agents
-from fumehood.identity.binding import require_agent
-from fumehood.identity.scopes import require_caller
+from fumehood.identity.principals import require_agent, require_caller
 from fumehood.observe.clock import Clock
 from fumehood.sandbox.sessions import SessionClock, SessionKeeper
 from fumehood.sandbox.wall import Wall

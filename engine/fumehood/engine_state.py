@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fumehood.budgets.ledger import Budgets
 from fumehood.budgets.store import CounterTable
-from fumehood.budgets.usage_store import UsageLog
+from fumehood.budgets.usage import UsageLog
 from fumehood.config import Config
 from fumehood.core.limits import MB
 from fumehood.identity.agents import Agents

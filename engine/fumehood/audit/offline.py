@@ -15,7 +15,7 @@ from pathlib import Path
 from fumehood.audit.chain import all_rows
 from fumehood.audit.keys import all_keys
 from fumehood.audit.verify import Anchor, AuditRow, Verdict, verify
-from fumehood.storage.offline import reading
+from fumehood.storage.database import reading
 
 
 def verify_state(

@@ -15,7 +15,7 @@ from fumehood.core.errors import EngineError, PermissionDenied, Unauthorized
 from fumehood.core.identity import OVERFLOW_UID, Peer, Principal, Scope
 from fumehood.engine import Engine
 from fumehood.identity import approvers, tokens
-from fumehood.identity.scopes import require_caller
+from fumehood.identity.principals import require_caller
 
 BEARER = "bearer "
 MAX_CREDENTIAL_CHARACTERS = 200

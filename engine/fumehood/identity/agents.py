@@ -21,11 +21,10 @@ from fumehood.core.errors import (
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import ToolDefinition
-from fumehood.identity import agent_store as rows
-from fumehood.identity.agent import Agent, Binding
-from fumehood.identity.agent_view import seen_by_agent
-from fumehood.registry.filtering import LeftOut
+from fumehood.identity import store as rows
+from fumehood.identity.model import Agent, Binding
 from fumehood.registry.index import ToolIndex
+from fumehood.registry.listing import LeftOut
 from fumehood.storage.changes import OneChange, recorded, stamp
 from fumehood.storage.database import Database
 
@@ -189,3 +188,31 @@ class Agents:
 
 def _unknown(agent_id: str) -> ResourceNotFound:
     return ResourceNotFound(f"There is no agent {agent_id[:80]!r}.")
+
+
+def seen_by_agent(tool: ToolDefinition, binding: Binding) -> ToolDefinition:
+    """The definition with the parameters that are the agent's to give."""
+    if not binding.fixed and not binding.defaults:
+        return tool
+    parameters = dict(tool.parameters)
+    properties = parameters.get("properties", {})
+    parameters["properties"] = {
+        name: _with_default(schema, name, binding)
+        for name, schema in properties.items()
+        if name not in binding.fixed
+    }
+    if "required" in parameters:
+        given = binding.fixed.keys() | binding.defaults.keys()
+        parameters["required"] = [name for name in parameters["required"] if name not in given]
+    examples = tuple(
+        {name: value for name, value in example.items() if name not in binding.fixed}
+        for example in tool.input_examples
+    )
+    return tool.model_copy(update={"parameters": parameters, "input_examples": examples})
+
+
+def _with_default(schema: object, name: str, binding: Binding) -> object:
+    if name not in binding.defaults or not isinstance(schema, dict):
+        return schema
+    shown: JsonObject = {**schema, "default": binding.defaults[name]}
+    return shown

@@ -27,7 +27,6 @@ from fumehood.core.errors import (
 )
 from fumehood.core.identity import Principal, Scope
 from fumehood.identity import store as identities
-from fumehood.identity.authority import ApproverInfo
 from fumehood.identity.credentials import (
     CredentialCache,
     Presented,
@@ -35,6 +34,7 @@ from fumehood.identity.credentials import (
     parse_credential,
     slow_hash,
 )
+from fumehood.identity.model import ApproverInfo
 from fumehood.storage.changes import OneChange, recorded, stamp
 from fumehood.storage.database import Database
 from fumehood.storage.errors import StoreError, WriteFailed, understood

@@ -34,7 +34,7 @@ from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.claim import ClaimedCall
 from fumehood.pipeline.plan import plan_now, until_place_is_known
 from fumehood.pipeline.validate import ValidatedCall
-from fumehood.policy.decision import Verdict
+from fumehood.policy.model import Verdict
 from fumehood.sandbox.sessions import SessionKeeper
 from fumehood.sandbox.wall import Walls
 

@@ -14,9 +14,9 @@ from typing import Protocol
 from fumehood.core.call import CallRequest
 from fumehood.core.errors import PermissionDenied
 from fumehood.core.identity import Principal, TrustDomain
-from fumehood.identity.scopes import require_caller
+from fumehood.identity.principals import require_caller
 from fumehood.pipeline.validate import ValidatedCall
-from fumehood.policy.decision import CallFacts, Decision, Verdict
+from fumehood.policy.model import CallFacts, Decision, Verdict
 from fumehood.registry.index import RegisteredTool
 
 

@@ -16,7 +16,7 @@ from fumehood.executors.outcome import Outcome
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.plan import Plan, image_of, plan_now
 from fumehood.pipeline.result import shortened
-from fumehood.policy.decision import Verdict
+from fumehood.policy.model import Verdict
 from fumehood.sandbox.sessions import SessionKeeper
 from fumehood.sandbox.wall import Walls
 

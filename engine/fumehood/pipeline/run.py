@@ -33,7 +33,7 @@ from fumehood.pipeline.record import record_ending, record_intent, record_replay
 from fumehood.pipeline.resolve import resolve
 from fumehood.pipeline.services import PipelineServices, spender_of
 from fumehood.pipeline.validate import validate
-from fumehood.policy.decision import Verdict
+from fumehood.policy.model import Verdict
 
 CONCLUDE_S = 5.0
 """How long a call that is cancelled from outside may take to keep what it has promised."""

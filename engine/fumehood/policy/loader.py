@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from threading import RLock
 from typing import Any, NoReturn
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from fumehood.core.tool import ToolDefinition
-from fumehood.policy.faults import Place, check_rules
+from fumehood.policy.checks import Place, check_rules, note_rules
 from fumehood.policy.model import MAX_RULES, PREDICATES, Policy, PolicyError, PolicyFault, Rule
-from fumehood.policy.notices import note_rules
-from fumehood.policy.shape import plain_words
 from fumehood.protocol.files import FileFault, Lines, line_of, one_line, read_values
 from fumehood.sandbox.trusted_files import Signature, Untrusted, open_directory, read_file
 
@@ -252,4 +251,59 @@ _KEYS = sorted({
 })  # fmt: skip
 
 
-__all__ = ["Known", "PolicyFile", "check_policy", "load_policy", "parse_policy"]
+Context = Mapping[str, Any]
+
+MONEY = 'is no amount; write money as a string, such as "0.10"'
+_PLAIN: Mapping[str, str] = {
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "decimal_parsing": MONEY,
+    "decimal_type": MONEY,
+    "dict_type": "must be a table",
+    "finite_number": MONEY,
+    "int_from_float": "must be a whole number",
+    "int_type": "must be a whole number",
+    "invalid-json-value": "can be no JSON value",
+    "invalid_key": "its keys must be texts",
+    "missing": "is missing",
+    "model_type": "must be a table",
+    "string_pattern_mismatch": "begins with a letter or digit, has only letters, digits and _ . - "
+    "and at most 64 of them",
+    "string_too_short": "must not be empty",
+    "string_type": "must be a text",
+    "too_short": "must not be empty",
+    "tuple_type": "must be a list",
+}
+_OF_CONTEXT: Mapping[str, Callable[[Context], str]] = {
+    "decimal_max_digits": lambda given: f"has more than {given['max_digits']} digits",
+    "decimal_max_places": lambda given: f"has more than {given['decimal_places']} decimal places",
+    "decimal_whole_digits": lambda given: f"has more than {given['whole_digits']} whole digits",
+    "enum": lambda given: f"must be {given['expected']}",
+    "greater_than_equal": lambda given: f"must be {given['ge']} or more",
+    "less_than_equal": lambda given: f"must be {given['le']} or less",
+    "literal_error": lambda given: _only(given["expected"]),
+    "string_too_long": lambda given: f"has more than {given['max_length']} characters",
+    "too_long": lambda given: f"has more than {given['max_length']} entries",
+}
+
+
+def plain_words(fault: ErrorDetails, known_keys: Collection[str]) -> str:
+    """What must stand there instead; `known_keys` are those that a misspelt one may mean."""
+    kind, place = fault["type"], fault["loc"]
+    if kind == "extra_forbidden":
+        near = get_close_matches(str(place[-1]), known_keys, n=1)
+        return f"unknown key{f'; did you mean {near[0]!a}?' if near else ''}"
+    if kind in _PLAIN:
+        words = _PLAIN[kind]
+    elif kind in _OF_CONTEXT:
+        words = _OF_CONTEXT[kind](fault.get("ctx", {}))
+    else:
+        return fault["msg"].removeprefix("Value error, ")
+    is_entry = bool(place) and isinstance(place[-1], int)
+    return f"entry {place[-1] + 1} {words}" if is_entry else words  # type: ignore[operator]
+
+
+def _only(expected: str) -> str:
+    if expected == "True":
+        return "can only be true; leave the key out instead"
+    return f"must be {expected}"

@@ -9,7 +9,10 @@ Invariant: absent means that it does not matter; empty would mean "never", and i
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from decimal import Decimal
+from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -24,8 +27,63 @@ from pydantic import (
 
 from fumehood.core.errors import FumehoodError
 from fumehood.core.hosts import host_pattern_fault
+from fumehood.core.json_types import JsonObject
+from fumehood.core.tool import ToolDefinition
 from fumehood.core.workspace_path import absolute_path
-from fumehood.policy.decision import Verdict
+
+
+class Verdict(StrEnum):
+    """What a rule says of a call, the strictest last."""
+
+    ALLOW = "allow"
+    ASK = "ask"
+    DENY = "deny"
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class CallFacts:
+    """Everything that rules may look at.
+
+    `arguments` are the effective ones: after coercion, defaults and the agent's fixed ones.
+    """
+
+    tool: ToolDefinition
+    arguments: JsonObject
+    principal_id: str
+    agent_id: str | None
+    session_id: str | None
+    is_over_budget: Callable[[], bool] = _never
+    """Whether a budget has too little left for it; asked only where a rule wants to know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the policy says of one call."""
+
+    verdict: Verdict
+    rule: str
+    """The id of the rule that decided, or a sentence beginning with `default:`."""
+    reason: str | None = None
+    """For the caller and the approver."""
+    approvers: tuple[str, ...] = ()
+    """Names of those who may say yes; none means any approver."""
+    quorum: int = 1
+    """How many different approvers have to say yes."""
+    policy_version: str = "none"
+    shadow: tuple[str, ...] = ()
+    """What rules in shadow mode would have said, as warnings for the log."""
+    remembered: str | None = None
+    """The remembered rule that allows it and has a limited number of uses, to be counted when
+    the call starts."""
+    asked_by: tuple[str, ...] = ()
+    """The ids of all rules that ask; none where a default does."""
+    may_exceed_budget: bool = False
+    """A rule looks at the budget, so that a yes lets the call exceed it."""
+
 
 MAX_RULES = 5_000
 MAX_NAMES = 1_000
@@ -367,19 +425,3 @@ class PolicyStatus(_Value):
     rules: tuple[RuleStatus, ...]
     refused: tuple[str, ...]
     """What is wrong with the file as it stands now, where the rules above are older ones."""
-
-
-__all__ = [
-    "CheckedPart",
-    "Condition",
-    "ExplainWish",
-    "ExplainedRule",
-    "Explanation",
-    "Policy",
-    "PolicyError",
-    "PolicyFault",
-    "PolicyStatus",
-    "Predicate",
-    "Rule",
-    "RuleStatus",
-]

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from fumehood.core.tool import ToolDefinition
-from fumehood.policy.decision import CallFacts, Verdict
+from fumehood.policy.model import CallFacts, Condition, ExplainedRule, Predicate, Rule, Verdict
 from fumehood.policy.model import CheckedPart as Part
-from fumehood.policy.model import Condition, ExplainedRule, Predicate, Rule
 from fumehood.policy.predicates import (
     Answer,
     compile_condition,

@@ -14,8 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from fumehood.core.tool import ToolDefinition
-from fumehood.policy.decision import CallFacts, Decision, Verdict
-from fumehood.policy.model import Explanation, Policy, RuleStatus
+from fumehood.policy.model import CallFacts, Decision, Explanation, Policy, RuleStatus, Verdict
 from fumehood.policy.rules import CompiledRule, compile_rule, names_exactly
 
 DANGEROUS_ASKS = "default: dangerous tools wait for a human"

@@ -1,6 +1,6 @@
 """YAML as plainly as JSON: one document of objects, arrays and scalars, and nothing else.
 
-Host side, asked by `plain_values`. The library only splits the text into events; what they
+Host side, asked by `files`. The library only splits the text into events; what they
 mean is decided here, by the core schema of YAML 1.2 (`no` is a string, `010` is ten).
 Invariants: what an anchor or a tag would make of the text is never made, because both are
 refused; nesting and the number of values are capped while reading, so a text costs no more

@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, delete, insert, select
 
 from fumehood.core.errors import IdempotencyConflict, PermissionDenied, ToolNotFound
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import ToolType
-from fumehood.registry import store as rows
 from fumehood.registry.definitions import InvalidDefinition
 from fumehood.registry.index import RegisteredTool, Source, ToolIndex, tool_of_document
 from fumehood.storage.changes import OneChange, recorded, stamp
 from fumehood.storage.database import Database
+from fumehood.storage.schema import DEFINITIONS, SWITCHES
 
 
 class Registrations:
@@ -31,12 +31,12 @@ class Registrations:
         self._database = database
         self._changing = OneChange()
         self.load_faults: list[InvalidDefinition] = []
-        for document in database.read_now(rows.all_definitions):
+        for document in database.read_now(all_definitions):
             try:
                 index.put(_checked(document))
             except InvalidDefinition as fault:
                 self.load_faults.append(fault)
-        self._switches = database.read_now(rows.all_switches)
+        self._switches = database.read_now(all_switches)
         self.apply_switches()
 
     def apply_switches(self) -> None:
@@ -91,7 +91,7 @@ class Registrations:
         async with self._changing():
             self._require_own(name, version)
             await self._write(
-                lambda connection: rows.delete_definition(connection, name, version),
+                lambda connection: delete_definition(connection, name, version),
                 "tool.delete", f"{name}@{version}", {}, by, now,
             )  # fmt: skip
             self._switches.pop((name, version), None)
@@ -114,7 +114,7 @@ class Registrations:
 
             def change(connection: Connection) -> None:
                 for each in chosen:
-                    rows.put_switch(connection, name, each, is_active)
+                    put_switch(connection, name, each, is_active)
 
             action = "tool.activate" if is_active else "tool.deactivate"
             await self._write(change, action, name, {"versions": chosen}, by, now)
@@ -134,7 +134,7 @@ class Registrations:
         name, version = tool.definition.name, tool.definition.version
         self._index.require_free(name, Source.API)
         await self._write(
-            lambda connection: rows.put_definition(
+            lambda connection: put_definition(
                 connection, name, version, document, stamp(now)
             ),
             action, f"{name}@{version}", {"document": document}, by, now,
@@ -172,3 +172,44 @@ def _checked(document: JsonObject) -> RegisteredTool:
         fault = "type: only REST and MCP tools can be registered from outside the engine"
         raise InvalidDefinition(tool.definition.name, [fault])
     return tool
+
+
+def all_definitions(connection: Connection) -> list[JsonObject]:
+    """Every registered document."""
+    return list(connection.execute(select(DEFINITIONS.c.document)).scalars())
+
+
+def put_definition(
+    connection: Connection, name: str, version: str, document: JsonObject, at: str
+) -> None:
+    """Keep a document, in place of an older one of the same name and version."""
+    here = (DEFINITIONS.c.name == name) & (DEFINITIONS.c.version == version)
+    made = connection.execute(select(DEFINITIONS.c.created_at).where(here)).scalar()
+    connection.execute(delete(DEFINITIONS).where(here))
+    row = {
+        "name": name,
+        "version": version,
+        "document": document,
+        "created_at": made or at,
+        "updated_at": at,
+    }
+    connection.execute(insert(DEFINITIONS), row)
+
+
+def delete_definition(connection: Connection, name: str, version: str) -> None:
+    """Forget a document and its switch."""
+    for table in (DEFINITIONS, SWITCHES):
+        connection.execute(delete(table).where(table.c.name == name, table.c.version == version))
+
+
+def all_switches(connection: Connection) -> dict[tuple[str, str], bool]:
+    """What was switched, by name and version; of any source's tools."""
+    rows = connection.execute(select(SWITCHES)).mappings()
+    return {(row["name"], row["version"]): row["is_active"] for row in rows}
+
+
+def put_switch(connection: Connection, name: str, version: str, is_active: bool) -> None:
+    """Switch a version on or off."""
+    here = (SWITCHES.c.name == name) & (SWITCHES.c.version == version)
+    connection.execute(delete(SWITCHES).where(here))
+    connection.execute(insert(SWITCHES), {"name": name, "version": version, "is_active": is_active})

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from fumehood.budgets.model import BudgetStanding, Period, Unit
-from fumehood.budgets.usage import UsageRow, UsageTable
+from fumehood.budgets.model import BudgetStanding, Period, Unit, UsageRow, UsageTable
 from fumehood.cli.usage import as_cell, show_usage, write_csv
 
 pytestmark = pytest.mark.row("E4")

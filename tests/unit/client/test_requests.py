@@ -18,7 +18,7 @@ from fumehood.client.exchange import Endpoint
 from fumehood.client.requests import approvals, callers, control, sessions
 from fumehood.core.identity import Scope
 from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS
-from fumehood.identity.agent import Agent, Binding
+from fumehood.identity.model import Agent, Binding
 from support.answers import envelope_bytes
 from support.definitions import function_definition
 

@@ -11,10 +11,11 @@ import pytest
 
 from fumehood.core.errors import IdempotencyConflict, InvalidParams, ResourceNotFound
 from fumehood.identity import agents as module
-from fumehood.identity.agent import Agent, Binding
 from fumehood.identity.agents import Agents
+from fumehood.identity.model import Agent, Binding
 from fumehood.storage.changes import list_changes
-from fumehood.storage.database import Database, WriteFailed, open_database
+from fumehood.storage.database import Database, open_database
+from fumehood.storage.errors import WriteFailed
 from support.identities import ADMIN, NOW, bind, make_agent
 
 pytestmark = pytest.mark.anyio

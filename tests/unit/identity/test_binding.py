@@ -6,8 +6,8 @@ import pytest
 
 from fumehood.core.errors import PermissionDenied, ResourceNotFound, ToolDisabled
 from fumehood.core.identity import Principal, Scope
-from fumehood.identity.agent import Agent, Binding
-from fumehood.identity.binding import require_agent, require_binding
+from fumehood.identity.model import Agent, Binding
+from fumehood.identity.principals import require_agent, require_binding
 
 SPEAKER = Principal("uid:1", frozenset({Scope.CALL}), frozenset({"a"}))
 AGENT = Agent(id="a", principals=("uid:1",))

@@ -6,7 +6,7 @@ import pytest
 
 from fumehood.core.errors import PermissionDenied, Unauthorized
 from fumehood.core.identity import Principal, Scope
-from fumehood.identity.scopes import require_caller
+from fumehood.identity.principals import require_caller
 
 
 @pytest.mark.row("D4")

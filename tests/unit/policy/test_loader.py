@@ -12,10 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fumehood.policy.decision import Verdict
-from fumehood.policy.loader import PolicyFile, load_policy, parse_policy
-from fumehood.policy.model import Condition, Policy, PolicyError, Rule
-from fumehood.policy.shape import plain_words
+from fumehood.policy.loader import PolicyFile, load_policy, parse_policy, plain_words
+from fumehood.policy.model import Condition, Policy, PolicyError, Rule, Verdict
 from support.policies import faults, tool
 
 TOML = """\

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fumehood.core.tool import ToolDefinition
-from fumehood.policy.faults import no_value_satisfies
+from fumehood.policy.checks import no_value_satisfies, note_rules
 from fumehood.policy.loader import check_policy, parse_policy
 from fumehood.policy.model import Predicate
-from fumehood.policy.notices import note_rules
 from fumehood.policy.predicates import compile_predicate
 from support.policies import faults, tool
 

@@ -13,9 +13,9 @@ import pytest
 
 from fumehood import InvalidDefinition
 from fumehood.executors import inside
+from fumehood.registry.discover import register_all
 from fumehood.registry.functions import address_of, register_function
 from fumehood.registry.index import Source, ToolIndex
-from fumehood.registry.loading import register_all
 
 Run = Callable[..., ModuleType]
 

@@ -14,7 +14,7 @@ from fumehood.answers import (
     ToolDetails,
     ToolList,
 )
-from fumehood.budgets.usage import UsageTable
+from fumehood.budgets.model import UsageTable
 from fumehood.client.api_request import (
     ApiRequest,
     address,

@@ -25,8 +25,15 @@ from fumehood.audit.model import AuditRotation, AuditVerdict
 from fumehood.client.api_request import ApiRequest, address, data_of, encode, listed
 from fumehood.core.identity import Scope
 from fumehood.core.json_types import JsonObject
-from fumehood.identity.agent import Agent, Binding
-from fumehood.identity.authority import ApproverInfo, Change, MadeApprover, MadeToken, TokenInfo
+from fumehood.identity.model import (
+    Agent,
+    ApproverInfo,
+    Binding,
+    Change,
+    MadeApprover,
+    MadeToken,
+    TokenInfo,
+)
 from fumehood.policy.model import Explanation, PolicyStatus
 
 VERIFY_S = 600.0

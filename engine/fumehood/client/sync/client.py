@@ -16,7 +16,7 @@ from fumehood.answers import (
     ToolList,
     WrittenFile,
 )
-from fumehood.budgets.usage import UsageTable
+from fumehood.budgets.model import UsageTable
 from fumehood.client.api_request import ANSWER_GRACE_S, CONNECT_TIMEOUT_S
 from fumehood.client.exchange import Endpoint, Write, found_socket
 from fumehood.client.files import Source, chunks_of, new_file, opened, size_of

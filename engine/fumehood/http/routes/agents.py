@@ -22,7 +22,7 @@ from fumehood.core.errors import (
 from fumehood.http.answers import answer, engine_of, parse_body, read_json
 from fumehood.http.caller import require_admin
 from fumehood.http.operation import Needs, Operation
-from fumehood.identity.agent import Agent, AgentFields, Binding, BindingFields
+from fumehood.identity.model import Agent, AgentFields, Binding, BindingFields
 
 AGENT = {"agent_id": "An agent's id."}
 AGENTS_TOOL = {**AGENT, "tool": "A tool's name, or `name@version`."}

@@ -18,7 +18,7 @@ from fumehood.core.errors import IdempotencyConflict, InvalidParams, ResourceNot
 from fumehood.http.answers import answer, engine_of, parse_body, read_json
 from fumehood.http.caller import require_admin, require_authority
 from fumehood.http.operation import Needs, Operation
-from fumehood.identity.authority import Change, MadeApprover, MadeToken, NewApprover, NewToken
+from fumehood.identity.model import Change, MadeApprover, MadeToken, NewApprover, NewToken
 from fumehood.storage import changes
 
 SHOWN_CHANGES = 100

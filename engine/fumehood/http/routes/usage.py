@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fumehood.budgets.usage import AllUsageQuery, UsageQuery, UsageTable
+from fumehood.budgets.model import AllUsageQuery, UsageQuery, UsageTable
 from fumehood.http.answers import answer, engine_of, query_of
 from fumehood.http.caller import require_admin, require_principal
 from fumehood.http.operation import Needs, Operation

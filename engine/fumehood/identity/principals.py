@@ -1,18 +1,31 @@
-"""Which tools a call may use that is made for an agent.
+"""Who may call at all: a known principal with the scope `call`.
 
-Host side, asked by `pipeline/resolve`, since what is not an agent's does not exist for it.
-Invariant: an agent that is unknown, switched off, or not this principal's to speak for is
-refused in the same words, so that nobody learns which agents there are.
+Host side, asked by `pipeline/authorize`. Nothing configured grants nothing: without a
+principal, or without the scope, there is no call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fumehood.core.errors import PermissionDenied, ResourceNotFound, ToolDisabled
-from fumehood.core.identity import Principal
+from fumehood.core.errors import PermissionDenied, ResourceNotFound, ToolDisabled, Unauthorized
+from fumehood.core.identity import Principal, Scope
 from fumehood.core.names import did_you_mean
-from fumehood.identity.agent import Agent, Binding
+from fumehood.identity.model import Agent, Binding
+
+
+def require_caller(principal: Principal | None) -> Principal:
+    """The principal, if it may call tools.
+
+    Raises:
+        Unauthorized: nobody knows who is asking.
+        PermissionDenied: known, but without the scope `call`.
+    """
+    if principal is None:
+        raise Unauthorized("This socket serves its owner only, and the caller is somebody else.")
+    if Scope.CALL not in principal.scopes:
+        raise PermissionDenied("This identity may not call tools. Do not retry.")
+    return principal
 
 
 def require_agent(principal: Principal | None, agent_id: str, agent: Agent | None) -> None:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
 from fumehood.core.call import Id
+from fumehood.core.identity import Scope
+from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import NAME_PATTERN
 
 TOOL_REFERENCE_PATTERN = NAME_PATTERN[:-1] + r"(@[0-9A-Za-z.+-]{1,100})?$"
@@ -20,7 +22,7 @@ PrincipalId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:@-]{0,127}
 Arguments = Annotated[dict[str, Any], Field(max_length=MAX_CONFIGURED)]
 
 
-class _Value(BaseModel):
+class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
@@ -30,7 +32,7 @@ SortOrder = Annotated[int, Field(ge=-1_000_000, le=1_000_000)]
 ToolReference = Annotated[str, Field(pattern=TOOL_REFERENCE_PATTERN)]
 
 
-class Agent(_Value):
+class Agent(_Strict):
     """One agent. `principals` are those who may speak for it."""
 
     id: Id
@@ -39,7 +41,7 @@ class Agent(_Value):
     is_enabled: bool = True
 
 
-class AgentFields(_Value):
+class AgentFields(_Strict):
     """What of an agent can be changed. An `id` may only repeat that of the address."""
 
     id: Id | None = None
@@ -48,7 +50,7 @@ class AgentFields(_Value):
     is_enabled: bool = True
 
 
-class Binding(_Value):
+class Binding(_Strict):
     """One tool of one agent (mission R3).
 
     `fixed` arguments are set for every call: the agent neither sees nor gives them.
@@ -75,7 +77,7 @@ class Binding(_Value):
         return self.tool.partition("@")[0]
 
 
-class BindingFields(_Value):
+class BindingFields(_Strict):
     """What of a binding can be changed. A `tool` may only repeat that of the address."""
 
     tool: ToolReference | None = None
@@ -83,3 +85,77 @@ class BindingFields(_Value):
     fixed: Arguments = Field(default_factory=dict)
     defaults: Arguments = Field(default_factory=dict)
     is_enabled: bool = True
+
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}$")]
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class NewToken(_Value):
+    """A token to be made. `principal_id` is `token:<name>` unless it is given."""
+
+    name: Name
+    principal_id: PrincipalId | None = None
+    scopes: tuple[Scope, ...] = (Scope.CALL,)
+    agents: tuple[Id, ...] = Field(default=(), max_length=100)
+    expires_at: AwareDatetime | None = None
+
+
+class TokenInfo(_Value):
+    """A token without its secret. `is_valid`: neither revoked nor expired."""
+
+    id: str
+    name: str
+    principal_id: str
+    scopes: tuple[Scope, ...]
+    agents: tuple[str, ...]
+    created_at: AwareDatetime
+    created_by: str
+    expires_at: AwareDatetime | None
+    revoked_at: AwareDatetime | None
+    is_valid: bool
+
+
+class MadeToken(_Value):
+    """A new token with the text to give away, which is shown only here."""
+
+    token: TokenInfo
+    secret: str = Field(repr=False)
+
+
+class NewApprover(_Value):
+    """An approver to be made. Scopes are `approve`, `admin`, or both."""
+
+    name: Name
+    scopes: tuple[Scope, ...] = (Scope.APPROVE,)
+
+
+class ApproverInfo(_Value):
+    """An approver without the credential."""
+
+    name: str
+    scopes: tuple[Scope, ...]
+    created_at: AwareDatetime
+    created_by: str
+    removed_at: AwareDatetime | None
+
+
+class MadeApprover(_Value):
+    """A new approver with the credential, which is shown only here."""
+
+    approver: ApproverInfo
+    secret: str = Field(repr=False)
+
+
+class Change(_Value):
+    """One change of authority, of agents or of the registry: who changed what, and when."""
+
+    seq: int
+    at: AwareDatetime
+    principal_id: str
+    action: str
+    subject: str
+    details: JsonObject
