@@ -1,7 +1,8 @@
-"""What is looked at from outside after an attack: the host's own view, Docker's, the kernel's.
+"""Checks from outside during and after an attack: by the host, Docker and the kernel.
 
-Host side. What is found wrong comes back in words, and so does what was seen to be right: a look
-that saw nothing is no evidence, and is told as a fault.
+Host side. Programs of the corpus give their processes a unique name, so that the host finds them
+anywhere; those of process walls are found below their guest. Nothing relies on the program's own
+report. A check that saw nothing is a fault, because it proves nothing.
 """
 
 from __future__ import annotations
@@ -24,24 +25,24 @@ from fumehood.attack.targets import MOST_PROCESSES, Containers, Standing
 from fumehood.core.limits import MB
 
 MOST_FOR_GUEST_MB = 256
-"""What a container may have beyond its class: for the guest, and for gVisor's own kernel."""
+"""Memory of a container beyond its class: for the guest, and for gVisor's own kernel."""
 
 
 @dataclass
 class Looked:
-    """What was found."""
+    """The findings."""
 
     faults: list[str] = field(default_factory=list)
     seen: list[str] = field(default_factory=list)
 
     def say(self, words: str, *, holds: bool) -> None:
-        """Note one finding."""
+        """Add one finding."""
         (self.seen if holds else self.faults).append(words)
 
 
 @dataclass(frozen=True, slots=True)
 class _Before:
-    """How it was before the attack."""
+    """The state before the attack."""
 
     guest_pid: int | None = None
     names: frozenset[str] = frozenset()
@@ -58,7 +59,7 @@ _OF_NAMES = {Look.UNBROKEN, Look.OTHER_CONTAINER, Look.NO_OTHER_CONTAINER}
 async def looking(
     attack: Attack, wanted: tuple[Look, ...], standing: Standing, bait: Bait
 ) -> AsyncIterator[Looked]:
-    """Look before, while and after the block runs the attack. Raises DockerError."""
+    """Check before, during and after the block that runs the attack. Raises DockerError."""
     looked = Looked()
     wanted_set = set(wanted)
     before = await _before(wanted_set, standing)
@@ -163,7 +164,7 @@ def _compare_names(
         words = "another container served it" if other else "the same container served it"
         looked.say(words, holds=other)
     if Look.NO_OTHER_CONTAINER in wanted:
-        # Either is right: a container that could not be cleaned must be replaced.
+        # Both are correct: a container that cannot be cleaned must be replaced.
         looked.seen.append(
             "in a new container" if after - before else "in the container that ran the first"
         )
@@ -188,9 +189,9 @@ SEAL = ("CapEff", "CapPrm", "CapInh", "CapAmb", "NoNewPrivs", "Seccomp", "Uid", 
 
 
 class Watch:
-    """Looks for processes while the block runs, in a thread; a context manager.
+    """Watches processes while the block runs, in a thread; a context manager.
 
-    `find` gives the process ids that belong to what is looked at.
+    `find` returns the process ids to watch.
     """
 
     def __init__(self, find: Callable[[], list[int]]) -> None:
@@ -198,18 +199,18 @@ class Watch:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
         self.most = 0
-        """How many were seen at once."""
+        """The largest number seen at once."""
         self._sightings: dict[int, list[dict[str, str]]] = {}
 
     @property
     def seals(self) -> list[dict[str, str]]:
-        """What the kernel said last of each that was seen: lines of its status, by name. One that
-        was seen once only may just have been made, and is left out.
+        """The last status lines of each process. A process seen only once may have just started,
+        and is left out.
         """
         return [seen[-1] for seen in self._sightings.values() if len(seen) > 1]
 
     def settled(self, most: int) -> int:
-        """How many there are, as soon as they are at most `most`, or after a while. Blocks."""
+        """Their number, once it is at most `most` or the wait is over. Blocks."""
         deadline = time.monotonic() + GONE_PATIENCE_S
         while (count := len(self._find())) > most and time.monotonic() < deadline:
             time.sleep(PAUSE_S)
@@ -240,12 +241,12 @@ class Watch:
 
 
 def named(mark: str) -> list[int]:
-    """The processes that gave themselves this name, those left out that are only not reaped yet."""
+    """Processes with this name, without zombies."""
     return [pid for pid in _pids() if _name(pid) == mark and not _is_zombie(pid)]
 
 
 def below(pid: int | None) -> list[int]:
-    """The descendants of a process, those left out that are only not reaped yet."""
+    """Descendants of a process, without zombies."""
     if pid is None:
         return []
     try:
@@ -256,13 +257,13 @@ def below(pid: int | None) -> list[int]:
 
 
 def is_sealed(seal: dict[str, str]) -> bool:
-    """No capability, no way to new ones, behind a filter."""
+    """Whether it has no capabilities, no_new_privs, and a filter."""
     nothing = all(set(seal[name]) <= {"0"} for name in ("CapEff", "CapPrm", "CapInh", "CapAmb"))
     return nothing and seal["NoNewPrivs"] == "1" and seal["Seccomp"] == "2"
 
 
 def status_of(pid: int) -> dict[str, str]:
-    """The lines of a process's status; empty where it is gone."""
+    """The lines of a process's status; empty if it has ended."""
     try:
         text = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     except OSError:

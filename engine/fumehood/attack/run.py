@@ -1,7 +1,9 @@
-"""All attacks on all walls of a host, one after the other, within a time that is known before.
+"""Run attacks on all walls of a host, one after the other, in a limited time.
 
-Host side. Invariants: leaving it, by its end, an error or a cancellation, takes away all walls
-and the bait; and a wall that cannot be tried says why instead of looking as if it had held.
+Host side. Invariants: walls and bait are removed however the run ends; a wall that cannot be tried
+is reported with the reason, and never as held; `held` means that the attack ended exactly as
+expected, every check from outside passed, and the harmless twin passed afterwards in the same
+place.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from fumehood.sandbox.container.docker_api import DockerError
 from fumehood.sandbox.wall import RunEnding
 
 TOTAL_S = 115.0
-"""For everything. What is not begun by then is not tried, and the scorecard says so."""
+"""For everything. Attacks that have not begun by then are reported as untried."""
 
 HELLO = {"calculator": "1 + 1", "function": "out = 2", "python": "1 + 1"}
 HELLO_S = 10.0
@@ -33,7 +35,7 @@ OUT_OF_TIME = "The time for all attacks was over."
 OUT_OF_TIME_CURE = "Try one wall at a time (--wall), or when this host has less to do."
 
 OnLine = Callable[[str, Line], None]
-"""Hears of every line as soon as it is there, with the name of its wall."""
+"""Called with each line as soon as it exists, and the name of its wall."""
 
 
 async def run_attacks(
@@ -45,8 +47,7 @@ async def run_attacks(
     total_s: float = TOTAL_S,
     on_line: OnLine = lambda wall, line: None,
 ) -> Scorecard:
-    """Attack every target with the attacks that are chosen. A card that is there already (of an
-    absent runtime) is passed on.
+    """Run the chosen attacks on every target. Existing cards (of absent runtimes) are passed on.
 
     Raises:
         BaitFailed: there was nothing to attack.
@@ -97,7 +98,7 @@ async def _attack_wall(
 
 
 async def _say_hello(standing: Standing) -> None:
-    """A first harmless program: without it every refusal would look like a defence.
+    """Run a harmless program first: without it every refusal would look like a defence.
 
     Raises:
         CannotTry: it did not pass.
@@ -145,17 +146,17 @@ def _not_tried(attack: Attack) -> Line:
 
 
 GRACE_S = 5.0
-"""By how much a run may outlast its limit by the host's clock: a kill, and a loaded host."""
+"""How long a run may exceed its limit by the host's clock, for the kill and on a busy host."""
 
 PATIENCE_S = 20.0
-"""More than that is not waited for, so an attack on the clock cannot hold up the others."""
+"""The longest wait beyond a run's limit, so that one attack cannot delay the others."""
 
 ATTACKER = TrustDomain("attack")
 TWIN = Expectation(("ok",))
 
 
 async def try_one(attack: Attack, target: Target, standing: Standing, bait: Bait) -> Line:
-    """Try one attack. What goes wrong in trying it is in the line, too."""
+    """Try one attack. Failures of the trial are part of the line, too."""
     began = time.monotonic()
     trial = _Trial(attack, target, standing, bait)
     try:
@@ -166,7 +167,7 @@ async def try_one(attack: Attack, target: Target, standing: Standing, bait: Bait
 
 
 class _Trial:
-    """One attack on its way."""
+    """One attack on one wall."""
 
     def __init__(self, attack: Attack, target: Target, standing: Standing, bait: Bait) -> None:
         self._attack = attack
@@ -201,7 +202,7 @@ class _Trial:
         await self._try_twin()
 
     def untried(self, error: EngineError | DockerError) -> None:
-        """The wall or Docker refused. After the attack itself has run, that is its doing."""
+        """The wall or Docker refused. After the attack itself has run, it is the cause."""
         words = error.message if isinstance(error, EngineError) else error.public
         if self._ended is not None:
             self._looked.faults.append(f"nothing ran after it: {words}")
@@ -210,7 +211,7 @@ class _Trial:
         self._cure = "" if isinstance(error, EngineError) else error.cure
 
     def line(self, ms: int) -> Line:
-        """What is to be told of it."""
+        """The result."""
         attack, faults = self._attack, self._looked.faults
         verdict = Verdict.FAILED if faults else Verdict.HELD
         if self._why_untried and not faults:
@@ -235,7 +236,7 @@ class _Trial:
     # -- inside -----------------------------------------------------------------------------
 
     async def _send(self, code: str, domain: TrustDomain) -> RunEnding | None:
-        """One program's run; None where it did not end in time."""
+        """Run one program; None if it did not end in time."""
         attack, standing = self._attack, self._standing
         limits = Limits(attack.wall_s, 60.0, standing.memory_mb, attack.output_bytes)
         arguments = arguments_of(attack.language, self._bait.fill(code))
@@ -273,5 +274,5 @@ class _Trial:
 
 
 def _stranger() -> TrustDomain:
-    """A principal whom nothing has been served to yet."""
+    """A principal that has not been served yet."""
     return TrustDomain(f"attack:{secrets.token_hex(8)}")

@@ -1,7 +1,9 @@
-"""Which walls this host should have, and so which are attacked.
+"""The walls to attack, and how each is made for the attacks.
 
-Host side. All three walls should be there, and every runtime that Docker has registered. gVisor
-is shown where it is not: it is offered, not required.
+Host side. Every host should have all three walls, and each runtime that Docker has registered; a
+missing gVisor is shown, because it is optional. Invariants: a wall is made for this run alone, as
+small as possible, and removed afterwards; if it cannot be made, the reason and the remedy are
+reported.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from fumehood.sandbox.wall import Wall
 WALLS = ("interpreter", "jail", "container")
 OFFERED = ("runsc",)
 ALIASES = ("io.",)
-"""Names under which containerd knows its own: `io.containerd.runc.v2` is runc once more."""
+"""containerd's own names: `io.containerd.runc.v2` is runc again."""
 
 NOT_REGISTERED = "Docker knows no runtime of this name."
 REGISTER = (
@@ -42,10 +44,9 @@ REGISTER = (
 async def targets_of(
     walls: Sequence[str], runtime: str | None, environment: Mapping[str, str]
 ) -> list[Target | WallCard]:
-    """The targets of these walls, and cards for what is offered and not here.
+    """The targets of these walls, and cards of optional runtimes that are missing.
 
-    `runtime` is the only one that is asked for; None asks for all. `environment` says where
-    Docker is.
+    With `runtime` only that one is used; None means all. `environment` says where Docker is.
     """
     found: list[Target | WallCard] = []
     if "interpreter" in walls:
@@ -67,7 +68,7 @@ async def _containers(docker: Docker, wanted: str | None) -> list[Target | WallC
     except DockerError as error:
         return [WallCard("container", wanted, Verdict.UNTRIED, error.public, error.cure, 0.0, ())]
     if wanted is not None:
-        # Asked for by name: where it is not there, that is told as any wall's would be.
+        # Requested by name: if it is missing, that is reported as for any wall.
         return [container_target(wanted, docker, find_image)]
     return [
         *(container_target(name, docker, find_image) for name in sorted(registered)),
@@ -80,7 +81,7 @@ async def _containers(docker: Docker, wanted: str | None) -> list[Target | WallC
 
 
 async def find_image(docker: Docker, name: str) -> ImageFound:
-    """The image that an engine of this version would use. Raises SandboxUnavailable."""
+    """The image that an engine of this version uses. Raises SandboxUnavailable."""
 
     def find(client: Any) -> ImageFound:
         from fumehood.sandbox.images.catalog import list_images, own_image
@@ -94,14 +95,14 @@ IMAGE = "python"
 IMAGES = MappingProxyType({"python": IMAGE})
 PROCESS_WALL_MB = 64
 CONTAINER_LIFETIME_S = 300
-"""After which the guest of a container ends itself, also where this process was killed."""
+"""After that time a container's guest ends itself, even if this process was killed."""
 
 MOST_PROCESSES = CONTAINER_PROCESSES + GUEST_PROCESSES
-"""Of one container as the host sees it: the program's, and the guest's own."""
+"""Of one container as seen by the host: the program's and the guest's own."""
 
 
 class CannotTry(Exception):
-    """There is no such wall here to be attacked."""
+    """The wall cannot be attacked on this host."""
 
     def __init__(self, why: str, cure: str) -> None:
         super().__init__(why)
@@ -111,23 +112,23 @@ class CannotTry(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Containers:
-    """Docker's own word on the containers of one wall."""
+    """Docker's view of the containers of one wall."""
 
     docker: Docker
     engine_id: str
 
     async def names(self) -> frozenset[str]:
-        """Those that run. Raises DockerError."""
+        """The running ones. Raises DockerError."""
         found = await self.docker.list(f"{LABEL_ENGINE}={self.engine_id}")
         return frozenset(one.name for one in found if one.state == "running")
 
     async def configs(self) -> tuple[dict[str, Any], ...]:
-        """What Docker says that it holds each of them to. Raises DockerError."""
+        """The limits that Docker reports for each of them. Raises DockerError."""
         found = [await self._ask("inspect_container", name) for name in await self.names()]
         return tuple(one["HostConfig"] for one in found)
 
     async def changes(self) -> dict[str, frozenset[str]]:
-        """What of their file systems is not their image's any more. Raises DockerError."""
+        """Changed paths of each container's file system. Raises DockerError."""
         changes = {}
         for name in await self.names():
             found = await self._ask("diff", name)
@@ -140,19 +141,19 @@ class Containers:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A wall that stands, and from where it can be looked at."""
+    """An open wall, and how it can be observed."""
 
     wall: Wall
     hello: Language
-    """What a first program is sent in."""
+    """The language of the first program."""
     memory_mb: int
     guest_pid: Callable[[], int | None] = lambda: None
-    """Of a wall made of processes."""
+    """For walls made of processes."""
     standing_processes: int = 0
-    """How many that guest has when nothing runs."""
+    """The number of its guest's processes when nothing runs."""
     containers: Containers | None = None
     sees_processes: bool = True
-    """Whether the host's process table shows the program's."""
+    """Whether the host's process table shows the program's processes."""
 
 
 Open = Callable[[], AbstractAsyncContextManager[Standing]]
@@ -160,8 +161,9 @@ Open = Callable[[], AbstractAsyncContextManager[Standing]]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A wall to be attacked; `runtime` is Docker's, where it is a container. Entering `open`
-    raises CannotTry where there is no such wall."""
+    """A wall to be attacked; `runtime` is Docker's, for containers. `open` raises CannotTry if
+    there is no such wall.
+    """
 
     wall: str
     runtime: str | None = None
@@ -170,7 +172,7 @@ class Target:
 
     @property
     def name(self) -> str:
-        """As the scorecard has it."""
+        """As on the scorecard."""
         return self.wall if self.runtime is None else f"{self.wall}/{self.runtime}"
 
 
@@ -179,12 +181,12 @@ def _nowhere() -> AbstractAsyncContextManager[Standing]:
 
 
 def interpreter_target(command: Sequence[str] | None = None) -> Target:
-    """The interpreter wall. `command` starts another guest than the engine's, for tests."""
+    """The interpreter. `command` starts another guest than the engine's, for tests."""
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[Standing]:
         async with interpreter.InterpreterWall(command=command) as wall:
-            # The zygote, the spares, and the one resident of whoever attacks.
+            # The zygote, the spares, and one resident for the attacker.
             standing = 1 + interpreter.SPARES + 1
             yield Standing(
                 wall, Language.CALCULATOR, PROCESS_WALL_MB, lambda: wall.guest_pid, standing
@@ -194,7 +196,7 @@ def interpreter_target(command: Sequence[str] | None = None) -> Target:
 
 
 def jail_target(command: Sequence[str] | None = None) -> Target:
-    """The jail, which is let see the attacks' own import path and no other."""
+    """The jail, which can read only the attacks' own import path."""
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[Standing]:
@@ -214,14 +216,14 @@ def container_target(
     *,
     command: tuple[str, ...] | None = None,
 ) -> Target:
-    """Containers of one runtime, the smallest, one trust domain each, none warm in advance."""
+    """Containers of one runtime: the smallest, one for each trust domain, none warm in advance."""
     is_gvisor = runtime.split("-")[0] == "runsc"
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[Standing]:
         await _require_docker(docker, runtime, find_image)
         engine_id = secrets.token_hex(16)
-        # None in advance: what Docker counts is then what attacks were given.
+        # None in advance, so that Docker reports only containers made for attacks.
         rules = PoolRules(
             least_warm=0,
             most=4,
@@ -247,7 +249,7 @@ def container_target(
 
 
 async def _require_docker(docker: Docker, runtime: str, find_image: FindImage) -> None:
-    """Raises CannotTry with what is missing."""
+    """Raises CannotTry with the missing part."""
     try:
         unfit = why_unfit(await docker.info(), runtime=runtime, has_swap=False)
         if unfit is None:
@@ -261,5 +263,5 @@ async def _require_docker(docker: Docker, runtime: str, find_image: FindImage) -
 
 
 def _sees_everybody() -> bool:
-    """Whether the names of other users' processes can be read here (not with hidepid)."""
+    """Whether this process can read other users' process names (not with hidepid)."""
     return os.access("/proc/1/comm", os.R_OK)

@@ -1,7 +1,8 @@
-"""Budgets: how much may be spent, by whom, on what, in how long. Values only.
+"""Budgets and usage: limits, standings, and the sums of past calls. Values only.
 
-Money is decimal. A budget's counter is found by what its `per` names: with `per = ("agent",)`
-each agent has its own, and with the period `day` a new one every day (UTC).
+Money is decimal, and sums are exact. A budget has one counter for each combination of its `per`
+keys: with `per = ("agent",)` one for each agent, and with the period `day` a new one every day
+(UTC). Fields of usage have the same names as in envelopes.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from fumehood.core.call_log import Moment
 from fumehood.identity.model import PrincipalId
 
 Per = Literal["principal", "agent", "session", "tool"]
-"""What a budget is counted for each of."""
+"""The keys that a budget has separate counters for."""
 
 
 class Unit(StrEnum):
-    """What is counted."""
+    """The unit of a limit."""
 
     CALLS = "calls"
     TOKENS = "tokens"
@@ -32,7 +33,7 @@ class Unit(StrEnum):
 
 
 class Period(StrEnum):
-    """How long a budget has to last."""
+    """The time until a budget resets."""
 
     DAY = "day"
     TOTAL = "total"
@@ -40,7 +41,7 @@ class Period(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Spender:
-    """Who makes a call, of what."""
+    """The caller and the tool of a call."""
 
     principal_id: str
     agent_id: str | None
@@ -50,7 +51,7 @@ class Spender:
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """What a call takes, or is expected to take."""
+    """The cost of a call, expected or actual."""
 
     calls: int = 1
     tokens: int = 0
@@ -59,10 +60,10 @@ class Amounts:
 
 @dataclass(frozen=True, slots=True)
 class BudgetRule:
-    """So much for each of what `per` names; of the three limits at least one is given.
+    """Limits for each combination of `per`; at least one of the three is given.
 
-    `tools` and `agents` are names, exact or with a written `*`. None means every one; a call
-    without an agent is covered only where `agents` has none.
+    `tools` and `agents` are names, exact or with a written `*`. None means all; a call without an
+    agent is covered only if `agents` is None.
     """
 
     name: str
@@ -76,10 +77,10 @@ class BudgetRule:
 
 
 class Subject(NamedTuple):
-    """Whose counter it is: the part of a spender that a budget tells apart.
+    """The owner of a counter: the keys of a spender that a budget counts by.
 
-    A session belongs to a principal, so that it has one here, too. What has no agent or no
-    session is counted with its principal, and so escapes no limit and uses up nobody else's.
+    A session includes its principal. A call without an agent or session is counted under its
+    principal, so it neither escapes a limit nor uses another caller's.
     """
 
     principal: str | None = None
@@ -89,23 +90,23 @@ class Subject(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As the table keeps it: `agent=a;tool=b`."""
+        """As stored: `agent=a;tool=b`."""
         return ";".join(f"{name}={quote(value, safe=':@')}" for name, value in self.parts.items())
 
     @property
     def parts(self) -> dict[str, str]:
-        """What it names."""
+        """Its keys and values."""
         return {name: value for name, value in self._asdict().items() if value is not None}
 
     @classmethod
     def parse(cls, text: str) -> Subject:
-        """The reverse of `text`. Raises ValueError or TypeError where it is none."""
+        """The reverse of `text`. Raises ValueError or TypeError for other text."""
         pairs = (part.split("=") for part in text.split(";") if part)
         return cls(**{name: unquote(value) for name, value in pairs})
 
 
 def subject_of(spender: Spender, per: tuple[Per, ...]) -> Subject:
-    """Whose counter a call goes to."""
+    """The owner of the counter for a call."""
     by_agent = "agent" in per
     by_session = "session" in per
     needs_principal = (
@@ -121,10 +122,10 @@ def subject_of(spender: Spender, per: tuple[Per, ...]) -> Subject:
 
 @dataclass(frozen=True, slots=True)
 class Exceeded:
-    """The budget that has too little left for a call.
+    """A budget that has too little left for a call.
 
-    Figures are whole numbers, of money a text with six decimal places. `left` is what neither
-    was spent nor is held for calls that run.
+    Figures are integers, money a text with six decimal places. `left` is neither spent nor held for
+    running calls.
     """
 
     budget: str
@@ -133,22 +134,22 @@ class Exceeded:
     left: int | str
     needed: int | str
     resets_at: datetime | None
-    """None where it does not reset by itself."""
+    """None if it does not reset."""
     subject: Subject
-    """Whose it is."""
+    """The owner of its counter."""
 
 
 class BudgetStanding(BaseModel):
-    """How much of one limit of one budget is left now, and for whom.
+    """The remaining amount of one limit of one budget, and its owner.
 
-    `held` is reserved for calls that run. Money is a text with six decimal places.
+    `held` is reserved for running calls. Money is a text with six decimal places.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     budget: str
     subject: dict[str, str]
-    """Whose it is, such as `{"agent": "a"}`; empty means everybody's together."""
+    """For example `{"agent": "a"}`; empty for a budget shared by all callers."""
 
     period: Period
     unit: Unit
@@ -169,16 +170,17 @@ _ONE = f"({'|'.join(GROUPS)})"
 
 
 class UsageQuery(BaseModel):
-    """What to add up. Absent filters hold nothing back."""
+    """What to add up. An absent filter excludes nothing."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     by: str = Field(default="tool", pattern=f"^{_ONE}(,{_ONE}){{0,4}}$")
-    """`principal`, `agent`, `session`, `tool` and `day` (UTC), with commas between; each once."""
+    """`principal`, `agent`, `session`, `tool` and `day` (UTC), separated by commas, each at most
+    once."""
 
     since: Moment | None = None
     until: Moment | None = None
-    """The first moment that is too late."""
+    """The first moment that is excluded."""
 
     agent: Id | None = None
     session: Id | None = None
@@ -188,7 +190,7 @@ class UsageQuery(BaseModel):
     @field_validator("by", mode="before")
     @classmethod
     def _joined(cls, value: Any) -> Any:
-        """A program may give a list."""
+        """Programs may pass a list."""
         return ",".join(map(str, value)) if isinstance(value, list | tuple) else value
 
     @field_validator("by")
@@ -201,12 +203,12 @@ class UsageQuery(BaseModel):
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """What `by` names, in its order."""
+        """The names in `by`, in order."""
         return cast("tuple[Group, ...]", tuple(self.by.split(",")))
 
 
 class AllUsageQuery(UsageQuery):
-    """The same of everybody's calls, or of one principal's."""
+    """The same for all calls, or for one principal's."""
 
     principal: PrincipalId | None = None
 
@@ -216,10 +218,10 @@ class _Value(BaseModel):
 
 
 class UsageRow(_Value):
-    """The sums of one group of calls; `errors` are those that did not end with OK."""
+    """The sums of one group of calls; `errors` counts calls that did not end with OK."""
 
     group: dict[Group, str | None]
-    """What they have in common: a value for each name in `by`."""
+    """The group's value for each name in `by`."""
 
     calls: int
     errors: int
@@ -227,14 +229,13 @@ class UsageRow(_Value):
     output_tokens: int
     tokens_used: int
     cost: dict[str, str]
-    """Of each currency that was ever accounted in."""
+    """For each currency in the call log."""
 
 
 class UsageTable(_Value):
-    """What calls took, and what budgets have left.
+    """Usage of past calls, and the standing of budgets.
 
-    `has_more` says that there are more groups, or more budgets, than are shown. `total` counts
-    all of them.
+    `has_more` says that there are more groups or budgets than are shown. `total` is the sum of all.
     """
 
     by: tuple[Group, ...]

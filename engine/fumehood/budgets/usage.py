@@ -1,8 +1,7 @@
-"""What calls took together, added up from the call log.
+"""Usage: the sums of past calls, from the call log.
 
-Host side, reads only. Invariants: sums are exact, whatever a tool reports, because nothing is
-added as a float and no column's sum can overflow; whoever asks as a principal gets its own
-calls only.
+Host side, read only. Invariants: sums are exact, because nothing is added as a float and no sum can
+overflow; a principal gets sums of its own calls only.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from fumehood.storage.database import Database
 from fumehood.storage.schema import CALLS
 
 HIGH = 1 << 32
-"""Columns are added in two halves: a tool may report 2^63 - 1 tokens, twice."""
+"""Columns are added in two halves, because a tool may report 2^63 - 1 tokens twice."""
 
 MILLION = 1_000_000
 
@@ -50,19 +49,19 @@ _LARGE: dict[str, ColumnElement[Any]] = {
     "input_tokens": CALLS.c.input_tokens,
     "output_tokens": CALLS.c.output_tokens,
     "tokens_used": CALLS.c.tokens_used,
-    # Six decimal places always, so that without its point it is a number of millionths.
+    # Always six decimal places, so that without its point it counts millionths.
     "cost": cast(func.replace(CALLS.c.cost, ".", ""), BigInteger),
 }
 
 
 class UsageLog:
-    """The sums."""
+    """Adds up the call log."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def table(self, query: UsageQuery, principal_id: str | None = None) -> UsageTable:
-        """One principal's calls, or everybody's; what has ended by now is among them.
+        """One principal's calls, or all calls; includes every call that has ended by now.
 
         Raises:
             ReadFailed: the database cannot be read.
@@ -109,10 +108,9 @@ def _summed(
     groups: Sequence[Group],
     limit: int | None,
 ) -> list[UsageRow]:
-    """A row for each group, in order of what it is grouped by.
+    """A row for each group, in the order of the group's keys.
 
-    Each currency is a row of its own here, and they are put together: what is cut off by the
-    limit is cut off whole.
+    Each currency is a row of its own here and joined later, so the limit never cuts a group apart.
     """
     keys = [_GROUP_COLUMNS[group] for group in groups]
     chosen = (

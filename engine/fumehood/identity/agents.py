@@ -1,8 +1,8 @@
 """Agents and their tools: in memory for every call, in the database for the next start.
 
-Host side, read by `pipeline/resolve` and the faces. Invariant: a change is in the database
-before anybody sees it; an agent that is not known, switched off or not the principal's to
-speak for looks the same.
+Host side, used by `pipeline/resolve` and the faces. Invariants: a change is in the database before
+any caller sees it; an unknown agent, a disabled one and one that the principal may not speak for
+look the same.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from fumehood.storage.database import Database
 
 MAX_AGENTS = 10_000
 MAX_BINDINGS = 1_000
-"""Tools of one agent."""
+"""For one agent."""
 
 
 class Agents:
-    """Every agent with its bindings."""
+    """All agents with their bindings."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -47,34 +47,32 @@ class Agents:
         self._index_speakers()
 
     def spoken_for_by(self, principal_id: str) -> frozenset[str]:
-        """The agents that name this principal."""
+        """The agents that this principal may speak for."""
         return self._spoken_for.get(principal_id, frozenset())
 
     def find(self, agent_id: str) -> Agent | None:
-        """The agent, if there is one."""
         return self._agents.get(agent_id)
 
     def get(self, agent_id: str) -> Agent:
-        """Raises ResourceNotFound where there is none."""
+        """Raises ResourceNotFound if there is none."""
         if agent_id not in self._agents:
             raise _unknown(agent_id)
         return self._agents[agent_id]
 
     def all(self) -> list[Agent]:
-        """Every agent by id."""
         return [self._agents[agent_id] for agent_id in sorted(self._agents)]
 
     def bindings(self, agent_id: str) -> list[Binding]:
-        """An agent's bindings in its order, those that are switched off included."""
+        """An agent's bindings in order, including disabled ones."""
         found = self._bindings.get(self.get(agent_id).id, {}).values()
         return sorted(found, key=lambda binding: (binding.sort_order, binding.tool))
 
     def binding(self, agent_id: str, tool_name: str) -> Binding | None:
-        """The binding of one tool, by the tool's name."""
+        """The binding of a tool, by the tool's name."""
         return self._bindings.get(agent_id, {}).get(tool_name)
 
     def tools(self, agent_id: str, index: ToolIndex) -> tuple[list[ToolDefinition], list[LeftOut]]:
-        """An agent's tools in its order, as it sees them; and those it cannot have now."""
+        """An agent's tools in order, as the agent sees them; and those that are unavailable now."""
         seen: list[ToolDefinition] = []
         left_out: list[LeftOut] = []
         for binding in self.bindings(agent_id):
@@ -90,10 +88,10 @@ class Agents:
         return seen, left_out
 
     async def create(self, agent: Agent, *, by: Principal, now: datetime) -> None:
-        """Make an agent.
+        """Create an agent.
 
         Raises:
-            IdempotencyConflict: there is one of this id.
+            IdempotencyConflict: the id is taken.
             InvalidParams: too many agents.
         """
         async with self._changing():
@@ -110,7 +108,7 @@ class Agents:
             await self._put("agent.update", agent, by, now)
 
     async def delete(self, agent_id: str, *, by: Principal, now: datetime) -> None:
-        """Remove an agent with its bindings. Raises ResourceNotFound."""
+        """Delete an agent with its bindings. Raises ResourceNotFound."""
         async with self._changing():
             self.get(agent_id)
             await self._write(
@@ -122,13 +120,13 @@ class Agents:
             self._index_speakers()
 
     async def bind(self, agent_id: str, binding: Binding, *, by: Principal, now: datetime) -> None:
-        """Give an agent a tool, or change how it has it. One binding a tool's name.
+        """Bind a tool to an agent, or replace its binding. One binding for each tool name.
 
         Raises:
             ResourceNotFound: there is no such agent.
             InvalidParams: too many tools.
         """
-        # Which arguments, not their values: those may be private.
+        # Names only: the values may be private.
         details: JsonObject = {
             "tool": binding.tool,
             "fixed": sorted(binding.fixed),
@@ -146,7 +144,7 @@ class Agents:
             self._bindings.setdefault(agent_id, {})[binding.tool_name] = binding
 
     async def unbind(self, agent_id: str, tool_name: str, *, by: Principal, now: datetime) -> None:
-        """Take a tool from an agent. Raises ResourceNotFound."""
+        """Remove a tool from an agent. Raises ResourceNotFound."""
         async with self._changing():
             self.get(agent_id)
             if self.binding(agent_id, tool_name) is None:
@@ -191,7 +189,11 @@ def _unknown(agent_id: str) -> ResourceNotFound:
 
 
 def seen_by_agent(tool: ToolDefinition, binding: Binding) -> ToolDefinition:
-    """The definition with the parameters that are the agent's to give."""
+    """The tool definition as the agent sees it.
+
+    Arguments that the binding fixes are neither named nor described; those with a default are
+    optional. Calls are still checked against the full definition.
+    """
     if not binding.fixed and not binding.defaults:
         return tool
     parameters = dict(tool.parameters)

@@ -1,6 +1,8 @@
-"""Agents: who a call is made for, and which tools it has. Values only.
+"""Agents, bindings, tokens, approvers and changes of authority. Values only.
 
-An agent without bindings has no tools, and one without principals is nobody's to speak for.
+An agent without bindings has no tools; an agent without principals can be used by no caller. A
+secret appears once, in the answer that makes it, and never in a representation that could be
+logged.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ ToolReference = Annotated[str, Field(pattern=TOOL_REFERENCE_PATTERN)]
 
 
 class Agent(_Strict):
-    """One agent. `principals` are those who may speak for it."""
+    """One agent. `principals` may make calls for it."""
 
     id: Id
     description: Description = ""
@@ -42,7 +44,7 @@ class Agent(_Strict):
 
 
 class AgentFields(_Strict):
-    """What of an agent can be changed. An `id` may only repeat that of the address."""
+    """The changeable fields of an agent. An `id`, if given, must be that in the address."""
 
     id: Id | None = None
     description: Description = ""
@@ -53,9 +55,9 @@ class AgentFields(_Strict):
 class Binding(_Strict):
     """One tool of one agent (mission R3).
 
-    `fixed` arguments are set for every call: the agent neither sees nor gives them.
-    `defaults` stand in for what it leaves out. `tool` is `name` or `name@version`; tools are
-    seen in `sort_order`, then by name.
+    `fixed` arguments are set in every call: the agent neither sees nor sends them. `defaults` apply
+    to omitted arguments. `tool` is `name` or `name@version`; tools are sorted by `sort_order`, then
+    by name.
     """
 
     tool: ToolReference
@@ -78,7 +80,7 @@ class Binding(_Strict):
 
 
 class BindingFields(_Strict):
-    """What of a binding can be changed. A `tool` may only repeat that of the address."""
+    """The changeable fields of a binding. A `tool`, if given, must be that in the address."""
 
     tool: ToolReference | None = None
     sort_order: SortOrder = 0
@@ -95,7 +97,7 @@ class _Value(BaseModel):
 
 
 class NewToken(_Value):
-    """A token to be made. `principal_id` is `token:<name>` unless it is given."""
+    """A token to be made. `principal_id` defaults to `token:<name>`."""
 
     name: Name
     principal_id: PrincipalId | None = None
@@ -120,7 +122,7 @@ class TokenInfo(_Value):
 
 
 class MadeToken(_Value):
-    """A new token with the text to give away, which is shown only here."""
+    """A new token with its secret text, which is shown only here."""
 
     token: TokenInfo
     secret: str = Field(repr=False)

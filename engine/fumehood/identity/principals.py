@@ -1,7 +1,9 @@
-"""Who may call at all: a known principal with the scope `call`.
+"""What a principal may do: call tools at all, speak for an agent, use a tool of that agent.
 
-Host side, asked by `pipeline/authorize`. Nothing configured grants nothing: without a
-principal, or without the scope, there is no call.
+Host side, used by `pipeline/authorize` and `pipeline/resolve`. Nothing configured grants nothing:
+without a principal, or without the scope `call`, there is no call. Invariant: an unknown agent, a
+disabled one, and one that the principal may not speak for are refused in the same words, so that no
+caller learns which agents exist.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ def require_caller(principal: Principal | None) -> Principal:
     """The principal, if it may call tools.
 
     Raises:
-        Unauthorized: nobody knows who is asking.
+        Unauthorized: the caller is unknown.
         PermissionDenied: known, but without the scope `call`.
     """
     if principal is None:
@@ -29,7 +31,7 @@ def require_caller(principal: Principal | None) -> Principal:
 
 
 def require_agent(principal: Principal | None, agent_id: str, agent: Agent | None) -> None:
-    """Raises ResourceNotFound where the principal may not speak for such an agent."""
+    """Raises ResourceNotFound if the principal may not speak for the agent."""
     speaks = principal is not None and agent_id in principal.agents
     if agent is None or not agent.is_enabled or not speaks:
         raise ResourceNotFound(
@@ -40,11 +42,11 @@ def require_agent(principal: Principal | None, agent_id: str, agent: Agent | Non
 def require_binding(
     agent_id: str, tool_name: str, binding: Binding | None, own: Sequence[str] = ()
 ) -> Binding:
-    """The agent's binding of a tool; `own` are the names of the tools that it may use.
+    """The agent's binding of a tool; `own` are the names of its tools.
 
     Raises:
-        PermissionDenied: the agent does not have it.
-        ToolDisabled: it has, and it is switched off for this agent.
+        PermissionDenied: the agent does not have the tool.
+        ToolDisabled: the binding is disabled.
     """
     if binding is None:
         raise PermissionDenied(

@@ -1,4 +1,6 @@
-"""Rows of tokens and approvers. Secrets are kept as hashes only; nothing is ever deleted."""
+"""Rows of tokens, approvers, agents and bindings. Secrets are stored as hashes only. Rows of tokens
+and approvers are never deleted.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,11 @@ def all_tokens(connection: Connection) -> list[Row]:
 
 
 def add_token(connection: Connection, row: Row) -> None:
-    """One new token."""
     connection.execute(insert(TOKENS), row)
 
 
 def revoke_token(connection: Connection, token_id: str, at: str) -> None:
-    """End a token; one that has ended already keeps its first end."""
+    """Revoke a token; one that was revoked before keeps its time."""
     connection.execute(
         update(TOKENS)
         .where(TOKENS.c.id == token_id, TOKENS.c.revoked_at.is_(None))
@@ -37,12 +38,11 @@ def all_approvers(connection: Connection) -> list[Row]:
 
 
 def add_approver(connection: Connection, row: Row) -> None:
-    """One new approver. Raises IntegrityError where the name is taken."""
+    """Raises IntegrityError if the name is taken."""
     connection.execute(insert(APPROVERS), row)
 
 
 def remove_approver(connection: Connection, approver_id: str, at: str) -> None:
-    """End an approver's authority."""
     connection.execute(
         update(APPROVERS)
         .where(APPROVERS.c.id == approver_id, APPROVERS.c.removed_at.is_(None))
@@ -51,7 +51,6 @@ def remove_approver(connection: Connection, approver_id: str, at: str) -> None:
 
 
 def all_agents(connection: Connection) -> list[Agent]:
-    """Every agent."""
     rows = connection.execute(select(AGENTS)).mappings()
     return [
         Agent(
@@ -83,7 +82,7 @@ def all_bindings(connection: Connection) -> list[tuple[str, Binding]]:
 
 
 def put_agent(connection: Connection, agent: Agent, at: str) -> None:
-    """Make an agent, or change it; its bindings stay."""
+    """Create or replace an agent; its bindings stay."""
     known = connection.execute(select(AGENTS.c.created_at).where(AGENTS.c.id == agent.id)).scalar()
     connection.execute(delete(AGENTS).where(AGENTS.c.id == agent.id))
     row: dict[str, Any] = agent.model_dump(mode="json")
@@ -91,19 +90,19 @@ def put_agent(connection: Connection, agent: Agent, at: str) -> None:
 
 
 def delete_agent(connection: Connection, agent_id: str) -> None:
-    """Remove an agent with its bindings."""
+    """Delete an agent with its bindings."""
     connection.execute(delete(BINDINGS).where(BINDINGS.c.agent_id == agent_id))
     connection.execute(delete(AGENTS).where(AGENTS.c.id == agent_id))
 
 
 def put_binding(connection: Connection, agent_id: str, binding: Binding) -> None:
-    """Bind a tool, or change its binding. One binding a tool name and agent."""
+    """Bind a tool, or replace its binding. One binding for each agent and tool name."""
     unbind(connection, agent_id, binding.tool)
     connection.execute(insert(BINDINGS), {"agent_id": agent_id, **binding.model_dump()})
 
 
 def unbind(connection: Connection, agent_id: str, tool: str) -> None:
-    """Take a tool from an agent, whichever version is bound."""
+    """Remove a binding, whichever version it names."""
     name = tool.partition("@")[0]
     bound = connection.execute(
         select(BINDINGS.c.tool).where(BINDINGS.c.agent_id == agent_id)

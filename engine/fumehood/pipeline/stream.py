@@ -96,7 +96,7 @@ class StreamedCall:
         self._settled.set()
 
     def _on_begun(self) -> None:
-        self._spool = self._spools.spool(
+        self._spool = self._spools.new(
             self.call_id, self._principal_id, self._max_bytes, self._notice
         )
         # Before there is anything to read: a recording that nobody reads goes when it is over.

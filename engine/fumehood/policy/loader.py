@@ -1,7 +1,7 @@
-"""The policy's file: from its bytes to rules that are sound, or to every reason why not.
+"""The policy file: from bytes to a valid policy, or to every fault in it.
 
-Host side, asked by the engine and by `fumehood policy`. Invariants: a policy is used whole or not
-at all; a file that somebody else could have written is refused.
+Host side, used by the engine and by `fumehood policy`. Invariants: a policy is used whole or not at
+all; a file that other users can write is refused.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from fumehood.protocol.files import FileFault, Lines, line_of, one_line, read_va
 from fumehood.sandbox.trusted_files import Signature, Untrusted, open_directory, read_file
 
 Known = ToolDefinition | tuple[str, str]
-"""A tool that there is: its definition, or where that is not to be had its name and version."""
+"""A registered tool: its definition, or its name and version if only those are known."""
 
 SUFFIXES = (".toml", ".yaml", ".yml")
 VERSION_DIGITS = 12
 MAX_FAULTS = 50
-"""Of one file that are told."""
+"""Faults reported for one file."""
 
 
 def load_policy(path: Path, tools: Iterable[Known]) -> Policy:
-    """Read the policy in a file.
+    """Load the policy from a file.
 
-    With definitions among `tools` it is also looked at what these tools are and take.
+    Definitions among `tools` are used to check categories, tags and arguments.
 
     Raises:
-        PolicyError: with every fault; also where others may write the file, or it is not there.
+        PolicyError: with every fault; also if the file is missing or other users can write it.
     """
     return parse_policy(path.name, _read(path)[0], tools)
 
 
 def check_policy(path: Path, tools: Iterable[Known]) -> tuple[Policy, tuple[str, ...]]:
-    """The same, and beside it what was perhaps not meant, as `file: …`, in YAML `file:line: …`."""
+    """Load the policy, and return notices as `file: …`, in YAML as `file:line: …`."""
     return _parsed(path.name, _read(path)[0], list(tools), with_notices=True)
 
 
 def parse_policy(name: str, data: bytes, tools: Iterable[Known]) -> Policy:
-    """The policy in these bytes of a file of this name. Raises as `load_policy`."""
+    """Parse a policy from the bytes of a file with this name. Raises as `load_policy`."""
     return _parsed(name, data, list(tools))[0]
 
 
@@ -65,7 +65,7 @@ def _parsed(
     definitions = [tool for tool in given if isinstance(tool, ToolDefinition)]
     names = [_name(tool) for tool in given]
     numbers, rules = list(shaped), list(shaped.values())
-    # Also where others have no shape: whoever mends a file wants to be told everything at once.
+    # Also with invalid rules: the author wants every fault at once.
     check_rules(
         rules, names, definitions, lambda at, place, words: found.add(numbers[at], place, words)
     )
@@ -85,7 +85,7 @@ def _parsed(
 
 
 class PolicyFile:
-    """The file at one path, looked at again and again, by one thread at a time."""
+    """The policy file at one path, polled by one thread at a time."""
 
     def __init__(self, path: Path, tools: Callable[[], Iterable[Known]]) -> None:
         self.path = path
@@ -95,7 +95,7 @@ class PolicyFile:
         self._last: Signature | str | None = None
 
     def load(self) -> Policy:
-        """Read it as it is now. Raises as `load_policy`."""
+        """Load the file as it is now. Raises as `load_policy`."""
         with self._lock:
             try:
                 data, self._used = _read(self.path)
@@ -107,9 +107,9 @@ class PolicyFile:
         return parse_policy(self.path.name, data, self._tools())
 
     def poll(self) -> Policy | PolicyError | None:
-        """Look again: what it holds, or what is wrong, where that is not what was told last.
+        """The policy or its faults, if they changed since the last report.
 
-        A change counts when two looks after each other saw the same.
+        A change counts once two polls in a row have seen it.
         """
         with self._lock:
             seen = self._look()
@@ -163,17 +163,17 @@ def _name(tool: Known) -> tuple[str, str]:
 
 
 class _Faults:
-    """Collects what is wrong with one document."""
+    """Collects the faults of one document."""
 
     def __init__(self, file: str, lines: Lines) -> None:
         self._file = file
         self._lines = lines
         self._found: list[tuple[int, PolicyFault]] = []
-        """Each with the number of its rule, -1 for what stands beside the rules."""
+        """Each with its rule's number, or -1 if it belongs to no rule."""
         self._ids: dict[int, str] = {}
 
     def checked_entries(self, document: dict[str, Any]) -> list[Any]:
-        """The rules as they are written; what stands beside them is checked."""
+        """The raw rules; the other top-level keys are checked."""
         for key in document.keys() - {"rules", "mode"}:
             near = get_close_matches(str(key), ["rules", "mode"], n=1)
             hint = f"; did you mean {near[0]!a}?" if near else ""
@@ -190,7 +190,7 @@ class _Faults:
         return entries
 
     def rule(self, number: int, entry: Any) -> Rule | None:
-        """One rule, or None and the faults are known."""
+        """One rule, or None after its faults were added."""
         if isinstance(entry, dict) and isinstance(entry.get("id"), str):
             self._ids[number] = entry["id"]
         try:
@@ -201,14 +201,14 @@ class _Faults:
             return None
 
     def check_ids(self) -> None:
-        """Each is given once, those of rules that are otherwise wrong included."""
+        """Report ids that are used twice, including those of invalid rules."""
         first: dict[str, int] = {}
         for number, name in self._ids.items():
             if first.setdefault(name, number) != number:
                 self.add(number, ("id",), f"the id {one_line(name, 80)} is given twice")
 
     def add(self, number: int, place: Place, words: str) -> None:
-        """Something is wrong in one rule."""
+        """Add a fault of one rule."""
         who = self._ids.get(number)
         named = f"rule {one_line(who, 80)!a}" if who is not None else f"rule number {number + 1}"
         where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)[1:]
@@ -220,18 +220,18 @@ class _Faults:
         self._found.append((int(number), fault))
 
     def beside(self) -> _Faults:
-        """For what is to be told of the same rules and is no fault."""
+        """A collector for notices about the same rules."""
         other = _Faults(self._file, self._lines)
         other._ids = self._ids
         return other
 
     @property
     def shown(self) -> tuple[str, ...]:
-        """What was found, as `raise_if_any` tells it."""
+        """The findings as text, in the order of `raise_if_any`."""
         return PolicyError(self._file, self._ordered()).shown
 
     def raise_if_any(self) -> None:
-        """Raises PolicyError with what was found, in the order of the lines or of the rules."""
+        """Raises PolicyError if there are faults, ordered by line or by rule."""
         if self._found:
             raise PolicyError(self._file, self._ordered())
 
@@ -288,7 +288,7 @@ _OF_CONTEXT: Mapping[str, Callable[[Context], str]] = {
 
 
 def plain_words(fault: ErrorDetails, known_keys: Collection[str]) -> str:
-    """What must stand there instead; `known_keys` are those that a misspelt one may mean."""
+    """The fault in plain English. `known_keys` are suggested for misspelt keys."""
     kind, place = fault["type"], fault["loc"]
     if kind == "extra_forbidden":
         near = get_close_matches(str(place[-1]), known_keys, n=1)

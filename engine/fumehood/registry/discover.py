@@ -1,9 +1,10 @@
-"""Discovery: tools that installed packages offer through the entry point `fumehood.tools`.
+"""Discovery at the start: tools of installed packages and of an embedding program.
 
-Host side, run once at start. Each entry point names a `ToolDefinition`, a `FunctionTool`,
-or a list of these. Loading one runs its package's code, so only what the operator
-installed is ever found here. Invariant: one faulty package does not keep the others out,
-and host code (`sandboxed=False`) stays disabled until the configuration names it.
+Host side. A package offers tools through the entry point `fumehood.tools`, which names a
+`ToolDefinition`, a `FunctionTool`, or a list of these. Loading one runs its package's code, so only
+packages that the operator installed are found. Invariants: one faulty package does not exclude the
+others; host code (`sandboxed=False`) stays disabled until the configuration names it. An embedding
+program is its own operator: its tools need no permission, and are registered all or none.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ BUILTIN_PACKAGE = "fumehood_tools"
 
 @dataclass(frozen=True, slots=True)
 class LoadFault:
-    """An entry point whose tools were left out, and why."""
+    """An entry point whose tools were left out, and the reason."""
 
     entry_point: str
     reason: str
@@ -39,13 +40,13 @@ def discover(
     found: Iterable[EntryPoint] | None = None,
     private: Sequence[Path] = (),
 ) -> list[LoadFault]:
-    """Register every offered tool; return what could not be.
+    """Register every offered tool; returns the failures.
 
-    `private` are directories that no import path of a sandboxed function may hold.
+    `private` are directories that no import path of a sandboxed function may contain.
     """
     faults: list[LoadFault] = []
     offered = list(found if found is not None else entry_points(group=GROUP))
-    # Built-in tools first: nobody may have taken their names before them.
+    # Built-in tools first, so that no other source takes their names.
     for entry_point in sorted(offered, key=lambda e: (not _is_builtin(e), e.value)):
         try:
             tools = _as_list(entry_point.load())
@@ -91,7 +92,7 @@ def _only_native(definition: ToolDefinition) -> ToolDefinition:
 
 
 def _is_builtin(entry_point: EntryPoint) -> bool:
-    """The engine's own distribution; another package cannot call itself built in."""
+    """Whether it belongs to the engine's own distribution; other packages cannot claim that."""
     distribution = entry_point.dist
     own = distribution is not None and distribution.name == "fumehood"
     return own and entry_point.module.split(".")[0] == BUILTIN_PACKAGE
@@ -109,10 +110,10 @@ Tool = FunctionTool | ToolDefinition | JsonObject
 
 
 def register_all(registry: ToolIndex, tools: Iterable[Tool], private: Sequence[Path]) -> None:
-    """Register an embedding program's tools. No function may lie in a `private` directory.
+    """Register an embedding program's tools. No function may be in a `private` directory.
 
     Raises:
-        InvalidDefinition: with every fault of every one.
+        InvalidDefinition: with every fault of every tool.
     """
     faults: list[InvalidDefinition] = []
     for tool in tools:
@@ -131,8 +132,8 @@ def register_all(registry: ToolIndex, tools: Iterable[Tool], private: Sequence[P
 
 
 def import_paths(registry: ToolIndex) -> frozenset[str]:
-    """Those of all sandboxed functions. Without any the jail is not started: functions come at
-    the start only, and it would be memory that nobody uses.
+    """The import paths of all sandboxed functions. Without any, the jail is not started, because
+    functions come only at the start, and it would waste memory.
     """
     versions = (tool for name in registry for tool in registry.versions(name.definition.name))
     return frozenset(

@@ -1,11 +1,14 @@
-"""Functions as tools: which are called here, and which are found by another process.
+"""Functions as tools: which are called in this process, and how another process finds the rest.
 
-Host side, for entry points and the embedding program alike. An asynchronous function with
-`sandboxed=False` is awaited in this process. Everything else runs in another one, which
-imports it: a sandboxed function in the jail, a synchronous one in a worker that can be
-killed. A function of the started program (`__main__`) is sent there as source. Invariant:
-nothing is ever pickled; what can be neither named as `module:name` nor sent is refused at
-registration, with the cure.
+Host side, for entry points and embedding programs. An asynchronous function with `sandboxed=False`
+is awaited in this process. Others run in a process that imports them: a sandboxed function in the
+jail, a synchronous one in a worker that can be killed.
+
+A function of the started program (`__main__`: a script, or the cells of a notebook) cannot be
+imported without running the whole program again. So its source is sent: its definition, and for
+each global name that it uses the import, definition or assignment that binds it, with the original
+line numbers. Invariants: nothing is pickled; nothing that the function does not name is sent; a
+function that can neither be imported nor sent is refused at registration, with the remedy.
 """
 
 from __future__ import annotations
@@ -32,13 +35,13 @@ TOO_WIDE = frozenset(
                "/proc", "/root", "/run", "/sbin", "/srv", "/sys", "/tmp", "/usr", "/var",  # noqa: S108
                "/var/lib", "/var/tmp"))  # noqa: S108
 )  # fmt: skip
-"""Directories of a host that are nobody's import path; showing one shows everybody's files."""
+"""Directories too broad for an import path: sharing one would expose other files."""
 
 REMEDY = (
     "Define the function at the top level of an importable module; or, if you trust its code, "
     "make it async with sandboxed=False"
 )
-"""For each function that another process cannot find: an asynchronous one needs no other."""
+"""For functions that another process cannot find; an asynchronous one can run in this process."""
 
 
 def register_function(
@@ -51,11 +54,11 @@ def register_function(
 ) -> RegisteredTool:
     """Add a function to the index, in the form in which it will be called.
 
-    `private` are directories that no import path of a sandboxed function may hold.
+    `private` are directories that no import path of a sandboxed function may contain.
 
     Raises:
-        InvalidDefinition: as `ToolIndex.register`, or the function cannot be found by
-            another process though it must be.
+        InvalidDefinition: as `ToolIndex.register`, or another process must find the function
+            and cannot.
     """
     definition = tool.definition
     if definition.executor != "function" or (tool.is_async and not definition.sandboxed):
@@ -72,7 +75,7 @@ def register_function(
 
 
 class _NotFound(Exception):
-    """Why another process could not, or must not, import the function."""
+    """The reason why another process cannot, or must not, import the function."""
 
 
 def address_of(tool: FunctionTool) -> FunctionAddress:
@@ -96,7 +99,7 @@ def address_of(tool: FunctionTool) -> FunctionAddress:
 
 
 def _sent(tool: FunctionTool, name: str) -> FunctionAddress:
-    """The function as source. Another text is another module, however long a worker lives."""
+    """The function as source. Different source is a different module to a worker."""
     libraries = library_directories() if tool.definition.sandboxed else None
     try:
         source = source_of(tool.function, name, libraries)
@@ -114,7 +117,7 @@ def _name_in(module: ModuleType, tool: FunctionTool) -> str:
 
 
 def _import_path(module: ModuleType) -> Path:
-    """The directory beneath which `import` finds the module by its full name."""
+    """The directory from which `import` finds the module by its full name."""
     origin = getattr(getattr(module, "__spec__", None), "origin", None)
     file = Path(origin) if isinstance(origin, str) else None
     if file is None or not file.is_file():
@@ -133,7 +136,7 @@ def _import_path(module: ModuleType) -> Path:
 
 
 def _check_import_path(path: Path, private: Sequence[Path]) -> None:
-    """The function can read all that lies beneath its import path."""
+    """The function can read everything below its import path."""
     resolved = [directory.resolve() for directory in private]
     if path in TOO_WIDE or any(directory.is_relative_to(path) for directory in resolved):
         raise _NotFound(
@@ -154,23 +157,23 @@ def _fault(tool: FunctionTool, why: str) -> str:
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 PLAIN = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)
-"""Statements that are sent as they are. A name bound by another one is imported or refused."""
+"""Statements that are sent unchanged. A name bound by another kind is imported or refused."""
 
 MAX_CHARACTERS = 128 * 1024
-"""Of source. It goes with each call, beside the arguments."""
+"""Of source, which is sent with each call."""
 
 
 class NotShippable(Exception):
-    """Why a function cannot be sent. The message is a clause."""
+    """The reason why a function cannot be sent, as a clause."""
 
 
 def source_of(function: Any, name: str, libraries: Sequence[str] | None) -> tuple[str, ...]:
-    """The texts that make `name`, which `function` is the body of, to be run in this order.
+    """The sources to run, in order, to define `name`, whose body is `function`.
 
-    `libraries` are the directories that modules may be imported from; None is any.
+    `libraries` are the directories that modules may be imported from; None allows any.
 
     Raises:
-        NotShippable: a part of it has no text, or cannot be imported there.
+        NotShippable: a part has no source, or cannot be imported there.
     """
     program = _Program(vars(sys.modules[function.__module__]))
     program.need(name, program.text_of(_code_file(function)))
@@ -183,7 +186,7 @@ def source_of(function: Any, name: str, libraries: Sequence[str] | None) -> tupl
 
 
 class _Text:
-    """One file of the program, or one cell."""
+    """One file, or one notebook cell, of the program."""
 
     def __init__(self, lines: list[str]) -> None:
         try:
@@ -193,7 +196,7 @@ class _Text:
         self._lines = lines
         self._body = body
         self._kept: dict[int, list[str]] = {}
-        """First line of each statement that is sent, and its lines."""
+        """First line of each statement to be sent, and its lines."""
         for statement in body:
             if isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
                 self.keep_import(statement, statement.names)
@@ -203,7 +206,7 @@ class _Text:
         return [s for s in self._body if isinstance(s, PLAIN) and name in _bound(s)]
 
     def binds_otherwise(self, name: str) -> bool:
-        """Whether another kind of statement, such as `if` or `for`, binds a name too."""
+        """Whether another kind of statement, such as `if` or `for`, also binds the name."""
         others = (s for s in self._body if not isinstance(s, (*PLAIN, ast.Import, ast.ImportFrom)))
         nodes = (node for statement in others for node in ast.walk(statement))
         return any(
@@ -222,7 +225,7 @@ class _Text:
                         yield statement, alias
 
     def keep_import(self, statement: ast.Import | ast.ImportFrom, names: list[ast.alias]) -> None:
-        """Send these names of an import alone."""
+        """Send an import, reduced to these names."""
         one = ast.unparse(
             ast.Import(names)
             if isinstance(statement, ast.Import)
@@ -233,7 +236,7 @@ class _Text:
             self._kept[statement.lineno] = [*before, one]
 
     def keep(self, statement: ast.stmt) -> str | None:
-        """Send a statement; None where it is sent already."""
+        """Send a statement; None if it is already sent."""
         start, end = _first_line(statement), statement.end_lineno or statement.lineno
         if start in self._kept:
             return None
@@ -245,7 +248,7 @@ class _Text:
         return "\n".join(self._kept[start])
 
     def sent(self) -> str:
-        """What is sent, each statement on its own lines."""
+        """The statements to be sent, on their original lines."""
         lines: list[str] = []
         for start, kept in sorted(self._kept.items()):
             lines += [""] * (start - 1 - len(lines))
@@ -255,18 +258,18 @@ class _Text:
 
 
 class _Program:
-    """What of a program is needed so far."""
+    """The parts of a program that are needed so far."""
 
     def __init__(self, namespace: dict[str, Any]) -> None:
         self.modules: set[str] = set()
-        """Those that are imported."""
+        """Imported modules."""
         self._namespace = namespace
         self._texts: dict[str, _Text] = {}
         self._imports: list[str] = []
-        """Of what no statement of the program's texts binds, such as names of earlier cells."""
+        """For names that no statement binds, such as names of earlier cells."""
 
     def text_of(self, file: str) -> _Text:
-        """The text that a name of this file stands in. Raises NotShippable."""
+        """The source that defines a name of this file. Raises NotShippable."""
         if file not in self._texts:
             linecache.checkcache(file)
             lines = linecache.getlines(file)
@@ -276,10 +279,10 @@ class _Program:
         return self._texts[file]
 
     def need(self, name: str, asking: _Text) -> None:
-        """Send what binds a global name. A builtin one needs nothing.
+        """Send the binding of a global name. Builtins need none.
 
         Raises:
-            NotShippable: nothing that could be sent binds it.
+            NotShippable: no binding can be sent.
         """
         if name not in self._namespace:
             return
@@ -299,7 +302,7 @@ class _Program:
             self._import_value(name, value)
 
     def texts(self) -> tuple[str, ...]:
-        """Everything that is needed: what was asked for first comes last."""
+        """All needed sources; the requested function is in the last one."""
         others = [text.sent() for text in reversed(self._texts.values())]
         return ("\n".join(self._imports) + "\n", *others) if self._imports else tuple(others)
 
@@ -310,7 +313,7 @@ class _Program:
                 self.need(name, text)
 
     def _home(self, value: Any) -> _Text | None:
-        """The text of a function of the program, which may be another cell."""
+        """The source that contains a function of the program, perhaps another cell."""
         function = _function_of(value)
         if function is None or vars(sys.modules[function.__module__]) is not self._namespace:
             return None
@@ -334,7 +337,7 @@ class _Program:
 
 
 def _import_of(name: str, value: Any) -> tuple[str, str] | None:
-    """The module of a value and the statement that imports it, by the value's own word."""
+    """The module of a value and the statement that imports it, as the value claims."""
     if isinstance(value, ModuleType):
         return value.__name__, f"import {value.__name__} as {name}"
     module = getattr(value, "__module__", None)
@@ -349,7 +352,7 @@ def _import_of(name: str, value: Any) -> tuple[str, str] | None:
 
 
 def _require_unchanged(name: str, value: Any, statements: Sequence[ast.stmt]) -> None:
-    """The text has the function where the program that runs has it."""
+    """Check that the source still has the running function at its place."""
     function = _function_of(value)
     if function is None or function.__qualname__ != name:
         return
@@ -370,7 +373,7 @@ def _require_libraries(modules: Iterable[str], libraries: Sequence[str]) -> None
 
 
 def _function_of(value: Any) -> FunctionType | None:
-    """The function behind a tool or a decorated function."""
+    """The function behind a tool or a decorator."""
     found = inspect.unwrap(getattr(value, "function", value))
     return found if isinstance(found, FunctionType) and found.__module__ in sys.modules else None
 

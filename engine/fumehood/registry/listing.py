@@ -1,8 +1,7 @@
-"""A page of the list of tools: filters, order, and where the next page begins.
+"""Lists of tools: a page with filters and a cursor, and the tools that suit an agent.
 
-Host side, read by the faces through the engine. Tools are in order of their names and a cursor
-holds the last name seen, so a registry that changes meanwhile repeats and skips nothing that
-was there all the time.
+Host side, used by the faces through the engine. Tools are sorted by name and a cursor holds the
+last name, so a registry that changes meanwhile neither repeats nor skips tools that stay.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ MAX_LIMIT = 100
 
 @dataclass(frozen=True, slots=True)
 class ToolFilter:
-    """Which tools a list shows. An absent field filters nothing; others match exactly."""
+    """The filters of a list. An absent field filters nothing; the others match exactly."""
 
     category: str | None = None
     tag: str | None = None
@@ -54,7 +53,7 @@ class ToolPage:
 
     @property
     def pagination(self) -> JsonObject:
-        """As the envelope shows it."""
+        """As shown in the envelope."""
         return {
             "has_more": self.next_cursor is not None,
             "next_cursor": self.next_cursor,
@@ -97,7 +96,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The tools that were chosen, in their order, and those that were not."""
+    """The chosen tools, in their order, and the others."""
 
     tools: tuple[ToolDefinition, ...]
     left_out: tuple[LeftOut, ...]
@@ -111,9 +110,10 @@ def filter_tools(
     max_cost: Decimal | None = None,
     at_most: int | None = None,
 ) -> Selection:
-    """Choose among tools. Absent `categories` means all, an empty collection none.
+    """Choose tools (mission R2). Without `categories` all are allowed, with an empty collection
+    none.
 
-    `max_cost` is compared with `cost_per_use`, and a tool that costs just as much stays.
+    `max_cost` is compared with `cost_per_use`; an equal cost is allowed.
     """
     kept: list[ToolDefinition] = []
     left_out: list[LeftOut] = []

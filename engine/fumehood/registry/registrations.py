@@ -1,8 +1,8 @@
-"""Tools that were registered while the engine ran: in the index now, and at the next start.
+"""Tools registered while the engine runs: in the index now, and again at the next start.
 
-Host side, behind the control socket. Invariant: what is registered here is REST or MCP, was
-checked whole, and is in the database before anybody can call it; built-in tools, those of
-packages, of files and of the embedding program can be switched, but not changed.
+Host side, behind the control socket. Invariants: a registered tool is REST or MCP, fully checked,
+and in the database before it can be called; tools of other sources can be switched on and off, but
+not changed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fumehood.storage.schema import DEFINITIONS, SWITCHES
 
 
 class Registrations:
-    """The registry's changes. `load_faults` are definitions that this version refuses."""
+    """Changes to the registry. `load_faults` are stored definitions that this version refuses."""
 
     def __init__(self, index: ToolIndex, database: Database) -> None:
         self._index = index
@@ -40,18 +40,18 @@ class Registrations:
         self.apply_switches()
 
     def apply_switches(self) -> None:
-        """Set every version as it was last switched; for a source that was loaded again."""
+        """Restore every switch, after a source was loaded again."""
         for (name, version), is_active in self._switches.items():
             self._index.switch(name, version, is_active=is_active)
 
     async def register(
         self, document: JsonObject, *, by: Principal, now: datetime
     ) -> RegisteredTool:
-        """Add one version of one tool.
+        """Register one version of one tool.
 
         Raises:
             InvalidDefinition: with every fault.
-            IdempotencyConflict: this version is there already.
+            IdempotencyConflict: this version is already registered.
         """
         async with self._changing():
             tool = _checked(document)
@@ -66,7 +66,7 @@ class Registrations:
     async def replace(
         self, name: str, version: str, document: JsonObject, *, by: Principal, now: datetime
     ) -> RegisteredTool:
-        """Put another definition in place of a registered one, name and version the same.
+        """Replace a registered definition; name and version stay.
 
         Raises:
             ToolNotFound: there is no such version.
@@ -82,7 +82,7 @@ class Registrations:
             return await self._put(tool, document, "tool.replace", by, now)
 
     async def delete(self, name: str, version: str, *, by: Principal, now: datetime) -> None:
-        """Forget a registered version. Calls that run go on.
+        """Delete a registered version. Running calls continue.
 
         Raises:
             ToolNotFound: there is no such version.
@@ -100,7 +100,7 @@ class Registrations:
     async def switch(
         self, name: str, version: str | None, *, is_active: bool, by: Principal, now: datetime
     ) -> list[RegisteredTool]:
-        """Switch one version, or every one, on or off; of any source.
+        """Switch one version, or all, on or off; of any source.
 
         Raises:
             ToolNotFound: there is no such tool or version.
@@ -175,14 +175,13 @@ def _checked(document: JsonObject) -> RegisteredTool:
 
 
 def all_definitions(connection: Connection) -> list[JsonObject]:
-    """Every registered document."""
     return list(connection.execute(select(DEFINITIONS.c.document)).scalars())
 
 
 def put_definition(
     connection: Connection, name: str, version: str, document: JsonObject, at: str
 ) -> None:
-    """Keep a document, in place of an older one of the same name and version."""
+    """Store a document; replaces one with the same name and version."""
     here = (DEFINITIONS.c.name == name) & (DEFINITIONS.c.version == version)
     made = connection.execute(select(DEFINITIONS.c.created_at).where(here)).scalar()
     connection.execute(delete(DEFINITIONS).where(here))
@@ -197,19 +196,18 @@ def put_definition(
 
 
 def delete_definition(connection: Connection, name: str, version: str) -> None:
-    """Forget a document and its switch."""
+    """Delete a document and its switch."""
     for table in (DEFINITIONS, SWITCHES):
         connection.execute(delete(table).where(table.c.name == name, table.c.version == version))
 
 
 def all_switches(connection: Connection) -> dict[tuple[str, str], bool]:
-    """What was switched, by name and version; of any source's tools."""
+    """Switched versions of tools of any source, by name and version."""
     rows = connection.execute(select(SWITCHES)).mappings()
     return {(row["name"], row["version"]): row["is_active"] for row in rows}
 
 
 def put_switch(connection: Connection, name: str, version: str, is_active: bool) -> None:
-    """Switch a version on or off."""
     here = (SWITCHES.c.name == name) & (SWITCHES.c.version == version)
     connection.execute(delete(SWITCHES).where(here))
     connection.execute(insert(SWITCHES), {"name": name, "version": version, "is_active": is_active})

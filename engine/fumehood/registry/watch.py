@@ -1,8 +1,8 @@
-"""Watching files of the operator's for as long as the engine runs.
+"""Watch the operator's files while the engine runs.
 
-Host side, a task of the engine's for the directory of definitions, and one for the policy.
-Looking and reading are done in a thread: a slow file system holds up nobody. Invariant: whatever
-a look ends in, there is a next one.
+Host side, one task of the engine for the directory of definitions, and one for the policy. Polls
+run in a thread, so a slow file system delays no call. Invariant: a failed poll is always followed
+by another.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 PERIOD_S = 0.5
-"""Between two looks. A change counts at the second look that sees it: a second, about."""
+"""Between two polls. A change counts at the second poll that sees it, so after about a second."""
 
 
 class Watched(Protocol[T_co]):
-    """What is looked at."""
+    """A source that can be polled."""
 
     def poll(self) -> T_co | None:
-        """What there is now, where that is not what was told last."""
+        """The current contents, if they differ from the last ones returned."""
         ...
 
 
@@ -33,7 +33,7 @@ async def watch(
     on_change: Callable[[T], None],
     on_failure: Callable[[Exception], None],
 ) -> None:
-    """Look forever; `on_change` runs on the event loop, between two calls' steps."""
+    """Poll forever; `on_change` runs on the event loop."""
     while True:
         await anyio.sleep(PERIOD_S)
         try:

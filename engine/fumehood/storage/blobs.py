@@ -264,7 +264,7 @@ class BlobStore:
         """Remove expired blobs; returns their number.
 
         Raises:
-            ReadFailed, WriteFailed: the rest stays until the next time.
+            ReadFailed, WriteFailed: the rest stays until the next run.
         """
         self.overdue.clear()
         if self._thread is None:
@@ -311,7 +311,7 @@ class BlobStore:
     # -- rows and files ------------------------------------------------------------------
 
     async def _sweep(self) -> None:
-        """Files without a row, rows without their file, and drafts: a crash has left them."""
+        """Remove what a crash left: files without a row, rows without a file, and drafts."""
         rows = {row["id"]: row for row in await self._database.read(_matching(true()))}
         found = await anyio.to_thread.run_sync(_files_below, self.directory)
         lost = [row for row in rows.values() if found.get(row["id"]) != row["size"]]
@@ -356,7 +356,7 @@ def _deletion(ids: list[str]) -> Job[int]:
 
 
 def _files_below(directory: Path) -> dict[str, int]:
-    """Name and size of everything that lies there; what is no file has no size that fits."""
+    """Name and size of every entry below; a non-file gets a size that never matches."""
     found = {}
     for path in directory.iterdir():
         status = path.lstat()

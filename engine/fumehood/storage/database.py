@@ -1,8 +1,9 @@
-"""The database: one file, opened carefully, written by one thread, read by others.
+"""The database: one SQLite file, opened carefully, written by one thread, read by others.
 
-Host side, the ground floor of this room. Above it one file for each kind of row. Invariant:
-what `write` has returned for is on the disk. How a file is opened, and which one is left
-alone, is in `opening`.
+Host side, below every package that stores rows. Invariants: a change is durable once `write` has
+returned; a file that this engine does not understand (a newer engine's, another program's, a
+damaged one) stays as it was, byte for byte, including its write-ahead log. So a file is first read
+by a connection that can neither write nor fold the log into the file when it closes.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ READ_THREADS = 4
 APPLICATION_ID = 0x46554D45  # "FUME": says whose file this is, in SQLite's own field for it
 
 SIDE_FILES = ("-wal", "-journal")
-"""What SQLite keeps beside a database that was not closed, and needs to read it."""
+"""Files that SQLite keeps beside a database that was not closed, and needs to read it."""
 
 
 def open_engines(path: Path) -> tuple[Engine, Engine]:
     """One engine to write and one to read, on a database with the newest schema.
 
     Raises:
-        NewerState, ForeignState, DamagedState: the file is left as it is.
+        NewerState, ForeignState, DamagedState: the file stays unchanged.
         StoreError: it cannot be opened.
     """
     try:
@@ -74,10 +75,10 @@ def open_engines(path: Path) -> tuple[Engine, Engine]:
 
 
 def open_to_read(path: Path) -> Engine:
-    """One engine to read, beside whoever may be writing; nothing is made or migrated.
+    """One engine that only reads, beside a running writer; nothing is created or migrated.
 
     Raises:
-        NewerState, ForeignState, DamagedState: the file is left as it is.
+        NewerState, ForeignState, DamagedState: the file stays unchanged.
         StoreError: it cannot be opened, or an older engine wrote it.
     """
     try:
@@ -108,13 +109,13 @@ def open_memory() -> Engine:
 
 
 def in_words(error: BaseException) -> str:
-    """SQLite's own short text, which names no values; of anything else only its kind."""
+    """SQLite's own short message, which contains no values; for other errors only the type."""
     cause = error.orig if isinstance(error, DatabaseError) else error
     return str(cause) if isinstance(cause, sqlite3.Error) else type(error).__name__
 
 
 def damage_words(path: Path) -> str:
-    """What to do with a database that cannot be read."""
+    """The remedy for a database that cannot be read."""
     return (
         f"The database {path} is damaged. It was left as it is. Restore a copy of it, or save "
         "what can be read with the sqlite3 shell's .recover; to begin anew, move it away "
@@ -123,7 +124,7 @@ def damage_words(path: Path) -> str:
 
 
 def _check(path: Path) -> None:
-    """Refuse what another engine should open, or nobody. Changes neither file nor log."""
+    """Refuse files that this engine must not open. Changes neither file nor log."""
     if not _has_content(path):
         for side in SIDE_FILES:
             if _has_content(path.with_name(path.name + side)):
@@ -133,7 +134,7 @@ def _check(path: Path) -> None:
                 )
         return
     was_left_open = _has_content(path.with_name(path.name + "-wal"))
-    # Immutable means without locks and side files; it also overlooks the log, so only there.
+    # `immutable` skips locks and side files, and so the log: only for databases without one.
     how = "mode=ro" if was_left_open else "mode=ro&immutable=1"
     connection = sqlite3.connect(_uri(path, how), uri=True, timeout=BUSY_TIMEOUT_S)
     try:
@@ -179,7 +180,7 @@ def _has_content(path: Path) -> bool:
 
 
 def _make_private(path: Path) -> None:
-    """Make the file, or close it to others. SQLite gives its mode to the files beside it."""
+    """Create the file, or remove other users' access. SQLite copies its mode to the side files."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(path, flags, PRIVATE_FILE)
     try:
@@ -200,7 +201,7 @@ def _writing_engine(path: Path) -> Engine:
         connection.execute("PRAGMA synchronous = FULL")
 
     engine = _engine(path, "mode=rw", size=1, prepare=prepare)
-    # At once with the intent to write: whoever else holds the file is met before the first
+    # Acquire the write lock at once, so that another holder is met before the first
     # job, not in each one.
     _begin_explicitly(engine, "BEGIN IMMEDIATE")
     return engine
@@ -232,7 +233,7 @@ def _engine(
 
 
 def _begin_explicitly(engine: Engine, statement: str) -> None:
-    """Transactions begin where the code says so: the driver's own guess breaks savepoints."""
+    """Transactions begin explicitly: the driver's implicit ones break savepoints."""
 
     @event.listens_for(engine, "connect")
     def no_guessing(connection: Any, record: Any) -> None:
@@ -277,11 +278,11 @@ FILE_NAME = "state.db"
 
 
 def _silent(event: str, values: dict[str, Any]) -> None:
-    """For embedding programs that keep nothing."""
+    """For embedding programs without state."""
 
 
 class Database:
-    """An open database with its audit chain. Made by `open_database`; `close` writes what waits."""
+    """An open database with its audit chain. `close` writes pending rows."""
 
     def __init__(
         self,
@@ -304,26 +305,26 @@ class Database:
         self._cannot_read = False
 
     async def write(self, job: Job[T]) -> T:
-        """Carry out a change in a transaction; when this returns, it is on the disk.
+        """Run a job in a transaction; it is durable when this returns.
 
         Cancelling the wait does not stop the write.
 
         Raises:
-            WriteFailed: nothing of it is promised. What `job` raises is passed on, and then
-                nothing was kept either.
+            WriteFailed: none of it is guaranteed to be stored. An exception of `job` is passed on,
+                and rolls everything back.
         """
         return await asyncio.wrap_future(self._writer.submit(job, durable=True))
 
     def write_soon(self, job: Job[Any]) -> None:
-        """Carry out a change that nobody waits for, in order with those that somebody does."""
+        """Run a job without waiting, in order with those of `write`."""
         self._writer.submit(job, durable=True)
 
     def post(self, how: Insert | Batch, row: Row) -> None:
-        """A row that nobody waits for: written within a second, lost in a crash before."""
+        """Add a row without waiting: written within a second, lost in an earlier crash."""
         self._writer.post(how, row)
 
     async def read(self, query: Callable[[Connection], T]) -> T:
-        """Read in a thread; sees everything that `write` has returned for.
+        """Read in a thread; sees every change for which `write` has returned.
 
         Raises:
             ReadFailed: the database cannot be read.
@@ -333,31 +334,31 @@ class Database:
         return await anyio.to_thread.run_sync(self._read, query, limiter=self._readers)
 
     def read_now(self, query: Callable[[Connection], T]) -> T:
-        """Read in this thread, for the start."""
+        """Read in this thread, during the start."""
         if self.path is None and self._writer.is_running:
             return self._writer.submit(query, durable=False).result()
         return self._read(query)
 
     def write_now(self, job: Job[T]) -> T:
-        """Write and wait in this thread, for tools that run without an event loop."""
+        """Write and wait in this thread, for commands without an event loop."""
         return self._writer.submit(job, durable=True).result()
 
     async def flush(self) -> None:
-        """Wait until everything that was posted has been written, or has failed."""
+        """Wait until every posted row has been written, or has failed."""
         await asyncio.wrap_future(self._writer.flush())
 
     @property
     def lost_posts(self) -> int:
-        """Posted rows that could not be kept since the start."""
+        """Posted rows that were lost since the start."""
         return self._writer.lost
 
     @property
     def is_failing(self) -> bool:
-        """Whether the last write failed for a reason of the disk's."""
+        """Whether the last write failed because of the disk."""
         return self._writer.is_failing
 
     def close(self) -> None:
-        """Write what waits, then let go of the file."""
+        """Write pending rows, then close the file."""
         self._writer.close()
         self._is_closed = True
         self._reading.dispose()
@@ -382,15 +383,15 @@ class Database:
 def open_database(
     path: Path | None, on_event: OnEvent = _silent, commit_hook: CommitHook | None = None
 ) -> Database:
-    """Open, or make, the database at `path`; None keeps one in memory.
+    """Open or create the database at `path`; None keeps one in memory.
 
-    `on_event` hears of trouble while it is open: `state.write_failed` and
-    `state.write_works_again` around each episode, `state.rows_dropped`,
-    `state.rows_refused`, `state.read_failed`. It is called from threads. So is `commit_hook`,
-    around each flushed commit: a seam for tests of crashes.
+    `on_event` receives failures while it is open: `state.write_failed` and
+    `state.write_works_again` around each episode, `state.rows_dropped`, `state.rows_refused`,
+    `state.read_failed`. It is called from threads, as is `commit_hook`, around each flushed commit,
+    for tests of crashes.
 
     Raises:
-        NewerState, ForeignState, DamagedState: see there. The file is left as it is.
+        NewerState, ForeignState, DamagedState: see there. The file stays unchanged.
         AuditKeyLost: the database has an audit chain whose key is not beside it.
         StoreError: it cannot be opened.
     """
@@ -419,10 +420,12 @@ def _open_chain(path: Path, reading: Engine) -> AuditChain:
 
 @contextmanager
 def reading(state: Path) -> Iterator[Connection]:
-    """A connection that reads.
+    """A connection to the database of a state directory, beside a running engine or without one.
+
+    Nothing is written, created or migrated.
 
     Raises:
-        StoreError: there is none that could be read.
+        StoreError: there is no database that can be read.
     """
     engine = open_to_read(state / FILE_NAME)
     try:

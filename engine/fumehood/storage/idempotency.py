@@ -1,9 +1,10 @@
-"""Rows of idempotency keys: the call of each key, and its outcome.
+"""Idempotency keys: the call of each key, its outcome, and the answer that repeats get.
 
 Host side. Above it are `pipeline/claim`, which claims and settles keys, and approvals, which own
-the key of a waiting call. Every function runs inside its caller's transaction, on the writer's
-thread, so that a key changes owner in the same commit as the change that causes it. Invariants:
-only one of two calls with the same key proceeds; a call that may have acted keeps its key.
+the key of a waiting call. Functions with a connection run inside their caller's transaction, on the
+writer's thread, so that a key changes owner in the same commit as the change that causes it.
+Invariants: only one of two calls with the same key proceeds; a call that may have acted keeps its
+key; a stored answer is bounded, has no `debug_info`, and is marked when it is repeated.
 """
 
 from __future__ import annotations
@@ -139,8 +140,7 @@ def complete(
 ) -> None:
     """End the waiting call; repeats get this answer for a day from `now`.
 
-    `answer_json` comes from `protocol.kept_answers.pack_answer`. Does nothing if no call with this
-    key is waiting.
+    `answer_json` comes from `pack_answer`. Does nothing if no call with this key is waiting.
     """
     values = {
         "state": KeyState.DONE.value,
@@ -262,7 +262,8 @@ def _kept(row: Row[Any]) -> KeptKey:
 
 
 MAX_NOTES = 20
-"""Warnings and fields that stay of an answer that is too long: they name what callers sent."""
+"""Warnings and fields that stay in an answer that is too long, because callers control their size.
+"""
 
 NOT_KEPT = (
     "The call has ended, but its answer was too long to be kept. Do not repeat the call to see it."
@@ -270,7 +271,7 @@ NOT_KEPT = (
 
 
 def pack_answer(envelope: Envelope) -> str:
-    """The envelope as it is stored; of one that is too long the data is left out, with a note."""
+    """The envelope as it is stored; if it is too long, its data is replaced by a note."""
     text = envelope.model_copy(update={"debug_info": None}).model_dump_json()
     if _size(text) <= MAX_ANSWER_BYTES:
         return text
@@ -278,10 +279,10 @@ def pack_answer(envelope: Envelope) -> str:
 
 
 def replay_of(answer: str) -> Envelope:
-    """A stored answer for one who repeats the call: it is marked, and never retryable.
+    """A stored answer for a repeated call: marked as such, and never retryable.
 
     Raises:
-        ValueError: it is no envelope of this version's.
+        ValueError: it is not an envelope of this version.
     """
     envelope = decode_envelope(answer.encode())
     metadata = envelope.metadata.model_copy(update={"idempotent_replay": True})

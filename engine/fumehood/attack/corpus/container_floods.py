@@ -1,4 +1,4 @@
-"""Programs in a container that take all they can get. Each stops by itself where nothing does."""
+"""Programs in a container that exhaust a resource. Each stops by itself if the wall fails."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fumehood.attack.attack import (
 PYTHON, FLOOD = Language.PYTHON, Topic.FLOOD
 
 MARKED = "open('/proc/self/comm', 'w').write('@MARK@')\n"
-"""Names the process for whoever looks at the host's."""
+"""Names the process, so that the host can find it."""
 
 NOT_THE_HOSTS = "Processes under gVisor are not the host's; that none is left is tried by reset."
 

@@ -1,4 +1,4 @@
-"""Programs in a container that turn on the guest itself, or on whoever comes after them."""
+"""Programs in a container that attack the guest itself, or the calls after them."""
 
 from __future__ import annotations
 

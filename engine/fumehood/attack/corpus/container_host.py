@@ -1,4 +1,4 @@
-"""Programs in a container that look for the host's own: its network, files, words, processes."""
+"""Programs in a container that try to reach the host: network, files, environment, processes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Programs in a container that try the kernel's doors, and rights that they should not have.
+"""Programs in a container that attack the kernel, or try to gain privileges.
 
-System calls are made by number: no library stands in between. A number that is tried may not
-even exist under a runtime; what counts is that nothing is granted.
+System calls are made by number, without a library in between. A number may not exist under some
+runtime; what counts is that nothing is granted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GETPID = (39, 172)
 
 
 def call(numbers: tuple[int, int], *arguments: str) -> str:
-    """A program that makes one system call and raises what the kernel says.
+    """A program that makes one system call and raises the kernel's error.
 
     `numbers` are those of x86-64 and of AArch64.
     """
@@ -58,6 +58,7 @@ _CALLS = (
     ("bpf", Harm.ESCAPE, "load a program into the kernel (bpf)", (321, 280), ("0", "0", "0")),
     ("perf-event", Harm.HOST_LEAK, "count what others do (perf)", (298, 241),
      ("0", "0", "0", "0", "0", "0")),
+    # *Source*: isolate 2.6, also of `vsock` in container_host.
     ("io-uring", Harm.ESCAPE, "queue system calls past the filter (io_uring)", (425, 425),
      ("1", "0")),
     ("userfaultfd", Harm.ESCAPE, "hold the kernel in a page fault", (323, 282), ("0",)),

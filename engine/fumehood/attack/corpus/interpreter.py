@@ -1,7 +1,7 @@
-"""Expressions and programs in the interpreter wall: a language without doors, and what tries them.
+"""Expressions and restricted programs in the interpreter wall.
 
-What leads out is refused by tables, before it runs; the process behind them is sealed as well,
-which is looked at from outside.
+The language's tables refuse escapes before a program runs; the process behind them is sealed as
+well, which is checked from outside.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fumehood.attack.attack import Attack, Harm, Language, Look, Topic, ends
 CALCULATOR, RESTRICTED = Language.CALCULATOR, Language.RESTRICTED
 REFUSED = ends("policy")
 SLOW = "pow(7, 10**4200, 10**4200 + 7)"
-"""Some seconds of one multiplication after the other, which no signal handler could stop."""
+"""Some seconds of uninterruptible multiplication."""
 
 _REFUSED = (
     # id, harm, what it tries, language, attack, twin

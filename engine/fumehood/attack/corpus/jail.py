@@ -1,7 +1,7 @@
-"""Functions in the jail: what a sandboxed function of a stranger could try.
+"""Functions in the jail: attacks by an untrusted sandboxed function.
 
-It may read the interpreter and its libraries, and has no process, socket or file of its own. What
-the filter does not know ends the process: that is `policy`.
+It may read the interpreter and its libraries, and has no other process, socket or file. A system
+call that the filter does not allow ends the process as `policy`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HARMLESS = "import os; out = os.getpid() > 0"
 def killed(
     name: str, topic: Topic, harm: Harm, tries: str, code: str, twin: str, *, quick: bool = False
 ) -> Attack:
-    """A row whose attack the filter ends."""
+    """A row whose attack the filter kills."""
     return Attack(name, topic, harm, tries, FUNCTION, code, KILLED, twin, is_quick=quick)
 
 
