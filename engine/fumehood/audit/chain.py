@@ -117,8 +117,8 @@ class AuditChain:
         key = self._keys.get(wanted)
         if key is None:
             raise AuditKeyLost(
-                f"The audit chain goes on under the key {wanted[:40]!r}, which this engine does "
-                "not have: somebody has changed the database under it."
+                f"The audit chain continues with the key {wanted[:40]!r}, which this engine does "
+                "not have: the database was changed while it ran."
             )
         return key
 

@@ -130,7 +130,7 @@ def _read(path: Path) -> AuditKey | None:
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise AuditKeyLost(f"{path} is no file. Put the audit key back in its place.")
+            raise AuditKeyLost(f"{path} is not a file. Put the audit key back in its place.")
         if stat.S_IMODE(found.st_mode) & 0o077 or found.st_uid not in (os.geteuid(), 0):
             raise AuditKeyLost(
                 f"The audit key {path} is open to other users. If nobody else has read it: "
@@ -160,14 +160,14 @@ def _is_id(text: str) -> bool:
 
 
 _ANEW = (
-    "To begin a new chain instead, move the whole directory {} away: without the key nobody can "
-    "go on with the old chain, and nobody should be able to."
+    "To begin a new chain instead, move the whole directory {} away: without its key the old "
+    "chain cannot be continued."
 )
 
 
 def _lost_words(state: Path, wanted: str) -> str:
     return (
-        f"The audit chain goes on under the key {wanted[:40]!r}, which is neither {CURRENT} nor "
+        f"The audit chain continues with the key {wanted[:40]!r}, which is neither {CURRENT} nor "
         f"kept beside it in {state}. Restore the key from a copy; it belongs to the database as "
         f"it was copied. {_ANEW.format(state)}"
     )

@@ -273,7 +273,7 @@ class _Walk:
 
     def _rotate(self, row: AuditRow, announced: tuple[str, str] | None) -> None:
         if announced is None:
-            self._find(row.seq, "key_changed", f"row {row.seq} announces a key that is no key")
+            self._find(row.seq, "key_changed", f"row {row.seq} announces an invalid key")
             return
         self._key_id, commitment = announced
         self._key_ids[self._key_id] = None
@@ -288,7 +288,7 @@ class _Walk:
             if anchor.mac == row.mac:
                 self._anchored_to = row.seq
             else:
-                message = f"row {row.seq} is another than its anchor of {anchor.at[:40]} says"
+                message = f"row {row.seq} differs from its anchor of {anchor.at[:40]}"
                 self._find(row.seq, "anchor", message)
 
     def _find(self, seq: int, problem: str, message: str) -> None:
@@ -307,7 +307,9 @@ def read_export(lines: Iterable[str]) -> Iterator[AuditRow]:
         try:
             yield _row_of(json.loads(line))
         except (ValueError, TypeError, KeyError, RecursionError):
-            raise Unreadable(f"line {number} of the export is no row of an audit chain") from None
+            raise Unreadable(
+                f"line {number} of the export is not a row of an audit chain"
+            ) from None
 
 
 def read_anchors(lines: Iterable[str]) -> list[Anchor]:
@@ -331,7 +333,7 @@ def read_key(text: str) -> AuditKey:
     except ValueError:
         secret = b""
     if len(secret) != SECRET_BYTES:
-        raise Unreadable("this is no key of an audit chain")
+        raise Unreadable("this is not a key of an audit chain")
     return AuditKey.of(secret)
 
 
@@ -355,7 +357,7 @@ def report(verdict: Verdict) -> list[str]:
         which = f"from {verdict.first_seq} to {verdict.last_seq}"
         lines = [f"{verdict.rows} rows, {which}, under {len(verdict.key_ids)} key(s)."]
     if verdict.anchored_to is None:
-        lines.append("No anchor vouches for them: a tail that was cut would not be seen.")
+        lines.append("No anchor confirms them: rows cut off at the end would go unnoticed.")
     else:
         after = (verdict.last_seq or 0) - verdict.anchored_to
         lines.append(f"Anchored up to row {verdict.anchored_to}; {after} rows came after it.")

@@ -96,9 +96,9 @@ class Agents:
         """
         async with self._changing():
             if agent.id in self._agents:
-                raise IdempotencyConflict(f"There is an agent {agent.id!r} already.")
+                raise IdempotencyConflict(f"The agent {agent.id!r} already exists.")
             if len(self._agents) >= MAX_AGENTS:
-                raise InvalidParams(f"There are {MAX_AGENTS} agents already.")
+                raise InvalidParams(f"There are already {MAX_AGENTS} agents.")
             await self._put("agent.create", agent, by, now)
 
     async def update(self, agent: Agent, *, by: Principal, now: datetime) -> None:
@@ -136,7 +136,7 @@ class Agents:
         async with self._changing():
             bound = self._bindings.get(self.get(agent_id).id, {})
             if binding.tool_name not in bound and len(bound) >= MAX_BINDINGS:
-                raise InvalidParams(f"The agent has {MAX_BINDINGS} tools already.")
+                raise InvalidParams(f"The agent already has {MAX_BINDINGS} tools.")
             await self._write(
                 lambda connection: rows.put_binding(connection, agent_id, binding),
                 "agent.bind", agent_id, details, by, now,

@@ -49,7 +49,7 @@ CHECKS_AT_ONCE = 2
 
 FIRST_NAME = "owner"
 INIT = "`fumehood approvers init`, while no engine runs; then start it again"
-ADD = "`fumehood approvers add NAME`, with the credential of one who has admin"
+ADD = "`fumehood approvers add NAME`, with the credential of an approver who has admin"
 
 MAX_WAITING_CHECKS = 32
 """Further parallel guesses are refused at once, so that they do not fill the daemon."""
@@ -113,7 +113,7 @@ class Approvers:
             approver = await self._check(text, presented, approver)
         # Look again: it may have been removed while the hash was computed.
         if self._approvers[approver.id].removed_at is not None:
-            raise Unauthorized("This credential was taken back. Do not retry.")
+            raise Unauthorized("This credential was revoked. Do not retry.")
         return approver.principal
 
     async def _check(
@@ -150,11 +150,11 @@ class Approvers:
         """
         granted = frozenset(scopes)
         if not granted or not granted <= GRANTABLE:
-            raise InvalidParams("An approver has approve, admin, or both.", fields=["scopes"])
+            raise InvalidParams("An approver needs approve, admin, or both.", fields=["scopes"])
         _require_name(name)
         async with self._changing():
             if any(approver.name == name for approver in self._approvers.values()):
-                raise IdempotencyConflict(f"There was an approver {name!r} already.")
+                raise IdempotencyConflict(f"There already was an approver {name!r}.")
             row, text = await anyio.to_thread.run_sync(_new_row, name, granted, by.id, now)
             await self._database.write(
                 recorded(
@@ -197,7 +197,7 @@ class Approvers:
             raise ResourceNotFound(f"There is no approver {name[:80]!r}.")
         if not any(a.id != found.id and Scope.ADMIN in a.scopes for a in self.current()):
             raise PermissionDenied(
-                "Nobody with admin would be left. Add another one first. Do not retry."
+                "No approver with admin would be left. Add another one first. Do not retry."
             )
         return found
 
@@ -238,7 +238,7 @@ def make_first_approver(
     _require_name(name)
     if had_approver(database):
         raise PermissionDenied(
-            "This state directory has had its first approver already. Further ones are made with "
+            "This state directory already had its first approver. Others are added with "
             "an administrator's credential: fumehood approvers add NAME"
         )
     row, text = _new_row(name, GRANTABLE, "init", now)

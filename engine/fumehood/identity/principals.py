@@ -24,7 +24,7 @@ def require_caller(principal: Principal | None) -> Principal:
         PermissionDenied: known, but without the scope `call`.
     """
     if principal is None:
-        raise Unauthorized("This socket serves its owner only, and the caller is somebody else.")
+        raise Unauthorized("This socket serves only its owner, and the caller is another user.")
     if Scope.CALL not in principal.scopes:
         raise PermissionDenied("This identity may not call tools. Do not retry.")
     return principal

@@ -147,7 +147,7 @@ class Tokens:
         )
         async with self._changing():
             if len(self._tokens) >= MAX_TOKENS:
-                raise InvalidParams(f"There are {MAX_TOKENS} tokens already.")
+                raise InvalidParams(f"There are already {MAX_TOKENS} tokens.")
             await self._database.write(job)
             token = self._tokens[identifier] = _token(row)
         return token, text
@@ -181,8 +181,8 @@ def _refuse_unsound(
         raise InvalidParams("A token needs at least one scope.", fields=["scopes"])
     if Scope.CALL in granted and granted & AUTHORITY:
         raise InvalidParams(
-            "A token either calls or has authority. Who could do both could approve its own "
-            "calls. Make two tokens.",
+            "A token either calls or has authority; with both it could approve its own calls. "
+            "Make two tokens.",
             fields=["scopes"],
         )
     if principal_id.casefold().startswith(RESERVED_PRINCIPALS):

@@ -79,7 +79,7 @@ def _check_tools(number: int, rule: Rule, tools: _Tools, report: Report) -> bool
             hint = f"; {name} has {known}"
         else:
             hint = _meant(name, tools.versions)
-        report(number, ("tools",), f"no registered tool is {pattern!a}{hint}")
+        report(number, ("tools",), f"no registered tool matches {pattern!a}{hint}")
     return not unknown
 
 
@@ -97,13 +97,17 @@ def _check_definitions(
     meant = list(meant_tools(rule, definitions))
     if not meant:
         if rule.tools is not None and all(map(names_exactly, rule.tools)):
-            report(number, ("tools",), "it can never match: none of these tools is what it says")
+            report(
+                number,
+                ("tools",),
+                "it can never match: none of these tools meets its other conditions",
+            )
         return
     for position, condition in enumerate(rule.when):
         if not any(takes(tool, condition.segments) for tool in meant):
             known_names = {name for tool in meant for name in tool.parameters.get("properties", {})}
             words = (
-                f"no tool that it is about takes the argument {condition.argument[:80]!a}"
+                f"no tool that the rule matches takes the argument {condition.argument[:80]!a}"
                 f"{_meant(condition.segments[0], known_names)}"
             )
             report(number, ("when", position, "argument"), words)
@@ -188,7 +192,7 @@ def _check_shadowed(rules: Sequence[Rule], report: Report) -> None:
         near = by_name[min(_exact_names(rule))] if _exact_names(rule) else ()
         for other in (*of_any, *near) if rule.is_enforced else ():
             if other != number and _leaves_nothing(rules[other], other, rule, number):
-                words = f"it can never decide: the rule {rules[other].id} always does so before"
+                words = f"it can never decide: the rule {rules[other].id} always decides first"
                 report(number, (), words)
                 break
 
@@ -309,8 +313,8 @@ def _of_patterns(
     left_out = [tool for tool in named if tool not in allowed]
     if left_out:
         nothing = "" if allowed else " (it allows nothing)"
-        words = "a dangerous tool is not allowed by an entry with '*', so the rule does not allow "
-        cure = "to allow it, write its name out in tools"
+        words = "an entry with '*' does not allow dangerous tools, so the rule does not allow "
+        cure = "to allow it, put its exact name into tools"
         yield ("tools",), f"{words}{_names(left_out)}{nothing}; {cure}"
 
 
@@ -326,7 +330,7 @@ def _of_arguments(
         if lacking and not _asks_for_absence(condition):
             words = (
                 f"{_named(lacking)} takes no argument {condition.argument[:80]!a}, so the "
-                "condition is always in doubt, and holds for every call of it"
+                "condition is always in doubt, and counts as true for every call of it"
             )
             yield ("when", position), words
 

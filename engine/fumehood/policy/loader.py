@@ -131,7 +131,7 @@ class PolicyFile:
 def _read(path: Path) -> tuple[bytes, Signature]:
     owners = frozenset({0, os.geteuid()})
     if path.suffix not in SUFFIXES:
-        _refuse(path.name, f"its name ends in none of {', '.join(SUFFIXES)}")
+        _refuse(path.name, f"its name must end in one of {', '.join(SUFFIXES)}")
     try:
         directory = open_directory(path.parent, owners)
         try:
@@ -179,7 +179,7 @@ class _Faults:
             hint = f"; did you mean {near[0]!a}?" if near else ""
             self._tell((key,), f"unknown key {key[:40]!a}{hint}")
         if document.get("mode", "enforce") not in ("enforce", "shadow"):
-            self._tell(("mode",), "mode is 'enforce' or 'shadow'")
+            self._tell(("mode",), "mode must be 'enforce' or 'shadow'")
         entries = document.get("rules")
         if not isinstance(entries, list) or not entries:
             self._tell(("rules",), "it holds no rules; without rules, leave policy_file out")
@@ -253,7 +253,7 @@ _KEYS = sorted({
 
 Context = Mapping[str, Any]
 
-MONEY = 'is no amount; write money as a string, such as "0.10"'
+MONEY = 'is not an amount; write money as a string, such as "0.10"'
 _PLAIN: Mapping[str, str] = {
     "bool_parsing": "must be true or false",
     "bool_type": "must be true or false",
@@ -263,14 +263,14 @@ _PLAIN: Mapping[str, str] = {
     "finite_number": MONEY,
     "int_from_float": "must be a whole number",
     "int_type": "must be a whole number",
-    "invalid-json-value": "can be no JSON value",
-    "invalid_key": "its keys must be texts",
+    "invalid-json-value": "is not a JSON value",
+    "invalid_key": "its keys must be strings",
     "missing": "is missing",
     "model_type": "must be a table",
     "string_pattern_mismatch": "begins with a letter or digit, has only letters, digits and _ . - "
     "and at most 64 of them",
     "string_too_short": "must not be empty",
-    "string_type": "must be a text",
+    "string_type": "must be a string",
     "too_short": "must not be empty",
     "tuple_type": "must be a list",
 }

@@ -164,7 +164,7 @@ class Predicate(_Written):
     @classmethod
     def _check_path(cls, value: str | None) -> str | None:
         if value is not None and absolute_path(value) is None:
-            raise ValueError("can be no path")
+            raise ValueError("is not a valid path")
         return value
 
     @field_validator("host_in")
@@ -180,11 +180,11 @@ class Predicate(_Written):
         given = self.question
         if len(given) != 1:
             known = ", ".join((*PREDICATES, "not"))
-            raise ValueError(f"one of these is needed, and only one: {known}")
+            raise ValueError(f"exactly one of these is needed: {known}")
         if self.min is not None and self.max is not None and self.min > self.max:
             raise ValueError("min is over max, so it can never hold")
         if self.not_ is not None and self.not_.not_ is not None:
-            raise ValueError("'not' of 'not' is written without both")
+            raise ValueError("a 'not' inside a 'not' is written without both")
         return self
 
     @property
@@ -209,7 +209,8 @@ class Condition(Predicate):
     def _check_pointer(cls, value: str) -> str:
         if not POINTER.fullmatch(value):
             raise ValueError(
-                "is no JSON pointer: it begins with '/'; write '~' as '~0', '/' in a name as '~1'"
+                "is not a JSON pointer: it must begin with '/'; "
+                "write '~' as '~0', '/' in a name as '~1'"
             )
         return value
 
@@ -249,8 +250,8 @@ class Rule(_Written):
         for pattern in value or ():
             if not TOOL_PATTERN.fullmatch(pattern):
                 raise ValueError(
-                    f"{pattern[:80]!a} is neither a tool's name nor name@version; '*' is the only "
-                    "sign that stands for others"
+                    f"{pattern[:80]!a} is neither a tool's name nor name@version; '*' is the "
+                    "only wildcard"
                 )
         return value
 
@@ -259,7 +260,7 @@ class Rule(_Written):
     def _check_names(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
         for name in value or ():
             if not NAME_PATTERN.fullmatch(name):
-                raise ValueError(f"{name[:80]!a} can be no name")
+                raise ValueError(f"{name[:80]!a} is not a valid name")
         return value
 
     @field_validator(
@@ -277,21 +278,21 @@ class Rule(_Written):
     def _refuse_patterns(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
         for name in value or ():
             if "*" in name:
-                raise ValueError(f"{name[:80]!a} must be written out")
+                raise ValueError(f"{name[:80]!a} must be an exact name")
         return value
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
         if self.decision is not Verdict.ASK and (self.approvers or self.quorum):
-            raise ValueError("approvers and quorum go with the decision 'ask' only")
+            raise ValueError("approvers and quorum need the decision 'ask'")
         if self.approvers is not None and (self.quorum or 1) > len(self.approvers):
             raise ValueError("its quorum is larger than the number of its approvers")
         if self.decision is Verdict.ALLOW and self.over_budget:
-            raise ValueError("over_budget goes with 'ask' or 'deny'; 'allow' gives no budget")
+            raise ValueError("over_budget needs 'ask' or 'deny'; 'allow' does not raise a budget")
         if self.decision is Verdict.ALLOW and self.dangerous and not self.names_a_tool:
             raise ValueError(
-                "it can never match: a dangerous tool is allowed only by a rule that writes out "
-                "its name in 'tools'"
+                "it can never match: a dangerous tool is allowed only by a rule with its exact "
+                "name in 'tools'"
             )
         return self
 

@@ -122,7 +122,7 @@ def _of_tool(rule: Rule, environment: str) -> Iterable[OfTool]:
     if rule.decision is Verdict.ALLOW:
         exact = _any_tool(tuple(filter(names_exactly, rule.tools or ())))
         yield OfTool(
-            "a tool that is not dangerous, or written out in tools",
+            "a tool that is not dangerous, or named exactly in tools",
             lambda tool: not tool.dangerous or exact(tool),
         )
     for name in ("dangerous", "read_only", "sandboxed"):

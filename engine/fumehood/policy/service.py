@@ -181,7 +181,7 @@ def _asked(asking: Sequence[CompiledRule], version: str) -> Decision:
         return Decision(
             Verdict.DENY,
             first.id,
-            reason=f"The rules {ids} ask for approvers of whom too few are named by all of them",
+            reason=f"Too few approvers are named by all of the rules that ask: {ids}",
             policy_version=version,
         )
     return Decision(

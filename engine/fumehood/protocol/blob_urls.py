@@ -29,5 +29,5 @@ def parse_blob_url(url: str) -> BlobUrl:
     """
     match = _URL.fullmatch(url)
     if match is None:
-        raise ValueError(f"{url[:80]!r} is no address of a blob, such as answers hold.")
+        raise ValueError(f"{url[:80]!r} is not the address of a blob from an answer.")
     return BlobUrl(**match.groupdict())

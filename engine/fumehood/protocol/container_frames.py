@@ -160,7 +160,7 @@ def parse_container_frame(message: dict[str, Any]) -> ContainerFrame:
     """
     kind = _KINDS.get(str(message.get("op")))
     if kind is None:
-        raise FrameError("a container sent a message of no known kind")
+        raise FrameError("a container sent a message of an unknown kind")
     try:
         return kind.model_validate(message)
     except ValidationError as error:

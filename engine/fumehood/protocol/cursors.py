@@ -58,6 +58,6 @@ class Cursors:
 def _unknown() -> InvalidParams:
     return InvalidParams(
         "The cursor is not one of this list: it was altered, is for other filters or another "
-        "caller, or the engine was started anew. Begin the list again without it.",
+        "caller, or the engine was restarted. Start the list again without it.",
         fields=["cursor"],
     )

@@ -75,7 +75,7 @@ def parse_guest_frame(message: dict[str, Any]) -> GuestReady | GuestEnding | Gue
             return GuestProgress.model_validate(message)
     except ValidationError as error:
         raise FrameError(f"a guest's message is wrong in {error.error_count()} places") from None
-    raise FrameError("a guest sent a message of no known kind")
+    raise FrameError("a guest sent a message of an unknown kind")
 
 
 def run_frame(run_id: int, program: str, arguments: JsonObject, limits: Limits) -> JsonObject:

@@ -65,7 +65,7 @@ def _frame(block: bytes) -> Frame | None:
     for line in block.split(b"\n"):
         name, colon, value = line.partition(b":")
         if not colon or name in fields:
-            raise SseError("a line that is no field, or one twice")
+            raise SseError("a line that is not a field, or a repeated field")
         if name:
             fields[name] = value.removeprefix(b" ")
     if not fields:

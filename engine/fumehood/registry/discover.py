@@ -86,7 +86,7 @@ def _register(
 def _only_native(definition: ToolDefinition) -> ToolDefinition:
     if definition.type not in (ToolType.BUILTIN, ToolType.NATIVE):
         raise InvalidDefinition(
-            definition.name, ["type: an entry point brings BUILTIN and NATIVE tools only"]
+            definition.name, ["type: an entry point can offer only BUILTIN and NATIVE tools"]
         )
     return definition
 

@@ -104,7 +104,7 @@ def _sent(tool: FunctionTool, name: str) -> FunctionAddress:
     try:
         source = source_of(tool.function, name, libraries)
     except NotShippable as reason:
-        raise _NotFound(f"it stands in the program that was started, and {reason}") from None
+        raise _NotFound(f"it is part of the started program, and {reason}") from None
     digest = hashlib.sha256("\0".join(source).encode()).hexdigest()
     return FunctionAddress(f"__main__#{digest}", name, "", source)
 
@@ -128,10 +128,10 @@ def _import_path(module: ModuleType) -> Path:
     directory = file.parent
     for part in reversed(parts[:-1]):
         if directory.name != part:
-            raise _NotFound(f"its file does not lie where {module.__name__} says")
+            raise _NotFound(f"its file is not where the name {module.__name__} says")
         directory = directory.parent
     if file.name.split(".")[0] != parts[-1]:
-        raise _NotFound(f"its file does not lie where {module.__name__} says")
+        raise _NotFound(f"its file is not where the name {module.__name__} says")
     return directory.resolve()
 
 
@@ -140,7 +140,7 @@ def _check_import_path(path: Path, private: Sequence[Path]) -> None:
     resolved = [directory.resolve() for directory in private]
     if path in TOO_WIDE or any(directory.is_relative_to(path) for directory in resolved):
         raise _NotFound(
-            "the directory of its module holds other things than code (the whole host, a home or "
+            "the directory of its module contains more than code (the whole host, a home or "
             "the engine's own state), and a sandboxed function may read all of it; move the "
             "module into a directory of its own"
         )
@@ -150,8 +150,8 @@ def _fault(tool: FunctionTool, why: str) -> str:
     if tool.definition.sandboxed:
         return f"sandboxed: the function cannot be run in the jail: {why}"
     return (
-        "executor: a synchronous function runs in a worker process, so that it can be stopped; "
-        f"that cannot find it: {why}"
+        "executor: a synchronous function runs in a worker process, so that it can be stopped, "
+        f"and the worker cannot find it: {why}"
     )
 
 
@@ -192,7 +192,7 @@ class _Text:
         try:
             body = ast.parse("".join(lines)).body
         except (SyntaxError, ValueError, RecursionError):
-            raise NotShippable("the text that it stands in cannot be read") from None
+            raise NotShippable("its source cannot be read") from None
         self._lines = lines
         self._body = body
         self._kept: dict[int, list[str]] = {}
@@ -368,7 +368,7 @@ def _require_libraries(modules: Iterable[str], libraries: Sequence[str]) -> None
         places = [] if spec is None else [spec.origin, *(spec.submodule_search_locations or ())]
         if not any(Path(p).is_relative_to(d) for p in places if p for d in libraries):
             raise NotShippable(
-                f"it uses {name!r}, which is no installed package, so the jail cannot read it"
+                f"it uses {name!r}, which is not an installed package, so the jail cannot read it"
             )
 
 

@@ -240,7 +240,7 @@ class ToolIndex:
         faults = []
         versions = self._now.by_name.get(definition.name, {})
         if definition.version in versions:
-            faults.append(f"name: {definition.name}@{definition.version} is registered already")
+            faults.append(f"name: {definition.name}@{definition.version} is already registered")
         elif source is not Source.BUILTIN and any(
             tool.source is Source.BUILTIN for tool in versions.values()
         ):

@@ -58,7 +58,7 @@ class Registrations:
             name, version = tool.definition.name, tool.definition.version
             if self._index.find(name, version) is not None:
                 raise IdempotencyConflict(
-                    f"{name}@{version} is registered already. Register a new version, or replace "
+                    f"{name}@{version} is already registered. Register a new version, or replace "
                     "this one."
                 )
             return await self._put(tool, document, "tool.register", by, now)

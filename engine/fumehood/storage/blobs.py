@@ -53,7 +53,7 @@ MIN_FREE_BYTES = 64 << 20
 
 PRUNED_AT_ONCE = 200
 NO_STORE = "the engine keeps nothing now"
-NO_SUCH_BLOB = "There is no such blob of yours. Take its address from an answer, whole."
+NO_SUCH_BLOB = "You have no such blob. Copy its complete address from an answer."
 EXPIRED = "This blob has expired and is no longer there. Make the call again to get a new one."
 
 
@@ -404,9 +404,9 @@ class BlobRoom:
             raise NoRoom("the engine's disk is full")
         with self._lock:
             if self._taken[principal_id] + size > self.max_bytes // 2:
-                raise NoRoom("your share of what the engine keeps is used up")
+                raise NoRoom("your share of the engine's storage is used up")
             if self._taken.total() + size > self.max_bytes:
-                raise NoRoom("what the engine keeps is used up")
+                raise NoRoom("the engine's storage is used up")
             self._taken[principal_id] += size
 
     def restore(self, principal_id: str, size: int) -> None:

@@ -118,7 +118,7 @@ def damage_words(path: Path) -> str:
     """The remedy for a database that cannot be read."""
     return (
         f"The database {path} is damaged. It was left as it is. Restore a copy of it, or save "
-        "what can be read with the sqlite3 shell's .recover; to begin anew, move it away "
+        "what can be read with the sqlite3 shell's .recover; to start over, move it away "
         "together with the files beside it (-wal, -shm)."
     )
 
@@ -130,7 +130,7 @@ def _check(path: Path) -> None:
             if _has_content(path.with_name(path.name + side)):
                 raise DamagedState(
                     f"The database {path} is missing, but its {side} file is there and may hold "
-                    "what is not yet in it. Put both back, or move both away."
+                    "changes that are not yet in it. Put both back, or move both away."
                 )
         return
     was_left_open = _has_content(path.with_name(path.name + "-wal"))
@@ -175,7 +175,7 @@ def _has_content(path: Path) -> bool:
     except FileNotFoundError:
         return False
     if not stat.S_ISREG(found.st_mode):
-        raise StoreError(f"{path} is no file. Remove it, or use another FUMEHOOD_HOME.")
+        raise StoreError(f"{path} is not a file. Remove it, or use another FUMEHOOD_HOME.")
     return found.st_size > 0
 
 

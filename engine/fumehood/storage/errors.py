@@ -45,8 +45,8 @@ class WriteFailed(StoreError, InternalError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(
-            f"The state could not be written ({reason}), so nothing is promised. Do not retry "
-            "before the engine's owner has mended it."
+            f"The state could not be written ({reason}), so this change may be lost. Do not retry "
+            "before the engine's owner has repaired it."
         )
         self.reason = reason
 
@@ -57,7 +57,7 @@ class ReadFailed(StoreError, InternalError):
     def __init__(self, reason: str) -> None:
         super().__init__(
             f"The state could not be read ({reason}). Do not retry before the engine's owner "
-            "has mended it."
+            "has repaired it."
         )
         self.reason = reason
 

@@ -69,7 +69,7 @@ class KeyLost(StoreError, InternalError):
     """A held key is missing or belongs to another call. The change was rolled back."""
 
     def __init__(self) -> None:
-        super().__init__("The idempotency key of this call is not its own any more.")
+        super().__init__("This call no longer owns its idempotency key.")
 
 
 def take(

@@ -41,7 +41,7 @@ MAX_PENDING_BYTES = 16 << 20
 NO_STORE = "the engine records nothing now"
 TOO_SLOW = "the engine's disk is too slow"
 DISK_FAILED = "the engine's disk is full or failing"
-TOO_MUCH = "the call told more than is recorded of one"
+TOO_MUCH = "the call had more events than are recorded for one"
 
 Data = JsonObject | bytes
 """An event's fields, or the same as one line of JSON."""
@@ -240,7 +240,7 @@ class EventRecording:
         while (end := chunk.rfind(b"\n")) < 0 and len(chunk) < self.size - place:
             more = os.pread(self._file, READ_BYTES, place + len(chunk))
             if not more:  # somebody has cut the file
-                raise OSError("a recording is shorter than it was")
+                raise OSError("a recording has become shorter")
             chunk += more
         return chunk[: end + 1]
 

@@ -172,11 +172,11 @@ async def test_agents_and_tools_have_an_end(
     monkeypatch.setattr(module, "MAX_BINDINGS", 2)
     await make_agent(agents, "a")
     await make_agent(agents, "b")
-    with pytest.raises(InvalidParams, match="2 agents already"):
+    with pytest.raises(InvalidParams, match="already 2 agents"):
         await make_agent(agents, "c")
     await bind(agents, "a", ["x", "y"])
     await bind(agents, "a", ["x@1.0.0"])  # a change, not one more
-    with pytest.raises(InvalidParams, match="2 tools already"):
+    with pytest.raises(InvalidParams, match="already has 2 tools"):
         await bind(agents, "a", ["z"])
 
 

@@ -128,7 +128,7 @@ DANGEROUS = (
 BY_PATTERN = [
     (
         '["delete_f*"]',
-        ["delete_files (it allows nothing); to allow it, write its name out in tools"],
+        ["delete_files (it allows nothing); to allow it, put its exact name into tools"],
     ),
     ('["delete_*"]', ["does not allow delete_files, delete_mails; to allow it"]),
     ('["delete_*", "delete_files"]', ["does not allow delete_mails; to allow it"]),

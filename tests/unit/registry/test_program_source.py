@@ -255,7 +255,7 @@ def test_sandboxed_function_may_use_installed_packages_alone(
         "import beside_it, pydantic\nfrom fumehood import tool\n"
         '@tool{}\ndef act() -> int:\n    """Act."""\n    return {}\n'
     )
-    with pytest.raises(InvalidDefinition, match="'beside_it', which is no installed package"):
+    with pytest.raises(InvalidDefinition, match="'beside_it', which is not an installed package"):
         register_function(
             ToolIndex(), program(text.format("", "beside_it.X")).act, Source.PROGRAM, private=()
         )

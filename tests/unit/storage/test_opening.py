@@ -283,7 +283,7 @@ def test_what_is_no_file_is_refused(home: Path, path: Path, kind: str) -> None:
         make(target, "k")
         path.symlink_to(target)
     before = target.read_bytes() if target.exists() else b""
-    with pytest.raises(StoreError, match="is no file"):
+    with pytest.raises(StoreError, match="is not a file"):
         open_database(path)
     assert before == (target.read_bytes() if target.exists() else b"")
 

@@ -159,7 +159,7 @@ def over_its_bound(recording: EventRecording, store: RecordingStore, monkeypatch
 
 def no_room(recording: EventRecording, store: RecordingStore, monkeypatch: Any) -> str:
     store.room.max_bytes = 3000
-    return "your share of what the engine keeps is used up"
+    return "your share of the engine's storage is used up"
 
 
 def full_disk(recording: EventRecording, store: RecordingStore, monkeypatch: Any) -> str:
