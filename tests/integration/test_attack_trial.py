@@ -71,7 +71,7 @@ async def test_wall_that_refuses_the_twin_too_has_not_held(bait: Bait) -> None:
     for twin in (REFUSED, POLICY, RunEnding(EndedBy.OK, "call", result={"value": 5})):
         line = await tried(bait, twin=twin)
         assert line.verdict is Verdict.FAILED
-        assert "it refuses the harmless, too" in line.why
+        assert "it also refuses harmless programs" in line.why
 
 
 async def test_wall_that_serves_nobody_after_the_attack_has_not_held(bait: Bait) -> None:

@@ -297,7 +297,7 @@ async def test_attacks_that_the_time_did_not_suffice_for_are_untried() -> None:
     lines = card.walls[0].attacks
     assert card.verdict is UNTRIED
     assert {line.verdict for line in lines} == {UNTRIED}
-    assert {line.why for line in lines} == {"The time for all attacks was over."}
+    assert {line.why for line in lines} == {"The time for all attacks was used up."}
 
 
 # -- the command ----------------------------------------------------------------------------

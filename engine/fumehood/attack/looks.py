@@ -67,7 +67,7 @@ async def looking(
         yield looked
     elif not standing.sees_processes:
         yield looked
-        looked.seen.append("its processes are not to be seen from here")
+        looked.seen.append("its processes cannot be seen from here")
     else:
         watch = _watch(standing, bait)
         with watch:
@@ -119,7 +119,7 @@ async def _look_at_processes(
             )
             roots = [seal for seal in watch.seals if "0" in seal["Uid"].split()]
             if roots:
-                looked.faults.append("a program was seen to be root")
+                looked.faults.append("a program ran as root")
     if Look.PROCESSES in wanted:
         left = await anyio.to_thread.run_sync(watch.settled, most_after)
         within = 0 < watch.most <= MOST_PROCESSES
@@ -148,7 +148,7 @@ async def _look_at_containers(
         words = f"the container's layer was changed: {', '.join(sorted(new)[:5])}"
         looked.say(words if new else "the container's layer is unchanged", holds=not new)
     if _OF_LIMITS & wanted and not before.configs:
-        looked.faults.append("Docker knew of no container")
+        looked.faults.append("Docker reported no container")
     for config in before.configs:
         _look_at_limits(wanted, config, standing.memory_mb, looked)
 
@@ -158,7 +158,7 @@ def _compare_names(
 ) -> None:
     if Look.UNBROKEN in wanted:
         kept = bool(before) and before <= after
-        looked.say("its container goes on" if kept else "its container was ended", holds=kept)
+        looked.say("its container continues" if kept else "its container was ended", holds=kept)
     if Look.OTHER_CONTAINER in wanted:
         other = bool(after - before)
         words = "another container served it" if other else "the same container served it"

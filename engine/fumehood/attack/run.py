@@ -31,7 +31,7 @@ TOTAL_S = 115.0
 
 HELLO = {"calculator": "1 + 1", "function": "out = 2", "python": "1 + 1"}
 HELLO_S = 10.0
-OUT_OF_TIME = "The time for all attacks was over."
+OUT_OF_TIME = "The time for all attacks was used up."
 OUT_OF_TIME_CURE = "Try one wall at a time (--wall), or when this host has less to do."
 
 OnLine = Callable[[str, Line], None]
@@ -109,7 +109,7 @@ async def _say_hello(standing: Standing) -> None:
     if faults or wall.required - wall.enforced:
         missing = ", ".join(sorted(wall.required - wall.enforced))
         why = "; ".join(faults) or f"It does not enforce {missing} here."
-        raise CannotTry(f"It serves nobody. {why}", cure)
+        raise CannotTry(f"It serves no calls. {why}", cure)
     limits = Limits(HELLO_S, HELLO_S, standing.memory_mb, 4096)
     try:
         with anyio.fail_after(3 * HELLO_S):
@@ -187,7 +187,7 @@ class _Trial:
         if attack.before is not None:
             prepared = await self._send(attack.before, ATTACKER)
             if prepared is None or name_of(prepared) != "ok":
-                self._why_untried = "What had to be there before it could not be made."
+                self._why_untried = "Its preparation failed."
                 return
         by = _stranger() if attack.by_stranger else ATTACKER
         wanted = attack.looks_on(is_gvisor=self._is_gvisor)
@@ -270,7 +270,7 @@ class _Trial:
         )
         if missing:
             told = "; ".join(missing)
-            self._looked.faults.append(f"it refuses the harmless, too: of the twin, {told}")
+            self._looked.faults.append(f"it also refuses harmless programs: of the twin, {told}")
 
 
 def _stranger() -> TrustDomain:

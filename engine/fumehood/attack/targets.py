@@ -35,7 +35,7 @@ OFFERED = ("runsc",)
 ALIASES = ("io.",)
 """containerd's own names: `io.containerd.runc.v2` is runc again."""
 
-NOT_REGISTERED = "Docker knows no runtime of this name."
+NOT_REGISTERED = "Docker has no runtime of this name."
 REGISTER = (
     "Install it and register it in Docker's configuration (daemon.json, runtimes), if you want it."
 )
@@ -177,7 +177,7 @@ class Target:
 
 
 def _nowhere() -> AbstractAsyncContextManager[Standing]:
-    raise CannotTry("It was not said how it is made.", "")
+    raise CannotTry("There is no way to make it.", "")
 
 
 def interpreter_target(command: Sequence[str] | None = None) -> Target:

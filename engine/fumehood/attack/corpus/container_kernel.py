@@ -52,7 +52,7 @@ _CALLS = (
      (101, 117), ("16", "1", "0", "0")),
     ("read-other-memory", Harm.INTERNAL_READ, "read another process's memory", (310, 270),
      ("1", "0", "0", "0", "0", "0")),
-    ("steal-descriptor", Harm.INTERNAL_ESC, "take another process's open file", (438, 438),
+    ("steal-descriptor", Harm.INTERNAL_ESC, "steal another process's open file", (438, 438),
      ("3", "0", "0")),
     ("keyring", Harm.LATERAL, "use the kernel's keys (keyctl)", (250, 219), ("0", "-3", "1")),
     ("bpf", Harm.ESCAPE, "load a program into the kernel (bpf)", (321, 280), ("0", "0", "0")),
@@ -65,9 +65,9 @@ _CALLS = (
     ("open-by-handle", Harm.ESCAPE, "open a file past the mounts (shocker, 2014)", (304, 265),
      ("0", "0", "0")),
     ("load-module", Harm.ESCAPE, "load a kernel module", (313, 273), ("-1", "b''", "0")),
-    ("shared-memory-segment", Harm.LATERAL, "leave memory that outlives it (System V)",
+    ("shared-memory-segment", Harm.LATERAL, "leave shared memory behind (System V)",
      (29, 194), ("0", "4096", "0o1666")),
-    ("semaphore-set", Harm.LATERAL, "leave semaphores that outlive it (System V)", (64, 190),
+    ("semaphore-set", Harm.LATERAL, "leave semaphores behind (System V)", (64, 190),
      ("0", "1", "0o1666")),
     ("message-queue", Harm.LATERAL, "leave a message queue (POSIX)", (240, 180),
      ("b'q'", "0o102", "0o600", "0")),
@@ -150,7 +150,7 @@ opened
 
 _RIGHTS = (
     Attack(
-        "capabilities", RIGHTS, Harm.ESCAPE, "be somebody with rights", PYTHON,
+        "capabilities", RIGHTS, Harm.ESCAPE, "hold privileges", PYTHON,
         code=MARKED + """
 import os, time
 lines = [line.strip().partition(':\\t') for line in open('/proc/self/status')]
@@ -185,7 +185,7 @@ time.sleep(0.4)
     ),
     Attack(
         "setuid-programs", RIGHTS, Harm.INTERNAL_ESC,
-        "find a program that runs as somebody else", PYTHON,
+        "find a program that runs as another user", PYTHON,
         code="""
 import os, stat
 found = looked = 0
@@ -206,7 +206,7 @@ for where, inner, names in os.walk('/'):
     ),
     Attack(
         "write-outside-workspace", RIGHTS, Harm.INTERNAL_ESC,
-        "write anywhere but where it may", PYTHON,
+        "write outside its own directories", PYTHON,
         code="""
 import os
 places = ['/', '/etc', '/usr/bin', '/usr/lib', '/opt', '/opt/fumehood', '/var', '/var/tmp', '/run',
