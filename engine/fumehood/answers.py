@@ -15,8 +15,7 @@ from fumehood.core.envelope import Envelope
 from fumehood.core.session import SessionRecord
 from fumehood.core.tool import ToolDefinition
 from fumehood.core.workspace import WorkspaceEntry
-from fumehood.identity.agent import Agent, Binding
-from fumehood.identity.authority import ApproverInfo, Change, TokenInfo
+from fumehood.identity.model import Agent, ApproverInfo, Binding, Change, TokenInfo
 
 
 class _Data(BaseModel):

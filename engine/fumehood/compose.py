@@ -26,7 +26,7 @@ from fumehood.approvals.service import ApprovalService
 from fumehood.audit.service import AuditService
 from fumehood.budgets.ledger import Budgets
 from fumehood.budgets.store import CounterTable
-from fumehood.budgets.usage_store import UsageLog
+from fumehood.budgets.usage import UsageLog
 from fumehood.config import Config, config_file, load_config
 from fumehood.core.errors import EngineNotRunning, ShuttingDown
 from fumehood.core.idempotency import KEY_LIFETIME
@@ -37,8 +37,7 @@ from fumehood.core.usage import EstimatingCounter, TokenCounter
 from fumehood.engine_approvals import EngineApprovals
 from fumehood.identity.agents import Agents
 from fumehood.identity.approvers import Approvers
-from fumehood.identity.binding import require_agent
-from fumehood.identity.scopes import require_caller
+from fumehood.identity.principals import require_agent, require_caller
 from fumehood.identity.tokens import Tokens
 from fumehood.observe.clock import Clock, IdSource, SystemClock
 from fumehood.observe.log import Logger, log_fault, quiet_logger
@@ -47,12 +46,10 @@ from fumehood.pipeline.dry_run import facts_to_explain
 from fumehood.pipeline.running import Calls, Intake
 from fumehood.pipeline.services import PipelineServices
 from fumehood.policy.current import CurrentPolicy
-from fumehood.policy.decision import CallFacts
-from fumehood.policy.model import ExplainWish
+from fumehood.policy.model import CallFacts, ExplainWish
 from fumehood.protocol.cursors import Cursors
-from fumehood.registry.discover import LoadFault, discover
+from fumehood.registry.discover import LoadFault, Tool, discover, import_paths, register_all
 from fumehood.registry.index import ToolIndex
-from fumehood.registry.loading import Tool, import_paths, register_all
 from fumehood.registry.registrations import Registrations
 from fumehood.registry.watch import WatchedDirectory
 from fumehood.sandbox.sessions import SessionClock, SessionKeeper

@@ -19,7 +19,7 @@ import anyio.to_thread
 
 from fumehood.answers import ToolDetails
 from fumehood.approvals.service import ApprovalService
-from fumehood.budgets.usage import AllUsageQuery, UsageQuery, UsageTable
+from fumehood.budgets.model import AllUsageQuery, UsageQuery, UsageTable
 from fumehood.compose import EngineLife, compose, make_basis
 from fumehood.config import Config
 from fumehood.core.call import CallBody, CallOptions
@@ -41,7 +41,7 @@ from fumehood.core.tool import ToolDefinition
 from fumehood.core.usage import TokenCounter
 from fumehood.executors.handle import CallHandle
 from fumehood.executors.session_files import SessionFiles
-from fumehood.identity.binding import require_agent
+from fumehood.identity.principals import require_agent
 from fumehood.observe.clock import Clock, timestamp
 from fumehood.observe.log import Logger
 from fumehood.pipeline.incoming import (
@@ -55,9 +55,15 @@ from fumehood.pipeline.result import shape_error
 from fumehood.pipeline.stream import StreamedCall, events_of
 from fumehood.protocol.blob_urls import parse_blob_url
 from fumehood.registry.directory import DirectoryFault
-from fumehood.registry.filtering import Selection, filter_tools
-from fumehood.registry.listing import DEFAULT_LIMIT, ToolFilter, ToolPage, page_of_tools
-from fumehood.registry.loading import Tool
+from fumehood.registry.discover import Tool
+from fumehood.registry.listing import (
+    DEFAULT_LIMIT,
+    Selection,
+    ToolFilter,
+    ToolPage,
+    filter_tools,
+    page_of_tools,
+)
 from fumehood.sandbox.wall import Wall
 from fumehood.storage.blobs import Blob
 from fumehood.storage.database import Database

@@ -366,7 +366,7 @@ def test_ending_the_engine_makes_nobody_a_second_first_approver(
         assert daemon.stop() == 0
     refused = _init(home, "intruder")
     assert (refused.returncode, refused.stdout) == (1, b"")
-    assert b"had its first approver already" in refused.stderr
+    assert b"already had its first approver" in refused.stderr
 
 
 @pytest.mark.row("D4")
@@ -393,7 +393,7 @@ def test_there_is_one_first_approver_and_control_a_new_directory_gets_one(home: 
     assert re.fullmatch(rb"fha_[0-9a-f]{16}_[A-Za-z0-9_-]{43}\n", first.stdout)
     second = _init(home, "intruder")
     assert (second.returncode, second.stdout) == (1, b"")
-    assert b"had its first approver already" in second.stderr
+    assert b"already had its first approver" in second.stderr
 
 
 @pytest.mark.parametrize("name", ["a b", "a\nb", "", "-x", "x" * 65])

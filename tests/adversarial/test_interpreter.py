@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from support.attacks import Attack, Harm
+from fumehood.attack.attack import Language
+from support.attacks import Attack, Harm, refused_by_language
 from support.http import SocketClient
 from support.processes import children_of_guest, guest_of, is_gone
 from support.wait import wait_until
@@ -22,21 +23,18 @@ CANARY = "canary-5f2b7c91"
 SLOW = "pow(7, 10**4200, 10**4200 + 7)"
 
 ATTACKS = [
+    *refused_by_language(Language.CALCULATOR),
     # growth: a short text that is years of work or more memory than there is
-    Attack("tower", Harm.SELF_DOS, "9**9**9", "SANDBOX_VIOLATION", "9**9"),
     Attack("tower-nested", Harm.SELF_DOS, "(9**99)**(9**9)", "SANDBOX_VIOLATION", "(9**9)**9"),
     Attack("power-function", Harm.SELF_DOS, "pow(9, 9**9)", "SANDBOX_VIOLATION", "pow(9, 9)"),
-    Attack("factorial", Harm.SELF_DOS, "factorial(10**6)", "SANDBOX_VIOLATION", "factorial(10)"),
     Attack("factorial-sign", Harm.SELF_DOS, "(10**6)!", "SANDBOX_VIOLATION", "10!"),
     Attack("factorial-twice", Harm.SELF_DOS, "(9!)!", "SANDBOX_VIOLATION", "(3!)!"),
-    Attack("shift", Harm.SELF_DOS, "1 << 10**9", "SANDBOX_VIOLATION", "1 << 9"),
     Attack("combinations", Harm.SELF_DOS, "comb(10**9, 10**4)", "SANDBOX_VIOLATION", "comb(9, 4)"),
     Attack("permutations", Harm.SELF_DOS, "perm(10**6, 10**5)", "SANDBOX_VIOLATION", "perm(6, 5)"),
     Attack("permutations-all", Harm.SELF_DOS, "perm(10**6)", "SANDBOX_VIOLATION", "perm(6)"),
     Attack("least-common-multiple", Harm.SELF_DOS,
            "lcm(10**4000 + 1, 10**4000 + 3)", "SANDBOX_VIOLATION", "lcm(4, 6)"),
     Attack("product", Harm.SELF_DOS, "prod([10**4000] * 9999)", "SANDBOX_VIOLATION", "prod([2, 3])"),
-    Attack("list-repetition", Harm.SELF_DOS, "[0]*10**9", "SANDBOX_VIOLATION", "[0]*10"),
     Attack("list-repetition-twice", Harm.SELF_DOS, "[0]*9999*9999", "SANDBOX_VIOLATION", "[0]*9*9"),
     Attack("tuple-repetition", Harm.SELF_DOS, "10**9 * (0, 1)", "SANDBOX_VIOLATION", "2 * (0, 1)"),
     Attack("list-concatenation", Harm.SELF_DOS,
@@ -94,8 +92,6 @@ ATTACKS = [
     Attack("call-of-a-call", Harm.INTERNAL_ESC, "abs(1)(2)", "SANDBOX_VIOLATION", "abs(1)"),
     Attack("function-as-value", Harm.INTERNAL_ESC, "[abs]", "SANDBOX_VIOLATION", "[abs(1)]"),
     # ways out that have worked elsewhere
-    Attack("open", Harm.HOST_LEAK, "open('/etc/passwd')", "SANDBOX_VIOLATION", "abs(1)",
-           "asteval: open() in the default table"),
     Attack("open-full-width", Harm.HOST_LEAK, "ｏｐｅｎ('/etc/passwd')", "SANDBOX_VIOLATION",
            "ａｂｓ(1)", "PEP 3131: identifiers are normalised (NFKC)"),
     Attack("open-full-width-no-text", Harm.HOST_LEAK, "ｏｐｅｎ(3)", "SANDBOX_VIOLATION", "ａｂｓ(3)",
@@ -108,15 +104,11 @@ ATTACKS = [
     Attack("getattr", Harm.ESCAPE, "getattr(1, 'real')", "SANDBOX_VIOLATION", "abs(1)"),
     Attack("type", Harm.ESCAPE, "type(1)", "SANDBOX_VIOLATION", "int(1)"),
     Attack("attribute", Harm.ESCAPE, "(1).real", "SANDBOX_VIOLATION", "(1)"),
-    Attack("class-walk", Harm.ESCAPE, "().__class__.__base__.__subclasses__()",
-           "SANDBOX_VIOLATION", "()", "CVE-2025-9959"),
     Attack("function-globals", Harm.ESCAPE, "sqrt.__self__.__loader__", "SANDBOX_VIOLATION",
            "sqrt(4)"),
     Attack("frame-walk", Harm.ESCAPE, "(x for x in [1]).gi_frame.f_back", "SANDBOX_VIOLATION",
            "[1]", "CVE-2023-37271"),
     Attack("f-string", Harm.ESCAPE, "f'{1:{2}}'", "SANDBOX_VIOLATION", "1", "CVE-2025-24359"),
-    Attack("f-string-attribute", Harm.ESCAPE, "f'{sqrt.__self__}'", "SANDBOX_VIOLATION", "sqrt(4)",
-           "CVE-2025-24359"),
     Attack("format-method", Harm.ESCAPE, "'{0.__class__}'.format(1)", "SANDBOX_VIOLATION", "1",
            "CVE-2023-41039"),
     Attack("dunder-name", Harm.ESCAPE, "__builtins__", "SANDBOX_VIOLATION", "pi"),

@@ -21,13 +21,14 @@ import psutil
 import pytest
 
 from fumehood import Config, Engine
+from fumehood.attack.attack import Attack
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import EndedBy
 from fumehood.core.identity import TrustDomain
 from fumehood.core.limits import Limits
 from fumehood.sandbox.process.jail import JailWall
 from support import jailed_tools
-from support.attacks import Harm
+from support.attacks import Harm, corpus
 from support.processes import children_of_guest
 from support.wait import wait_until
 
@@ -106,23 +107,15 @@ FILES = [
     reads("own-environment", "/proc/self/environ"),
     reads("engines-environment", f"/proc/{ENGINE}/environ"),
     reads("engines-memory", f"/proc/{ENGINE}/mem", control=False),
-    reads("engines-command-line", f"/proc/{ENGINE}/cmdline"),
     reads("own-memory-map", "/proc/self/maps"),
     reads("kernel-settings", "/proc/sys/kernel/hostname"),
     reads("sys", "/sys/kernel/mm/transparent_hugepage/enabled", control=False),
     reads("device", "/dev/zero"),
-    reads("outside", "{outside}/secret"),
     reads("dot-dot", "{path}/../{up}{outside}/secret", control=False),
     reads("engines-state", "{home}/state"),
     JailAttack("list-root", Harm.HOST_LEAK, "import os; os.listdir('/')", refused()),
-    JailAttack("list-outside", Harm.HOST_LEAK, "import os; os.listdir('{outside}')", refused()),
     JailAttack("list-proc", Harm.HOST_LEAK, "import os; os.listdir('/proc')", refused()),
     JailAttack("walk-descriptors", Harm.HOST_LEAK, "import os; os.listdir('/proc/self/fd')", refused()),
-    JailAttack(
-        "reopen-by-descriptor", Harm.HOST_LEAK,
-        "import os; f = os.open('{outside}/secret', os.O_PATH); open(f'/proc/self/fd/{{f}}').read()",
-        refused(),
-    ),
     JailAttack("import-from-outside", Harm.ESCAPE, "import sys; sys.path.insert(0, '{outside}'); import evil",
                refused("ModuleNotFoundError")),
     JailAttack("load-from-outside", Harm.ESCAPE, "import ctypes; ctypes.CDLL('{outside}/libevil.so')",
@@ -134,18 +127,15 @@ FILES = [
 ]  # fmt: skip
 
 CHANGES = [
-    changes("create", "open('{outside}/new', 'w')"),
     changes("create-in-tmp", "open('/tmp/fumehood-jail-canary', 'w')"),
     changes("create-in-shared-memory", "open('/dev/shm/fumehood-jail-canary', 'w')"),
     changes("create-in-import-path", "open('{path}/fumehood_jail_canary.py', 'w')"),
     changes("overwrite-a-library", "open(os.__file__, 'r+')"),
-    changes("append", "open('{outside}/secret', 'a')"),
     changes("truncate", "os.truncate('{outside}/secret', 0)"),
     changes("open-and-truncate", "os.open('{path}/support/attacks.py', os.O_RDONLY | os.O_TRUNC)", control=False),
     changes("without-name", "os.open('/tmp', os.O_TMPFILE | os.O_RDWR)", control=False),
     changes("temporary-file", "import tempfile; tempfile.TemporaryFile()", "FileNotFoundError"),
     changes("directory", "os.mkdir('{outside}/directory')"),
-    changes("remove", "os.unlink('{outside}/secret')"),
     changes("remove-directory", "os.rmdir('{outside}/empty')"),
     changes("rename", "os.rename('{outside}/secret', '{outside}/other')"),
     changes("link", "os.link('{outside}/secret', '{outside}/link')"),
@@ -170,7 +160,6 @@ SOCKETS = [
     opens("internet", "socket.socket(socket.AF_INET)"),
     opens("internet-6", "socket.socket(socket.AF_INET6)", control=False),
     opens("datagram", "socket.socket(socket.AF_INET, socket.SOCK_DGRAM)"),
-    opens("netlink", "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)"),
     opens("packet", "socket.socket(socket.AF_PACKET, socket.SOCK_RAW)", control=False),
     opens("vsock", "socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM)", control=False),
     opens("datagram-pair", "socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)"),
@@ -197,13 +186,10 @@ SOCKETS = [
 ]
 
 PROCESSES = [
-    starts("fork", "os.fork() or os._exit(0)"),
     starts("fork-bomb", "while True: os.fork()", control=False),
-    starts("execute", "os.execv('/bin/true', ['true'])"),
     starts("shell", "os.system('true')"),
     starts("subprocess", "import subprocess; subprocess.run(['true'])"),
     starts("spawn", "os.posix_spawn('/bin/true', ['true'], {{}})"),
-    starts("thread", "import threading; threading.Thread(target=print).start()"),
     starts(
         "thread-bomb",
         "import _thread\nwhile True: _thread.start_new_thread(print, ())",
@@ -216,28 +202,16 @@ PROCESSES = [
 
 OTHERS = [
     touches("engine-signal", f"os.kill({ENGINE}, 0)", control=True),
-    touches("supervisor-signal", "os.kill(os.getppid(), 9)"),
     touches("group-signal", "os.killpg(0, 0)", control=True),
     touches("everybody-signal", "os.kill(-1, 0)"),
     touches("own-signal", "os.kill(os.getpid(), 0)", control=True),
     touches("thread-signal", f"c.syscall(234, {ENGINE}, {ENGINE}, 0)"),
     touches("process-descriptor", f"os.pidfd_open({ENGINE})", control=True),
-    touches("trace", "c.ptrace(0, 0, 0, 0)"),
-    touches("read-memory", f"c.process_vm_readv({ENGINE}, 0, 0, 0, 0, 0)"),
     touches("write-memory", f"c.process_vm_writev({ENGINE}, 0, 0, 0, 0, 0)"),
     touches("death-signal", "c.prctl(1, 0, 0, 0, 0)"),
     touches("session", "os.setsid()"),
     touches("priority", "os.setpriority(os.PRIO_PROCESS, 0, 5)", control=True),
-    touches("user", "os.setuid(0)"),
     touches("groups", "os.setgroups([])"),
-    touches("namespace", "c.unshare(0x10000000)"),
-    touches("root", "os.chroot('/')"),
-    touches("mount", "c.mount(b'a', b'/', b'tmpfs', 0, 0)"),
-    touches("bpf", "c.syscall(321, 0, 0, 0)"),
-    touches("io-uring", "c.syscall(425, 1, 0)"),
-    touches("userfaultfd", "c.syscall(323, 0)"),
-    touches("keys", "c.syscall(250, 0, 0)"),
-    touches("shared-memory", "c.shmget(0, 4096, 0o1000)"),
     touches("another-filter", "c.syscall(317, 1, 0, 0)"),
     touches("another-view", "c.syscall(444, 0, 0, 1)"),
     touches("abort", "os.abort()"),
@@ -261,7 +235,6 @@ BOMBS = [
     JailAttack("swallow-everything", Harm.PEER_DOS, "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
                ("TIMEOUT", "wall_time", None), False, QUICK),
     JailAttack("print-for-ever", Harm.HOST_DOS, "while True: print('x' * 1000)", ("TIMEOUT", "wall_time", None), False, QUICK),
-    JailAttack("large-result", Harm.HOST_DOS, "out = 'x' * (8 << 20)", ("OUTPUT_LIMIT_EXCEEDED", "output", None), False),
     JailAttack("progress-for-ever", Harm.HOST_DOS, "import fumehood\nwhile True: fumehood.progress(1, 'x' * 200)",
                ("TIMEOUT", "wall_time", None), False, QUICK),
     JailAttack("progress-past-the-counter", Harm.HOST_DOS,
@@ -269,11 +242,9 @@ BOMBS = [
                "while True: os.write(4, len(b).to_bytes(4, 'big') + b)",
                ("OUTPUT_LIMIT_EXCEEDED", "output", None), False),
     JailAttack("recursion", Harm.SELF_DOS, "f = lambda: f()\nf()", refused("RecursionError"), False),
-    JailAttack("descriptors", Harm.SELF_DOS, "import os\na = [open(os.__file__) for _ in range(100)]", refused("OSError"), False),
     JailAttack("crash", Harm.SELF_DOS, "import ctypes; ctypes.string_at(0)", ("EXECUTION_ERROR", "signal", None), False),
     JailAttack("exit", Harm.SELF_DOS, "import sys; sys.exit(0)", refused("SystemExit"), False),
     JailAttack("exit-at-once", Harm.SELF_DOS, "import os; os._exit(3)", ("EXECUTION_ERROR", "exit", None), False),
-    JailAttack("exit-as-if-done", Harm.INTEGRITY, "import os; os._exit(0)", ("SANDBOX_UNAVAILABLE", "sandbox_lost", None), False),
     JailAttack("interrupt", Harm.SELF_DOS, "raise KeyboardInterrupt", refused("KeyboardInterrupt"), False),
     JailAttack("words-that-fail", Harm.SELF_DOS,
                "class E(Exception):\n    def __str__(self): raise ValueError\nraise E", refused("E"), False),
@@ -283,13 +254,48 @@ BOMBS = [
 ]  # fmt: skip
 
 FORGED = [
-    JailAttack("forged-garbage", Harm.INTEGRITY, "import os; os.write(4, b'\\0\\0\\0\\5hello')",
-               ("SANDBOX_UNAVAILABLE", "sandbox_lost", None), False),
     JailAttack("forged-length", Harm.HOST_DOS, "import os; os.write(4, b'\\xff' * 4096)",
                ("OUTPUT_LIMIT_EXCEEDED", "output", None), False),
 ]  # fmt: skip
 
-ATTACKS = [*FILES, *CHANGES, *SOCKETS, *PROCESSES, *OTHERS, *BOMBS, *FORGED]
+WITH_CONTROL = corpus(
+    "jail", "read-host-file", "list-host", "reopen-by-descriptor", "host-processes",
+    "write-outside-workspace", "change-host-file", "remove-host-file", "netlink", "fork-bomb",
+    "thread-flood", "execute",
+)  # fmt: skip
+WITHOUT_CONTROL = corpus(
+    "jail", "trace-supervisor", "read-other-memory", "unshare-user", "mount", "bpf", "keyring",
+    "io-uring", "userfaultfd", "shared-memory-segment", "another-filter", "chroot", "become-root",
+    "raw-socket", "docker-socket", "sysrq-trigger", "output-flood", "open-file-flood",
+    "end-supervisor", "forge-ending", "exit-as-if-done",
+)  # fmt: skip
+CODES = {
+    "policy": "SANDBOX_VIOLATION",
+    "output": "OUTPUT_LIMIT_EXCEEDED",
+    "sandbox_lost": "SANDBOX_UNAVAILABLE",
+    "exception": "EXECUTION_ERROR",
+}
+
+
+def of_corpus(attack: Attack, control: bool) -> JailAttack:
+    """The engine and the directory outside are its bait. Of several endings, the first."""
+    code = attack.code.replace("{", "{{").replace("}", "}}")
+    for bait, here in (
+        ("@FILE@", "{outside}/secret"),
+        ("@DIRECTORY@", "{outside}"),
+        ("@PID@", str(ENGINE)),
+    ):
+        code = code.replace(bait, here)
+    ended_by, _, kind = attack.expected.ends[0].partition(":")
+    ends = (CODES[ended_by], ended_by, kind or None)
+    return JailAttack(f"corpus-{attack.id}", attack.harm, code, ends, control)
+
+
+CORPUS = [
+    *(of_corpus(attack, control=True) for attack in WITH_CONTROL),
+    *(of_corpus(attack, control=False) for attack in WITHOUT_CONTROL),
+]
+ATTACKS = [*CORPUS, *FILES, *CHANGES, *SOCKETS, *PROCESSES, *OTHERS, *BOMBS, *FORGED]
 
 
 @pytest.fixture(scope="module")

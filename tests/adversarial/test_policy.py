@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from fumehood.policy.decision import Verdict
+from fumehood.policy.model import Verdict
 from support.attacks import Harm
 from support.policies import facts, rule, tool, verdict
 

@@ -11,7 +11,8 @@ import json
 import pytest
 
 from adversarial.test_interpreter import leaks
-from support.attacks import Attack, Harm
+from fumehood.attack.attack import Language
+from support.attacks import Attack, Harm, refused_by_language
 from support.http import SocketClient
 from support.processes import children_of_guest, guest_of, is_gone
 from support.wait import wait_until
@@ -20,8 +21,8 @@ POLICY, FAILED = "SANDBOX_VIOLATION", "EXECUTION_ERROR"
 ESCAPE, LEAK, DOS = Harm.ESCAPE, Harm.HOST_LEAK, Harm.SELF_DOS
 
 ATTACKS = [
+    *refused_by_language(Language.RESTRICTED),
     # names of Python's that are not for programs
-    Attack("open", LEAK, "open('/etc/passwd')", POLICY, "str('/etc/passwd')"),
     Attack("open-full-width", LEAK, "ｏｐｅｎ('/etc/passwd')", POLICY, "ｓｔｒ('x')",
            "PEP 3131: identifiers are normalised (NFKC)"),
     Attack("open-by-alias", LEAK, "f = open\nf('/etc/passwd')", POLICY, "f = str\nf('x')"),
@@ -36,16 +37,12 @@ ATTACKS = [
     Attack("open-in-a-format-spec", LEAK, "f'{1:{open(3)}}'", POLICY, "f'{1:{5}}'"),
     Attack("open-after-being-bound", LEAK, "def g():\n    open = 1\nopen('/etc/passwd')", FAILED,
            "def g():\n    open = 1\n    return open\ng()"),
-    Attack("eval", ESCAPE, "eval('1')", POLICY, "int('1')"),
     Attack("eval-aliased", ESCAPE, "e = eval\ne('1')", POLICY, "e = int\ne('1')"),
     Attack("exec", ESCAPE, "exec('x = 1')", POLICY, "x = 1"),
     Attack("compile", ESCAPE, "compile('1', 'a', 'eval')", POLICY, "int('1')"),
-    Attack("import-function", ESCAPE, "__import__('os')", POLICY, "import math"),
     Attack("import-function-full-width", ESCAPE, "_＿import＿＿('os')", POLICY, "import math",
            "PEP 3131: a full-width low line is a low line, but for the first"),
-    Attack("builtins-name", ESCAPE, "__builtins__", POLICY, "max"),
     Attack("builtins-full-width", ESCAPE, "__ｂｕｉｌｔｉｎｓ__", POLICY, "ｍａｘ"),
-    Attack("getattr", ESCAPE, "getattr((), 'count')", POLICY, "().count(1)"),
     Attack("setattr", ESCAPE, "class A: pass\nsetattr(A, 'x', 1)", POLICY,
            "class A: pass\nA.x = 1"),
     Attack("vars", ESCAPE, "vars()", POLICY, "dict()"),
@@ -64,8 +61,6 @@ ATTACKS = [
     Attack("type-of-a-function", ESCAPE, "type(lambda: 1)", POLICY, "type('a')"),
     Attack("type-of-a-module", ESCAPE, "import math\ntype(math)", POLICY, "type(1.5)"),
     # attributes: the walks that have worked elsewhere
-    Attack("class-walk", ESCAPE, "().__class__.__base__.__subclasses__()", POLICY, "().count(1)",
-           "CVE-2025-9959"),
     Attack("class-walk-full-width", ESCAPE, "().__ｃｌａｓｓ__", POLICY, "().ｃｏｕｎｔ(1)",
            "PEP 3131"),
     Attack("function-globals", ESCAPE, "def f(): pass\nf.__globals__", POLICY,
@@ -73,11 +68,6 @@ ATTACKS = [
     Attack("function-code", ESCAPE, "def f(): pass\nf.__code__", POLICY, "def f(): pass\nf()"),
     Attack("function-defaults-set", ESCAPE, "def f(a=1): pass\nf.__defaults__ = (2,)", POLICY,
            "def f(a=1): return a\nf(2)"),
-    Attack("library-function-globals", ESCAPE,
-           "import statistics\nstatistics.mean.__globals__['sys']", POLICY,
-           "import statistics\nstatistics.mean([1, 2])"),
-    Attack("generator-frame", ESCAPE, "(x for x in [1]).gi_frame.f_back", POLICY,
-           "list(x for x in [1])", "CVE-2023-37271"),
     Attack("generator-code", ESCAPE, "(x for x in [1]).gi_code", POLICY, "next(x for x in [1])",
            "CVE-2023-37271"),
     Attack("generator-yield-from", ESCAPE, "def g():\n    yield from [1]\ng().gi_yieldfrom", POLICY,
@@ -88,8 +78,6 @@ ATTACKS = [
     Attack("generator-frame-while-running", ESCAPE,
            "def f():\n    global x, f\n    x = g.gi_frame\n    yield\ng = f()\ng.send(None)", POLICY,
            "def f():\n    x = 1\n    yield x\ng = f()\ng.send(None)", "CVE-2023-37271"),
-    Attack("traceback", ESCAPE, "try: 1/0\nexcept Exception as e: e.__traceback__.tb_frame", POLICY,
-           "try: 1/0\nexcept Exception as e: e.args"),
     Attack("with-traceback", ESCAPE, "try: 1/0\nexcept Exception as e: e.with_traceback(None)",
            POLICY, "try: 1/0\nexcept Exception as e: str(e)"),
     Attack("with-traceback-inherited", ESCAPE,
@@ -151,7 +139,6 @@ ATTACKS = [
     Attack("f-string-conversion", ESCAPE, "f'{().__class__!r}'", POLICY, "f'{()!r}'"),
     Attack("f-string-debug", ESCAPE, "f'{().__class__=}'", POLICY, "f'{()=}'"),
     # imports, and what modules lead to
-    Attack("import-os", ESCAPE, "import os", POLICY, "import math"),
     Attack("import-os-full-width", ESCAPE, "import ｏｓ", POLICY, "import ｍａｔｈ", "PEP 3131"),
     Attack("import-submodule", ESCAPE, "import os.path", POLICY, "import re"),
     Attack("import-submodule-of-an-allowed-one", ESCAPE, "import json.decoder", POLICY,

@@ -16,7 +16,7 @@ from typing import Any
 from fumehood import Config, Engine
 from fumehood.core.identity import Principal, Scope
 from fumehood.engine import parse_call_body
-from fumehood.identity.agent import Agent, Binding
+from fumehood.identity.model import Agent, Binding
 from fumehood.storage.calls import CallLog, CallRow
 from fumehood.storage.database import open_database
 from fumehood.testing import FakeWall

@@ -13,9 +13,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from fumehood.core.tool import ToolDefinition
-from fumehood.policy.decision import CallFacts, Verdict
 from fumehood.policy.loader import parse_policy
-from fumehood.policy.model import Policy, Rule
+from fumehood.policy.model import CallFacts, Policy, Rule, Verdict
 from fumehood.policy.service import PolicyGate
 from tests.benchmarks.line import Line
 

@@ -15,7 +15,7 @@ from typing import Any
 from fumehood import Config, Engine
 from fumehood.core.call import CallOptions, CallRequest
 from fumehood.core.identity import Principal, Scope
-from fumehood.identity.agent import Agent, Binding
+from fumehood.identity.model import Agent, Binding
 from fumehood.pipeline.resolve import resolve
 from fumehood.protocol.messages import encode_envelope
 from fumehood.registry.directory import ToolDirectory

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from fumehood.attack.bait import LOOPBACK, VARIABLE, Bait
-from fumehood.attack.outside import Watch, below, is_sealed, named, status_of
+from fumehood.attack.looks import Watch, below, is_sealed, named, status_of
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 
 from fumehood.attack.attack import Attack, Harm, Language, Look, OnGvisor, Topic, ends, raises
 from fumehood.attack.bait import Bait
+from fumehood.attack.run import try_one
 from fumehood.attack.scorecard import Line, Verdict
-from fumehood.attack.standing import Standing, Target
-from fumehood.attack.trial import try_one
+from fumehood.attack.targets import Standing, Target
 from fumehood.core.errors import EndedBy, SandboxUnavailable
 from fumehood.sandbox.wall import RunEnding
 from fumehood.testing import FakeWall, SeenRun
@@ -71,7 +71,7 @@ async def test_wall_that_refuses_the_twin_too_has_not_held(bait: Bait) -> None:
     for twin in (REFUSED, POLICY, RunEnding(EndedBy.OK, "call", result={"value": 5})):
         line = await tried(bait, twin=twin)
         assert line.verdict is Verdict.FAILED
-        assert "it refuses the harmless, too" in line.why
+        assert "it also refuses harmless programs" in line.why
 
 
 async def test_wall_that_serves_nobody_after_the_attack_has_not_held(bait: Bait) -> None:

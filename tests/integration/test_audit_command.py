@@ -120,7 +120,7 @@ def test_copy_of_a_key_counts_where_the_own_one_was_swapped_with_the_chain(
         (("--export", "{home}/nowhere"), 2, "No such file"),
         (("--export", "{home}/audit.key"), 1, "line 1"),
         (("--export", "{home}/state.db"), 1, "UTF-8|line 1"),
-        (("--key", "{home}/state.db"), 1, "no key"),
+        (("--key", "{home}/state.db"), 1, "not a key"),
         (("--part",), 2, "--export"),
     ],
 )

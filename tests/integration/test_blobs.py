@@ -136,7 +136,7 @@ def test_clients_fetch_save_and_pass_on(kind: str, scripted: Daemon, tmp_path: P
         assert caught.value.code == "RESOURCE_NOT_FOUND"
         assert not (tmp_path / "b").exists()
         for other in ("/v1/tools", "http://elsewhere/v1/blobs/x", entry["url"] + "\n"):
-            with pytest.raises(ValueError, match="no address of a blob"):
+            with pytest.raises(ValueError, match="not the address of a blob"):
                 client.blob(other)
 
 

@@ -54,13 +54,13 @@ def test_killed_while_it_makes_its_schema_it_leaves_all_or_nothing(home: Path) -
     program = (
         "import sys, os\n"
         "from pathlib import Path\n"
-        "from fumehood.storage import opening\n"
-        "step = opening.STEPS[0]\n"
+        "from fumehood.storage import database\n"
+        "step = database.STEPS[0]\n"
         "def die(connection):\n"
         "    step(connection)\n"
         "    os.kill(os.getpid(), 9)\n"
-        "opening.STEPS = (die,)\n"
-        "opening.open_engines(Path(sys.argv[1]))\n"
+        "database.STEPS = (die,)\n"
+        "database.open_engines(Path(sys.argv[1]))\n"
     )
     done = subprocess.run([sys.executable, "-c", program, str(path)], timeout=60, check=False)
     assert done.returncode == -signal.SIGKILL

@@ -20,17 +20,16 @@ import psutil
 import pytest
 
 from conftest import CLEAN_ENVIRONMENT, FUMEHOOD
-from fumehood.attack.attack import Attack, Topic
-from fumehood.attack.languages import JAILED
+from fumehood.attack.attack import JAILED, Attack, Topic
 from fumehood.attack.run import run_attacks
 from fumehood.attack.scorecard import Scorecard, Verdict
-from fumehood.attack.standing import (
+from fumehood.attack.targets import (
     Target,
     container_target,
     interpreter_target,
     jail_target,
+    targets_of,
 )
-from fumehood.attack.targets import targets_of
 from fumehood.sandbox.container import container as container_module
 from fumehood.sandbox.container.docker_api import Docker
 from fumehood.sandbox.container.pool import PoolState
@@ -298,7 +297,7 @@ async def test_attacks_that_the_time_did_not_suffice_for_are_untried() -> None:
     lines = card.walls[0].attacks
     assert card.verdict is UNTRIED
     assert {line.verdict for line in lines} == {UNTRIED}
-    assert {line.why for line in lines} == {"The time for all attacks was over."}
+    assert {line.why for line in lines} == {"The time for all attacks was used up."}
 
 
 # -- the command ----------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 from fumehood import Config, Engine
 from fumehood.approvals.model import Approval, ApprovalState, NewDecision
 from fumehood.core.identity import Principal, Scope
-from fumehood.policy.decision import CallFacts, Decision, Verdict
+from fumehood.policy.model import CallFacts, Decision, Verdict
 from support.container import scripted_wall
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("A2", "A5")]

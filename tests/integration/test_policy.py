@@ -150,7 +150,7 @@ def test_engine_does_not_start_with_a_faulty_policy(
     daemon = start_daemon(ready=False, policy_file=str(place.path))
     assert daemon.process.wait(timeout=60) == 4
     assert (
-        "policy.toml: rule 'no-sixes': tools: no registered tool is 'calcluator'; did you mean "
+        "policy.toml: rule 'no-sixes': tools: no registered tool matches 'calcluator'; did you mean "
         "'calculator'?"
     ) in daemon.log
     assert "Traceback" not in daemon.log

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from conftest import CLEAN_ENVIRONMENT, Daemon, StartDaemon
-from fumehood.storage import opening
+from fumehood.storage import database as database_module
 from fumehood.storage.database import open_database
 from fumehood.storage.errors import StoreError, WriteFailed
 from support.http import SocketClient
@@ -247,7 +247,7 @@ def test_somebody_else_who_holds_the_file_costs_time_and_no_promise(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shell that began a transaction and went to lunch."""
-    monkeypatch.setattr(opening, "BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(database_module, "BUSY_TIMEOUT_S", 0.05)
     database = open_database(home / "state.db")
     program = (
         "import sqlite3, sys\n"

@@ -1,24 +1,20 @@
-"""One row an attack: what it tries, what it would harm, how it must end, and its twin."""
+"""The tables of attacks in tests/adversarial. Attacks that `doctor --attack` also makes are taken
+from its corpus, so that each of them is written once.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 
+from fumehood.attack.attack import Attack as CorpusAttack
+from fumehood.attack.attack import Harm, Language
+from fumehood.attack.corpus import attacks_on
 
-class Harm(StrEnum):
-    """What an attack that succeeds would have done (classes after gVisor's security policy)."""
+__all__ = ["Attack", "Harm", "corpus", "refused_by_language"]
 
-    ESCAPE = "escape"
-    HOST_LEAK = "host_leak"
-    EXFIL = "exfil"
-    LATERAL = "lateral"
-    HOST_DOS = "host_dos"
-    PEER_DOS = "peer_dos"
-    INTERNAL_ESC = "internal_esc"
-    INTERNAL_READ = "internal_read"
-    SELF_DOS = "self_dos"
-    INTEGRITY = "integrity"
+BAIT = "@"
+"""A program with bait in it needs what `doctor --attack` lays out."""
 
 
 @dataclass(frozen=True)
@@ -34,3 +30,18 @@ class Attack:
 
     def __str__(self) -> str:
         return self.name
+
+
+def corpus(wall: str, *names: str) -> list[CorpusAttack]:
+    """The rows of the corpus with these names; without names, all that need no bait."""
+    rows = {row.id: row for row in attacks_on(wall)}
+    return [rows[name] for name in names] or [row for row in rows.values() if BAIT not in row.code]
+
+
+def refused_by_language(language: Language) -> Iterator[Attack]:
+    """The rows of the interpreter that its language refuses. The host's file is /etc/passwd."""
+    for row in attacks_on("interpreter"):
+        code, twin = (text.replace("@FILE@", "/etc/passwd") for text in (row.code, row.twin))
+        is_refused = row.language is language and row.expected.ends == ("policy",)
+        if is_refused and BAIT not in code:
+            yield Attack(f"corpus-{row.id}", row.harm, code, "SANDBOX_VIOLATION", twin, row.tries)

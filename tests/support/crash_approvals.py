@@ -46,7 +46,7 @@ from fumehood.config import Config
 from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Principal, Scope
 from fumehood.engine import Engine
-from fumehood.registry.loading import Tool
+from fumehood.registry.discover import Tool
 from fumehood.storage.database import Database, open_database
 from fumehood.testing import FakeWall, ManualClock
 

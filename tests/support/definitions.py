@@ -8,7 +8,7 @@ from fumehood import ToolDefinition
 from fumehood.core.call import CallOptions, CallRequest
 from fumehood.core.identity import Principal, Scope
 from fumehood.core.json_types import JsonObject
-from fumehood.policy.decision import CallFacts, Decision, Verdict
+from fumehood.policy.model import CallFacts, Decision, Verdict
 from fumehood.registry.index import RegisteredTool, Source, ToolIndex
 
 OWNER = Principal("uid:1000", frozenset({Scope.CALL}))

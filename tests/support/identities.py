@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from fumehood.core.identity import Principal, Scope
-from fumehood.identity.agent import Agent, Binding
 from fumehood.identity.agents import Agents
+from fumehood.identity.model import Agent, Binding
 from fumehood.identity.tokens import Token, Tokens
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from fumehood.core.tool import ToolDefinition
-from fumehood.policy.decision import CallFacts, Decision, Verdict
 from fumehood.policy.loader import parse_policy
-from fumehood.policy.model import Policy, Rule
+from fumehood.policy.model import CallFacts, Decision, Policy, Rule, Verdict
 from fumehood.policy.service import PolicyGate
 
 MAIL = {"to": {"type": "string"}, "copies": {"type": "array", "items": {"type": "string"}}}

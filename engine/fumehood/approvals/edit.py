@@ -17,7 +17,7 @@ from fumehood.approvals.store import StoredApproval, StoredRequest
 from fumehood.budgets.model import Exceeded
 from fumehood.core.errors import PermissionDenied
 from fumehood.core.json_types import JsonObject
-from fumehood.policy.decision import Decision, Verdict
+from fumehood.policy.model import Decision, Verdict
 from fumehood.protocol.canonical import canonical
 
 MAX_NAMED = 20

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from fumehood.approvals import refusals
 from fumehood.approvals.model import Approval, ApprovalState
 from fumehood.approvals.remembered import may_decide
-from fumehood.policy.decision import Decision
+from fumehood.policy.model import Decision
 
 
 class ApprovalVoices:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from fumehood.budgets.ledger import details_of
 from fumehood.budgets.model import Exceeded, Unit
 from fumehood.core.json_types import JsonObject
-from fumehood.policy.decision import Decision
+from fumehood.policy.model import Decision
 
 
 def reason_with_budget(decision: Decision, exceeded: Exceeded | None) -> str | None:

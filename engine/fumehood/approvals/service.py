@@ -54,7 +54,7 @@ from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.executors.handle import CallHandle
 from fumehood.executors.outcome import cancelled
-from fumehood.policy.decision import Decision
+from fumehood.policy.model import Decision
 from fumehood.protocol.messages import decode_envelope
 
 DENIED_FOR = timedelta(hours=24)

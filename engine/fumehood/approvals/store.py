@@ -44,10 +44,10 @@ from fumehood.approvals.model import (
 from fumehood.core.envelope import Envelope
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
-from fumehood.protocol.kept_answers import pack_answer
 from fumehood.storage import idempotency
 from fumehood.storage.changes import stamp
 from fumehood.storage.database import Database
+from fumehood.storage.idempotency import pack_answer
 from fumehood.storage.schema import APPROVALS, DECISIONS
 from fumehood.webhook import deliveries
 

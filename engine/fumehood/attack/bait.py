@@ -1,9 +1,9 @@
-"""The bait: what of this host an attack is let try to reach, laid out for one run and taken away.
+"""The bait: objects of this host that attacks try to reach, made for one run and removed after it.
 
-Host side. A file, an environment variable and a process carry a word that no program is told;
-sockets wait for another word, the knock, which every program is told and none may deliver.
-Invariants: nobody else's things are ever touched by an attack, because only these are named to
-it; and what is not seen to work from the host itself is no bait.
+Host side. A file, an environment variable and a process carry a secret word that no program is
+told. Sockets listen for another word, the knock, which every program is told and none may deliver.
+Invariants: attacks know only the bait, so they touch nothing else on the host; bait that does not
+work from the host itself is an error.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ MAX_MARK = 12
 """The kernel keeps 15 characters of a process's name."""
 
 STAND_STILL = "import sys; sys.stdin.read()"
-"""The bait's process: it ends with the one that started it, however that ends."""
+"""The bait's process ends with its parent, however that ends."""
 
 
 class BaitFailed(Exception):
-    """The bait could not be laid out; nothing was attacked."""
+    """The bait could not be made; nothing was attacked."""
 
 
 class Bait:
-    """A context manager. Entered before the walls are started: they inherit the variable."""
+    """A context manager. Enter it before the walls start, so that they inherit the variable."""
 
     def __init__(self) -> None:
         self.word = f"word-{secrets.token_hex(12)}"
         self.knock = secrets.token_hex(KNOCK_BYTES // 2)
         self.mark = f"fh{secrets.token_hex((MAX_MARK - 2) // 2)}"
-        """How programs name their processes, for whoever looks at the host's."""
+        """The name that programs give their processes, so that the host can find them."""
         self.abstract = f"fumehood-attack-{secrets.token_hex(8)}"
         self._stack = contextlib.ExitStack()
         self._heard: list[str] = []
@@ -66,7 +66,7 @@ class Bait:
     # -- what programs are told -----------------------------------------------------------
 
     def fill(self, code: str) -> str:
-        """A program of the corpus with this run's bait in it. Never with the word."""
+        """A program of the corpus with this run's bait filled in, but never the secret word."""
         facts = {
             "@FILE@": str(self.file),
             "@DIRECTORY@": str(self.directory),
@@ -84,8 +84,9 @@ class Bait:
     # -- what is looked at afterwards ---------------------------------------------------------
 
     def losses(self, answer: str) -> list[str]:
-        """What became of the bait, in words; `answer` is all that a program said. Takes the
-        knocks that were heard.
+        """Damage to the bait, as text, and the knocks that were heard since the last call.
+
+        `answer` is everything that came back from a program.
         """
         lost = []
         self._settle()
@@ -107,7 +108,7 @@ class Bait:
     def _lay_out(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="fumehood-attack-"))
         self._stack.callback(shutil.rmtree, self.directory, ignore_errors=True)
-        # Open to every user: not its mode shall hold, but the wall.
+        # Readable for every user: the wall must protect it, not its mode.
         self.directory.chmod(0o755)
         self.file = self.directory / "canary"
         self._fill_directory()
@@ -146,7 +147,7 @@ class Bait:
             self.process.stdin.close()
 
     def _listen(self) -> None:
-        """On loopback, on an abstract name, and on the host's other addresses at the same port."""
+        """Listen on loopback, on an abstract socket, and on the host's other addresses."""
         first = socket.create_server((LOOPBACK, 0))
         self.port: int = first.getsockname()[1]
         listeners = {f"{LOOPBACK}:{self.port}": first}
@@ -174,7 +175,7 @@ class Bait:
         self._try_out(listeners)
 
     def _try_out(self, listeners: dict[str, socket.socket]) -> None:
-        """Knock at each ourselves: a listener that hears nothing would prove nothing."""
+        """Knock at each listener from here: one that hears nothing would prove nothing."""
         for listener in listeners.values():
             with socket.socket(listener.family) as trial:
                 trial.settimeout(KNOCK_PATIENCE_S)
@@ -188,7 +189,7 @@ class Bait:
             raise BaitFailed(f"nothing is heard on {', '.join(sorted(deaf))}")
 
     def _settle(self) -> None:
-        """Wait until what has arrived is heard: one more connection, taken after all others."""
+        """Wait until all earlier connections are handled, through one more connection."""
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as last:
             last.settimeout(2 * KNOCK_PATIENCE_S)
             last.connect(f"\0{self.abstract}")
@@ -196,7 +197,7 @@ class Bait:
             last.recv(1)
 
     def _hear(self, where: str, said: bytes) -> None:
-        # Others may connect, too: only who was told the word counts.
+        # Others may connect, too: only a connection with the knock counts.
         if said == self.knock.encode():
             self._heard.append(where)
 
@@ -204,7 +205,7 @@ class Bait:
 def _hear(
     listeners: dict[str, socket.socket], stop: socket.socket, tell: Callable[[str, bytes], None]
 ) -> None:
-    """Take connections until the other end of `stop` is closed. In a thread of its own."""
+    """Accept connections until the other end of `stop` is closed. Runs in a thread."""
     names = {listener: where for where, listener in listeners.items()}
     while True:
         ready, _, _ = select.select([*names, stop], [], [])
@@ -219,7 +220,7 @@ def _hear(
 
 
 def _other_addresses() -> Iterator[str]:
-    """This host's own, of IPv4, without loopback: a few, one of each interface."""
+    """This host's IPv4 addresses without loopback: a few, one for each interface."""
     found = 0
     for addresses in psutil.net_if_addrs().values():
         for one in addresses:

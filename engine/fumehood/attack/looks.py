@@ -1,43 +1,48 @@
-"""What is looked at from outside after an attack: the host's own view, Docker's, the kernel's.
+"""Checks from outside during and after an attack: by the host, Docker and the kernel.
 
-Host side. What is found wrong comes back in words, and so does what was seen to be right: a look
-that saw nothing is no evidence, and is told as a fault.
+Host side. Programs of the corpus give their processes a unique name, so that the host finds them
+anywhere; those of process walls are found below their guest. Nothing relies on the program's own
+report. A check that saw nothing is a fault, because it proves nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import anyio
+import psutil
 
 from fumehood.attack.attack import Attack, Look
 from fumehood.attack.bait import Bait
-from fumehood.attack.outside import Watch, below, is_sealed, named
-from fumehood.attack.standing import MOST_PROCESSES, Containers, Standing
+from fumehood.attack.targets import MOST_PROCESSES, Containers, Standing
 from fumehood.core.limits import MB
 
 MOST_FOR_GUEST_MB = 256
-"""What a container may have beyond its class: for the guest, and for gVisor's own kernel."""
+"""Memory of a container beyond its class: for the guest, and for gVisor's own kernel."""
 
 
 @dataclass
 class Looked:
-    """What was found."""
+    """The findings."""
 
     faults: list[str] = field(default_factory=list)
     seen: list[str] = field(default_factory=list)
 
     def say(self, words: str, *, holds: bool) -> None:
-        """Note one finding."""
+        """Add one finding."""
         (self.seen if holds else self.faults).append(words)
 
 
 @dataclass(frozen=True, slots=True)
 class _Before:
-    """How it was before the attack."""
+    """The state before the attack."""
 
     guest_pid: int | None = None
     names: frozenset[str] = frozenset()
@@ -54,7 +59,7 @@ _OF_NAMES = {Look.UNBROKEN, Look.OTHER_CONTAINER, Look.NO_OTHER_CONTAINER}
 async def looking(
     attack: Attack, wanted: tuple[Look, ...], standing: Standing, bait: Bait
 ) -> AsyncIterator[Looked]:
-    """Look before, while and after the block runs the attack. Raises DockerError."""
+    """Check before, during and after the block that runs the attack. Raises DockerError."""
     looked = Looked()
     wanted_set = set(wanted)
     before = await _before(wanted_set, standing)
@@ -62,7 +67,7 @@ async def looking(
         yield looked
     elif not standing.sees_processes:
         yield looked
-        looked.seen.append("its processes are not to be seen from here")
+        looked.seen.append("its processes cannot be seen from here")
     else:
         watch = _watch(standing, bait)
         with watch:
@@ -114,7 +119,7 @@ async def _look_at_processes(
             )
             roots = [seal for seal in watch.seals if "0" in seal["Uid"].split()]
             if roots:
-                looked.faults.append("a program was seen to be root")
+                looked.faults.append("a program ran as root")
     if Look.PROCESSES in wanted:
         left = await anyio.to_thread.run_sync(watch.settled, most_after)
         within = 0 < watch.most <= MOST_PROCESSES
@@ -143,7 +148,7 @@ async def _look_at_containers(
         words = f"the container's layer was changed: {', '.join(sorted(new)[:5])}"
         looked.say(words if new else "the container's layer is unchanged", holds=not new)
     if _OF_LIMITS & wanted and not before.configs:
-        looked.faults.append("Docker knew of no container")
+        looked.faults.append("Docker reported no container")
     for config in before.configs:
         _look_at_limits(wanted, config, standing.memory_mb, looked)
 
@@ -153,13 +158,13 @@ def _compare_names(
 ) -> None:
     if Look.UNBROKEN in wanted:
         kept = bool(before) and before <= after
-        looked.say("its container goes on" if kept else "its container was ended", holds=kept)
+        looked.say("its container continues" if kept else "its container was ended", holds=kept)
     if Look.OTHER_CONTAINER in wanted:
         other = bool(after - before)
         words = "another container served it" if other else "the same container served it"
         looked.say(words, holds=other)
     if Look.NO_OTHER_CONTAINER in wanted:
-        # Either is right: a container that could not be cleaned must be replaced.
+        # Both are correct: a container that cannot be cleaned must be replaced.
         looked.seen.append(
             "in a new container" if after - before else "in the container that ran the first"
         )
@@ -175,3 +180,108 @@ def _look_at_limits(
     if Look.NO_NETWORK in wanted:
         mode = str(config.get("NetworkMode"))
         looked.say(f"Docker gives it the network {mode!r}", holds=mode == "none")
+
+
+PAUSE_S = 0.03
+GONE_PATIENCE_S = 3.0
+
+SEAL = ("CapEff", "CapPrm", "CapInh", "CapAmb", "NoNewPrivs", "Seccomp", "Uid", "Groups")
+
+
+class Watch:
+    """Watches processes while the block runs, in a thread; a context manager.
+
+    `find` returns the process ids to watch.
+    """
+
+    def __init__(self, find: Callable[[], list[int]]) -> None:
+        self._find = find
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self.most = 0
+        """The largest number seen at once."""
+        self._sightings: dict[int, list[dict[str, str]]] = {}
+
+    @property
+    def seals(self) -> list[dict[str, str]]:
+        """The last status lines of each process. A process seen only once may have just started,
+        and is left out.
+        """
+        return [seen[-1] for seen in self._sightings.values() if len(seen) > 1]
+
+    def settled(self, most: int) -> int:
+        """Their number, once it is at most `most` or the wait is over. Blocks."""
+        deadline = time.monotonic() + GONE_PATIENCE_S
+        while (count := len(self._find())) > most and time.monotonic() < deadline:
+            time.sleep(PAUSE_S)
+        return count
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._stop.wait(PAUSE_S):
+            found = self._find()
+            self.most = max(self.most, len(found))
+            for pid in found:
+                status = status_of(pid)
+                if status:
+                    sealed = {name: status.get(name, "") for name in SEAL}
+                    self._sightings.setdefault(pid, []).append(sealed)
+
+
+def named(mark: str) -> list[int]:
+    """Processes with this name, without zombies."""
+    return [pid for pid in _pids() if _name(pid) == mark and not _is_zombie(pid)]
+
+
+def below(pid: int | None) -> list[int]:
+    """Descendants of a process, without zombies."""
+    if pid is None:
+        return []
+    try:
+        children = psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        return []
+    return [child.pid for child in children if not _is_zombie(child.pid)]
+
+
+def is_sealed(seal: dict[str, str]) -> bool:
+    """Whether it has no capabilities, no_new_privs, and a filter."""
+    nothing = all(set(seal[name]) <= {"0"} for name in ("CapEff", "CapPrm", "CapInh", "CapAmb"))
+    return nothing and seal["NoNewPrivs"] == "1" and seal["Seccomp"] == "2"
+
+
+def status_of(pid: int) -> dict[str, str]:
+    """The lines of a process's status; empty if it has ended."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return {}
+    lines = (line.partition(":") for line in text.splitlines())
+    return {name: value.strip() for name, _, value in lines}
+
+
+def _pids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _is_zombie(pid: int) -> bool:
+    return status_of(pid).get("State", "Z").startswith(("Z", "X"))

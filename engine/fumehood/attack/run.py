@@ -1,37 +1,41 @@
-"""All attacks on all walls of a host, one after the other, within a time that is known before.
+"""Run attacks on all walls of a host, one after the other, in a limited time.
 
-Host side. Invariants: leaving it, by its end, an error or a cancellation, takes away all walls
-and the bait; and a wall that cannot be tried says why instead of looking as if it had held.
+Host side. Invariants: walls and bait are removed however the run ends; a wall that cannot be tried
+is reported with the reason, and never as held; `held` means that the attack ended exactly as
+expected, every check from outside passed, and the harmless twin passed afterwards in the same
+place.
 """
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Sequence
 
 import anyio
 
-from fumehood.attack.attack import Attack
+from fumehood.attack.attack import Attack, Expectation, arguments_of, misses, name_of, said_in
 from fumehood.attack.bait import Bait
 from fumehood.attack.corpus import attacks_on
-from fumehood.attack.languages import arguments_of
+from fumehood.attack.looks import Looked, looking
 from fumehood.attack.scorecard import Line, Scorecard, Verdict, WallCard, verdict_of
-from fumehood.attack.standing import CannotTry, Standing, Target
-from fumehood.attack.trial import ATTACKER, try_one
+from fumehood.attack.targets import CannotTry, Standing, Target
 from fumehood.core.errors import EndedBy, EngineError
+from fumehood.core.identity import TrustDomain
 from fumehood.core.limits import Limits
 from fumehood.sandbox.container.docker_api import DockerError
+from fumehood.sandbox.wall import RunEnding
 
 TOTAL_S = 115.0
-"""For everything. What is not begun by then is not tried, and the scorecard says so."""
+"""For everything. Attacks that have not begun by then are reported as untried."""
 
 HELLO = {"calculator": "1 + 1", "function": "out = 2", "python": "1 + 1"}
 HELLO_S = 10.0
-OUT_OF_TIME = "The time for all attacks was over."
+OUT_OF_TIME = "The time for all attacks was used up."
 OUT_OF_TIME_CURE = "Try one wall at a time (--wall), or when this host has less to do."
 
 OnLine = Callable[[str, Line], None]
-"""Hears of every line as soon as it is there, with the name of its wall."""
+"""Called with each line as soon as it exists, and the name of its wall."""
 
 
 async def run_attacks(
@@ -43,8 +47,7 @@ async def run_attacks(
     total_s: float = TOTAL_S,
     on_line: OnLine = lambda wall, line: None,
 ) -> Scorecard:
-    """Attack every target with the attacks that are chosen. A card that is there already (of an
-    absent runtime) is passed on.
+    """Run the chosen attacks on every target. Existing cards (of absent runtimes) are passed on.
 
     Raises:
         BaitFailed: there was nothing to attack.
@@ -95,7 +98,7 @@ async def _attack_wall(
 
 
 async def _say_hello(standing: Standing) -> None:
-    """A first harmless program: without it every refusal would look like a defence.
+    """Run a harmless program first: without it every refusal would look like a defence.
 
     Raises:
         CannotTry: it did not pass.
@@ -106,7 +109,7 @@ async def _say_hello(standing: Standing) -> None:
     if faults or wall.required - wall.enforced:
         missing = ", ".join(sorted(wall.required - wall.enforced))
         why = "; ".join(faults) or f"It does not enforce {missing} here."
-        raise CannotTry(f"It serves nobody. {why}", cure)
+        raise CannotTry(f"It serves no calls. {why}", cure)
     limits = Limits(HELLO_S, HELLO_S, standing.memory_mb, 4096)
     try:
         with anyio.fail_after(3 * HELLO_S):
@@ -140,3 +143,136 @@ def _not_tried(attack: Attack) -> Line:
         differs="",
         ms=0,
     )
+
+
+GRACE_S = 5.0
+"""How long a run may exceed its limit by the host's clock, for the kill and on a busy host."""
+
+PATIENCE_S = 20.0
+"""The longest wait beyond a run's limit, so that one attack cannot delay the others."""
+
+ATTACKER = TrustDomain("attack")
+TWIN = Expectation(("ok",))
+
+
+async def try_one(attack: Attack, target: Target, standing: Standing, bait: Bait) -> Line:
+    """Try one attack. Failures of the trial are part of the line, too."""
+    began = time.monotonic()
+    trial = _Trial(attack, target, standing, bait)
+    try:
+        await trial.run()
+    except (EngineError, DockerError) as error:
+        trial.untried(error)
+    return trial.line(round((time.monotonic() - began) * 1e3))
+
+
+class _Trial:
+    """One attack on one wall."""
+
+    def __init__(self, attack: Attack, target: Target, standing: Standing, bait: Bait) -> None:
+        self._attack = attack
+        self._is_gvisor = target.is_gvisor
+        self._standing = standing
+        self._bait = bait
+        self._expected = attack.expected_on(is_gvisor=target.is_gvisor)
+        self._looked = Looked()
+        self._ended: str | None = None
+        self._twin: str | None = None
+        self._why_untried = ""
+        self._cure = ""
+
+    async def run(self) -> None:
+        """Raises EngineError, DockerError: it could not be tried."""
+        attack = self._attack
+        if attack.before is not None:
+            prepared = await self._send(attack.before, ATTACKER)
+            if prepared is None or name_of(prepared) != "ok":
+                self._why_untried = "Its preparation failed."
+                return
+        by = _stranger() if attack.by_stranger else ATTACKER
+        wanted = attack.looks_on(is_gvisor=self._is_gvisor)
+        containers = self._standing.containers
+        if wanted and containers is not None and not await containers.names():
+            await self._send(attack.twin, ATTACKER)  # the last attack may have ended the last one
+        async with looking(attack, wanted, self._standing, self._bait) as self._looked:
+            began = time.monotonic()
+            ending = await self._send(attack.code, by)
+            took_s = time.monotonic() - began
+        self._judge(ending, took_s)
+        await self._try_twin()
+
+    def untried(self, error: EngineError | DockerError) -> None:
+        """The wall or Docker refused. After the attack itself has run, it is the cause."""
+        words = error.message if isinstance(error, EngineError) else error.public
+        if self._ended is not None:
+            self._looked.faults.append(f"nothing ran after it: {words}")
+            return
+        self._why_untried = words
+        self._cure = "" if isinstance(error, EngineError) else error.cure
+
+    def line(self, ms: int) -> Line:
+        """The result."""
+        attack, faults = self._attack, self._looked.faults
+        verdict = Verdict.FAILED if faults else Verdict.HELD
+        if self._why_untried and not faults:
+            verdict = Verdict.UNTRIED
+        differs = attack.on_gvisor.why if self._is_gvisor and attack.on_gvisor else ""
+        return Line(
+            id=attack.id,
+            topic=attack.topic.value,
+            harm=attack.harm.value,
+            tries=attack.tries,
+            verdict=verdict,
+            expected=self._expected.ends,
+            ended=self._ended,
+            twin=self._twin,
+            seen=tuple(self._looked.seen),
+            why="; ".join(faults) or self._why_untried,
+            cure=self._cure,
+            differs=differs,
+            ms=ms,
+        )
+
+    # -- inside -----------------------------------------------------------------------------
+
+    async def _send(self, code: str, domain: TrustDomain) -> RunEnding | None:
+        """Run one program; None if it did not end in time."""
+        attack, standing = self._attack, self._standing
+        limits = Limits(attack.wall_s, 60.0, standing.memory_mb, attack.output_bytes)
+        arguments = arguments_of(attack.language, self._bait.fill(code))
+        async with standing.wall.lease(domain, fresh=False, memory_mb=standing.memory_mb) as lease:
+            with anyio.move_on_after(attack.wall_s + PATIENCE_S):
+                return await lease.run(attack.language.value, arguments, limits)
+        return None
+
+    def _judge(self, ending: RunEnding | None, took_s: float) -> None:
+        attack, faults = self._attack, self._looked.faults
+        self._ended = "never" if ending is None else name_of(ending)
+        if ending is None:
+            faults.append("it did not end")
+        else:
+            faults += misses(self._expected, attack.language, ending)
+        if took_s > attack.wall_s + GRACE_S:
+            faults.append(f"it took {took_s:.1f} s by the host's clock")
+        lost = self._bait.losses("" if ending is None else said_in(ending))
+        faults += lost
+        if not lost:
+            self._looked.seen.append("the bait is untouched")
+
+    async def _try_twin(self) -> None:
+        ending = await self._send(self._attack.twin, ATTACKER)
+        self._twin = "never" if ending is None else name_of(ending)
+        expected = Expectation(TWIN.ends, self._attack.twin_gives)
+        missing = (
+            ["it did not end"]
+            if ending is None
+            else misses(expected, self._attack.language, ending)
+        )
+        if missing:
+            told = "; ".join(missing)
+            self._looked.faults.append(f"it also refuses harmless programs: of the twin, {told}")
+
+
+def _stranger() -> TrustDomain:
+    """A principal that has not been served yet."""
+    return TrustDomain(f"attack:{secrets.token_hex(8)}")

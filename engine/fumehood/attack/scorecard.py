@@ -1,7 +1,7 @@
-"""The scorecard: what held, what failed, what could not be tried. Values only.
+"""The scorecard: attacks that held, failed, or could not be tried. Values only.
 
-`as_document` is the form for machines. It is stable: keys are added, never renamed or removed,
-and `format` changes where that would not do.
+`as_document` is the machine-readable form. It is stable: keys are added, never renamed or removed;
+otherwise `format` changes.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ FORMAT = 1
 
 
 class Verdict(StrEnum):
-    """Of one attack, one wall, or all of them."""
+    """Of one attack, of one wall, or of all."""
 
     HELD = "held"
     FAILED = "failed"
     UNTRIED = "untried"
     ABSENT = "absent"
-    """A runtime that this host does not have: shown, and no fault. Of walls only."""
+    """A runtime that this host does not have: shown, but not a failure. For walls only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What became of one attack on one wall."""
+    """The result of one attack on one wall."""
 
     id: str
     topic: str
@@ -36,22 +36,22 @@ class Line:
     verdict: Verdict
     expected: tuple[str, ...]
     ended: str | None
-    """How the attack ended; null where it was not tried."""
+    """How the attack ended; null if it was not tried."""
     twin: str | None
-    """How its harmless twin ended; null where that was not tried."""
+    """How its harmless twin ended; null if it was not tried."""
     seen: tuple[str, ...]
-    """What was looked at from outside, in words."""
+    """The checks from outside that passed, as text."""
     why: str
     """Why it failed or was not tried."""
     cure: str
     differs: str
-    """What is different under this runtime, and why that is no hole; else empty."""
+    """The difference under this runtime and why it is not a weakness, or empty."""
     ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class WallCard:
-    """One wall with its lines. `why` and `cure` where it could not be tried at all."""
+    """The lines of one wall. `why` and `cure` are set if it could not be tried at all."""
 
     wall: str
     runtime: str | None
@@ -63,17 +63,17 @@ class WallCard:
 
     @property
     def name(self) -> str:
-        """`container/runc`, or the wall's own."""
+        """For example `container/runc`."""
         return self.wall if self.runtime is None else f"{self.wall}/{self.runtime}"
 
     def count(self, verdict: Verdict) -> int:
-        """How many lines have this verdict."""
+        """The number of lines with this verdict."""
         return sum(line.verdict is verdict for line in self.attacks)
 
 
 @dataclass(frozen=True, slots=True)
 class Scorecard:
-    """All walls."""
+    """The cards of all walls."""
 
     engine_version: str
     is_quick: bool
@@ -82,8 +82,8 @@ class Scorecard:
 
     @property
     def verdict(self) -> Verdict:
-        """Failed where anything did; untried where anything that should be here was not tried,
-        or nothing was.
+        """Failed if any wall failed; untried if any wall that should exist was not tried, or none
+        was.
         """
         verdicts = {card.verdict for card in self.walls}
         if Verdict.FAILED in verdicts:
@@ -91,7 +91,6 @@ class Scorecard:
         return Verdict.HELD if verdicts - {Verdict.ABSENT} == {Verdict.HELD} else Verdict.UNTRIED
 
     def as_document(self) -> JsonObject:
-        """As JSON."""
         return {
             "format": FORMAT,
             "engine_version": self.engine_version,
@@ -103,7 +102,7 @@ class Scorecard:
 
 
 def verdict_of(lines: Iterable[Line]) -> Verdict:
-    """Of a wall by its lines: the worst; untried where there are none."""
+    """The worst verdict of a wall's lines; untried if there are none."""
     verdicts = {line.verdict for line in lines}
     for verdict in (Verdict.FAILED, Verdict.UNTRIED):
         if verdict in verdicts:

@@ -1,30 +1,39 @@
-"""Which walls this host should have, and so which are attacked.
+"""The walls to attack, and how each is made for the attacks.
 
-Host side. All three walls should be there, and every runtime that Docker has registered. gVisor
-is shown where it is not: it is offered, not required.
+Host side. Every host should have all three walls, and each runtime that Docker has registered; a
+missing gVisor is shown, because it is optional. Invariants: a wall is made for this run alone, as
+small as possible, and removed afterwards; if it cannot be made, the reason and the remedy are
+reported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
+from fumehood.attack.attack import JAILED, Language
 from fumehood.attack.scorecard import Verdict, WallCard
-from fumehood.attack.standing import (
-    Target,
-    container_target,
-    interpreter_target,
-    jail_target,
-)
+from fumehood.core.errors import SandboxUnavailable
+from fumehood.core.limits import CONTAINER_PROCESSES, MIN_CONTAINER_MB
 from fumehood.sandbox.container.docker_api import QUICK_S, Docker, DockerError
-from fumehood.sandbox.container.image_catalog import ImageFound
+from fumehood.sandbox.container.host_check import why_unfit
+from fumehood.sandbox.container.image_catalog import FindImage, ImageFound
+from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity, LanguageImages
+from fumehood.sandbox.container.spec import GUEST_COMMAND, GUEST_PROCESSES, LABEL_ENGINE
+from fumehood.sandbox.container.wall import ContainerWall
+from fumehood.sandbox.process import interpreter, jail
+from fumehood.sandbox.wall import Wall
 
 WALLS = ("interpreter", "jail", "container")
 OFFERED = ("runsc",)
 ALIASES = ("io.",)
-"""Names under which containerd knows its own: `io.containerd.runc.v2` is runc once more."""
+"""containerd's own names: `io.containerd.runc.v2` is runc again."""
 
-NOT_REGISTERED = "Docker knows no runtime of this name."
+NOT_REGISTERED = "Docker has no runtime of this name."
 REGISTER = (
     "Install it and register it in Docker's configuration (daemon.json, runtimes), if you want it."
 )
@@ -33,10 +42,9 @@ REGISTER = (
 async def targets_of(
     walls: Sequence[str], runtime: str | None, environment: Mapping[str, str]
 ) -> list[Target | WallCard]:
-    """The targets of these walls, and cards for what is offered and not here.
+    """The targets of these walls, and cards of optional runtimes that are missing.
 
-    `runtime` is the only one that is asked for; None asks for all. `environment` says where
-    Docker is.
+    With `runtime` only that one is used; None means all. `environment` says where Docker is.
     """
     found: list[Target | WallCard] = []
     if "interpreter" in walls:
@@ -58,7 +66,7 @@ async def _containers(docker: Docker, wanted: str | None) -> list[Target | WallC
     except DockerError as error:
         return [WallCard("container", wanted, Verdict.UNTRIED, error.public, error.cure, 0.0, ())]
     if wanted is not None:
-        # Asked for by name: where it is not there, that is told as any wall's would be.
+        # Requested by name: if it is missing, that is reported as for any wall.
         return [container_target(wanted, docker, find_image)]
     return [
         *(container_target(name, docker, find_image) for name in sorted(registered)),
@@ -71,7 +79,7 @@ async def _containers(docker: Docker, wanted: str | None) -> list[Target | WallC
 
 
 async def find_image(docker: Docker, name: str) -> ImageFound:
-    """The image that an engine of this version would use. Raises SandboxUnavailable."""
+    """The image that an engine of this version uses. Raises SandboxUnavailable."""
 
     def find(client: Any) -> ImageFound:
         from fumehood.sandbox.images.catalog import list_images, own_image
@@ -79,3 +87,177 @@ async def find_image(docker: Docker, name: str) -> ImageFound:
         return own_image(list_images(client, name), name)
 
     return await docker.ask(find, QUICK_S)
+
+
+IMAGE = "python"
+PROCESS_WALL_MB = 64
+CONTAINER_LIFETIME_S = 300
+"""After that time a container's guest ends itself, even if this process was killed."""
+
+MOST_PROCESSES = CONTAINER_PROCESSES + GUEST_PROCESSES
+"""Of one container as seen by the host: the program's and the guest's own."""
+
+
+class CannotTry(Exception):
+    """The wall cannot be attacked on this host."""
+
+    def __init__(self, why: str, cure: str) -> None:
+        super().__init__(why)
+        self.why = why
+        self.cure = cure
+
+
+@dataclass(frozen=True, slots=True)
+class Containers:
+    """Docker's view of the containers of one wall."""
+
+    docker: Docker
+    engine_id: str
+
+    async def names(self) -> frozenset[str]:
+        """The running ones. Raises DockerError."""
+        found = await self.docker.list(f"{LABEL_ENGINE}={self.engine_id}")
+        return frozenset(one.name for one in found if one.state == "running")
+
+    async def configs(self) -> tuple[dict[str, Any], ...]:
+        """The limits that Docker reports for each of them. Raises DockerError."""
+        found = [await self._ask("inspect_container", name) for name in await self.names()]
+        return tuple(one["HostConfig"] for one in found)
+
+    async def changes(self) -> dict[str, frozenset[str]]:
+        """Changed paths of each container's file system. Raises DockerError."""
+        changes = {}
+        for name in await self.names():
+            found = await self._ask("diff", name)
+            changes[name] = frozenset(str(one["Path"]) for one in found or ())
+        return changes
+
+    async def _ask(self, what: str, name: str) -> Any:
+        return await self.docker.ask(lambda client: getattr(client, what)(name), QUICK_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """An open wall, and how it can be observed."""
+
+    wall: Wall
+    hello: Language
+    """The language of the first program."""
+    memory_mb: int
+    guest_pid: Callable[[], int | None] = lambda: None
+    """For walls made of processes."""
+    standing_processes: int = 0
+    """The number of its guest's processes when nothing runs."""
+    containers: Containers | None = None
+    sees_processes: bool = True
+    """Whether the host's process table shows the program's processes."""
+
+
+Open = Callable[[], AbstractAsyncContextManager[Standing]]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A wall to be attacked; `runtime` is Docker's, for containers. `open` raises CannotTry if
+    there is no such wall.
+    """
+
+    wall: str
+    runtime: str | None = None
+    is_gvisor: bool = False
+    open: Open = field(default=lambda: _nowhere())
+
+    @property
+    def name(self) -> str:
+        """As on the scorecard."""
+        return self.wall if self.runtime is None else f"{self.wall}/{self.runtime}"
+
+
+def _nowhere() -> AbstractAsyncContextManager[Standing]:
+    raise CannotTry("There is no way to make it.", "")
+
+
+def interpreter_target(command: Sequence[str] | None = None) -> Target:
+    """The interpreter. `command` starts another guest than the engine's, for tests."""
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[Standing]:
+        async with interpreter.InterpreterWall(command=command) as wall:
+            # The zygote, the spares, and one resident for the attacker.
+            standing = 1 + interpreter.SPARES + 1
+            yield Standing(
+                wall, Language.CALCULATOR, PROCESS_WALL_MB, lambda: wall.guest_pid, standing
+            )
+
+    return Target("interpreter", open=opened)
+
+
+def jail_target(command: Sequence[str] | None = None) -> Target:
+    """The jail, which can read only the attacks' own import path."""
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[Standing]:
+        async with jail.JailWall([JAILED], command=command) as wall:
+            standing = 1 + jail.SPARES
+            yield Standing(
+                wall, Language.FUNCTION, PROCESS_WALL_MB, lambda: wall.guest_pid, standing
+            )
+
+    return Target("jail", open=opened)
+
+
+def container_target(
+    runtime: str,
+    docker: Docker,
+    find_image: FindImage,
+    *,
+    command: tuple[str, ...] | None = None,
+) -> Target:
+    """Containers of one runtime: the smallest, one for each trust domain, none warm in advance."""
+    is_gvisor = runtime.split("-")[0] == "runsc"
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[Standing]:
+        await _require_docker(docker, runtime, find_image)
+        engine_id = secrets.token_hex(16)
+        # None in advance, so that Docker reports only containers made for attacks.
+        settings = ContainerSettings(
+            images=LanguageImages(python=IMAGE, shell=IMAGE, javascript=IMAGE),
+            runtime=runtime,
+            memory_mb=MIN_CONTAINER_MB,
+            pool_min=0,
+            pool_max=4,
+            lifetime_seconds=CONTAINER_LIFETIME_S,
+        )
+        identity = EngineIdentity(engine_id, engine_id)
+        async with ContainerWall(
+            settings, docker, find_image, identity, command=command or GUEST_COMMAND
+        ) as wall:
+            yield Standing(
+                wall,
+                Language.PYTHON,
+                MIN_CONTAINER_MB,
+                containers=Containers(docker, engine_id),
+                sees_processes=docker.is_local and not is_gvisor and _sees_everybody(),
+            )
+
+    return Target("container", runtime, is_gvisor, opened)
+
+
+async def _require_docker(docker: Docker, runtime: str, find_image: FindImage) -> None:
+    """Raises CannotTry with the missing part."""
+    try:
+        unfit = why_unfit(await docker.info(), runtime=runtime, has_swap=False)
+        if unfit is None:
+            await find_image(docker, IMAGE)
+            return
+    except DockerError as error:
+        raise CannotTry(error.public, error.cure) from None
+    except SandboxUnavailable as error:
+        raise CannotTry(error.message, "") from None  # it says how to build it
+    raise CannotTry(unfit.fault, unfit.cure)
+
+
+def _sees_everybody() -> bool:
+    """Whether this process can read other users' process names (not with hidepid)."""
+    return os.access("/proc/1/comm", os.R_OK)

@@ -1,7 +1,7 @@
 """Anchors of the audit chain in a file beside the database, one line each.
 
-Host side. Only added to. It is one place among others: whoever can write the state directory
-can write this file, too, and anchors that are to hold against him are kept elsewhere.
+Host side, append only. It is one place among others: whoever can write the state directory can also
+write this file, so anchors that must hold against such a person are kept elsewhere.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from fumehood.storage.directory import PRIVATE_FILE
 
 FILE_NAME = "audit-anchors.jsonl"
 TAIL_BYTES = 4096
-"""Some twenty lines."""
+"""About twenty lines."""
 
 
 def add_anchor(state: Path, anchor: Anchor) -> None:
-    """Add one line, on the disk when this returns. Raises OSError."""
+    """Append one line, durable when this returns. Raises OSError."""
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(state / FILE_NAME, flags, PRIVATE_FILE)
     try:
         end = os.lseek(descriptor, 0, os.SEEK_END)
-        # A crash may have torn the last line; the new one must not be a part of it.
+        # A crash may have torn the last line; the new one must start a line of its own.
         is_torn = end > 0 and os.pread(descriptor, 1, end - 1) != b"\n"
         line = f"{json.dumps(shown(anchor))}\n".encode()
         os.write(descriptor, b"\n" + line if is_torn else line)
@@ -40,7 +40,7 @@ def load_anchors(path: Path) -> list[Anchor]:
 
 
 def own_anchors(state: Path) -> list[Anchor]:
-    """Those that stand beside the database; none where there is no such file. Raises OSError."""
+    """The anchors beside the database; empty if the file does not exist. Raises OSError."""
     try:
         return load_anchors(state / FILE_NAME)
     except FileNotFoundError:
@@ -48,7 +48,7 @@ def own_anchors(state: Path) -> list[Anchor]:
 
 
 def last_own_anchor(state: Path) -> Anchor | None:
-    """The newest one that stands beside the database. Raises OSError."""
+    """The newest anchor beside the database. Raises OSError."""
     try:
         with (state / FILE_NAME).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
@@ -60,7 +60,7 @@ def last_own_anchor(state: Path) -> Anchor | None:
 
 
 def shown(anchor: Anchor) -> dict[str, int | str]:
-    """An anchor as it is written down anywhere."""
+    """An anchor as JSON."""
     return {
         "seq": anchor.seq,
         "key_id": anchor.key_id,

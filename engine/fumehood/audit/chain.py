@@ -1,10 +1,9 @@
-"""The audit chain: rows that nobody can change, remove or reorder without being found out.
+"""The audit chain: rows that cannot be changed, removed or reordered unnoticed.
 
-Host side. Every row's mac is an HMAC-SHA-256 over the mac of the row before it, its own number
-and its body, with a key that lies outside the database (`audit_key`; how it is checked:
-`audit_verify`). Rows are appended in the transaction of what they tell, by the one writer, so
-that order of rows is order of commits. Nothing of the chain's state is kept in memory but keys:
-what the next row follows from, and under which key, is what the database says.
+Host side. Each row's mac is an HMAC-SHA-256 over the mac of the previous row, its own number and
+its body, with a key outside the database (`audit/keys`; `audit/verify` checks it). Rows are
+appended in the transaction of the change they record, by the one writer, so the order of rows is
+the order of commits. Only keys are kept in memory; the head and its key come from the database.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from fumehood.storage.errors import AuditKeyLost
 from fumehood.storage.schema import AUDIT
 
 IN_MEMORY_KEPT = 10_000
-"""Rows of a chain that ends with its process."""
+"""Rows kept of a chain that ends with its process."""
 
 READ_AT_ONCE = 2000
 
 _INSERT = insert(AUDIT)
-# As bytes, whatever stands there: text that is no text must be found out, not fail to be read.
+# As bytes: invalid text must be reported, not fail to be read.
 _COLUMNS = (
     AUDIT.c.seq,
     cast(AUDIT.c.key_id, LargeBinary).label("key_id"),
@@ -47,7 +46,7 @@ _HEAD = select(*_COLUMNS).order_by(AUDIT.c.seq.desc()).limit(1)
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """What one row tells. `kind` is like `approval.created`; `at` is UTC, ISO 8601."""
+    """The content of one row. `kind` is like `approval.created`; `at` is UTC, ISO 8601."""
 
     kind: str
     at: str
@@ -55,10 +54,10 @@ class AuditEntry:
 
 
 class AuditChain:
-    """Appends rows. The head is read from the database each time: a rollback needs no undoing.
+    """Appends rows. The head is read from the database each time, so a rollback needs no undo.
 
-    `kept` is how many of the newest rows stay; None means all. `on_growth` hears, on the
-    writer's thread, how many rows were appended, those of a rollback included.
+    `kept` is the number of newest rows that stay; None keeps all. `on_growth` is called on the
+    writer's thread with the number of appended rows, including those of a rollback.
     """
 
     def __init__(self, key: AuditKey, *, kept: int | None = None) -> None:
@@ -69,20 +68,20 @@ class AuditChain:
 
     @property
     def keys(self) -> dict[str, bytes]:
-        """The secrets that this chain has written under since it was opened, by id."""
+        """The secrets used since the chain was opened, by id."""
         return {key.id: key.secret for key in self._keys.values()}
 
     @property
     def is_whole(self) -> bool:
-        """Whether its first rows are kept."""
+        """Whether all rows are kept."""
         return self._kept is None
 
     def append(self, connection: Connection, kind: str, at: str, fields: JsonObject) -> int:
-        """Add one row inside the caller's transaction, on the writer's thread; its number."""
+        """Append a row in the caller's transaction, on the writer's thread; returns its number."""
         return self.append_all(connection, [AuditEntry(kind, at, fields)])
 
     def append_all(self, connection: Connection, entries: Sequence[AuditEntry]) -> int:
-        """Add some rows, in order; the last one's number."""
+        """Append rows in order; returns the last number."""
         head = head_of(connection)
         key = self._key_after(head)
         seq, before = (head.seq, head.mac) if head is not None else (0, GENESIS)
@@ -99,11 +98,11 @@ class AuditChain:
         return seq
 
     def learn(self, key: AuditKey) -> None:
-        """Know a key that a rotation will announce."""
+        """Add a key that a rotation will announce."""
         self._keys[key.id] = key
 
     def rotate(self, connection: Connection, at: str, key: AuditKey, fields: JsonObject) -> int:
-        """Announce a key that was learned: the last row under the old one; its number."""
+        """Announce an added key in the last row under the old key; returns the row's number."""
         announced = {
             "next_key_id": key.id,
             "commitment": commitment_to(key.secret),
@@ -118,8 +117,8 @@ class AuditChain:
         key = self._keys.get(wanted)
         if key is None:
             raise AuditKeyLost(
-                f"The audit chain goes on under the key {wanted[:40]!r}, which this engine does "
-                "not have: somebody has changed the database under it."
+                f"The audit chain continues with the key {wanted[:40]!r}, which this engine does "
+                "not have: the database was changed while it ran."
             )
         return key
 
@@ -130,13 +129,13 @@ def head_of(connection: Connection) -> AuditRow | None:
 
 
 def key_id_after(head: AuditRow) -> str:
-    """Under which key the row that follows is written."""
+    """The id of the key for the next row."""
     announced = next_key_of(head.body)
     return announced[0] if announced is not None else head.key_id
 
 
 def rows_after(connection: Connection, after: int, limit: int) -> list[AuditRow]:
-    """The rows that follow row `after`, each with the mac before it, as far as it is there."""
+    """The rows after row `after`, each with the previous mac if that row exists."""
     found = connection.execute(
         select(*_COLUMNS).where(AUDIT.c.seq > after).order_by(AUDIT.c.seq).limit(limit)
     ).all()
@@ -150,8 +149,8 @@ def rows_after(connection: Connection, after: int, limit: int) -> list[AuditRow]
 
 
 def all_rows(connection: Connection) -> Iterator[AuditRow]:
-    """Every row in order, read a part at a time; those that were added meanwhile included."""
-    # Below every number that can stand there: a row before the first one is to be seen.
+    """Every row in order, read in parts, including rows added meanwhile."""
+    # Below every possible number, so that a row before the first one is seen.
     after = -(2**63)
     while rows := rows_after(connection, after, READ_AT_ONCE):
         yield from rows
@@ -159,7 +158,7 @@ def all_rows(connection: Connection) -> Iterator[AuditRow]:
 
 
 def attach_chain(engine: Engine, chain: AuditChain) -> None:
-    """From now on whoever writes through `engine` finds the chain at its connection."""
+    """Attach the chain to all connections of `engine`."""
 
     @event.listens_for(engine, "engine_connect")
     def attach(connection: Connection) -> None:
@@ -173,7 +172,7 @@ def chain_of(connection: Connection) -> AuditChain:
 
 
 def _linked(found: Iterable[Any], before: bytes | None) -> Iterator[AuditRow]:
-    """Unpacked: to ask a row for its columns by name is half of the time of a whole look."""
+    """By position: access by column name would take half of the time of a full verification."""
     follows = None
     for seq, key_id, body, mac in found:
         linked = before if follows is None or seq == follows else None
@@ -188,7 +187,7 @@ def _body(entry: AuditEntry) -> bytes:
 
 
 def _nobody(rows: int) -> None:
-    """Nobody counts."""
+    """Counts nothing."""
 
 
 __all__ = ["GENESIS", "AuditChain", "AuditEntry", "AuditKey", "chain_of", "mac_of"]

@@ -1,9 +1,8 @@
 """The keys of the audit chain: files beside the database, never in it.
 
-Host side. `audit.key` is the key that rows are written under now; one that was in use before
-stays as `audit-<id>.key`, because its rows are verified with it. Invariants: a key is whole on
-the disk before anything is written under it; a chain that has rows is never gone on with under
-a key that it did not announce.
+Host side. `audit.key` is the current key; earlier keys stay as `audit-<id>.key`, because their rows
+are verified with them. Invariants: a key is durable before the first row under it; a chain with
+rows never continues under a key that it did not announce.
 """
 
 from __future__ import annotations
@@ -32,17 +31,16 @@ KEPT = re.compile(rf"audit-([0-9a-f]{{{KEY_ID_DIGITS}}})\.key")
 
 
 def new_key() -> AuditKey:
-    """A key that nobody has seen."""
     return AuditKey.of(secrets.token_bytes(SECRET_BYTES))
 
 
 def open_key(state: Path, wanted: str | None) -> AuditKey:
-    """The key for the next row: the one with the id `wanted`, made where nothing is wanted yet.
+    """The key for the next row: the one with the id `wanted`, or a new one if `wanted` is None.
 
-    Ends a rotation that a crash has cut short: the chain says which key is next.
+    Completes a rotation that a crash interrupted: the chain says which key is next.
 
     Raises:
-        AuditKeyLost: it is not there, or cannot be used. Nothing is made in its place.
+        AuditKeyLost: it is missing or unusable. No new one is made in its place.
     """
     with _in_words(state):
         current = _read(state / CURRENT)
@@ -58,10 +56,10 @@ def open_key(state: Path, wanted: str | None) -> AuditKey:
 
 
 def all_keys(state: Path) -> dict[str, bytes]:
-    """The secrets of every key that is there, by id.
+    """The secrets of every key file, by id.
 
     Raises:
-        AuditKeyLost: one cannot be read.
+        AuditKeyLost: a file cannot be read.
     """
     with _in_words(state, "cannot be read"):
         names = [CURRENT, *sorted(p.name for p in state.iterdir() if KEPT.fullmatch(p.name))]
@@ -70,14 +68,14 @@ def all_keys(state: Path) -> dict[str, bytes]:
 
 
 def keep_key(state: Path, key: AuditKey) -> None:
-    """Put a key beside the current one, on the disk when this returns. Raises OSError."""
+    """Write a key beside the current one, durable when this returns. Raises OSError."""
     path = state / kept_name(key.id)
     if not path.exists():
         _write(path, key)
 
 
 def make_current(state: Path, key: AuditKey) -> None:
-    """Put a kept key in the current one's place, which stays as a kept one. Raises OSError."""
+    """Make a kept key the current one; the previous one is kept. Raises OSError."""
     before = _read(state / CURRENT)
     if before is not None:
         keep_key(state, before)
@@ -85,7 +83,7 @@ def make_current(state: Path, key: AuditKey) -> None:
 
 
 def kept_name(key_id: str) -> str:
-    """The name of the file of a key that is not the current one."""
+    """The file name of a key that is not current."""
     return f"audit-{key_id}.key"
 
 
@@ -96,7 +94,7 @@ def _make_current(state: Path) -> AuditKey:
 
 
 def _write(path: Path, key: AuditKey) -> None:
-    """Whole or not at all, and on the disk."""
+    """Write a file atomically and durably."""
     draft = path.with_name(f"{path.name}.new")
     draft.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -123,16 +121,16 @@ def _flush_directory(path: Path) -> None:
 
 
 def _read(path: Path) -> AuditKey | None:
-    """None where there is no such file. Raises AuditKeyLost, OSError."""
+    """None if the file does not exist. Raises AuditKeyLost, OSError."""
     try:
-        # Not waiting: it may be a pipe that somebody put there.
+        # Non-blocking: a user may have put a pipe there.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise AuditKeyLost(f"{path} is no file. Put the audit key back in its place.")
+            raise AuditKeyLost(f"{path} is not a file. Put the audit key back in its place.")
         if stat.S_IMODE(found.st_mode) & 0o077 or found.st_uid not in (os.geteuid(), 0):
             raise AuditKeyLost(
                 f"The audit key {path} is open to other users. If nobody else has read it: "
@@ -162,14 +160,14 @@ def _is_id(text: str) -> bool:
 
 
 _ANEW = (
-    "To begin a new chain instead, move the whole directory {} away: without the key nobody can "
-    "go on with the old chain, and nobody should be able to."
+    "To begin a new chain instead, move the whole directory {} away: without its key the old "
+    "chain cannot be continued."
 )
 
 
 def _lost_words(state: Path, wanted: str) -> str:
     return (
-        f"The audit chain goes on under the key {wanted[:40]!r}, which is neither {CURRENT} nor "
+        f"The audit chain continues with the key {wanted[:40]!r}, which is neither {CURRENT} nor "
         f"kept beside it in {state}. Restore the key from a copy; it belongs to the database as "
         f"it was copied. {_ANEW.format(state)}"
     )

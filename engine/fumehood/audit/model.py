@@ -1,4 +1,4 @@
-"""The audit chain as administrators see it. Values only; what they mean is in `audit/chain`."""
+"""The audit chain as administrators see it. Values only; `audit/chain` explains them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class _Value(BaseModel):
 
 
 class AuditRecord(_Value):
-    """One row: `body` is JSON text, whose very bytes the mac covers; `before` is the last row's."""
+    """One row. `mac` covers the exact bytes of `body`, which is JSON; `before` is the last mac."""
 
     seq: int
     key_id: str
@@ -22,14 +22,14 @@ class AuditRecord(_Value):
 
 
 class AuditQuery(_Value):
-    """Which rows: those that follow row `after`."""
+    """The rows after row `after`."""
 
     after: int = Field(default=0, ge=0, lt=2**63)
     limit: int = Field(default=100, ge=1, le=MAX_AUDIT_PAGE)
 
 
 class AuditFinding(_Value):
-    """One place where the chain breaks."""
+    """One break of the chain."""
 
     seq: int
     problem: str
@@ -37,10 +37,10 @@ class AuditFinding(_Value):
 
 
 class AuditVerdict(_Value):
-    """What a walk along the whole chain found.
+    """The result of verifying the whole chain.
 
-    `anchored_to` is the newest row that an anchor vouches for. Of many findings the first are
-    told; `problems` counts all.
+    `anchored_to` is the newest row that an anchor confirms. Only the first findings are listed;
+    `problems` counts all.
     """
 
     intact: bool
@@ -56,7 +56,7 @@ class AuditVerdict(_Value):
 
 
 class AuditRotation(_Value):
-    """A new key: the row that announces it is the last one under the key before."""
+    """A new key. Its row is the last one under the previous key."""
 
     seq: int
     key_id: str

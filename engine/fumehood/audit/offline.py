@@ -15,13 +15,13 @@ from pathlib import Path
 from fumehood.audit.chain import all_rows
 from fumehood.audit.keys import all_keys
 from fumehood.audit.verify import Anchor, AuditRow, Verdict, verify
-from fumehood.storage.offline import reading
+from fumehood.storage.database import reading
 
 
 def verify_state(
     state: Path, anchors: Iterable[Anchor], keys: Mapping[str, bytes] | None = None
 ) -> Verdict:
-    """Walk along the chain of a state directory; with its own keys where none are given.
+    """Verify the chain of a state directory; by default with its own keys.
 
     Raises:
         StoreError: database or keys cannot be read.
@@ -37,7 +37,7 @@ def exported(
 ) -> Iterator[Iterator[AuditRow]]:
     """The rows from the first one at or after `since` to the last before one at or after `until`.
 
-    A part without a gap, whatever the clock did meanwhile: so it can be verified as a part.
+    Contiguous even if the clock jumped, so that it can be verified as a part.
 
     Raises:
         StoreError: the database cannot be read.
@@ -52,7 +52,7 @@ def exported(
 
 
 def _is_before(row: AuditRow, moment: datetime) -> bool:
-    """Whether it was written before; a row that tells no time goes with its neighbours."""
+    """Whether the row is earlier; a row without a time is not."""
     try:
         return datetime.fromisoformat(json.loads(row.body)["at"]) < moment
     except (ValueError, TypeError, KeyError, RecursionError):

@@ -26,13 +26,13 @@ from pathlib import Path
 from typing import Any
 
 GENESIS = bytes(32)
-"""What stands for the mac before the first row."""
+"""The mac before the first row."""
 
 SECRET_BYTES = 32
 KEY_ID_DIGITS = 16
 ROTATED = "audit.rotated"
 MAX_FINDINGS = 100
-"""Findings that are told one by one; all are counted."""
+"""Findings that are listed; all are counted."""
 
 _ROTATED_BODY = f'{{"kind":"{ROTATED}",'.encode()
 _MAX_SEQ = 2**63 - 1
@@ -40,20 +40,20 @@ _MAX_SEQ = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class AuditKey:
-    """The key of a part of a chain; `id` is what rows call it."""
+    """The key of a part of a chain; rows name it by `id`."""
 
     id: str
     secret: bytes = field(repr=False)
 
     @classmethod
     def of(cls, secret: bytes) -> AuditKey:
-        """The key with this secret: its id follows from it."""
+        """The key with this secret; the id is derived from it."""
         return cls(commitment_to(secret)[:KEY_ID_DIGITS], secret)
 
 
 @dataclass(frozen=True, slots=True)
 class AuditRow:
-    """One row as it is kept; `before` is what an export says of the row before it."""
+    """One stored row; `before` is the previous mac according to an export."""
 
     seq: int
     key_id: str
@@ -64,7 +64,7 @@ class AuditRow:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """What a row's mac was when somebody wrote it down elsewhere."""
+    """The mac of a row, recorded outside the chain."""
 
     seq: int
     key_id: str
@@ -74,7 +74,7 @@ class Anchor:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One place where the chain breaks.
+    """One break of the chain.
 
     `problem` is `removed`, `altered`, `order`, `no_key`, `key_changed`, `cut` or `anchor`.
     """
@@ -86,7 +86,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was found. `anchored_to` is the newest row that an anchor vouches for."""
+    """The result. `anchored_to` is the newest row that an anchor confirms."""
 
     rows: int
     first_seq: int | None
@@ -100,12 +100,12 @@ class Verdict:
 
     @property
     def is_intact(self) -> bool:
-        """Whether nothing was found."""
+        """Whether there are no findings."""
         return self.problems == 0
 
 
 def commitment_to(secret: bytes) -> str:
-    """What tells one key from every other and nothing of what it is."""
+    """Identifies a key without revealing it."""
     return hashlib.sha256(b"fumehood audit key\0" + secret).hexdigest()
 
 
@@ -115,7 +115,7 @@ def mac_of(secret: bytes, before: bytes, seq: int, body: bytes) -> bytes:
 
 
 def next_key_of(body: bytes) -> tuple[str, str] | None:
-    """Id and commitment of the key that follows, where the row with this body says so."""
+    """Id and commitment of the next key, if the row with this body announces one."""
     if not body.startswith(_ROTATED_BODY):
         return None
     try:
@@ -132,9 +132,9 @@ def verify(
     *,
     whole: bool = True,
 ) -> Verdict:
-    """Walk along a chain. `keys` are secrets by id.
+    """Verify a chain. `keys` are secrets by id.
 
-    With `whole` it has to begin with its first row and to reach every anchor; else it is a part.
+    With `whole` it must begin with row 1 and reach every anchor; otherwise it is a part.
     """
     walk = _Walk(keys, anchors, whole=whole)
     for row in rows:
@@ -144,7 +144,7 @@ def verify(
 
 @dataclass(slots=True)
 class _Unchecked:
-    """Rows under a key that is not there, and the place of their finding."""
+    """Rows whose key is missing, and the position of their finding."""
 
     finding: int
     first: int
@@ -161,7 +161,7 @@ class _Unchecked:
 
 
 class _Walk:
-    """Where the walk is: what the next row has to be."""
+    """The state of a verification: what the next row must be."""
 
     def __init__(
         self, keys: Mapping[str, bytes], anchors: Iterable[Anchor], *, whole: bool
@@ -184,7 +184,7 @@ class _Walk:
         self._unchecked: dict[str, _Unchecked] = {}
 
     def take(self, row: AuditRow) -> None:
-        """The next row as it stands there."""
+        """Check the next row."""
         self._rows += 1
         if row.seq != self._last + 1 and not self._step_over(row):
             return
@@ -199,7 +199,7 @@ class _Walk:
             self._compare(row, self._anchors[row.seq])
 
     def end(self) -> Verdict:
-        """What was found on the way, and what should have followed."""
+        """Finish: the findings on the way, and rows that should have followed."""
         self._tell_unchecked()
         beyond = max((seq for seq in self._anchors if seq > self._last), default=None)
         if self._whole and beyond is not None:
@@ -222,7 +222,7 @@ class _Walk:
         )
 
     def _step_over(self, row: AuditRow) -> bool:
-        """A number that does not follow; whether the walk can go on from there."""
+        """Report a number that does not follow; returns whether verification can continue."""
         if row.seq <= self._last or row.seq < 1:
             self._find(row.seq, "order", f"row {row.seq} stands after row {self._last}")
             return False
@@ -256,7 +256,7 @@ class _Walk:
             self._rotate(row, next_key_of(row.body))
 
     def _lack_key(self, row: AuditRow) -> None:
-        """Found once a key, with the rows that are under it; which ones is known at the end."""
+        """One finding for each missing key; its range of rows is known at the end."""
         lacking = self._unchecked.get(row.key_id)
         if lacking is None:
             if len(self._findings) < MAX_FINDINGS:
@@ -273,7 +273,7 @@ class _Walk:
 
     def _rotate(self, row: AuditRow, announced: tuple[str, str] | None) -> None:
         if announced is None:
-            self._find(row.seq, "key_changed", f"row {row.seq} announces a key that is no key")
+            self._find(row.seq, "key_changed", f"row {row.seq} announces an invalid key")
             return
         self._key_id, commitment = announced
         self._key_ids[self._key_id] = None
@@ -288,7 +288,7 @@ class _Walk:
             if anchor.mac == row.mac:
                 self._anchored_to = row.seq
             else:
-                message = f"row {row.seq} is another than its anchor of {anchor.at[:40]} says"
+                message = f"row {row.seq} differs from its anchor of {anchor.at[:40]}"
                 self._find(row.seq, "anchor", message)
 
     def _find(self, seq: int, problem: str, message: str) -> None:
@@ -298,20 +298,22 @@ class _Walk:
 
 
 class Unreadable(ValueError):
-    """A file is not what it should be. The message says where."""
+    """A file has the wrong format. The message says where."""
 
 
 def read_export(lines: Iterable[str]) -> Iterator[AuditRow]:
-    """Rows of an export, as they come. Raises Unreadable."""
+    """Iterate over the rows of an export. Raises Unreadable."""
     for number, line in enumerate(lines, start=1):
         try:
             yield _row_of(json.loads(line))
         except (ValueError, TypeError, KeyError, RecursionError):
-            raise Unreadable(f"line {number} of the export is no row of an audit chain") from None
+            raise Unreadable(
+                f"line {number} of the export is not a row of an audit chain"
+            ) from None
 
 
 def read_anchors(lines: Iterable[str]) -> list[Anchor]:
-    """The anchors among the lines of a file: of one that holds nothing else, or of a log."""
+    """The anchors in a file of anchors or in a log."""
     found = []
     for line in lines:
         try:
@@ -325,18 +327,17 @@ def read_anchors(lines: Iterable[str]) -> list[Anchor]:
 
 
 def read_key(text: str) -> AuditKey:
-    """A key from the text of its file. Raises Unreadable."""
+    """Parse a key file. Raises Unreadable."""
     try:
         secret = bytes.fromhex(text.strip())
     except ValueError:
         secret = b""
     if len(secret) != SECRET_BYTES:
-        raise Unreadable("this is no key of an audit chain")
+        raise Unreadable("this is not a key of an audit chain")
     return AuditKey.of(secret)
 
 
 def export_line(row: AuditRow) -> str:
-    """One line of an export."""
     return json.dumps(
         {
             "seq": row.seq,
@@ -349,14 +350,14 @@ def export_line(row: AuditRow) -> str:
 
 
 def report(verdict: Verdict) -> list[str]:
-    """What a reader should know, a line each."""
+    """The result as text, one line for each fact."""
     if verdict.first_seq is None:
         lines = ["The chain has no rows."]
     else:
         which = f"from {verdict.first_seq} to {verdict.last_seq}"
         lines = [f"{verdict.rows} rows, {which}, under {len(verdict.key_ids)} key(s)."]
     if verdict.anchored_to is None:
-        lines.append("No anchor vouches for them: a tail that was cut would not be seen.")
+        lines.append("No anchor confirms them: rows cut off at the end would go unnoticed.")
     else:
         after = (verdict.last_seq or 0) - verdict.anchored_to
         lines.append(f"Anchored up to row {verdict.anchored_to}; {after} rows came after it.")
@@ -389,7 +390,7 @@ def _seq(value: Any) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check an export; 0 where it is intact, 1 where it is not, 2 where it cannot be read."""
+    """Check an export; returns 0 if it is intact, 1 if not, 2 if it cannot be read."""
     import argparse  # the engine never needs it
 
     parser = argparse.ArgumentParser(description="Verify an export of an audit chain.")

@@ -1,7 +1,7 @@
-"""The counters of budgets in memory, one account for each budget, subject and period.
+"""Counters of budgets in memory: one account for each budget, subject and period.
 
-Below `budget`, which alone decides. Figures are whole numbers in here: calls, tokens,
-millionths of money.
+Below `budgets/ledger`, which decides. Figures are integers here: calls, tokens, millionths of
+money.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from fumehood.core.names import compile_glob
 from fumehood.core.usage import money
 
 BLOCKS = 20
-"""A mark is ahead by a limit's 20th: so many durable writes use up a whole budget, and so much
-of it a crash may cost."""
+"""A mark is one 20th of the limit ahead. A whole budget costs that many durable writes, and a crash
+can lose that share of it."""
 
 MICROS = 6
 """Decimal places of money, as in envelopes."""
@@ -42,11 +42,11 @@ Figures = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class LimitedRule:
-    """A budget's rule with its limits as figures."""
+    """A budget rule with its limits as integers."""
 
     rule: BudgetRule
     limits: tuple[tuple[int, int], ...]
-    """The places of the units that have a limit, and the limits."""
+    """The position of each limited unit, and its limit."""
 
     @classmethod
     def of(cls, rule: BudgetRule) -> LimitedRule:
@@ -64,17 +64,17 @@ class LimitedRule:
         return self.rule.period is Period.TOTAL
 
     def period(self, day: str) -> str:
-        """Which of its counters is the one of today."""
+        """The period of today's counter."""
         return TOTAL if self.is_total else day
 
     def counts_by(self, key: CounterKey, period: str) -> bool:
-        """Whether a counter is still one of its own: `per` and period may have been others."""
+        """Whether a stored counter belongs to this rule; its `per` or period may have changed."""
         of = key.subject
         spender = Spender(of.principal or "", of.agent, of.session, of.tool or "")
         return key.period == period and subject_of(spender, self.rule.per) == of
 
     def covers(self, tool: str, agent_id: str | None) -> bool:
-        """Whether it counts calls of this tool, made for this agent."""
+        """Whether it counts calls of this tool by this agent."""
         if self.rule.tools and not any_matches(self.rule.tools, tool):
             return False
         return not self.rule.agents or (
@@ -84,28 +84,28 @@ class LimitedRule:
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """One counter for each unit, of one budget, subject and period. Three figures each."""
+    """One budget, subject and period: three figures for each unit."""
 
     rule: LimitedRule
     key: CounterKey
     spent: list[int] = field(default_factory=lambda: [0, 0, 0])
     held: list[int] = field(default_factory=lambda: [0, 0, 0])
     marks: list[int] = field(default_factory=lambda: [0, 0, 0])
-    """Up to where spending is durable."""
+    """The figures up to which spending is durable."""
     was_used: bool = True
     writing: int = 0
-    """How many higher marks are on their way to the disk."""
+    """Number of higher marks that are being written."""
     is_unsure: bool = False
-    """A higher mark may be on the disk than here: the wait for it was given up."""
+    """The disk may have a higher mark, because the wait for its write was abandoned."""
 
     @property
     def used(self) -> list[int]:
-        """What is spent or held."""
+        """Spent plus held."""
         return [spent + held for spent, held in zip(self.spent, self.held, strict=True)]
 
     @property
     def is_short(self) -> bool:
-        """More is spent or held than is durable."""
+        """Whether more is spent or held than is durable."""
         for i, _ in self.rule.limits:  # noqa: SIM110  # on the way of every call: no generator
             if self.spent[i] + self.held[i] > self.marks[i]:
                 return True
@@ -113,12 +113,12 @@ class Account:
 
     @property
     def is_ahead(self) -> bool:
-        """More is reserved than was spent, or may be."""
+        """Whether more is reserved than spent, or may be."""
         return self.is_unsure or any(self.marks[i] != self.spent[i] for i, _ in self.rule.limits)
 
     @property
     def is_far_ahead(self) -> bool:
-        """More than two blocks are reserved that nobody holds."""
+        """Whether more than two blocks are reserved that no call holds."""
         for i, limit in self.rule.limits:
             if self.marks[i] - self.spent[i] - self.held[i] > 2 * (limit // BLOCKS):
                 return True
@@ -137,7 +137,7 @@ class Account:
         return datetime(day.year, day.month, day.day, tzinfo=UTC) + timedelta(days=1)
 
     def is_for(self, principal: Principal | None) -> bool:
-        """Whether it is one that limits this principal; None asks for everybody."""
+        """Whether it limits this principal; None means all principals."""
         if principal is None:
             return True
         owner, agent, names = self.key.subject.principal, self.key.subject.agent, self.rule.rule
@@ -165,14 +165,14 @@ class Account:
         self.spent[i] = self.marks[i] = figure
 
     def next_marks(self) -> list[int]:
-        """A block ahead of what is used, but not beyond the limit."""
+        """One block ahead of the use, but not beyond the limit."""
         marks = self.used
         for i, limit in self.rule.limits:
             marks[i] = max(marks[i], min(limit, marks[i] + limit // BLOCKS))
         return marks
 
     def rows(self, reserved: Sequence[int]) -> list[CounterRow]:
-        """As they are kept, one for each limited unit."""
+        """Rows for the database, one for each limited unit."""
         return [
             CounterRow(self.key, UNITS[i], _amount(i, self.spent[i]), _amount(i, reserved[i]))
             for i, _ in self.rule.limits
@@ -225,12 +225,12 @@ def _micros(amount: Decimal, rounding: str) -> int:
 
 
 def _amount(place: int, figure: int) -> Decimal:
-    """A figure as it is kept."""
+    """A figure as it is stored."""
     return Decimal(figure).scaleb(-MICROS) if UNITS[place] is Unit.MONEY else Decimal(figure)
 
 
 def _shown(place: int, figure: int) -> int | str:
-    """A figure as people see it."""
+    """A figure as users see it."""
     return money(_amount(place, figure)) if UNITS[place] is Unit.MONEY else figure
 
 

@@ -1,12 +1,12 @@
-"""Budgets: reserve what a call is expected to take before it runs, settle what it took after.
+"""The ledger: reserve the expected cost of a call before it runs, settle the actual cost after.
 
-Above it the spine, below it `budgets/store`. Decided is in memory, between two awaits, so that
-calls at once cannot share the last of a budget. Invariant: what is spent or held is at most the
-mark that is durable, except where a call has just taken more than was expected of it. A mark
-is ahead by a block, so that most calls write nothing; a start takes it for spent. A crash can
-therefore make a budget smaller, by two blocks and what was held, and never larger.
+Called by the pipeline; below it is `budgets/store`. Decisions are made in memory between two
+awaits, so concurrent calls cannot share the last of a budget. Invariant: the sum of spent and held
+is at most the durable mark, unless a call has just cost more than expected. A mark is one block
+ahead, so most calls write nothing; after a restart the reserved amount counts as spent. So a crash
+can make a budget smaller, by two blocks and the held amount, and never larger.
 
-Figures are whole numbers in here: calls, tokens, millionths of money.
+Figures are integers here: calls, tokens, millionths of money.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from fumehood.core.usage import TextKind, TokenCounter
 from fumehood.protocol import strict_json
 
 MAX_REMEMBERED = 4096
-"""Pairs of tool and agent whose budgets are known without looking."""
+"""Pairs of tool and agent whose budgets are cached."""
 
 
 class Reservation:
-    """What is held for one call. Ended by `settle` or `release`, whichever comes first.
+    """The amount held for one call. `settle` or `release` ends it, whichever comes first.
 
-    A context manager, too: leaving it releases what was not settled.
+    Also a context manager; leaving it releases the reservation if it was not settled.
     """
 
     __slots__ = ("_accounts", "_budgets", "_held", "_is_open")
@@ -79,25 +79,25 @@ class Reservation:
         self.release()
 
     def settle(self, actual: Amounts) -> None:
-        """The call has run and took this, be it more or less than was held."""
+        """Record the actual cost, whether more or less than was held."""
         if self._is_open:
             self._is_open = False
             taken = figures_of(actual, ROUND_HALF_EVEN)
             self._budgets.spend(self._accounts, self._held, taken)
 
     def release(self) -> None:
-        """The call has not run: everything is left as if it had never been asked for."""
+        """Give everything back: the call did not run."""
         if self._is_open:
             self._is_open = False
             self._budgets.let_go(self._accounts, self._held)
 
 
 class Budgets:
-    """Every budget with its counters. `now` is in UTC.
+    """All budgets with their counters. `now` is in UTC.
 
     Raises:
         ReadFailed: the counters cannot be read.
-        ValueError: they hold what no engine wrote.
+        ValueError: a counter was not written by an engine.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Budgets:
         self._accounts: dict[CounterKey, Account] = {}
         self._covering: dict[tuple[str, str | None], tuple[LimitedRule, ...]] = {}
         self.overdue = asyncio.Event()
-        """Never set: what is over may wait for the next hour."""
+        """Never set: expired counters can wait for the next hour."""
         self.is_empty = not rules
         if rules:
             day = day_of(now())
@@ -118,7 +118,7 @@ class Budgets:
     def exceeded(self, spender: Spender, estimate: Amounts) -> Exceeded | None:
         """The budget that has too little left for the call; of several, the last to reset.
 
-        Looks into memory only: a session that was not heard of since the start has spent nothing.
+        Reads memory only. A session without a counter since the start has spent nothing.
         """
         keys = self._keys(spender)
         known = [self._accounts.get(key) or Account(rule, key) for rule, key in keys]
@@ -127,11 +127,11 @@ class Budgets:
     async def reserve(
         self, spender: Spender, estimate: Amounts, *, force: bool = False
     ) -> Reservation:
-        """Hold what the call is expected to take; `force` also where too little is left.
+        """Hold the expected cost; with `force` even if too little is left.
 
         Raises:
-            QuotaExceeded: what is left, and when it resets.
-            WriteFailed, ReadFailed: it could not be made durable, so nothing is held.
+            QuotaExceeded: with the remaining amount and the time of the reset.
+            WriteFailed, ReadFailed: not durable, so nothing is held.
         """
         if self.is_empty:
             return Reservation(self, (), (0, 0, 0))
@@ -151,7 +151,7 @@ class Budgets:
         return reservation
 
     def spend(self, accounts: Sequence[Account], held: Figures, taken: Figures) -> None:
-        """Count what a call took in place of what was held for it. Neither waits nor fails."""
+        """Replace the held amount by the actual cost. Neither waits nor fails."""
         for account in accounts:
             account.settle(held, taken)
         short = [account for account in accounts if account.is_short]
@@ -161,18 +161,18 @@ class Budgets:
         self._lower(accounts)
 
     def let_go(self, accounts: Sequence[Account], held: Figures) -> None:
-        """Take back what was held. Neither waits nor fails."""
+        """Release the held amount. Neither waits nor fails."""
         for account in accounts:
             account.settle(held, (0, 0, 0))
             is_known = self._accounts.get(account.key) is account
             if is_known and account.is_unused and account.key.subject.session is not None:
-                # A session's name costs nothing: names that are none would fill the table.
+                # Made-up session names are free, and would fill the table.
                 del self._accounts[account.key]
                 self._table.forget_soon(account.key)
         self._lower(account for account in accounts if account.key in self._accounts)
 
     def standings(self, principal: Principal | None = None) -> list[BudgetStanding]:
-        """What is left now, of every budget, or of those that limit one principal."""
+        """The remaining amount of every budget, or of those that limit one principal."""
         current = {key: account for key, account in self._accounts.items() if self._is_now(key)}
         day = day_of(self._now())
         for rule in self._rules:
@@ -184,7 +184,7 @@ class Budgets:
         return [standing for account in ordered for standing in account.standings()]
 
     def unmatched(self, tools: Iterable[str]) -> list[str]:
-        """Names of budgets that cover none of these tools, as a misspelt one does."""
+        """Names of budgets that cover none of these tools, for example through a typo."""
         names = list(tools)
         return [
             rule.name
@@ -193,10 +193,10 @@ class Budgets:
         ]
 
     async def prune(self, now: datetime) -> int:
-        """Forget counters that are over, and rows that are over for long; how many rows went.
+        """Forget expired counters and delete long expired rows; returns the number of rows.
 
         Raises:
-            ReadFailed, WriteFailed: the rest stays until the next time.
+            ReadFailed, WriteFailed: the rest stays until the next run.
         """
         if self.is_empty:
             return 0
@@ -209,17 +209,17 @@ class Budgets:
         return await self._table.prune(now)
 
     async def close(self) -> None:
-        """Give back what was reserved ahead. Without it, that counts as spent at the next start.
+        """Return the amounts reserved ahead. Otherwise they count as spent after the next start.
 
         Raises:
-            WriteFailed: it does.
+            WriteFailed: they will.
         """
         if not self.is_empty:
-            # Also where nothing is left to give: what nobody waited for is written then, too.
+            # Also with nothing to give back: it waits for pending writes.
             await self._give_back([one for one in self._accounts.values() if not any(one.held)])
 
     def _load(self, rows: Iterable[CounterRow], day: str) -> None:
-        """What is reserved, counts: it may have been spent."""
+        """Reserved amounts count as spent, because they may have been."""
         rules = {rule.name: rule for rule in self._rules}
         for row in rows:
             rule = rules.get(row.key.budget)
@@ -245,9 +245,9 @@ class Budgets:
         return found
 
     async def _accounts_of(self, spender: Spender) -> list[Account]:
-        """The counters of a call; those that memory does not have are looked for on the disk."""
+        """The counters of a call; those not in memory are read from the disk."""
         keys = self._keys(spender)
-        # Again after each wait: others may have been forgotten meanwhile.
+        # Check again after each wait: other accounts may have been dropped meanwhile.
         while unknown := {key: rule for rule, key in keys if key not in self._accounts}:
             found = {key: Account(rule, key) for key, rule in unknown.items()}
             for row in await self._table.find(unknown):
@@ -274,7 +274,7 @@ class Budgets:
             account.marks = highest(account.marks, figures)
 
     def _lower(self, accounts: Iterable[Account]) -> None:
-        """Where much was held that was not spent, a crash would cost more than it must."""
+        """Lower marks that are far ahead, so that a crash does not cost too much."""
         ahead = [account for account in accounts if account.is_far_ahead and not account.writing]
         if ahead:
             for account in ahead:  # in memory first, as when it is given back
@@ -283,8 +283,9 @@ class Budgets:
             self._table.give_back_soon(rows, self._now())
 
     async def _give_back(self, accounts: Iterable[Account]) -> None:
-        """Of those that nothing is held from. In memory first: whoever spends from now on, writes
-        after this has been written."""
+        """Lower the marks of idle accounts. Memory first, so that spending from now on writes after
+        this.
+        """
         rows: list[CounterRow] = []
         for account in accounts:
             if account.is_ahead:
@@ -293,7 +294,7 @@ class Budgets:
         await self._table.give_back(rows, self._now())
 
     def _may_forget(self, account: Account) -> bool:
-        """Nothing is held, and its day is over, or nobody used its session for an hour."""
+        """Nothing is held, and its day is over or its session was idle for an hour."""
         was_used, account.was_used = account.was_used, False
         is_idle_session = account.key.subject.session is not None and not was_used
         return not any(account.held) and (is_idle_session or not self._is_now(account.key))
@@ -308,23 +309,23 @@ class Budgets:
 
 
 def estimate_of(tool: ToolDefinition, arguments: JsonObject, counter: TokenCounter) -> Amounts:
-    """What a call is expected to take: one call, the arguments' tokens, and `cost_per_use`.
+    """The expected cost of a call: one call, the arguments' tokens, and `cost_per_use`.
 
-    `arguments` are those that the caller sees, as they are accounted. What the answer, the tool
-    itself and resources take, is known only after.
+    `arguments` are those that the caller sees, because those are accounted. The cost of the answer,
+    of the tool itself and of resources is known only afterwards.
     """
     text = strict_json.dumps(arguments).decode()
     return Amounts(1, counter.count(text, TextKind.JSON), tool.cost_per_use)
 
 
 def taken_by(usage: UsageReport) -> Amounts:
-    """What a call that ran took, as its envelope says."""
+    """The actual cost of a call, from its envelope."""
     tokens = usage.input_tokens + usage.output_tokens + usage.tokens_used
     return Amounts(1, tokens, Decimal(usage.cost))
 
 
 def refusal(exceeded: Exceeded, now: datetime) -> QuotaExceeded:
-    """The error: what is left, and when it resets."""
+    """The error with the remaining amount and the time of the reset."""
     resets_at = exceeded.resets_at
     if resets_at is None:
         when, wait_ms = "It does not reset: its owner has to raise it. Do not retry.", None
@@ -341,7 +342,7 @@ def refusal(exceeded: Exceeded, now: datetime) -> QuotaExceeded:
 
 
 def details_of(exceeded: Exceeded) -> JsonObject:
-    """Which budget it is, what is left of how much, and when it resets."""
+    """The budget, its remaining amount and limit, and the time of its reset."""
     resets_at = exceeded.resets_at
     return {
         "budget": exceeded.budget,

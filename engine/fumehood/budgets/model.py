@@ -1,25 +1,30 @@
-"""Budgets: how much may be spent, by whom, on what, in how long. Values only.
+"""Budgets and usage: limits, standings, and the sums of past calls. Values only.
 
-Money is decimal. A budget's counter is found by what its `per` names: with `per = ("agent",)`
-each agent has its own, and with the period `day` a new one every day (UTC).
+Money is decimal, and sums are exact. A budget has one counter for each combination of its `per`
+keys: with `per = ("agent",)` one for each agent, and with the period `day` a new one every day
+(UTC). Fields of usage have the same names as in envelopes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 from urllib.parse import quote, unquote
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator
 
 from fumehood.budgets.settings import Per, Period
+from fumehood.core.call import Id
+from fumehood.core.call_log import Moment
+from fumehood.identity.model import PrincipalId
 
 
 class Unit(StrEnum):
-    """What is counted."""
+    """The unit of a limit."""
 
     CALLS = "calls"
     TOKENS = "tokens"
@@ -28,7 +33,7 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Spender:
-    """Who makes a call, of what."""
+    """The caller and the tool of a call."""
 
     principal_id: str
     agent_id: str | None
@@ -38,7 +43,7 @@ class Spender:
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """What a call takes, or is expected to take."""
+    """The cost of a call, expected or actual."""
 
     calls: int = 1
     tokens: int = 0
@@ -46,10 +51,10 @@ class Amounts:
 
 
 class Subject(NamedTuple):
-    """Whose counter it is: the part of a spender that a budget tells apart.
+    """The owner of a counter: the keys of a spender that a budget counts by.
 
-    A session belongs to a principal, so that it has one here, too. What has no agent or no
-    session is counted with its principal, and so escapes no limit and uses up nobody else's.
+    A session includes its principal. A call without an agent or session is counted under its
+    principal, so it neither escapes a limit nor uses another caller's.
     """
 
     principal: str | None = None
@@ -59,23 +64,23 @@ class Subject(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As the table keeps it: `agent=a;tool=b`."""
+        """As stored: `agent=a;tool=b`."""
         return ";".join(f"{name}={quote(value, safe=':@')}" for name, value in self.parts.items())
 
     @property
     def parts(self) -> dict[str, str]:
-        """What it names."""
+        """Its keys and values."""
         return {name: value for name, value in self._asdict().items() if value is not None}
 
     @classmethod
     def parse(cls, text: str) -> Subject:
-        """The reverse of `text`. Raises ValueError or TypeError where it is none."""
+        """The reverse of `text`. Raises ValueError or TypeError for other text."""
         pairs = (part.split("=") for part in text.split(";") if part)
         return cls(**{name: unquote(value) for name, value in pairs})
 
 
 def subject_of(spender: Spender, per: tuple[Per, ...]) -> Subject:
-    """Whose counter a call goes to."""
+    """The owner of the counter for a call."""
     by_agent = "agent" in per
     by_session = "session" in per
     needs_principal = (
@@ -91,10 +96,10 @@ def subject_of(spender: Spender, per: tuple[Per, ...]) -> Subject:
 
 @dataclass(frozen=True, slots=True)
 class Exceeded:
-    """The budget that has too little left for a call.
+    """A budget that has too little left for a call.
 
-    Figures are whole numbers, of money a text with six decimal places. `left` is what neither
-    was spent nor is held for calls that run.
+    Figures are integers, money a text with six decimal places. `left` is neither spent nor held for
+    running calls.
     """
 
     budget: str
@@ -103,22 +108,22 @@ class Exceeded:
     left: int | str
     needed: int | str
     resets_at: datetime | None
-    """None where it does not reset by itself."""
+    """None if it does not reset."""
     subject: Subject
-    """Whose it is."""
+    """The owner of its counter."""
 
 
 class BudgetStanding(BaseModel):
-    """How much of one limit of one budget is left now, and for whom.
+    """The remaining amount of one limit of one budget, and its owner.
 
-    `held` is reserved for calls that run. Money is a text with six decimal places.
+    `held` is reserved for running calls. Money is a text with six decimal places.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     budget: str
     subject: dict[str, str]
-    """Whose it is, such as `{"agent": "a"}`; empty means everybody's together."""
+    """For example `{"agent": "a"}`; empty for a budget shared by all callers."""
 
     period: Period
     unit: Unit
@@ -129,12 +134,92 @@ class BudgetStanding(BaseModel):
     resets_at: AwareDatetime | None
 
 
-__all__ = [
-    "Amounts",
-    "BudgetStanding",
-    "Exceeded",
-    "Spender",
-    "Subject",
-    "Unit",
-    "subject_of",
-]
+Group = Literal["principal", "agent", "session", "tool", "day"]
+GROUPS: tuple[Group, ...] = ("principal", "agent", "session", "tool", "day")
+
+MAX_ROWS = 5000
+MAX_STANDINGS = 1000
+
+_ONE = f"({'|'.join(GROUPS)})"
+
+
+class UsageQuery(BaseModel):
+    """What to add up. An absent filter excludes nothing."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    by: str = Field(default="tool", pattern=f"^{_ONE}(,{_ONE}){{0,4}}$")
+    """`principal`, `agent`, `session`, `tool` and `day` (UTC), separated by commas, each at most
+    once."""
+
+    since: Moment | None = None
+    until: Moment | None = None
+    """The first moment that is excluded."""
+
+    agent: Id | None = None
+    session: Id | None = None
+    tool: str | None = Field(default=None, min_length=1, max_length=120)
+    """`name`, or `name@version`."""
+
+    @field_validator("by", mode="before")
+    @classmethod
+    def _joined(cls, value: Any) -> Any:
+        """Programs may pass a list."""
+        return ",".join(map(str, value)) if isinstance(value, list | tuple) else value
+
+    @field_validator("by")
+    @classmethod
+    def _each_once(cls, value: str) -> str:
+        names = value.split(",")
+        if len(set(names)) != len(names):
+            raise ValueError("names one thing twice")
+        return value
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The names in `by`, in order."""
+        return cast("tuple[Group, ...]", tuple(self.by.split(",")))
+
+
+class AllUsageQuery(UsageQuery):
+    """The same for all calls, or for one principal's."""
+
+    principal: PrincipalId | None = None
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+
+class UsageRow(_Value):
+    """The sums of one group of calls; `errors` counts calls that did not end with OK."""
+
+    group: dict[Group, str | None]
+    """The group's value for each name in `by`."""
+
+    calls: int
+    errors: int
+    input_tokens: int
+    output_tokens: int
+    tokens_used: int
+    cost: dict[str, str]
+    """For each currency in the call log."""
+
+
+class UsageTable(_Value):
+    """Usage of past calls, and the standing of budgets.
+
+    `has_more` says that there are more groups or budgets than are shown. `total` is the sum of all.
+    """
+
+    by: tuple[Group, ...]
+    items: tuple[UsageRow, ...]
+    total: UsageRow
+    has_more: bool
+    budgets: tuple[BudgetStanding, ...] = ()
+
+    def with_budgets(self, standings: Sequence[BudgetStanding]) -> UsageTable:
+        """The same table with these budgets, up to a limit."""
+        has_more = self.has_more or len(standings) > MAX_STANDINGS
+        shown = tuple(standings[:MAX_STANDINGS])
+        return self.model_copy(update={"budgets": shown, "has_more": has_more})

@@ -1,8 +1,8 @@
-"""Rows of budgets' counters: what was spent, and up to where spending is durable ahead.
+"""Rows of budget counters: the amount spent, and the durable mark ahead of it.
 
-Host side. What may be spent is decided in `budgets/ledger`, in memory; here is what must survive.
-Invariant: `reserved` is at least what any engine on this state has let be spent, so that a
-start which takes it for spent can only be too strict.
+Host side. `budgets/ledger` decides in memory; this is the part that must survive. Invariant:
+`reserved` is at least the amount that any engine on this state has allowed, so counting it as spent
+after a start can only be too strict.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from fumehood.storage.schema import COUNTERS
 from fumehood.storage.writer import Job
 
 KEPT_DAYS = 30
-"""How long after its last change the counter of a day or of a session is kept."""
+"""Days that the counter of a day or session is kept after its last change."""
 
 PRUNED_AT_ONCE = 500
-"""Rows of one deletion: other writes wait for at most so many."""
+"""Rows in one deletion, so that other writes wait for a bounded time."""
 
 _OF_SESSIONS = or_(
     COUNTERS.c.subject.like("session=%"), COUNTERS.c.subject.like("%;session=%")
@@ -45,7 +45,7 @@ _OF_SESSIONS = or_(
 
 
 class CounterKey(NamedTuple):
-    """What the counters of one budget's units are found by."""
+    """The key of the counters of one budget."""
 
     budget: str
     subject: Subject
@@ -55,7 +55,7 @@ class CounterKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CounterRow:
-    """One counter. `settled` was spent; what `reserved` has beyond it may have been."""
+    """One counter. `settled` was spent; the rest of `reserved` may have been."""
 
     key: CounterKey
     unit: Unit
@@ -64,28 +64,28 @@ class CounterRow:
 
 
 class CounterTable:
-    """The table. Nothing here knows a limit."""
+    """The table of counters. It knows no limits."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def load_now(self, day: str) -> list[CounterRow]:
-        """The counters of a day and those that never reset, but sessions', for the start.
+        """At the start: today's counters and those that never reset, except sessions'.
 
         Raises:
             ReadFailed: the database cannot be read.
-            ValueError: a row holds what no engine wrote there.
+            ValueError: a row was not written by an engine.
         """
         current = COUNTERS.c.period.in_((day, Period.TOTAL.value)) & ~_OF_SESSIONS
         return self._database.read_now(lambda connection: _rows(connection, current))
 
     async def find(self, keys: Iterable[CounterKey]) -> list[CounterRow]:
-        """The counters of these keys, as far as there are any. Raises as `load_now` does."""
+        """The counters of these keys that exist. Raises as `load_now`."""
         wanted = or_(*(_is(key) for key in keys))
         return await self._database.read(lambda connection: _rows(connection, wanted))
 
     async def reserve(self, rows: Sequence[CounterRow], at: datetime) -> None:
-        """Make spending up to `reserved` durable; a mark that is higher already stays.
+        """Make spending up to `reserved` durable; a higher mark stays.
 
         Raises:
             WriteFailed: nothing may be spent on the strength of it.
@@ -93,30 +93,30 @@ class CounterTable:
         await self._database.write(_raising(rows, at))
 
     def reserve_soon(self, rows: Sequence[CounterRow], at: datetime) -> None:
-        """The same for what has been spent already, without waiting and without a promise."""
+        """The same for an amount already spent: does not wait, and may fail silently."""
         self._database.write_soon(_raising(rows, at))
 
     async def give_back(self, rows: Sequence[CounterRow], at: datetime) -> None:
-        """Lower the marks to what these rows say. Nobody may be spending from them meanwhile.
+        """Lower the marks to these rows. No call may be spending from them meanwhile.
 
         Raises:
-            WriteFailed: the marks stay as high as they are.
+            WriteFailed: the marks stay.
         """
         await self._database.write(_lowering(rows, at))
 
     def give_back_soon(self, rows: Sequence[CounterRow], at: datetime) -> None:
-        """The same without waiting. No higher mark may be on its way."""
+        """The same without waiting. No higher mark may be pending."""
         self._database.write_soon(_lowering(rows, at))
 
     def forget_soon(self, key: CounterKey) -> None:
-        """Delete a counter that nothing was spent from, without waiting."""
+        """Delete an unused counter, without waiting."""
         self._database.write_soon(lambda connection: connection.execute(_deletion(key)))
 
     async def prune(self, now: datetime) -> int:
-        """Delete what is over for long: past days and sessions. Returns how many rows went.
+        """Delete long expired days and sessions. Returns the number of rows.
 
         Raises:
-            ReadFailed, WriteFailed: the rest stays until the next time.
+            ReadFailed, WriteFailed: the rest stays until the next run.
         """
         oldest = now - timedelta(days=KEPT_DAYS)
         is_past = (COUNTERS.c.period != Period.TOTAL.value) & (
@@ -209,7 +209,7 @@ def _values(row: CounterRow, at: datetime) -> dict[str, str]:
 
 
 def _deleting(keys: Iterable[CounterKey], outdated: ColumnElement[bool]) -> Job[None]:
-    """What has been spent from since it was looked for, stays."""
+    """Keeps rows that were spent from since they were selected."""
 
     def job(connection: Connection) -> None:
         for key in keys:

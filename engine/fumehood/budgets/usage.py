@@ -1,118 +1,165 @@
-"""What calls took together: what to add up, and the sums. Values only.
+"""Usage: the sums of past calls, from the call log.
 
-The fields bear the names that they have in envelopes. Sums are exact; money is decimal.
+Host side, read only. Invariants: sums are exact, because nothing is added as a float and no sum can
+overflow; a principal gets sums of its own calls only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal, cast
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    RowMapping,
+    case,
+    cast,
+    func,
+    select,
+)
 
-from fumehood.budgets.model import BudgetStanding
-from fumehood.core.call import Id
-from fumehood.core.call_log import Moment
-from fumehood.identity.agent import PrincipalId
+from fumehood.budgets.model import MAX_ROWS, Group, UsageQuery, UsageRow, UsageTable
+from fumehood.storage.calls import as_kept
+from fumehood.storage.database import Database
+from fumehood.storage.schema import CALLS
 
-Group = Literal["principal", "agent", "session", "tool", "day"]
-GROUPS: tuple[Group, ...] = ("principal", "agent", "session", "tool", "day")
+HIGH = 1 << 32
+"""Columns are added in two halves, because a tool may report 2^63 - 1 tokens twice."""
 
-MAX_ROWS = 5000
-MAX_STANDINGS = 1000
+MILLION = 1_000_000
 
-_ONE = f"({'|'.join(GROUPS)})"
+_DAY_CHARACTERS = 10
 
+_GROUP_COLUMNS: dict[Group, ColumnElement[Any]] = {
+    "principal": CALLS.c.principal_id,
+    "agent": CALLS.c.agent_id,
+    "session": CALLS.c.session_id,
+    "tool": CALLS.c.tool,
+    "day": func.substr(CALLS.c.at, 1, _DAY_CHARACTERS),
+}
 
-class UsageQuery(BaseModel):
-    """What to add up. Absent filters hold nothing back."""
+_ADDED: dict[str, ColumnElement[Any]] = {
+    "calls": func.count(),
+    "errors": func.sum(case((CALLS.c.code != "OK", 1), else_=0)),
+}
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-    by: str = Field(default="tool", pattern=f"^{_ONE}(,{_ONE}){{0,4}}$")
-    """`principal`, `agent`, `session`, `tool` and `day` (UTC), with commas between; each once."""
-
-    since: Moment | None = None
-    until: Moment | None = None
-    """The first moment that is too late."""
-
-    agent: Id | None = None
-    session: Id | None = None
-    tool: str | None = Field(default=None, min_length=1, max_length=120)
-    """`name`, or `name@version`."""
-
-    @field_validator("by", mode="before")
-    @classmethod
-    def _joined(cls, value: Any) -> Any:
-        """A program may give a list."""
-        return ",".join(map(str, value)) if isinstance(value, list | tuple) else value
-
-    @field_validator("by")
-    @classmethod
-    def _each_once(cls, value: str) -> str:
-        names = value.split(",")
-        if len(set(names)) != len(names):
-            raise ValueError("names one thing twice")
-        return value
-
-    @property
-    def groups(self) -> tuple[Group, ...]:
-        """What `by` names, in its order."""
-        return cast("tuple[Group, ...]", tuple(self.by.split(",")))
+_LARGE: dict[str, ColumnElement[Any]] = {
+    "input_tokens": CALLS.c.input_tokens,
+    "output_tokens": CALLS.c.output_tokens,
+    "tokens_used": CALLS.c.tokens_used,
+    # Always six decimal places, so that without its point it counts millionths.
+    "cost": cast(func.replace(CALLS.c.cost, ".", ""), BigInteger),
+}
 
 
-class AllUsageQuery(UsageQuery):
-    """The same of everybody's calls, or of one principal's."""
+class UsageLog:
+    """Adds up the call log."""
 
-    principal: PrincipalId | None = None
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
+    async def table(self, query: UsageQuery, principal_id: str | None = None) -> UsageTable:
+        """One principal's calls, or all calls; includes every call that has ended by now.
 
-class _Value(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class UsageRow(_Value):
-    """The sums of one group of calls; `errors` are those that did not end with OK."""
-
-    group: dict[Group, str | None]
-    """What they have in common: a value for each name in `by`."""
-
-    calls: int
-    errors: int
-    input_tokens: int
-    output_tokens: int
-    tokens_used: int
-    cost: dict[str, str]
-    """Of each currency that was ever accounted in."""
+        Raises:
+            ReadFailed: the database cannot be read.
+        """
+        await self._database.flush()
+        return await self._database.read(lambda connection: _table(connection, query, principal_id))
 
 
-class UsageTable(_Value):
-    """What calls took, and what budgets have left.
+def _table(connection: Connection, query: UsageQuery, principal_id: str | None) -> UsageTable:
+    wanted = _filters(query, principal_id)
+    rows = _summed(connection, wanted, query.groups, MAX_ROWS + 1)
+    total = _summed(connection, wanted, (), None) or [_nothing()]
+    return UsageTable(
+        by=query.groups,
+        items=tuple(rows[:MAX_ROWS]),
+        total=total[0],
+        has_more=len(rows) > MAX_ROWS,
+    )
 
-    `has_more` says that there are more groups, or more budgets, than are shown. `total` counts
-    all of them.
+
+def _filters(query: UsageQuery, principal_id: str | None) -> list[ColumnElement[bool]]:
+    filters = []
+    if principal_id is not None:
+        filters.append(CALLS.c.principal_id == principal_id)
+    if query.since is not None:
+        filters.append(CALLS.c.at >= as_kept(query.since))
+    if query.until is not None:
+        filters.append(CALLS.c.at < as_kept(query.until))
+    if query.agent is not None:
+        filters.append(CALLS.c.agent_id == query.agent)
+    if query.session is not None:
+        filters.append(CALLS.c.session_id == query.session)
+    if query.tool is not None:
+        name, at, version = query.tool.partition("@")
+        filters.append(CALLS.c.tool == name)
+        if at:
+            filters.append(CALLS.c.version == version)
+    return filters
+
+
+def _summed(
+    connection: Connection,
+    wanted: Sequence[ColumnElement[bool]],
+    groups: Sequence[Group],
+    limit: int | None,
+) -> list[UsageRow]:
+    """A row for each group, in the order of the group's keys.
+
+    Each currency is a row of its own here and joined later, so the limit never cuts a group apart.
     """
+    keys = [_GROUP_COLUMNS[group] for group in groups]
+    chosen = (
+        select(
+            *(key.label(f"key_{group}") for key, group in zip(keys, groups, strict=True)),
+            CALLS.c.currency,
+            *(added.label(name) for name, added in _ADDED.items()),
+            *_halves(),
+        )
+        .where(*wanted)
+        .group_by(*keys, CALLS.c.currency)
+        .order_by(*keys, CALLS.c.currency)
+    )
+    together: dict[tuple[Any, ...], list[RowMapping]] = {}
+    for row in connection.execute(chosen).mappings():
+        key = tuple(row[f"key_{group}"] for group in groups)
+        if key not in together and limit is not None and len(together) == limit:
+            break
+        together.setdefault(key, []).append(row)
+    return [_row(dict(zip(groups, key, strict=True)), rows) for key, rows in together.items()]
 
-    by: tuple[Group, ...]
-    items: tuple[UsageRow, ...]
-    total: UsageRow
-    has_more: bool
-    budgets: tuple[BudgetStanding, ...] = ()
 
-    def with_budgets(self, standings: Sequence[BudgetStanding]) -> UsageTable:
-        """The same table with these budgets, up to a limit."""
-        has_more = self.has_more or len(standings) > MAX_STANDINGS
-        shown = tuple(standings[:MAX_STANDINGS])
-        return self.model_copy(update={"budgets": shown, "has_more": has_more})
+def _halves() -> Iterable[ColumnElement[Any]]:
+    for name, column in _LARGE.items():
+        yield func.sum(column // HIGH).label(f"{name}_high")
+        yield func.sum(column % HIGH).label(f"{name}_low")
 
 
-__all__ = [
-    "GROUPS",
-    "MAX_ROWS",
-    "MAX_STANDINGS",
-    "AllUsageQuery",
-    "Group",
-    "UsageQuery",
-    "UsageRow",
-    "UsageTable",
-]
+def _row(group: dict[Group, str | None], rows: Sequence[RowMapping]) -> UsageRow:
+    return UsageRow(
+        group=group,
+        calls=sum(row["calls"] for row in rows),
+        errors=sum(row["errors"] for row in rows),
+        input_tokens=sum(_whole(row, "input_tokens") for row in rows),
+        output_tokens=sum(_whole(row, "output_tokens") for row in rows),
+        tokens_used=sum(_whole(row, "tokens_used") for row in rows),
+        cost={row["currency"]: _money(_whole(row, "cost")) for row in rows},
+    )
+
+
+def _whole(row: RowMapping, name: str) -> int:
+    return int(row[f"{name}_high"]) * HIGH + int(row[f"{name}_low"])
+
+
+def _money(millionths: int) -> str:
+    return f"{millionths // MILLION}.{millionths % MILLION:06}"
+
+
+def _nothing() -> UsageRow:
+    return UsageRow(
+        group={}, calls=0, errors=0, input_tokens=0, output_tokens=0, tokens_used=0, cost={}
+    )

@@ -48,8 +48,8 @@ def _cure(state: Path) -> str:
     """Say how to get an approver while an engine runs."""
     from fumehood.identity import store as identities
     from fumehood.identity.approvers import ADD
+    from fumehood.storage.database import reading
     from fumehood.storage.errors import StoreError
-    from fumehood.storage.offline import reading
 
     with suppress(StoreError), reading(state) as connection:
         if identities.all_approvers(connection):

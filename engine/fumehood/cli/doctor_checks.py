@@ -97,8 +97,8 @@ def _approvers(config: Config) -> Finding:
     from fumehood.core.identity import Scope
     from fumehood.identity import store as identities
     from fumehood.identity.approvers import cure_of_none
+    from fumehood.storage.database import reading
     from fumehood.storage.errors import StoreError
-    from fumehood.storage.offline import reading
 
     decides = config.webhook is not None and config.webhook.may_decide
     if not _has_database(config.state_directory):
@@ -163,9 +163,9 @@ def _registered(state: Path) -> Iterator[ToolDefinition]:
     """Yield the tools registered over the control socket, as far as they can be read."""
     from fumehood.core.errors import EngineError
     from fumehood.registry.definitions import parse_definition
-    from fumehood.registry.store import all_definitions
+    from fumehood.registry.registrations import all_definitions
+    from fumehood.storage.database import reading
     from fumehood.storage.errors import StoreError
-    from fumehood.storage.offline import reading
 
     if not _has_database(state):
         return
@@ -195,8 +195,8 @@ def _webhook(config: Config) -> Finding:
 def _audit_key(state: Path) -> Finding:
     from fumehood.audit.chain import head_of, key_id_after
     from fumehood.audit.keys import CURRENT, all_keys
+    from fumehood.storage.database import reading
     from fumehood.storage.errors import StoreError
-    from fumehood.storage.offline import reading
 
     if not _has_database(state):
         return Finding("audit key", "ok", "will be created by `fumehood serve`")

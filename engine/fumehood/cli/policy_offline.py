@@ -18,11 +18,9 @@ from fumehood.config import Config
 from fumehood.core.errors import ToolNotFound
 from fumehood.core.tool import ToolDefinition
 from fumehood.pipeline.coerce import coerce
-from fumehood.policy.decision import CallFacts, Verdict
-from fumehood.policy.loader import check_policy
-from fumehood.policy.model import ExplainWish, Explanation, Policy, PolicyError
+from fumehood.policy.loader import check_policy, plain_words
+from fumehood.policy.model import CallFacts, ExplainWish, Explanation, Policy, PolicyError, Verdict
 from fumehood.policy.service import PolicyGate
-from fumehood.policy.shape import plain_words
 from fumehood.protocol.files import FileFault, Lines, line_of, one_line, read_values
 from fumehood.registry.directory import ToolDirectory
 from fumehood.registry.discover import discover

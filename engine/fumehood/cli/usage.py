@@ -15,8 +15,7 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from fumehood.budgets.model import BudgetStanding
-from fumehood.budgets.usage import GROUPS, MAX_ROWS, UsageRow, UsageTable
+from fumehood.budgets.model import GROUPS, MAX_ROWS, BudgetStanding, UsageRow, UsageTable
 from fumehood.cli.escaping import visible
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.options import AsJson, CredentialStdin, OfAgent, OfTool, Until, moment

@@ -20,7 +20,7 @@ from fumehood.answers import (
     ToolList,
     WrittenFile,
 )
-from fumehood.budgets.usage import UsageTable
+from fumehood.budgets.model import UsageTable
 from fumehood.client.api_request import (
     ANSWER_GRACE_S,
     CONNECT_TIMEOUT_S,

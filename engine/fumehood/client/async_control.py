@@ -24,7 +24,7 @@ from fumehood.answers import (
     ToolWithSource,
 )
 from fumehood.audit.model import AuditRotation, AuditVerdict
-from fumehood.budgets.usage import UsageTable
+from fumehood.budgets.model import UsageTable
 from fumehood.client.api_request import (
     ANSWER_GRACE_S,
     CONNECT_TIMEOUT_S,
@@ -38,8 +38,15 @@ from fumehood.client.async_transport import AsyncTransport
 from fumehood.core.identity import Scope
 from fumehood.core.json_types import JsonObject
 from fumehood.core.keywords import AllUsageKeywords, show_keywords
-from fumehood.identity.agent import Agent, Binding
-from fumehood.identity.authority import ApproverInfo, Change, MadeApprover, MadeToken, TokenInfo
+from fumehood.identity.model import (
+    Agent,
+    ApproverInfo,
+    Binding,
+    Change,
+    MadeApprover,
+    MadeToken,
+    TokenInfo,
+)
 from fumehood.policy.model import Explanation, PolicyStatus
 
 VERIFY_S = 600.0

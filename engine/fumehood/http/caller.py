@@ -16,7 +16,7 @@ from fumehood.core.identity import OVERFLOW_UID, Peer, Principal, Scope
 from fumehood.engine import Engine
 from fumehood.http.answers import engine_of
 from fumehood.identity import approvers, tokens
-from fumehood.identity.scopes import require_caller
+from fumehood.identity.principals import require_caller
 
 BEARER = "bearer "
 MAX_CREDENTIAL_CHARACTERS = 200

@@ -1,8 +1,8 @@
 """Agents and their tools: in memory for every call, in the database for the next start.
 
-Host side, read by `pipeline/resolve` and the faces. Invariant: a change is in the database
-before anybody sees it; an agent that is not known, switched off or not the principal's to
-speak for looks the same.
+Host side, used by `pipeline/resolve` and the faces. Invariants: a change is in the database before
+any caller sees it; an unknown agent, a disabled one and one that the principal may not speak for
+look the same.
 """
 
 from __future__ import annotations
@@ -21,21 +21,20 @@ from fumehood.core.errors import (
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import ToolDefinition
-from fumehood.identity import agent_store as rows
-from fumehood.identity.agent import Agent, Binding
-from fumehood.identity.agent_view import seen_by_agent
-from fumehood.registry.filtering import LeftOut
+from fumehood.identity import store as rows
+from fumehood.identity.model import Agent, Binding
 from fumehood.registry.index import ToolIndex
+from fumehood.registry.listing import LeftOut
 from fumehood.storage.changes import OneChange, recorded, stamp
 from fumehood.storage.database import Database
 
 MAX_AGENTS = 10_000
 MAX_BINDINGS = 1_000
-"""Tools of one agent."""
+"""For one agent."""
 
 
 class Agents:
-    """Every agent with its bindings."""
+    """All agents with their bindings."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -48,34 +47,32 @@ class Agents:
         self._index_speakers()
 
     def spoken_for_by(self, principal_id: str) -> frozenset[str]:
-        """The agents that name this principal."""
+        """The agents that this principal may speak for."""
         return self._spoken_for.get(principal_id, frozenset())
 
     def find(self, agent_id: str) -> Agent | None:
-        """The agent, if there is one."""
         return self._agents.get(agent_id)
 
     def get(self, agent_id: str) -> Agent:
-        """Raises ResourceNotFound where there is none."""
+        """Raises ResourceNotFound if there is none."""
         if agent_id not in self._agents:
             raise _unknown(agent_id)
         return self._agents[agent_id]
 
     def all(self) -> list[Agent]:
-        """Every agent by id."""
         return [self._agents[agent_id] for agent_id in sorted(self._agents)]
 
     def bindings(self, agent_id: str) -> list[Binding]:
-        """An agent's bindings in its order, those that are switched off included."""
+        """An agent's bindings in order, including disabled ones."""
         found = self._bindings.get(self.get(agent_id).id, {}).values()
         return sorted(found, key=lambda binding: (binding.sort_order, binding.tool))
 
     def binding(self, agent_id: str, tool_name: str) -> Binding | None:
-        """The binding of one tool, by the tool's name."""
+        """The binding of a tool, by the tool's name."""
         return self._bindings.get(agent_id, {}).get(tool_name)
 
     def tools(self, agent_id: str, index: ToolIndex) -> tuple[list[ToolDefinition], list[LeftOut]]:
-        """An agent's tools in its order, as it sees them; and those it cannot have now."""
+        """An agent's tools in order, as the agent sees them; and those that are unavailable now."""
         seen: list[ToolDefinition] = []
         left_out: list[LeftOut] = []
         for binding in self.bindings(agent_id):
@@ -91,17 +88,17 @@ class Agents:
         return seen, left_out
 
     async def create(self, agent: Agent, *, by: Principal, now: datetime) -> None:
-        """Make an agent.
+        """Create an agent.
 
         Raises:
-            IdempotencyConflict: there is one of this id.
+            IdempotencyConflict: the id is taken.
             InvalidParams: too many agents.
         """
         async with self._changing():
             if agent.id in self._agents:
-                raise IdempotencyConflict(f"There is an agent {agent.id!r} already.")
+                raise IdempotencyConflict(f"The agent {agent.id!r} already exists.")
             if len(self._agents) >= MAX_AGENTS:
-                raise InvalidParams(f"There are {MAX_AGENTS} agents already.")
+                raise InvalidParams(f"There are already {MAX_AGENTS} agents.")
             await self._put("agent.create", agent, by, now)
 
     async def update(self, agent: Agent, *, by: Principal, now: datetime) -> None:
@@ -111,7 +108,7 @@ class Agents:
             await self._put("agent.update", agent, by, now)
 
     async def delete(self, agent_id: str, *, by: Principal, now: datetime) -> None:
-        """Remove an agent with its bindings. Raises ResourceNotFound."""
+        """Delete an agent with its bindings. Raises ResourceNotFound."""
         async with self._changing():
             self.get(agent_id)
             await self._write(
@@ -123,13 +120,13 @@ class Agents:
             self._index_speakers()
 
     async def bind(self, agent_id: str, binding: Binding, *, by: Principal, now: datetime) -> None:
-        """Give an agent a tool, or change how it has it. One binding a tool's name.
+        """Bind a tool to an agent, or replace its binding. One binding for each tool name.
 
         Raises:
             ResourceNotFound: there is no such agent.
             InvalidParams: too many tools.
         """
-        # Which arguments, not their values: those may be private.
+        # Names only: the values may be private.
         details: JsonObject = {
             "tool": binding.tool,
             "fixed": sorted(binding.fixed),
@@ -139,7 +136,7 @@ class Agents:
         async with self._changing():
             bound = self._bindings.get(self.get(agent_id).id, {})
             if binding.tool_name not in bound and len(bound) >= MAX_BINDINGS:
-                raise InvalidParams(f"The agent has {MAX_BINDINGS} tools already.")
+                raise InvalidParams(f"The agent already has {MAX_BINDINGS} tools.")
             await self._write(
                 lambda connection: rows.put_binding(connection, agent_id, binding),
                 "agent.bind", agent_id, details, by, now,
@@ -147,7 +144,7 @@ class Agents:
             self._bindings.setdefault(agent_id, {})[binding.tool_name] = binding
 
     async def unbind(self, agent_id: str, tool_name: str, *, by: Principal, now: datetime) -> None:
-        """Take a tool from an agent. Raises ResourceNotFound."""
+        """Remove a tool from an agent. Raises ResourceNotFound."""
         async with self._changing():
             self.get(agent_id)
             if self.binding(agent_id, tool_name) is None:
@@ -189,3 +186,35 @@ class Agents:
 
 def _unknown(agent_id: str) -> ResourceNotFound:
     return ResourceNotFound(f"There is no agent {agent_id[:80]!r}.")
+
+
+def seen_by_agent(tool: ToolDefinition, binding: Binding) -> ToolDefinition:
+    """The tool definition as the agent sees it.
+
+    Arguments that the binding fixes are neither named nor described; those with a default are
+    optional. Calls are still checked against the full definition.
+    """
+    if not binding.fixed and not binding.defaults:
+        return tool
+    parameters = dict(tool.parameters)
+    properties = parameters.get("properties", {})
+    parameters["properties"] = {
+        name: _with_default(schema, name, binding)
+        for name, schema in properties.items()
+        if name not in binding.fixed
+    }
+    if "required" in parameters:
+        given = binding.fixed.keys() | binding.defaults.keys()
+        parameters["required"] = [name for name in parameters["required"] if name not in given]
+    examples = tuple(
+        {name: value for name, value in example.items() if name not in binding.fixed}
+        for example in tool.input_examples
+    )
+    return tool.model_copy(update={"parameters": parameters, "input_examples": examples})
+
+
+def _with_default(schema: object, name: str, binding: Binding) -> object:
+    if name not in binding.defaults or not isinstance(schema, dict):
+        return schema
+    shown: JsonObject = {**schema, "default": binding.defaults[name]}
+    return shown

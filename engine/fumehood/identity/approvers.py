@@ -1,9 +1,9 @@
-"""Approvers: people whose credential, not whose uid, gives authority.
+"""Approvers: people who have authority through a credential, not through their uid.
 
-Host side. The first one is made while no engine serves from the state directory, and only where
-none ever existed; every later one by one who has `admin`. Invariant: nothing that a socket offers
-makes the first one, nothing that a caller's socket offers makes, changes or removes any, and there
-is always one left with `admin`.
+Host side. The first approver is made while no engine serves the state directory, and only if none
+ever existed; an approver with `admin` makes all others. Invariants: no request over a socket makes
+the first approver; no request over a caller's socket makes, changes or removes any; there is always
+an approver with `admin`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from fumehood.core.errors import (
 )
 from fumehood.core.identity import Principal, Scope
 from fumehood.identity import store as identities
-from fumehood.identity.authority import ApproverInfo
 from fumehood.identity.credentials import (
     CredentialCache,
     Presented,
@@ -35,6 +34,7 @@ from fumehood.identity.credentials import (
     parse_credential,
     slow_hash,
 )
+from fumehood.identity.model import ApproverInfo
 from fumehood.storage.changes import OneChange, recorded, stamp
 from fumehood.storage.database import Database
 from fumehood.storage.errors import StoreError, WriteFailed, understood
@@ -45,19 +45,19 @@ GRANTABLE = frozenset({Scope.APPROVE, Scope.ADMIN})
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}", re.ASCII)
 
 CHECKS_AT_ONCE = 2
-"""Each guess costs a thread 40 ms and 16 MB (`identity/credentials.py`)."""
+"""Each check costs a thread 40 ms and 16 MB (`identity/credentials.py`)."""
 
 FIRST_NAME = "owner"
 INIT = "`fumehood approvers init`, while no engine runs; then start it again"
-ADD = "`fumehood approvers add NAME`, with the credential of one who has admin"
+ADD = "`fumehood approvers add NAME`, with the credential of an approver who has admin"
 
 MAX_WAITING_CHECKS = 32
-"""Beyond it who guesses in parallel is refused at once, instead of filling the daemon."""
+"""Further parallel guesses are refused at once, so that they do not fill the daemon."""
 
 
 @dataclass(frozen=True, slots=True)
 class Approver:
-    """What is known of an approver; the credential is not."""
+    """An approver as stored, without the credential."""
 
     id: str
     name: str
@@ -70,12 +70,12 @@ class Approver:
 
     @property
     def principal(self) -> Principal:
-        """Whom this credential stands for. It may never call."""
+        """The principal of this credential. It can never call tools."""
         return Principal(f"approver:{self.name}", self.scopes)
 
     @property
     def info(self) -> ApproverInfo:
-        """What an administrator is shown."""
+        """As administrators see it."""
         return ApproverInfo(
             name=self.name,
             scopes=tuple(sorted(self.scopes)),
@@ -86,7 +86,7 @@ class Approver:
 
 
 class Approvers:
-    """Every approver, in memory and in the database."""
+    """All approvers, in memory and in the database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -97,29 +97,29 @@ class Approvers:
 
     @property
     def cure(self) -> str:
-        """What the operator can do, as things stand, to have one more who may be asked."""
+        """How the operator can add an approver in the current state."""
         return cure_of_none(any_there=bool(self.current()))
 
     async def principal_of(self, text: str) -> Principal:
-        """Who presents this credential.
+        """The approver that presents this credential.
 
         Raises:
-            Unauthorized: nobody that is known; it does not say what is wrong.
+            Unauthorized: unknown; the message does not say what is wrong.
             RateLimited: too many credentials are being checked.
         """
         presented = parse_credential(text)
         approver = self._approvers.get(presented.id) if presented is not None else None
         if approver is None or not self._right.has(text):
             approver = await self._check(text, presented, approver)
-        # Looked up again: it may have been taken back while the hash was made.
+        # Look again: it may have been removed while the hash was computed.
         if self._approvers[approver.id].removed_at is not None:
-            raise Unauthorized("This credential was taken back. Do not retry.")
+            raise Unauthorized("This credential was revoked. Do not retry.")
         return approver.principal
 
     async def _check(
         self, text: str, presented: Presented | None, approver: Approver | None
     ) -> Approver:
-        """Whose credential it is, found out slowly, and as slowly where it is nobody's."""
+        """The approver of a credential. Takes as long if there is none."""
         if self._checking.statistics().tasks_waiting >= MAX_WAITING_CHECKS:
             raise RateLimited(
                 "Too many credentials are being checked. Try again later.", retry_after_ms=2000
@@ -135,26 +135,26 @@ class Approvers:
         return approver
 
     def current(self) -> list[Approver]:
-        """Those who have authority now, oldest first."""
+        """The approvers who have authority now, oldest first."""
         current = [a for a in self._approvers.values() if a.removed_at is None]
         return sorted(current, key=lambda approver: (approver.created_at, approver.id))
 
     async def add(
         self, name: str, scopes: Iterable[Scope], *, by: Principal, now: datetime
     ) -> tuple[Approver, str]:
-        """Make an approver; the second value is the credential, shown only here.
+        """Add an approver; the second value is the credential, shown only here.
 
         Raises:
-            InvalidParams: a name that cannot be one, or scopes other than approve and admin.
+            InvalidParams: an invalid name, or scopes other than approve and admin.
             IdempotencyConflict: the name was used before.
         """
         granted = frozenset(scopes)
         if not granted or not granted <= GRANTABLE:
-            raise InvalidParams("An approver has approve, admin, or both.", fields=["scopes"])
+            raise InvalidParams("An approver needs approve, admin, or both.", fields=["scopes"])
         _require_name(name)
         async with self._changing():
             if any(approver.name == name for approver in self._approvers.values()):
-                raise IdempotencyConflict(f"There was an approver {name!r} already.")
+                raise IdempotencyConflict(f"There already was an approver {name!r}.")
             row, text = await anyio.to_thread.run_sync(_new_row, name, granted, by.id, now)
             await self._database.write(
                 recorded(
@@ -170,11 +170,11 @@ class Approvers:
         return self._approvers[row["id"]], text
 
     async def remove(self, name: str, *, by: Principal, now: datetime) -> Approver:
-        """Take an approver's authority back.
+        """Remove an approver.
 
         Raises:
-            ResourceNotFound: there is none of this name.
-            PermissionDenied: nobody with `admin` would be left.
+            ResourceNotFound: there is no approver with this name.
+            PermissionDenied: no approver with `admin` would be left.
         """
         async with self._changing():
             found = self._removable(name)
@@ -191,13 +191,13 @@ class Approvers:
         return self._approvers[found.id]
 
     def _removable(self, name: str) -> Approver:
-        """The approver, unless without it nobody would have `admin`."""
+        """The approver, unless it is the last one with `admin`."""
         found = next((approver for approver in self.current() if approver.name == name), None)
         if found is None:
             raise ResourceNotFound(f"There is no approver {name[:80]!r}.")
         if not any(a.id != found.id and Scope.ADMIN in a.scopes for a in self.current()):
             raise PermissionDenied(
-                "Nobody with admin would be left. Add another one first. Do not retry."
+                "No approver with admin would be left. Add another one first. Do not retry."
             )
         return found
 
@@ -206,15 +206,15 @@ class Approvers:
 
 
 def cure_of_none(*, any_there: bool) -> str:
-    """What makes somebody who may approve; of those who are there, one has admin."""
+    """How to add an approver with `approve`; if any approver exists, one has `admin`."""
     return ADD if any_there else INIT
 
 
 def had_approver(database: Database) -> bool:
-    """Whether an approver exists or ever existed: rows of removed ones stay.
+    """Whether an approver exists or ever existed; rows of removed ones stay.
 
     Raises:
-        DamagedState: what stands there cannot be read.
+        DamagedState: the rows cannot be read.
     """
     with understood("approvers"):
         return bool(database.read_now(identities.all_approvers))
@@ -223,23 +223,22 @@ def had_approver(database: Database) -> bool:
 def make_first_approver(
     database: Database, name: str, now: datetime, show: Callable[[str], None] = lambda _: None
 ) -> str:
-    """Make the first approver; returns the credential.
+    """Add the first approver; returns the credential.
 
-    `show` gets the credential before the approver exists: a crash in between leaves a credential
-    that is good for nothing, never an approver whose credential was not shown.
-
-    Only for a process that holds the lock of the state directory.
+    `show` gets the credential before the approver exists: a crash in between leaves a useless
+    credential, never an approver whose credential was not shown. Only for a process that holds the
+    lock of the state directory.
 
     Raises:
-        InvalidParams: a name that cannot be one.
+        InvalidParams: an invalid name.
         PermissionDenied: an approver exists, or existed.
-        DamagedState: what stands there cannot be read.
+        DamagedState: the rows cannot be read.
         StoreError: the approver could not be written; the credential is not valid.
     """
     _require_name(name)
     if had_approver(database):
         raise PermissionDenied(
-            "This state directory has had its first approver already. Further ones are made with "
+            "This state directory already had its first approver. Others are added with "
             "an administrator's credential: fumehood approvers add NAME"
         )
     row, text = _new_row(name, GRANTABLE, "init", now)

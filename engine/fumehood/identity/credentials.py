@@ -1,7 +1,7 @@
-"""Credentials: how they are written, told apart and kept. Used by `tokens` and `approvers`.
+"""Credentials: their format and their hashes. Used by `tokens` and `approvers`.
 
-Host side. Invariant: a secret is shown once, when it is made; what is kept of it cannot be
-used to answer for it, and comparing takes the same time whatever is wrong.
+Host side. Invariants: a secret is shown once, when it is made; the stored hash cannot be used in
+its place; a comparison takes the same time whatever is wrong.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ SECRET_BYTES = 32
 _FORM = re.compile(r"(fht|fha)_([0-9a-f]{16})_([A-Za-z0-9_-]{43})", re.ASCII)
 
 SCRYPT_N, SCRYPT_R, SCRYPT_P = 2**14, 8, 1
-"""About 40 ms and 16 MB a guess. *Source*: RFC 7914 and OWASP's minimum for interactive use."""
+"""About 40 ms and 16 MB for each guess. *Source*: RFC 7914 and OWASP's minimum for interactive use.
+"""
 
 RECENT_S = 60.0
 MOST_RECENT = 64
@@ -25,7 +26,7 @@ MOST_RECENT = 64
 
 @dataclass(frozen=True, slots=True)
 class Presented:
-    """A credential as somebody gave it."""
+    """A credential as presented by a caller."""
 
     kind: str
     id: str
@@ -33,33 +34,33 @@ class Presented:
 
 
 def make_credential(kind: str) -> tuple[str, str, str]:
-    """A new one: its id, its secret, and the text that is shown once."""
+    """Make a credential: its id, its secret, and the text that is shown once."""
     identifier, secret = secrets.token_hex(8), secrets.token_urlsafe(SECRET_BYTES)
     return identifier, secret, f"{kind}_{identifier}_{secret}"
 
 
 def parse_credential(text: str) -> Presented | None:
-    """The parts of a credential; None where it has no such form."""
+    """Split a credential; None if the text has another format."""
     match = _FORM.fullmatch(text)
     return Presented(*match.groups()) if match else None
 
 
 def quick_hash(secret: str) -> bytes:
-    """Of a token: 256 random bits need no slow hash."""
+    """The hash of a token: 256 random bits need no slow hash."""
     return hashlib.sha256(secret.encode()).digest()
 
 
 def slow_hash(secret: str, salt: bytes) -> bytes:
-    """Of an approver's secret, which a person may come to keep in bad places."""
+    """The hash of an approver's secret, which a person might store carelessly."""
     return hashlib.scrypt(
         secret.encode(), salt=salt, n=SCRYPT_N, r=SCRYPT_R, p=SCRYPT_P, maxmem=64 << 20
     )
 
 
 class CredentialCache:
-    """Credentials that were right a moment ago, so that people do not pay for each request.
+    """Caches recently verified credentials, so that not every request pays for the slow hash.
 
-    In memory only, as keyed hashes under a key of this process. Who guesses is never in it.
+    In memory only, as keyed hashes under a key of this process. Wrong credentials are never added.
     """
 
     def __init__(self) -> None:
@@ -67,13 +68,13 @@ class CredentialCache:
         self._until: dict[bytes, float] = {}
 
     def add(self, text: str) -> None:
-        """This one has just been found to be right."""
+        """Remember a verified credential."""
         if len(self._until) >= MOST_RECENT:
             del self._until[next(iter(self._until))]
         self._until[self._mark(text)] = time.monotonic() + RECENT_S
 
     def has(self, text: str) -> bool:
-        """Whether exactly this text was right, less than a minute ago."""
+        """Whether exactly this text was verified less than a minute ago."""
         mark = self._mark(text)
         until = self._until.get(mark)
         if until is None:

@@ -1,8 +1,8 @@
-"""Tokens: principals that are not the peer's uid. Shown once, hashed at rest, revocable.
+"""Tokens: principals that do not depend on the peer's uid. Shown once, stored as hashes, revocable.
 
-Host side, asked by the faces for every request that brings one. Invariant: a token that is
-wrong, expired, revoked or of another kind gives nobody, never the peer's own identity; and one
-that has expired stays so, whatever becomes of the clock.
+Host side, used by the faces for every request with a token. Invariants: a token that is wrong,
+expired, revoked or of another kind authenticates no principal, and never falls back to the peer's
+own; an expired token stays expired if the clock is set back.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from fumehood.core.errors import InvalidParams, ResourceNotFound, Unauthorized
 from fumehood.core.identity import Principal, Scope
 from fumehood.core.json_types import JsonObject
 from fumehood.identity import store as identities
-from fumehood.identity.authority import TokenInfo
 from fumehood.identity.credentials import make_credential, parse_credential, quick_hash
+from fumehood.identity.model import TokenInfo
 from fumehood.storage.changes import OneChange, recorded, stamp
 from fumehood.storage.database import Database
 
@@ -25,12 +25,12 @@ KIND = "fht"
 MAX_TOKENS = 10_000
 AUTHORITY = frozenset({Scope.APPROVE, Scope.ADMIN})
 RESERVED_PRINCIPALS = "approver:"
-"""How an approver's principal begins: a token in an approver's name would hide who decided."""
+"""Prefix of approvers' principals: a token with such a principal would hide who decided."""
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What is known of a token; its secret is not."""
+    """A token as stored, without its secret."""
 
     id: str
     name: str
@@ -44,11 +44,10 @@ class Token:
     secret_hash: bytes
 
     def is_valid(self, now: datetime) -> bool:
-        """Neither revoked nor expired."""
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
 
     def info(self, now: datetime) -> TokenInfo:
-        """What an administrator is shown."""
+        """As administrators see it."""
         return TokenInfo(
             id=self.id,
             name=self.name,
@@ -64,7 +63,7 @@ class Token:
 
 
 class Tokens:
-    """Every token, in memory and in the database."""
+    """All tokens, in memory and in the database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -74,11 +73,10 @@ class Tokens:
         self._latest = max(made, default=datetime.min.replace(tzinfo=UTC))
 
     def principal_of(self, text: str, now: datetime) -> Principal:
-        """Who presents this token.
+        """The principal of this token.
 
         Raises:
-            Unauthorized: nobody that is known. Who holds no such secret does not learn which
-                tokens there are.
+            Unauthorized: unknown. The message does not tell which tokens exist.
         """
         presented = parse_credential(text)
         token = self._tokens.get(presented.id) if presented is not None else None
@@ -87,14 +85,14 @@ class Tokens:
         matches = hmac.compare_digest(known, given)
         if presented is None or presented.kind != KIND or token is None or not matches:
             raise Unauthorized("This token is not known. Do not retry.")
-        # A clock that is set back would give an expired token its life again.
+        # A clock that is set back must not revive an expired token.
         self._latest = max(self._latest, now)
         if not token.is_valid(self._latest):
             raise Unauthorized("This token has expired or was revoked. Do not retry.")
         return Principal(token.principal_id, token.scopes, token.agents, token.id)
 
     def principal_of_id(self, token_id: str, now: datetime) -> Principal | None:
-        """Whom a token stands for that was presented before; None where it counts no more."""
+        """The principal of a token that was presented before; None if it is no longer valid."""
         token = self._tokens.get(token_id)
         self._latest = max(self._latest, now)
         if token is None or not token.is_valid(self._latest):
@@ -102,7 +100,6 @@ class Tokens:
         return Principal(token.principal_id, token.scopes, token.agents, token.id)
 
     def all(self) -> list[Token]:
-        """Every token, oldest first."""
         return sorted(self._tokens.values(), key=lambda token: (token.created_at, token.id))
 
     async def new(
@@ -116,7 +113,7 @@ class Tokens:
         by: Principal,
         now: datetime,
     ) -> tuple[Token, str]:
-        """Make a token; the second value is the text to give away, shown only here.
+        """Make a token; the second value is the secret text, shown only here.
 
         Raises:
             InvalidParams: no scope, `call` together with authority, an approver's name, an
@@ -150,16 +147,16 @@ class Tokens:
         )
         async with self._changing():
             if len(self._tokens) >= MAX_TOKENS:
-                raise InvalidParams(f"There are {MAX_TOKENS} tokens already.")
+                raise InvalidParams(f"There are already {MAX_TOKENS} tokens.")
             await self._database.write(job)
             token = self._tokens[identifier] = _token(row)
         return token, text
 
     async def revoke(self, token_id: str, *, by: Principal, now: datetime) -> Token:
-        """End a token at once.
+        """Revoke a token at once.
 
         Raises:
-            ResourceNotFound: there is none of this id.
+            ResourceNotFound: there is no token with this id.
         """
         job = recorded(
             lambda connection: identities.revoke_token(connection, token_id, stamp(now)),
@@ -184,8 +181,8 @@ def _refuse_unsound(
         raise InvalidParams("A token needs at least one scope.", fields=["scopes"])
     if Scope.CALL in granted and granted & AUTHORITY:
         raise InvalidParams(
-            "A token either calls or has authority. Who could do both could approve its own "
-            "calls. Make two tokens.",
+            "A token either calls or has authority; with both it could approve its own calls. "
+            "Make two tokens.",
             fields=["scopes"],
         )
     if principal_id.casefold().startswith(RESERVED_PRINCIPALS):

@@ -29,10 +29,10 @@ class SystemClock:
 
 
 class IdSource:
-    """Identifiers that nobody can guess, from randomness that is drawn in advance.
+    """Unguessable identifiers, from randomness that is drawn in advance.
 
-    Asking the kernel for each identifier would cost more than making it. Not for use after
-    a fork: two processes would hand out the same ones.
+    Asking the kernel for each identifier would cost more than making it. Not for use after a fork:
+    two processes would make the same ones.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
-"""The structured log: one line an event, JSON or coloured text, never in the way of a call.
+"""The structured log: one line for each event, as JSON or coloured text, never delaying a call.
 
-Host side. A thread of its own makes and writes the lines: whoever
-should read the daemon's log may have stopped reading, and a full pipe must not stop calls.
-What the reader is too slow for is dropped and counted.
+Host side. A thread formats and writes the lines, because a reader of the daemon's log may have
+stopped reading, and a full pipe must not block calls. Events that exceed the reader's speed are
+dropped and counted.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ FLUSH_DEADLINE_S = 2.0
 GATHER_S = 0.02
 
 Logger = Any
-"""structlog's loggers are put together at run time; they have no useful static type."""
+"""structlog's loggers are built at run time and have no useful static type."""
 
 
 class EventWriter:
-    """The sink: takes events, makes and writes their lines in order from a thread."""
+    """The sink: formats and writes events in order, in a thread."""
 
     def __init__(self, stream: TextIO, processors: Sequence[Any]) -> None:
-        # Kept open with the sink: a descriptor whose number went to somebody else would
-        # carry log lines into a stranger's channel.
+        # Kept open with the sink: if its number were reused, log lines
+        # would go into another channel.
         self._stream = stream
         self._descriptor = stream.fileno()
         self._processors = processors
@@ -46,7 +46,7 @@ class EventWriter:
         threading.Thread(target=self._write_forever, name="log-writer", daemon=True).start()
 
     def msg(self, **event: Any) -> None:
-        """Take one event; every level of the logger ends here."""
+        """Queue one event; every log level ends here."""
         if len(self._events) >= MAX_WAITING_EVENTS:
             self._dropped += 1
             return
@@ -58,13 +58,13 @@ class EventWriter:
     debug = info = warning = error = critical = exception = fatal = failure = msg
 
     def flush(self, timeout_s: float = FLUSH_DEADLINE_S) -> bool:
-        """Wait until everything is written; False where the reader is too slow."""
+        """Wait until everything is written; False if the reader is too slow."""
         return self._empty.wait(timeout_s)
 
     def _write_forever(self) -> None:
         while True:
             self._wake.wait()
-            # Lines that come soon after are written together: waking this thread for each
+            # Lines that follow soon are written together: waking this thread for each
             # would cost a call more than making its line.
             time.sleep(GATHER_S)
             self._wake.clear()
@@ -98,7 +98,7 @@ class EventWriter:
 
 
 def make_logger(level: str = "info", style: str = "auto", stream: TextIO | None = None) -> Logger:
-    """A logger that touches no global configuration: an embedding program keeps its own.
+    """A logger without global configuration, so that an embedding program keeps its own.
 
     `style` is `json`, `text`, or `auto`: text on a terminal, JSON elsewhere.
     """
@@ -139,12 +139,12 @@ def _readable_time(logger: Any, method: str, event: dict[str, Any]) -> dict[str,
 def log_fault(logger: Logger, event: str, error: BaseException, **values: Any) -> None:
     """Log an exception: kind and place at the level `error`, its text at `debug` only.
 
-    The text of an exception often quotes the value that caused it, and argument values
-    belong to no level above `debug`.
+    The text of an exception often quotes the value that caused it, and argument values must not
+    appear above `debug`.
     """
     frames = traceback.extract_tb(error.__traceback__)
     where = [f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames[-8:]]
-    # What was raised in another process tells its kind and place itself.
+    # An exception from another process carries its own kind and place.
     where = list(getattr(error, "where", where))
     kind = getattr(error, "kind", type(error).__name__)
     logger.error(event, **values, exception=kind, where=where)
@@ -152,12 +152,12 @@ def log_fault(logger: Logger, event: str, error: BaseException, **values: Any) -
 
 
 def quiet_logger() -> Logger:
-    """For embedding: nothing but warnings and worse."""
+    """For embedding: warnings and errors only."""
     return make_logger("warning")
 
 
 def flush(logger: Logger) -> None:
-    """Write what waits, at most two seconds."""
+    """Write queued events, for at most two seconds."""
     sink = getattr(logger, "_logger", None)
     if isinstance(sink, EventWriter):
         sink.flush()

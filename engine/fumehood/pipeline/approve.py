@@ -34,7 +34,7 @@ from fumehood.pipeline.claim import ClaimedCall
 from fumehood.pipeline.context import CallContext
 from fumehood.pipeline.plan import plan_now, until_place_is_known
 from fumehood.pipeline.services import PipelineServices
-from fumehood.policy.decision import Verdict
+from fumehood.policy.model import Verdict
 
 GIVE_UP_S = 10.0
 """How long a cancelled caller may take to take its waiting call back."""

@@ -15,9 +15,9 @@ from fumehood.core.call import CallRequest
 from fumehood.core.errors import PermissionDenied
 from fumehood.core.identity import Principal, TrustDomain
 from fumehood.core.json_types import JsonObject
-from fumehood.identity.scopes import require_caller
+from fumehood.identity.principals import require_caller
 from fumehood.pipeline.validate import ValidatedCall
-from fumehood.policy.decision import CallFacts, Decision, Verdict
+from fumehood.policy.model import CallFacts, Decision, Verdict
 from fumehood.registry.index import RegisteredTool
 
 

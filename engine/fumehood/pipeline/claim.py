@@ -45,10 +45,10 @@ from fumehood.core.json_types import JsonObject
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.protocol import strict_json
 from fumehood.protocol.canonical import canonical, digest_of
-from fumehood.protocol.kept_answers import pack_answer, replay_of
 from fumehood.storage import idempotency as rows
 from fumehood.storage.database import Database
 from fumehood.storage.errors import StoreError
+from fumehood.storage.idempotency import pack_answer, replay_of
 
 RETRY_AFTER_MS = 500
 """For callers who repeat a call that is still running."""

@@ -27,8 +27,7 @@ from fumehood.pipeline.plan import Plan, image_of, plan_now
 from fumehood.pipeline.resolve import resolve
 from fumehood.pipeline.result import shortened
 from fumehood.pipeline.validate import validate
-from fumehood.policy.decision import CallFacts, Verdict
-from fumehood.policy.model import ExplainWish
+from fumehood.policy.model import CallFacts, ExplainWish, Verdict
 from fumehood.registry.index import ToolIndex
 from fumehood.sandbox.sessions import SessionKeeper
 from fumehood.sandbox.wall import Walls

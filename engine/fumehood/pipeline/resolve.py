@@ -13,9 +13,9 @@ from fumehood.core.call import CallRequest
 from fumehood.core.errors import PermissionDenied, ToolDeprecated, ToolDisabled
 from fumehood.core.identity import Scope
 from fumehood.core.tool import ToolDefinition
-from fumehood.identity.agent import Binding
 from fumehood.identity.agents import Agents
-from fumehood.identity.binding import require_agent, require_binding
+from fumehood.identity.model import Binding
+from fumehood.identity.principals import require_agent, require_binding
 from fumehood.registry.index import RegisteredTool, ToolIndex
 
 

@@ -34,7 +34,7 @@ from fumehood.pipeline.record import record_ending, record_intent, record_replay
 from fumehood.pipeline.resolve import resolve
 from fumehood.pipeline.services import PipelineServices, spender_of
 from fumehood.pipeline.validate import validate
-from fumehood.policy.decision import Verdict
+from fumehood.policy.model import Verdict
 
 CONCLUDE_S = 5.0
 """The time that a call cancelled from outside has to store what it has promised."""

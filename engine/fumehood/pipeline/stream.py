@@ -96,7 +96,7 @@ class StreamedCall:
         self._settled.set()
 
     def _on_begun(self) -> None:
-        self._recording = self._recordings.spool(
+        self._recording = self._recordings.new(
             self.call_id, self._principal_id, self._max_bytes, self._notice
         )
         # Before the first event: a recording without a reader is deleted when the call ends.

@@ -13,7 +13,7 @@ from fumehood.core.call import CallRequest
 from fumehood.core.errors import ArgumentsRefused, EngineError, InvalidParams, ToolDisabled
 from fumehood.core.json_types import JsonObject
 from fumehood.executors.kinds import argument_faults
-from fumehood.identity.agent import Binding
+from fumehood.identity.model import Binding
 from fumehood.pipeline.coerce import coerce, refuses_unknown
 from fumehood.pipeline.resolve import ResolvedCall
 from fumehood.registry.definitions import unenforced_options

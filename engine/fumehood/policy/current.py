@@ -19,9 +19,15 @@ from fumehood.core.errors import InvalidParams
 from fumehood.core.identity import Principal
 from fumehood.core.tool import ToolDefinition
 from fumehood.observe.log import Logger, log_fault
-from fumehood.policy.decision import CallFacts
 from fumehood.policy.loader import PolicyFile
-from fumehood.policy.model import ExplainWish, Explanation, Policy, PolicyError, PolicyStatus
+from fumehood.policy.model import (
+    CallFacts,
+    ExplainWish,
+    Explanation,
+    Policy,
+    PolicyError,
+    PolicyStatus,
+)
 from fumehood.policy.service import PolicyGate
 from fumehood.registry.index import ToolIndex
 from fumehood.registry.watch import Watched, watch

@@ -1,56 +1,55 @@
-"""The policy's file: from its bytes to rules that are sound, or to every reason why not.
+"""The policy file: from bytes to a valid policy, or to every fault in it.
 
-Host side, asked by the engine and by `fumehood policy`. Invariants: a policy is used whole or not
-at all; a file that somebody else could have written is refused.
+Host side, used by the engine and by `fumehood policy`. Invariants: a policy is used whole or not at
+all; a file that other users can write is refused.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from threading import RLock
 from typing import Any, NoReturn
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from fumehood.core.names import suggestion
 from fumehood.core.tool import ToolDefinition
-from fumehood.policy.faults import Place, check_rules
+from fumehood.policy.checks import Place, check_rules, note_rules
 from fumehood.policy.model import MAX_RULES, PREDICATES, Policy, PolicyError, PolicyFault, Rule
-from fumehood.policy.notices import note_rules
-from fumehood.policy.shape import plain_words
 from fumehood.protocol.files import FileFault, Lines, line_of, one_line, read_values
 from fumehood.sandbox.trusted_files import Signature, Untrusted, open_directory, read_file
 
 Known = ToolDefinition | tuple[str, str]
-"""A tool that there is: its definition, or where that is not to be had its name and version."""
+"""A registered tool: its definition, or its name and version if only those are known."""
 
 SUFFIXES = (".toml", ".yaml", ".yml")
 VERSION_DIGITS = 12
 MAX_FAULTS = 50
-"""Of one file that are told."""
+"""Faults reported for one file."""
 
 
 def load_policy(path: Path, tools: Iterable[Known]) -> Policy:
-    """Read the policy in a file.
+    """Load the policy from a file.
 
-    With definitions among `tools` it is also looked at what these tools are and take.
+    Definitions among `tools` are used to check categories, tags and arguments.
 
     Raises:
-        PolicyError: with every fault; also where others may write the file, or it is not there.
+        PolicyError: with every fault; also if the file is missing or other users can write it.
     """
     return parse_policy(path.name, _read(path)[0], tools)
 
 
 def check_policy(path: Path, tools: Iterable[Known]) -> tuple[Policy, tuple[str, ...]]:
-    """The same, and beside it what was perhaps not meant, as `file: …`, in YAML `file:line: …`."""
+    """Load the policy, and return notices as `file: …`, in YAML as `file:line: …`."""
     return _parsed(path.name, _read(path)[0], list(tools), with_notices=True)
 
 
 def parse_policy(name: str, data: bytes, tools: Iterable[Known]) -> Policy:
-    """The policy in these bytes of a file of this name. Raises as `load_policy`."""
+    """Parse a policy from the bytes of a file with this name. Raises as `load_policy`."""
     return _parsed(name, data, list(tools))[0]
 
 
@@ -66,7 +65,7 @@ def _parsed(
     definitions = [tool for tool in given if isinstance(tool, ToolDefinition)]
     names = [_name(tool) for tool in given]
     numbers, rules = list(shaped), list(shaped.values())
-    # Also where others have no shape: whoever mends a file wants to be told everything at once.
+    # Also with invalid rules: the author wants every fault at once.
     check_rules(
         rules, names, definitions, lambda at, place, words: found.add(numbers[at], place, words)
     )
@@ -86,7 +85,7 @@ def _parsed(
 
 
 class PolicyFile:
-    """The file at one path, looked at again and again, by one thread at a time."""
+    """The policy file at one path, polled by one thread at a time."""
 
     def __init__(self, path: Path, tools: Callable[[], Iterable[Known]]) -> None:
         self.path = path
@@ -96,7 +95,7 @@ class PolicyFile:
         self._last: Signature | str | None = None
 
     def load(self) -> Policy:
-        """Read it as it is now. Raises as `load_policy`."""
+        """Load the file as it is now. Raises as `load_policy`."""
         with self._lock:
             try:
                 data, self._used = _read(self.path)
@@ -108,9 +107,9 @@ class PolicyFile:
         return parse_policy(self.path.name, data, self._tools())
 
     def poll(self) -> Policy | PolicyError | None:
-        """Look again: what it holds, or what is wrong, where that is not what was told last.
+        """The policy or its faults, if they changed since the last report.
 
-        A change counts when two looks after each other saw the same.
+        A change counts once two polls in a row have seen it.
         """
         with self._lock:
             seen = self._look()
@@ -132,7 +131,7 @@ class PolicyFile:
 def _read(path: Path) -> tuple[bytes, Signature]:
     owners = frozenset({0, os.geteuid()})
     if path.suffix not in SUFFIXES:
-        _refuse(path.name, f"its name ends in none of {', '.join(SUFFIXES)}")
+        _refuse(path.name, f"its name must end in one of {', '.join(SUFFIXES)}")
     try:
         directory = open_directory(path.parent, owners)
         try:
@@ -164,22 +163,22 @@ def _name(tool: Known) -> tuple[str, str]:
 
 
 class _Faults:
-    """Collects what is wrong with one document."""
+    """Collects the faults of one document."""
 
     def __init__(self, file: str, lines: Lines) -> None:
         self._file = file
         self._lines = lines
         self._found: list[tuple[int, PolicyFault]] = []
-        """Each with the number of its rule, -1 for what stands beside the rules."""
+        """Each with its rule's number, or -1 if it belongs to no rule."""
         self._ids: dict[int, str] = {}
 
     def checked_entries(self, document: dict[str, Any]) -> list[Any]:
-        """The rules as they are written; what stands beside them is checked."""
+        """The raw rules; the other top-level keys are checked."""
         for key in document.keys() - {"rules", "mode"}:
             hint = suggestion(str(key), ["rules", "mode"])
             self._tell((key,), f"unknown key {key[:40]!a}{hint}")
         if document.get("mode", "enforce") not in ("enforce", "shadow"):
-            self._tell(("mode",), "mode is 'enforce' or 'shadow'")
+            self._tell(("mode",), "mode must be 'enforce' or 'shadow'")
         entries = document.get("rules")
         if not isinstance(entries, list) or not entries:
             self._tell(("rules",), "it holds no rules; without rules, leave policy_file out")
@@ -190,7 +189,7 @@ class _Faults:
         return entries
 
     def rule(self, number: int, entry: Any) -> Rule | None:
-        """One rule, or None and the faults are known."""
+        """One rule, or None after its faults were added."""
         if isinstance(entry, dict) and isinstance(entry.get("id"), str):
             self._ids[number] = entry["id"]
         try:
@@ -201,14 +200,14 @@ class _Faults:
             return None
 
     def check_ids(self) -> None:
-        """Each is given once, those of rules that are otherwise wrong included."""
+        """Report ids that are used twice, including those of invalid rules."""
         first: dict[str, int] = {}
         for number, name in self._ids.items():
             if first.setdefault(name, number) != number:
                 self.add(number, ("id",), f"the id {one_line(name, 80)} is given twice")
 
     def add(self, number: int, place: Place, words: str) -> None:
-        """Something is wrong in one rule."""
+        """Add a fault of one rule."""
         who = self._ids.get(number)
         named = f"rule {one_line(who, 80)!a}" if who is not None else f"rule number {number + 1}"
         where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)[1:]
@@ -220,18 +219,18 @@ class _Faults:
         self._found.append((int(number), fault))
 
     def beside(self) -> _Faults:
-        """For what is to be told of the same rules and is no fault."""
+        """A collector for notices about the same rules."""
         other = _Faults(self._file, self._lines)
         other._ids = self._ids
         return other
 
     @property
     def shown(self) -> tuple[str, ...]:
-        """What was found, as `raise_if_any` tells it."""
+        """The findings as text, in the order of `raise_if_any`."""
         return PolicyError(self._file, self._ordered()).shown
 
     def raise_if_any(self) -> None:
-        """Raises PolicyError with what was found, in the order of the lines or of the rules."""
+        """Raises PolicyError if there are faults, ordered by line or by rule."""
         if self._found:
             raise PolicyError(self._file, self._ordered())
 
@@ -251,4 +250,58 @@ _KEYS = sorted({
 })  # fmt: skip
 
 
-__all__ = ["Known", "PolicyFile", "check_policy", "load_policy", "parse_policy"]
+Context = Mapping[str, Any]
+
+MONEY = 'is not an amount; write money as a string, such as "0.10"'
+_PLAIN: Mapping[str, str] = {
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "decimal_parsing": MONEY,
+    "decimal_type": MONEY,
+    "dict_type": "must be a table",
+    "finite_number": MONEY,
+    "int_from_float": "must be a whole number",
+    "int_type": "must be a whole number",
+    "invalid-json-value": "is not a JSON value",
+    "invalid_key": "its keys must be strings",
+    "missing": "is missing",
+    "model_type": "must be a table",
+    "string_pattern_mismatch": "begins with a letter or digit, has only letters, digits and _ . - "
+    "and at most 64 of them",
+    "string_too_short": "must not be empty",
+    "string_type": "must be a string",
+    "too_short": "must not be empty",
+    "tuple_type": "must be a list",
+}
+_OF_CONTEXT: Mapping[str, Callable[[Context], str]] = {
+    "decimal_max_digits": lambda given: f"has more than {given['max_digits']} digits",
+    "decimal_max_places": lambda given: f"has more than {given['decimal_places']} decimal places",
+    "decimal_whole_digits": lambda given: f"has more than {given['whole_digits']} whole digits",
+    "enum": lambda given: f"must be {given['expected']}",
+    "greater_than_equal": lambda given: f"must be {given['ge']} or more",
+    "less_than_equal": lambda given: f"must be {given['le']} or less",
+    "literal_error": lambda given: _only(given["expected"]),
+    "string_too_long": lambda given: f"has more than {given['max_length']} characters",
+    "too_long": lambda given: f"has more than {given['max_length']} entries",
+}
+
+
+def plain_words(fault: ErrorDetails, known_keys: Collection[str]) -> str:
+    """The fault in plain English. `known_keys` are suggested for misspelt keys."""
+    kind, place = fault["type"], fault["loc"]
+    if kind == "extra_forbidden":
+        return f"unknown key{suggestion(str(place[-1]), known_keys)}"
+    if kind in _PLAIN:
+        words = _PLAIN[kind]
+    elif kind in _OF_CONTEXT:
+        words = _OF_CONTEXT[kind](fault.get("ctx", {}))
+    else:
+        return fault["msg"].removeprefix("Value error, ")
+    is_entry = bool(place) and isinstance(place[-1], int)
+    return f"entry {place[-1] + 1} {words}" if is_entry else words  # type: ignore[operator]
+
+
+def _only(expected: str) -> str:
+    if expected == "True":
+        return "can only be true; leave the key out instead"
+    return f"must be {expected}"

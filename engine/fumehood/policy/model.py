@@ -1,15 +1,19 @@
-"""The policy: rules that say allow, ask or deny of a call. Values only.
+"""The policy: rules that allow, ask about or deny calls. Values only.
 
-What a rule means is in `policy/rules`, what decides in `policy/service`, and what is wrong
-with a whole document is found in `policy/loader`. Here stands what one rule may say by itself.
+`policy/rules` evaluates them, `policy/service` decides, and `policy/loader` finds faults in a whole
+document. This file checks one rule by itself.
 
-Invariant: absent means that it does not matter; empty would mean "never", and is refused.
+Invariants: deny > ask > allow, and of several rules with the same verdict the first one is named.
+An absent key means any value; an empty list would never match, and is refused.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from decimal import Decimal
+from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -24,12 +28,67 @@ from pydantic import (
 
 from fumehood.core.errors import FumehoodError
 from fumehood.core.hosts import host_pattern_fault
+from fumehood.core.json_types import JsonObject
+from fumehood.core.tool import ToolDefinition
 from fumehood.core.workspace_path import absolute_path
-from fumehood.policy.decision import Verdict
+
+
+class Verdict(StrEnum):
+    """The decision of a rule, the strictest last."""
+
+    ALLOW = "allow"
+    ASK = "ask"
+    DENY = "deny"
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class CallFacts:
+    """Everything that a rule can test.
+
+    `arguments` are the effective ones: after coercion, defaults and the agent's fixed arguments.
+    """
+
+    tool: ToolDefinition
+    arguments: JsonObject
+    principal_id: str
+    agent_id: str | None
+    session_id: str | None
+    is_over_budget: Callable[[], bool] = _never
+    """Whether a budget has too little left; called only if a rule asks for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The policy's decision on one call."""
+
+    verdict: Verdict
+    rule: str
+    """The id of the deciding rule, or a sentence that begins with `default:`."""
+    reason: str | None = None
+    """For the caller and the approver."""
+    approvers: tuple[str, ...] = ()
+    """Names of the approvers who can approve; empty means any approver."""
+    quorum: int = 1
+    """Number of different approvers who must approve."""
+    policy_version: str = "none"
+    shadow: tuple[str, ...] = ()
+    """Decisions of rules in shadow mode, as warnings for the log."""
+    remembered: str | None = None
+    """The remembered rule that allows the call, if its uses are limited. They are counted when the
+    call starts."""
+    asked_by: tuple[str, ...] = ()
+    """Ids of all rules that ask; empty if a default asks."""
+    may_exceed_budget: bool = False
+    """Whether an approval lets the call exceed its budget, because a rule tests the budget."""
+
 
 MAX_RULES = 5_000
 MAX_NAMES = 1_000
-"""Of one list of one rule."""
+"""In one list of one rule."""
 
 MAX_CONDITIONS = 50
 MAX_TEXT = 4_096
@@ -47,7 +106,7 @@ class _Value(BaseModel):
 
 
 class _Written(_Value):
-    """What stands in a file. A key without a value is a mistake there, and no absent key."""
+    """A table in a file. A key without a value is an error there, not an absent key."""
 
     @model_validator(mode="before")
     @classmethod
@@ -79,13 +138,13 @@ Money = Annotated[
 Text = Annotated[str, Field(strict=True, max_length=MAX_TEXT)]
 Flag = Annotated[bool, Field(strict=True)]
 Names = Annotated[tuple[Text, ...], Field(min_length=1, max_length=MAX_NAMES)]
-"""A list that is written must hold something: an empty one would never match."""
+"""A list must not be empty: it would never match."""
 
 PREDICATES = ("prefix", "equals", "in", "glob", "min", "max", "path_inside", "host_in", "missing")
 
 
 class Predicate(_Written):
-    """What is asked of one argument: exactly one question (`min` and `max` make one)."""
+    """A test of one argument: exactly one question (`min` and `max` count as one)."""
 
     prefix: Text | None = Field(default=None, min_length=1)
     equals: JsonValue = None
@@ -93,7 +152,7 @@ class Predicate(_Written):
         Field(default=None, alias="in")
     )
     glob: Text | None = Field(default=None, min_length=1)
-    """`*` stands for any text, also none, also with slashes; everything else for itself."""
+    """`*` matches any text, including none and slashes; other characters match themselves."""
     min: Number | None = None
     max: Number | None = None
     path_inside: Text | None = None
@@ -105,7 +164,7 @@ class Predicate(_Written):
     @classmethod
     def _check_path(cls, value: str | None) -> str | None:
         if value is not None and absolute_path(value) is None:
-            raise ValueError("can be no path")
+            raise ValueError("is not a valid path")
         return value
 
     @field_validator("host_in")
@@ -121,16 +180,16 @@ class Predicate(_Written):
         given = self.question
         if len(given) != 1:
             known = ", ".join((*PREDICATES, "not"))
-            raise ValueError(f"one of these is needed, and only one: {known}")
+            raise ValueError(f"exactly one of these is needed: {known}")
         if self.min is not None and self.max is not None and self.min > self.max:
             raise ValueError("min is over max, so it can never hold")
         if self.not_ is not None and self.not_.not_ is not None:
-            raise ValueError("'not' of 'not' is written without both")
+            raise ValueError("a 'not' inside a 'not' is written without both")
         return self
 
     @property
     def question(self) -> frozenset[str]:
-        """Which one is asked, by its name."""
+        """The name of the question."""
         names = {"one_of": "in", "not_": "not", "min": "range", "max": "range"}
         asked = self.model_fields_set - {"argument"}
         given = (name for name in asked if name == "equals" or getattr(self, name) is not None)
@@ -138,10 +197,9 @@ class Predicate(_Written):
 
 
 class Condition(Predicate):
-    """A question about the argument at a JSON pointer.
+    """A test of the argument at a JSON pointer.
 
-    A segment that is `*` alone stands for every element there.
-    *Source*: RFC 6901; the `*` is ours.
+    A segment `*` stands for every element. *Source*: RFC 6901; `*` is our extension.
     """
 
     argument: Text
@@ -151,19 +209,20 @@ class Condition(Predicate):
     def _check_pointer(cls, value: str) -> str:
         if not POINTER.fullmatch(value):
             raise ValueError(
-                "is no JSON pointer: it begins with '/'; write '~' as '~0', '/' in a name as '~1'"
+                "is not a JSON pointer: it must begin with '/'; "
+                "write '~' as '~0', '/' in a name as '~1'"
             )
         return value
 
     @property
     def segments(self) -> tuple[str, ...]:
-        """The pointer's parts, unescaped."""
+        """The unescaped parts of the pointer."""
         parts = self.argument.split("/")[1:]
         return tuple(part.replace("~1", "/").replace("~0", "~") for part in parts)
 
 
 class Rule(_Written):
-    """One rule. It is about the calls for which everything that it says holds."""
+    """One rule. It matches calls for which all its conditions hold."""
 
     id: str = Field(pattern=ID_PATTERN)
     decision: Verdict
@@ -176,7 +235,7 @@ class Rule(_Written):
     sandboxed: Flag | None = None
     categories: Names | None = None
     tags: Names | None = None
-    """One of them is enough."""
+    """One matching tag is enough."""
     cost_over: Money | None = None
     over_budget: Literal[True] | None = None
     reason: Annotated[str, Field(strict=True, min_length=1, max_length=1000)] | None = None
@@ -191,8 +250,8 @@ class Rule(_Written):
         for pattern in value or ():
             if not TOOL_PATTERN.fullmatch(pattern):
                 raise ValueError(
-                    f"{pattern[:80]!a} is neither a tool's name nor name@version; '*' is the only "
-                    "sign that stands for others"
+                    f"{pattern[:80]!a} is neither a tool's name nor name@version; '*' is the "
+                    "only wildcard"
                 )
         return value
 
@@ -201,7 +260,7 @@ class Rule(_Written):
     def _check_names(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
         for name in value or ():
             if not NAME_PATTERN.fullmatch(name):
-                raise ValueError(f"{name[:80]!a} can be no name")
+                raise ValueError(f"{name[:80]!a} is not a valid name")
         return value
 
     @field_validator(
@@ -219,66 +278,66 @@ class Rule(_Written):
     def _refuse_patterns(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
         for name in value or ():
             if "*" in name:
-                raise ValueError(f"{name[:80]!a} must be written out")
+                raise ValueError(f"{name[:80]!a} must be an exact name")
         return value
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
         if self.decision is not Verdict.ASK and (self.approvers or self.quorum):
-            raise ValueError("approvers and quorum go with the decision 'ask' only")
+            raise ValueError("approvers and quorum need the decision 'ask'")
         if self.approvers is not None and (self.quorum or 1) > len(self.approvers):
             raise ValueError("its quorum is larger than the number of its approvers")
         if self.decision is Verdict.ALLOW and self.over_budget:
-            raise ValueError("over_budget goes with 'ask' or 'deny'; 'allow' gives no budget")
+            raise ValueError("over_budget needs 'ask' or 'deny'; 'allow' does not raise a budget")
         if self.decision is Verdict.ALLOW and self.dangerous and not self.names_a_tool:
             raise ValueError(
-                "it can never match: a dangerous tool is allowed only by a rule that writes out "
-                "its name in 'tools'"
+                "it can never match: a dangerous tool is allowed only by a rule with its exact "
+                "name in 'tools'"
             )
         return self
 
     @property
     def names_a_tool(self) -> bool:
-        """Whether `tools` holds a name without `*`."""
+        """Whether `tools` has a name without `*`."""
         return any("*" not in pattern.partition("@")[0] for pattern in self.tools or ())
 
     @property
     def is_enforced(self) -> bool:
-        """Whether it decides, and not only reports."""
+        """Whether it decides, rather than only reports."""
         return self.mode == "enforce"
 
     @property
     def is_unconditional(self) -> bool:
-        """Whether it looks at the tool and the caller only."""
+        """Whether it tests only the tool and the caller."""
         return not self.when and not self.over_budget
 
 
 class Policy(_Value):
-    """All rules of one document, in the order in which they are written."""
+    """All rules of one document, in order."""
 
     version: str
     """The first 12 hexadecimal digits of the SHA-256 of the file's bytes."""
     file: str
-    """Its name, without the directory."""
+    """Its name without the directory."""
     rules: tuple[Rule, ...]
     lines: tuple[int | None, ...]
-    """Where each rule begins in a YAML file; None in TOML."""
+    """The first line of each rule in a YAML file; None in TOML."""
 
     def enforced(self) -> Policy:
-        """The same with nothing in shadow mode: what it would decide."""
+        """The same policy without shadow mode."""
         rules = tuple(rule.model_copy(update={"mode": "enforce"}) for rule in self.rules)
         return self.model_copy(update={"rules": rules})
 
 
 class PolicyFault(_Value):
-    """One thing that is wrong with a document."""
+    """One fault in a document."""
 
     line: int | None
     message: str
 
 
 class PolicyError(FumehoodError):
-    """A policy that cannot be used, with every fault. The message is for its operator."""
+    """An unusable policy, with every fault. The message is for the operator."""
 
     def __init__(self, file: str, faults: tuple[PolicyFault, ...]) -> None:
         self.file = file
@@ -287,7 +346,7 @@ class PolicyError(FumehoodError):
 
     @property
     def shown(self) -> tuple[str, ...]:
-        """Each fault as `file: what is wrong`, or `file:line: …` where the line is known."""
+        """Each fault as `file: fault`, or `file:line: fault` if the line is known."""
         return tuple(
             f"{self.file}:{fault.line}: {fault.message}"
             if fault.line is not None
@@ -297,20 +356,20 @@ class PolicyError(FumehoodError):
 
 
 class CheckedPart(_Value):
-    """One thing that a rule asks for, and whether this call has it.
+    """One condition of a rule, and whether the call meets it.
 
-    None is in doubt: the argument is not there, or cannot be compared. A rule that denies or
-    asks takes that for yes, one that allows for no.
+    None means in doubt: the argument is missing or cannot be compared. That counts as met for rules
+    that deny or ask, and as not met for rules that allow.
     """
 
     says: str
     holds: bool | None
     compared: str | None = None
-    """Of a condition, what it looked at: the effective argument as JSON, shortened."""
+    """The argument that the condition tested, as shortened JSON."""
 
 
 class ExplainedRule(_Value):
-    """What one rule has to do with a call."""
+    """How one rule applies to a call."""
 
     id: str
     decision: Verdict
@@ -321,7 +380,7 @@ class ExplainedRule(_Value):
 
 
 class Explanation(_Value):
-    """What the policy decides of one call, and why."""
+    """The policy's decision on one call, and the reasons."""
 
     tool: str
     environment: str
@@ -336,7 +395,7 @@ class Explanation(_Value):
 
 
 class ExplainWish(_Value):
-    """A call to be explained. Without `principal_id` it is nobody's that a rule names."""
+    """A call to be explained. Without `principal_id` no rule's `principals` match."""
 
     tool: str = Field(max_length=200)
     arguments: dict[str, Any] = Field(default_factory=dict)
@@ -346,7 +405,7 @@ class ExplainWish(_Value):
 
 
 class RuleStatus(_Value):
-    """A rule as its operator sees it in the running engine."""
+    """A rule as the operator of a running engine sees it."""
 
     id: str
     decision: Verdict
@@ -355,7 +414,7 @@ class RuleStatus(_Value):
     is_of_this_environment: bool
     reason: str | None
     would_have_decided: int
-    """How many calls it matched in shadow mode since this engine has the policy."""
+    """Calls that it matched in shadow mode since this policy was loaded."""
 
 
 class PolicyStatus(_Value):
@@ -366,20 +425,4 @@ class PolicyStatus(_Value):
     environment: str
     rules: tuple[RuleStatus, ...]
     refused: tuple[str, ...]
-    """What is wrong with the file as it stands now, where the rules above are older ones."""
-
-
-__all__ = [
-    "CheckedPart",
-    "Condition",
-    "ExplainWish",
-    "ExplainedRule",
-    "Explanation",
-    "Policy",
-    "PolicyError",
-    "PolicyFault",
-    "PolicyStatus",
-    "Predicate",
-    "Rule",
-    "RuleStatus",
-]
+    """Faults of the current file, if the engine still uses an older version."""

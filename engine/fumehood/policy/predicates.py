@@ -1,9 +1,9 @@
-"""What a condition of a rule asks of a call's arguments, as a function of them.
+"""Conditions on a call's arguments, compiled to functions.
 
-Host side, asked by `policy_rules`. Every function answers yes, no, or None: in doubt, because the
-argument is not there, is of another kind than what it is compared with, or reads differently to
-different readers. Invariants: nothing here fails, whatever the arguments are, and no predicate
-costs more than time linear in what it looks at. Text is compared by code points, as it is.
+Host side, used by `policy/rules`. Every function returns True, False, or None for in doubt: the
+argument is missing, has another type than the value it is compared with, or can be read in two
+ways. Invariants: no argument makes a function fail, and each takes at most linear time. Text is
+compared by code points, unchanged.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ Answer = bool | None
 """None is in doubt."""
 
 MAX_LOOKED_AT = 1_000
-"""Elements that one `*` condition looks at; where there are more, it is in doubt."""
+"""Elements that a `*` condition tests; with more, it is in doubt."""
 
 ABSENT: Final = object()
-"""What lies where a pointer leads to nothing."""
+"""The value at a pointer that leads nowhere."""
 
 
 def compile_condition(condition: Condition, *, for_every: bool) -> Callable[[JsonObject], Answer]:
-    """Ask the condition of arguments.
+    """Compile a condition to a function of the arguments.
 
-    Of several elements (`*`) it wants every one where `for_every`, else one that is enough. Where
-    there is none at all it is in doubt.
+    With several elements (`*`) all must hold if `for_every`, else one is enough. Without any it is
+    in doubt.
     """
     ask, segments = compile_predicate(condition), condition.segments
     if "*" not in segments:
@@ -52,12 +52,12 @@ def compile_condition(condition: Condition, *, for_every: bool) -> Callable[[Jso
 
 
 def values_at(arguments: JsonObject, segments: Sequence[str]) -> Sequence[Any]:
-    """What a condition at this pointer looks at, without what is not there."""
+    """The values at this pointer, without absent ones."""
     return [value for value in _all(arguments, segments) or () if value is not ABSENT]
 
 
 def compile_predicate(predicate: Predicate) -> Callable[[Any], Answer]:
-    """Ask it of one value, or of ABSENT."""
+    """Compile a predicate to a function of one value or ABSENT."""
     (question,) = predicate.question
     return _COMPILERS[question](predicate)
 
@@ -85,7 +85,7 @@ def kind_of(value: Any) -> str:
 
 
 def _on_text(test: Callable[[str], Answer]) -> Callable[[Any], Answer]:
-    """Anything but a text is in doubt."""
+    """In doubt for anything but text."""
     return lambda value: test(value) if isinstance(value, str) else None
 
 
@@ -157,7 +157,7 @@ def _missing(predicate: Predicate) -> Callable[[Any], Answer]:
 
 
 def _not(predicate: Predicate) -> Callable[[Any], Answer]:
-    """What is in doubt stays so."""
+    """In doubt stays in doubt."""
     ask = compile_predicate(_given(predicate.not_))
 
     def asked(value: Any) -> Answer:
@@ -181,12 +181,12 @@ _COMPILERS: dict[str, Callable[[Predicate], Callable[[Any], Answer]]] = {
 
 
 def _given(value: T | None) -> T:
-    """A field that the model's own check says is there."""
+    """A field that the model's validation guarantees."""
     return cast("T", value)
 
 
 def _any(answers: Iterable[Answer]) -> Answer:
-    """Yes where one says so, no where all say no."""
+    """True if any is True, False if all are False."""
     outcome: Answer = False
     is_empty = True
     for answer in answers:
@@ -199,7 +199,7 @@ def _any(answers: Iterable[Answer]) -> Answer:
 
 
 def _every(answers: Iterable[Answer]) -> Answer:
-    """Yes where all say so, no where one says no."""
+    """True if all are True, False if any is False."""
     outcome: Answer = True
     is_empty = True
     for answer in answers:
@@ -221,10 +221,10 @@ def _one(arguments: Any, segments: Sequence[str]) -> Any:
 
 
 def _all(arguments: Any, segments: Sequence[str]) -> list[Any] | None:
-    """What lies at a pointer with `*`; None where that is too much to look at.
+    """The values at a pointer with `*`; None if there are too many.
 
-    An element that has nothing at the rest of the pointer counts as ABSENT, and so does a value
-    that has no elements because it is no list and no object.
+    An element without a value at the rest of the pointer counts as ABSENT, and so does a value that
+    is neither list nor object.
     """
     values: list[Any] = [arguments]
     for segment in segments:
@@ -249,7 +249,7 @@ def _step(value: Any, segment: str) -> Any:
         return value.get(segment, ABSENT)
     if isinstance(value, list) and segment.isascii() and segment.isdigit():
         is_index = segment == "0" or not segment.startswith("0")
-        # Longer than any list is long; Python reads only so many digits.
+        # Longer than any list; Python converts a limited number of digits only.
         if is_index and len(segment) < 10 and int(segment) < len(value):
             return value[int(segment)]
     return ABSENT

@@ -1,8 +1,8 @@
-"""One rule, ready to be asked: each thing that it says as a question about a call.
+"""One compiled rule: each of its conditions as a question about a call.
 
-Host side, asked by `policy`. What looks at the tool and the engine alone (`of_tool`) is told
-apart from what looks at the call (`of_call`), so that the first is asked once for each tool.
-Invariant: in doubt a rule that denies or asks holds, one that allows does not.
+Host side, used by `policy/service`. Questions about the tool and the engine (`of_tool`) are
+separate from those about the call (`of_call`), because the former are asked once for each tool.
+Invariant: in doubt a rule that denies or asks matches, and one that allows does not.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 from fumehood.core.names import compile_glob
 from fumehood.core.tool import ToolDefinition
-from fumehood.policy.decision import CallFacts, Verdict
+from fumehood.policy.model import CallFacts, Condition, ExplainedRule, Predicate, Rule, Verdict
 from fumehood.policy.model import CheckedPart as Part
-from fumehood.policy.model import Condition, ExplainedRule, Predicate, Rule
 from fumehood.policy.predicates import (
     Answer,
     compile_condition,
@@ -39,31 +38,31 @@ class OfTool:
 
 @dataclass(frozen=True, slots=True)
 class OfCall:
-    """A question about a call; None is in doubt."""
+    """A question about a call; the answer None is in doubt."""
 
     says: str
     ask: Callable[[CallFacts], Answer]
     argument: Condition | None = None
-    """The condition that it asks, where it asks one."""
+    """The condition that it tests, if any."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledRule:
-    """A rule and what it asks."""
+    """A rule and its questions."""
 
     rule: Rule
     line: int | None
     of_tool: tuple[OfTool, ...]
     of_call: tuple[OfCall, ...]
     in_doubt: bool
-    """What an answer that is in doubt counts as."""
+    """The answer that counts when a question is in doubt."""
 
     def is_about(self, tool: ToolDefinition) -> bool:
-        """Whether it can match calls of this tool at all."""
+        """Whether it can match calls of this tool."""
         return all(question.ask(tool) for question in self.of_tool)
 
     def matches(self, facts: CallFacts) -> bool:
-        """Whether it matches a call of a tool that it is about."""
+        """Whether it matches a call of a tool that it applies to."""
         in_doubt = self.in_doubt
         for question in self.of_call:
             answer = question.ask(facts)
@@ -72,7 +71,7 @@ class CompiledRule:
         return True
 
     def explained(self, facts: CallFacts) -> ExplainedRule:
-        """Each thing that it asks, and what the answer is."""
+        """Each question with its answer."""
         parts = [Part(says=one.says, holds=one.ask(facts.tool)) for one in self.of_tool]
         parts += [
             Part(says=one.says, holds=one.ask(facts), compared=_compared(one.argument, facts))
@@ -89,7 +88,7 @@ class CompiledRule:
 
 
 def compile_rule(rule: Rule, line: int | None, environment: str) -> CompiledRule:
-    """Make a rule ready for an engine in this environment."""
+    """Compile a rule for an engine in this environment."""
     return CompiledRule(
         rule=rule,
         line=line,
@@ -100,12 +99,12 @@ def compile_rule(rule: Rule, line: int | None, environment: str) -> CompiledRule
 
 
 def names_exactly(pattern: str) -> bool:
-    """Whether this entry of `tools` writes a tool's name out."""
+    """Whether this entry of `tools` is an exact name."""
     return "*" not in pattern.partition("@")[0]
 
 
 def compile_tool(pattern: str) -> Callable[[str, str], bool]:
-    """Whether an entry of `tools` is about this name and version."""
+    """Compile an entry of `tools` to a test of name and version."""
     name, at, version = pattern.partition("@")
     fits_name = compile_glob(name)
     if not at:
@@ -123,7 +122,7 @@ def _of_tool(rule: Rule, environment: str) -> Iterable[OfTool]:
     if rule.decision is Verdict.ALLOW:
         exact = _any_tool(tuple(filter(names_exactly, rule.tools or ())))
         yield OfTool(
-            "a tool that is not dangerous, or written out in tools",
+            "a tool that is not dangerous, or named exactly in tools",
             lambda tool: not tool.dangerous or exact(tool),
         )
     for name in ("dangerous", "read_only", "sandboxed"):
@@ -175,7 +174,7 @@ def _of_argument(condition: Condition, *, for_every: bool) -> OfCall:
 
 
 def _compared(condition: Condition | None, facts: CallFacts) -> str | None:
-    """What a condition looks at, after coercion; None where there is nothing."""
+    """The effective value that a condition tests; None if there is none."""
     if condition is None:
         return None
     found = values_at(facts.arguments, condition.segments)
@@ -193,7 +192,7 @@ def _any_name(patterns: tuple[str, ...]) -> Callable[[str], bool]:
 
 
 def _words(predicate: Predicate) -> str:
-    """A predicate as it is written."""
+    """A predicate as it is written in the file."""
     if predicate.not_ is not None:
         return f"not {_words(predicate.not_)}"
     written = predicate.model_dump(

@@ -1,10 +1,9 @@
-"""The policy: what the operator's rules, or the defaults, say of one call.
+"""The policy gate: the decision of the operator's rules, or of the defaults, on one call.
 
-Host side, asked by `pipeline/authorize` and again before an approved call starts. It is asked in
-memory and does no I/O. Invariants: deny > ask > allow, whatever the order of the rules and
-however specific they are; a dangerous tool is allowed only by a rule that writes its name out;
-of several rules that ask all are kept to, so that one more rule that denies or asks never opens
-a call.
+Host side, called by `pipeline/authorize` and again before an approved call starts. In memory, no
+I/O. Invariants: deny > ask > allow, whatever the rules' order and detail; a dangerous tool is
+allowed only by a rule with its exact name; all asking rules apply together, so one more rule that
+denies or asks never opens a call.
 """
 
 from __future__ import annotations
@@ -14,24 +13,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from fumehood.core.tool import ToolDefinition
-from fumehood.policy.decision import CallFacts, Decision, Verdict
-from fumehood.policy.model import Explanation, Policy, RuleStatus
+from fumehood.policy.model import CallFacts, Decision, Explanation, Policy, RuleStatus, Verdict
 from fumehood.policy.rules import CompiledRule, compile_rule, names_exactly
 
 DANGEROUS_ASKS = "default: dangerous tools wait for a human"
 HARMLESS_PASSES = "default: harmless tools are allowed"
 NO_POLICY = "none"
-"""The version of a policy that nobody has written."""
+"""The version if there is no policy."""
 
 MAX_TOOLS_KNOWN = 20_000
-"""Definitions for which it is remembered which rules are about them."""
+"""Tool definitions whose rules are cached."""
 
 MAX_SHADOW_TOLD = 20
 
 
 @dataclass(frozen=True, slots=True)
 class _About:
-    """The rules that are about one tool, as they are written, by what they say."""
+    """The rules that apply to one tool, in order, by verdict."""
 
     tool: ToolDefinition
     deny: tuple[CompiledRule, ...] = ()
@@ -41,7 +39,7 @@ class _About:
 
 
 class _Rules:
-    """The rules of one version, found by the tool that is called."""
+    """The rules of one version, indexed by tool."""
 
     def __init__(self, policy: Policy | None, environment: str) -> None:
         self.version = policy.version if policy is not None else NO_POLICY
@@ -56,7 +54,7 @@ class _Rules:
                     self._by_name.setdefault(name, []).append(position)
             else:
                 self._of_any.append(position)
-        # By identity: a definition never changes, and another one is another object.
+        # By identity: a definition never changes; a new one is another object.
         self._known: dict[int, _About] = {}
         self.default = {
             True: Decision(Verdict.ASK, DANGEROUS_ASKS, policy_version=self.version),
@@ -64,7 +62,7 @@ class _Rules:
         }
 
     def about(self, tool: ToolDefinition) -> _About:
-        """Those about this tool."""
+        """The rules that apply to this tool."""
         known = self._known.get(id(tool))
         if known is not None and known.tool is tool:
             return known
@@ -87,7 +85,7 @@ class _Rules:
 
 
 class PolicyGate:
-    """Decides by the policy it has now. Without one the defaults stand."""
+    """Decides by the current policy; without one, by the defaults."""
 
     def __init__(self, policy: Policy | None, environment: str) -> None:
         self.environment = environment
@@ -99,12 +97,12 @@ class PolicyGate:
         return self._rules.version
 
     def replace(self, policy: Policy | None) -> None:
-        """Decide by another one from now on, all of it at once."""
+        """Use another policy from now on, all of it at once."""
         self._rules = _Rules(policy, self.environment)
         self._shadow_counts: Counter[str] = Counter()
 
     def decide(self, facts: CallFacts) -> Decision:
-        """What the policy says of a call."""
+        """Decide one call."""
         rules = self._rules
         if not rules.all:
             return rules.default[facts.tool.dangerous]
@@ -113,11 +111,11 @@ class PolicyGate:
         return decision if not about.shadow else _with_shadow(decision, about.shadow, facts)
 
     def count(self, decision: Decision) -> None:
-        """Count what rules in shadow mode would have said of a call that was really made."""
+        """Count the shadow decisions of a call that was really made."""
         self._shadow_counts.update(told.partition(" ")[0] for told in decision.shadow)
 
     def explain(self, facts: CallFacts) -> Explanation:
-        """What the policy says of a call, and what each rule has to do with it."""
+        """The decision on a call, and how each rule applies to it."""
         decision = self.decide(facts)
         return Explanation(
             tool=f"{facts.tool.name}@{facts.tool.version}",
@@ -133,7 +131,7 @@ class PolicyGate:
         )
 
     def rules(self) -> tuple[RuleStatus, ...]:
-        """Every rule, with how often it would have decided where it is in shadow mode."""
+        """Every rule, with its count of shadow decisions."""
         return tuple(self._status(one) for one in self._rules.all)
 
     def _status(self, compiled: CompiledRule) -> RuleStatus:
@@ -155,7 +153,7 @@ def _saying(verdict: Verdict, rules: Iterable[CompiledRule]) -> tuple[CompiledRu
 
 
 def _enforced(about: _About, facts: CallFacts, rules: _Rules) -> Decision:
-    """The strictest of what the matching rules say."""
+    """The strictest decision of the matching rules."""
     denies = next((one.rule for one in about.deny if one.matches(facts)), None)
     if denies is not None:
         return Decision(Verdict.DENY, denies.id, reason=denies.reason, policy_version=rules.version)
@@ -171,7 +169,7 @@ def _enforced(about: _About, facts: CallFacts, rules: _Rules) -> Decision:
 
 
 def _asked(asking: Sequence[CompiledRule], version: str) -> Decision:
-    """What several rules ask for together: the largest quorum, of those whom all of them name."""
+    """The joint demand of several rules: the largest quorum, of approvers whom all of them name."""
     first = asking[0].rule
     named = [one.rule.approvers for one in asking if one.rule.approvers is not None]
     approvers = (
@@ -183,7 +181,7 @@ def _asked(asking: Sequence[CompiledRule], version: str) -> Decision:
         return Decision(
             Verdict.DENY,
             first.id,
-            reason=f"The rules {ids} ask for approvers of whom too few are named by all of them",
+            reason=f"Too few approvers are named by all of the rules that ask: {ids}",
             policy_version=version,
         )
     return Decision(

@@ -1,4 +1,4 @@
-"""The addresses of blobs, taken apart: for clients, which ask for nothing else with them."""
+"""The addresses of blobs, split into their parts for clients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _URL = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class BlobUrl:
-    """The parts of a blob's address. Whether it is genuine is for the engine to say."""
+    """The parts of a blob's address. Only the engine can verify it."""
 
     blob_id: str
     expires: str
@@ -22,12 +22,12 @@ class BlobUrl:
 
 
 def parse_blob_url(url: str) -> BlobUrl:
-    """The parts of `url` as it stands in an answer.
+    """Split a blob's `url` from an answer.
 
     Raises:
-        ValueError: it is no address of a blob.
+        ValueError: it is not the address of a blob.
     """
     match = _URL.fullmatch(url)
     if match is None:
-        raise ValueError(f"{url[:80]!r} is no address of a blob, such as answers hold.")
+        raise ValueError(f"{url[:80]!r} is not the address of a blob from an answer.")
     return BlobUrl(**match.groupdict())

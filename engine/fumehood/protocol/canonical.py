@@ -1,8 +1,7 @@
-"""Canonical JSON and its hash: one text for one value, whoever wrote it.
+"""Canonical JSON and its hash: one text for each value.
 
-Host side. RFC 8785 knows doubles only, so that integers beyond 2^53 - 1 are written as
-`{"$integer": "digits"}`; keys that begin with `$` get another one, so that no other value has
-the same text.
+Host side. RFC 8785 supports doubles only, so integers beyond 2^53 - 1 are written as `{"$integer":
+"digits"}`; keys that begin with `$` get another `$`, so that no two values have the same text.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ def canonical(value: Any) -> bytes:
     """The canonical text of a JSON value.
 
     Raises:
-        ValueError: JSON has no form for it.
+        ValueError: it is not a JSON value.
     """
     try:
         return rfc8785.dumps(_plain(value))

@@ -37,14 +37,14 @@ MAX_TEXT_CHARACTERS = 64 * 1024
 """Of output in one frame, and of a request in one part."""
 
 OUTPUT_START = b'{"op":"output",'
-"""How a guest writes these; written otherwise they are read more slowly."""
+"""The start of a frame as the guest writes it; other forms are parsed more slowly."""
 
 MAX_DATA_CHARACTERS = 88 * 1024
 """64 KB as base64."""
 
 MAX_PATH_CHARACTERS = 4096
 MAX_INLINE_REQUEST_BYTES = 256 * 1024
-"""A longer request goes in parts, so that no frame is large."""
+"""A longer request is sent in parts, so that no frame is large."""
 
 
 class _Frame(BaseModel):
@@ -52,7 +52,7 @@ class _Frame(BaseModel):
 
 
 class ContainerOutput(_Frame):
-    """What a program printed since the last of these, decoded."""
+    """Output of a program since the last such frame, decoded."""
 
     op: Literal["output"]
     id: int
@@ -61,7 +61,7 @@ class ContainerOutput(_Frame):
 
 
 class ContainerProgress(_Frame):
-    """How far a program says that it is."""
+    """A program's report of its progress."""
 
     op: Literal["progress"]
     id: int
@@ -70,9 +70,7 @@ class ContainerProgress(_Frame):
 
 
 class ContainerFile(_Frame):
-    """A file of the workspace begins, or a picture that the run drew. Its path is a stranger's
-    word, to be checked.
-    """
+    """Begins a file of the workspace, or a picture that the run drew. The path is untrusted."""
 
     op: Literal["file"]
     id: int
@@ -82,7 +80,7 @@ class ContainerFile(_Frame):
 
 
 class ContainerData(_Frame):
-    """The next bytes of the file that began last."""
+    """The next bytes of the current file."""
 
     op: Literal["data"]
     id: int
@@ -99,7 +97,7 @@ class ContainerData(_Frame):
 
     @property
     def content(self) -> bytes:
-        """The bytes themselves."""
+        """The decoded bytes."""
         return base64.b64decode(self.data)
 
 
@@ -118,14 +116,14 @@ class ContainerEnding(_Frame):
     limits_hit: tuple[Annotated[Limit, Field(strict=False)], ...] = Field(strict=False)
     files_left_out: int = Field(ge=0)
     state: SessionState | None = None
-    """Of the variables, where they were to be kept."""
+    """The state of the variables, if they were to be kept."""
     variables_bytes: int | None = Field(default=None, ge=0)
-    """What the process that holds them has in memory."""
+    """Memory of the process that holds them."""
     claim: dict[str, Any] | None
 
 
 class ContainerReset(_Frame):
-    """Whether the container is as it was before the run. One that is not must go."""
+    """Whether the container is as it was before the run. If not, it must be removed."""
 
     op: Literal["reset"]
     id: int
@@ -155,14 +153,14 @@ _KINDS: dict[str, type[ContainerFrame]] = {
 
 
 def parse_container_frame(message: dict[str, Any]) -> ContainerFrame:
-    """One frame of a container's guest.
+    """Parse a frame of a container's guest.
 
     Raises:
         FrameError: not one of its messages.
     """
     kind = _KINDS.get(str(message.get("op")))
     if kind is None:
-        raise FrameError("a container sent a message of no known kind")
+        raise FrameError("a container sent a message of an unknown kind")
     try:
         return kind.model_validate(message)
     except ValidationError as error:
@@ -171,10 +169,10 @@ def parse_container_frame(message: dict[str, Any]) -> ContainerFrame:
 
 
 def parse_container_body(body: bytes) -> ContainerFrame:
-    """One frame of a container's guest, from its JSON.
+    """Parse the JSON of a frame of a container's guest.
 
-    Output, which is nearly all that comes where much comes, is parsed and validated in one step,
-    many times as fast. A key that is given twice counts once there: nobody reads it but this.
+    Output, by far the most frequent kind, is parsed and validated in one step, many times as fast.
+    There a repeated key counts once, which is safe because only this code reads it.
 
     Raises:
         FrameError: not one of its messages.

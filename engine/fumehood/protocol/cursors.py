@@ -1,8 +1,8 @@
-"""Cursors: where a list goes on, in a form that only the engine can make.
+"""Cursors: the position in a list, in a form that only the engine can make.
 
-Host side. A cursor is bound to the list with its filters and to the principal that got it, and
-lives as long as its key: until the engine stops. Invariant: what `read` returns is what `make`
-was given, for the same list and principal.
+Host side. A cursor is bound to its list with its filters and to its principal, and is valid until
+the engine stops. Invariant: `read` returns the position given to `make`, for the same list and
+principal only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fumehood.core.errors import InvalidParams
 
 MAC_BYTES = 16
 MAX_CURSOR = 6000
-"""The longest path of a workspace fits in one."""
+"""Fits the longest path in a workspace."""
 
 
 class Cursors:
@@ -50,7 +50,7 @@ class Cursors:
         return position
 
     def _mac(self, *parts: str) -> bytes:
-        # Each part with its length: no two lists of parts are signed alike.
+        # Each part with its length, so that no two lists of parts share a signature.
         text = "".join(f"{len(part)}:{part}" for part in parts)
         return hmac.digest(self._key, text.encode(), hashlib.sha256)[:MAC_BYTES]
 
@@ -58,6 +58,6 @@ class Cursors:
 def _unknown() -> InvalidParams:
     return InvalidParams(
         "The cursor is not one of this list: it was altered, is for other filters or another "
-        "caller, or the engine was started anew. Begin the list again without it.",
+        "caller, or the engine was restarted. Start the list again without it.",
         fields=["cursor"],
     )

@@ -1,8 +1,8 @@
-"""Where an engine keeps its state and listens, by the environment and the configuration file.
+"""The paths of an engine's state and sockets, from the environment and the configuration file.
 
-Both sides use it: the configuration, and a client that only looks for the socket. A client reads
-the few settings that name a path and none of the others, which costs a tenth of a whole
-configuration. Invariant: where both readers give a path it is the same one.
+Used by the configuration, and by clients that only look for the socket. A client reads the few
+settings that name a path, which costs a tenth of the whole configuration. Invariant: both readers
+find the same path.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ MAX_SOCKET_PATH_BYTES = 107
 """*Source*: unix(7); `sun_path` has 108 bytes with its ending NUL."""
 
 RUN_DIRECTORY = Path("/run/fumehood")
-"""Where a service listens unless its configuration says otherwise."""
+"""The default directory of a service's sockets."""
 
 PREFIX = "fumehood_"
-"""Of the variables of the environment, whose names may be in capitals or not."""
+"""Of environment variables, in lower or upper case."""
 
 PATHS = ("home", "socket")
 MODES = ("single-user", "service")
@@ -28,7 +28,7 @@ MODES = ("single-user", "service")
 
 @dataclass(frozen=True, slots=True)
 class EnginePaths:
-    """The settings that name paths, and the paths that follow from them."""
+    """The settings that name paths, and the derived paths."""
 
     environ: Mapping[str, str]
     mode: str = "single-user"
@@ -38,7 +38,7 @@ class EnginePaths:
 
     @property
     def state_directory(self) -> Path:
-        """Where the engine keeps what it must not lose."""
+        """The directory of the engine's state."""
         if self.home is not None:
             return self.home
         base = self.environ.get("XDG_STATE_HOME") or "~/.local/state"
@@ -78,7 +78,7 @@ class EnginePaths:
 
 
 def fitting(path: Path) -> Path:
-    """A socket's path, absolute.
+    """A socket's absolute path.
 
     Raises:
         ValueError: it is longer than the kernel allows.
@@ -94,7 +94,7 @@ def fitting(path: Path) -> Path:
 
 
 def config_file(environ: Mapping[str, str]) -> Path:
-    """The configuration file that would be read; it need not exist."""
+    """The configuration file that would be read; it may not exist."""
     named = environ.get("FUMEHOOD_CONFIG")
     if named:
         return Path(named)
@@ -103,10 +103,10 @@ def config_file(environ: Mapping[str, str]) -> Path:
 
 
 def read_engine_paths(environ: Mapping[str, str]) -> EnginePaths | None:
-    """The settings that name paths, from the environment and else from the file.
+    """The settings that name paths, from the environment or the file.
 
-    None where they are not plain to see: the whole configuration is to be read then, which says
-    what is wrong with it.
+    None if they cannot be read this way: then the whole configuration must be read, which reports
+    the errors.
     """
     variables = {name.lower(): value for name, value in environ.items() if value}
     if f"{PREFIX}service" in variables:
@@ -128,7 +128,7 @@ def read_engine_paths(environ: Mapping[str, str]) -> EnginePaths | None:
 
 
 def _file_settings(path: Path, *, is_named: bool) -> dict[str, Any] | None:
-    """Those of the file, by the names that their variables have. None: it cannot be read so."""
+    """The file's settings, by the names of their variables. None if it cannot be read."""
     if not path.is_file():
         return None if is_named else {}
     import tomllib

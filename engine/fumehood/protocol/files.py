@@ -1,8 +1,8 @@
-"""A file's bytes as plain values: JSON, TOML or YAML by the ending of its name.
+"""Files as plain values: JSON, TOML or YAML, by the file name's suffix.
 
-Host side, asked where operators write files (definitions of tools, the policy). What one format
-could say and the others not (dates, anchors, NaN) is refused. Invariant: whatever the bytes are,
-they cost no more than a bounded time for their length.
+Host side, for files of operators (definitions of tools, the policy). Values that not every format
+has (dates, anchors, NaN) are refused. Invariant: parsing takes a bounded time for the file's
+length.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import re2
 from fumehood.protocol import strict_json
 
 Path = tuple[str | int, ...]
-"""Keys and positions that lead to a value in a document."""
+"""Keys and positions that lead to a value."""
 
 Lines = dict[Path, int]
-"""The line of each key of a YAML text, counted from 1. The other parsers tell no lines."""
+"""The line of each key in a YAML text, from 1. Other formats have no lines."""
 
 MAX_VALUES = 200_000
-"""Scalars, arrays and objects of one text. A definition has some dozens."""
+"""Scalars, arrays and objects in one file. A definition has a few dozen."""
 
 MAX_INTEGER_BITS = math.ceil(strict_json.MAX_INTEGER_DIGITS * math.log2(10))
 
-# The standard library's parser takes time quadratic in the parts of one dotted key.
+# The standard library's parser takes quadratic time in the parts of a dotted key.
 _PART = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\\n]|\\[^\n])*"|'[^'\n]*')"""
 _LONG_KEY = re2.compile(rf"{_PART}(?:[ \t]*\.[ \t]*{_PART}){{{strict_json.MAX_DEPTH}}}")
 
@@ -38,7 +38,7 @@ class FileFault(Exception):
 
 
 def read_values(name: str, data: bytes, lines: Lines | None = None) -> Any:
-    """What a file holds, by the format that its name says. `lines` is filled for YAML only.
+    """Parse a file in the format of its name. `lines` is filled for YAML only.
 
     Raises:
         FileFault: not in that format.
@@ -58,7 +58,7 @@ def read_values(name: str, data: bytes, lines: Lines | None = None) -> Any:
 
 
 def line_of(lines: Lines, path: Path) -> int | None:
-    """The line of what lies there, or of the nearest that holds it; None where none is known."""
+    """The line of the value, or of the nearest value around it; None if unknown."""
     for length in range(len(path), 0, -1):
         if path[:length] in lines:
             return lines[path[:length]]
@@ -66,7 +66,7 @@ def line_of(lines: Lines, path: Path) -> int | None:
 
 
 def one_line(text: str, longest: int = 1000) -> str:
-    """Text from a file in a form that can neither move a cursor nor fill a log."""
+    """Text from a file, made safe for a terminal and a log."""
     shown = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text[: longest + 1])
     return shown if len(shown) <= longest else f"{shown[:longest]}…"
 
@@ -104,7 +104,7 @@ SUFFIXES = tuple(_PARSERS)
 
 
 def _check_values(value: Any) -> None:
-    """Refuse what strict JSON would not have let through. Iterative, level by level."""
+    """Refuse values that strict JSON would refuse. Iterative, level by level."""
     level = [value]
     seen = 0
     for depth in range(strict_json.MAX_DEPTH + 2):

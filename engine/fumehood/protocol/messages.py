@@ -1,7 +1,7 @@
-"""Messages: dictionaries from the wire ↔ values of the model.
+"""Messages: conversion between dictionaries on the wire and values of the model.
 
-Host side. Above it: daemon, client, and the host half of each wall. What a guest sends is
-hostile, so its frames become values only through the strict models here.
+Host side, used by the daemon, the client, and the host's half of each wall. Guests are hostile, so
+their frames become values only through the strict models here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Frame(BaseModel):
 
 
 class GuestReady(_Frame):
-    """The guest serves, and these limits were seen to hold here."""
+    """The guest is ready, and these limits were tested there."""
 
     op: str
     enforces: dict[str, bool]
@@ -52,7 +52,7 @@ class GuestEnding(_Frame):
 
 
 class GuestProgress(_Frame):
-    """What a run says of itself while it works."""
+    """A run's own report of its progress."""
 
     op: str
     id: int
@@ -61,7 +61,7 @@ class GuestProgress(_Frame):
 
 
 def parse_guest_frame(message: dict[str, Any]) -> GuestReady | GuestEnding | GuestProgress:
-    """One frame of a guest.
+    """Parse a guest's frame.
 
     Raises:
         FrameError: not one of the guest's messages.
@@ -75,7 +75,7 @@ def parse_guest_frame(message: dict[str, Any]) -> GuestReady | GuestEnding | Gue
             return GuestProgress.model_validate(message)
     except ValidationError as error:
         raise FrameError(f"a guest's message is wrong in {error.error_count()} places") from None
-    raise FrameError("a guest sent a message of no known kind")
+    raise FrameError("a guest sent a message of an unknown kind")
 
 
 def run_frame(run_id: int, program: str, arguments: JsonObject, limits: Limits) -> JsonObject:
@@ -97,12 +97,12 @@ def run_frame(run_id: int, program: str, arguments: JsonObject, limits: Limits) 
 
 
 def lend_frame(loan_id: int, memory_bytes: int, cpu_s: float) -> JsonObject:
-    """The frame that asks for a child to speak with."""
+    """The frame that requests a child for a direct connection."""
     return {"op": "lend", "id": loan_id, "memory_bytes": memory_bytes, "cpu_s": cpu_s}
 
 
 def program_request(program: str, arguments: JsonObject, limits: Limits) -> JsonObject:
-    """What a child reads: the same from this side as from its supervisor."""
+    """The request that a child reads, whether from the host or from its supervisor."""
     return {"program": program, "output_bytes": limits.output_bytes, "arguments": arguments}
 
 

@@ -1,7 +1,7 @@
-"""The paths of an engine's sockets, by the rules that the daemon, the clients and the CLI share.
+"""The paths of an engine's sockets, by rules shared by the daemon, the clients and the CLI.
 
-Below `config`, whose settings extend these. Invariant: a client that is given no path finds the
-socket that an engine with the same environment and configuration file listens on.
+The settings in `config` extend these. Invariant: a client without a given path finds the socket of
+an engine with the same environment and configuration file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ConfigError(FumehoodError):
 
 
 class ServiceConfig(BaseModel):
-    """Where a service's sockets stand, and whose they are (`mode = "service"`)."""
+    """The directory and group of a service's sockets (`mode = "service"`)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -39,7 +39,7 @@ class ServiceConfig(BaseModel):
 
 
 class SocketSettings(BaseSettings):
-    """The settings that decide where the sockets are. All others are ignored."""
+    """The settings that decide the paths of the sockets. All others are ignored."""
 
     model_config = SettingsConfigDict(
         env_prefix="FUMEHOOD_",
@@ -68,7 +68,7 @@ class SocketSettings(BaseSettings):
 
     @property
     def state_directory(self) -> Path:
-        """Where the engine keeps what it must not lose."""
+        """The directory of the engine's state."""
         return self._paths.state_directory
 
     @property
@@ -100,7 +100,7 @@ def find_sockets() -> SocketSettings:
     """Read the environment and the configuration file.
 
     Raises:
-        ConfigError: they cannot be read, or are wrong about the sockets.
+        ConfigError: they cannot be read, or their socket settings are wrong.
     """
     require_named_file()
     try:
@@ -117,14 +117,14 @@ def find_sockets() -> SocketSettings:
 
 
 def require_named_file() -> None:
-    """Raises ConfigError where FUMEHOOD_CONFIG names no file."""
+    """Raises ConfigError if FUMEHOOD_CONFIG names a missing file."""
     named = os.environ.get("FUMEHOOD_CONFIG")
     if named and not Path(named).is_file():
         raise ConfigError("FUMEHOOD_CONFIG names a file that does not exist.")
 
 
 def config_file() -> Path:
-    """The configuration file that would be read; it need not exist."""
+    """The configuration file that would be read; it may not exist."""
     return engine_paths.config_file(os.environ)
 
 

@@ -1,7 +1,7 @@
-"""Server-sent events: events ↔ bytes, for the daemon that writes them and the client that reads.
+"""Server-sent events: conversion between events and bytes, for the daemon and the client.
 
-Pure. *Source*: the HTML standard, "Server-sent events". Invariant: a reader holds no more than
-one event of the largest size; whatever way the bytes are cut, the same events come out.
+Pure. *Source*: the HTML standard, "Server-sent events". Invariants: a reader holds at most one
+event of the maximum size; the way in which bytes are split does not change the events.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 MEDIA_TYPE = "text/event-stream"
 KEEP_ALIVE = b": keep-alive\n\n"
-"""A comment: no event, but bytes that show both ends that the other one is there."""
+"""A comment: not an event, but it shows both ends that the other one is alive."""
 
 MAX_EVENT_BYTES = 64 << 20
-"""The largest is an answer with files in it."""
+"""Allows for an answer with files."""
 
 
 class SseError(ValueError):
@@ -21,7 +21,7 @@ class SseError(ValueError):
 
 
 class Frame(NamedTuple):
-    """One event as it stands on the wire."""
+    """One event on the wire."""
 
     kind: str
     id: str
@@ -29,18 +29,18 @@ class Frame(NamedTuple):
 
 
 def encode(kind: str, event_id: str, data: bytes) -> bytes:
-    """One event. `data` is one line, which JSON always can be."""
+    """One event. `data` is one line, as JSON can always be."""
     return b"id: %b\nevent: %b\ndata: %b\n\n" % (event_id.encode(), kind.encode(), data)
 
 
 class Decoder:
-    """Takes chunks of a stream; gives the events that they completed, comments left out."""
+    """Takes chunks of a stream; returns the completed events, without comments."""
 
     def __init__(self, max_bytes: int = MAX_EVENT_BYTES) -> None:
         self._max_bytes = max_bytes
         self._buffer = bytearray()
         self._looked = 0
-        """How much of the buffer holds no end of an event."""
+        """Length of the buffer's start that contains no end of an event."""
 
     def feed(self, chunk: bytes) -> list[Frame]:
         """Raises SseError."""
@@ -60,12 +60,12 @@ class Decoder:
 
 
 def _frame(block: bytes) -> Frame | None:
-    """One event; None for a block of comments. Only the forms of `encode` are known."""
+    """One event; None for a block of comments. Supports only the forms that `encode` writes."""
     fields: dict[bytes, bytes] = {}
     for line in block.split(b"\n"):
         name, colon, value = line.partition(b":")
         if not colon or name in fields:
-            raise SseError("a line that is no field, or one twice")
+            raise SseError("a line that is not a field, or a repeated field")
         if name:
             fields[name] = value.removeprefix(b" ")
     if not fields:

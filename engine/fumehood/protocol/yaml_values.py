@@ -1,10 +1,9 @@
-"""YAML as plainly as JSON: one document of objects, arrays and scalars, and nothing else.
+"""YAML restricted to JSON's values: one document of objects, arrays and scalars.
 
-Host side, asked by `plain_values`. The library only splits the text into events; what they
-mean is decided here, by the core schema of YAML 1.2 (`no` is a string, `010` is ten).
-Invariants: what an anchor or a tag would make of the text is never made, because both are
-refused; nesting and the number of values are capped while reading, so a text costs no more
-than its length.
+Host side, used by `protocol/files`. The library only splits the text into events; this file
+interprets them, by the core schema of YAML 1.2 (`no` is a string, `010` is ten). Invariants:
+anchors and tags are refused before they can have an effect; nesting and the number of values are
+limited while reading, so the cost is linear in the length.
 """
 
 from __future__ import annotations
@@ -30,23 +29,23 @@ _DIRECTIVE = re.compile(r"^%", re.MULTILINE)
 _NO_NUMBER = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml where the library was built with it; the same events either way."""
+"""libyaml, if the library was built with it; the events are the same."""
 
 
 class YamlError(ValueError):
-    """The text is not YAML, or holds more than JSON could. The message says where."""
+    """The text is not YAML, or has more than JSON's values. The message says where."""
 
 
 def loads(text: str, lines: Lines | None = None) -> Any:
-    """Parse one document. `lines` is filled with where every value begins.
+    """Parse one document. `lines` is filled with the line of every value.
 
     Raises:
         YamlError: not YAML; not exactly one document; a directive, anchor, alias or tag; a key
-            that is no string or is given twice; NaN or infinity; an integer over 4,300
+            that is not a string or is repeated; NaN or infinity; an integer over 4,300
             digits; nesting over 64 levels; more than 200,000 values.
     """
     if _DIRECTIVE.search(text):
-        # libyaml compares each with all before it: time quadratic in their number.
+        # libyaml compares each with all previous ones: quadratic time in their number.
         raise YamlError("directives (lines that begin with '%') are not accepted")
     try:
         return _one_document(iter(yaml.parse(text, Loader=_Loader)), _Builder(lines))
@@ -75,7 +74,7 @@ def _one_document(events: Iterator[Any], builder: _Builder) -> Any:
 
 
 class _Builder:
-    """Puts values together without recursion: the depth is the sender's choice."""
+    """Builds values without recursion, because the sender controls the depth."""
 
     def __init__(self, lines: Lines | None) -> None:
         self.root: Any = None
@@ -84,7 +83,7 @@ class _Builder:
         self._count = 0
         self._lines = lines
         self._within: Path = ()
-        """Where the innermost open value lies."""
+        """The path of the innermost open value."""
 
     def take(self, event: Any) -> None:
         self._count += 1
@@ -122,7 +121,7 @@ class _Builder:
             self._lines[self._path()] = event.start_mark.line + 1
 
     def _path(self) -> Path:
-        """Where the value lies that is put next."""
+        """The path of the next value."""
         if not self._open:
             return ()
         innermost, key = self._open[-1], self._keys[-1]

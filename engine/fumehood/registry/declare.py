@@ -1,8 +1,8 @@
 """`@tool`: a typed Python function as a tool.
 
-Host side, the authors' door. Types, defaults, `Annotated` constraints and the docstring
-become the definition; the function stays callable as it was. The definition is equal to
-the one that a JSON document of the same content gives.
+Host side, the interface for authors of tools. Types, defaults, `Annotated` constraints and the
+docstring become the definition; the function stays callable. The definition equals that of a JSON
+document with the same content.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ class FunctionTool:
 
     @property
     def is_async(self) -> bool:
-        """Whether the function gives way while it waits, and so can be cancelled."""
+        """Whether the function is asynchronous, and so can be cancelled."""
         return inspect.iscoroutinefunction(self.function)
 
     async def invoke(self, arguments: JsonObject) -> Any:
         """Call an asynchronous function with arguments that passed the tool's schema.
 
         Raises:
-            ArgumentsRefused: a type that JSON Schema cannot express refuses them after all.
+            ArgumentsRefused: a type that JSON Schema cannot express refuses them.
         """
         return await self.function(**self.bind(arguments))
 
     def bind(self, arguments: JsonObject) -> dict[str, Any]:
-        """The function's keyword arguments, in the types that it declares.
+        """The function's keyword arguments, converted to its declared types.
 
         Raises:
-            ArgumentsRefused: a type that JSON Schema cannot express refuses them after all.
+            ArgumentsRefused: a type that JSON Schema cannot express refuses them.
         """
         try:
             typed = self._model.model_validate(arguments)
@@ -93,8 +93,8 @@ def tool(
 ) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
     """Declare a tool: `@tool` or `@tool(dangerous=True, cost_per_use="0.01", …)`.
 
-    `fields` are those of `ToolDefinition`; name, description and parameters come from the
-    function unless they are given.
+    `fields` are those of `ToolDefinition`; name, description and parameters default to the
+    function's.
 
     Raises:
         InvalidDefinition: at declaration, with every fault.
@@ -138,7 +138,7 @@ def _arguments_model(function: Callable[..., Any], name: str) -> type[BaseModel]
                 name, [f"parameters: {parameter.name!r} must be accepted by keyword"]
             )
         default = ... if parameter.default is inspect.Parameter.empty else parameter.default
-        # Named by number inside: a parameter may have any name, a model's field may not.
+        # Fields are numbered: a parameter can have names that a model's field cannot.
         fields[f"p{len(fields)}"] = (
             hints.get(parameter.name, Any),
             Field(default, alias=parameter.name),
@@ -149,10 +149,10 @@ def _arguments_model(function: Callable[..., Any], name: str) -> type[BaseModel]
 
 
 class _ToolSchema(GenerateJsonSchema):
-    """pydantic's generator, without what a model has no use for."""
+    """pydantic's generator, without keywords that models do not need."""
 
     def decimal_schema(self, schema: core_schema.DecimalSchema) -> JsonSchemaValue:
-        """A plain number: pydantic's own form is a pattern with look-ahead (RE2 has none)."""
+        """A plain number: pydantic's form is a pattern with look-ahead, which RE2 lacks."""
         names = {
             "gt": "exclusiveMinimum",
             "ge": "minimum",
@@ -167,7 +167,7 @@ class _ToolSchema(GenerateJsonSchema):
         return {"type": "number", **bounds}
 
     def encode_default(self, dft: Any) -> Any:
-        """The default of a decimal is a number too."""
+        """The default of a decimal is a number as well."""
         return float(dft) if isinstance(dft, Decimal) else super().encode_default(dft)
 
     def field_title_should_be_set(self, schema: Any) -> bool:
@@ -186,7 +186,7 @@ def _parameters_schema(model: type[BaseModel], described: Mapping[str, str]) -> 
 
 
 def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """Summary (up to the first section) and what is said of each parameter."""
+    """The summary (up to the first section) and the description of each parameter."""
     summary: list[str] = []
     described: dict[str, str] = {}
     section: str | None = None

@@ -306,7 +306,7 @@ def rest_faults(document: JsonObject) -> Iterator[str]:
     if kind == "REST":
         yield from _method_faults(document.get("method"))
         if document.get("endpoint") is None:
-            yield "endpoint: a REST tool says where it goes: an https or http URL"
+            yield "endpoint: a REST tool needs an https or http URL"
     timeout = document.get("timeout")
     if isinstance(timeout, int) and timeout > MAX_TIMEOUT_MS:
         yield f"timeout: over {MAX_TIMEOUT_MS} milliseconds"
@@ -330,7 +330,7 @@ def _wall_faults(document: JsonObject, kind: str) -> Iterator[str]:
 
 def _method_faults(method: Any) -> Iterator[str]:
     if method not in METHODS:
-        yield f"method: a REST tool says which: {', '.join(METHODS)}"
+        yield f"method: a REST tool needs one of {', '.join(METHODS)}"
 
 
 def _endpoint_faults(endpoint: str) -> Iterator[str]:
@@ -396,7 +396,7 @@ def _header_faults(name: str, value: str) -> Iterator[str]:
             f"or more than {MAX_HEADER_VALUE} characters"
         )
     if "${" in _REFERENCE.sub("", value):
-        yield f"{shown} holds a reference of no known form; secrets are ${{secret:NAME}}"
+        yield f"{shown} holds a reference of an unknown form; secrets are ${{secret:NAME}}"
     if _is_literal_credential(name, value):
         yield f"{shown} looks like a credential; {_USE_A_REFERENCE}"
 

@@ -162,7 +162,7 @@ class ToolDirectory:
         self._unsettled = {name: self._unsettled.get(name, 0) + 1 for name in moving}
         for name, looks in self._unsettled.items():
             if looks >= MAX_UNSETTLED_LOOKS:
-                fault = _File(None, fault="it keeps changing while it is looked at")
+                fault = _File(None, fault="it keeps changing while it is read")
                 changed = self._keep(name, fault) or changed
         return changed
 
@@ -193,7 +193,7 @@ class ToolDirectory:
     def _read(self, directory: int, name: str, seen: Signature) -> _File:
         try:
             if not name.endswith(SUFFIXES):
-                raise FileFault(f"its name ends in none of {', '.join(SUFFIXES)}")
+                raise FileFault(f"its name must end in one of {', '.join(SUFFIXES)}")
             data, signature = read_file(directory, name, self._owners)
             if signature != seen:
                 return _File(None, fault=_CHANGED)
@@ -231,8 +231,8 @@ class ToolDirectory:
                 reference = f"{name}@{version}"
                 other = first.setdefault(reference, file)
                 if other != file:
-                    clashes[file] = f"{reference} is in {other!a} too; neither file counts"
-                    clashes[other] = f"{reference} is in {file!a} too; neither file counts"
+                    clashes[file] = f"{reference} is in {other!a} as well; neither file is used"
+                    clashes[other] = f"{reference} is in {file!a} as well; neither file is used"
                 owner = self._owner_of(name)
                 if owner is not None:
                     clashes[file] = f"the name {name} belongs to a tool of the source {owner!s}"
@@ -262,7 +262,8 @@ def _tools(documents: list[JsonObject]) -> list[RegisteredTool]:
 def _tool(document: JsonObject) -> RegisteredTool:
     if document.get("type") not in TYPES:
         raise InvalidDefinition(
-            str(document.get("name", "")), ["type: a file brings tools of type REST and MCP only"]
+            str(document.get("name", "")),
+            ["type: a file can define only tools of type REST and MCP"],
         )
     return tool_of_document(document, Source.DIRECTORY)
 

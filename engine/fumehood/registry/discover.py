@@ -1,9 +1,10 @@
-"""Discovery: tools that installed packages offer through the entry point `fumehood.tools`.
+"""Discovery at the start: tools of installed packages and of an embedding program.
 
-Host side, run once at start. Each entry point names a `ToolDefinition`, a `FunctionTool`,
-or a list of these. Loading one runs its package's code, so only what the operator
-installed is ever found here. Invariant: one faulty package does not keep the others out,
-and host code (`sandboxed=False`) stays disabled until the configuration names it.
+Host side. A package offers tools through the entry point `fumehood.tools`, which names a
+`ToolDefinition`, a `FunctionTool`, or a list of these. Loading one runs its package's code, so only
+packages that the operator installed are found. Invariants: one faulty package does not exclude the
+others; host code (`sandboxed=False`) stays disabled until the configuration names it. An embedding
+program is its own operator: its tools need no permission, and are registered all or none.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
+from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import ToolDefinition, ToolType
 from fumehood.registry.declare import FunctionTool
-from fumehood.registry.definitions import InvalidDefinition
+from fumehood.registry.definitions import InvalidDefinition, parse_definition
 from fumehood.registry.functions import register_function
 from fumehood.registry.index import Source, ToolIndex
 
@@ -26,7 +28,7 @@ BUILTIN_PACKAGE = "fumehood_tools"
 
 @dataclass(frozen=True, slots=True)
 class LoadFault:
-    """An entry point whose tools were left out, and why."""
+    """An entry point whose tools were left out, and the reason."""
 
     entry_point: str
     reason: str
@@ -38,13 +40,13 @@ def discover(
     found: Iterable[EntryPoint] | None = None,
     private: Sequence[Path] = (),
 ) -> list[LoadFault]:
-    """Register every offered tool; return what could not be.
+    """Register every offered tool; returns the failures.
 
-    `private` are directories that no import path of a sandboxed function may hold.
+    `private` are directories that no import path of a sandboxed function may contain.
     """
     faults: list[LoadFault] = []
     offered = list(found if found is not None else entry_points(group=GROUP))
-    # Built-in tools first: nobody may have taken their names before them.
+    # Built-in tools first, so that no other source takes their names.
     for entry_point in sorted(offered, key=lambda e: (not _is_builtin(e), e.value)):
         try:
             tools = _as_list(entry_point.load())
@@ -84,13 +86,13 @@ def _register(
 def _only_native(definition: ToolDefinition) -> ToolDefinition:
     if definition.type not in (ToolType.BUILTIN, ToolType.NATIVE):
         raise InvalidDefinition(
-            definition.name, ["type: an entry point brings BUILTIN and NATIVE tools only"]
+            definition.name, ["type: an entry point can offer only BUILTIN and NATIVE tools"]
         )
     return definition
 
 
 def _is_builtin(entry_point: EntryPoint) -> bool:
-    """The engine's own distribution; another package cannot call itself built in."""
+    """Whether it belongs to the engine's own distribution; other packages cannot claim that."""
     distribution = entry_point.dist
     own = distribution is not None and distribution.name == "fumehood"
     return own and entry_point.module.split(".")[0] == BUILTIN_PACKAGE
@@ -102,3 +104,48 @@ def _source(entry_point: EntryPoint) -> Source:
 
 def _as_list(offered: Any) -> list[Any]:
     return list(offered) if isinstance(offered, list | tuple) else [offered]
+
+
+Tool = FunctionTool | ToolDefinition | JsonObject
+
+
+def register_all(registry: ToolIndex, tools: Iterable[Tool], private: Sequence[Path]) -> None:
+    """Register an embedding program's tools. No function may be in a `private` directory.
+
+    Raises:
+        InvalidDefinition: with every fault of every tool.
+    """
+    faults: list[InvalidDefinition] = []
+    for tool in tools:
+        try:
+            if isinstance(tool, FunctionTool):
+                register_function(registry, tool, Source.PROGRAM, private=private)
+            else:
+                definition = tool if isinstance(tool, ToolDefinition) else _parse(tool)
+                registry.register(definition, Source.PROGRAM)
+        except InvalidDefinition as error:
+            faults.append(error)
+    if len(faults) == 1:
+        raise faults[0]
+    if faults:
+        raise InvalidDefinition.of_several(faults)
+
+
+def import_paths(registry: ToolIndex) -> frozenset[str]:
+    """The import paths of all sandboxed functions. Without any, the jail is not started, because
+    functions come only at the start, and it would waste memory.
+    """
+    versions = (tool for name in registry for tool in registry.versions(name.definition.name))
+    return frozenset(
+        tool.address.import_path
+        for tool in versions
+        if tool.address is not None and tool.definition.sandboxed
+    )
+
+
+def _parse(document: object) -> ToolDefinition:
+    if not isinstance(document, dict):
+        fault = "definition: neither made by @tool nor a definition"
+        name = getattr(document, "__name__", type(document).__name__)
+        raise InvalidDefinition(str(name), [fault])
+    return parse_definition(document)

@@ -1,9 +1,8 @@
-"""The index: every registered tool by name and version. In process, rebuilt at each start.
+"""The index: every registered tool by name and version. In memory, rebuilt at each start.
 
-Host side, read by `pipeline/resolve` and by the faces. Invariant: what stands in the index was
-checked whole, and a name that a built-in tool has belongs to the built-in tools. Whoever
-reads sees the tools of a source as they were or as they are, never half of a change; a call
-keeps the `RegisteredTool` it resolved.
+Host side, used by `pipeline/resolve` and the faces. Invariants: every tool in the index was fully
+checked; names of built-in tools are reserved for them. Readers see the tools of a source before or
+after a change, never half of it; a call keeps the `RegisteredTool` that it resolved.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from fumehood.registry.definitions import InvalidDefinition, check_definition, p
 from fumehood.registry.json_schema import CompiledSchema
 
 MAX_VERSIONS_SHOWN = 20
-"""Versions that a refusal names."""
+"""Versions listed in a refusal."""
 
 
 class Source(StrEnum):
-    """Who brought a tool, which decides what it may be."""
+    """The source of a tool, which decides what it is allowed to be."""
 
     BUILTIN = "builtin"
     ENTRY_POINT = "entry_point"
@@ -38,7 +37,7 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RegisteredTool:
-    """A definition that passed every check, with what is needed to call it.
+    """A fully checked definition, with what is needed to call it.
 
     A function is called in this process (`function`) or found by another one (`address`).
     """
@@ -53,7 +52,7 @@ class RegisteredTool:
 
 
 def tool_of_document(document: JsonObject, source: Source) -> RegisteredTool:
-    """A tool without a function, checked whole, that is in no index yet.
+    """A checked tool without a function, not yet in an index.
 
     Raises:
         InvalidDefinition: with every fault of the document.
@@ -62,7 +61,7 @@ def tool_of_document(document: JsonObject, source: Source) -> RegisteredTool:
 
 
 class _Tools:
-    """The tools of one moment: by name and version, and the preferred version of each name."""
+    """An immutable state: tools by name and version, and the preferred version of each name."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, dict[str, RegisteredTool]] = {}
@@ -79,7 +78,7 @@ class _Tools:
             self._names = None
 
     def put(self, name: str, versions: dict[str, RegisteredTool]) -> None:
-        """All versions of one name; none where it is to go."""
+        """Set all versions of one name; empty removes the name."""
         if versions:
             self.by_name[name] = versions
             self.preferred[name] = max(versions.values(), key=_preference)
@@ -90,7 +89,7 @@ class _Tools:
 
     @property
     def names(self) -> list[str]:
-        """Every name in order. Sorted once a change, not once a list."""
+        """Every name in order. Sorted at each change, not at each list."""
         if self._names is None:
             self._names = sorted(self.preferred)
         return self._names
@@ -114,8 +113,8 @@ class ToolIndex:
         """Add one version of one tool.
 
         Raises:
-            InvalidDefinition: the definition is wrong, is there already, has a function
-                too few or too many, or takes a built-in tool's name.
+            InvalidDefinition: the definition is wrong, already registered, has a missing or
+                superfluous function, or uses a built-in tool's name.
         """
         faults = self._faults(definition, source, function or address)
         try:
@@ -129,7 +128,7 @@ class ToolIndex:
         return tool
 
     def put(self, tool: RegisteredTool) -> None:
-        """Add a version that was checked, or put it in the place of the one that is there.
+        """Add or replace a checked version.
 
         Raises:
             InvalidDefinition: another source has this name.
@@ -139,18 +138,18 @@ class ToolIndex:
         self._rebuild(name, lambda versions: versions.update({version: tool}))
 
     def require_free(self, name: str, source: Source) -> None:
-        """Raises InvalidDefinition where another source has this name."""
+        """Raises InvalidDefinition if another source has this name."""
         owner = self.owner(name, but=source)
         if owner is not None:
             fault = f"name: {name} belongs to another source ({owner.value})"
             raise InvalidDefinition(name, [fault])
 
     def remove(self, name: str, version: str) -> None:
-        """Forget one version."""
+        """Remove one version."""
         self._rebuild(name, lambda versions: versions.pop(version, None))
 
     def switch(self, name: str, version: str, *, is_active: bool) -> None:
-        """Switch a version on or off, where it is there and is not so already."""
+        """Enable or disable a version, if it exists and that is a change."""
         tool = self.find(name, version)
         if tool is None or tool.definition.is_active is is_active:
             return
@@ -159,20 +158,20 @@ class ToolIndex:
         self._rebuild(name, lambda versions: versions.update({version: switched}))
 
     def find(self, name: str, version: str) -> RegisteredTool | None:
-        """One version, if it is there."""
+        """One version, if it exists."""
         return self._now.by_name.get(name, {}).get(version)
 
     def _rebuild(self, name: str, change: Callable[[dict[str, RegisteredTool]], object]) -> None:
-        """Change one name's versions, so that whoever reads sees all of it or nothing."""
+        """Replace one name's versions, so that readers see all of the change or nothing."""
         versions = dict(self._now.by_name.get(name, {}))
         change(versions)
         self._now.put(name, versions)
 
     def replace_source(self, source: Source, tools: Iterable[RegisteredTool]) -> None:
-        """Put these tools in the place of all that the source had, at once.
+        """Replace all tools of a source at once.
 
-        The tools are of this source, each name and version once, and `owner` has no other
-        source for their names.
+        The tools are of this source, each name and version once, and `owner` finds no other source
+        for their names.
         """
         after = _Tools()
         for versions in self._now.by_name.values():
@@ -184,14 +183,14 @@ class ToolIndex:
         self._now = after
 
     def owner(self, name: str, *, but: Source) -> Source | None:
-        """The source that has this name already, leaving one source out."""
+        """The source that already has this name, apart from one source."""
         versions = self._now.by_name.get(name, {}).values()
         return next((tool.source for tool in versions if tool.source is not but), None)
 
     def get(self, reference: str, *, names_others: bool = True) -> RegisteredTool:
         """`name` (the newest version that is not deprecated, else the newest) or `name@1.2.0`.
 
-        `names_others` says that whoever asks may see every tool: a refusal names the near ones.
+        With `names_others` the caller may see every tool, so a refusal suggests similar names.
 
         Raises:
             ToolNotFound: no such name or version.
@@ -241,7 +240,7 @@ class ToolIndex:
         faults = []
         versions = self._now.by_name.get(definition.name, {})
         if definition.version in versions:
-            faults.append(f"name: {definition.name}@{definition.version} is registered already")
+            faults.append(f"name: {definition.name}@{definition.version} is already registered")
         elif source is not Source.BUILTIN and any(
             tool.source is Source.BUILTIN for tool in versions.values()
         ):
@@ -260,7 +259,7 @@ def _registered(
     disabled_because: str | None = None,
     address: FunctionAddress | None = None,
 ) -> RegisteredTool:
-    """What a definition that was checked becomes."""
+    """Make a registered tool from a checked definition."""
     return RegisteredTool(
         definition=definition,
         source=source,
@@ -284,7 +283,7 @@ _KEPT_BY_EXECUTOR = {
 
 
 def _promise_to_check(definition: ToolDefinition) -> CompiledSchema | None:
-    """The output schema, unless the executor keeps that very promise by itself."""
+    """The output schema, unless the executor guarantees that schema itself."""
     promised = definition.output_schema
     if promised is None or promised == _KEPT_BY_EXECUTOR.get(definition.executor):
         return None

@@ -1,13 +1,14 @@
-"""A page of the list of tools: filters, order, and where the next page begins.
+"""Lists of tools: a page with filters and a cursor, and the tools that suit an agent.
 
-Host side, read by the faces through the engine. Tools are in order of their names and a cursor
-holds the last name seen, so a registry that changes meanwhile repeats and skips nothing that
-was there all the time.
+Host side, used by the faces through the engine. Tools are sorted by name and a cursor holds the
+last name, so a registry that changes meanwhile neither repeats nor skips tools that stay.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from decimal import Decimal
 
 from fumehood.core.errors import InvalidParams
 from fumehood.core.json_types import JsonObject
@@ -22,7 +23,7 @@ MAX_LIMIT = 100
 
 @dataclass(frozen=True, slots=True)
 class ToolFilter:
-    """Which tools a list shows. An absent field filters nothing; others match exactly."""
+    """The filters of a list. An absent field filters nothing; the others match exactly."""
 
     category: str | None = None
     tag: str | None = None
@@ -52,7 +53,7 @@ class ToolPage:
 
     @property
     def pagination(self) -> JsonObject:
-        """As the envelope shows it."""
+        """As shown in the envelope."""
         return {
             "has_more": self.next_cursor is not None,
             "next_cursor": self.next_cursor,
@@ -83,3 +84,62 @@ def page_of_tools(
     more = len(found) > limit
     last = tools[-1].definition.name if more else ""
     return ToolPage(tools, cursors.make(listing, principal_id, last) if more else None, total)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A tool that was not chosen, and the first reason."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The chosen tools, in their order, and the others."""
+
+    tools: tuple[ToolDefinition, ...]
+    left_out: tuple[LeftOut, ...]
+
+
+def filter_tools(
+    tools: Iterable[ToolDefinition],
+    *,
+    categories: Collection[str] | None = None,
+    exclude_dangerous: bool = True,
+    max_cost: Decimal | None = None,
+    at_most: int | None = None,
+) -> Selection:
+    """Choose tools (mission R2). Without `categories` all are allowed, with an empty collection
+    none.
+
+    `max_cost` is compared with `cost_per_use`; an equal cost is allowed.
+    """
+    kept: list[ToolDefinition] = []
+    left_out: list[LeftOut] = []
+    for tool in tools:
+        reason = _reason_against(tool, categories, exclude_dangerous, max_cost)
+        if reason is None and at_most is not None and len(kept) >= at_most:
+            reason = f"more than {at_most} tools"
+        if reason is None:
+            kept.append(tool)
+        else:
+            left_out.append(LeftOut(tool.name, reason))
+    return Selection(tuple(kept), tuple(left_out))
+
+
+def _reason_against(
+    tool: ToolDefinition,
+    categories: Collection[str] | None,
+    exclude_dangerous: bool,
+    max_cost: Decimal | None,
+) -> str | None:
+    if not tool.is_active:
+        return "it is switched off"
+    if exclude_dangerous and tool.dangerous:
+        return "it is dangerous"
+    if categories is not None and tool.category not in categories:
+        return f"its category is {tool.category or 'none'}"
+    if max_cost is not None and tool.cost_per_use > max_cost:
+        return f"it costs {tool.cost_per_use} a use"
+    return None

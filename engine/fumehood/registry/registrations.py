@@ -1,8 +1,8 @@
-"""Tools that were registered while the engine ran: in the index now, and at the next start.
+"""Tools registered while the engine runs: in the index now, and again at the next start.
 
-Host side, behind the control socket. Invariant: what is registered here is REST or MCP, was
-checked whole, and is in the database before anybody can call it; built-in tools, those of
-packages, of files and of the embedding program can be switched, but not changed.
+Host side, behind the control socket. Invariants: a registered tool is REST or MCP, fully checked,
+and in the database before it can be called; tools of other sources can be switched on and off, but
+not changed.
 """
 
 from __future__ import annotations
@@ -10,55 +10,55 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, delete, insert, select
 
 from fumehood.core.errors import IdempotencyConflict, PermissionDenied, ToolNotFound
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import ToolType
-from fumehood.registry import store as rows
 from fumehood.registry.definitions import InvalidDefinition
 from fumehood.registry.index import RegisteredTool, Source, ToolIndex, tool_of_document
 from fumehood.storage.changes import OneChange, recorded, stamp
 from fumehood.storage.database import Database
+from fumehood.storage.schema import DEFINITIONS, SWITCHES
 
 
 class Registrations:
-    """The registry's changes. `load_faults` are definitions that this version refuses."""
+    """Changes to the registry. `load_faults` are stored definitions that this version refuses."""
 
     def __init__(self, index: ToolIndex, database: Database) -> None:
         self._index = index
         self._database = database
         self._changing = OneChange()
         self.load_faults: list[InvalidDefinition] = []
-        for document in database.read_now(rows.all_definitions):
+        for document in database.read_now(all_definitions):
             try:
                 index.put(_checked(document))
             except InvalidDefinition as fault:
                 self.load_faults.append(fault)
-        self._switches = database.read_now(rows.all_switches)
+        self._switches = database.read_now(all_switches)
         self.apply_switches()
 
     def apply_switches(self) -> None:
-        """Set every version as it was last switched; for a source that was loaded again."""
+        """Restore every switch, after a source was loaded again."""
         for (name, version), is_active in self._switches.items():
             self._index.switch(name, version, is_active=is_active)
 
     async def register(
         self, document: JsonObject, *, by: Principal, now: datetime
     ) -> RegisteredTool:
-        """Add one version of one tool.
+        """Register one version of one tool.
 
         Raises:
             InvalidDefinition: with every fault.
-            IdempotencyConflict: this version is there already.
+            IdempotencyConflict: this version is already registered.
         """
         async with self._changing():
             tool = _checked(document)
             name, version = tool.definition.name, tool.definition.version
             if self._index.find(name, version) is not None:
                 raise IdempotencyConflict(
-                    f"{name}@{version} is registered already. Register a new version, or replace "
+                    f"{name}@{version} is already registered. Register a new version, or replace "
                     "this one."
                 )
             return await self._put(tool, document, "tool.register", by, now)
@@ -66,7 +66,7 @@ class Registrations:
     async def replace(
         self, name: str, version: str, document: JsonObject, *, by: Principal, now: datetime
     ) -> RegisteredTool:
-        """Put another definition in place of a registered one, name and version the same.
+        """Replace a registered definition; name and version stay.
 
         Raises:
             ToolNotFound: there is no such version.
@@ -82,7 +82,7 @@ class Registrations:
             return await self._put(tool, document, "tool.replace", by, now)
 
     async def delete(self, name: str, version: str, *, by: Principal, now: datetime) -> None:
-        """Forget a registered version. Calls that run go on.
+        """Delete a registered version. Running calls continue.
 
         Raises:
             ToolNotFound: there is no such version.
@@ -91,7 +91,7 @@ class Registrations:
         async with self._changing():
             self._require_own(name, version)
             await self._write(
-                lambda connection: rows.delete_definition(connection, name, version),
+                lambda connection: delete_definition(connection, name, version),
                 "tool.delete", f"{name}@{version}", {}, by, now,
             )  # fmt: skip
             self._switches.pop((name, version), None)
@@ -100,7 +100,7 @@ class Registrations:
     async def switch(
         self, name: str, version: str | None, *, is_active: bool, by: Principal, now: datetime
     ) -> list[RegisteredTool]:
-        """Switch one version, or every one, on or off; of any source.
+        """Switch one version, or all, on or off; of any source.
 
         Raises:
             ToolNotFound: there is no such tool or version.
@@ -114,7 +114,7 @@ class Registrations:
 
             def change(connection: Connection) -> None:
                 for each in chosen:
-                    rows.put_switch(connection, name, each, is_active)
+                    put_switch(connection, name, each, is_active)
 
             action = "tool.activate" if is_active else "tool.deactivate"
             await self._write(change, action, name, {"versions": chosen}, by, now)
@@ -134,7 +134,7 @@ class Registrations:
         name, version = tool.definition.name, tool.definition.version
         self._index.require_free(name, Source.API)
         await self._write(
-            lambda connection: rows.put_definition(
+            lambda connection: put_definition(
                 connection, name, version, document, stamp(now)
             ),
             action, f"{name}@{version}", {"document": document}, by, now,
@@ -172,3 +172,42 @@ def _checked(document: JsonObject) -> RegisteredTool:
         fault = "type: only REST and MCP tools can be registered from outside the engine"
         raise InvalidDefinition(tool.definition.name, [fault])
     return tool
+
+
+def all_definitions(connection: Connection) -> list[JsonObject]:
+    return list(connection.execute(select(DEFINITIONS.c.document)).scalars())
+
+
+def put_definition(
+    connection: Connection, name: str, version: str, document: JsonObject, at: str
+) -> None:
+    """Store a document; replaces one with the same name and version."""
+    here = (DEFINITIONS.c.name == name) & (DEFINITIONS.c.version == version)
+    made = connection.execute(select(DEFINITIONS.c.created_at).where(here)).scalar()
+    connection.execute(delete(DEFINITIONS).where(here))
+    row = {
+        "name": name,
+        "version": version,
+        "document": document,
+        "created_at": made or at,
+        "updated_at": at,
+    }
+    connection.execute(insert(DEFINITIONS), row)
+
+
+def delete_definition(connection: Connection, name: str, version: str) -> None:
+    """Delete a document and its switch."""
+    for table in (DEFINITIONS, SWITCHES):
+        connection.execute(delete(table).where(table.c.name == name, table.c.version == version))
+
+
+def all_switches(connection: Connection) -> dict[tuple[str, str], bool]:
+    """Switched versions of tools of any source, by name and version."""
+    rows = connection.execute(select(SWITCHES)).mappings()
+    return {(row["name"], row["version"]): row["is_active"] for row in rows}
+
+
+def put_switch(connection: Connection, name: str, version: str, is_active: bool) -> None:
+    here = (SWITCHES.c.name == name) & (SWITCHES.c.version == version)
+    connection.execute(delete(SWITCHES).where(here))
+    connection.execute(insert(SWITCHES), {"name": name, "version": version, "is_active": is_active})

@@ -93,7 +93,7 @@ def _node_faults(node: Any, path: str) -> Iterator[str]:
         if keyword in node and not path.endswith(("properties", "$defs", "definitions")):
             yield f"{path}.{keyword}: is not supported; {instead}"
     if isinstance(node.get("$id"), str):
-        yield f"{path}.$id: a tool's schema stands for itself and has no $id"
+        yield f"{path}.$id: a tool's schema must not have an $id"
     patterns = [node["pattern"]] if isinstance(node.get("pattern"), str) else []
     if isinstance(node.get("patternProperties"), dict):
         patterns += list(node["patternProperties"])
@@ -114,7 +114,7 @@ def _unresolvable(schema: JsonObject, where: str) -> Iterator[str]:
                 try:
                     resolver.lookup(node[keyword])
                 except (Unresolvable, ValueError):
-                    yield f"{path}.{keyword}: points at nothing"
+                    yield f"{path}.{keyword}: has no target"
 
 
 # -- the fast path for common schemas ------------------------------------------------------

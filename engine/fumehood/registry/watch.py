@@ -1,7 +1,8 @@
-"""Watched files: the operator's policy, and the directory of definitions.
+"""Watch the operator's files while the engine runs.
 
-Host side, one task for each. Files are read in a thread, so that a slow file system delays no call.
-Invariant: after each poll there is a next one, even if it failed.
+Host side, one task of the engine for the directory of definitions, and one for the policy. Polls
+run in a thread, so a slow file system delays no call. Invariant: a failed poll is always followed
+by another.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 PERIOD_S = 0.5
-"""Between two looks. A change counts at the second look that sees it: a second, about."""
+"""Between two polls. A change counts at the second poll that sees it, so after about a second."""
 
 
 class Watched(Protocol[T_co]):
-    """A file or directory that can be polled."""
+    """A source that can be polled."""
 
     def poll(self) -> T_co | None:
-        """The present contents if they changed since the last poll."""
+        """The current contents, if they differ from the last ones returned."""
         ...
 
 
@@ -38,7 +39,7 @@ async def watch(
     on_change: Callable[[T], None],
     on_failure: Callable[[Exception], None],
 ) -> None:
-    """Look forever; `on_change` runs on the event loop, between two calls' steps."""
+    """Poll forever; `on_change` runs on the event loop."""
     while True:
         await anyio.sleep(PERIOD_S)
         try:

@@ -53,7 +53,7 @@ MIN_FREE_BYTES = 64 << 20
 
 PRUNED_AT_ONCE = 200
 NO_STORE = "the engine keeps nothing now"
-NO_SUCH_BLOB = "There is no such blob of yours. Take its address from an answer, whole."
+NO_SUCH_BLOB = "You have no such blob. Copy its complete address from an answer."
 EXPIRED = "This blob has expired and is no longer there. Make the call again to get a new one."
 
 
@@ -264,7 +264,7 @@ class BlobStore:
         """Remove expired blobs; returns their number.
 
         Raises:
-            ReadFailed, WriteFailed: the rest stays until the next time.
+            ReadFailed, WriteFailed: the rest stays until the next run.
         """
         self.overdue.clear()
         if self._thread is None:
@@ -311,7 +311,7 @@ class BlobStore:
     # -- rows and files ------------------------------------------------------------------
 
     async def _sweep(self) -> None:
-        """Files without a row, rows without their file, and drafts: a crash has left them."""
+        """Remove what a crash left: files without a row, rows without a file, and drafts."""
         rows = {row["id"]: row for row in await self._database.read(_matching(true()))}
         found = await anyio.to_thread.run_sync(_files_below, self.directory)
         lost = [row for row in rows.values() if found.get(row["id"]) != row["size"]]
@@ -356,7 +356,7 @@ def _deletion(ids: list[str]) -> Job[int]:
 
 
 def _files_below(directory: Path) -> dict[str, int]:
-    """Name and size of everything that lies there; what is no file has no size that fits."""
+    """Name and size of every entry below; a non-file gets a size that never matches."""
     found = {}
     for path in directory.iterdir():
         status = path.lstat()
@@ -404,9 +404,9 @@ class BlobRoom:
             raise NoRoom("the engine's disk is full")
         with self._lock:
             if self._taken[principal_id] + size > self.max_bytes // 2:
-                raise NoRoom("your share of what the engine keeps is used up")
+                raise NoRoom("your share of the engine's storage is used up")
             if self._taken.total() + size > self.max_bytes:
-                raise NoRoom("what the engine keeps is used up")
+                raise NoRoom("the engine's storage is used up")
             self._taken[principal_id] += size
 
     def restore(self, principal_id: str, size: int) -> None:

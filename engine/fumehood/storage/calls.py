@@ -1,9 +1,9 @@
-"""Rows of the call log: who called what, when, and how it ended. Never with which arguments.
+"""Rows of the call log: who called what, when, and how it ended, without arguments.
 
-Host side. Written by `pipeline/record` without waiting, read by the faces. Each row goes into the
-audit chain, too, in the same transaction. Invariants: a
-principal sees its own rows only, and its number of calls takes no row from anybody else;
-order is by `seq`, the order of writing, because clocks are set back.
+Host side. `pipeline/record` writes without waiting, the faces read. Each row is also added to the
+audit chain in the same transaction. Invariants: a principal sees only its own rows, and its calls
+displace no other principal's rows; the order is that of writing (`seq`), because clocks may be set
+back.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from fumehood.storage.schema import CALLS
 from fumehood.storage.writer import Job, Row
 
 PRUNED_AT_ONCE = 500
-"""Rows of one deletion: other writes wait for at most so many."""
+"""Rows in one deletion, so that other writes wait for a bounded time."""
 
 IN_MEMORY_KEPT = 10_000
-"""Calls of a principal that are kept where they are kept in memory only (about 5 MB)."""
+"""Calls kept for one principal if the log is in memory only (about 5 MB)."""
 
 MAX_INTEGER = 2**63 - 1
 """*Source*: SQLite's largest integer; a tool may report more tokens than that."""
@@ -44,7 +44,7 @@ _RENAMED = frozenset({"id", "at"})
 
 
 class CallRow(TypedDict):
-    """One row, as `pipeline/record` makes it."""
+    """One row, made by `pipeline/record`."""
 
     id: str
     at: str
@@ -66,7 +66,7 @@ class CallRow(TypedDict):
 
 
 class CallLog:
-    """The log. `overdue` is set when so much was recorded that old rows should go."""
+    """The call log. `overdue` is set when it has grown so much that old rows should be deleted."""
 
     def __init__(self, database: Database, *, kept_days: int, kept: int) -> None:
         self._database = database
@@ -77,7 +77,7 @@ class CallLog:
         self.overdue = asyncio.Event()
 
     def record(self, row: CallRow) -> None:
-        """Add one row, without waiting. It may be lost in a crash within the next second."""
+        """Add one row without waiting. A crash within the next second may lose it."""
         if row["tokens_used"] > MAX_INTEGER:
             row["tokens_used"] = MAX_INTEGER
         self._database.post(_keep, row)  # type: ignore[arg-type]  # a typed dictionary is one
@@ -86,7 +86,7 @@ class CallLog:
             self.overdue.set()
 
     async def page(self, principal_id: str, query: CallQuery) -> CallPage:
-        """A principal's own calls, newest first; what has ended by now is among them.
+        """A principal's own calls, newest first, including every call that has ended by now.
 
         Raises:
             ResourceNotFound: the cursor is no call of this principal, or too old.
@@ -112,12 +112,12 @@ class CallLog:
         return _record(rows[0])
 
     async def prune(self, now: datetime) -> int:
-        """Delete what is too old or too much; returns how many rows went.
+        """Delete rows that are too old or too many; returns their number.
 
-        The newest row of all stays, so that numbers never begin again.
+        The newest row always stays, so that numbers are not used again.
 
         Raises:
-            ReadFailed, WriteFailed: the rest stays until the next time.
+            ReadFailed, WriteFailed: the rest stays until the next run.
         """
         if self._unpruned == 0 and self._database.path is None:
             return 0  # nothing was recorded, so there is nothing
@@ -140,7 +140,7 @@ def _keep(connection: Connection, rows: list[Row]) -> None:
 
 
 def _audited(row: Row) -> AuditEntry:
-    """What the chain tells of a call: all that the log does, as far as it is there."""
+    """The audit record of a call: the fields of the log that have a value."""
     told = {key: value for key, value in row.items() if value is not None and key not in _RENAMED}
     return AuditEntry("call.ended", row["at"], {"call_id": row["id"], **told})
 
@@ -214,5 +214,5 @@ def _deletion(batch: Sequence[int]) -> Job[int]:
 
 
 def as_kept(moment: datetime) -> str:
-    """A time in the form of the column `at`, to compare with: UTC, milliseconds."""
+    """A time in the format of the column `at`: UTC, milliseconds."""
     return f"{moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"

@@ -1,6 +1,6 @@
-"""The record of every change of authority: who changed what, in the change's transaction.
+"""Changes of authority: who changed what, recorded in the transaction of the change.
 
-Each is a row that administrators are shown, and a row of the audit chain.
+Each is a row for administrators and a row of the audit chain.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from fumehood.storage.schema import CHANGES
 
 
 class OneChange:
-    """Lets changes of one kind of row through one after the other, and each of them whole.
+    """Serializes changes of one kind of row, and completes each of them.
 
-    What is looked up inside still holds when the change is written, and a caller that gives
-    up in the middle leaves memory and database alike.
+    Lookups inside stay valid until the change is written, and a cancelled caller leaves memory and
+    database consistent.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class OneChange:
 
 
 def stamp(moment: datetime) -> str:
-    """A time as the tables keep it: UTC, microseconds."""
+    """A time as stored: UTC, microseconds."""
     return moment.isoformat(timespec="microseconds")
 
 
@@ -49,7 +49,7 @@ def record_change(
     subject: str,
     details: JsonObject | None = None,
 ) -> None:
-    """Add one row. It is kept exactly if the change is."""
+    """Add one row, which is kept exactly if the change is."""
     row = {
         "at": stamp(at),
         "principal_id": by,
@@ -71,7 +71,7 @@ def recorded(
     subject: str,
     details: JsonObject | None = None,
 ) -> Callable[[Connection], None]:
-    """A job that makes a change and records it, both or neither."""
+    """A job that makes a change and records it, atomically."""
 
     def job(connection: Connection) -> None:
         change(connection)

@@ -1,11 +1,11 @@
-"""What can go wrong with the state itself.
+"""Errors of the state itself.
 
     StoreError
     ├── NewerState, ForeignState, DamagedState,
-    │   AuditKeyLost                              at the start, in words for the operator
+    │   AuditKeyLost                              at the start, for the operator
     └── WriteFailed, ReadFailed                   while the engine runs, fit for an envelope
 
-Texts of SQLite's stand in them; they name tables and columns, never values.
+Messages may quote SQLite, which names tables and columns, never values.
 """
 
 from __future__ import annotations
@@ -21,53 +21,53 @@ class StoreError(FumehoodError):
 
 
 class NewerState(StoreError):
-    """A newer engine wrote this database; an older one would not keep its promises."""
+    """A newer engine wrote this database; an older one would break its guarantees."""
 
 
 class ForeignState(StoreError):
-    """The database is somebody else's. It is left exactly as it was found."""
+    """The database belongs to another program. It stays unchanged."""
 
 
 class DamagedState(StoreError):
-    """The database is not readable as one. It is left exactly as it was found."""
+    """The database cannot be read. It stays unchanged."""
 
 
 class AuditKeyLost(StoreError):
-    """The audit chain cannot be gone on with: its key is not there, or not usable."""
+    """The audit chain cannot continue: its key is missing or unusable."""
 
 
 class WriteFailed(StoreError, InternalError):
-    """The disk is full, read-only or failing. Nothing of this write is promised.
+    """The disk is full, read-only or failing. None of this write is guaranteed to be stored.
 
-    Nothing of it is seen by this engine either. Only where the disk refused the very last
-    step, the flush, what was written may be found there at the next start.
+    This engine does not see any of it. Only if the disk refused the last step, the flush, may it be
+    found at the next start.
     """
 
     def __init__(self, reason: str) -> None:
         super().__init__(
-            f"The state could not be written ({reason}), so nothing is promised. Do not retry "
-            "before the engine's owner has mended it."
+            f"The state could not be written ({reason}), so this change may be lost. Do not retry "
+            "before the engine's owner has repaired it."
         )
         self.reason = reason
 
 
 class ReadFailed(StoreError, InternalError):
-    """What is kept could not be read."""
+    """The state could not be read."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(
             f"The state could not be read ({reason}). Do not retry before the engine's owner "
-            "has mended it."
+            "has repaired it."
         )
         self.reason = reason
 
 
 @contextmanager
 def understood(what: str) -> Iterator[None]:
-    """Around what makes values of the rows that a start reads.
+    """Around code that makes values from rows at the start.
 
     Raises:
-        DamagedState: a row holds what no engine wrote there.
+        DamagedState: a row was not written by an engine.
     """
     try:
         yield

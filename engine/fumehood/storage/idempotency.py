@@ -1,9 +1,10 @@
-"""Rows of idempotency keys: the call of each key, and its outcome.
+"""Idempotency keys: the call of each key, its outcome, and the answer that repeats get.
 
 Host side. Above it are `pipeline/claim`, which claims and settles keys, and approvals, which own
-the key of a waiting call. Every function runs inside its caller's transaction, on the writer's
-thread, so that a key changes owner in the same commit as the change that causes it. Invariants:
-only one of two calls with the same key proceeds; a call that may have acted keeps its key.
+the key of a waiting call. Functions with a connection run inside their caller's transaction, on the
+writer's thread, so that a key changes owner in the same commit as the change that causes it.
+Invariants: only one of two calls with the same key proceeds; a call that may have acted keeps its
+key; a stored answer is bounded, has no `debug_info`, and is marked when it is repeated.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.engine import Row
 from sqlalchemy.sql.expression import ClauseElement
 
+from fumehood.core.envelope import Envelope, ErrorInfo
 from fumehood.core.errors import InternalError
-from fumehood.core.idempotency import KEY_LIFETIME, KeptKey, KeyedCall, KeyState
+from fumehood.core.idempotency import KEY_LIFETIME, MAX_ANSWER_BYTES, KeptKey, KeyedCall, KeyState
+from fumehood.core.json_types import JsonObject
+from fumehood.protocol.messages import decode_envelope
 from fumehood.storage.changes import stamp
 from fumehood.storage.errors import StoreError
 from fumehood.storage.schema import IDEMPOTENCY
@@ -65,7 +69,7 @@ class KeyLost(StoreError, InternalError):
     """A held key is missing or belongs to another call. The change was rolled back."""
 
     def __init__(self) -> None:
-        super().__init__("The idempotency key of this call is not its own any more.")
+        super().__init__("This call no longer owns its idempotency key.")
 
 
 def take(
@@ -136,8 +140,7 @@ def complete(
 ) -> None:
     """End the waiting call; repeats get this answer for a day from `now`.
 
-    `answer_json` comes from `protocol.kept_answers.pack_answer`. Does nothing if no call with this
-    key is waiting.
+    `answer_json` comes from `pack_answer`. Does nothing if no call with this key is waiting.
     """
     values = {
         "state": KeyState.DONE.value,
@@ -256,3 +259,64 @@ def _one(count: int) -> None:
 def _kept(row: Row[Any]) -> KeptKey:
     call = KeyedCall(row.principal_id, row.key, row.fingerprint, row.call_id, bool(row.may_repeat))
     return KeptKey(call, KeyState(row.state), row.approval_id, row.answer)
+
+
+MAX_NOTES = 20
+"""Warnings and fields that stay in an answer that is too long, because callers control their size.
+"""
+
+NOT_KEPT = (
+    "The call has ended, but its answer was too long to be kept. Do not repeat the call to see it."
+)
+
+
+def pack_answer(envelope: Envelope) -> str:
+    """The envelope as it is stored; if it is too long, its data is replaced by a note."""
+    text = envelope.model_copy(update={"debug_info": None}).model_dump_json()
+    if _size(text) <= MAX_ANSWER_BYTES:
+        return text
+    return _without_data(envelope, len(text)).model_dump_json()
+
+
+def replay_of(answer: str) -> Envelope:
+    """A stored answer for a repeated call: marked as such, and never retryable.
+
+    Raises:
+        ValueError: it is not an envelope of this version.
+    """
+    envelope = decode_envelope(answer.encode())
+    metadata = envelope.metadata.model_copy(update={"idempotent_replay": True})
+    error = envelope.error
+    if error is not None:  # the same key gives the same answer, whatever the tool thinks of it
+        error = error.model_copy(update={"retryable": False, "retry_after_ms": None})
+    return envelope.model_copy(update={"metadata": metadata, "error": error})
+
+
+def _size(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def _without_data(envelope: Envelope, length: int) -> Envelope:
+    note: JsonObject = {
+        "truncated": True,
+        "truncation_info": {
+            "original_length": length,
+            "returned_length": 0,
+            "summary": NOT_KEPT,
+        },
+    }
+    error = envelope.error
+    warnings = envelope.metadata.warnings[:MAX_NOTES]
+    return envelope.model_copy(
+        update={
+            "data": note if error is None else {},
+            "error": _short(error, note) if error is not None else None,
+            "metadata": envelope.metadata.model_copy(update={"warnings": warnings}),
+            "debug_info": None,
+        }
+    )
+
+
+def _short(error: ErrorInfo, note: JsonObject) -> ErrorInfo:
+    fields = error.fields[:MAX_NOTES] if error.fields is not None else None
+    return error.model_copy(update={"details": note, "fields": fields})

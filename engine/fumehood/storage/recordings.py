@@ -1,13 +1,13 @@
-"""Spools: the events of running calls, each call's in a file of its own, for as long as it runs.
+"""Recordings: the events of running calls, one file for each call while it runs.
 
-Host side. Written by `pipeline/stream`, read by the faces. The event loop writes to no disk: one
-thread does. Readers follow the file, so a slow one costs the daemon no memory. Invariants: what
-a reader is given was written whole; a file is never larger than its call's bound, and all of
-them together, or those of one principal, than their room; a call is never hurt: what cannot be
-recorded any more is left out, one event says so, and the last event comes all the same.
+Host side. Written by `pipeline/stream`, read by the faces. The event loop never writes to the disk:
+one thread does. Readers follow the file, so a slow reader costs the daemon no memory. Invariants:
+readers get complete records; a file never exceeds its call's limit, and all files together, or
+those of one principal, never exceed theirs; recording never fails a call: what does not fit is left
+out, one event says so, and the last event is always delivered.
 
 A record is one line, `["kind",SEQUENCE,data]`; its id is `SEQUENCE:OFFSET`, where OFFSET is the
-place of the line in the file.
+position of the line in the file.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from fumehood.storage.errors import StoreError
 
 DIRECTORY_NAME = "spool"
 READ_BYTES = 128 * 1024
-"""Of one step of a reader; a longer line is read whole."""
+"""For one step of a reader; a longer line is read whole."""
 
 MAX_PENDING_BYTES = 16 << 20
-"""Of one call, waiting for the disk."""
+"""For one call, waiting for the disk."""
 
 NO_STORE = "the engine records nothing now"
 TOO_SLOW = "the engine's disk is too slow"
 DISK_FAILED = "the engine's disk is full or failing"
-TOO_MUCH = "the call told more than is recorded of one"
+TOO_MUCH = "the call had more events than are recorded for one"
 
 Data = JsonObject | bytes
 """An event's fields, or the same as one line of JSON."""
@@ -72,13 +72,13 @@ class EventRecording:
         max_bytes: int,
         notice: Callable[[str], JsonObject],
     ) -> None:
-        """`notice` makes the event that says why the recording stopped."""
+        """`notice` makes the event that explains why the recording stopped."""
         self.size = 0
-        """Bytes of whole lines in the file."""
+        """Bytes of complete lines in the file."""
         self.is_over = False
-        """The last event is there."""
+        """Whether the last event is recorded."""
         self.tail: list[Record] = []
-        """What is told after the file, where that could not take it any more."""
+        """Records that did not fit into the file, delivered after it."""
         self._store = store
         self._name = name
         self._principal_id = principal_id
@@ -97,7 +97,7 @@ class EventRecording:
         self._waiting: set[asyncio.Event] = set()
 
     def record(self, kind: str, data: JsonObject, size: int) -> None:
-        """Write one event down, `size` being about its bytes. Waits for nothing, never raises."""
+        """Record one event of about `size` bytes. Never waits and never raises."""
         with self._lock:
             if self._fault is not None or self._is_finished:
                 return
@@ -109,7 +109,7 @@ class EventRecording:
             self._drain_soon()
 
     def finish(self, kind: str, data: bytes) -> None:
-        """Write the last event down: readers come to their end, and the file goes after them."""
+        """Record the last event: readers end there, and then the file is removed."""
         with self._lock:
             if self._is_finished:
                 return
@@ -118,20 +118,20 @@ class EventRecording:
             self._drain_soon()
 
     def drop(self) -> None:
-        """End it without an event."""
+        """End the recording without an event."""
         with self._lock:
             self._is_finished = True
             self._drain_soon()
 
     def reader(self) -> RecordingReader:
-        """A reader from the beginning, to be closed. Only until the recording is over."""
+        """A reader from the beginning, to be closed. Only before the recording is over."""
         self._holders += 1
         return RecordingReader(self)
 
     # -- in the thread ---------------------------------------------------------------------
 
     def _drain_soon(self) -> None:
-        """With the lock held."""
+        """The lock must be held."""
         if not self._is_draining:
             self._is_draining = True
             self._store.submit(self._drain)
@@ -157,7 +157,7 @@ class EventRecording:
         is_kept = self._file >= 0 or self._fault is None
         for entry in batch if is_kept and not self.tail else ():
             line = _line(entry.kind, self._sequence + len(lines), _encoded(entry.data))
-            # The answer may be as large as it likes: what it holds has bounds of its own.
+            # The answer may have any size: its parts are already limited.
             if fits + len(line) > self._max_bytes and not entry.is_last:
                 self._fault = self._fault or TOO_MUCH
                 break
@@ -214,7 +214,7 @@ class EventRecording:
     # -- for readers, in the event loop -----------------------------------------------------
 
     async def _more(self) -> None:
-        """Wait until something was written."""
+        """Wait for new records."""
         event = asyncio.Event()
         self._waiting.add(event)
         try:
@@ -227,20 +227,20 @@ class EventRecording:
             event.set()
 
     def _leave(self) -> None:
-        """A reader has left, or the writer."""
+        """Called when a reader, or the writer, has left."""
         self._wake()
         self._holders -= 1
         if not self._holders:
             self._store.submit(self._remove)
 
     def _read(self, place: int) -> bytes:
-        """In a thread: whole lines from a place on that is before `size`."""
+        """In a thread: complete lines from a position before `size`."""
         most = min(self.size - place, READ_BYTES)
         chunk = os.pread(self._file, most, place)
         while (end := chunk.rfind(b"\n")) < 0 and len(chunk) < self.size - place:
             more = os.pread(self._file, READ_BYTES, place + len(chunk))
             if not more:  # somebody has cut the file
-                raise OSError("a recording is shorter than it was")
+                raise OSError("a recording has become shorter")
             chunk += more
         return chunk[: end + 1]
 
@@ -248,47 +248,46 @@ class EventRecording:
 class RecordingReader:
     """Follows one recording from its beginning to its end."""
 
-    def __init__(self, spool: EventRecording) -> None:
-        self._spool = spool
+    def __init__(self, recording: EventRecording) -> None:
+        self._recording = recording
         self._place = 0
         self._told = 0
         self._is_closed = False
 
     async def read(self) -> list[Record]:
-        """The next events, as soon as there are any; none where the last one was told.
+        """The next events, as soon as there are any; empty after the last one.
 
         Raises:
             OSError: the disk has lost the recording.
         """
-        spool = self._spool
+        recording = self._recording
         while True:
-            is_over = spool.is_over
-            if self._place < spool.size:
-                chunk = await anyio.to_thread.run_sync(spool._read, self._place)
+            is_over = recording.is_over
+            if self._place < recording.size:
+                chunk = await anyio.to_thread.run_sync(recording._read, self._place)
                 records = _records(chunk, self._place)
                 self._place += len(chunk)
                 return records
-            if self._told < len(spool.tail):
-                records = spool.tail[self._told :]
+            if self._told < len(recording.tail):
+                records = recording.tail[self._told :]
                 self._told += len(records)
                 return records
             if is_over:
                 return []
-            if spool.is_over or self._place < spool.size:
+            if recording.is_over or self._place < recording.size:
                 continue
-            await spool._more()
+            await recording._more()
 
     def close(self) -> None:
-        """It reads no more."""
         if not self._is_closed:
             self._is_closed = True
-            self._spool._leave()
+            self._recording._leave()
 
 
 class RecordingStore:
-    """The recordings of one engine. `open` before the first, `close` after the last.
+    """The recordings of one engine. Call `open` before the first and `close` after the last.
 
-    Without a `state` directory they lie in one of their own, which goes with the engine.
+    Without a `state` directory they lie in a temporary one, which is removed with the engine.
     """
 
     def __init__(self, state: Path | None, *, max_bytes: int) -> None:
@@ -300,10 +299,10 @@ class RecordingStore:
         self._own: tempfile.TemporaryDirectory[str] | None = None
 
     async def open(self) -> None:
-        """Make ready, and remove what a crash has left.
+        """Prepare the directory and remove the leftovers of a crash.
 
         Raises:
-            StoreError: the place is not private, or cannot be used.
+            StoreError: the directory is not private, or cannot be used.
         """
         try:
             if self._state is not None:
@@ -314,7 +313,7 @@ class RecordingStore:
         self.is_open = True
 
     def close(self) -> None:
-        """Finish what was begun; a directory of one's own goes."""
+        """Finish pending writes and remove a temporary directory."""
         self.is_open = False
         if self._thread is not None:
             self._thread.shutdown()
@@ -323,19 +322,19 @@ class RecordingStore:
             self._own.cleanup()
             self._own = None
 
-    def spool(
+    def new(
         self, name: str, principal_id: str, max_bytes: int, notice: Callable[[str], JsonObject]
     ) -> EventRecording:
-        """A new recording. Its file is made with its first event."""
+        """A new recording. Its file is created with its first event."""
         return EventRecording(self, name, principal_id, max_bytes, notice)
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Have the thread do something. It is started when it is first needed."""
+        """Run something in the thread, which starts when it is first needed."""
         if self._thread is None:
             if not self.is_open:
                 work()  # it writes to no disk then
                 return
-            self._thread = ThreadPoolExecutor(1, "spools")
+            self._thread = ThreadPoolExecutor(1, "recordings")
         self._thread.submit(work)
 
     def new_file(self, name: str) -> int:
@@ -361,7 +360,7 @@ def _records(chunk: bytes, place: int) -> list[Record]:
 
 
 def _encoded(data: Data) -> bytes:
-    """JSON in UTF-8 on one line, as it is sent: escapes would double what is not ASCII."""
+    """JSON in UTF-8 on one line, as it is sent: escapes would double the size of non-ASCII text."""
     if isinstance(data, bytes):
         return data
     try:

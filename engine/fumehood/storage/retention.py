@@ -1,9 +1,8 @@
-"""Retention: old calls and expired blobs go in the background, in small transactions.
+"""Retention: old calls and expired blobs are deleted in the background, in small transactions.
 
-Host side, started by the engine. At the start, each hour (oftener where something is kept for
-less), and whenever it is overdue: so many
-calls were recorded that the log has grown by a tenth, or there was no room for a blob. What
-fails is tried again the next time.
+Host side, started by the engine. Runs at the start, each hour (more often if something is kept for
+less), and when it is overdue: the log has grown by a tenth, or a blob found no space. Failures are
+retried at the next run.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ MIN_INTERVAL_S = 1.0
 
 
 class Kept(Protocol):
-    """What is kept within bounds."""
+    """A store with limits."""
 
     @property
     def overdue(self) -> asyncio.Event:
-        """Set when it should not wait for the next hour."""
+        """Set when the next run should not wait for the hour."""
         ...
 
     async def prune(self, now: datetime) -> int:
-        """Delete what should go. Clears `overdue`."""
+        """Delete expired entries. Clears `overdue`."""
         ...
 
 
@@ -42,9 +41,9 @@ async def retention(
     *,
     kept_s: float = math.inf,
 ) -> AsyncIterator[None]:
-    """Keep it within its bounds for as long as the context lasts.
+    """Prune the store while the context lasts.
 
-    `kept_s` is how long each thing is kept: what is kept for a minute is looked at each minute.
+    `kept_s` is how long an entry is kept: entries kept for a minute are pruned every minute.
     """
     interval_s = min(INTERVAL_S, max(MIN_INTERVAL_S, kept_s))
     task = asyncio.create_task(_prune_for_ever(kept, now, on_fault, interval_s))

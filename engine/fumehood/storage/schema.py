@@ -1,7 +1,6 @@
-"""The tables, as the newest migration leaves them. Times are UTC, ISO 8601 with microseconds.
+"""The tables after the newest migration. Times are UTC, ISO 8601 with microseconds.
 
-Host side, used by every file of this room and by nobody outside. JSON columns hold values
-that passed the model.
+Host side, used by the packages that store rows. JSON columns hold validated values.
 """
 
 from __future__ import annotations
@@ -127,10 +126,10 @@ CALLS = Table(
     Column("input_tokens", Integer, nullable=False),
     Column("output_tokens", Integer, nullable=False),
     Column("tokens_used", Integer, nullable=False),
-    # Everything that a list is filtered by: whatever is combined, no row is read in vain.
+    # An index for each filter of a list: no combination reads rows in vain.
     Index("calls_by_principal", "principal_id", "seq", "at", "tool", "code", "agent_id"),
 )
-"""One row a call, in order of `seq`; `at` is the envelope's timestamp, in milliseconds."""
+"""One row for each call, ordered by `seq`; `at` is the envelope's timestamp, in milliseconds."""
 
 BLOBS = Table(
     "blobs",
@@ -144,7 +143,7 @@ BLOBS = Table(
     Column("expires_at", Integer, nullable=False),
     Index("blobs_by_end", "expires_at"),
 )
-"""One row a blob, whose file has its id as its name; `expires_at` in whole Unix seconds."""
+"""One row for each blob, whose id is its file name; `expires_at` in whole Unix seconds."""
 
 SESSIONS = Table(
     "sessions",
@@ -163,7 +162,7 @@ SESSIONS = Table(
     Column("finished_at", String),
     Column("calls", Integer, nullable=False),
 )
-"""One row a session; what it has used since it was made is as of a few seconds ago."""
+"""One row for each session; its usage may be a few seconds old."""
 
 APPROVALS = Table(
     "approvals",
@@ -193,9 +192,10 @@ APPROVALS = Table(
     Index("approvals_by_call", "call_id"),
     Index("approvals_by_digest", "action_digest", "state"),
 )
-"""One row an approval, in order of `seq`. `document` holds what nothing is looked up by (the
-stored request, the effective arguments, the binding, the preview, decisions' rules); `answer`
-is the call's envelope as JSON."""
+"""One row for each approval, ordered by `seq`. `document` holds the fields that no query uses (the
+stored request, the effective arguments, the binding, the preview, decisions' rules); `answer` is
+the call's envelope as JSON.
+"""
 
 DECISIONS = Table(
     "decisions",
@@ -212,7 +212,7 @@ DECISIONS = Table(
     Column("is_self_approval", Boolean, nullable=False),
     Index("decisions_by_approval", "approval_id", "seq"),
 )
-"""Every approver's word, in order; rows are never changed."""
+"""Every approver's decision, in order; rows never change."""
 
 REMEMBERED = Table(
     "remembered",
@@ -233,7 +233,7 @@ REMEMBERED = Table(
     Column("used", Integer, nullable=False),
     Column("removed_at", String),
 )
-"""Rules that an approver's yes left behind."""
+"""Rules that approvals left behind."""
 
 IDEMPOTENCY = Table(
     "idempotency",
@@ -250,7 +250,8 @@ IDEMPOTENCY = Table(
     Column("answer", String),
     Index("idempotency_by_end", "expires_at"),
 )
-"""One row a key: `running`, `waiting` (for an approval), `done` (with the answer), `unknown`."""
+"""One row for each key: `running`, `waiting` (for an approval), `done` (with the answer),
+`unknown`."""
 
 COUNTERS = Table(
     "counters",
@@ -263,8 +264,8 @@ COUNTERS = Table(
     Column("reserved", String, nullable=False),
     Column("updated_at", String, nullable=False),
 )
-"""One row a budget, subject (`agent=a;tool=b`) and period: what was spent, and up to where
-spending has been reserved ahead. Decimal texts. After a crash, what was reserved counts."""
+"""One row for each budget, subject (`agent=a;tool=b`) and period: the amount spent, and the amount
+reserved ahead, as decimal texts. After a crash the reserved amount counts."""
 
 AUDIT = Table(
     "audit",
@@ -274,8 +275,8 @@ AUDIT = Table(
     Column("body", String, nullable=False),
     Column("mac", LargeBinary, nullable=False),
 )
-"""The audit chain: `body` is the row as JSON, `mac` is keyed with what lies outside this file
-and covers the row before it, too."""
+"""The audit chain: `body` is the row as JSON; `mac` uses a key outside this file and covers the
+previous row, too."""
 
 DELIVERIES = Table(
     "deliveries",
@@ -290,5 +291,5 @@ DELIVERIES = Table(
     Column("document", JSON(none_as_null=True)),
     Index("deliveries_by_state", "delivered_at", "given_up_at"),
 )
-"""Webhook messages that are owed; a row is written in the transaction of what it tells, which is
-an approval (by its id) or stands in `document`."""
+"""Undelivered webhook messages; a row is written in the transaction of the event that it reports,
+which is an approval (by its id) or is stored in `document`."""

@@ -1,9 +1,8 @@
-"""Rows of sessions: which there are, and for a day which there were.
+"""Rows of sessions: the active ones, and for a day those that ended.
 
-Host side. Above it the keeper of sessions, which holds what is active in memory: these rows are
-for whoever comes after it. Everything is written with `Database.write`, so that a row is on the
-disk before anybody is told of its session: there are few such writes, and each stands beside the
-making of a container, which takes a hundred times as long.
+Host side. Active sessions are held in memory above; these rows are for the next start. They are
+written with `Database.write`, so that a row is durable before its session is reported: writes are
+few, and each accompanies the start of a container, which takes a hundred times as long.
 """
 
 from __future__ import annotations
@@ -22,25 +21,25 @@ _SAME_NAME = ("id", "why", "image", "agent_id", "memory_mb", "calls")
 
 
 class SessionTable:
-    """The rows of one database."""
+    """The table of sessions."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def all_now(self) -> list[KeptSession]:
-        """Every row, read in this thread, for the start.
+        """Every row, read in this thread, during the start.
 
         Raises:
             ReadFailed: the database cannot be read.
-            ValueError, LookupError, TypeError: a row is no session.
+            ValueError, LookupError, TypeError: a row is not a session.
         """
         return self._database.read_now(_all)
 
     async def change(self, put: list[KeptSession], delete: list[str]) -> None:
-        """Write and delete rows in one transaction; when this returns, they are on the disk.
+        """Write and delete rows in one transaction; they are durable when this returns.
 
         Raises:
-            WriteFailed: nothing of it is promised.
+            WriteFailed: none of it is guaranteed to be stored.
         """
         rows = [_row(one) for one in put]
         await self._database.write(lambda connection: _change(connection, rows, delete))

@@ -1,9 +1,8 @@
-"""The writer: one thread with one connection, which groups what waits into one commit.
+"""The writer: one thread with one connection, which groups pending changes into one commit.
 
-Host side, inside `database`. Invariants: a durable job's future is resolved only after the
-commit that holds it was flushed to the disk; a job that fails takes nothing else with it,
-and where SQLite gives up the whole transaction, all of its jobs fail; nothing ends the
-thread but `close`.
+Host side, used by `storage/database`. Invariants: a durable job's future is resolved only after its
+commit was flushed to the disk; a failing job affects no other job, unless SQLite gives up the whole
+transaction, and then all of its jobs fail; only `close` ends the thread.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ Batch = Callable[[Connection, list[Row]], None]
 OnEvent = Callable[[str, dict[str, Any]], None]
 """Takes an event and its values; called from the writer's thread."""
 CommitHook = Callable[[str, int], None]
-"""Called with `before` and `after` around each commit that is flushed, and its number from 1."""
+"""Called with `before` and `after` and the commit's number, from 1, around each flushed commit."""
 
 MAX_GROUP = 500
 MAX_POSTS = 20_000
-"""Posted rows that may wait; beyond it the newest are dropped and counted."""
+"""Pending posted rows; beyond it new ones are dropped and counted."""
 
 GATHER_S = 0.2
-"""How long posted changes are gathered: one transaction for many costs the calls least."""
+"""How long posted rows are gathered: one transaction for many is cheapest for calls."""
 
 
 @dataclass(slots=True)
@@ -49,15 +48,15 @@ class _Waiting(Generic[T]):
 
 
 class _RolledBack(Exception):
-    """SQLite gave up the whole transaction, whatever a job made of the error."""
+    """SQLite gave up the whole transaction, whatever a job did about the error."""
 
 
 class _Refused(Exception):
-    """A job that was alone in its transaction failed, and has been told so."""
+    """A job that was alone in its transaction failed, and its future has the error."""
 
 
 class Writer:
-    """Runs jobs in order of arrival, posts in an order of their own."""
+    """Runs jobs in order of arrival; posted rows have an order of their own."""
 
     def __init__(
         self,
@@ -78,7 +77,8 @@ class Writer:
         self._flushing: list[Future[None]] = []
         self._closing = False
         self._dropped = 0
-        """Counted by those who post, `_lost` by the thread: one number would be torn."""
+        """Written by posting threads, `_lost` by the writer's thread: a shared counter would race.
+        """
         self._lost = 0
         self._told_dropped = 0
         self._thread: threading.Thread | None = None
@@ -88,16 +88,15 @@ class Writer:
 
     @property
     def is_running(self) -> bool:
-        """Whether the thread has been started."""
         return self._thread is not None
 
     @property
     def lost(self) -> int:
-        """Posted rows that were not kept."""
+        """Posted rows that were not stored."""
         return self._dropped + self._lost
 
     def submit(self, job: Job[T], *, durable: bool) -> Future[T]:
-        """Queue a job; its future holds its result once it is committed."""
+        """Queue a job; its future resolves to its result after the commit."""
         future: Future[T] = Future()
         future.set_running_or_notify_cancel()  # who stops waiting does not stop the write
         with self._lock:
@@ -110,7 +109,7 @@ class Writer:
         return future
 
     def post(self, how: Insert | Batch, row: Row) -> None:
-        """Queue a row that nobody waits for. Rows posted with the same `how` go together."""
+        """Queue a row without waiting. Rows posted with the same `how` are written together."""
         if self._closing or len(self._posts) >= MAX_POSTS:
             self._dropped += 1
             return
@@ -120,7 +119,7 @@ class Writer:
                 self._start()
 
     def flush(self) -> Future[None]:
-        """A future for the moment when everything posted before was written, or has failed."""
+        """A future that resolves when all rows posted so far have been written, or have failed."""
         future: Future[None] = Future()
         future.set_running_or_notify_cancel()
         with self._lock:
@@ -132,7 +131,7 @@ class Writer:
         return future
 
     def close(self) -> None:
-        """Write what waits and end the thread."""
+        """Write pending changes and end the thread."""
         with self._lock:
             self._closing = True
         self._wake.set()
@@ -142,7 +141,7 @@ class Writer:
         self._posts.clear()
 
     def _start(self) -> None:
-        """The first row starts the thread: many an embedded engine never has one."""
+        """The first change starts the thread, because many embedded engines never write."""
         if self._thread is None and not self._closing:
             self._thread = threading.Thread(target=self._run, name="state-writer", daemon=True)
             self._thread.start()
@@ -150,7 +149,8 @@ class Writer:
     def _run(self) -> None:
         while True:
             if not self._waiting:
-                # Posts need no wake-up of their own: it would cost a call more than its row.
+                # Posted rows do not wake the thread: that would cost a call more
+                # than its row.
                 self._wake.wait(GATHER_S)
             self._wake.clear()
             closing = self._closing
@@ -160,7 +160,7 @@ class Writer:
                 return
 
     def _take_turn(self) -> None:
-        """Jobs and posts in turn, so that neither keeps the other waiting for ever."""
+        """Alternate jobs and posts, so that neither starves the other."""
         with self._lock:
             flushing, self._flushing = self._flushing, []
             owed = len(self._posts) if flushing or self._posts_are_due() else 0
@@ -175,7 +175,7 @@ class Writer:
             future.set_result(None)
 
     def _posts_are_due(self) -> bool:
-        """Not with every job: who waits for the next one would wait for these rows, too."""
+        """Not with every job, because the next job would wait for these rows, too."""
         is_time = time.monotonic() - self._wrote_posts_at >= GATHER_S
         return is_time or self._closing or len(self._posts) >= MAX_GROUP
 
@@ -212,9 +212,9 @@ class Writer:
         *,
         is_alone: bool,
     ) -> None:
-        """One job in a savepoint of its own: its failure is its own.
+        """Run one job in a savepoint, so that its failure affects no other.
 
-        One that is alone has the transaction for that: a savepoint takes as long as its work.
+        A job alone in its transaction needs none: a savepoint takes as long as a small job.
         """
         try:
             with nullcontext() if is_alone else connection.begin_nested():
@@ -231,14 +231,15 @@ class Writer:
             if is_alone:
                 raise _Refused from None
         else:
-            # A job that swallowed the error must not save the others' promises.
+            # A job that swallowed the error must not let other jobs' promises be
+            # kept.
             if not _in_transaction(connection):
                 raise _RolledBack
             done.append((waiting.future, result))
 
     @contextmanager
     def _transaction(self, *, flushed: bool) -> Iterator[Connection]:
-        """A transaction; with `flushed` it is on the disk when this is left."""
+        """A transaction; with `flushed` it is durable when the block is left."""
         connection = self._connected()
         try:
             level = "FULL" if flushed else "NORMAL"
@@ -257,19 +258,19 @@ class Writer:
             self._at_commit("after")
 
     def _connected(self) -> Connection:
-        """One connection for all: to take it from its pool costs as much as a small job."""
+        """One connection for all jobs: taking it from the pool costs as much as a small job."""
         if self._connection is None:
             self._connection = self._engine.connect()
         return self._connection
 
     def _disconnect(self) -> None:
-        """Back to its pool, which rolls back what is open: after whatever went wrong."""
+        """Return the connection after an error; the pool rolls back."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
 
     def _at_commit(self, moment: str) -> None:
-        """A seam: tests end the process here."""
+        """For tests, which end the process here."""
         if self._commit_hook is not None:
             self._commits += moment == "before"
             self._commit_hook(moment, self._commits)
@@ -292,7 +293,7 @@ class Writer:
         return count
 
     def _write_one_by_one(self, group: list[tuple[Insert | Batch, Row]]) -> None:
-        """A row that cannot be kept takes no other with it."""
+        """Write posted rows one by one, so that a failing row affects no other."""
         refused = 0
         reason = ""
         try:
@@ -321,11 +322,11 @@ class Writer:
 
     def _reason(self, error: BaseException) -> str:
         words = self._in_words(_first_cause(error))
-        # A savepoint that went with its transaction says nothing of what took it.
+        # A savepoint that vanished with its transaction does not say why.
         return "the transaction was given up" if words.startswith("no such savepoint") else words
 
     def _note_failure(self, error: BaseException) -> None:
-        """Once an episode: it may last for days."""
+        """Report a failure once for each episode, which may last for days."""
         if not self.is_failing:
             self.is_failing = True
             self._on_event("state.write_failed", {"reason": self._reason(error)})
@@ -344,7 +345,7 @@ def _write_rows(connection: Connection, how: Insert | Batch, rows: list[Row]) ->
 
 
 def _in_transaction(connection: Connection) -> bool:
-    """False where SQLite has rolled everything back by itself: full, I/O error, no memory."""
+    """False if SQLite has rolled back by itself: disk full, I/O error, out of memory."""
     if connection.invalidated:
         return False
     raw: Any = connection.connection.driver_connection
@@ -352,7 +353,7 @@ def _in_transaction(connection: Connection) -> bool:
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    """The first thing that SQLite complained of; what followed from it tells less."""
+    """SQLite's first error; those that follow from it say less."""
     found = error
     seen: BaseException | None = error
     while seen is not None:
@@ -363,7 +364,7 @@ def _first_cause(error: BaseException) -> BaseException:
 
 
 def _is_a_rows_fault(error: BaseException) -> bool:
-    """Another row might be kept where this one was refused."""
+    """Whether the row itself caused the failure, so that others may succeed."""
     if isinstance(error, SQLAlchemyError):
         return isinstance(error, DBAPIError) and not (
             isinstance(error, OperationalError) or type(error) is DatabaseError

@@ -14,12 +14,12 @@ from fumehood.approvals.action import Action, action_of, changed_fields, definit
 from fumehood.core.call import FunctionAddress
 from fumehood.core.identity import Principal, Scope
 from fumehood.executors.effects import Effect
-from fumehood.identity.agent import Binding
+from fumehood.identity.model import Binding
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.plan import Plan, make_plan
 from fumehood.pipeline.resolve import ResolvedCall
 from fumehood.pipeline.validate import ValidatedCall
-from fumehood.policy.decision import Decision, Verdict
+from fumehood.policy.model import Decision, Verdict
 from fumehood.registry.index import RegisteredTool, Source, ToolIndex
 from fumehood.sandbox.host import Host
 from fumehood.sandbox.wall import Walls

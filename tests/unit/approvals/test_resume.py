@@ -17,8 +17,8 @@ from fumehood.approvals.model import ApprovalQuery, ApprovalState, NewDecision, 
 from fumehood.approvals.settings import ApprovalSettings
 from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Principal, Scope
-from fumehood.identity.agent import Binding
-from fumehood.policy.decision import CallFacts, Decision, Verdict
+from fumehood.identity.model import Binding
+from fumehood.policy.model import CallFacts, Decision, Verdict
 from fumehood.policy.service import PolicyGate
 from fumehood.testing import ManualClock
 from support.asking import ALICE, CALLER, NO, YES, Asking, Deeds, asking
@@ -346,7 +346,7 @@ def _slower(engine: Engine) -> None:
 
 
 async def _bind(desk: Asking, binding: Binding) -> None:
-    from fumehood.identity.agent import Agent
+    from fumehood.identity.model import Agent
 
     agents, now = desk.engine.agents, desk.engine.now()
     if agents.find("writer") is None:

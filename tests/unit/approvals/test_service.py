@@ -30,7 +30,7 @@ from fumehood.core.errors import (
     ResourceNotFound,
 )
 from fumehood.core.identity import Principal, Scope
-from fumehood.policy.decision import CallFacts, Decision, Verdict
+from fumehood.policy.model import CallFacts, Decision, Verdict
 from support.asking import (
     ALICE,
     BOB,

@@ -476,7 +476,7 @@ UNUSABLE: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut short": (lambda path: path.write_text(path.read_text()[:40]), "is damaged"),
     "no hexadecimal digits": (lambda path: path.write_bytes(b"\xff" * 64), "is damaged"),
     "open to others": (lambda path: path.chmod(0o640), "chmod 600"),
-    "a directory": (lambda path: (path.unlink(), path.mkdir()), "is no file"),
+    "a directory": (lambda path: (path.unlink(), path.mkdir()), "is not a file"),
     "a link": (lambda path: (path.unlink(), path.symlink_to("/dev/null")), "neither read"),
 }
 

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from fumehood.budgets.model import BudgetStanding, Unit
-from fumehood.budgets.settings import Period
-from fumehood.budgets.usage import UsageRow, UsageTable
+from fumehood.budgets.model import BudgetStanding, Period, Unit, UsageRow, UsageTable
 from fumehood.cli.usage import as_cell, show_usage, write_csv
 
 pytestmark = pytest.mark.row("E4")

@@ -20,7 +20,7 @@ from fumehood.client.sync.client import BaseClient
 from fumehood.client.sync.transport import Transport
 from fumehood.core.identity import Scope
 from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS
-from fumehood.identity.agent import Agent, Binding
+from fumehood.identity.model import Agent, Binding
 from support.answers import envelope_bytes
 from support.definitions import function_definition
 

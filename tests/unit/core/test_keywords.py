@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from fumehood import AsyncClient, AsyncControlClient, Client, ControlClient, Engine
 from fumehood.approvals.model import ApprovalQuery, ApprovalState
-from fumehood.budgets.usage import AllUsageQuery, UsageQuery
+from fumehood.budgets.model import AllUsageQuery, UsageQuery
 from fumehood.client.sync.approvals import ControlledApprovals
 from fumehood.core import keywords
 from fumehood.core.call import CallOptions

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from fumehood.identity.agent import Binding
-from fumehood.identity.agent_view import seen_by_agent
+from fumehood.identity.agents import seen_by_agent
+from fumehood.identity.model import Binding
 from support.definitions import function_definition
 
 TOOL = function_definition(

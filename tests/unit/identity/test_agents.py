@@ -11,10 +11,11 @@ import pytest
 
 from fumehood.core.errors import IdempotencyConflict, InvalidParams, ResourceNotFound
 from fumehood.identity import agents as module
-from fumehood.identity.agent import Agent, Binding
 from fumehood.identity.agents import Agents
+from fumehood.identity.model import Agent, Binding
 from fumehood.storage.changes import list_changes
-from fumehood.storage.database import Database, WriteFailed, open_database
+from fumehood.storage.database import Database, open_database
+from fumehood.storage.errors import WriteFailed
 from support.identities import ADMIN, NOW, bind, make_agent
 
 pytestmark = pytest.mark.anyio
@@ -171,11 +172,11 @@ async def test_agents_and_tools_have_an_end(
     monkeypatch.setattr(module, "MAX_BINDINGS", 2)
     await make_agent(agents, "a")
     await make_agent(agents, "b")
-    with pytest.raises(InvalidParams, match="2 agents already"):
+    with pytest.raises(InvalidParams, match="already 2 agents"):
         await make_agent(agents, "c")
     await bind(agents, "a", ["x", "y"])
     await bind(agents, "a", ["x@1.0.0"])  # a change, not one more
-    with pytest.raises(InvalidParams, match="2 tools already"):
+    with pytest.raises(InvalidParams, match="already has 2 tools"):
         await bind(agents, "a", ["z"])
 
 

@@ -57,7 +57,7 @@ async def test_the_first_approver_has_authority_and_may_not_call(database: Datab
 @pytest.mark.row("D4")
 def test_there_is_one_first_approver(database: Database) -> None:
     make_first_approver(database, "owner", NOW)
-    with pytest.raises(PermissionDenied, match="had its first approver already"):
+    with pytest.raises(PermissionDenied, match="already had its first approver"):
         make_first_approver(database, "intruder", NOW)
     assert [a.name for a in Approvers(database).current()] == ["owner"]
 
@@ -161,7 +161,7 @@ async def test_a_removed_approver_is_nobody_here_and_after_the_next_start(
     assert (await approvers.principal_of(text)).id == "approver:anna"
     await approvers.remove("anna", by=ADMIN, now=NOW)
     for known in (approvers, Approvers(database)):
-        with pytest.raises(Unauthorized, match="taken back"):
+        with pytest.raises(Unauthorized, match="was revoked"):
             await known.principal_of(text)
 
 
@@ -193,7 +193,7 @@ async def test_a_credential_that_is_taken_back_while_it_is_checked_is_refused(
         await anyio.to_thread.run_sync(hashing.wait, 20)
         await approvers.remove("anna", by=ADMIN, now=NOW)
         removed.set()
-    assert refused == ["This credential was taken back. Do not retry."]
+    assert refused == ["This credential was revoked. Do not retry."]
 
 
 @pytest.mark.row("D4")
@@ -201,7 +201,7 @@ async def test_the_last_admin_stays(database: Database) -> None:
     make_first_approver(database, "owner", NOW)
     approvers = Approvers(database)
     await approvers.add("anna", [Scope.APPROVE], by=ADMIN, now=NOW)
-    with pytest.raises(PermissionDenied, match="Nobody with admin"):
+    with pytest.raises(PermissionDenied, match="No approver with admin"):
         await approvers.remove("owner", by=ADMIN, now=NOW)
     await approvers.add("berta", [Scope.ADMIN], by=ADMIN, now=NOW)
     await approvers.remove("owner", by=ADMIN, now=NOW)
@@ -292,7 +292,7 @@ async def test_who_was_right_a_moment_ago_pays_for_no_other_hash_and_who_guesses
     assert (await approvers.principal_of(text)).id == "approver:anna"
     assert len(hashed) == 6
     await approvers.remove("anna", by=ADMIN, now=NOW)
-    with pytest.raises(Unauthorized, match="taken back"):
+    with pytest.raises(Unauthorized, match="was revoked"):
         await approvers.principal_of(text)
 
 

@@ -158,7 +158,7 @@ async def test_there_is_an_end_to_tokens(tokens: Tokens, monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "MAX_TOKENS", 2)
     for _ in range(2):
         await new_token(tokens)
-    with pytest.raises(InvalidParams, match="2 tokens already"):
+    with pytest.raises(InvalidParams, match="already 2 tokens"):
         await new_token(tokens)
 
 

@@ -13,7 +13,7 @@ from fumehood.core.errors import (
     ToolDisabled,
     ToolError,
 )
-from fumehood.identity.agent import Binding
+from fumehood.identity.model import Binding
 from fumehood.pipeline.resolve import ResolvedCall
 from fumehood.pipeline.validate import ValidatedCall, mask_fixed_arguments, validate
 from support.definitions import function_definition, registered, request

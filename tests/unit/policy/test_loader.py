@@ -12,10 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fumehood.policy.decision import Verdict
-from fumehood.policy.loader import PolicyFile, load_policy, parse_policy
-from fumehood.policy.model import Condition, Policy, PolicyError, Rule
-from fumehood.policy.shape import plain_words
+from fumehood.policy.loader import PolicyFile, load_policy, parse_policy, plain_words
+from fumehood.policy.model import Condition, Policy, PolicyError, Rule, Verdict
 from support.policies import faults, tool
 
 TOML = """\
@@ -89,7 +87,7 @@ FAULTS: list[tuple[str, str]] = [
     ("[[rules", "policy.toml: not TOML: Expected ']]' at the end of an array declaration"),
     (DENY + 'tool = ["a"]', "policy.toml: rule 'r': tool: unknown key; did you mean 'tools'?"),
     (f'mod = "shadow"\n{DENY}', "policy.toml: unknown key 'mod'; did you mean 'mode'?"),
-    (f'mode = "shade"\n{DENY}', "policy.toml: mode is 'enforce' or 'shadow'"),
+    (f'mode = "shade"\n{DENY}', "policy.toml: mode must be 'enforce' or 'shadow'"),
     (DENY + 'mode = "shade"', "policy.toml: rule 'r': mode: must be 'enforce' or 'sha"),
     ('[[rules]]\nid = "r"', "policy.toml: rule 'r': decision: is missing"),
     ('[[rules]]\ndecision = "deny"', "policy.toml: rule number 1: id: is missing"),
@@ -99,25 +97,28 @@ FAULTS: list[tuple[str, str]] = [
     (DENY + 'tools = "a"', "policy.toml: rule 'r': tools: must be a list"),
     (
         DENY + 'tools = ["send_mial"]',
-        "rule 'r': tools: no registered tool is 'send_mial'; did you me",
+        "rule 'r': tools: no registered tool matches 'send_mial'; did you me",
     ),
     (
         DENY + 'tools = ["Send_mail"]',
-        "tools: no registered tool is 'Send_mail'; did you mean 'send_m",
+        "tools: no registered tool matches 'Send_mail'; did you mean 'send_m",
     ),
-    (DENY + 'tools = ["sent_*"]', "policy.toml: rule 'r': tools: no registered tool is 'sent_*'"),
+    (
+        DENY + 'tools = ["sent_*"]',
+        "policy.toml: rule 'r': tools: no registered tool matches 'sent_*'",
+    ),
     (
         DENY + 'tools = ["send_mail@2.*"]',
-        "no registered tool is 'send_mail@2.*'; send_mail has 1.0.0",
+        "no registered tool matches 'send_mail@2.*'; send_mail has 1.0.0",
     ),
     (
         DENY + 'tools = ["send.mail"]',
         "tools: 'send.mail' is neither a tool's name nor name@version",
     ),
-    (DENY + 'tools = ["send_mai?"]', "'*' is the only sign that stands for others"),
+    (DENY + 'tools = ["send_mai?"]', "'*' is the only wildcard"),
     (DENY + 'tools = ["send_mail", "send_mail"]', "rule 'r': tools: 'send_mail' is given twice"),
-    (DENY + 'agents = ["a b"]', "policy.toml: rule 'r': agents: 'a b' can be no name"),
-    (DENY + 'environments = ["prod*"]', "environments: 'prod*' must be written out"),
+    (DENY + 'agents = ["a b"]', "policy.toml: rule 'r': agents: 'a b' is not a valid name"),
+    (DENY + 'environments = ["prod*"]', "environments: 'prod*' must be an exact name"),
     (
         DENY + 'categories = ["mial"]',
         "no registered tool has 'mial' in its categories; did you mean",
@@ -128,7 +129,7 @@ FAULTS: list[tuple[str, str]] = [
     ),
     (
         DENY + 'tools = ["send_mail"]\ndangerous = true',
-        "it can never match: none of these tools is",
+        "it can never match: none of these tools meets",
     ),
     (DENY + "dangerous = 1", "policy.toml: rule 'r': dangerous: must be true or false"),
     (DENY + "cost_over = 0.1", 'cost_over: write money as a string, such as "0.10"'),
@@ -136,46 +137,46 @@ FAULTS: list[tuple[str, str]] = [
     (DENY + "over_budget = false", "policy.toml: rule 'r': over_budget: can only be true"),
     (
         ALLOW + "over_budget = true",
-        "policy.toml: rule 'r': over_budget goes with 'ask' or 'deny'",
+        "policy.toml: rule 'r': over_budget needs 'ask' or 'deny'",
     ),
     (ALLOW + "dangerous = true", "it can never match: a dangerous tool is allowed only by a rule"),
     (
         DENY + "quorum = 2",
-        "policy.toml: rule 'r': approvers and quorum go with the decision 'ask'",
+        "policy.toml: rule 'r': approvers and quorum need the decision 'ask'",
     ),
     (
         ASK + 'approvers = ["a"]\nquorum = 2',
         "its quorum is larger than the number of its approvers",
     ),
     (ASK + "quorum = 0", "policy.toml: rule 'r': quorum: must be 1 or more"),
-    (ASK + 'approvers = ["*"]', "policy.toml: rule 'r': approvers: '*' must be written out"),
+    (ASK + 'approvers = ["*"]', "policy.toml: rule 'r': approvers: '*' must be an exact name"),
     (DENY + DENY, "policy.toml: rule 'r': id: the id r is given twice"),
     (DENY + "when = 3", "policy.toml: rule 'r': when: must be a list"),
 ]
 WHEN = DENY + '[[rules.when]]\nargument = "/to"\n'
 CONDITION_FAULTS: list[tuple[str, str]] = [
-    (WHEN, "policy.toml: rule 'r': when[0]: one of these is needed, and only one: prefix, equals"),
-    (WHEN + 'prefix = "a"\nglob = "b"', "one of these is needed, and only one"),
+    (WHEN, "policy.toml: rule 'r': when[0]: exactly one of these is needed: prefix, equals"),
+    (WHEN + 'prefix = "a"\nglob = "b"', "exactly one of these is needed"),
     (WHEN + 'prefx = "a"', "policy.toml: rule 'r': when[0].prefx: unknown key; did you mean 'prefix'?"),
-    (WHEN + "prefix = 3", "policy.toml: rule 'r': when[0].prefix: must be a text"),
+    (WHEN + "prefix = 3", "policy.toml: rule 'r': when[0].prefix: must be a string"),
     (WHEN + 'prefix = ""', "policy.toml: rule 'r': when[0].prefix: must not be empty"),
     (WHEN + "in = []", "policy.toml: rule 'r': when[0].in: must not be empty"),
     (WHEN + "min = 3\nmax = 2", "policy.toml: rule 'r': when[0]: min is over max"),
     (WHEN + "min = true", "policy.toml: rule 'r': when[0].min: a number is needed"),
     (WHEN + "min = nan", "policy.toml: NaN, infinity and numbers too large"),
     (WHEN + "missing = false", "policy.toml: rule 'r': when[0].missing: can only be true"),
-    (WHEN + 'path_inside = ""', "policy.toml: rule 'r': when[0].path_inside: can be no path"),
+    (WHEN + 'path_inside = ""', "policy.toml: rule 'r': when[0].path_inside: is not a valid path"),
     (WHEN + 'host_in = ["https://a.example"]', "is no host name; write it in ASCII"),
     (WHEN + 'host_in = ["a.*.example"]', "may have '*' only in front"),
     (WHEN + 'host_in = ["*"]', "policy.toml: rule 'r': when[0].host_in: '*' may have '*' only in front"),
     (WHEN + 'host_in = ["A.example"]', "must be written as 'a.example'"),
     (WHEN + 'host_in = ["*.127.0.0.1"]', "is an address, which has no hosts below it"),
-    (WHEN + 'not = { not = { prefix = "a" } }', "'not' of 'not' is written without both"),
+    (WHEN + 'not = { not = { prefix = "a" } }', "a 'not' inside a 'not' is written without both"),
     (WHEN + 'not = { argument = "/a", prefix = "a" }', "when[0].not.argument: unknown key"),
-    (WHEN.replace("/to", "to") + 'prefix = "a"', "policy.toml: rule 'r': when[0].argument: is no JSON"),
-    (WHEN.replace("/to", "/~2") + 'prefix = "a"', "when[0].argument: is no JSON pointer"),
+    (WHEN.replace("/to", "to") + 'prefix = "a"', "policy.toml: rule 'r': when[0].argument: is not a JSON"),
+    (WHEN.replace("/to", "/~2") + 'prefix = "a"', "when[0].argument: is not a JSON pointer"),
     (WHEN.replace("/to", "/tto") + 'prefix = "a"', "takes the argument '/tto'; did you mean 'to'?"),
-    (WHEN.replace("/to", "/to/x") + 'prefix = "a"', "no tool that it is about takes the argument"),
+    (WHEN.replace("/to", "/to/x") + 'prefix = "a"', "no tool that the rule matches takes the argument"),
     (WHEN.replace("/to", "/copies/x") + 'prefix = "a"', "takes the argument '/copies/x'"),
     (WHEN + 'equals = "a"\n[[rules.when]]\nargument = "/to"\nequals = "b"', "rule 'r': when[1]: no value can satisfy"),
     (WHEN + 'equals = "a"\n[[rules.when]]\nargument = "/to"\nequals = "a"', "it is written twice"),
@@ -243,7 +244,7 @@ def test_rule_that_others_leave_nothing_to_is_refused(
     first: tuple[str, ...], dead: tuple[str, ...], alive: tuple[str, ...]
 ) -> None:
     (told,) = faults(_rule(1, *first) + _rule(2, *dead))
-    assert "rule 'r2': it can never decide: the rule r1 always does so before" in told
+    assert "rule 'r2': it can never decide: the rule r1 always decides first" in told
     assert faults(_rule(1, *first) + _rule(2, *alive)) == []
 
 
@@ -268,7 +269,7 @@ def test_rules_of_right_shape_are_held_against_the_tools_although_others_have_no
         + _rule(4, "ask", 'agents = ["b"]') + when + _rule(0, "deny", "quorum = 0"),
     )  # fmt: skip
     for told in (
-        "rule 'r0': nothing: unknown key", "no registered tool is 'send_mial'",
+        "rule 'r0': nothing: unknown key", "no registered tool matches 'send_mial'",
         "the id r1 is given twice", "no registered tool has 'x' in its tags",
         "no registered tool has 'y' in its categories", "takes the argument '/tto'",
         "rule 'r0': quorum: must be 1 or more", "the id r0 is given twice",
@@ -372,7 +373,7 @@ def test_file_that_others_may_write_is_refused(tmp_path_factory: pytest.TempPath
 
 @pytest.mark.parametrize("name", ["policy.json", "policy", "policy.toml.bak"])
 def test_ending_says_the_format(place: Path, name: str) -> None:
-    with pytest.raises(PolicyError, match="ends in none of"):
+    with pytest.raises(PolicyError, match="must end in one of"):
         load_policy(write(place, DENY, name), [tool()])
 
 

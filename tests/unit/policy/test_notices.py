@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fumehood.core.tool import ToolDefinition
-from fumehood.policy.faults import no_value_satisfies
+from fumehood.policy.checks import no_value_satisfies, note_rules
 from fumehood.policy.loader import check_policy, parse_policy
 from fumehood.policy.model import Predicate
-from fumehood.policy.notices import note_rules
 from fumehood.policy.predicates import compile_predicate
 from support.policies import faults, tool
 
@@ -129,7 +128,7 @@ DANGEROUS = (
 BY_PATTERN = [
     (
         '["delete_f*"]',
-        ["delete_files (it allows nothing); to allow it, write its name out in tools"],
+        ["delete_files (it allows nothing); to allow it, put its exact name into tools"],
     ),
     ('["delete_*"]', ["does not allow delete_files, delete_mails; to allow it"]),
     ('["delete_*", "delete_files"]', ["does not allow delete_mails; to allow it"]),

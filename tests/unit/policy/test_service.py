@@ -8,8 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fumehood.policy.decision import CallFacts, Decision, Verdict
-from fumehood.policy.model import Rule
+from fumehood.policy.model import CallFacts, Decision, Rule, Verdict
 from fumehood.policy.service import DANGEROUS_ASKS, HARMLESS_PASSES, PolicyGate
 from support.policies import decide, facts, policy_of, rule, tool, verdict
 

@@ -38,7 +38,7 @@ def test_cursor_of_another_list_or_principal_is_refused(listing: str, principal:
 @pytest.mark.row("E5")
 def test_cursor_of_another_start_of_the_engine_is_refused() -> None:
     cursor = Cursors(b"other").make("tools", "uid:1", "calculator")
-    with pytest.raises(InvalidParams, match="was started anew"):
+    with pytest.raises(InvalidParams, match="was restarted"):
         CURSORS.read(cursor, "tools", "uid:1")
 
 

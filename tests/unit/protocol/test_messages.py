@@ -106,7 +106,7 @@ def test_frame_with_a_field_too_many_is_refused(frame: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("op", [None, "", "Ended", "run", 1, ["ended"], {}])
 def test_frame_of_no_known_kind_is_refused(op: Any) -> None:
-    with pytest.raises(FrameError, match="no known kind"):
+    with pytest.raises(FrameError, match="an unknown kind"):
         parse_guest_frame({**ENDED, "op": op})
 
 

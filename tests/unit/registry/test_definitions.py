@@ -302,9 +302,12 @@ def test_program_tool_needs_code_and_knows_nothing_else() -> None:
         ),
         ({"properties": {"expression": {"$ref": "file:///etc/passwd"}}}, "only references inside"),
         ({"properties": {"expression": {"$dynamicRef": "other#x"}}}, "only references inside"),
-        ({"properties": {"expression": {"$ref": "#/$defs/none"}}}, "points at nothing"),
+        ({"properties": {"expression": {"$ref": "#/$defs/none"}}}, "has no target"),
         ({"properties": {"expression": {"$ref": "#anchor"}}}, "only references inside"),
-        ({"$id": "https://example.org/s", "properties": {"expression": {}}}, "has no $id"),
+        (
+            {"$id": "https://example.org/s", "properties": {"expression": {}}},
+            "must not have an $id",
+        ),
         ({"properties": {"expression": {"pattern": "(?=a)b"}}}, "RE2"),
         ({"properties": {"expression": {"pattern": "(a)\\1"}}}, "RE2"),
         ({"properties": {"expression": {"pattern": "("}}}, "RE2"),
@@ -432,7 +435,7 @@ def test_absolute_url_is_accepted(endpoint: str) -> None:
 
 
 ENDPOINTS = {
-    "none": (None, "says where it goes"),
+    "none": (None, "needs an https or http URL"),
     "relative": ("/v1/now", "must be an absolute URL"),
     "without a scheme": ("example.org/v1", "must be an absolute URL"),
     "without slashes": ("https:example.org", "must be an absolute URL"),
@@ -496,7 +499,7 @@ def test_plain_methods_are_accepted(method: str) -> None:
 @pytest.mark.parametrize("method", [None, "", "get", "CONNECT", "TRACE", "GET ", "GET / HTTP/1.1"])
 def test_other_methods_are_refused_with_the_list(method: str | None) -> None:
     faults = _rest_faults(method=method)
-    assert faults == ["method: a REST tool says which: DELETE, GET, HEAD, PATCH, POST, PUT"]
+    assert faults == ["method: a REST tool needs one of DELETE, GET, HEAD, PATCH, POST, PUT"]
 
 
 @pytest.mark.row("T5")
@@ -527,8 +530,8 @@ HEADERS: dict[str, tuple[dict[str, str], str]] = {
     "length": ({"content-length": "3"}, "belongs to the connection"),
     "chunks": ({"Transfer-Encoding": "chunked"}, "belongs to the connection"),
     "too many": ({f"x-{i}": "a" for i in range(65)}, "more than 64"),
-    "reference of another form": ({"x": "${env:HOME}"}, "no known form"),
-    "reference left open": ({"x": "${secret:A"}, "no known form"),
+    "reference of another form": ({"x": "${env:HOME}"}, "an unknown form"),
+    "reference left open": ({"x": "${secret:A"}, "an unknown form"),
     **{
         f"literal {name}": ({name: "abc"}, "looks like a credential")
         for name in (

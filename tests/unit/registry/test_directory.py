@@ -55,11 +55,11 @@ def test_every_format_is_loaded_and_marked_with_its_source(
 @pytest.mark.parametrize(
     ("document", "words"),
     [
-        (expression_document(), "brings tools of type REST and MCP only"),
-        (rest_document(type="NATIVE"), "brings tools of type REST and MCP only"),
-        (rest_document(type="BUILTIN"), "brings tools of type REST and MCP only"),
-        (rest_document(type=["REST"]), "brings tools of type REST and MCP only"),
-        ({}, "brings tools of type REST and MCP only"),
+        (expression_document(), "can define only tools of type REST and MCP"),
+        (rest_document(type="NATIVE"), "can define only tools of type REST and MCP"),
+        (rest_document(type="BUILTIN"), "can define only tools of type REST and MCP"),
+        (rest_document(type=["REST"]), "can define only tools of type REST and MCP"),
+        ({}, "can define only tools of type REST and MCP"),
         (rest_document(executor="function"), "cannot run as 'function'"),
         (rest_document(executor="expression"), "cannot run as 'expression'"),
         (rest_document(sandboxed=False), "only the operator's configuration"),
@@ -88,7 +88,7 @@ def test_faulty_definition_keeps_its_file_out_and_no_other(
 def test_file_of_another_name_is_a_fault(definitions: DefinitionDirectory, name: str) -> None:
     definitions.put(name, b"[]")
     faults = _faults(ToolDirectory(definitions.path).load())
-    assert faults == {name: "its name ends in none of .json, .toml, .yaml, .yml"}
+    assert faults == {name: "its name must end in one of .json, .toml, .yaml, .yml"}
 
 
 @pytest.mark.row("R4")
@@ -101,8 +101,8 @@ def test_same_name_and_version_in_two_files_keeps_both_out(
     contents = ToolDirectory(definitions.path).load()
     assert [(t.definition.name, t.definition.version) for t in contents.tools] == [("x", "2.0.0")]
     assert _faults(contents) == {
-        "a.json": "x@1.0.0 is in 'b.json' too; neither file counts",
-        "b.json": "x@1.0.0 is in 'a.json' too; neither file counts",
+        "a.json": "x@1.0.0 is in 'b.json' as well; neither file is used",
+        "b.json": "x@1.0.0 is in 'a.json' as well; neither file is used",
     }
 
 
@@ -230,7 +230,7 @@ def test_file_that_never_settles_is_a_fault_in_the_end(definitions: DefinitionDi
     path.write_bytes(b"[]")
     contents = directory.poll()
     assert _names(contents) == ["b"]
-    assert _faults(contents) == {"a.json": "it keeps changing while it is looked at"}
+    assert _faults(contents) == {"a.json": "it keeps changing while it is read"}
     contents = directory.poll()  # quiet at last
     assert _names(contents) == ["b"]
     assert _faults(contents) == {}

@@ -127,7 +127,7 @@ def test_entry_point_brings_no_tools_of_other_kinds(kind: str) -> None:
     definition = ToolDefinition.model_validate({"name": "a", "description": "b", "type": kind})
     faults = discover(index, (), _found(Offer("a:tool", definition)))
     assert _names(index) == []
-    assert "BUILTIN and NATIVE tools only" in faults[0].reason
+    assert "only BUILTIN and NATIVE tools" in faults[0].reason
 
 
 @pytest.mark.row("R1", "R4")

@@ -7,7 +7,7 @@ from decimal import Decimal
 import pytest
 
 from fumehood.core.tool import ToolDefinition
-from fumehood.registry.filtering import filter_tools
+from fumehood.registry.listing import filter_tools
 from support.definitions import function_definition
 
 

@@ -129,7 +129,7 @@ def test_module_that_lies_elsewhere_than_its_name_says_is_refused(
     package: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(package.corner.__spec__, "origin", str(package.path / "shop" / "stock.py"))
-    with pytest.raises(InvalidDefinition, match="does not lie where"):
+    with pytest.raises(InvalidDefinition, match="is not where the name"):
         register(package.corner.sandboxed)
     monkeypatch.setattr(package.corner.__spec__, "origin", None)
     with pytest.raises(InvalidDefinition, match="not loaded from a file"):

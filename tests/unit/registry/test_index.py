@@ -92,7 +92,7 @@ def test_names_match_exactly(reference: str) -> None:
 
 def test_the_same_name_and_version_twice_is_refused() -> None:
     index = _index(_expression())
-    with pytest.raises(InvalidDefinition, match=r"sums@1\.0\.0 is registered already"):
+    with pytest.raises(InvalidDefinition, match=r"sums@1\.0\.0 is already registered"):
         index.register(_expression(description="Other."), Source.PROGRAM)
     assert index.get("sums").definition.description == "Add numbers."
 

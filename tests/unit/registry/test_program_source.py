@@ -13,9 +13,9 @@ import pytest
 
 from fumehood import InvalidDefinition
 from fumehood.executors import inside
+from fumehood.registry.discover import register_all
 from fumehood.registry.functions import address_of, register_function
 from fumehood.registry.index import Source, ToolIndex
-from fumehood.registry.loading import register_all
 
 Run = Callable[..., ModuleType]
 
@@ -255,7 +255,7 @@ def test_sandboxed_function_may_use_installed_packages_alone(
         "import beside_it, pydantic\nfrom fumehood import tool\n"
         '@tool{}\ndef act() -> int:\n    """Act."""\n    return {}\n'
     )
-    with pytest.raises(InvalidDefinition, match="'beside_it', which is no installed package"):
+    with pytest.raises(InvalidDefinition, match="'beside_it', which is not an installed package"):
         register_function(
             ToolIndex(), program(text.format("", "beside_it.X")).act, Source.PROGRAM, private=()
         )

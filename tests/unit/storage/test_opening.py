@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Inspector, create_engine, inspect
 
-from fumehood.storage import opening
+from fumehood.storage import database as database_module
 from fumehood.storage.database import open_database
 from fumehood.storage.errors import (
     DamagedState,
@@ -145,11 +145,11 @@ NOT_OURS = {
         ["PRAGMA application_id = 7"], ForeignState, "not fumehood's",
     ),
     "newer": (
-        [f"PRAGMA application_id = {opening.APPLICATION_ID}", "PRAGMA user_version = 99"],
+        [f"PRAGMA application_id = {database_module.APPLICATION_ID}", "PRAGMA user_version = 99"],
         NewerState, "newer engine",
     ),
     "ours-without-its-tables": (
-        [f"PRAGMA application_id = {opening.APPLICATION_ID}",
+        [f"PRAGMA application_id = {database_module.APPLICATION_ID}",
          f"PRAGMA user_version = {len(STEPS)}"],
         DamagedState, "damaged",
     ),
@@ -283,7 +283,7 @@ def test_what_is_no_file_is_refused(home: Path, path: Path, kind: str) -> None:
         make(target, "k")
         path.symlink_to(target)
     before = target.read_bytes() if target.exists() else b""
-    with pytest.raises(StoreError, match="is no file"):
+    with pytest.raises(StoreError, match="is not a file"):
         open_database(path)
     assert before == (target.read_bytes() if target.exists() else b"")
 
@@ -310,7 +310,7 @@ def test_file_system_without_a_write_ahead_log_is_refused(
             return super().execute(sql.replace("= WAL", "= DELETE"), *rest)
 
     monkeypatch.setattr(
-        opening.sqlite3, "connect", lambda *a, **k: connect(*a, **k, factory=Stubborn)
+        database_module.sqlite3, "connect", lambda *a, **k: connect(*a, **k, factory=Stubborn)
     )
     with pytest.raises(StoreError, match="FUMEHOOD_HOME"):
         open_database(path)

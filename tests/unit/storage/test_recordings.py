@@ -14,7 +14,7 @@ import anyio.lowlevel
 import pytest
 
 from fumehood.storage import blobs
-from fumehood.storage import recordings as spool_module
+from fumehood.storage import recordings as recordings_module
 from fumehood.storage.errors import StoreError
 from fumehood.storage.recordings import (
     NO_STORE,
@@ -45,7 +45,7 @@ async def opened(state: Path | None, *, max_bytes: int = 100 * MB) -> AsyncItera
 def made(
     store: RecordingStore, *, max_bytes: int = 50 * MB, name: str = "call_1"
 ) -> EventRecording:
-    return store.spool(name, OWNER, max_bytes, lambda why: {"message": why})
+    return store.new(name, OWNER, max_bytes, lambda why: {"message": why})
 
 
 async def read_all(reader: RecordingReader) -> list[Record]:
@@ -64,14 +64,14 @@ async def gone(store: RecordingStore) -> None:
             await anyio.lowlevel.checkpoint()
 
 
-def say(spool: EventRecording, text: str) -> None:
-    spool.record("tool_output", {"text": text}, len(text))
+def say(recording: EventRecording, text: str) -> None:
+    recording.record("tool_output", {"text": text}, len(text))
 
 
 async def test_every_reader_gets_every_event_with_its_place(home: Path) -> None:
     async with opened(home) as store:
-        spool = made(store)
-        readers = [spool.reader() for _ in range(3)]
+        recording = made(store)
+        readers = [recording.reader() for _ in range(3)]
         found: list[list[Record]] = []
 
         async def follow(reader: RecordingReader) -> None:
@@ -80,12 +80,12 @@ async def test_every_reader_gets_every_event_with_its_place(home: Path) -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(follow, readers[0])
             for number in range(500):
-                say(spool, f"{number} ä \r\n\x1b\u2028")
+                say(recording, f"{number} ä \r\n\x1b\u2028")
                 if number % 100 == 0:
                     await anyio.lowlevel.checkpoint()
             path = home / "spool" / "call_1"
             group.start_soon(follow, readers[1])
-            spool.finish("tool_result", b'{"success":true}')
+            recording.finish("tool_result", b'{"success":true}')
         raw = path.read_bytes()  # one reader has not begun yet
         found.append(await read_all(readers[2]))
         await gone(store)
@@ -103,33 +103,33 @@ async def test_every_reader_gets_every_event_with_its_place(home: Path) -> None:
 
 async def test_line_longer_than_a_step_comes_whole(home: Path) -> None:
     async with opened(home) as store:
-        spool = made(store)
-        reader = spool.reader()
-        say(spool, "a" * (3 * spool_module.READ_BYTES))
-        spool.finish("tool_result", b'"%b"' % (b"b" * 2 * spool_module.READ_BYTES))
+        recording = made(store)
+        reader = recording.reader()
+        say(recording, "a" * (3 * recordings_module.READ_BYTES))
+        recording.finish("tool_result", b'"%b"' % (b"b" * 2 * recordings_module.READ_BYTES))
         first, last = await read_all(reader)
-    assert len(json.loads(first.data)["text"]) == 3 * spool_module.READ_BYTES
-    assert len(last.data) == 2 * spool_module.READ_BYTES + 2
+    assert len(json.loads(first.data)["text"]) == 3 * recordings_module.READ_BYTES
+    assert len(last.data) == 2 * recordings_module.READ_BYTES + 2
 
 
 async def test_half_a_character_spoils_nothing(home: Path) -> None:
     async with opened(home) as store:
-        spool = made(store)
-        reader = spool.reader()
-        say(spool, "a\ud800b")
-        spool.finish("tool_result", b"{}")
+        recording = made(store)
+        reader = recording.reader()
+        say(recording, "a\ud800b")
+        recording.finish("tool_result", b"{}")
         first, _ = await read_all(reader)
     assert json.loads(first.data) == {"text": "a?b"}
 
 
 async def test_recording_without_a_reader_goes_with_its_call(home: Path) -> None:
     async with opened(home) as store:
-        spool = made(store)
-        say(spool, "x")
+        recording = made(store)
+        say(recording, "x")
         with anyio.fail_after(20):
             while os.listdir(store.directory) != ["call_1"]:
                 await anyio.lowlevel.checkpoint()
-        spool.finish("tool_result", b"{}")
+        recording.finish("tool_result", b"{}")
         await gone(store)
 
 
@@ -142,32 +142,32 @@ async def test_what_a_crash_left_is_removed_at_the_start(home: Path) -> None:
 
 async def test_without_state_the_directory_goes_with_the_store() -> None:
     async with opened(None) as store:
-        spool = made(store)
-        reader = spool.reader()
-        say(spool, "x")
+        recording = made(store)
+        reader = recording.reader()
+        say(recording, "x")
         assert len(await reader.read()) == 1
         directory = store.directory
         assert (directory / "call_1").stat().st_mode & 0o777 == 0o600
-        spool.finish("tool_result", b"{}")
+        recording.finish("tool_result", b"{}")
         await read_all(reader)
     assert not directory.exists()
 
 
-def over_its_bound(spool: EventRecording, store: RecordingStore, monkeypatch: Any) -> str:
+def over_its_bound(recording: EventRecording, store: RecordingStore, monkeypatch: Any) -> str:
     return TOO_MUCH
 
 
-def no_room(spool: EventRecording, store: RecordingStore, monkeypatch: Any) -> str:
+def no_room(recording: EventRecording, store: RecordingStore, monkeypatch: Any) -> str:
     store.room.max_bytes = 3000
-    return "your share of what the engine keeps is used up"
+    return "your share of the engine's storage is used up"
 
 
-def full_disk(spool: EventRecording, store: RecordingStore, monkeypatch: Any) -> str:
+def full_disk(recording: EventRecording, store: RecordingStore, monkeypatch: Any) -> str:
     monkeypatch.setattr(blobs, "MIN_FREE_BYTES", 1 << 60)
     return "the engine's disk is full"
 
 
-def failing_disk(spool: EventRecording, store: RecordingStore, monkeypatch: Any) -> str:
+def failing_disk(recording: EventRecording, store: RecordingStore, monkeypatch: Any) -> str:
     real = os.pwrite
 
     def some(file: int, data: Any, place: int) -> int:
@@ -179,8 +179,8 @@ def failing_disk(spool: EventRecording, store: RecordingStore, monkeypatch: Any)
     return "the engine's disk is full or failing"
 
 
-def slow_disk(spool: EventRecording, store: RecordingStore, monkeypatch: Any) -> str:
-    monkeypatch.setattr(spool_module, "MAX_PENDING_BYTES", 100)
+def slow_disk(recording: EventRecording, store: RecordingStore, monkeypatch: Any) -> str:
+    monkeypatch.setattr(recordings_module, "MAX_PENDING_BYTES", 100)
     return TOO_SLOW
 
 
@@ -189,13 +189,13 @@ async def test_recording_that_cannot_go_on_says_so_once_and_the_answer_still_com
     home: Path, monkeypatch: pytest.MonkeyPatch, trouble: Callable[..., str]
 ) -> None:
     async with opened(home) as store:
-        spool = made(store, max_bytes=4000)
-        reader = spool.reader()
-        why = trouble(spool, store, monkeypatch)
+        recording = made(store, max_bytes=4000)
+        reader = recording.reader()
+        why = trouble(recording, store, monkeypatch)
         for number in range(20):
-            say(spool, f"{number:02}" + "x" * 500)
-        say(spool, "too late")
-        spool.finish("tool_result", b'{"the":"answer"}')
+            say(recording, f"{number:02}" + "x" * 500)
+        say(recording, "too late")
+        recording.finish("tool_result", b'{"the":"answer"}')
         *events, notice, last = await read_all(reader)
         assert json.loads(notice.data) == {"message": why}
         assert (last.kind, last.data) == ("tool_result", b'{"the":"answer"}')
@@ -214,10 +214,10 @@ async def test_store_that_cannot_be_opened_hurts_no_call(home: Path) -> None:
     store = RecordingStore(home, max_bytes=MB)
     with pytest.raises(StoreError):
         await store.open()
-    spool = made(store)
-    reader = spool.reader()
-    say(spool, "x")
-    spool.finish("tool_error", b"{}")
+    recording = made(store)
+    reader = recording.reader()
+    say(recording, "x")
+    recording.finish("tool_error", b"{}")
     notice, last = await read_all(reader)
     assert json.loads(notice.data) == {"message": NO_STORE}
     assert last.kind == "tool_error"
@@ -225,11 +225,11 @@ async def test_store_that_cannot_be_opened_hurts_no_call(home: Path) -> None:
 
 async def test_closed_store_ends_its_readers(home: Path) -> None:
     async with opened(home) as store:
-        spool = made(store)
-        reader = spool.reader()
-        say(spool, "x")
+        recording = made(store)
+        reader = recording.reader()
+        say(recording, "x")
         assert len(await reader.read()) == 1
-    say(spool, "y")
-    spool.drop()
+    say(recording, "y")
+    recording.drop()
     found = await read_all(reader)
     assert [record.kind for record in found] in ([], ["tool_notice"])

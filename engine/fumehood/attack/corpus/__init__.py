@@ -1,4 +1,4 @@
-"""The corpus: every attack as a row of a table, one module a wall and subject."""
+"""The corpus: every attack as a row of a table, one module for each wall and subject."""
 
 from __future__ import annotations
 

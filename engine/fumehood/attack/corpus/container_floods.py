@@ -1,4 +1,4 @@
-"""Programs in a container that take all they can get. Each stops by itself where nothing does."""
+"""Programs in a container that exhaust a resource. Each stops by itself if the wall fails."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from fumehood.attack.attack import (
 PYTHON, FLOOD = Language.PYTHON, Topic.FLOOD
 
 MARKED = "open('/proc/self/comm', 'w').write('@MARK@')\n"
-"""Names the process for whoever looks at the host's."""
+"""Names the process, so that the host can find it."""
 
 NOT_THE_HOSTS = "Processes under gVisor are not the host's; that none is left is tried by reset."
 
 ATTACKS = (
     Attack(
-        "output-flood", FLOOD, Harm.HOST_DOS, "print without end", PYTHON,
+        "output-flood", FLOOD, Harm.HOST_DOS, "print endlessly", PYTHON,
         code="for _ in range(500_000): print('x' * 1000)",
         expected=ends("output"),
         twin="print('x' * 1000)",
@@ -57,7 +57,7 @@ for _ in range(300):
         twin="import threading\none = threading.Thread(target=print)\none.start()\none.join()",
     ),
     Attack(
-        "memory-hog", FLOOD, Harm.HOST_DOS, "take three times the memory", PYTHON,
+        "memory-hog", FLOOD, Harm.HOST_DOS, "use three times the memory", PYTHON,
         code="held = []\nfor _ in range(384): held.append(b'x' * (1 << 20))\nlen(held)",
         expected=ends("memory"),
         twin="len(b'x' * (16 << 20))",
@@ -66,7 +66,7 @@ for _ in range(300):
     ),
     Attack(
         "memory-hog-in-grandchildren", FLOOD, Harm.HOST_DOS,
-        "take three times the memory in a child's children", PYTHON,
+        "use three times the memory in a child's children", PYTHON,
         code="""
 import os, time
 if os.fork() == 0:
@@ -95,7 +95,7 @@ time.sleep(4)
     ),
     Attack(
         "sleep-past-deadline", FLOOD, Harm.PEER_DOS,
-        "sleep past the deadline, deaf to signals, with a child that left its session", PYTHON,
+        "sleep past the deadline, ignoring signals, with a child in another session", PYTHON,
         code=MARKED + """
 import os, signal, time
 for number in range(1, 32):
@@ -151,7 +151,7 @@ time.sleep(20)
         twin="open('small', 'wb').truncate(1 << 20)",
     ),
     Attack(
-        "raise-a-limit", FLOOD, Harm.SELF_DOS, "lift its own limit on open files", PYTHON,
+        "raise-a-limit", FLOOD, Harm.SELF_DOS, "raise its own limit on open files", PYTHON,
         code="import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))",
         expected=raises("ValueError"),
         twin="import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))",

@@ -1,4 +1,4 @@
-"""Programs in a container that turn on the guest itself, or on whoever comes after them."""
+"""Programs in a container that attack the guest itself, or the calls after them."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ ATTACKS = (
         twin_gives=3,
     ),
     Attack(
-        "forge-ending", GUEST, Harm.INTEGRITY, "say itself that it ended well", PYTHON,
+        "forge-ending", GUEST, Harm.INTEGRITY, "claim that it ended well", PYTHON,
         code=FORGE,
         expected=ends("exit"),
         twin="6 * 7",
@@ -144,7 +144,7 @@ ATTACKS = (
         is_quick=True,
     ),
     Attack(
-        "spare-itself", GUEST, Harm.PEER_DOS, "have others die for its memory", PYTHON,
+        "spare-itself", GUEST, Harm.PEER_DOS, "make the kernel kill others for its memory", PYTHON,
         code="open('/proc/self/oom_score_adj', 'w', buffering=1).write('-1000\\n')",
         expected=raises("PermissionError"),
         twin="len(open('/proc/self/oom_score_adj').read()) > 0",
@@ -155,7 +155,7 @@ ATTACKS = (
         ),
     ),
     Attack(
-        "left-files", RESET, Harm.LATERAL, "find files of the call before", PYTHON,
+        "left-files", RESET, Harm.LATERAL, "find files of the previous call", PYTHON,
         before=LEAVE,
         code=LOOK_FOR_FILES,
         expected=ends("ok", gives=[]),
@@ -166,7 +166,7 @@ ATTACKS = (
     ),
     Attack(
         "left-environment", RESET, Harm.LATERAL,
-        "find what the call before changed in its own process", PYTHON,
+        "find changes that the previous call made in its process", PYTHON,
         before=LEAVE,
         code=LOOK_FOR_STATE,
         expected=ends("ok", gives=[]),
@@ -175,7 +175,7 @@ ATTACKS = (
         looks=(Look.NO_OTHER_CONTAINER,),
     ),
     Attack(
-        "left-processes", RESET, Harm.LATERAL, "find processes of the call before", PYTHON,
+        "left-processes", RESET, Harm.LATERAL, "find processes of the previous call", PYTHON,
         before="import os, signal, time\n" + LEAVE_PROCESS,
         code=LOOK_FOR_PROCESSES,
         expected=ends("ok", gives=0),
@@ -184,7 +184,7 @@ ATTACKS = (
         looks=(Look.NO_OTHER_CONTAINER,),
     ),
     Attack(
-        "left-memory", RESET, Harm.HOST_LEAK, "find words of the call before in memory", PYTHON,
+        "left-memory", RESET, Harm.HOST_LEAK, "find data of the previous call in memory", PYTHON,
         before=HOLD,
         code=SCAN,
         expected=ends("ok", gives=0),

@@ -1,4 +1,4 @@
-"""Programs in a container that look for the host's own: its network, files, words, processes."""
+"""Programs in a container that try to reach the host: network, files, environment, processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OWN_LISTENER = "listener = socket.create_server(('127.0.0.1', 0))\n"
 
 ATTACKS = (
     Attack(
-        "reach-loopback", NETWORK, Harm.EXFIL, "speak to what listens on the host's loopback",
+        "reach-loopback", NETWORK, Harm.EXFIL, "connect to a listener on the host's loopback",
         PYTHON,
         code=KNOCK + "knock(('127.0.0.1', @PORT@))",
         expected=raises("ConnectionRefusedError"),
@@ -30,7 +30,7 @@ ATTACKS = (
     ),
     Attack(
         "reach-host-addresses", NETWORK, Harm.EXFIL,
-        "speak to the host on each of its other addresses", PYTHON,
+        "connect to the host on each of its other addresses", PYTHON,
         code=KNOCK + """
 reached = []
 for address in @ADDRESSES@:
@@ -44,7 +44,7 @@ reached
     ),
     Attack(
         "reach-abstract-socket", NETWORK, Harm.ESCAPE,
-        "speak to an abstract socket of the host", PYTHON,
+        "connect to an abstract socket of the host", PYTHON,
         code=KNOCK + "knock('\\0@ABSTRACT@', socket.AF_UNIX)",
         expected=raises("ConnectionRefusedError"),
         twin=KNOCK + "listener = socket.socket(socket.AF_UNIX)\nlistener.bind('\\0own')\n"
@@ -74,13 +74,13 @@ routes
         "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect(('127.0.0.1', 9))",
     ),
     Attack(
-        "raw-socket", NETWORK, Harm.LATERAL, "make packets of its own", PYTHON,
+        "raw-socket", NETWORK, Harm.LATERAL, "send raw packets", PYTHON,
         code="import socket\nsocket.socket(socket.AF_INET, socket.SOCK_RAW, 1)",
         expected=raises("PermissionError"),
         twin="import socket\nsocket.socket(socket.AF_INET).close()",
     ),
     Attack(
-        "packet-socket", NETWORK, Harm.LATERAL, "listen to the wire", PYTHON,
+        "packet-socket", NETWORK, Harm.LATERAL, "listen on the network interface", PYTHON,
         code="import socket\nsocket.socket(17, socket.SOCK_RAW)",
         expected=raises("PermissionError"),
         twin="import socket\nsocket.socket(socket.AF_INET).close()",
@@ -92,7 +92,7 @@ routes
         twin="import socket\nsocket.socket(socket.AF_UNIX).close()",
     ),
     Attack(
-        "vsock", NETWORK, Harm.ESCAPE, "speak to a virtual machine's host", PYTHON,
+        "vsock", NETWORK, Harm.ESCAPE, "connect to a virtual machine's host", PYTHON,
         code="import socket\nsocket.socket(40, socket.SOCK_STREAM)",
         expected=raises("PermissionError"),
         twin="import socket\nsocket.socket(socket.AF_INET).close()",

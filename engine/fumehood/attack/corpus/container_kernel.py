@@ -1,7 +1,7 @@
-"""Programs in a container that try the kernel's doors, and rights that they should not have.
+"""Programs in a container that attack the kernel, or try to gain privileges.
 
-System calls are made by number: no library stands in between. A number that is tried may not
-even exist under a runtime; what counts is that nothing is granted.
+System calls are made by number, without a library in between. A number may not exist under some
+runtime; what counts is that nothing is granted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GETPID = (39, 172)
 
 
 def call(numbers: tuple[int, int], *arguments: str) -> str:
-    """A program that makes one system call and raises what the kernel says.
+    """A program that makes one system call and raises the kernel's error.
 
     `numbers` are those of x86-64 and of AArch64.
     """
@@ -52,21 +52,22 @@ _CALLS = (
      (101, 117), ("16", "1", "0", "0")),
     ("read-other-memory", Harm.INTERNAL_READ, "read another process's memory", (310, 270),
      ("1", "0", "0", "0", "0", "0")),
-    ("steal-descriptor", Harm.INTERNAL_ESC, "take another process's open file", (438, 438),
+    ("steal-descriptor", Harm.INTERNAL_ESC, "steal another process's open file", (438, 438),
      ("3", "0", "0")),
     ("keyring", Harm.LATERAL, "use the kernel's keys (keyctl)", (250, 219), ("0", "-3", "1")),
     ("bpf", Harm.ESCAPE, "load a program into the kernel (bpf)", (321, 280), ("0", "0", "0")),
     ("perf-event", Harm.HOST_LEAK, "count what others do (perf)", (298, 241),
      ("0", "0", "0", "0", "0", "0")),
+    # *Source*: isolate 2.6, also of `vsock` in container_host.
     ("io-uring", Harm.ESCAPE, "queue system calls past the filter (io_uring)", (425, 425),
      ("1", "0")),
     ("userfaultfd", Harm.ESCAPE, "hold the kernel in a page fault", (323, 282), ("0",)),
     ("open-by-handle", Harm.ESCAPE, "open a file past the mounts (shocker, 2014)", (304, 265),
      ("0", "0", "0")),
     ("load-module", Harm.ESCAPE, "load a kernel module", (313, 273), ("-1", "b''", "0")),
-    ("shared-memory-segment", Harm.LATERAL, "leave memory that outlives it (System V)",
+    ("shared-memory-segment", Harm.LATERAL, "leave shared memory behind (System V)",
      (29, 194), ("0", "4096", "0o1666")),
-    ("semaphore-set", Harm.LATERAL, "leave semaphores that outlive it (System V)", (64, 190),
+    ("semaphore-set", Harm.LATERAL, "leave semaphores behind (System V)", (64, 190),
      ("0", "1", "0o1666")),
     ("message-queue", Harm.LATERAL, "leave a message queue (POSIX)", (240, 180),
      ("b'q'", "0o102", "0o600", "0")),
@@ -149,7 +150,7 @@ opened
 
 _RIGHTS = (
     Attack(
-        "capabilities", RIGHTS, Harm.ESCAPE, "be somebody with rights", PYTHON,
+        "capabilities", RIGHTS, Harm.ESCAPE, "hold privileges", PYTHON,
         code=MARKED + """
 import os, time
 lines = [line.strip().partition(':\\t') for line in open('/proc/self/status')]
@@ -184,7 +185,7 @@ time.sleep(0.4)
     ),
     Attack(
         "setuid-programs", RIGHTS, Harm.INTERNAL_ESC,
-        "find a program that runs as somebody else", PYTHON,
+        "find a program that runs as another user", PYTHON,
         code="""
 import os, stat
 found = looked = 0
@@ -205,7 +206,7 @@ for where, inner, names in os.walk('/'):
     ),
     Attack(
         "write-outside-workspace", RIGHTS, Harm.INTERNAL_ESC,
-        "write anywhere but where it may", PYTHON,
+        "write outside its own directories", PYTHON,
         code="""
 import os
 places = ['/', '/etc', '/usr/bin', '/usr/lib', '/opt', '/opt/fumehood', '/var', '/var/tmp', '/run',

@@ -1,7 +1,7 @@
-"""Expressions and programs in the interpreter wall: a language without doors, and what tries them.
+"""Expressions and restricted programs in the interpreter wall.
 
-What leads out is refused by tables, before it runs; the process behind them is sealed as well,
-which is looked at from outside.
+The language's tables refuse escapes before a program runs; the process behind them is sealed as
+well, which is checked from outside.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fumehood.attack.attack import Attack, Harm, Language, Look, Topic, ends
 CALCULATOR, RESTRICTED = Language.CALCULATOR, Language.RESTRICTED
 REFUSED = ends("policy")
 SLOW = "pow(7, 10**4200, 10**4200 + 7)"
-"""Some seconds of one multiplication after the other, which no signal handler could stop."""
+"""Some seconds of uninterruptible multiplication."""
 
 _REFUSED = (
     # id, harm, what it tries, language, attack, twin
@@ -21,21 +21,21 @@ _REFUSED = (
     ("big-factorial", Harm.SELF_DOS, "the factorial of a million", CALCULATOR, "factorial(10**6)",
      "factorial(10)"),
     ("big-shift", Harm.SELF_DOS, "a number of a billion bits", CALCULATOR, "1 << 10**9", "1 << 9"),
-    ("big-list", Harm.SELF_DOS, "a list of a billion", CALCULATOR, "[0]*10**9", "[0]*10"),
+    ("big-list", Harm.SELF_DOS, "a list of a billion elements", CALCULATOR, "[0]*10**9", "[0]*10"),
     ("read-host-file", Harm.HOST_LEAK, "open a file of the host", RESTRICTED,
      "open('@FILE@').read()", "str('@FILE@')"),
     ("read-host-file-full-width", Harm.HOST_LEAK, "open a file under another spelling (PEP 3131)",
      RESTRICTED, "ｏｐｅｎ('@FILE@').read()", "ｓｔｒ('@FILE@')"),
     ("open-in-an-expression", Harm.HOST_LEAK, "open a file from an expression", CALCULATOR,
      "open('@FILE@')", "abs(1)"),
-    ("import-system", Harm.ESCAPE, "import the system's functions", RESTRICTED, "import os",
+    ("import-system", Harm.ESCAPE, "import the module of system functions", RESTRICTED, "import os",
      "import math"),
-    ("import-by-function", Harm.ESCAPE, "import by the function below the statement", RESTRICTED,
+    ("import-by-function", Harm.ESCAPE, "import by calling the function itself", RESTRICTED,
      "__import__('os')", "import math"),
-    ("reach-loopback", Harm.EXFIL, "speak to what listens on the host's loopback", RESTRICTED,
+    ("reach-loopback", Harm.EXFIL, "connect to a listener on the host's loopback", RESTRICTED,
      "import socket\nsocket.create_connection(('127.0.0.1', @PORT@)).sendall(b'@KNOCK@')",
      "import json\njson.dumps(1)"),
-    ("evaluate", Harm.ESCAPE, "have text evaluated", RESTRICTED, "eval('1')", "int('1')"),
+    ("evaluate", Harm.ESCAPE, "evaluate text", RESTRICTED, "eval('1')", "int('1')"),
     ("class-walk", Harm.ESCAPE, "walk from a tuple to every class (CVE-2025-9959)", RESTRICTED,
      "().__class__.__base__.__subclasses__()", "().count(1)"),
     ("class-walk-in-an-expression", Harm.ESCAPE, "the same from an expression", CALCULATOR,
@@ -50,9 +50,9 @@ _REFUSED = (
      "try: 1/0\nexcept Exception as e: e.args"),
     ("format-walk", Harm.ESCAPE, "walk within a format (CVE-2025-24359)", CALCULATOR,
      "f'{sqrt.__self__}'", "sqrt(4)"),
-    ("get-attribute", Harm.ESCAPE, "read an attribute by a text", RESTRICTED,
+    ("get-attribute", Harm.ESCAPE, "read an attribute by its name as text", RESTRICTED,
      "getattr((), 'count')", "().count(1)"),
-    ("builtins-name", Harm.ESCAPE, "name the table of all functions", RESTRICTED,
+    ("builtins-name", Harm.ESCAPE, "name the table of built-in functions", RESTRICTED,
      "__builtins__", "max"),
 )  # fmt: skip
 _QUICK = {"big-power", "read-host-file", "import-system", "class-walk", "frame-walk"}
@@ -69,14 +69,14 @@ def _rows() -> Iterator[Attack]:
 
 _FLOODS = (
     Attack(
-        "output-flood", Topic.FLOOD, Harm.HOST_DOS, "print without end", RESTRICTED,
+        "output-flood", Topic.FLOOD, Harm.HOST_DOS, "print endlessly", RESTRICTED,
         code="for n in range(1000000): print('x' * 1000)",
         expected=ends("output"),
         twin="print('x')\n1",
         is_quick=True,
     ),
     Attack(
-        "memory-hog", Topic.FLOOD, Harm.HOST_DOS, "take four times the memory", RESTRICTED,
+        "memory-hog", Topic.FLOOD, Harm.HOST_DOS, "use four times the memory", RESTRICTED,
         code="held = []\nfor n in range(256): held.append(bytearray(1000000))\nlen(held)",
         expected=ends("memory"),
         twin="len(bytearray(1000000))",
@@ -94,7 +94,7 @@ _FLOODS = (
     ),
     Attack(
         "one-long-step", Topic.FLOOD, Harm.HOST_DOS,
-        "pass the deadline in one step that nothing within can stop", CALCULATOR,
+        "pass the deadline in one step that cannot be interrupted", CALCULATOR,
         code=f"{SLOW} + {SLOW}",
         expected=ends("wall_time"),
         twin="pow(7, 4, 9)",
@@ -105,7 +105,7 @@ _FLOODS = (
 
 _GUEST = (
     Attack(
-        "capabilities", Topic.RIGHTS, Harm.ESCAPE, "be somebody with rights, or without a filter",
+        "capabilities", Topic.RIGHTS, Harm.ESCAPE, "hold privileges, or run without a filter",
         RESTRICTED,
         code="total = 0\nfor n in range(10**9): total += n",
         expected=ends("wall_time"),
@@ -115,7 +115,7 @@ _GUEST = (
         is_quick=True,
     ),
     Attack(
-        "left-names", Topic.RESET, Harm.LATERAL, "find what the program before had named",
+        "left-names", Topic.RESET, Harm.LATERAL, "find names of the previous program",
         RESTRICTED,
         before="import math\nleft = 42\nmath.pi",
         code="left",

@@ -1,7 +1,7 @@
-"""Functions in the jail: what a sandboxed function of a stranger could try.
+"""Functions in the jail: attacks by an untrusted sandboxed function.
 
-It may read the interpreter and its libraries, and has no process, socket or file of its own. What
-the filter does not know ends the process: that is `policy`.
+It may read the interpreter and its libraries, and has no other process, socket or file. A system
+call that the filter does not allow ends the process as `policy`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HARMLESS = "import os; out = os.getpid() > 0"
 def killed(
     name: str, topic: Topic, harm: Harm, tries: str, code: str, twin: str, *, quick: bool = False
 ) -> Attack:
-    """A row whose attack the filter ends."""
+    """A row whose attack the filter kills."""
     return Attack(name, topic, harm, tries, FUNCTION, code, KILLED, twin, is_quick=quick)
 
 
@@ -37,14 +37,14 @@ _FLOODS = (
         is_quick=True,
     ),
     Attack(
-        "memory-hog", Topic.FLOOD, Harm.HOST_DOS, "take four times the memory", FUNCTION,
+        "memory-hog", Topic.FLOOD, Harm.HOST_DOS, "use four times the memory", FUNCTION,
         code="held = []\nfor _ in range(256): held.append(b'x' * (1 << 20))\nout = len(held)",
         expected=ends("memory"),
         twin="out = len(b'x' * (8 << 20))",
         is_quick=True,
     ),
     Attack(
-        "cpu-spin", Topic.FLOOD, Harm.HOST_DOS, "compute past the deadline, deaf to signals",
+        "cpu-spin", Topic.FLOOD, Harm.HOST_DOS, "compute past the deadline, ignoring signals",
         FUNCTION,
         code="import signal, time\nfor n in range(1, 32):\n"
         "    if n not in (9, 19): signal.signal(n, signal.SIG_IGN)\n"
@@ -75,7 +75,7 @@ _FLOODS = (
     killed("thread-flood", Topic.FLOOD, Harm.HOST_DOS, "start a thread",
            "import threading; threading.Thread(target=print).start()", HARMLESS),
     Attack(
-        "disk-fill", Topic.FLOOD, Harm.HOST_DOS, "write into the places open to everybody",
+        "disk-fill", Topic.FLOOD, Harm.HOST_DOS, "write into directories open to all users",
         FUNCTION,
         code="""
 wrote = []
@@ -92,21 +92,21 @@ out = wrote
 
 _NETWORK = (
     killed("reach-loopback", Topic.NETWORK, Harm.EXFIL,
-           "speak to what listens on the host's loopback",
+           "connect to a listener on the host's loopback",
            "import socket\ncaller = socket.create_connection(('127.0.0.1', @PORT@))\n"
            "caller.sendall(b'@KNOCK@')",
            "import socket; a, b = socket.socketpair(); a.send(b'x'); out = b.recv(1).decode()",
            quick=True),
     killed("reach-abstract-socket", Topic.NETWORK, Harm.ESCAPE,
-           "speak to an abstract socket of the host",
+           "connect to an abstract socket of the host",
            "import socket\ncaller = socket.socket(socket.AF_UNIX)\n"
            "caller.connect('\\0@ABSTRACT@')\ncaller.sendall(b'@KNOCK@')",
            "import socket; a, b = socket.socketpair(); out = 1"),
-    killed("raw-socket", Topic.NETWORK, Harm.LATERAL, "make packets of its own",
+    killed("raw-socket", Topic.NETWORK, Harm.LATERAL, "send raw packets",
            "import socket; socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)", HARMLESS),
     killed("netlink", Topic.NETWORK, Harm.HOST_LEAK, "ask the kernel about its network",
            "import socket; socket.socket(16, socket.SOCK_RAW)", HARMLESS),
-    killed("docker-socket", Topic.HOST, Harm.ESCAPE, "speak to Docker",
+    killed("docker-socket", Topic.HOST, Harm.ESCAPE, "connect to Docker",
            "import socket; socket.socket(socket.AF_UNIX).connect('/var/run/docker.sock')",
            HARMLESS, quick=True),
 )  # fmt: skip
@@ -128,7 +128,7 @@ _HOST = (
             "import os; out = os.listdir('@DIRECTORY@')"),
     _hidden("reopen-by-descriptor", Harm.HOST_LEAK, "open a file of the host in two steps",
             "import os; f = os.open('@FILE@', os.O_PATH); out = open(f'/proc/self/fd/{f}').read()"),
-    _hidden("run-host-file", Harm.ESCAPE, "run a program text of the host",
+    _hidden("run-host-file", Harm.ESCAPE, "run a program file of the host",
             "import runpy; out = runpy.run_path('@DIRECTORY@/canary.py')['WORD']"),
     _hidden("host-processes", Harm.HOST_LEAK, "read the command line of a process of the host",
             "out = open('/proc/@PID@/cmdline').read()"),
@@ -177,7 +177,7 @@ _CALLS = (
     ("keyring", Harm.LATERAL, "use the kernel's keys (keyctl)", (250, 219)),
     ("io-uring", Harm.ESCAPE, "queue system calls past the filter (io_uring)", (425, 425)),
     ("userfaultfd", Harm.ESCAPE, "hold the kernel in a page fault", (323, 282)),
-    ("shared-memory-segment", Harm.LATERAL, "leave memory that outlives it (System V)",
+    ("shared-memory-segment", Harm.LATERAL, "leave shared memory behind (System V)",
      "libc.shmget(0, 4096, 0o1000)"),
     ("another-filter", Harm.INTERNAL_ESC, "change its own filter (seccomp)", (317, 277)),
     ("chroot", Harm.ESCAPE, "change its root directory", "import os; os.chroot('/')"),
@@ -198,7 +198,7 @@ def _rows_of_calls() -> Iterator[Attack]:
 
 _GUEST = (
     Attack(
-        "capabilities", Topic.RIGHTS, Harm.ESCAPE, "be somebody with rights, or without a filter",
+        "capabilities", Topic.RIGHTS, Harm.ESCAPE, "hold privileges, or run without a filter",
         FUNCTION,
         code="import time; time.sleep(0.3); out = 1",
         expected=ends("ok", gives=1),
@@ -216,7 +216,7 @@ _GUEST = (
         is_quick=True,
     ),
     Attack(
-        "forge-ending", Topic.GUEST, Harm.INTEGRITY, "break the guest's channel with a false frame",
+        "forge-ending", Topic.GUEST, Harm.INTEGRITY, "break the guest's channel by a forged frame",
         FUNCTION,
         code="import os; os.write(4, b'\\0\\0\\0\\5hello')",
         expected=ends("sandbox_lost"),
@@ -226,14 +226,14 @@ _GUEST = (
         is_quick=True,
     ),
     Attack(
-        "exit-as-if-done", Topic.GUEST, Harm.INTEGRITY, "end as if it had answered", FUNCTION,
+        "exit-as-if-done", Topic.GUEST, Harm.INTEGRITY, "exit as if it had answered", FUNCTION,
         code="import os; os._exit(0)",
         expected=ends("sandbox_lost"),
         twin="out = 42",
         twin_gives=42,
     ),
     Attack(
-        "left-environment", Topic.RESET, Harm.LATERAL, "find what the call before left behind",
+        "left-environment", Topic.RESET, Harm.LATERAL, "find what the previous call left behind",
         FUNCTION,
         before="import builtins, os, sys; builtins.left = sys.left = 'x'; os.environ['LEFT'] = 'x'",
         code="import builtins, os, sys\n"

@@ -1,1 +1,1 @@
-"""The import path of the jail's attacks: all that a function there may see of this engine's own."""
+"""The import path of the jail's attacks: the only part of this engine's code that they can read."""

@@ -25,7 +25,7 @@ from fumehood.engine import Engine
 from fumehood.http.answers import engine_of, parse_body
 from fumehood.http.endpoint import Given, Needs, endpoint
 from fumehood.http.routes.tools import ToolName
-from fumehood.identity.agent import Agent, AgentFields, Binding, BindingFields
+from fumehood.identity.model import Agent, AgentFields, Binding, BindingFields
 
 AgentId = Annotated[str, "An agent's id."]
 

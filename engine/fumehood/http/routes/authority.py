@@ -17,7 +17,7 @@ from fumehood.core.identity import Principal
 from fumehood.engine import Engine
 from fumehood.http.caller import require_authority
 from fumehood.http.endpoint import Needs, endpoint
-from fumehood.identity.authority import Change, MadeApprover, MadeToken, NewApprover, NewToken
+from fumehood.identity.model import Change, MadeApprover, MadeToken, NewApprover, NewToken
 from fumehood.storage import changes
 
 SHOWN_CHANGES = 100

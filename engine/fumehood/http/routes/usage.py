@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fumehood.budgets.usage import AllUsageQuery, UsageQuery, UsageTable
+from fumehood.budgets.model import AllUsageQuery, UsageQuery, UsageTable
 from fumehood.core.identity import Principal
 from fumehood.engine import Engine
 from fumehood.http.endpoint import Needs, endpoint

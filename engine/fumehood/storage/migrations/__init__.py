@@ -1,7 +1,7 @@
-"""Migrations: from an empty file to the newest schema, one numbered step after the other.
+"""Migrations: from an empty file to the newest schema, in numbered steps.
 
-Each module `m0001_…` has one function `upgrade(connection)` and never changes again once it
-was released. All steps that a database lacks run in one transaction, with the version.
+Each module `m0001_…` has one function `upgrade(connection)` and never changes after its release.
+All steps that a database lacks run in one transaction, with the version.
 """
 
 from __future__ import annotations
@@ -25,4 +25,4 @@ STEPS: tuple[Callable[[Connection], None], ...] = (
     m0004_approvals.upgrade,
     m0005_anchors_by_webhook.upgrade,
 )
-"""In order; the schema's version is how many of them a database has passed."""
+"""In order; the schema's version is the number of steps that a database has passed."""

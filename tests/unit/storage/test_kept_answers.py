@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from fumehood.core.envelope import Envelope, ErrorInfo
 from fumehood.core.idempotency import MAX_ANSWER_BYTES
-from fumehood.protocol.kept_answers import MAX_NOTES, pack_answer, replay_of
+from fumehood.storage.idempotency import MAX_NOTES, pack_answer, replay_of
 from support.keyed import answer, failure
 
 pytestmark = pytest.mark.row("P3")

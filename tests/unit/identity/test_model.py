@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from fumehood.identity.agent import MAX_CONFIGURED, Agent, Binding
+from fumehood.identity.model import MAX_CONFIGURED, Agent, Binding
 
 
 @pytest.mark.row("R3")

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fumehood.budgets import usage_store as module
-from fumehood.budgets.usage import GROUPS, UsageQuery, UsageRow, UsageTable
-from fumehood.budgets.usage_store import UsageLog
+from fumehood.budgets import usage as module
+from fumehood.budgets.model import GROUPS, UsageQuery, UsageRow, UsageTable
+from fumehood.budgets.usage import UsageLog
 from fumehood.storage.calls import MAX_INTEGER, CallLog
 from fumehood.storage.database import Database, open_database
 from support.state import call_row, post

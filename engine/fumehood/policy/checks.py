@@ -1,9 +1,13 @@
-"""What is wrong with a policy as a whole: rules that can never decide anything.
+"""Faults of a policy as a whole, and notices about rules that may not be meant.
 
-Host side, asked by `policy_file` for rules that are sound by themselves. A rule that nobody would
-notice to be dead is worse than none: whoever wrote it relies on it. So a name that no tool has, an
-argument that no tool takes, two conditions that exclude each other, and a rule that others leave
-nothing to are faults. Other conditions that no call satisfies are not looked for.
+Host side, used by `policy/loader` for rules that are valid by themselves. A dead rule is worse than
+no rule, because its author relies on it. So these are faults: a tool or argument that does not
+exist, conditions that exclude each other, and a rule that other rules leave nothing to decide.
+Other unsatisfiable conditions are not looked for.
+
+Notices go to `fumehood policy check` only; the rules apply as written. A condition in doubt counts
+as true for rules that deny or ask, so such a rule matches every call of a tool that lacks its
+argument. A rule that allows does not allow dangerous tools by pattern.
 """
 
 from __future__ import annotations
@@ -14,14 +18,13 @@ from typing import Any
 
 from fumehood.core.names import compile_glob, suggestion
 from fumehood.core.tool import ToolDefinition
-from fumehood.policy.decision import Verdict
-from fumehood.policy.model import Condition, Predicate, Rule
+from fumehood.policy.model import Condition, Predicate, Rule, Verdict
 from fumehood.policy.predicates import compile_predicate
 from fumehood.policy.rules import compile_rule, compile_tool, names_exactly
 
 Place = tuple[str | int, ...]
 Report = Callable[[int, Place, str], None]
-"""Takes the rule's number, where in it, and what is wrong."""
+"""Takes the rule's number, the place in the rule, and the fault."""
 
 _STRICTNESS = {Verdict.ALLOW: 0, Verdict.ASK: 1, Verdict.DENY: 2}
 
@@ -32,10 +35,10 @@ def check_rules(
     definitions: Collection[ToolDefinition],
     report: Report,
 ) -> None:
-    """Tell everything that is wrong with the rules among each other and beside the tools.
+    """Report every fault of the rules among themselves and against the tools.
 
-    `names` are those of every tool with its version; without `definitions` what the tools are and
-    take is not looked at.
+    `names` has the name and version of every tool. Without `definitions`, the tools' categories,
+    tags and arguments are not checked.
     """
     tools = _Tools(names, definitions)
     for number, rule in enumerate(rules):
@@ -47,7 +50,7 @@ def check_rules(
 
 
 class _Tools:
-    """Which tools there are, for rules to be held against."""
+    """The registered tools, by name."""
 
     def __init__(
         self, names: Collection[tuple[str, str]], definitions: Collection[ToolDefinition]
@@ -57,7 +60,7 @@ class _Tools:
             self.versions[name].append(version)
 
     def has(self, pattern: str) -> bool:
-        """Whether an entry of `tools` is about one of them."""
+        """Whether an entry of `tools` matches any of them."""
         name, _, version = pattern.partition("@")
         if not names_exactly(pattern):
             fits = compile_tool(pattern)
@@ -67,7 +70,7 @@ class _Tools:
 
 
 def _check_tools(number: int, rule: Rule, tools: _Tools, report: Report) -> bool:
-    """Whether every entry of `tools` is about a tool that there is."""
+    """Whether every entry of `tools` matches a registered tool."""
     unknown = [pattern for pattern in rule.tools or () if not tools.has(pattern)]
     for pattern in unknown:
         name = pattern.partition("@")[0]
@@ -76,7 +79,7 @@ def _check_tools(number: int, rule: Rule, tools: _Tools, report: Report) -> bool
             hint = f"; {name} has {known}"
         else:
             hint = suggestion(name, tools.versions)
-        report(number, ("tools",), f"no registered tool is {pattern!a}{hint}")
+        report(number, ("tools",), f"no registered tool matches {pattern!a}{hint}")
     return not unknown
 
 
@@ -96,26 +99,30 @@ def _check_definitions(
     meant = list(meant_tools(rule, definitions))
     if not meant:
         if rule.tools is not None and all(map(names_exactly, rule.tools)):
-            report(number, ("tools",), "it can never match: none of these tools is what it says")
+            report(
+                number,
+                ("tools",),
+                "it can never match: none of these tools meets its other conditions",
+            )
         return
     for position, condition in enumerate(rule.when):
         if not any(takes(tool, condition.segments) for tool in meant):
             known_names = {name for tool in meant for name in tool.parameters.get("properties", {})}
             words = (
-                f"no tool that it is about takes the argument {condition.argument[:80]!a}"
+                f"no tool that the rule matches takes the argument {condition.argument[:80]!a}"
                 f"{suggestion(condition.segments[0], known_names)}"
             )
             report(number, ("when", position, "argument"), words)
 
 
 def meant_tools(rule: Rule, definitions: Collection[ToolDefinition]) -> Iterator[ToolDefinition]:
-    """The registered tools that it is about, in whichever environment."""
+    """The registered tools that the rule applies to in any environment."""
     compiled = compile_rule(rule.model_copy(update={"environments": None}), None, "")
     return (tool for tool in definitions if compiled.is_about(tool))
 
 
 def takes(tool: ToolDefinition, segments: Sequence[str]) -> bool:
-    """Whether the tool's parameters have room for such an argument; True where they do not say."""
+    """Whether the tool accepts such an argument; True if its schema does not say."""
     schema: Any = tool.parameters
     for segment in segments:
         if not isinstance(schema, Mapping) or not _is_plain(schema):
@@ -141,7 +148,7 @@ _NOT_PLAIN = frozenset({
 
 
 def _is_plain(schema: Mapping[str, Any]) -> bool:
-    """Whether its properties are all there is: keywords that say more are not followed."""
+    """Whether `properties` is complete. Keywords that add more are not followed."""
     return all(schema.get(key) is False for key in _NOT_PLAIN & schema.keys())
 
 
@@ -176,7 +183,7 @@ def _is_below(one: Predicate, other: Predicate) -> bool:
 
 
 def _check_shadowed(rules: Sequence[Rule], report: Report) -> None:
-    """Rules that another one, which always holds where they do, leaves nothing to decide."""
+    """Report rules that never decide, because another rule always does."""
     of_any = [n for n, rule in enumerate(rules) if rule.is_enforced and not _exact_names(rule)]
     by_name: dict[str, list[int]] = defaultdict(list)
     for number, rule in enumerate(rules):
@@ -187,13 +194,13 @@ def _check_shadowed(rules: Sequence[Rule], report: Report) -> None:
         near = by_name[min(_exact_names(rule))] if _exact_names(rule) else ()
         for other in (*of_any, *near) if rule.is_enforced else ():
             if other != number and _leaves_nothing(rules[other], other, rule, number):
-                words = f"it can never decide: the rule {rules[other].id} always does so before"
+                words = f"it can never decide: the rule {rules[other].id} always decides first"
                 report(number, (), words)
                 break
 
 
 def _exact_names(rule: Rule) -> frozenset[str]:
-    """The tools that it writes out, where it writes all of them out."""
+    """The tool names in `tools`, if all of them are exact."""
     tools = rule.tools or ()
     if not all(map(names_exactly, tools)):
         return frozenset()
@@ -201,7 +208,7 @@ def _exact_names(rule: Rule) -> frozenset[str]:
 
 
 def _leaves_nothing(one: Rule, at: int, other: Rule, number: int) -> bool:
-    """Whether `one` decides wherever `other` would."""
+    """Whether `one` decides every call that `other` would decide."""
     stricter = _STRICTNESS[one.decision] - _STRICTNESS[other.decision]
     if stricter < 0 or (stricter == 0 and at > number):
         return False
@@ -213,14 +220,14 @@ def _leaves_nothing(one: Rule, at: int, other: Rule, number: int) -> bool:
 
 
 def _asks_more(rule: Rule, than: Rule) -> bool:
-    """Whether it asks for somebody, or for more, than the other one does."""
+    """Whether it asks for other or more approvers than the other rule."""
     narrows = rule.approvers is not None and rule.approvers != than.approvers
     more = (rule.quorum or 1) > (than.quorum or 1)
     return narrows or more or bool(rule.over_budget and not than.over_budget)
 
 
 def _covers(one: Rule, other: Rule) -> bool:
-    """Whether everything but the conditions that `one` says, `other` says more narrowly."""
+    """Whether `one` is at least as wide as `other`, conditions aside."""
     return (
         _is_wider(one.agents, other.agents)
         and _is_wider(one.principals, other.principals)
@@ -241,14 +248,14 @@ def _covers(one: Rule, other: Rule) -> bool:
 
 def _covers_tools(one: Rule, other: Rule) -> bool:
     if one.decision is Verdict.ALLOW and other.names_a_tool and other.dangerous is not False:
-        # A `*` does not open what a written name opens.
+        # A pattern does not allow a dangerous tool, an exact name does.
         exact = tuple(filter(names_exactly, one.tools or ()))
         return bool(exact) and _all_within(exact, other.tools or ())
     return one.tools is None or (other.tools is not None and _all_within(one.tools, other.tools))
 
 
 def _all_within(wide: Iterable[str], narrow: Iterable[str]) -> bool:
-    """Whether each entry of `tools` is within one of the others."""
+    """Whether each entry of `tools` in one list is within an entry of the other."""
     tests = [
         (compile_glob(name), at, compile_glob(version)) for name, at, version in map(_split, wide)
     ]
@@ -266,7 +273,7 @@ def _split(pattern: str) -> tuple[str, str, str]:
 
 
 def _is_wider(wide: Sequence[str] | None, narrow: Sequence[str] | None) -> bool:
-    """Whether one list leaves out nothing that the other one names. A `*` is within a `*`."""
+    """Whether one list covers every name in the other. A `*` is within a `*`."""
     if wide is None:
         return True
     if narrow is None:
@@ -276,4 +283,67 @@ def _is_wider(wide: Sequence[str] | None, narrow: Sequence[str] | None) -> bool:
     return all(any(compile_glob(one)(name) for one in globs) for name in rest)
 
 
-__all__ = ["Place", "Report", "check_rules", "meant_tools", "no_value_satisfies", "takes"]
+MAX_NAMED = 3
+"""Tools that one notice names."""
+
+
+def note_rules(
+    rules: Sequence[Rule], definitions: Collection[ToolDefinition], note: Report
+) -> None:
+    """Report every notice. The rules are valid."""
+    for number, rule in enumerate(rules):
+        for place, words in _of_patterns(rule, definitions):
+            note(number, place, words)
+        for place, words in _of_arguments(rule, definitions):
+            note(number, place, words)
+
+
+def _of_patterns(
+    rule: Rule, definitions: Collection[ToolDefinition]
+) -> Iterator[tuple[Place, str]]:
+    """Dangerous tools that an allowing rule names only by a pattern."""
+    if rule.decision is not Verdict.ALLOW or rule.tools is None:
+        return
+    # A denying rule covers the same tools, and dangerous ones by pattern too.
+    named = list(meant_tools(rule.model_copy(update={"decision": Verdict.DENY}), definitions))
+    allowed = list(meant_tools(rule, definitions))
+    left_out = [tool for tool in named if tool not in allowed]
+    if left_out:
+        nothing = "" if allowed else " (it allows nothing)"
+        words = "an entry with '*' does not allow dangerous tools, so the rule does not allow "
+        cure = "to allow it, put its exact name into tools"
+        yield ("tools",), f"{words}{_names(left_out)}{nothing}; {cure}"
+
+
+def _of_arguments(
+    rule: Rule, definitions: Collection[ToolDefinition]
+) -> Iterator[tuple[Place, str]]:
+    """Tools that lack an argument of a rule that denies or asks."""
+    if rule.decision is Verdict.ALLOW or not rule.when:
+        return
+    meant = list(meant_tools(rule, definitions))
+    for position, condition in enumerate(rule.when):
+        lacking = [tool for tool in meant if not takes(tool, condition.segments)]
+        if lacking and not _asks_for_absence(condition):
+            words = (
+                f"{_named(lacking)} takes no argument {condition.argument[:80]!a}, so the "
+                "condition is always in doubt, and counts as true for every call of it"
+            )
+            yield ("when", position), words
+
+
+def _asks_for_absence(condition: Predicate) -> bool:
+    innermost = condition if condition.not_ is None else condition.not_
+    return "missing" in innermost.question
+
+
+def _named(tools: Sequence[ToolDefinition]) -> str:
+    names = _names(tools)
+    return f"{names}: each" if names.endswith(" more tools") else names
+
+
+def _names(tools: Sequence[ToolDefinition]) -> str:
+    names = list(dict.fromkeys(tool.name for tool in tools))
+    more = len(names) - MAX_NAMED
+    shown = ", ".join(names[:MAX_NAMED])
+    return f"{shown} and {more} more tools" if more > 0 else shown

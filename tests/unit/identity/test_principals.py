@@ -1,16 +1,35 @@
-"""The binding gate: who may speak for an agent, and what the agent has."""
+"""What a principal may do: call at all, speak for an agent, use a tool of that agent."""
 
 from __future__ import annotations
 
 import pytest
 
-from fumehood.core.errors import PermissionDenied, ResourceNotFound, ToolDisabled
+from fumehood.core.errors import PermissionDenied, ResourceNotFound, ToolDisabled, Unauthorized
 from fumehood.core.identity import Principal, Scope
-from fumehood.identity.agent import Agent, Binding
-from fumehood.identity.binding import require_agent, require_binding
+from fumehood.identity.model import Agent, Binding
+from fumehood.identity.principals import require_agent, require_binding, require_caller
 
 SPEAKER = Principal("uid:1", frozenset({Scope.CALL}), frozenset({"a"}))
 AGENT = Agent(id="a", principals=("uid:1",))
+
+
+@pytest.mark.row("D4")
+def test_nobody_is_unauthorized() -> None:
+    with pytest.raises(Unauthorized):
+        require_caller(None)
+
+
+@pytest.mark.row("D4", "A4")
+@pytest.mark.parametrize("scopes", [set(), {Scope.APPROVE}, {Scope.ADMIN, Scope.APPROVE}])
+def test_authority_does_not_call(scopes: set[Scope]) -> None:
+    with pytest.raises(PermissionDenied):
+        require_caller(Principal("approver:owner", frozenset(scopes)))
+
+
+@pytest.mark.row("D4")
+def test_the_scope_call_calls() -> None:
+    caller = Principal("uid:1", frozenset({Scope.CALL}))
+    assert require_caller(caller) is caller
 
 
 @pytest.mark.row("R3")

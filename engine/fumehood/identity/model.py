@@ -1,0 +1,163 @@
+"""Agents, bindings, tokens, approvers and changes of authority. Values only.
+
+An agent without bindings has no tools; an agent without principals can be used by no caller. A
+secret appears once, in the answer that makes it, and never in a representation that could be
+logged.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
+
+from fumehood.core.call import Id
+from fumehood.core.identity import Scope
+from fumehood.core.json_types import JsonObject
+from fumehood.core.tool import NAME_PATTERN
+
+TOOL_REFERENCE_PATTERN = NAME_PATTERN[:-1] + r"(@[0-9A-Za-z.+-]{1,100})?$"
+MAX_CONFIGURED = 100
+"""Arguments that one binding may fix or give a default."""
+
+PrincipalId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:@-]{0,127}$")]
+Arguments = Annotated[dict[str, Any], Field(max_length=MAX_CONFIGURED)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+Description = Annotated[str, Field(max_length=2000)]
+Principals = Annotated[tuple[PrincipalId, ...], Field(max_length=100, strict=False)]
+SortOrder = Annotated[int, Field(ge=-1_000_000, le=1_000_000)]
+ToolReference = Annotated[str, Field(pattern=TOOL_REFERENCE_PATTERN)]
+
+
+class Agent(_Strict):
+    """One agent. `principals` may make calls for it."""
+
+    id: Id
+    description: Description = ""
+    principals: Principals = ()
+    is_enabled: bool = True
+
+
+class AgentFields(_Strict):
+    """The changeable fields of an agent. An `id`, if given, must be that in the address."""
+
+    id: Id | None = None
+    description: Description = ""
+    principals: Principals = ()
+    is_enabled: bool = True
+
+
+class Binding(_Strict):
+    """One tool of one agent (mission R3).
+
+    `fixed` arguments are set in every call: the agent neither sees nor sends them. `defaults` apply
+    to omitted arguments. `tool` is `name` or `name@version`; tools are sorted by `sort_order`, then
+    by name.
+    """
+
+    tool: ToolReference
+    sort_order: SortOrder = 0
+    fixed: Arguments = Field(default_factory=dict)
+    defaults: Arguments = Field(default_factory=dict)
+    is_enabled: bool = True
+
+    @model_validator(mode="after")
+    def _no_argument_is_both(self) -> Binding:
+        both = sorted(self.fixed.keys() & self.defaults.keys())
+        if both:
+            raise ValueError(f"{both[0][:80]!r} is fixed and has a default; choose one")
+        return self
+
+    @property
+    def tool_name(self) -> str:
+        """The tool's name without a version."""
+        return self.tool.partition("@")[0]
+
+
+class BindingFields(_Strict):
+    """The changeable fields of a binding. A `tool`, if given, must be that in the address."""
+
+    tool: ToolReference | None = None
+    sort_order: SortOrder = 0
+    fixed: Arguments = Field(default_factory=dict)
+    defaults: Arguments = Field(default_factory=dict)
+    is_enabled: bool = True
+
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}$")]
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class NewToken(_Value):
+    """A token to be made. `principal_id` defaults to `token:<name>`."""
+
+    name: Name
+    principal_id: PrincipalId | None = None
+    scopes: tuple[Scope, ...] = (Scope.CALL,)
+    agents: tuple[Id, ...] = Field(default=(), max_length=100)
+    expires_at: AwareDatetime | None = None
+
+
+class TokenInfo(_Value):
+    """A token without its secret. `is_valid`: neither revoked nor expired."""
+
+    id: str
+    name: str
+    principal_id: str
+    scopes: tuple[Scope, ...]
+    agents: tuple[str, ...]
+    created_at: AwareDatetime
+    created_by: str
+    expires_at: AwareDatetime | None
+    revoked_at: AwareDatetime | None
+    is_valid: bool
+
+
+class MadeToken(_Value):
+    """A new token with its secret text, which is shown only here."""
+
+    token: TokenInfo
+    secret: str = Field(repr=False)
+
+
+class NewApprover(_Value):
+    """An approver to be made. Scopes are `approve`, `admin`, or both."""
+
+    name: Name
+    scopes: tuple[Scope, ...] = (Scope.APPROVE,)
+
+
+class ApproverInfo(_Value):
+    """An approver without the credential."""
+
+    name: str
+    scopes: tuple[Scope, ...]
+    created_at: AwareDatetime
+    created_by: str
+    removed_at: AwareDatetime | None
+
+
+class MadeApprover(_Value):
+    """A new approver with the credential, which is shown only here."""
+
+    approver: ApproverInfo
+    secret: str = Field(repr=False)
+
+
+class Change(_Value):
+    """One change of authority, of agents or of the registry: who changed what, and when."""
+
+    seq: int
+    at: AwareDatetime
+    principal_id: str
+    action: str
+    subject: str
+    details: JsonObject

@@ -1,0 +1,61 @@
+"""What a principal may do: call tools at all, speak for an agent, use a tool of that agent.
+
+Host side, used by `pipeline/authorize` and `pipeline/resolve`. Nothing configured grants nothing:
+without a principal, or without the scope `call`, there is no call. Invariant: an unknown agent, a
+disabled one, and one that the principal may not speak for are refused in the same words, so that no
+caller learns which agents exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fumehood.core.errors import PermissionDenied, ResourceNotFound, ToolDisabled, Unauthorized
+from fumehood.core.identity import Principal, Scope
+from fumehood.core.names import did_you_mean
+from fumehood.identity.model import Agent, Binding
+
+
+def require_caller(principal: Principal | None) -> Principal:
+    """The principal, if it may call tools.
+
+    Raises:
+        Unauthorized: the caller is unknown.
+        PermissionDenied: known, but without the scope `call`.
+    """
+    if principal is None:
+        raise Unauthorized("This socket serves only its owner, and the caller is another user.")
+    if Scope.CALL not in principal.scopes:
+        raise PermissionDenied("This identity may not call tools. Do not retry.")
+    return principal
+
+
+def require_agent(principal: Principal | None, agent_id: str, agent: Agent | None) -> None:
+    """Raises ResourceNotFound if the principal may not speak for the agent."""
+    speaks = principal is not None and agent_id in principal.agents
+    if agent is None or not agent.is_enabled or not speaks:
+        raise ResourceNotFound(
+            f"There is no agent {agent_id[:80]!r} that you may speak for. Do not retry."
+        )
+
+
+def require_binding(
+    agent_id: str, tool_name: str, binding: Binding | None, own: Sequence[str] = ()
+) -> Binding:
+    """The agent's binding of a tool; `own` are the names of its tools.
+
+    Raises:
+        PermissionDenied: the agent does not have the tool.
+        ToolDisabled: the binding is disabled.
+    """
+    if binding is None:
+        raise PermissionDenied(
+            f"The agent {agent_id!r} has no tool {tool_name[:80]!r}. Do not retry; use one of "
+            f"its own tools.{did_you_mean(tool_name, own)}"
+        )
+    if not binding.is_enabled:
+        raise ToolDisabled(
+            f"The tool {binding.tool_name} is switched off for the agent {agent_id!r}. "
+            "Do not retry."
+        )
+    return binding
