@@ -12,12 +12,12 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from benchmarks.line import Line
 from fumehood.core.tool import ToolDefinition
 from fumehood.policy.decision import CallFacts, Verdict
 from fumehood.policy.loader import parse_policy
 from fumehood.policy.model import Policy, Rule
 from fumehood.policy.service import PolicyGate
-from tests.benchmarks.line import Line
 
 RULES = 1_000
 TIMES = 500
