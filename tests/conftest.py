@@ -12,10 +12,13 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from fumehood import Config, Engine
 from fumehood.sandbox.container.reach import DockerUnreachable, open_docker
@@ -63,6 +66,28 @@ def pytest_configure(config: pytest.Config) -> None:
     unknown = set(filter(None, config.getoption("--require").split(","))) - AVAILABLE.keys()
     if unknown:
         raise pytest.UsageError(f"--require: unknown {', '.join(sorted(unknown))}")
+
+
+TOGETHER = {
+    "tests/acceptance/test_approval*.py": "site",
+    "tests/acceptance/test_budgets*.py": "site",
+    "tests/integration/test_*image*.py": "images",
+}
+"""Files that share what is expensive to make, or would disturb each other."""
+
+
+class FilesOnWorkers(LoadScopeScheduling):
+    """A worker takes whole files, in the order of the command line, so that each module's fixtures
+    are made once. (`--dist=loadgroup` does nothing with pytest 9.2: pytest-xdist #1386.)
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return next((name for glob, name in TOGETHER.items() if fnmatch(file, glob)), file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesOnWorkers:
+    return FilesOnWorkers(config, log)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
