@@ -33,13 +33,11 @@ import json, os, socket, sys
 plan, program = json.loads(sys.argv[1]), sys.argv[2:]
 os.umask(0)
 listeners = []
-for path, mode, kind, listens in plan["sockets"]:
-    listener = socket.socket(socket.AF_UNIX, getattr(socket, kind))
-    listener.bind(path.replace("@", chr(0), 1) if path[0] == "@" else path)
-    if mode is not None:
-        os.chmod(path, mode)
-    if listens:
-        listener.listen()
+for path in plan["sockets"]:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    os.chmod(path, 0o600)
+    listener.listen()
     listeners.append(os.dup2(listener.detach(), 100 + len(listeners)))
 for number, descriptor in enumerate(listeners):
     os.dup2(descriptor, 3 + number)
@@ -55,14 +53,11 @@ class Launch:
     """What the launcher passes; by default what belongs there."""
 
     home: Path
-    sockets: list[tuple[str, int | None, str, bool]] = field(default_factory=list)
+    sockets: list[str] = field(default_factory=list)
     variables: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.sockets = [
-            (str(self.home / f"given-{name}.sock"), 0o600, "SOCK_STREAM", True)
-            for name in ("engine", "control")
-        ]
+        self.sockets = [str(self.home / f"given-{name}.sock") for name in ("engine", "control")]
         self.variables = {"LISTEN_FDS": "2", "LISTEN_FDNAMES": "engine:control"}
 
     def start(self) -> subprocess.Popen[bytes]:
@@ -128,7 +123,7 @@ def _started(launch: Launch, running: ExitStack) -> subprocess.Popen[bytes]:
 
 def _clients(launch: Launch, running: ExitStack) -> tuple[SocketClient, SocketClient]:
     """On both sockets, which take connections before the engine is there to answer."""
-    paths = [Path(path) for path, *_ in launch.sockets]
+    paths = [Path(path) for path in launch.sockets]
     wait_until(lambda: all(SocketClient.answers(path) for path in paths))
     clients = SocketClient(paths[0]), SocketClient(paths[1])
     for client in clients:
@@ -150,7 +145,7 @@ def test_sockets_from_systemd_are_served_and_left_to_it(launch: Launch, running:
     assert not (launch.home / "engine.sock").exists()
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=30) == 0, _log(launch)
-    assert all(Path(path).exists() for path, *_ in launch.sockets)
+    assert all(Path(path).exists() for path in launch.sockets)
 
 
 @pytest.mark.row("D1", "D4")
@@ -245,7 +240,7 @@ def test_the_service_manager_hears_when_calls_are_served_and_when_it_stops(
         launch.variables["NOTIFY_SOCKET"] = address
         process = _started(launch, running)
         assert manager.recv(100) == b"READY=1"
-        client = SocketClient(Path(launch.sockets[0][0]))
+        client = SocketClient(Path(launch.sockets[0]))
         assert client.calculate("1 + 1").body["success"]
         client.close()
         # Children could not speak for it, nor take its sockets for theirs.
