@@ -87,6 +87,7 @@ class FilesOnWorkers(LoadScopeScheduling):
         return next((name for glob, name in TOGETHER.items() if fnmatch(file, glob)), file)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesOnWorkers:
     return FilesOnWorkers(config, log)
 
@@ -159,6 +160,13 @@ AVAILABLE = {
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture
+def collected() -> Iterator[None]:
+    """What the collector warns of is collected within the test that it belongs to."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture
