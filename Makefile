@@ -25,10 +25,10 @@ lint: $(STAMP)
 
 bench: $(STAMP) image
 	@$(BIN)/fumehood images build python > /dev/null
-	$(BIN)/python -m tests.benchmarks.run
+	$(BIN)/python -m benchmarks.run
 
 soak: $(STAMP)
-	PYTHONPATH=tests $(BIN)/python -m tests.benchmarks.soak
+	PYTHONPATH=tests $(BIN)/python -m benchmarks.soak
 
 # Without Docker everything but containers works, so a failure here ends nothing; it says why.
 docker:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import shutil
 import signal
@@ -12,10 +13,13 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from fumehood import Config, Engine
 from fumehood.sandbox.container.reach import DockerUnreachable, open_docker
@@ -63,6 +67,35 @@ def pytest_configure(config: pytest.Config) -> None:
     unknown = set(filter(None, config.getoption("--require").split(","))) - AVAILABLE.keys()
     if unknown:
         raise pytest.UsageError(f"--require: unknown {', '.join(sorted(unknown))}")
+
+
+TOGETHER = {
+    "tests/acceptance/test_approval*.py": "site",
+    "tests/acceptance/test_budgets*.py": "site",
+    "tests/integration/test_*image*.py": "images",
+}
+"""Files that share what is expensive to make, or would disturb each other."""
+
+
+class FilesOnWorkers(LoadScopeScheduling):
+    """A worker takes whole files, in the order of the command line, so that each module's fixtures
+    are made once. (`--dist=loadgroup` does nothing with pytest 9.2: pytest-xdist #1386.)
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return next((name for glob, name in TOGETHER.items() if fnmatch(file, glob)), file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesOnWorkers:
+    return FilesOnWorkers(config, log)
+
+
+def pytest_collection_finish() -> None:
+    """Let no garbage collection look at all tests again: each would take a third of a second."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -127,6 +160,13 @@ AVAILABLE = {
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture
+def collected() -> Iterator[None]:
+    """What the collector warns of is collected within the test that it belongs to."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture

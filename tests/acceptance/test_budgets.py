@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import csv
-import gc
 import io
 import json
 import os
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,26 +20,16 @@ from fumehood import Client, ControlClient
 from fumehood.approvals.model import ApprovalState
 from fumehood.budgets.model import BudgetStanding
 from fumehood.cli.main import app
+from support.clients import LEAVES_SOCKETS
 from support.http import SocketClient
 from support.wait import wait_until
 
-# httpcore2 leaves the socket of a connection that could not be made to the collector.
-pytestmark = [
-    pytest.mark.row("E4"),
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-]
+pytestmark = [pytest.mark.row("E4"), *LEAVES_SOCKETS]
 
 SUM = {"expression": "1 + 1"}
 ME = f"uid:{os.getuid()}"
 HOW_TO = Path(__file__).parents[2] / "docs/howto/limit-what-agents-spend.md"
 RULE = re.compile(r"^```toml policy\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-@pytest.fixture(autouse=True)
-def collected() -> Iterator[None]:
-    """What the collector warns of is collected within the test that it belongs to."""
-    yield
-    gc.collect()
 
 
 def budgets(*rules: dict[str, Any]) -> dict[str, str]:

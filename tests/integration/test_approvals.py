@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import http.server
 import json
 import os
@@ -25,24 +24,13 @@ from fumehood.cli.main import app
 from fumehood.webhook.signatures import HEADER, Callbacks, sign
 from support.approving import approving_daemon, ran
 from support.authority import ask
-from support.clients import KINDS, client_of
+from support.clients import KINDS, LEAVES_SOCKETS, client_of
 from support.http import Answer
 from support.scripted_daemon import running_scripted_daemon
 from support.terminal import Person
 from support.wait import wait_until
 
-pytestmark = [
-    pytest.mark.row("A6"),
-    # httpcore2 leaves the socket of a connection that could not be made to the collector.
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-]
-
-
-@pytest.fixture(autouse=True)
-def collected() -> Iterator[None]:
-    """What the collector warns of is collected within the test that it belongs to."""
-    yield
-    gc.collect()
+pytestmark = [pytest.mark.row("A6"), *LEAVES_SOCKETS]
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import io
 import os
 from collections.abc import Iterator
@@ -13,23 +12,12 @@ import pytest
 
 from conftest import Daemon
 from fumehood import Refused
-from support.clients import KINDS, client_of
+from support.clients import KINDS, LEAVES_SOCKETS, client_of
 from support.scripted_daemon import running_scripted_daemon
 
-pytestmark = [
-    pytest.mark.row("S6", "D1"),
-    # httpcore2 leaves the socket of a connection that broke off to the collector.
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-]
+pytestmark = [pytest.mark.row("S6", "D1"), *LEAVES_SOCKETS]
 
 MB = 1 << 20
-
-
-@pytest.fixture(autouse=True)
-def collected() -> Iterator[None]:
-    """What the collector warns of is collected within the test that it belongs to."""
-    yield
-    gc.collect()
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import os
 import threading
@@ -17,11 +16,10 @@ import pytest
 from conftest import Daemon, StartDaemon
 from fumehood import AsyncClient, Client, DaemonUnavailable, Engine, Refused
 from fumehood.answers import ToolDetails
-from support.clients import KINDS, client_of
+from support.clients import KINDS, LEAVES_SOCKETS, client_of
 from support.wait import wait_until
 
-# httpcore2 leaves the socket of a connection that could not be made to the collector.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+pytestmark = [*LEAVES_SOCKETS]
 
 POWER = "pow(7, 10**3000, 10**3000 + 7)"
 SLOW = "+".join([POWER] * 9)
@@ -31,13 +29,6 @@ LONG_ENOUGH_S = 30
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-@pytest.fixture(autouse=True)
-def collected() -> Iterator[None]:
-    """What the collector warns of is collected within the test that it belongs to."""
-    yield
-    gc.collect()
 
 
 @pytest.fixture

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import pty
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,20 +14,13 @@ from typer.testing import CliRunner
 
 from conftest import CLEAN_ENVIRONMENT, FUMEHOOD, Daemon
 from fumehood.cli.main import app
+from support.clients import LEAVES_SOCKETS
 from support.terminal import Person
 
 TERMINAL_COLUMNS = 80
 
 
-# httpcore2 leaves the socket of a connection that could not be made to the collector.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
-
-
-@pytest.fixture(autouse=True)
-def collected() -> Iterator[None]:
-    """What the collector warns of is collected within the test that it belongs to."""
-    yield
-    gc.collect()
+pytestmark = [*LEAVES_SOCKETS]
 
 
 def run(daemon: Daemon, *arguments: str, elsewhere: Path | None = None) -> Result:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -13,11 +14,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from conftest import CLEAN_ENVIRONMENT, FUMEHOOD
+from fumehood.http import listen
+from fumehood.storage.directory import StateError
 from support.http import SocketClient
 from support.processes import descendants
 from support.wait import wait_until
@@ -29,13 +33,11 @@ import json, os, socket, sys
 plan, program = json.loads(sys.argv[1]), sys.argv[2:]
 os.umask(0)
 listeners = []
-for path, mode, kind, listens in plan["sockets"]:
-    listener = socket.socket(socket.AF_UNIX, getattr(socket, kind))
-    listener.bind(path.replace("@", chr(0), 1) if path[0] == "@" else path)
-    if mode is not None:
-        os.chmod(path, mode)
-    if listens:
-        listener.listen()
+for path in plan["sockets"]:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    os.chmod(path, 0o600)
+    listener.listen()
     listeners.append(os.dup2(listener.detach(), 100 + len(listeners)))
 for number, descriptor in enumerate(listeners):
     os.dup2(descriptor, 3 + number)
@@ -51,14 +53,11 @@ class Launch:
     """What the launcher passes; by default what belongs there."""
 
     home: Path
-    sockets: list[tuple[str, int | None, str, bool]] = field(default_factory=list)
+    sockets: list[str] = field(default_factory=list)
     variables: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.sockets = [
-            (str(self.home / f"given-{name}.sock"), 0o600, "SOCK_STREAM", True)
-            for name in ("engine", "control")
-        ]
+        self.sockets = [str(self.home / f"given-{name}.sock") for name in ("engine", "control")]
         self.variables = {"LISTEN_FDS": "2", "LISTEN_FDNAMES": "engine:control"}
 
     def start(self) -> subprocess.Popen[bytes]:
@@ -69,6 +68,39 @@ class Launch:
                 env={**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(self.home)},
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
+
+
+FIRST_GIVEN = 700
+"""Where a test's own descriptors are not in the way."""
+
+
+@contextlib.contextmanager
+def _given(
+    home: Path,
+    *,
+    mode: int = 0o600,
+    is_abstract: bool = False,
+    kind: int = socket.SOCK_STREAM,
+    listens: bool = True,
+) -> Iterator[None]:
+    """Two sockets at the descriptors where this process looks for them."""
+    with ExitStack() as given:
+        for number, name in enumerate(("engine", "control")):
+            path = home / f"given-{name}.sock"
+            with socket.socket(socket.AF_UNIX, kind) as made:
+                made.bind(f"\0{path}" if is_abstract else str(path))
+                if not is_abstract:
+                    path.chmod(mode)
+                if listens and kind == socket.SOCK_STREAM:
+                    made.listen()
+                os.dup2(made.fileno(), FIRST_GIVEN + number)
+            given.callback(_close, FIRST_GIVEN + number)
+        yield
+
+
+def _close(descriptor: int) -> None:
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
 
 
 @pytest.fixture
@@ -91,7 +123,7 @@ def _started(launch: Launch, running: ExitStack) -> subprocess.Popen[bytes]:
 
 def _clients(launch: Launch, running: ExitStack) -> tuple[SocketClient, SocketClient]:
     """On both sockets, which take connections before the engine is there to answer."""
-    paths = [Path(path) for path, *_ in launch.sockets]
+    paths = [Path(path) for path in launch.sockets]
     wait_until(lambda: all(SocketClient.answers(path) for path in paths))
     clients = SocketClient(paths[0]), SocketClient(paths[1])
     for client in clients:
@@ -113,7 +145,7 @@ def test_sockets_from_systemd_are_served_and_left_to_it(launch: Launch, running:
     assert not (launch.home / "engine.sock").exists()
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=30) == 0, _log(launch)
-    assert all(Path(path).exists() for path, *_ in launch.sockets)
+    assert all(Path(path).exists() for path in launch.sockets)
 
 
 @pytest.mark.row("D1", "D4")
@@ -138,8 +170,10 @@ def test_sockets_for_another_process_are_not_taken(launch: Launch, running: Exit
 
 
 @pytest.mark.row("D1", "D4")
+# A daemon that refuses them ends, and they with it.
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 @pytest.mark.parametrize(
-    ("socket_fields", "variables", "words"),
+    ("changed", "variables", "words"),
     [
         ({}, {"LISTEN_FDNAMES": "engine:other"}, "FileDescriptorName"),
         ({}, {"LISTEN_FDNAMES": "engine:engine"}, "FileDescriptorName"),
@@ -148,26 +182,36 @@ def test_sockets_for_another_process_are_not_taken(launch: Launch, running: Exit
         ({}, {"LISTEN_FDS": "1"}, "FileDescriptorName"),
         ({}, {"LISTEN_FDS": "3"}, "FileDescriptorName"),
         ({}, {"LISTEN_FDS": "many"}, "FileDescriptorName"),
-        ({1: 0o666}, {}, "closed to others"),
-        ({1: 0o662}, {}, "closed to others"),
-        ({0: "@fumehood-test", 1: None}, {}, "with a path"),
-        ({2: "SOCK_DGRAM", 3: False}, {}, "with a path"),
-        ({3: False}, {}, "does not listen"),
+        ({"mode": 0o666}, {}, "closed to others"),
+        ({"mode": 0o662}, {}, "closed to others"),
+        ({"is_abstract": True}, {}, "with a path"),
+        ({"kind": socket.SOCK_DGRAM}, {}, "with a path"),
+        ({"listens": False}, {}, "does not listen"),
     ],
 )
 def test_sockets_that_are_not_as_they_must_be_are_refused(
-    launch: Launch, running: ExitStack, socket_fields: dict, variables: dict, words: str
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changed: dict[str, Any],
+    variables: dict[str, str],
+    words: str,
 ) -> None:
-    for which in (0, 1):
-        fields = list(launch.sockets[which])
-        for position, value in socket_fields.items():
-            suffix = f"-{os.getpid()}-{which}" if position == 0 else ""
-            fields[position] = f"{value}{suffix}" if suffix else value
-        launch.sockets[which] = tuple(fields)
-    launch.variables |= variables
+    monkeypatch.setattr(listen, "FIRST_SYSTEMD_FD", FIRST_GIVEN)
+    variables = {"LISTEN_FDS": "2", "LISTEN_FDNAMES": "engine:control"} | variables
+    for name, value in {"LISTEN_PID": str(os.getpid()), **variables}.items():
+        monkeypatch.setenv(name, value)
+    with _given(home, **changed), pytest.raises(StateError, match=words):
+        listen.sockets_from_systemd()
+    gc.collect()
+    for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"):
+        assert name not in os.environ
+
+
+def test_refused_sockets_end_the_daemon_in_words(launch: Launch, running: ExitStack) -> None:
+    launch.variables["LISTEN_FDNAMES"] = "engine:other"
     process = _started(launch, running)
     assert process.wait(timeout=30) == 4, _log(launch)
-    assert words in _log(launch)
+    assert "FileDescriptorName" in _log(launch)
     assert "Traceback" not in _log(launch)
 
 
@@ -196,7 +240,7 @@ def test_the_service_manager_hears_when_calls_are_served_and_when_it_stops(
         launch.variables["NOTIFY_SOCKET"] = address
         process = _started(launch, running)
         assert manager.recv(100) == b"READY=1"
-        client = SocketClient(Path(launch.sockets[0][0]))
+        client = SocketClient(Path(launch.sockets[0]))
         assert client.calculate("1 + 1").body["success"]
         client.close()
         # Children could not speak for it, nor take its sockets for theirs.

@@ -8,7 +8,15 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 from fumehood import AsyncClient, AsyncControlClient, Client, ControlClient
+
+LEAVES_SOCKETS = (
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+    pytest.mark.usefixtures("collected"),
+)
+"""Marks of tests in which httpcore2 leaves sockets of failed connections to the collector."""
 
 KINDS = {
     "blocking": (Client, ControlClient),

@@ -139,6 +139,8 @@ def _is_bool(said: Any) -> bool:
 
 
 def _is_type(said: Any) -> bool:
+    if isinstance(said, list):
+        return bool(said) and _are_names(said) and _TYPES.issuperset(said)
     return isinstance(said, str) and said in _TYPES
 
 

@@ -30,7 +30,6 @@ LIMIT = 200
 TOTAL = BudgetRule(name="total", period=Period.TOTAL, tokens=LIMIT)
 DAILY = BudgetRule(name="daily", per=("agent",), period=Period.DAY, tokens=LIMIT)
 
-Reserve = tuple[str, int, str | None]
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("reserve"), st.integers(0, 120), st.sampled_from([None, "a", "b"])),

@@ -43,6 +43,7 @@ PLAIN = {
     "properties": {
         "a": {"type": "string", "minLength": 1, "pattern": "^x", "description": "A."},
         "b": {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": 5},
+        "c": {"type": ["integer", "null"]},
         "$ref": {"enum": ["x", 1, None], "default": "x"},
     },
 }
@@ -58,7 +59,8 @@ def test_plain_schema_is_surely_sound_so_the_property_is_not_empty() -> None:
     [
         {"$ref": "#"}, {"$id": "a"}, {"default": {"$ref": "https://example.org"}},
         {"enum": [{"$id": "x"}]}, {"const": []}, {"pattern": "(?=a)"}, {"minLength": True},
-        {"minLength": -1}, {"required": ["a", "a"]}, {"type": ["string"]}, {"properties": []},
+        {"minLength": -1}, {"required": ["a", "a"]}, {"type": []}, {"type": ["string", "string"]},
+        {"type": ["string", "strin"]}, {"type": [["string"]]}, {"properties": []},
         {"properties": {"a": True}}, {"items": {"type": "strin"}}, {"colour": "red"}, [], None,
     ],
 )  # fmt: skip

@@ -19,9 +19,8 @@ from pathlib import Path
 
 import psutil
 
-from fumehood.storage.directory import owner_id
-from tests.benchmarks.bench_containers import PATH, supervisors
-from tests.benchmarks.bench_daemon import (
+from benchmarks.bench_containers import PATH, supervisors
+from benchmarks.bench_daemon import (
     FUMEHOOD,
     MB,
     SMALLEST_IMAGE,
@@ -30,6 +29,7 @@ from tests.benchmarks.bench_daemon import (
     run_daemon,
     written_bytes,
 )
+from fumehood.storage.directory import owner_id
 
 CALLS = 5000
 SETTLING_CALLS = 500

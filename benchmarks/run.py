@@ -16,14 +16,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.benchmarks import bench_streams
-from tests.benchmarks.bench_approvals import approval_lines
-from tests.benchmarks.bench_audit import audit_lines
-from tests.benchmarks.bench_budgets import budget_lines
-from tests.benchmarks.bench_calls import call_log
-from tests.benchmarks.bench_cli import cli_lines
-from tests.benchmarks.bench_containers import container_lines, small_image_lines
-from tests.benchmarks.bench_daemon import (
+from benchmarks import bench_streams
+from benchmarks.bench_approvals import approval_lines
+from benchmarks.bench_audit import audit_lines
+from benchmarks.bench_budgets import budget_lines
+from benchmarks.bench_calls import call_log
+from benchmarks.bench_cli import cli_lines
+from benchmarks.bench_containers import container_lines, small_image_lines
+from benchmarks.bench_daemon import (
     CALL_BODY,
     CALL_PATH,
     MB,
@@ -37,13 +37,13 @@ from tests.benchmarks.bench_daemon import (
     run_floor,
     written_bytes,
 )
-from tests.benchmarks.bench_javascript import javascript_lines
-from tests.benchmarks.bench_keys import key_lines
-from tests.benchmarks.bench_policy import policy_lines
-from tests.benchmarks.bench_registry import registry_lines
-from tests.benchmarks.bench_restricted import restricted_lines
-from tests.benchmarks.bench_workshop import workshop_lines
-from tests.benchmarks.line import Line
+from benchmarks.bench_javascript import javascript_lines
+from benchmarks.bench_keys import key_lines
+from benchmarks.bench_policy import policy_lines
+from benchmarks.bench_registry import registry_lines
+from benchmarks.bench_restricted import restricted_lines
+from benchmarks.bench_workshop import workshop_lines
+from benchmarks.line import Line
 
 PAIRS = 3000
 WARM_UP = 200

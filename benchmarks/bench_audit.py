@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 
 from sqlalchemy import Connection
 
+from benchmarks.line import Line
 from fumehood import Config, Engine
 from fumehood.audit.chain import AuditEntry
 from fumehood.audit.offline import verify_state
@@ -18,7 +19,6 @@ from fumehood.engine import parse_call_body
 from fumehood.storage import calls
 from fumehood.storage.database import Database, open_database
 from fumehood.testing import FakeWall
-from tests.benchmarks.line import Line
 
 ROWS = 200_000
 AT_ONCE = 5000

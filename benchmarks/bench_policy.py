@@ -12,11 +12,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from benchmarks.line import Line
 from fumehood.core.tool import ToolDefinition
 from fumehood.policy.loader import parse_policy
 from fumehood.policy.model import CallFacts, Policy, Rule, Verdict
 from fumehood.policy.service import PolicyGate
-from tests.benchmarks.line import Line
 
 RULES = 1_000
 TIMES = 500

@@ -1,6 +1,6 @@
 """The floor of a restricted program: a fork server that runs it bare, with no sandbox.
 
-`python -m tests.benchmarks.fork_server FD`: preloads the modules that programs may import,
+`python -m benchmarks.fork_server FD`: preloads the modules that programs may import,
 then forks a child for each request on the socket FD, which compiles and executes the text
 and sends its last value back as JSON. No limits, no seal, no tables, no guards.
 """
@@ -46,7 +46,7 @@ def serve(connection: socket.socket) -> None:
 def bare_fork_server() -> Iterator[Callable[[str], bytes]]:
     """A running server, and the function that asks it: text in, JSON out."""
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", "tests.benchmarks.fork_server", str(theirs.fileno())]
+    command = [sys.executable, "-m", "benchmarks.fork_server", str(theirs.fileno())]
     process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
     theirs.close()
 

@@ -21,12 +21,12 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.bench_daemon import MB, Running, bare_client, private_bytes
+from benchmarks.line import Line
 from fumehood.core.limits import Limits
 from fumehood.protocol import framing
 from fumehood.protocol.container_frames import run_frames
 from fumehood.sandbox.container.spec import ContainerSpec, guest_config
-from tests.benchmarks.bench_daemon import MB, Running, bare_client, private_bytes
-from tests.benchmarks.line import Line
 
 PATH = "/v1/tools/run_python/call"
 CODE = "total = sum(n * n for n in range(100))\nprint(total)\ntotal"

@@ -13,8 +13,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.support.crash_approvals import Aftermath, lives
-from tests.support.crash_points import nursery
+from support.crash_approvals import Aftermath, lives
+from support.crash_points import nursery
 
 KILLS = 200
 LIVES_OF_ONE_STATE = 10

@@ -14,6 +14,9 @@ from typing import Any
 
 from sqlalchemy import Connection, insert
 
+from benchmarks.bench_budgets import BUDGETS
+from benchmarks.bench_policy import _tool, _written
+from benchmarks.line import Line
 from fumehood import Config, Engine, tool
 from fumehood.approvals.model import ApprovalQuery, ApprovalState
 from fumehood.approvals.store import ApprovalTable
@@ -21,9 +24,6 @@ from fumehood.core.identity import Principal, Scope
 from fumehood.storage.database import Database, open_database
 from fumehood.storage.schema import APPROVALS
 from fumehood.testing import FakeWall
-from tests.benchmarks.bench_budgets import BUDGETS
-from tests.benchmarks.bench_policy import _tool, _written
-from tests.benchmarks.line import Line
 
 APPROVALS_KEPT = 100_000
 LISTED = 50

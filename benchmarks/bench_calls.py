@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from benchmarks.line import Line
 from fumehood import Config, Engine
 from fumehood.core.identity import Principal, Scope
 from fumehood.engine import parse_call_body
@@ -20,7 +21,6 @@ from fumehood.identity.model import Agent, Binding
 from fumehood.storage.calls import CallLog, CallRow
 from fumehood.storage.database import open_database
 from fumehood.testing import FakeWall
-from tests.benchmarks.line import Line
 
 LOGGED = 100_000
 LISTS = 30

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.benchmarks.bench_daemon import JSON, MB, Running
-from tests.benchmarks.line import Line
+from benchmarks.bench_daemon import JSON, MB, Running
+from benchmarks.line import Line
 
 SETTINGS = {
     "FUMEHOOD_CONTAINER__OUTPUT_KB": str(1024 * 1024),

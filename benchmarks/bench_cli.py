@@ -7,8 +7,8 @@ import statistics
 import subprocess
 from collections.abc import Iterator
 
-from tests.benchmarks.bench_daemon import FUMEHOOD, Running
-from tests.benchmarks.line import Line
+from benchmarks.bench_daemon import FUMEHOOD, Running
+from benchmarks.line import Line
 
 RUNS = 15
 TARGET_S = 0.25

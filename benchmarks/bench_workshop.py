@@ -12,9 +12,9 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 
-from tests.benchmarks.bench_containers import supervisors
-from tests.benchmarks.bench_daemon import MB, Running, bare_client
-from tests.benchmarks.line import Line
+from benchmarks.bench_containers import supervisors
+from benchmarks.bench_daemon import MB, Running, bare_client
+from benchmarks.line import Line
 
 PATH = "/v1/tools/run_python/call"
 EMPTY = "0"

@@ -21,13 +21,13 @@ from pathlib import Path
 
 import psutil
 
-from tests.benchmarks.bench_daemon import CALL_PATH, JSON, Running, bare_client, run_daemon
-from tests.benchmarks.run import Footprint, footprint
-from tests.benchmarks.soak_approvals import report_approvals
-from tests.benchmarks.soak_containers import report_containers
-from tests.benchmarks.soak_crashes import report_crashes
-from tests.benchmarks.soak_pending import report_pending
-from tests.benchmarks.soak_sessions import report_sessions
+from benchmarks.bench_daemon import CALL_PATH, JSON, Running, bare_client, run_daemon
+from benchmarks.run import Footprint, footprint
+from benchmarks.soak_approvals import report_approvals
+from benchmarks.soak_containers import report_containers
+from benchmarks.soak_crashes import report_crashes
+from benchmarks.soak_pending import report_pending
+from benchmarks.soak_sessions import report_sessions
 
 ROUNDS = 200
 CALLS_PER_ROUND = 300

@@ -1,6 +1,6 @@
 """The floor: an empty JSON request on the same HTTP stack and the same kind of socket.
 
-`python -m tests.benchmarks.floor SOCKET`: uvicorn with h11 on asyncio, one Starlette route
+`python -m benchmarks.floor SOCKET`: uvicorn with h11 on asyncio, one Starlette route
 that reads a JSON body and answers `{}`; nothing of the engine.
 """
 

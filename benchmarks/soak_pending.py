@@ -15,10 +15,10 @@ from typing import Any
 
 import psutil
 
+from benchmarks.bench_daemon import MB
 from conftest import Daemon
 from support.approving import approving_daemon, ran
 from support.clients import client_of
-from tests.benchmarks.bench_daemon import MB
 
 WAITING = 10_000
 ASKING = 4

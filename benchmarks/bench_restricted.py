@@ -12,9 +12,9 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 
-from tests.benchmarks.bench_daemon import Request, Running, bare_client
-from tests.benchmarks.fork_server import bare_fork_server
-from tests.benchmarks.line import Line
+from benchmarks.bench_daemon import Request, Running, bare_client
+from benchmarks.fork_server import bare_fork_server
+from benchmarks.line import Line
 
 BLOCKS = 40
 BLOCK_CALLS = 20

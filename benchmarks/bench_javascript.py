@@ -9,8 +9,8 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 
-from tests.benchmarks.bench_daemon import Running, bare_client
-from tests.benchmarks.line import Line
+from benchmarks.bench_daemon import Running, bare_client
+from benchmarks.line import Line
 
 ROUNDS = 30
 WARM_UP = 3

@@ -12,6 +12,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from benchmarks.line import Line
 from fumehood import Config, Engine
 from fumehood.core.call import CallOptions, CallRequest
 from fumehood.core.identity import Principal, Scope
@@ -20,7 +21,6 @@ from fumehood.pipeline.resolve import resolve
 from fumehood.protocol.messages import encode_envelope
 from fumehood.registry.directory import ToolDirectory
 from fumehood.registry.listing import ToolFilter
-from tests.benchmarks.line import Line
 
 TOOLS = 10_000
 FILES = 20

@@ -15,8 +15,7 @@ from typing import Any
 
 import psutil
 
-from fumehood.storage.directory import owner_id
-from tests.benchmarks.bench_daemon import (
+from benchmarks.bench_daemon import (
     MB,
     SMALLEST_IMAGE,
     Running,
@@ -24,7 +23,8 @@ from tests.benchmarks.bench_daemon import (
     run_daemon,
     written_bytes,
 )
-from tests.benchmarks.soak_containers import containers_of, first_processes
+from benchmarks.soak_containers import containers_of, first_processes
+from fumehood.storage.directory import owner_id
 
 SESSIONS = 3
 CALLS = 2000

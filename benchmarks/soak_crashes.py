@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.support.crashing import crash, examine
+from support.crashing import crash, examine
 
 KILLS = 200
 MOST_ROWS = 1500

@@ -65,7 +65,7 @@ def run_floor() -> Iterator[Running]:
     """The empty server."""
     home = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
     path = home / "floor.sock"
-    command = [sys.executable, "-m", "tests.benchmarks.floor", str(path)]
+    command = [sys.executable, "-m", "benchmarks.floor", str(path)]
     with _server(command, path, dict(os.environ)) as running:
         yield running
     shutil.rmtree(home, ignore_errors=True)

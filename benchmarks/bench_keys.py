@@ -11,10 +11,10 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
+from benchmarks.line import Line
 from fumehood import Config, Engine, Envelope
 from fumehood.storage.database import open_database
 from fumehood.testing import FakeWall
-from tests.benchmarks.line import Line
 
 CALLS = 1000
 WARM_UP = 50

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 
+from benchmarks.line import Line
 from fumehood import Config, Engine
 from fumehood.budgets.ledger import Budgets
 from fumehood.budgets.model import Amounts, Spender
@@ -19,7 +20,6 @@ from fumehood.budgets.store import CounterTable
 from fumehood.observe.clock import SystemClock
 from fumehood.storage.database import Database, open_database
 from fumehood.testing import FakeWall
-from tests.benchmarks.line import Line
 
 RESERVATIONS = 20_000
 CALLS = 4000
