@@ -225,7 +225,9 @@ async def test_a_stopped_process_that_is_woken_does_not_run_between_calls(
     assert listed["entries"] == []
     after = await box.python("'x' in globals()")
     if after.state == "kept":
-        assert value_of(after) is (kept.state == "kept")
+        # Handlers can be nested until Python has no room for more: then it never came to `x = 1`.
+        is_set = kept.state == "kept" and kept.ended_by.value == "ok"
+        assert value_of(after) is is_set
     else:
         assert after.state == "reset"
     assert value_of(await box.python("2")) == 2
