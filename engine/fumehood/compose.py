@@ -12,13 +12,19 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from fumehood.approvals.service import ApprovalService
+from fumehood.approvals.channels.base import ApprovalChannel
+from fumehood.approvals.channels.webhook import WebhookChannel
+from fumehood.approvals.requests import ApprovalRequests
 from fumehood.config import Config, config_file, load_config
 from fumehood.core.usage import EstimatingCounter, TokenCounter
 from fumehood.engine_answers import EngineAnswers
-from fumehood.engine_approvals import EngineApprovals
+from fumehood.engine_approvals import (
+    EngineApprovals,
+    make_approvals,
+    make_channels,
+    make_requests,
+)
 from fumehood.engine_audit import EngineAudit
 from fumehood.engine_calls import EngineCalls, Intake
 from fumehood.engine_directory import EngineDirectory
@@ -39,9 +45,6 @@ from fumehood.sandbox.sessions import SessionKeeper
 from fumehood.sandbox.wall import Wall
 from fumehood.storage.database import Database, open_database
 from fumehood.storage.errors import understood
-
-if TYPE_CHECKING:
-    from fumehood.engine_webhook import EngineWebhook
 
 CURSOR_KEY_BYTES = 32
 
@@ -76,7 +79,6 @@ class Composition:
     sessions: SessionKeeper
     approvals: EngineApprovals
     policy: EnginePolicy
-    webhook: EngineWebhook | None
     calls: EngineCalls
     records: EngineRecords
     answers: EngineAnswers
@@ -147,13 +149,14 @@ def compose(
         is_draining=lambda: intake.is_draining,
         on_event=on_event,
     )
-    approvals = _make_approvals(basis, database, state)
     policy = EnginePolicy(
         config.policy_file, config.environment, registry, state.agents, database, log, clock.now
     )
-    webhook = _make_webhook(basis, database, approvals.desk)
-    if webhook is not None:
-        audit.connect(webhook.wake)
+    channels = make_channels(config, database, clock, log)
+    for channel in channels:
+        if isinstance(channel, WebhookChannel):  # it reports the anchors, too
+            audit.connect(channel.wake)
+    requests = _make_requests(basis, database, state, channels, intake)
     rooms = PipelineServices(
         registry=registry,
         agents=state.agents,
@@ -171,9 +174,8 @@ def compose(
         policy=policy.gate,
         keys=state.keys,
         budgets=state.budgets,
-        desk=approvals.desk,
+        approvals=requests,
     )
-    approvals.connect(rooms, intake.takes_none, webhook.wake if webhook is not None else None)
     calls = EngineCalls(
         intake, rooms, ids, clock, state.spools, output_bytes=config.container.output_kb * 1024
     )
@@ -191,9 +193,8 @@ def compose(
         state=state,
         intake=intake,
         sessions=sessions,
-        approvals=approvals,
+        approvals=make_approvals(channels, rooms),
         policy=policy,
-        webhook=webhook,
         calls=calls,
         records=EngineRecords(state.calls, state.usage, state.budgets),
         answers=EngineAnswers(clock, ids, config.prices.currency),
@@ -227,27 +228,23 @@ def _read_directory(
     return EngineDirectory(path, registry, registrations, log) if path is not None else None
 
 
-def _make_approvals(basis: Basis, database: Database, state: EngineState) -> EngineApprovals:
-    """The desk, not yet connected."""
+def _make_requests(
+    basis: Basis,
+    database: Database,
+    state: EngineState,
+    channels: tuple[ApprovalChannel, ...],
+    intake: Intake,
+) -> ApprovalRequests:
     with understood("approvals"):
-        return EngineApprovals(
+        return make_requests(
             basis.config,
             database,
+            channels,
             approvers=state.approvers,
             tokens=state.tokens,
             agents=state.agents,
+            is_draining=intake.takes_none,
             clock=basis.clock,
             ids=basis.ids,
             log=basis.log,
         )
-
-
-def _make_webhook(basis: Basis, database: Database, desk: ApprovalService) -> EngineWebhook | None:
-    """What tells another program of approvals, where one is configured."""
-    chosen = basis.config.webhook
-    if chosen is None:
-        return None
-    # Here, because it brings an HTTP client with it, and most engines have no use for one.
-    from fumehood.engine_webhook import EngineWebhook
-
-    return EngineWebhook(chosen, database, desk.show, desk.now, basis.log)

@@ -28,6 +28,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import ErrorDetails
 from pydantic_settings import NoDecode, SettingsConfigDict
 
+from fumehood.approvals.settings import ApprovalSettings as ApprovalsConfig
+from fumehood.approvals.settings import WebhookSettings as WebhookConfig
 from fumehood.budgets.model import BudgetRule, Period
 from fumehood.core.limits import (
     CONTAINER_MEMORY_CLASSES,
@@ -147,29 +149,6 @@ class PrincipalConfig(BaseModel):
     uids: tuple[Uid, ...] = Field(min_length=1)
 
 
-class ApprovalsConfig(BaseModel):
-    """How long people have, and what a yes may do."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    expire_seconds: float = Field(default=3600, ge=1, le=30 * 86_400)
-    start_within_seconds: float = Field(default=300, ge=1, le=86_400)
-    """A yes that could not be used in this time has expired."""
-    warn_seconds: float = Field(default=300, ge=0, le=86_400)
-    """How long before the end a warning goes out."""
-    max_wait_seconds: float = Field(default=600, ge=1, le=3600)
-    """The longest that one call's `wait_for_approval` holds its connection."""
-    max_pending: int = Field(default=10_000, ge=1, le=1_000_000)
-    max_pending_per_principal: int = Field(default=1000, ge=1, le=1_000_000)
-    max_pending_mb_per_principal: int = Field(default=64, ge=1, le=100_000)
-    """What the records of one caller's waiting calls may take of the disk."""
-    kept_days: int = Field(default=90, ge=1, le=3650)
-    allow_self_approval: bool = False
-    """A caller may approve its own call, which is recorded as such."""
-    url: str | None = Field(default=None, max_length=500)
-    """Where people see an approval; `{id}` stands for its id. It becomes `approval_url`."""
-
-
 class BudgetConfig(BaseModel):
     """One budget: so much for each of what `per` names."""
 
@@ -190,21 +169,6 @@ class BudgetConfig(BaseModel):
         if self.calls is None and self.tokens is None and self.money is None:
             raise ValueError("a budget needs `calls`, `tokens` or `money`")
         return self
-
-
-class WebhookConfig(BaseModel):
-    """Where approvals are told to, and the secret that signs both ways."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    url: str = Field(pattern=r"^https?://", max_length=2000)
-    secret_file: Path
-    """At least 32 bytes, readable by the engine's user only."""
-    timeout_seconds: float = Field(default=10, gt=0, le=60)
-    attempts: int = Field(default=8, ge=1, le=50)
-    replay_window_seconds: float = Field(default=300, ge=10, le=3600)
-    may_decide: bool = False
-    """Whether a signed callback may decide, as the approver `webhook`."""
 
 
 class AuditConfig(BaseModel):

@@ -18,6 +18,7 @@ import anyio
 import anyio.to_thread
 from sqlalchemy import Connection
 
+from fumehood.approvals.channels.webhook import owe_newest
 from fumehood.audit.anchors import add_anchor, last_own_anchor, own_anchors, shown
 from fumehood.audit.chain import all_rows, head_of, rows_after
 from fumehood.audit.keys import all_keys, keep_key, make_current, new_key
@@ -29,7 +30,6 @@ from fumehood.observe.log import Logger
 from fumehood.storage.changes import stamp
 from fumehood.storage.database import Database
 from fumehood.storage.errors import AuditKeyLost, ReadFailed, StoreError, WriteFailed
-from fumehood.webhook.deliveries import owe_newest
 
 ANCHORED = "audit.anchored"
 

@@ -67,9 +67,9 @@ class EngineLife:
         await self._keep_within_bounds()
         await self._recover_keys()
         made.intake.is_open = True
-        if made.webhook is not None:
-            await enter(made.webhook.running())
-        await enter(made.approvals.desk)
+        for channel in made.approvals.channels:
+            await enter(channel.running(made.approvals.service.show))
+        await enter(made.approvals.scheduler)
 
     def drain(self) -> None:
         """Take no new calls; what runs goes on."""
@@ -78,7 +78,7 @@ class EngineLife:
     async def drained(self) -> None:
         """Wait, after `drain`, until none runs any more, those with a human's yes included."""
         await self._made.calls.drained()
-        await self._made.approvals.desk.drained()
+        await self._made.approvals.scheduler.drained()
 
     async def end(self) -> None:
         """Take no calls any more, and stop everything."""
@@ -111,7 +111,7 @@ class EngineLife:
             (state.blobs, self._config.blobs_kept_hours * 3600),
             (state.keys, KEY_LIFETIME.total_seconds()),
             (state.budgets, math.inf),
-            (self._made.approvals.table, math.inf),
+            (self._made.approvals.requests.table, math.inf),
         )
         for kept, kept_s in all_kept:
             await self._stack.enter_async_context(

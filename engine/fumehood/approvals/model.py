@@ -1,7 +1,6 @@
-"""Approvals: one record for each call that waits, or waited, for a human's yes. Values only.
+"""Approvals: one record for each call that needs, or needed, a human's approval. Values only.
 
-`approvals/store` keeps them, `approvals/service` knows who waits. The record outlives the process.
-Its states, and who may change them (DESIGN "Approval"):
+`approvals/store.py` stores them. The states, and their order (`states.py` has each change):
 
     pending → approved | denied | expired | cancelled
     approved → started | failed (a gate refused it by then) | expired | cancelled
@@ -11,7 +10,8 @@ Its states, and who may change them (DESIGN "Approval"):
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -27,22 +27,22 @@ class ApprovalState(StrEnum):
 
     PENDING = "pending"
     APPROVED = "approved"
-    """A yes that was not used yet."""
+    """The call has not started yet."""
     DENIED = "denied"
     EXPIRED = "expired"
-    """No answer in time, or the yes was for something else by then."""
+    """There was no decision in time, or the call had become another one by then."""
     CANCELLED = "cancelled"
     STARTED = "started"
-    """The yes was used; the call runs."""
+    """The approval is used up; the call runs."""
     DONE = "done"
     FAILED = "failed"
-    """It ran, or was refused by a later gate, and its answer is an error."""
+    """The call ran, or a later gate refused it, and its answer is an error."""
     INTERRUPTED = "interrupted"
-    """The engine ended in the middle: it may have acted. Only a human resolves it."""
+    """The engine ended while the call ran, so it may have acted. Only a human resolves it."""
 
 
 OPEN_STATES = frozenset({ApprovalState.PENDING, ApprovalState.APPROVED, ApprovalState.STARTED})
-"""Something is still going to happen by itself, or by a decision."""
+"""States in which the call is not over."""
 
 
 class _Value(BaseModel):
@@ -50,7 +50,7 @@ class _Value(BaseModel):
 
 
 class DecisionRecord(_Value):
-    """One approver's word on one approval."""
+    """One approver's decision on one approval."""
 
     at: AwareDatetime
     approver: str
@@ -59,17 +59,17 @@ class DecisionRecord(_Value):
     """`control`, `webhook`, …"""
     decision: Literal["approve", "deny"]
     action_digest: str
-    """Of what was decided on: an edited call is another action."""
+    """Of the call as it was decided: an edited call is another action."""
     reason: str | None = None
     edited: bool = False
     is_self_approval: bool = False
 
 
 class Approval(_Value):
-    """One approval. `version` grows with every change of what is shown of it, and is its ETag.
+    """One approval. `version` grows with every visible change, and is its ETag.
 
-    What a caller is shown of its own leaves out `binding`, the arguments that its agent's
-    configuration fixes, and who may approve.
+    Callers see their own approvals without `binding`, without the arguments that their agent's
+    configuration fixes, and without the approvers.
     """
 
     id: str
@@ -128,7 +128,7 @@ class Approval(_Value):
 
 
 def yes_votes(decisions: Iterable[DecisionRecord], action_digest: str) -> frozenset[str]:
-    """Whose newest word is a yes to this action: one who has edited it since wants another."""
+    """The approvers whose newest decision approves this action. An edit approves another one."""
     newest = {one.approver: one for one in decisions}
     return frozenset(
         one.approver
@@ -157,7 +157,7 @@ class RememberWish(_Value):
 
 
 class NewDecision(_Value):
-    """An approver's word. `arguments` replace the call's: an edit, which is an approval of
+    """An approver's decision. `arguments` replace the call's: an edit, which is an approval of
     something else and is validated like a new call. A denial's `reason` reaches the model.
     `action_digest` is that of what was looked at, the preview of an edit: where it is another by
     now, nothing is done."""
@@ -250,6 +250,55 @@ class RememberedRule(_Value):
     removed_at: AwareDatetime | None
 
 
+@dataclass(frozen=True, slots=True)
+class StoredRequest:
+    """What the engine needs to carry the call out later, as it was asked for."""
+
+    arguments: JsonObject
+    """As the caller gave them: without the agent's defaults and fixed ones."""
+    options: JsonObject
+    token_id: str | None
+    expected: str | None = None
+    """What the workspace must be like, where the call's effect was shown."""
+    may_exceed_budget: bool = False
+    hidden: tuple[str, ...] = ()
+    """Arguments that the agent's configuration fixes: their caller is not shown them."""
+
+    @property
+    def document(self) -> JsonObject:
+        """The request as the database stores it."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {**values, "hidden": list(self.hidden)}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredApproval:
+    """An approval with what only the engine sees."""
+
+    approval: Approval
+    request: StoredRequest
+    idempotency_key: str | None = None
+    answer: str | None = None
+    """The call's envelope, as JSON."""
+
+
+def without_arguments(approval: Approval, hidden: Sequence[str]) -> Approval:
+    """Without what its caller may not see of it, also as it was asked for."""
+    if not hidden:
+        return approval
+    asked = approval.asked_arguments
+    return approval.model_copy(
+        update={
+            "arguments": _without(approval.arguments, hidden),
+            "asked_arguments": None if asked is None else _without(asked, hidden),
+        }
+    )
+
+
+def _without(arguments: JsonObject, hidden: Sequence[str]) -> JsonObject:
+    return {name: value for name, value in arguments.items() if name not in hidden}
+
+
 __all__ = [
     "Approval",
     "ApprovalPage",
@@ -263,5 +312,8 @@ __all__ = [
     "RememberedRule",
     "Resolution",
     "SeveralDecisions",
+    "StoredApproval",
+    "StoredRequest",
+    "without_arguments",
     "yes_votes",
 ]

@@ -13,16 +13,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-import anyio
-
-from fumehood.approvals.action import Action, action_of, definition_digest
-from fumehood.approvals.model import Approval, ApprovalState
-from fumehood.approvals.over_budget import budget_record, reason_with_budget
-from fumehood.approvals.preview import preview
+from fumehood.approvals.model import Approval, ApprovalState, StoredApproval, StoredRequest
+from fumehood.approvals.preview import (
+    Action,
+    action_of,
+    budget_record,
+    definition_digest,
+    preview,
+    reason_with_budget,
+)
 from fumehood.approvals.refusals import denial
-from fumehood.approvals.run_to_completion import run_to_completion
-from fumehood.approvals.service import ApprovalService
-from fumehood.approvals.store import StoredApproval, StoredRequest
+from fumehood.approvals.requests import ApprovalRequests, run_to_completion
 from fumehood.budgets.model import Exceeded
 from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope
@@ -37,9 +38,6 @@ from fumehood.pipeline.validate import ValidatedCall
 from fumehood.policy.decision import Verdict
 from fumehood.sandbox.sessions import SessionKeeper
 from fumehood.sandbox.wall import Walls
-
-GIVE_UP_S = 10.0
-"""How long a cancelled caller may take to take its waiting call back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +62,14 @@ class Underway(CallInProgress):
     """A human has said yes, and it runs."""
 
 
+class WaitCancelled(asyncio.CancelledError):
+    """A call was cancelled after it was stored: if by its caller, it has to be taken back."""
+
+    def __init__(self, approval_id: str) -> None:
+        super().__init__()
+        self.approval_id = approval_id
+
+
 def _none(validated: ValidatedCall) -> Exceeded | None:
     """No budgets."""
 
@@ -72,7 +78,7 @@ def _none(validated: ValidatedCall) -> Exceeded | None:
 class ApprovalRooms:
     """What asking needs."""
 
-    desk: ApprovalService
+    approvals: ApprovalRequests
     walls: Walls
     sessions: SessionKeeper
     exceeded: Callable[[ValidatedCall], Exceeded | None] = _none
@@ -102,32 +108,33 @@ async def approve(
     decision = permitted.decision
     if decision.verdict is Verdict.ALLOW:
         return ApprovedCall(claimed, decision.rule)
-    desk = rooms.desk
+    approvals = rooms.approvals
     plan = await plan_now(permitted, rooms.walls, rooms.sessions)
     definition = definition_digest(permitted.tool)
-    remembered = desk.remembered_for(permitted, definition)
+    remembered = approvals.remembered_for(permitted, definition)
     if remembered is not None:
         return ApprovedCall(claimed, f"remembered: {remembered}", remembered=remembered)
-    desk.require_somebody_to_ask(permitted.tool.definition.name, decision, permitted.principal.id)
+    approvals.eligibility.require_enough(
+        permitted.tool.definition.name, decision, permitted.principal.id
+    )
     await until_place_is_known(plan)
     effect = await preview(permitted, plan, rooms.sessions)
     action = action_of(permitted, plan, effect)
-    await _refuse_what_was_denied(claimed, action, desk)
+    await _refuse_what_was_denied(claimed, action, approvals)
     key = claimed.claim.key if claimed.claim is not None else None
     stored = stored_approval(
-        permitted, action, effect, key, desk.new_id(), desk.now(), desk.expiry(),
+        permitted, action, effect, key, approvals.new_id(), approvals.now(), approvals.expiry(),
         rooms.exceeded_by(permitted),
     )  # fmt: skip
     try:
-        await run_to_completion(_park(stored, claimed, desk, trail))
+        await run_to_completion(_park(stored, claimed, approvals, trail))
     except asyncio.CancelledError:
-        await _give_up(stored.approval.id, permitted.request, desk, live)
-        raise
-    return await wait_for(stored.approval.id, permitted.request, desk, live)
+        raise WaitCancelled(stored.approval.id) from None
+    return await wait_for(stored.approval.id, permitted.request, approvals, live)
 
 
 async def wait_for(
-    approval_id: str, request: CallRequest, desk: ApprovalService, live: CallHandle
+    approval_id: str, request: CallRequest, approvals: ApprovalRequests, live: CallHandle
 ) -> Envelope:
     """The answer of a call that waits, as long as its caller wants to wait for it.
 
@@ -135,41 +142,30 @@ async def wait_for(
         Parked: it still waits for a human.
         Underway: it runs.
     """
-    wait_s = desk.wait_s(request.options.wait_for_approval)
+    wait_s = approvals.wait_s(request.options.wait_for_approval)
     try:
         if wait_s:
             live.begin()
             live.report(0, f"waits for a human's yes: {approval_id}")
-            answer = await desk.wait(approval_id, wait_s, live)
+            answer = await approvals.wait(approval_id, wait_s, live)
             if answer is not None:
                 return answer
-        newest = await desk.newest(approval_id)
+        newest = await approvals.newest(approval_id)
         if newest.has_answer:  # since this moment
-            return await desk.kept_answer(newest.id)
-        raise waits(newest, desk)
+            return await approvals.stored_answer(newest.id)
+        raise waits(newest, approvals)
     except asyncio.CancelledError:
-        await _give_up(approval_id, request, desk, live)
-        raise
+        raise WaitCancelled(approval_id) from None
 
 
 async def _park(
-    stored: StoredApproval, claimed: ClaimedCall, desk: ApprovalService, trail: CallTrace
+    stored: StoredApproval, claimed: ClaimedCall, approvals: ApprovalRequests, trail: CallTrace
 ) -> None:
     """Keep it, and say that its ending is the approval's from now on."""
-    await desk.park(stored)
+    await approvals.create(stored)
     trail.is_parked = True
     if claimed.claim is not None:
         claimed.claim.handed_over(stored.approval.id)
-
-
-async def _give_up(
-    approval_id: str, request: CallRequest, desk: ApprovalService, live: CallHandle
-) -> None:
-    """Take the call back where it was its caller who cancelled it, and so wants it to end."""
-    if live.is_cancelled:
-        who = request.principal.id if request.principal is not None else ""
-        with anyio.move_on_after(GIVE_UP_S, shield=True):
-            await desk.give_up(approval_id, who)
 
 
 def approved_by_human(
@@ -180,7 +176,7 @@ def approved_by_human(
     return ApprovedCall(claimed, rule, approval=stored, require_unchanged=require_unchanged)
 
 
-def waits(approval: Approval, desk: ApprovalService) -> Parked | Underway:
+def waits(approval: Approval, approvals: ApprovalRequests) -> Parked | Underway:
     """What the caller hears of a call that is not over."""
     if approval.state is not ApprovalState.PENDING:
         return Underway(
@@ -194,7 +190,7 @@ def waits(approval: Approval, desk: ApprovalService) -> Parked | Underway:
         f"{approval.tool} waits for a human's yes.{why} It will be carried out by itself once "
         "somebody agrees. Do not repeat it; tell the user what you want to do, and look the "
         f"answer up under the call id {approval.call_id}.",
-        extra={"approval_id": approval.id, "approval_url": desk.url_of(approval.id)},
+        extra={"approval_id": approval.id, "approval_url": approvals.url_of(approval.id)},
         details={"expires_at": approval.expires_at.isoformat(), "rule": approval.rule},
     )
 
@@ -257,10 +253,10 @@ def hidden_of(permitted: PermittedCall) -> tuple[str, ...]:
 
 
 async def _refuse_what_was_denied(
-    claimed: ClaimedCall, action: Action, desk: ApprovalService
+    claimed: ClaimedCall, action: Action, approvals: ApprovalRequests
 ) -> None:
     permitted = claimed.permitted
-    denied = await desk.denied_before(
+    denied = await approvals.denied_before(
         action.digest, permitted.principal, permitted.request.options.session_id
     )
     if denied is not None:

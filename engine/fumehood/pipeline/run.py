@@ -14,6 +14,7 @@ import asyncio
 
 import anyio
 
+from fumehood.approvals.stored_calls import StoredCalls
 from fumehood.budgets.ledger import Reservation, refusal, taken_by
 from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope
@@ -23,7 +24,7 @@ from fumehood.executors.outcome import Outcome, cancelled
 from fumehood.observe.clock import timestamp
 from fumehood.observe.trail import CallTrace
 from fumehood.pipeline.admit import plan_admission
-from fumehood.pipeline.approve import ApprovedCall, approve, wait_for
+from fumehood.pipeline.approve import ApprovedCall, WaitCancelled, approve, wait_for
 from fumehood.pipeline.authorize import PermittedCall, authorize
 from fumehood.pipeline.build_envelope import compose, plan_of
 from fumehood.pipeline.claim import Claim, Replay, Waiting, claimed
@@ -99,7 +100,11 @@ async def run_call(
         if permitted.decision.verdict is Verdict.ASK:
             _refuse_unpayable(permitted, rooms)
         mine = trail.passed("claim", claimed(permitted, found))
-        approved = await approve(mine, rooms.asking, trail, live)
+        try:
+            approved = await approve(mine, rooms.asking, trail, live)
+        except WaitCancelled as waiting:
+            await _take_back(waiting.approval_id, request, rooms, live)
+            raise
         if isinstance(approved, Envelope):  # it was waited for, and is recorded already
             return approved
         outcome = await run_approved(trail.passed("approve", approved), trail, rooms, live, held)
@@ -144,10 +149,10 @@ async def run_approved(
         if approved.require_unchanged is not None:
             approved.require_unchanged()  # it may have waited long for its place
         if approved.approval is not None:
-            await rooms.desk.begin(approved.approval)
+            await rooms.approvals.begin(approved.approval)
             trail.passed("start", None)
         elif approved.remembered is not None:
-            await rooms.desk.remembering.use(approved.remembered)
+            await rooms.approvals.remembered.use(approved.remembered)
         held.has_begun = True
         outcome = await execute(admitted, blobs=rooms.blobs, cursors=rooms.cursors, live=live)
         if live.close():  # the tool did not let itself be cancelled, and is over now
@@ -187,7 +192,20 @@ async def _answer_of_another(
         record_replay(request, found.envelope, trail, rooms.calls, now)
         return found.envelope
     trail.is_parked = True
-    return await wait_for(found.approval_id, request, rooms.desk, live)
+    try:
+        return await wait_for(found.approval_id, request, rooms.approvals, live)
+    except WaitCancelled as waiting:
+        await _take_back(waiting.approval_id, request, rooms, live)
+        raise
+
+
+async def _take_back(
+    approval_id: str, request: CallRequest, rooms: PipelineServices, live: CallHandle
+) -> None:
+    """Cancel the stored call as well if it was its caller who cancelled."""
+    if live.is_cancelled:
+        by = request.principal.id if request.principal is not None else ""
+        await StoredCalls(rooms).take_back(approval_id, by)
 
 
 def _refuse_unpayable(permitted: PermittedCall, rooms: PipelineServices) -> None:

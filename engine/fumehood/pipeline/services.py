@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fumehood.approvals.service import ApprovalService
+from fumehood.approvals.requests import ApprovalRequests
 from fumehood.budgets.ledger import Budgets, estimate_of
 from fumehood.budgets.model import Amounts, Exceeded, Spender
 from fumehood.core.usage import Prices, TokenCounter
@@ -47,12 +47,12 @@ class PipelineServices:
     policy: Policy
     keys: Keys
     budgets: Budgets
-    desk: ApprovalService
+    approvals: ApprovalRequests
 
     @property
     def asking(self) -> ApprovalRooms:
         """What asking a human needs."""
-        return ApprovalRooms(self.desk, self.walls, self.sessions, self.exceeded)
+        return ApprovalRooms(self.approvals, self.walls, self.sessions, self.exceeded)
 
     def estimate(self, validated: ValidatedCall) -> Amounts:
         """What a call is expected to take of budgets."""

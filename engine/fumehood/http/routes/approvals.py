@@ -25,6 +25,7 @@ from fumehood.answers import (
     RememberedAnswer,
     RememberedList,
 )
+from fumehood.approvals.channels.webhook import HEADER
 from fumehood.approvals.model import (
     Approval,
     ApprovalPage,
@@ -66,7 +67,6 @@ from fumehood.http.caller import (
     require_principal,
 )
 from fumehood.http.operation import Needs, Operation
-from fumehood.webhook.signatures import HEADER
 
 APPROVAL = {"approval_id": "The approval's id, `apr_…`."}
 RULE = {"rule_id": "The remembered rule's id."}
