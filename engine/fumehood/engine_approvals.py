@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fumehood.approvals.channels import open_channels
+from fumehood.approvals.channels import CHANNELS, open_channels
 from fumehood.approvals.channels.base import ApprovalChannel, ChannelContext
 from fumehood.approvals.channels.webhook import WebhookChannel
 from fumehood.approvals.eligibility import Eligibility
@@ -84,7 +84,8 @@ def make_channels(
     config: Config, database: Database, clock: Clock, log: Logger
 ) -> tuple[ApprovalChannel, ...]:
     """The configured channels. Raises ConfigError."""
-    return open_channels({"webhook": config.webhook}, ChannelContext(database, clock.now, log))
+    settings = {name: getattr(config, name) for name in CHANNELS}
+    return open_channels(settings, ChannelContext(database, clock.now, log))
 
 
 def make_approvals(

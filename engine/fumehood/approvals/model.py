@@ -83,18 +83,18 @@ class Approval(_Value):
     agent_id: str | None
     session_id: str | None
     arguments: JsonObject
-    """The effective ones, whole; after an edit the edited ones."""
+    """The effective arguments, complete; after an edit the edited ones."""
     asked_arguments: JsonObject | None = None
-    """The effective ones of the call as it was asked for; null where no approver has edited it."""
+    """The effective arguments of the original call; null if no approver has edited it."""
     preview: JsonObject | None
-    """What will change in the workspace, where that was computed."""
+    """The changes to the workspace, if the tool has a preview."""
     rule: str
     asked_by: tuple[str, ...] = ()
-    """The ids of all rules that ask; none where a default does."""
+    """The ids of all rules that ask; empty if a default asks."""
     reason: str | None
-    """Why the policy asks."""
+    """The reason that the policy gives."""
     budget: JsonObject | None = None
-    """The budget that the call would exceed, as it was then, where the yes lets it do that."""
+    """The budget that the approval lets the call exceed, as it was when the call asked."""
     dangerous: bool
     approvers: tuple[str, ...]
     quorum: int
@@ -102,28 +102,28 @@ class Approval(_Value):
     policy_version: str
     action_digest: str
     binding: JsonObject | None
-    """Everything that decides what will happen; `action_digest` is its hash."""
+    """Everything that decides what the call will do; `action_digest` is its hash."""
     created_at: AwareDatetime
     expires_at: AwareDatetime
     decided_at: AwareDatetime | None = None
     started_at: AwareDatetime | None = None
     ended_at: AwareDatetime | None = None
     code: str | None = None
-    """The error code of the call's answer, `OK` where it succeeded; null while it has none."""
+    """The error code of the call's answer, `OK` if it succeeded; null without an answer."""
     changed: tuple[str, ...] = ()
-    """What was not as approved any more when the call was to start."""
+    """The parts of the action that differed from the approved ones at the start."""
     superseded_by: str | None = None
-    """The approval that asks again, because the workspace changed meanwhile."""
+    """The approval that asks again, because the workspace changed."""
     counted: tuple[str, ...] = ()
-    """Whose yes to what it is now counts: while it waits, of those who still may approve."""
+    """The approvers of the present action; while pending, only those who still may approve."""
     stuck: str | None = None
-    """Why nobody could complete it, as things are now."""
+    """Why the quorum cannot be reached at present."""
     has_answer: bool = False
-    """Whether the call's envelope is kept."""
+    """Whether the call's envelope is stored."""
 
     @property
     def yes_votes(self) -> frozenset[str]:
-        """Who said yes to what it is now."""
+        """The approvers of the present action."""
         return yes_votes(self.decisions, self.action_digest)
 
 
@@ -138,7 +138,7 @@ def yes_votes(decisions: Iterable[DecisionRecord], action_digest: str) -> frozen
 
 
 class RememberWish(_Value):
-    """Allow the like of it from now on, without asking. Saved as a rule that can be reviewed.
+    """Also allow matching calls from now on. Saved as a rule that administrators can review.
 
     `session` needs the call to have one. `arguments` are those that must be equal: absent means
     every one, empty means that none matters. `uses` is how often.
@@ -157,9 +157,9 @@ class RememberWish(_Value):
 
 
 class NewDecision(_Value):
-    """An approver's decision. `arguments` replace the call's: an edit, which is an approval of
-    something else and is validated like a new call. A denial's `reason` reaches the model.
-    `action_digest` is that of what was looked at, the preview of an edit: where it is another by
+    """An approver's decision. `arguments` replace the call's: an edit, which approves another
+    action and is validated like a new call. A denial's `reason` reaches the model.
+    `action_digest` is that of the approval or edit preview that the approver saw: if it differs
     now, nothing is done."""
 
     decision: Literal["approve", "deny"]
@@ -176,13 +176,13 @@ class NewDecision(_Value):
 
 
 class NewEdit(_Value):
-    """What an approver would change: all of the call's arguments, as `NewDecision` takes them."""
+    """An edit to be previewed: all of the call's arguments, as in `NewDecision`."""
 
     arguments: dict[str, Any]
 
 
 class OneOfSeveral(_Value):
-    """One decision among several that are made at once, all or none."""
+    """One of several decisions that are made together, all or none."""
 
     approval_id: str = Field(max_length=100)
     version: int | None = Field(default=None, strict=True)
@@ -197,7 +197,7 @@ class SeveralDecisions(_Value):
 
 
 class Resolution(_Value):
-    """What a human found out about an interrupted call."""
+    """The outcome of an interrupted call, as a human found it."""
 
     outcome: Literal["done", "failed"]
     note: str | None = Field(default=None, max_length=MAX_REASON_CHARACTERS)
@@ -217,17 +217,17 @@ class ApprovalQuery(BaseModel):
 
 
 class ApprovalPage(_Value):
-    """A page of approvals. `binding` is left out of each."""
+    """A page of approvals, without their `binding`."""
 
     items: tuple[Approval, ...]
     has_more: bool
     next_cursor: str | None
     total_count: int | None
-    """Counted only where everything fits."""
+    """Counted only if there is one page."""
 
 
 class RememberedRule(_Value):
-    """A rule that an approver's yes left behind, as administrators see it."""
+    """A remembered rule, as administrators see it."""
 
     id: str
     tool: str
@@ -235,10 +235,9 @@ class RememberedRule(_Value):
     agent_id: str | None
     session_id: str | None
     arguments: JsonObject
-    """What must be equal; empty means that no argument matters."""
+    """The arguments that must be equal; empty if none matters."""
     rule: str
-    """The rules that asked, `, ` between them. Where another one asks, this one does not
-    answer."""
+    """The policy rules that it answers, separated by `, `. It answers no other rules."""
     definition: str
     """The hash of the tool's definition: a changed tool asks again."""
     approval_id: str
@@ -252,17 +251,17 @@ class RememberedRule(_Value):
 
 @dataclass(frozen=True, slots=True)
 class StoredRequest:
-    """What the engine needs to carry the call out later, as it was asked for."""
+    """A call as it was made, to be run later."""
 
     arguments: JsonObject
-    """As the caller gave them: without the agent's defaults and fixed ones."""
+    """The caller's own arguments, without the agent's defaults and fixed ones."""
     options: JsonObject
     token_id: str | None
     expected: str | None = None
-    """What the workspace must be like, where the call's effect was shown."""
+    """The state of the workspace for which the call's effect was previewed."""
     may_exceed_budget: bool = False
     hidden: tuple[str, ...] = ()
-    """Arguments that the agent's configuration fixes: their caller is not shown them."""
+    """Arguments that the agent's configuration fixes and hides from the caller."""
 
     @property
     def document(self) -> JsonObject:
@@ -273,7 +272,7 @@ class StoredRequest:
 
 @dataclass(frozen=True, slots=True)
 class StoredApproval:
-    """An approval with what only the engine sees."""
+    """An approval with the fields that only the engine sees."""
 
     approval: Approval
     request: StoredRequest
@@ -283,7 +282,7 @@ class StoredApproval:
 
 
 def without_arguments(approval: Approval, hidden: Sequence[str]) -> Approval:
-    """Without what its caller may not see of it, also as it was asked for."""
+    """The approval without the arguments that are hidden from its caller."""
     if not hidden:
         return approval
     asked = approval.asked_arguments

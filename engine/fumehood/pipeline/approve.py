@@ -65,8 +65,8 @@ class Underway(CallInProgress):
 class WaitCancelled(asyncio.CancelledError):
     """A call was cancelled after it was stored: if by its caller, it has to be taken back."""
 
-    def __init__(self, approval_id: str) -> None:
-        super().__init__()
+    def __init__(self, approval_id: str, cancelling: asyncio.CancelledError) -> None:
+        super().__init__(*cancelling.args)  # anyio reads there which scope was cancelled
         self.approval_id = approval_id
 
 
@@ -128,8 +128,8 @@ async def approve(
     )  # fmt: skip
     try:
         await run_to_completion(_park(stored, claimed, approvals, trail))
-    except asyncio.CancelledError:
-        raise WaitCancelled(stored.approval.id) from None
+    except asyncio.CancelledError as cancelling:
+        raise WaitCancelled(stored.approval.id, cancelling) from None
     return await wait_for(stored.approval.id, permitted.request, approvals, live)
 
 
@@ -154,8 +154,8 @@ async def wait_for(
         if newest.has_answer:  # since this moment
             return await approvals.stored_answer(newest.id)
         raise waits(newest, approvals)
-    except asyncio.CancelledError:
-        raise WaitCancelled(approval_id) from None
+    except asyncio.CancelledError as cancelling:
+        raise WaitCancelled(approval_id, cancelling) from None
 
 
 async def _park(

@@ -318,17 +318,17 @@ def sign(secret: bytes, body: bytes, at: datetime) -> str:
 
 
 class Callbacks:
-    """Judges what comes back. Holds the signatures of the last while in memory."""
+    """Checks the signatures of callbacks. Remembers recent ones in memory."""
 
     def __init__(self, secret: bytes, *, window_s: float) -> None:
         self._secret = secret
         self._window_s = window_s
         self._seen: dict[bytes, float] = {}
-        """Signature → when it is too old by itself."""
+        """Signature → the time from which its age alone refuses it."""
         self._latest = -math.inf
 
     def check(self, headers: Sequence[str], body: bytes, now: datetime) -> None:
-        """Pass on what bears one good signature of its bytes, made just now, for the first time.
+        """Accept a body that has exactly one valid, recent and unused signature.
 
         Raises:
             Unauthorized: none, several, or one that is wrong, too old, of the future, or used.
@@ -346,7 +346,7 @@ class Callbacks:
         self._require_first(given, int(seconds))
 
     def _require_fresh(self, signed_at: int, now: float) -> None:
-        # A clock that is set back would make what was forgotten good again.
+        # A clock that is set back would make forgotten signatures valid again.
         self._latest = max(self._latest, now)
         if signed_at < self._latest - self._window_s or signed_at > now + self._window_s:
             raise Unauthorized(
@@ -377,27 +377,27 @@ _IS_OWED = DELIVERIES.c.delivered_at.is_(None) & DELIVERIES.c.given_up_at.is_(No
 
 @dataclass(frozen=True, slots=True)
 class Owed:
-    """A message that has not arrived yet. `attempts` counts those that were begun."""
+    """A message that has not arrived yet. `attempts` includes one that is being made."""
 
     seq: int
     approval_id: str
-    """Empty where the message is about none."""
+    """Empty if the message is not about an approval."""
     event: str
     attempts: int
     document: JsonObject | None
-    """What is told, where it is about no approval."""
+    """The content, if the message is not about an approval."""
 
 
 def owe(connection: Connection, approval_id: str, event: str, at: datetime) -> None:
-    """Promise a message about an approval, in the transaction of what it tells."""
+    """Store a message about an approval, in the transaction of its event."""
     _owe(connection, event, at, approval_id=approval_id, document=None)
 
 
 def owe_newest(connection: Connection, event: str, document: JsonObject, at: datetime) -> None:
-    """Promise a message that says all that earlier ones of its kind would have said.
+    """Store a message that replaces the earlier ones of its kind.
 
-    Those go only once it is there: a number that is free again would be given to it, and an
-    earlier one that is just being sent would then strike this one off.
+    They are deleted after it is stored. Otherwise it could get the number of a deleted message,
+    and one that is still being sent under that number would settle it.
     """
     seq = _owe(connection, event, at, approval_id="", document=document)
     earlier = _IS_OWED & (DELIVERIES.c.event == event) & (DELIVERIES.c.seq < seq)
@@ -405,7 +405,7 @@ def owe_newest(connection: Connection, event: str, document: JsonObject, at: dat
 
 
 def list_owed(connection: Connection, after: int, limit: int) -> list[Owed]:
-    """What is owed, oldest first, beginning behind the number `after`."""
+    """The owed messages after the number `after`, oldest first."""
     found = connection.execute(
         select(DELIVERIES)
         .where(_IS_OWED, DELIVERIES.c.seq > after)
@@ -416,24 +416,24 @@ def list_owed(connection: Connection, after: int, limit: int) -> list[Owed]:
 
 
 def note_attempt(connection: Connection, seq: int) -> None:
-    """Count an attempt before it is made: a crash in the middle has made it."""
+    """Count an attempt before it is made, so that one cut short by a crash counts."""
     connection.execute(
         update(DELIVERIES).where(DELIVERIES.c.seq == seq).values(attempts=DELIVERIES.c.attempts + 1)
     )
 
 
 def note_delivered(connection: Connection, seq: int, at: datetime) -> None:
-    """It has arrived."""
+    """Settle a message that has arrived."""
     _end(connection, seq, "delivered_at", at)
 
 
 def give_up(connection: Connection, seq: int, at: datetime) -> None:
-    """It is not tried again."""
+    """Settle a message that is not tried again."""
     _end(connection, seq, "given_up_at", at)
 
 
 def forget_old(connection: Connection, before: datetime) -> int:
-    """Remove what has ended, and was promised before this moment; how many."""
+    """Delete settled messages that were stored before a time; their number."""
     ended = or_(DELIVERIES.c.delivered_at.is_not(None), DELIVERIES.c.given_up_at.is_not(None))
     removed = connection.execute(
         delete(DELIVERIES).where(ended, DELIVERIES.c.created_at < stamp(before))
@@ -448,7 +448,7 @@ def _end(connection: Connection, seq: int, column: str, at: datetime) -> None:
 
 
 def _owe(connection: Connection, event: str, at: datetime, **about: Any) -> int:
-    """Its number."""
+    """Store a message; its number."""
     row = {
         "event": event,
         "created_at": stamp(at),
