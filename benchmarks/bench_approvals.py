@@ -112,7 +112,7 @@ async def _asked_ms(engine: Engine) -> float:
 async def _listed_ms(
     database: Database, query: ApprovalQuery, principal_id: str | None = None
 ) -> float:
-    table = ApprovalTable(database, database.audit, tells=False)
+    table = ApprovalTable(database)
     times = []
     for _ in range(ROUNDS):
         before = time.perf_counter()

@@ -1,10 +1,10 @@
 """The composition: the parts of an engine, made in order, started, recovered, drained and stopped.
 
-Host side. With `engine_approvals` and `engine_webhook` the only code that names concrete classes of
-all packages; above it `engine`, the interface. Invariants: `compose` makes each part from parts
-above it and starts none, and raises the first fault in the tools, the state or the policy. Calls
-are accepted only after the calls that a crash interrupted were recovered, and approved calls start
-after that. When the engine has ended, nothing runs.
+Host side. With `engine_approvals` the only code that names concrete classes of all packages; above
+it `engine`, the interface. Invariants: `compose` makes each part from parts above it and starts
+none, and raises the first fault in the tools, the state or the policy. Calls are accepted only
+after the calls that a crash interrupted were recovered, and approved calls start after that. When
+the engine has ended, nothing runs.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
 from sqlalchemy import Connection
 
-from fumehood.approvals.service import ApprovalService
+from fumehood.approvals.channels.base import ApprovalChannel
+from fumehood.approvals.channels.webhook import WebhookChannel, owe_newest
+from fumehood.approvals.requests import ApprovalRequests
 from fumehood.audit.service import AuditService
 from fumehood.budgets.ledger import Budgets
 from fumehood.budgets.store import CounterTable
@@ -34,7 +35,12 @@ from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB
 from fumehood.core.usage import EstimatingCounter, TokenCounter
-from fumehood.engine_approvals import EngineApprovals
+from fumehood.engine_approvals import (
+    EngineApprovals,
+    make_approvals,
+    make_channels,
+    make_requests,
+)
 from fumehood.identity.agents import Agents
 from fumehood.identity.approvers import Approvers
 from fumehood.identity.principals import require_agent, require_caller
@@ -62,10 +68,6 @@ from fumehood.storage.errors import StoreError, understood
 from fumehood.storage.recordings import RecordingStore
 from fumehood.storage.retention import Kept, retention
 from fumehood.storage.sessions import SessionTable
-from fumehood.webhook.deliveries import owe_newest
-
-if TYPE_CHECKING:
-    from fumehood.engine_webhook import EngineWebhook
 
 CURSOR_KEY_BYTES = 32
 
@@ -115,7 +117,6 @@ class Composition:
     sessions: SessionKeeper
     approvals: EngineApprovals
     policy: CurrentPolicy
-    webhook: EngineWebhook | None
     calls: Calls
 
 
@@ -182,7 +183,6 @@ def compose(
         log.warning("budget.covers_no_tool", budget=name)
     intake = Intake()
     sessions = _make_sessions(basis, database, walls.container, state.agents, intake, on_event)
-    approvals = _make_approvals(basis, database, state)
 
     def facts_of(wish: ExplainWish) -> CallFacts:
         return facts_to_explain(wish, registry, state.agents, clock.now().date())
@@ -190,9 +190,11 @@ def compose(
     policy = CurrentPolicy(
         config.policy_file, config.environment, registry, facts_of, database, log, clock.now
     )
-    webhook = _make_webhook(basis, database, approvals.desk)
-    if webhook is not None:
-        audit.connect(_owe_anchor, webhook.wake)
+    channels = make_channels(config, database, clock, log)
+    for channel in channels:
+        if isinstance(channel, WebhookChannel):  # it reports the anchors, too
+            audit.connect(_owe_anchor, channel.wake)
+    requests = _make_requests(basis, database, state, channels, intake)
     services = PipelineServices(
         registry=registry,
         agents=state.agents,
@@ -210,9 +212,8 @@ def compose(
         policy=policy.gate,
         keys=state.keys,
         budgets=state.budgets,
-        desk=approvals.desk,
+        approvals=requests,
     )
-    approvals.connect(services, intake.takes_none, webhook.wake if webhook is not None else None)
     calls = Calls(
         intake,
         services,
@@ -235,9 +236,8 @@ def compose(
         state=state,
         intake=intake,
         sessions=sessions,
-        approvals=approvals,
+        approvals=make_approvals(channels, services),
         policy=policy,
-        webhook=webhook,
         calls=calls,
     )
 
@@ -341,32 +341,26 @@ def _make_sessions(
     )
 
 
-def _make_approvals(basis: Basis, database: Database, state: EngineState) -> EngineApprovals:
-    """Make the approvals, not yet connected to the pipeline."""
+def _make_requests(
+    basis: Basis,
+    database: Database,
+    state: EngineState,
+    channels: tuple[ApprovalChannel, ...],
+    intake: Intake,
+) -> ApprovalRequests:
     with understood("approvals"):
-        return EngineApprovals(
+        return make_requests(
             basis.config,
             database,
+            channels,
             approvers=state.approvers,
             tokens=state.tokens,
             agents=state.agents,
+            is_draining=intake.takes_none,
             clock=basis.clock,
             ids=basis.ids,
             log=basis.log,
         )
-
-
-def _make_webhook(
-    basis: Basis, database: Database, approvals: ApprovalService
-) -> EngineWebhook | None:
-    """Make the webhook if one is configured."""
-    chosen = basis.config.webhook
-    if chosen is None:
-        return None
-    # Imported here, because it loads an HTTP client that most engines do not need.
-    from fumehood.engine_webhook import EngineWebhook
-
-    return EngineWebhook(chosen, database, approvals.show, approvals.now, basis.log)
 
 
 def _owe_anchor(connection: Connection, anchor: JsonObject, now: datetime) -> None:
@@ -415,9 +409,9 @@ class EngineLife:
         await self._keep_within_bounds()
         await self._recover_keys()
         made.intake.is_open = True
-        if made.webhook is not None:
-            await enter(made.webhook.running())
-        await enter(made.approvals.desk)
+        for channel in made.approvals.channels:
+            await enter(channel.running(made.approvals.service.show))
+        await enter(made.approvals.scheduler)
 
     def drain(self) -> None:
         """Accept no new calls; running calls continue."""
@@ -426,7 +420,7 @@ class EngineLife:
     async def drained(self) -> None:
         """Wait, after `drain`, until no call runs, approved calls included."""
         await self._made.calls.drained()
-        await self._made.approvals.desk.drained()
+        await self._made.approvals.scheduler.drained()
 
     async def end(self) -> None:
         """Accept no more calls, and stop everything."""
@@ -459,7 +453,7 @@ class EngineLife:
             (state.blobs, self._config.blobs_kept_hours * 3600),
             (state.keys, KEY_LIFETIME.total_seconds()),
             (state.budgets, math.inf),
-            (self._made.approvals.table, math.inf),
+            (self._made.approvals.requests.table, math.inf),
         )
         for kept, kept_s in all_kept:
             await self._stack.enter_async_context(

@@ -30,7 +30,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import NoDecode, SettingsConfigDict
 
-from fumehood.approvals.settings import ApprovalSettings
+from fumehood.approvals.settings import ApprovalSettings, WebhookSettings
 from fumehood.audit.settings import AuditSettings
 from fumehood.budgets.settings import AllBudgets
 from fumehood.core.names import did_you_mean
@@ -43,7 +43,6 @@ from fumehood.protocol.sockets import config_file as config_file
 from fumehood.sandbox.container.settings import ContainerSettings
 from fumehood.sandbox.process.settings import InterpreterSettings, JailSettings
 from fumehood.sandbox.settings import SessionSettings
-from fumehood.webhook.settings import WebhookSettings
 
 
 class Config(SocketSettings):

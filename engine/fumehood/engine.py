@@ -128,9 +128,9 @@ class Engine:
         self.blobs = made.state.blobs
         self.keys = made.state.keys
         self.sessions = made.sessions
-        self.approvals = made.approvals.desk
+        self.approvals = made.approvals.service
         self.policy = made.policy
-        self.webhook = made.webhook
+        self.webhook = made.approvals.webhook
 
     async def __aenter__(self) -> Engine:
         await self._life.begin()

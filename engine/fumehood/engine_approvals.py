@@ -1,20 +1,26 @@
-"""The engine's desk: made from its configuration, its state and the way of its calls.
+"""The engine's approvals: made from its configuration, its identities and the pipeline.
 
-Part of the composition root, which names concrete classes. Above it `engine_composition`, below
-it `pipeline/`.
+Part of the composition root, in two steps: what the pipeline needs of approvals, and what needs the
+pipeline.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from fumehood.approvals.remembered import Remembering
+from fumehood.approvals.channels import CHANNELS, open_channels
+from fumehood.approvals.channels.base import ApprovalChannel, ChannelContext
+from fumehood.approvals.channels.webhook import WebhookChannel
+from fumehood.approvals.eligibility import Eligibility
+from fumehood.approvals.remembered import RememberedRules
+from fumehood.approvals.requests import ApprovalRequests
 from fumehood.approvals.resume import CallResumption
+from fumehood.approvals.scheduler import ApprovalScheduler
 from fumehood.approvals.service import ApprovalService
-from fumehood.approvals.store import ApprovalTable, StoredApproval
+from fumehood.approvals.store import ApprovalTable
+from fumehood.approvals.stored_calls import StoredCalls
 from fumehood.config import Config
-from fumehood.core.identity import Principal, Scope
-from fumehood.core.json_types import JsonObject
 from fumehood.identity.agents import Agents
 from fumehood.identity.approvers import Approvers
 from fumehood.identity.tokens import Tokens
@@ -23,88 +29,70 @@ from fumehood.observe.log import Logger
 from fumehood.pipeline.services import PipelineServices
 from fumehood.storage.database import Database
 
-WEBHOOK_ID = "webhook"
-"""The principal of signed callbacks."""
 
-
+@dataclass(frozen=True, slots=True)
 class EngineApprovals:
-    """The desk with whom it asks and for whom it acts."""
+    """The approvals of one engine."""
 
-    def __init__(
-        self,
-        config: Config,
-        database: Database,
-        *,
-        approvers: Approvers,
-        tokens: Tokens,
-        agents: Agents,
-        clock: Clock,
-        ids: IdSource,
-        log: Logger,
-    ) -> None:
-        self._config = config
-        self._approvers = approvers
-        self._tokens = tokens
-        self._agents = agents
-        self._clock = clock
-        self._log = log
-        self._tell: Callable[[], None] | None = None
-        chosen = config.approvals
-        self.table = ApprovalTable(
-            database,
-            database.audit,
-            tells=config.webhook is not None,
-            kept_days=chosen.kept_days,
-        )
-        self.desk = ApprovalService(
-            self.table,
-            Remembering(database),
-            chosen,
+    channels: tuple[ApprovalChannel, ...]
+    requests: ApprovalRequests
+    scheduler: ApprovalScheduler
+    service: ApprovalService
+
+    @property
+    def webhook(self) -> WebhookChannel | None:
+        """The webhook, if one is configured."""
+        return next((one for one in self.channels if isinstance(one, WebhookChannel)), None)
+
+
+def make_requests(
+    config: Config,
+    database: Database,
+    channels: tuple[ApprovalChannel, ...],
+    *,
+    approvers: Approvers,
+    tokens: Tokens,
+    agents: Agents,
+    is_draining: Callable[[], bool],
+    clock: Clock,
+    ids: IdSource,
+    log: Logger,
+) -> ApprovalRequests:
+    """The part of approvals that the pipeline uses."""
+    settings = config.approvals
+    return ApprovalRequests(
+        ApprovalTable(database, channels=channels, kept_days=settings.kept_days),
+        RememberedRules(database),
+        Eligibility(
+            approvers,
+            tokens,
+            agents,
+            channels={one.decides_as for one in channels if one.decides_as is not None},
+            allow_self_approval=settings.allow_self_approval,
             now=clock.now,
-            new_id=ids.approval_id,
-            who_approves=self._who_approves,
-            cure=lambda: approvers.cure,
-            on_event=self._on_event,
-        )
+        ),
+        settings,
+        channels=channels,
+        now=clock.now,
+        new_id=ids.approval_id,
+        is_draining=is_draining,
+        log=log,
+    )
 
-    def connect(
-        self,
-        rooms: PipelineServices,
-        is_draining: Callable[[], bool],
-        tell: Callable[[], None] | None,
-    ) -> None:
-        """Give the desk what needs the desk itself: the way of calls, and who tells others.
 
-        `tell` is called after each event; None where nobody is to be told.
-        """
-        self.desk.way = CallResumption(rooms, self._principal_again)
-        self.desk.is_draining = is_draining
-        self._tell = tell
+def make_channels(
+    config: Config, database: Database, clock: Clock, log: Logger
+) -> tuple[ApprovalChannel, ...]:
+    """The configured channels. Raises ConfigError."""
+    settings = {name: getattr(config, name) for name in CHANNELS}
+    return open_channels(settings, ChannelContext(database, clock.now, log))
 
-    def _on_event(self, event: str, values: JsonObject) -> None:
-        level = self._log.info if event == "approval.changed" else self._log.warning
-        level(event, **values)
-        if self._tell is not None:
-            self._tell()
 
-    def _who_approves(self) -> frozenset[str]:
-        """Everybody who could say yes now, as principals."""
-        now, webhook = self._clock.now(), self._config.webhook
-        approvers = {
-            one.principal.id for one in self._approvers.current() if Scope.APPROVE in one.scopes
-        }
-        tokens = {
-            one.principal_id
-            for one in self._tokens.all()
-            if Scope.APPROVE in one.scopes and one.is_valid(now)
-        }
-        decides = webhook is not None and webhook.may_decide
-        return frozenset(approvers | tokens | ({WEBHOOK_ID} if decides else set()))
-
-    def _principal_again(self, stored: StoredApproval) -> Principal | None:
-        """Whoever asked, as far as that identity is still good."""
-        approval, token_id = stored.approval, stored.request.token_id
-        if token_id is not None:
-            return self._tokens.principal_of_id(token_id, self._clock.now())
-        agents = self._agents.spoken_for_by(approval.principal_id)
-        return Principal(approval.principal_id, frozenset({Scope.CALL}), agents)
+def make_approvals(
+    channels: tuple[ApprovalChannel, ...], services: PipelineServices
+) -> EngineApprovals:
+    """All of it, once the services of the pipeline are there."""
+    requests, resumption = services.approvals, CallResumption(StoredCalls(services))
+    scheduler = ApprovalScheduler(requests, resumption)
+    service = ApprovalService(requests, resumption, scheduler)
+    return EngineApprovals(channels, requests, scheduler, service)

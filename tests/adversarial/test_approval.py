@@ -22,8 +22,8 @@ from fumehood.approvals.model import (
     RememberWish,
     Resolution,
 )
-from fumehood.approvals.resume import CallResumption
 from fumehood.approvals.store import ApprovalTable
+from fumehood.approvals.stored_calls import StoredCalls
 from fumehood.core.errors import EngineError, PermissionDenied
 from fumehood.executors.handle import CallHandle
 from fumehood.pipeline.incoming import parse_own_call
@@ -164,14 +164,14 @@ async def test_a_deny_rule_that_comes_while_an_approved_call_waits_for_its_place
 async def test_a_fault_with_one_approval_leaves_the_others_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole = CallResumption._trail
+    whole = StoredCalls.context_of
 
-    def broken(self: CallResumption, stored: Any) -> Any:
+    def broken(self: StoredCalls, stored: Any, handle: Any = None) -> Any:
         if stored.approval.arguments == {"what": "damaged"}:
             raise KeyError("damaged")
-        return whole(self, stored)
+        return whole(self, stored, handle)
 
-    monkeypatch.setattr(CallResumption, "_trail", broken)
+    monkeypatch.setattr(StoredCalls, "context_of", broken)
     async with asking() as desk:
         await desk.decide(await desk.parked("damaged"))
         approval_id = await desk.parked("a")

@@ -146,12 +146,12 @@ async def test_disk_is_full_when_a_yes_is_used_up_nothing_runs_and_the_yes_stays
     approval_id = await world.user.ask("a")
     world.disk.spares, world.disk.is_full = 1, True  # the decision
     await world.approve(approval_id)
-    await until(lambda: world.disk.refused and not world.engine.desk._runs.running)
+    await until(lambda: world.disk.refused and not world.engine.desk.requests.runs.running)
     assert await world.state(approval_id) is ApprovalState.APPROVED
     assert world.acted == before
     assert world.held() == [0]
     world.disk.is_full = False
-    world.engine.desk._keeper.look()
+    world.engine.desk.scheduler.look()
     await world.user.end("a", approval_id)
     assert await world.state(approval_id) is ApprovalState.DONE
     assert world.acted == before + 1
@@ -162,7 +162,7 @@ async def test_disk_is_full_when_a_yes_is_used_up_nothing_runs_and_the_yes_stays
 async def test_disk_is_full_when_a_call_ends_its_answer_is_kept_once_there_is_room(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fumehood.approvals.changes.RETRY_S", 0.02)
+    monkeypatch.setattr("fumehood.approvals.requests.RETRY_S", 0.02)
     await world.user.ask("before", "note")
     approval_id = await world.user.ask("a", key="k")
     world.disk.spares, world.disk.is_full = 2, True  # the decision, and the start
@@ -224,11 +224,13 @@ async def test_disk_that_is_really_full_when_a_yes_is_used_up(small_disk: Path) 
         filler = small_disk / "filler"
         fill(filler)
         world.disk.may_go.set()
-        await until(lambda: world.database.is_failing and not world.engine.desk._runs.running)
+        await until(
+            lambda: world.database.is_failing and not world.engine.desk.requests.runs.running
+        )
         assert await world.state(approval_id) is ApprovalState.APPROVED
         assert world.acted == 0
         filler.unlink()
-        world.engine.desk._keeper.look()
+        world.engine.desk.scheduler.look()
         await world.user.end("a", approval_id)
         assert await world.state(approval_id) is ApprovalState.DONE
         assert world.acted == 1
@@ -263,13 +265,13 @@ async def test_cancelled_while_its_yes_is_used_up_it_never_acts(home: Path) -> N
         world.disk.stops_at = world.disk.number + 2
         await world.approve(approval_id)
         await until(world.disk.stopped.is_set)
-        run = world.engine.desk._runs.running[approval_id]
+        run = world.engine.desk.requests.runs.running[approval_id]
         cancelling = asyncio.create_task(world.engine.desk.cancel(approval_id, world.engine.owner))
-        await until(lambda: run.live.is_cancelled)
+        await until(lambda: run.handle.is_cancelled)
         world.disk.may_go.set()
         with anyio.fail_after(20):
             assert (await cancelling).state is ApprovalState.CANCELLED
-        world.engine.desk._keeper.look()
+        world.engine.desk.scheduler.look()
         answer = await world.engine.call("act", {"label": "a"}, idempotency_key="k")
         assert answer.error is not None
         assert answer.error.code == "CANCELLED"
@@ -304,7 +306,7 @@ async def test_cancelled_in_the_moment_of_its_yes_it_acts_or_is_cancelled(world:
             await world.engine.desk.cancel(approval_id, world.engine.owner)
         except IdempotencyConflict:
             await world.user.end(f"a{number}", approval_id)
-        await until(lambda: not world.engine.desk._runs.running)
+        await until(lambda: not world.engine.desk.requests.runs.running)
         has_acted = marks(world.home)[f"a{number}"] == 1
         states = {True: {ApprovalState.DONE, ApprovalState.FAILED}}
         assert await world.state(approval_id) in states.get(has_acted, {ApprovalState.CANCELLED})
@@ -342,7 +344,7 @@ async def test_yes_that_comes_to_its_place_as_the_engine_drains_is_good_at_the_n
         await until(world.disk.stopped.is_set)
         world.engine.drain()
         world.disk.may_go.set()
-        await until(lambda: not world.engine.desk._runs.running)
+        await until(lambda: not world.engine.desk.requests.runs.running)
         assert await world.state(approval_id) is ApprovalState.APPROVED
         assert world.acted == 0
     async with world_in(home) as world:

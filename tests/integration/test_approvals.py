@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 
 from conftest import FUMEHOOD, Daemon
 from fumehood import Refused
+from fumehood.approvals.channels.webhook import HEADER, Callbacks, sign
 from fumehood.approvals.model import ApprovalState, NewDecision, OneOfSeveral, RememberWish
 from fumehood.cli.main import app
-from fumehood.webhook.signatures import HEADER, Callbacks, sign
 from support.approving import approving_daemon, ran
 from support.authority import ask
 from support.clients import KINDS, LEAVES_SOCKETS, client_of

@@ -81,7 +81,7 @@ async def test_approvals_keys_sessions_and_the_audit_chain_are_kept(config: Conf
 
         approver = await engine.approvers.principal_of(CREDENTIAL)
         await engine.desk.decide(WAITING, NewDecision(decision="approve"), approver, channel="cli")
-        answer = await engine.desk.wait(WAITING, 10, None)
+        answer = await engine.desk.requests.wait(WAITING, 10, None)
         assert answer is not None
         assert answer.data is not None
         assert answer.data["value"] == 4

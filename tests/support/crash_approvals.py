@@ -230,7 +230,7 @@ class User:
     async def end(self, label: str, approval_id: str) -> None:
         """Wait for the answer of a call that waited."""
         if approval_id:
-            envelope = await self.desk.wait(approval_id, PATIENCE_S, None)
+            envelope = await self.desk.requests.wait(approval_id, PATIENCE_S, None)
             assert envelope is not None, f"{label} has no end"
             self.hear(label, envelope)
 
@@ -251,7 +251,7 @@ class User:
     def pass_time(self, seconds: float) -> None:
         """The desk looks at its clock now and then only: it is told to."""
         self.clock.advance(seconds)
-        self.desk._keeper.look()
+        self.desk.scheduler.look()
 
 
 Script = Callable[[User, str], Awaitable[None]]
@@ -394,7 +394,7 @@ def prepare_start(home: Path) -> None:
             for one in (has_yes, *begun):
                 await user.decide(one)
             for one in begun:
-                await user.desk.begin(await user.desk._changes.get(one))
+                await user.desk.requests.begin(await user.desk.requests.get(one))
             mark(home, "start-d")  # of the two that had begun, one has acted
 
     asyncio.run(make())
@@ -470,8 +470,8 @@ async def _nothing(*args: object) -> None:
 
 
 WEAKNESSES = {
-    "a yes is not used up": ("fumehood.approvals.service.ApprovalService.begin", _nothing),
-    "a use is not counted": ("fumehood.approvals.remembered.Remembering.use", _nothing),
+    "a yes is not used up": ("fumehood.approvals.requests.ApprovalRequests.begin", _nothing),
+    "a use is not counted": ("fumehood.approvals.remembered.RememberedRules.use", _nothing),
     "a mark is not raised": ("fumehood.budgets.store.CounterTable.reserve", _nothing),
     "a key is not taken": ("fumehood.storage.idempotency.take", lambda *args: None),
 }

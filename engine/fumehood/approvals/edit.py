@@ -1,19 +1,18 @@
-"""Edit: an approver says yes to other arguments, which are another call.
+"""Edits: an approver approves a call with other arguments, which is another action.
 
-Host side. The way of a call (`resume`) makes an `Edited` of the other arguments, checked like a
-new call; here it becomes what is kept of the approval from then on. Pure. Invariant: an edit
-never lets fewer, or other, people agree than the call that was asked for wanted.
+Host side, pure. `resume` checks the new arguments like a new call and returns an `Edited`; this
+file turns it into the new content of the approval's row. Invariant: an edit never lowers the
+quorum, and never admits approvers whom the original call did not admit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from fumehood.approvals.model import Approval
-from fumehood.approvals.over_budget import budget_record, reason_with_budget
-from fumehood.approvals.store import StoredApproval, StoredRequest
+from fumehood.approvals.model import Approval, StoredApproval
+from fumehood.approvals.preview import budget_record, reason_with_budget
 from fumehood.budgets.model import Exceeded
 from fumehood.core.errors import PermissionDenied
 from fumehood.core.json_types import JsonObject
@@ -22,12 +21,12 @@ from fumehood.protocol.canonical import canonical
 
 MAX_NAMED = 20
 MAX_POINTER = 100
-"""Characters: arguments' names are a stranger's where a tool takes any."""
+"""Characters: some tools accept any argument names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edited:
-    """What an edited call is: another action, checked like a new call."""
+    """An edited call: another action, checked like a new call."""
 
     request_arguments: JsonObject
     arguments: JsonObject
@@ -36,20 +35,26 @@ class Edited:
     digest: str
     document: JsonObject
     decision: Decision
-    """What the policy says of it, which is no denial."""
+    """The policy's decision on it, which is not a denial."""
     exceeded: Exceeded | None
-    """The budget that the yes would let it exceed."""
+    """The budget that it would exceed with the approval."""
     hidden: tuple[str, ...]
-    """Arguments that the agent's configuration fixes now."""
+    """Arguments that the agent's configuration now fixes."""
 
 
 def edited_document(stored: StoredApproval, edited: Edited) -> dict[str, Any]:
-    """What of an approval's row an edit replaces.
+    """The fields of an approval's row that an edit replaces.
 
     Raises:
-        PermissionDenied: the rules of both calls want too few of the same people.
+        PermissionDenied: too few approvers are admitted by the rules of both calls.
     """
-    request = stored.request
+    hidden = tuple(sorted({*stored.request.hidden, *edited.hidden}))
+    request = replace(
+        stored.request,
+        arguments=edited.request_arguments,
+        expected=edited.expected,
+        hidden=hidden,
+    )
     return {
         **_asked_for_edited(stored.approval, edited),
         "arguments": edited.arguments,
@@ -57,19 +62,12 @@ def edited_document(stored: StoredApproval, edited: Edited) -> dict[str, Any]:
         "preview": edited.preview,
         "binding": edited.document,
         "action_digest": edited.digest,
-        "request": {
-            "arguments": edited.request_arguments,
-            "options": request.options,
-            "token_id": request.token_id,
-            "expected": edited.expected,
-            "may_exceed_budget": request.may_exceed_budget,
-            "hidden": sorted({*request.hidden, *edited.hidden}),
-        },
+        "request": request.document,
     }
 
 
 def as_edited(stored: StoredApproval, edited: Edited) -> Approval:
-    """The approval as an edit would make it, to be looked at; nothing of it is kept.
+    """The approval as an edit would make it. Nothing is stored.
 
     Raises:
         PermissionDenied: as `edited_document`.
@@ -83,7 +81,7 @@ def as_edited(stored: StoredApproval, edited: Edited) -> Approval:
 
 
 def asked_again(before: StoredApproval, again: StoredApproval) -> StoredApproval:
-    """A call that is to be asked for once more, with what stays of an edit of the first one.
+    """The approval that asks again for a call, with an edit of the first one carried over.
 
     Raises:
         PermissionDenied: as `edited_document`.
@@ -91,31 +89,23 @@ def asked_again(before: StoredApproval, again: StoredApproval) -> StoredApproval
     was, now = before.approval, again.approval
     if was.asked_arguments is None:
         return again
-    approvers, quorum = _wanted_by_both(was, now.approvers, now.quorum)
+    approvers, quorum = _admitted_by_both(was, now.approvers, now.quorum)
     kept = {"asked_arguments": was.asked_arguments, "approvers": approvers, "quorum": quorum}
     hidden = tuple(sorted({*before.request.hidden, *again.request.hidden}))
-    asks = again.request
-    request = StoredRequest(
-        arguments=asks.arguments,
-        options=asks.options,
-        token_id=asks.token_id,
-        expected=asks.expected,
-        may_exceed_budget=asks.may_exceed_budget,
-        hidden=hidden,
-    )
+    request = replace(again.request, hidden=hidden)
     return StoredApproval(now.model_copy(update=kept), request, again.idempotency_key)
 
 
 def _asked_arguments(before: Approval, edited: Edited) -> JsonObject | None:
-    """As the caller asked; none where a second edit has brought just that back."""
+    """The caller's arguments; None if a second edit has restored them."""
     asked = before.arguments if before.asked_arguments is None else before.asked_arguments
     return None if canonical(asked) == canonical(edited.arguments) else asked
 
 
 def edit_warning(stored: StoredApproval) -> str | None:
-    """What the caller of a call that was carried out is told, where it was edited.
+    """The warning for the caller of an edited call; None if it was not edited.
 
-    It names arguments, and no value; of those that its agent's configuration fixes not even that.
+    It names the changed arguments but not their values, and omits the agent's fixed ones.
     """
     approval = stored.approval
     asked, done = approval.asked_arguments, approval.arguments
@@ -130,26 +120,26 @@ def edit_warning(stored: StoredApproval) -> str | None:
 
 
 def _is_same(asked: JsonObject, done: JsonObject, name: str) -> bool:
-    """Equal in type, too, as in the digest."""
+    """Whether an argument is equal, its type included, as in the digest."""
     if name not in asked or name not in done:
         return False
     return canonical(asked[name]) == canonical(done[name])
 
 
 def _pointer(name: str) -> str:
-    """A JSON pointer (RFC 6901), bounded: a tool that takes anything takes any name."""
+    """A JSON pointer (RFC 6901) of bounded length."""
     escaped = name.replace("~", "~0").replace("/", "~1")
     return "/" + (escaped if len(escaped) <= MAX_POINTER else escaped[:MAX_POINTER] + "…")
 
 
 def _asked_for_edited(before: Approval, edited: Edited) -> dict[str, Any]:
-    """Who has to agree to an edited call: whom its own rules want, and whom those before wanted.
+    """Who has to approve an edited call: approvers that its own rules and the earlier ones admit.
 
     Raises:
-        PermissionDenied: too few are wanted by both.
+        PermissionDenied: too few are admitted by both.
     """
     decision = edited.decision
-    approvers, quorum = _wanted_by_both(before, decision.approvers, decision.quorum)
+    approvers, quorum = _admitted_by_both(before, decision.approvers, decision.quorum)
     asked: dict[str, Any] = {"approvers": list(approvers), "quorum": quorum}
     if decision.verdict is Verdict.ASK:
         asked |= {"rule": decision.rule, "asked_by": list(decision.asked_by),
@@ -159,16 +149,16 @@ def _asked_for_edited(before: Approval, edited: Edited) -> dict[str, Any]:
     return asked
 
 
-def _wanted_by_both(
+def _admitted_by_both(
     before: Approval, approvers: Sequence[str], quorum: int
 ) -> tuple[tuple[str, ...], int]:
-    """Who is wanted, and how many, where these are wanted, too. Raises PermissionDenied."""
+    """The approvers and the quorum that both rules allow. Raises PermissionDenied."""
     both = [names for names in (before.approvers, approvers) if names]
-    wanted = tuple(name for name in both[0] if all(name in them for them in both)) if both else ()
+    admitted = tuple(name for name in both[0] if all(name in them for them in both)) if both else ()
     quorum = max(before.quorum, quorum)
-    if both and len(wanted) < quorum:
+    if both and len(admitted) < quorum:
         raise PermissionDenied(
             "The rules want other approvers for the edited call than for this one. Deny this one, "
             "and let the edited call be asked for."
         )
-    return wanted, quorum
+    return admitted, quorum

@@ -1,52 +1,75 @@
-"""Voices: who could say yes now, and whose yes counts.
+"""Eligibility: who can approve now, whose approval counts, and what authority a caller has left.
 
-Host side, below the desk, which tells it who approves at this moment. Everybody who counts asks
-here: the quorum, what people are shown, and a new call that would have to wait. Invariants: a yes
-counts only as long as whoever said it may approve; nothing waits for people who are not there.
+Host side, above `identity`. The quorum, the approval that people are shown, new calls that ask and
+approved calls that start use these answers. Invariants: an approval counts only while its approver
+may still approve; no call waits for approvers who do not exist.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime
 
 from fumehood.approvals import refusals
-from fumehood.approvals.model import Approval, ApprovalState
-from fumehood.approvals.remembered import may_decide
+from fumehood.approvals.model import Approval, ApprovalState, StoredApproval
+from fumehood.core.identity import Principal, Scope
+from fumehood.identity.agents import Agents
+from fumehood.identity.approvers import Approvers
+from fumehood.identity.tokens import Tokens
 from fumehood.policy.model import Decision
 
 
-class ApprovalVoices:
-    """Who may approve, as it is now."""
+class Eligibility:
+    """The answers of one engine. `channels` are the principals whose decisions channels bring."""
 
     def __init__(
         self,
-        who_approves: Callable[[], frozenset[str]],
-        cure: Callable[[], str],
+        approvers: Approvers,
+        tokens: Tokens,
+        agents: Agents,
         *,
+        channels: Collection[str],
         allow_self_approval: bool,
+        now: Callable[[], datetime],
     ) -> None:
-        self._who_approves = who_approves
-        self._cure = cure
-        self._allow_self_approval = allow_self_approval
+        self.allow_self_approval = allow_self_approval
+        self._approvers = approvers
+        self._tokens = tokens
+        self._agents = agents
+        self._channels = frozenset(channels)
+        self._now = now
+
+    def approver_ids(self) -> frozenset[str]:
+        """The principals that can approve now."""
+        now = self._now()
+        approvers = {
+            one.principal.id for one in self._approvers.current() if Scope.APPROVE in one.scopes
+        }
+        tokens = {
+            one.principal_id
+            for one in self._tokens.all()
+            if Scope.APPROVE in one.scopes and one.is_valid(now)
+        }
+        return frozenset(approvers | tokens | self._channels)
 
     def counts(self, principal_id: str) -> bool:
-        """Whether a word of this principal is worth something still."""
-        return principal_id in self._who_approves()
+        """Whether a decision of this principal still counts."""
+        return principal_id in self.approver_ids()
 
-    def cure_of_nobody(self) -> str | None:
-        """What the operator has to do where nobody could say yes; None where somebody could."""
-        return None if self._who_approves() else self._cure()
+    def remedy_without_approvers(self) -> str | None:
+        """What the operator has to do if there are no approvers; None if there are some."""
+        return None if self.approver_ids() else self._approvers.cure
 
     def require_enough(self, tool: str, decision: Decision, principal_id: str) -> None:
-        """Raises RequiresHumanApproval where a call that asks would wait for nobody."""
-        if (cure := self.cure_of_nobody()) is not None:
-            raise refusals.nobody_to_ask(tool, cure)
+        """Raises RequiresHumanApproval if too few people could approve a new call."""
+        if (remedy := self.remedy_without_approvers()) is not None:
+            raise refusals.no_approvers(tool, remedy)
         lack = self._lack(decision.approvers, decision.quorum, principal_id)
         if lack is not None:
-            raise refusals.too_few_to_ask(tool, lack)
+            raise refusals.too_few_approvers(tool, lack)
 
     def shown(self, approval: Approval) -> Approval:
-        """With whose yes counts, and why nobody could complete it, where that is so."""
+        """The approval with the votes that count, and why its quorum cannot be reached, if so."""
         if approval.state is not ApprovalState.PENDING:
             return approval.model_copy(update={"counted": tuple(sorted(approval.yes_votes))})
         counted = tuple(sorted(one for one in approval.yes_votes if self.counts(one)))
@@ -54,12 +77,20 @@ class ApprovalVoices:
         stuck = None if lack is None else f"Nobody is left who could complete it: {lack}."
         return approval.model_copy(update={"counted": counted, "stuck": stuck})
 
+    def caller_of(self, stored: StoredApproval) -> Principal | None:
+        """The caller of a stored call with its present authority; None if it has none left."""
+        approval, token_id = stored.approval, stored.request.token_id
+        if token_id is not None:
+            return self._tokens.principal_of_id(token_id, self._now())
+        agents = self._agents.spoken_for_by(approval.principal_id)
+        return Principal(approval.principal_id, frozenset({Scope.CALL}), agents)
+
     def _lack(self, approvers: Sequence[str], quorum: int, principal_id: str) -> str | None:
-        """What is missing for the quorum of those who are wanted; None: nothing."""
+        """Which approvers the quorum lacks; None if none."""
         able = {
             one
-            for one in self._who_approves()
-            if may_decide(approvers, one) and (self._allow_self_approval or one != principal_id)
+            for one in self.approver_ids()
+            if may_decide(approvers, one) and (self.allow_self_approval or one != principal_id)
         }
         if len(able) >= quorum:
             return None
@@ -71,3 +102,9 @@ class ApprovalVoices:
             return f"{what}, and {len(able)} could"
         are = "is" if len(gone) == 1 else "are"
         return f"{what}, and {', '.join(gone)} {are} not among those who can approve it"
+
+
+def may_decide(approvers: Sequence[str], principal_id: str) -> bool:
+    """Whether rules that name these approvers let this principal decide. No names: anyone may."""
+    names = (principal_id, principal_id.removeprefix("approver:"))
+    return not approvers or any(name in approvers for name in names)

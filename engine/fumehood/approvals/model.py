@@ -1,7 +1,6 @@
-"""Approvals: one record for each call that waits, or waited, for a human's yes. Values only.
+"""Approvals: one record for each call that needs, or needed, a human's approval. Values only.
 
-`approvals/store` keeps them, `approvals/service` knows who waits. The record outlives the process.
-Its states, and who may change them (DESIGN "Approval"):
+`approvals/store.py` stores them. The states, and their order (`states.py` has each change):
 
     pending → approved | denied | expired | cancelled
     approved → started | failed (a gate refused it by then) | expired | cancelled
@@ -11,7 +10,8 @@ Its states, and who may change them (DESIGN "Approval"):
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -27,22 +27,22 @@ class ApprovalState(StrEnum):
 
     PENDING = "pending"
     APPROVED = "approved"
-    """A yes that was not used yet."""
+    """The call has not started yet."""
     DENIED = "denied"
     EXPIRED = "expired"
-    """No answer in time, or the yes was for something else by then."""
+    """There was no decision in time, or the call had become another one by then."""
     CANCELLED = "cancelled"
     STARTED = "started"
-    """The yes was used; the call runs."""
+    """The approval is used up; the call runs."""
     DONE = "done"
     FAILED = "failed"
-    """It ran, or was refused by a later gate, and its answer is an error."""
+    """The call ran, or a later gate refused it, and its answer is an error."""
     INTERRUPTED = "interrupted"
-    """The engine ended in the middle: it may have acted. Only a human resolves it."""
+    """The engine ended while the call ran, so it may have acted. Only a human resolves it."""
 
 
 OPEN_STATES = frozenset({ApprovalState.PENDING, ApprovalState.APPROVED, ApprovalState.STARTED})
-"""Something is still going to happen by itself, or by a decision."""
+"""States in which the call is not over."""
 
 
 class _Value(BaseModel):
@@ -50,7 +50,7 @@ class _Value(BaseModel):
 
 
 class DecisionRecord(_Value):
-    """One approver's word on one approval."""
+    """One approver's decision on one approval."""
 
     at: AwareDatetime
     approver: str
@@ -59,17 +59,17 @@ class DecisionRecord(_Value):
     """`control`, `webhook`, …"""
     decision: Literal["approve", "deny"]
     action_digest: str
-    """Of what was decided on: an edited call is another action."""
+    """Of the call as it was decided: an edited call is another action."""
     reason: str | None = None
     edited: bool = False
     is_self_approval: bool = False
 
 
 class Approval(_Value):
-    """One approval. `version` grows with every change of what is shown of it, and is its ETag.
+    """One approval. `version` grows with every visible change, and is its ETag.
 
-    What a caller is shown of its own leaves out `binding`, the arguments that its agent's
-    configuration fixes, and who may approve.
+    Callers see their own approvals without `binding`, without the arguments that their agent's
+    configuration fixes, and without the approvers.
     """
 
     id: str
@@ -83,18 +83,18 @@ class Approval(_Value):
     agent_id: str | None
     session_id: str | None
     arguments: JsonObject
-    """The effective ones, whole; after an edit the edited ones."""
+    """The effective arguments, complete; after an edit the edited ones."""
     asked_arguments: JsonObject | None = None
-    """The effective ones of the call as it was asked for; null where no approver has edited it."""
+    """The effective arguments of the original call; null if no approver has edited it."""
     preview: JsonObject | None
-    """What will change in the workspace, where that was computed."""
+    """The changes to the workspace, if the tool has a preview."""
     rule: str
     asked_by: tuple[str, ...] = ()
-    """The ids of all rules that ask; none where a default does."""
+    """The ids of all rules that ask; empty if a default asks."""
     reason: str | None
-    """Why the policy asks."""
+    """The reason that the policy gives."""
     budget: JsonObject | None = None
-    """The budget that the call would exceed, as it was then, where the yes lets it do that."""
+    """The budget that the approval lets the call exceed, as it was when the call asked."""
     dangerous: bool
     approvers: tuple[str, ...]
     quorum: int
@@ -102,33 +102,33 @@ class Approval(_Value):
     policy_version: str
     action_digest: str
     binding: JsonObject | None
-    """Everything that decides what will happen; `action_digest` is its hash."""
+    """Everything that decides what the call will do; `action_digest` is its hash."""
     created_at: AwareDatetime
     expires_at: AwareDatetime
     decided_at: AwareDatetime | None = None
     started_at: AwareDatetime | None = None
     ended_at: AwareDatetime | None = None
     code: str | None = None
-    """The error code of the call's answer, `OK` where it succeeded; null while it has none."""
+    """The error code of the call's answer, `OK` if it succeeded; null without an answer."""
     changed: tuple[str, ...] = ()
-    """What was not as approved any more when the call was to start."""
+    """The parts of the action that differed from the approved ones at the start."""
     superseded_by: str | None = None
-    """The approval that asks again, because the workspace changed meanwhile."""
+    """The approval that asks again, because the workspace changed."""
     counted: tuple[str, ...] = ()
-    """Whose yes to what it is now counts: while it waits, of those who still may approve."""
+    """The approvers of the present action; while pending, only those who still may approve."""
     stuck: str | None = None
-    """Why nobody could complete it, as things are now."""
+    """Why the quorum cannot be reached at present."""
     has_answer: bool = False
-    """Whether the call's envelope is kept."""
+    """Whether the call's envelope is stored."""
 
     @property
     def yes_votes(self) -> frozenset[str]:
-        """Who said yes to what it is now."""
+        """The approvers of the present action."""
         return yes_votes(self.decisions, self.action_digest)
 
 
 def yes_votes(decisions: Iterable[DecisionRecord], action_digest: str) -> frozenset[str]:
-    """Whose newest word is a yes to this action: one who has edited it since wants another."""
+    """The approvers whose newest decision approves this action. An edit approves another one."""
     newest = {one.approver: one for one in decisions}
     return frozenset(
         one.approver
@@ -138,7 +138,7 @@ def yes_votes(decisions: Iterable[DecisionRecord], action_digest: str) -> frozen
 
 
 class RememberWish(_Value):
-    """Allow the like of it from now on, without asking. Saved as a rule that can be reviewed.
+    """Also allow matching calls from now on. Saved as a rule that administrators can review.
 
     `session` needs the call to have one. `arguments` are those that must be equal: absent means
     every one, empty means that none matters. `uses` is how often.
@@ -157,9 +157,9 @@ class RememberWish(_Value):
 
 
 class NewDecision(_Value):
-    """An approver's word. `arguments` replace the call's: an edit, which is an approval of
-    something else and is validated like a new call. A denial's `reason` reaches the model.
-    `action_digest` is that of what was looked at, the preview of an edit: where it is another by
+    """An approver's decision. `arguments` replace the call's: an edit, which approves another
+    action and is validated like a new call. A denial's `reason` reaches the model.
+    `action_digest` is that of the approval or edit preview that the approver saw: if it differs
     now, nothing is done."""
 
     decision: Literal["approve", "deny"]
@@ -176,13 +176,13 @@ class NewDecision(_Value):
 
 
 class NewEdit(_Value):
-    """What an approver would change: all of the call's arguments, as `NewDecision` takes them."""
+    """An edit to be previewed: all of the call's arguments, as in `NewDecision`."""
 
     arguments: dict[str, Any]
 
 
 class OneOfSeveral(_Value):
-    """One decision among several that are made at once, all or none."""
+    """One of several decisions that are made together, all or none."""
 
     approval_id: str = Field(max_length=100)
     version: int | None = Field(default=None, strict=True)
@@ -197,7 +197,7 @@ class SeveralDecisions(_Value):
 
 
 class Resolution(_Value):
-    """What a human found out about an interrupted call."""
+    """The outcome of an interrupted call, as a human found it."""
 
     outcome: Literal["done", "failed"]
     note: str | None = Field(default=None, max_length=MAX_REASON_CHARACTERS)
@@ -217,17 +217,17 @@ class ApprovalQuery(BaseModel):
 
 
 class ApprovalPage(_Value):
-    """A page of approvals. `binding` is left out of each."""
+    """A page of approvals, without their `binding`."""
 
     items: tuple[Approval, ...]
     has_more: bool
     next_cursor: str | None
     total_count: int | None
-    """Counted only where everything fits."""
+    """Counted only if there is one page."""
 
 
 class RememberedRule(_Value):
-    """A rule that an approver's yes left behind, as administrators see it."""
+    """A remembered rule, as administrators see it."""
 
     id: str
     tool: str
@@ -235,10 +235,9 @@ class RememberedRule(_Value):
     agent_id: str | None
     session_id: str | None
     arguments: JsonObject
-    """What must be equal; empty means that no argument matters."""
+    """The arguments that must be equal; empty if none matters."""
     rule: str
-    """The rules that asked, `, ` between them. Where another one asks, this one does not
-    answer."""
+    """The policy rules that it answers, separated by `, `. It answers no other rules."""
     definition: str
     """The hash of the tool's definition: a changed tool asks again."""
     approval_id: str
@@ -248,6 +247,55 @@ class RememberedRule(_Value):
     uses_left: int | None
     used: int
     removed_at: AwareDatetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRequest:
+    """A call as it was made, to be run later."""
+
+    arguments: JsonObject
+    """The caller's own arguments, without the agent's defaults and fixed ones."""
+    options: JsonObject
+    token_id: str | None
+    expected: str | None = None
+    """The state of the workspace for which the call's effect was previewed."""
+    may_exceed_budget: bool = False
+    hidden: tuple[str, ...] = ()
+    """Arguments that the agent's configuration fixes and hides from the caller."""
+
+    @property
+    def document(self) -> JsonObject:
+        """The request as the database stores it."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {**values, "hidden": list(self.hidden)}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredApproval:
+    """An approval with the fields that only the engine sees."""
+
+    approval: Approval
+    request: StoredRequest
+    idempotency_key: str | None = None
+    answer: str | None = None
+    """The call's envelope, as JSON."""
+
+
+def without_arguments(approval: Approval, hidden: Sequence[str]) -> Approval:
+    """The approval without the arguments that are hidden from its caller."""
+    if not hidden:
+        return approval
+    asked = approval.asked_arguments
+    return approval.model_copy(
+        update={
+            "arguments": _without(approval.arguments, hidden),
+            "asked_arguments": None if asked is None else _without(asked, hidden),
+        }
+    )
+
+
+def _without(arguments: JsonObject, hidden: Sequence[str]) -> JsonObject:
+    return {name: value for name, value in arguments.items() if name not in hidden}
 
 
 __all__ = [
@@ -263,5 +311,8 @@ __all__ = [
     "RememberedRule",
     "Resolution",
     "SeveralDecisions",
+    "StoredApproval",
+    "StoredRequest",
+    "without_arguments",
     "yes_votes",
 ]

@@ -1,30 +1,167 @@
-"""Preview: what a call would change, for the human who is going to decide on it.
+"""Preview: what a call is about to do, for the people who approve it and for the check afterwards.
 
-Between a call's `plan` and its approval. Takes a turn of the call's session, touches nothing, and
-leaves. After the yes the executor holds the workspace to `Effect.base`.
+Host side, used by `approve`, `resume` and edits. An approval is bound to the *action*: one document
+with everything that decides what the call will do, and its hash. If the document differs when the
+call starts, the approval is worthless. What only describes the call (a trace id, a reason) is not
+in it. Approvers also see the call's effect on the workspace, and the budget that it would exceed.
 """
 
 from __future__ import annotations
 
+import hashlib
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fumehood.budgets.ledger import details_of
+from fumehood.budgets.model import Exceeded, Unit
+from fumehood.core.call import FunctionAddress
+from fumehood.core.json_types import JsonObject
+from fumehood.core.usage import money
 from fumehood.executors.effects import Effect
 from fumehood.executors.kinds import executor_of
 from fumehood.pipeline.authorize import PermittedCall
-from fumehood.pipeline.plan import Plan
+from fumehood.pipeline.plan import Plan, image_of
+from fumehood.policy.model import Decision
+from fumehood.protocol.canonical import canonical, digest_of
+from fumehood.registry.index import RegisteredTool
 from fumehood.sandbox.sessions import SessionKeeper
+from fumehood.sandbox.wall import HasImages
+
+SCHEMA = 1
+"""Of the document. Another number makes another action."""
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """The document of a call, and its hash."""
+
+    document: JsonObject
+    digest: str
+
+
+def action_of(permitted: PermittedCall, plan: Plan, effect: Effect | None) -> Action:
+    """The action of a call under present conditions."""
+    tool, options = permitted.tool.definition, permitted.request.options
+    binding = permitted.validated.binding
+    document: JsonObject = {
+        "schema": SCHEMA,
+        "tool": f"{tool.name}@{tool.version}",
+        "definition": definition_digest(permitted.tool),
+        "arguments": permitted.arguments,
+        "agent": options.agent_id,
+        "agent_binding": None if binding is None else digest_of(binding.model_dump(mode="json")),
+        "principal": permitted.principal.id,
+        "session": options.session_id,
+        "workspace": None if effect is None else {"base": effect.base, "effect": effect.effect},
+        "placement": plan.placement.kind,
+        "isolation": options.isolation,
+        "place": _place(plan),
+        "limits": {
+            "timeout_seconds": plan.limits.wall_s,
+            "cpu_seconds": plan.limits.cpu_s,
+            "memory_mb": plan.limits.memory_mb,
+            "output_bytes": plan.limits.output_bytes,
+            "enforced": sorted(plan.wall.enforced),
+        },
+        "network": "none" if plan.placement.kind != "host" else "of the host",
+        "secrets": [],
+        "cost_ceiling": money(tool.cost_per_use),
+    }
+    return Action(document, digest_of(document))
+
+
+def changed_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the fields that differ between two documents."""
+    names = sorted(before.keys() | after.keys())
+    # Compared as canonical text, where true is not 1.
+    return tuple(n for n in names if canonical(before.get(n)) != canonical(after.get(n)))
+
+
+def definition_digest(tool: RegisteredTool) -> str:
+    """The hash of the whole definition and of the source of its function."""
+    document: JsonObject = {"definition": tool.definition.model_dump(mode="json")}
+    if tool.address is not None:
+        document["source"] = _source_of_module(tool.address)
+    elif tool.function is not None:
+        document["source"] = _source_of_function(tool.function)
+    return digest_of(document)
 
 
 async def preview(permitted: PermittedCall, plan: Plan, sessions: SessionKeeper) -> Effect | None:
-    """The effect of a call; None where its tool has no preview.
+    """The effect of a call on its session's workspace; None if its tool has no preview.
+
+    Takes a turn of the session and changes nothing. After the approval, the executor refuses to
+    run if the workspace is no longer as in `Effect.base`.
 
     Raises:
-        EngineError: it cannot be told, and the call would not run now either: the session is
-            over, lost or too busy, or there is too much to look at.
+        EngineError: there is no preview, and the call could not run now either: the session is
+            over, lost or too busy, or there are too many files.
     """
     tool = permitted.tool.definition
     executor = executor_of(tool)
     if not executor.has_preview or plan.session is None:
         return None
-    # No call of the session's yet: a turn as for its owner's own look at the files.
+    # Like the owner's own access to the files: this is no call of the session.
     turn = await sessions.files(permitted.principal, plan.session.id)
     async with turn as lease:
         return await executor.preview(tool, permitted.arguments, plan.limits, lease)
+
+
+def reason_with_budget(decision: Decision, exceeded: Exceeded | None) -> str | None:
+    """The rule's reason, followed by the budget that the call would exceed."""
+    if exceeded is None:
+        return decision.reason
+    budget = _in_words(exceeded)
+    return f"{decision.reason} {budget}" if decision.reason else budget
+
+
+def budget_record(exceeded: Exceeded | None) -> JsonObject | None:
+    """The budget as the approval records it, with the figures of `QUOTA_EXCEEDED`."""
+    if exceeded is None:
+        return None
+    return {**details_of(exceeded), "needed": exceeded.needed, "subject": exceeded.subject.parts}
+
+
+def _in_words(exceeded: Exceeded) -> str:
+    parts = exceeded.subject.parts
+    whose = ", ".join(f"{name} {value}" for name, value in parts.items()) or "everybody together"
+    what = "(money)" if exceeded.unit is Unit.MONEY else exceeded.unit.value
+    resets_at = details_of(exceeded)["resets_at"]
+    when = "it does not reset" if resets_at is None else f"it resets at {resets_at}"
+    return (
+        f"Over budget: {exceeded.budget} of {whose} had {exceeded.left} of {exceeded.limit} {what} "
+        f"left when this was asked, the call needs {exceeded.needed}, and {when}."
+    )
+
+
+def _place(plan: Plan) -> JsonObject | None:
+    """The image and the runtime, if the place has an image."""
+    image = image_of(plan)
+    if image is None or not isinstance(plan.wall, HasImages):
+        return None
+    return {"image": image, **plan.wall.facts_of(image)}
+
+
+def _source_of_module(address: FunctionAddress) -> str:
+    """The hash of the file that another process would import, or of the source sent to it."""
+    if address.source:
+        return hashlib.sha256("\0".join(address.source).encode()).hexdigest()
+    base = Path(address.import_path).joinpath(*address.module.split("."))
+    for file in (base.with_suffix(".py"), base / "__init__.py"):
+        if file.is_file():
+            return hashlib.sha256(file.read_bytes()).hexdigest()
+    return "unknown"
+
+
+def _source_of_function(function: Any) -> str:
+    """The hash of the function's source, or of its code if there is no source."""
+    own = getattr(function, "__self__", function)
+    target = inspect.unwrap(getattr(own, "function", function))
+    try:
+        return hashlib.sha256(inspect.getsource(target).encode()).hexdigest()
+    except (OSError, TypeError):
+        code = getattr(target, "__code__", None)
+        return "unknown" if code is None else hashlib.sha256(code.co_code).hexdigest()

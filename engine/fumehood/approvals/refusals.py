@@ -1,8 +1,6 @@
-"""Refusals: what callers and approvers are told where an approval ends, or was not theirs.
+"""Refusals: the errors that callers and approvers get. Each function returns one; none is raised.
 
-Host side, below the desk and the files it is made of; `approve` asks here, too. Only words: each
-function takes what is known of an approval and returns the error, and nothing is looked up,
-decided or raised here.
+Host side, pure, used by this package and by the stage `approve`.
 """
 
 from __future__ import annotations
@@ -23,20 +21,20 @@ from fumehood.core.errors import (
 
 MAX_SHOWN_ID = 100
 
-# What a caller hears.
+# For callers.
 
 
-def nobody_to_ask(tool: str, cure: str) -> RequiresHumanApproval:
-    """There are no approvers; `cure` is what can make one as things stand."""
+def no_approvers(tool: str, remedy: str) -> RequiresHumanApproval:
+    """The engine has no approvers; `remedy` tells the operator how to add one."""
     return RequiresHumanApproval(
         f"{tool} needs a human's yes, and this engine has nobody to ask: its operator has "
-        f"to make an approver ({cure}). Nothing waits. Do not retry; tell the user what you "
+        f"to make an approver ({remedy}). Nothing waits. Do not retry; tell the user what you "
         "wanted to do."
     )
 
 
-def too_few_to_ask(tool: str, lack: str) -> RequiresHumanApproval:
-    """There are not enough of the approvers whom the rules want."""
+def too_few_approvers(tool: str, lack: str) -> RequiresHumanApproval:
+    """The quorum of the policy rules cannot be reached."""
     return RequiresHumanApproval(
         f"{tool} needs a human's yes, and nobody could complete it: {lack}. The operator has to "
         "change the rule, or to add approvers (`fumehood approvers add`). Do not retry; tell the "
@@ -45,7 +43,7 @@ def too_few_to_ask(tool: str, lack: str) -> RequiresHumanApproval:
 
 
 def too_many_wait(of_this_caller: int) -> RateLimited:
-    """There is no room for one more call that waits."""
+    """The quota of waiting calls is full."""
     return RateLimited(
         f"{of_this_caller} calls of yours wait for a human already, and one more could not be "
         "kept. Let some of them be decided first, or cancel them.",
@@ -54,9 +52,9 @@ def too_many_wait(of_this_caller: int) -> RateLimited:
 
 
 def denial(approval: Approval, *, again: bool = False) -> ApprovalDenied:
-    """Somebody said no; `again`: a short time ago, to the same call."""
-    word = next((one for one in reversed(approval.decisions) if one.decision == "deny"), None)
-    reason = f" The reason: {word.reason}" if word is not None and word.reason else ""
+    """The call was denied; `again`: the same call was denied recently."""
+    newest = next((one for one in reversed(approval.decisions) if one.decision == "deny"), None)
+    reason = f" The reason: {newest.reason}" if newest is not None and newest.reason else ""
     already = " already" if again else ""
     return ApprovalDenied(
         f"A human said no to this call of {approval.tool}{already}.{reason} Do not retry it, and "
@@ -66,7 +64,7 @@ def denial(approval: Approval, *, again: bool = False) -> ApprovalDenied:
 
 
 def expired(approval: Approval) -> ApprovalExpired:
-    """Its time is over, with a yes that nobody could use or without one."""
+    """The approval has expired, undecided or approved but not started."""
     was = (
         "Nobody answered in time"
         if approval.decided_at is None
@@ -79,15 +77,15 @@ def expired(approval: Approval) -> ApprovalExpired:
     )
 
 
-def unusable_yes() -> ApprovalExpired:
-    """The call was about to start, and its yes is not there any more."""
+def unusable_approval() -> ApprovalExpired:
+    """The call was about to start, and its approval is no longer valid."""
     return ApprovalExpired(
         "The yes for this call could not be used any more. Ask again if it is still needed."
     )
 
 
 def interrupted(approval: Approval) -> OutcomeUnknown:
-    """The engine ended while it ran: whether it has acted nobody knows."""
+    """The engine ended while the call ran, and its outcome is unknown."""
     return OutcomeUnknown(
         f"The engine ended while this call of {approval.tool} ran. It may have acted. "
         "Do not repeat it; a human has to find out and resolve it.",
@@ -95,16 +93,16 @@ def interrupted(approval: Approval) -> OutcomeUnknown:
     )
 
 
-# What whoever decides hears, or looks, or takes back.
+# For approvers, and for callers who look at or cancel their approvals.
 
 
 def unknown() -> ResourceNotFound:
-    """There is none, or not for who asks."""
+    """There is no such approval, or it is not visible to this principal."""
     return ResourceNotFound("There is no such approval. Do not retry.")
 
 
 def nothing_to_decide(approval_id: str) -> ResourceNotFound:
-    """There is none with this id, which is a stranger's text; nothing was decided."""
+    """One of several ids, which are untrusted text, is unknown; nothing was decided."""
     shown = ascii(approval_id[:MAX_SHOWN_ID])
     return ResourceNotFound(
         f"There is no such approval: {shown}. Nothing was decided. Do not retry.",
@@ -113,7 +111,7 @@ def nothing_to_decide(approval_id: str) -> ResourceNotFound:
 
 
 def too_late(approval: Approval) -> ApprovalExpired:
-    """A word that came after the end."""
+    """The decision came after expiry."""
     return ApprovalExpired(
         f"It is too late: this approval expired at {approval.expires_at:%Y-%m-%d %H:%M:%S} UTC.",
         details={"state": approval.state.value, "version": approval.version},
@@ -121,7 +119,7 @@ def too_late(approval: Approval) -> ApprovalExpired:
 
 
 def conflict(approval: Approval) -> IdempotencyConflict:
-    """Somebody else was first. `approval` is how it is now."""
+    """The approval has changed meanwhile. `approval` is its present state."""
     is_open = approval.state in OPEN_STATES
     words = "It has changed since you looked" if is_open else f"It is {approval.state} already"
     return IdempotencyConflict(
@@ -131,17 +129,17 @@ def conflict(approval: Approval) -> IdempotencyConflict:
 
 
 def no_scope() -> PermissionDenied:
-    """An identity that decides nothing."""
+    """The principal lacks the scope `approve`."""
     return PermissionDenied("This identity may not approve. Do not retry.")
 
 
 def own_call() -> PermissionDenied:
-    """An approver's own call."""
+    """The approver is also the caller."""
     return PermissionDenied(
         "Nobody approves a call of their own. Another approver has to decide. Do not retry."
     )
 
 
 def not_among(approvers: Sequence[str]) -> PermissionDenied:
-    """The rules that asked want others."""
+    """The policy rules name other approvers."""
     return PermissionDenied(f"Only {', '.join(approvers)} may decide this one. Do not retry.")

@@ -1,44 +1,45 @@
-"""Remembering: what an approver's yes lets through from then on, without asking.
+"""Remembered rules: calls that an approver has allowed in advance, together with an approval.
 
-Host side, asked by `approve` once the policy wants to ask. Invariants: a rule answers only the
-rules that asked when it was made, all of them and no other, for the same caller, tool and
-definition, and only where its approver's word alone would do; a deny rule has been asked before;
-a limited use is counted in the database before its call starts.
+Host side, used by the stage `approve` once the policy asks. Invariants: a remembered rule answers
+exactly the policy rules that asked when it was made, for the same caller, tool and definition, and
+only where its approver alone could approve; deny rules come first; a use of a limited rule is
+counted in the database before the call starts, so that a crash can only lose uses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from typing import Any
 
-from fumehood.approvals import remembered_store as rows
+from sqlalchemy import Connection, insert, select, update
+from sqlalchemy.engine import RowMapping
+
+from fumehood.approvals.eligibility import may_decide
 from fumehood.approvals.model import Approval, RememberedRule, RememberWish
 from fumehood.core.errors import InvalidParams, PermissionDenied, ResourceNotFound
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.pipeline.authorize import PermittedCall
-from fumehood.storage.changes import recorded
+from fumehood.storage.changes import recorded, stamp
 from fumehood.storage.database import Database
+from fumehood.storage.schema import REMEMBERED
 
 
-class Remembering:
-    """Every remembered rule, in memory and in the database."""
+class RememberedRules:
+    """All remembered rules of an engine, in memory and in the database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._rules: dict[str, RememberedRule] = {}
-        self.load(database.read_now(rows.all_rules))
-
-    def load(self, rules: Sequence[RememberedRule]) -> None:
-        """Take over what the database has."""
-        self._rules = {rule.id: rule for rule in rules}
+        self._load(database.read_now(all_rules))
 
     async def reload(self) -> None:
-        """Read again what a decision has added."""
-        self.load(await self._database.read(rows.all_rules))
+        """Read the rules again after one was written."""
+        self._load(await self._database.read(all_rules))
 
     def all(self) -> list[RememberedRule]:
-        """Every one, oldest first."""
+        """All rules, oldest first, removed ones included."""
         return list(self._rules.values())
 
     def rule_for(
@@ -48,9 +49,9 @@ class Remembering:
         now: datetime,
         still_approves: Callable[[str], bool],
     ) -> str | None:
-        """The first that lets this call through, of those whose author may still approve."""
+        """The id of the first rule that allows this call and whose author may still approve."""
         for rule in self._rules.values():
-            if _lets_through(rule, permitted, definition, now) and still_approves(rule.created_by):
+            if _allows(rule, permitted, definition, now) and still_approves(rule.created_by):
                 return rule.id
         return None
 
@@ -58,10 +59,10 @@ class Remembering:
         """Count one use, durably.
 
         Raises:
-            PermissionDenied: none is left, or it was taken back meanwhile.
-            WriteFailed: nothing may run.
+            PermissionDenied: none is left, or the rule was removed meanwhile.
+            WriteFailed: the call must not run.
         """
-        if not await self._database.write(lambda connection: rows.use(connection, rule_id)):
+        if not await self._database.write(lambda connection: count_use(connection, rule_id)):
             raise PermissionDenied(
                 "What an approver had allowed for such calls is used up. Repeat the call, and "
                 "somebody is asked.",
@@ -70,13 +71,13 @@ class Remembering:
         await self.reload()
 
     async def forget(self, rule_id: str, by: Principal, now: datetime) -> RememberedRule:
-        """Take one back. Raises ResourceNotFound."""
+        """Remove a rule. Raises ResourceNotFound."""
         rule = self._rules.get(rule_id)
         if rule is None or rule.removed_at is not None:
             raise ResourceNotFound("There is no such remembered rule. Do not retry.")
         await self._database.write(
             recorded(
-                lambda connection: rows.remove(connection, rule_id, now),
+                lambda connection: remove(connection, rule_id, now),
                 at=now,
                 by=by.id,
                 action="remembered.remove",
@@ -86,15 +87,18 @@ class Remembering:
         await self.reload()
         return self._rules[rule_id]
 
+    def _load(self, rules: Sequence[RememberedRule]) -> None:
+        self._rules = {rule.id: rule for rule in rules}
+
 
 def remembered_rule(
     approval: Approval, wish: RememberWish, rule_id: str, by: str, now: datetime
 ) -> RememberedRule:
-    """The rule that a wish leads to.
+    """The rule that an approver asks for with the approval of a call.
 
     Raises:
-        InvalidParams: it has no session to end with, ends in the past, or names arguments that
-            the call does not have.
+        InvalidParams: the call has no session that the rule could end with, its end has passed,
+            or it names arguments that the call does not have.
     """
     if wish.scope == "session" and approval.session_id is None:
         raise InvalidParams(
@@ -130,9 +134,7 @@ def remembered_rule(
     )
 
 
-def _lets_through(
-    rule: RememberedRule, permitted: PermittedCall, definition: str, now: datetime
-) -> bool:
+def _allows(rule: RememberedRule, permitted: PermittedCall, definition: str, now: datetime) -> bool:
     options = permitted.request.options
     return (
         rule.removed_at is None
@@ -150,19 +152,13 @@ def _lets_through(
     )
 
 
-def may_decide(approvers: Sequence[str], principal_id: str) -> bool:
-    """Whether rules that name these approvers, or none, let this one decide."""
-    names = (principal_id, principal_id.removeprefix("approver:"))
-    return not approvers or any(name in approvers for name in names)
-
-
 def _asking(rule: str, asked_by: Sequence[str]) -> str:
-    """All that ask, as one text."""
+    """The rules that ask, as one text."""
     return ", ".join(asked_by) or rule
 
 
 def _same(arguments: JsonObject, name: str, value: object) -> bool:
-    """Equal in type, too: true is not 1 here."""
+    """Whether an argument is equal, its type included: true is not 1 here."""
     given = arguments.get(name, _ABSENT)
     return given == value and _types(given) == _types(value)
 
@@ -176,3 +172,51 @@ def _types(value: object) -> object:
     if isinstance(value, list):
         return [_types(item) for item in value]
     return type(value)
+
+
+# -- rows ----------------------------------------------------------------------------------
+
+_TIMES = ("created_at", "expires_at", "removed_at")
+
+
+def add_rule(connection: Connection, rule: RememberedRule) -> None:
+    """Store a new rule."""
+    row: dict[str, Any] = rule.model_dump(exclude=set(_TIMES))
+    for name in _TIMES:
+        moment = getattr(rule, name)
+        row[name] = None if moment is None else stamp(moment)
+    connection.execute(insert(REMEMBERED), row)
+
+
+def all_rules(connection: Connection) -> list[RememberedRule]:
+    """All rules, oldest first, removed ones included."""
+    rows = connection.execute(select(REMEMBERED).order_by(REMEMBERED.c.created_at)).mappings()
+    return [_rule(row) for row in rows]
+
+
+def count_use(connection: Connection, rule_id: str) -> bool:
+    """Count one use; False if none is left or the rule was removed."""
+    used = (
+        update(REMEMBERED)
+        .where(
+            REMEMBERED.c.id == rule_id,
+            REMEMBERED.c.removed_at.is_(None),
+            (REMEMBERED.c.uses_left.is_(None)) | (REMEMBERED.c.uses_left > 0),
+        )
+        .values(uses_left=REMEMBERED.c.uses_left - 1, used=REMEMBERED.c.used + 1)
+    )
+    return connection.execute(used).rowcount == 1
+
+
+def remove(connection: Connection, rule_id: str, at: datetime) -> None:
+    """Mark a rule as removed."""
+    gone = update(REMEMBERED).where(REMEMBERED.c.id == rule_id)
+    connection.execute(gone.values(removed_at=stamp(at)))
+
+
+def _rule(row: RowMapping) -> RememberedRule:
+    fields: dict[str, Any] = dict(row)
+    for name in _TIMES:
+        text = fields[name]
+        fields[name] = None if text is None else datetime.fromisoformat(text)
+    return RememberedRule(**fields)

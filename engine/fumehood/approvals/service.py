@@ -1,319 +1,125 @@
-"""The desk: where calls wait for humans, and where humans say yes or no.
+"""The service: approvals as people see and decide them, and callers find and cancel their own.
 
-Host side, held by the engine: the one face of approvals, for calls and for people. What waits is
-in `approvals/store`, so nothing is lost with the process. Below it, a purpose each:
-`approval_decision` (who decides, and what it becomes), `approval_voices` (whose word counts),
-`approval_runs` (what runs after its yes), `approval_keeper` (time and crashes), `approval_quota`
-(how many may wait), `approval_changes` (the database, and who is told). Invariants: nobody
-approves its own call; a state is changed in the database before anybody acts on it; after a
-restart what was pending still is, what was approved and not started starts, and what was started
-and has no end is interrupted.
+Host side, the engine's interface to approvals, used by every face and every channel. Above the
+pipeline, `requests` and `scheduler`. Invariants: a principal decides its own call only if the
+operator permits that, and then it is recorded; of several decisions at once all are made or none;
+attempts without authority are in the audit chain; an approved call starts only after its approval
+is durable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack, suppress
-from datetime import datetime, timedelta
+from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import anyio
 
 from fumehood.approvals import refusals
 from fumehood.approvals import states as steps
-from fumehood.approvals.changes import ApprovalChanges
-from fumehood.approvals.decision import ApprovalDecision
-from fumehood.approvals.eligibility import ApprovalVoices
+from fumehood.approvals.edit import as_edited, edited_document
+from fumehood.approvals.eligibility import may_decide
 from fumehood.approvals.model import (
     Approval,
     ApprovalPage,
     ApprovalQuery,
     ApprovalState,
+    DecisionRecord,
     NewDecision,
     OneOfSeveral,
     RememberedRule,
     RememberWish,
     Resolution,
-)
-from fumehood.approvals.quota import ApprovalQuota
-from fumehood.approvals.remembered import Remembering, remembered_rule
-from fumehood.approvals.resumption import CallWay
-from fumehood.approvals.runs import ApprovalRuns
-from fumehood.approvals.scheduler import ApprovalScheduler
-from fumehood.approvals.settings import ApprovalSettings
-from fumehood.approvals.store import (
-    ApprovalTable,
-    Stale,
     StoredApproval,
-    UnknownApproval,
     without_arguments,
 )
+from fumehood.approvals.remembered import remembered_rule
+from fumehood.approvals.requests import ApprovalRequests, run_to_completion
+from fumehood.approvals.resume import CallResumption
+from fumehood.approvals.scheduler import ApprovalScheduler
+from fumehood.approvals.states import Step
+from fumehood.approvals.store import Stale, TooLate, UnknownApproval
 from fumehood.core.envelope import Envelope
-from fumehood.core.errors import IdempotencyConflict, ResourceNotFound
-from fumehood.core.identity import Principal
+from fumehood.core.errors import InvalidParams, PermissionDenied, ResourceNotFound
+from fumehood.core.identity import Principal, Scope
 from fumehood.core.json_types import JsonObject
-from fumehood.executors.handle import CallHandle
-from fumehood.executors.outcome import cancelled
-from fumehood.policy.model import Decision
 from fumehood.protocol.messages import decode_envelope
 
-DENIED_FOR = timedelta(hours=24)
-"""How long a no answers the same call again."""
+MAX_ID_CHARACTERS = 100
+NOT_NAMED = "not among the approvers"
 
 WATCH_S = 25.0
-"""The longest that somebody who watches is kept waiting."""
+"""The longest that one request waits for a change."""
 
 
 class ApprovalService:
-    """All approvals of one engine. To be entered once the way of a call is there (`way`)."""
+    """All approvals of one engine. `requests` is their other side, for calls on their way."""
 
     def __init__(
         self,
-        table: ApprovalTable,
-        remembering: Remembering,
-        rules: ApprovalSettings,
-        *,
-        now: Callable[[], datetime],
-        new_id: Callable[[], str],
-        who_approves: Callable[[], frozenset[str]],
-        cure: Callable[[], str],
-        on_event: Callable[[str, JsonObject], None],
+        requests: ApprovalRequests,
+        resumption: CallResumption,
+        scheduler: ApprovalScheduler,
     ) -> None:
-        self.way: CallWay
-        self.is_draining: Callable[[], bool] = lambda: False
-        self.new_id = new_id
-        self.remembering = remembering
-        self._table = table
-        self._rules = rules
-        self._now = now
-        self._latest = now()
-        self._voices = ApprovalVoices(
-            who_approves, cure, allow_self_approval=rules.allow_self_approval
-        )
-        self._stack = AsyncExitStack()
+        self.requests = requests
+        self.scheduler = scheduler
+        self._resumption = resumption
+        self._calls = resumption.calls
+        self._eligibility = requests.eligibility
 
-        def way() -> CallWay:
-            return self.way  # it is made after the desk, which it needs
-
-        def is_draining() -> bool:
-            return self.is_draining()
-
-        self._quota = ApprovalQuota(table, rules)
-        self._changes = ApprovalChanges(
-            table, then=self._act_on, is_draining=is_draining, on_event=on_event
-        )
-        self._runs = ApprovalRuns(
-            self._changes, way=way, is_draining=is_draining, now=self.now, on_event=on_event
-        )
-        self._keeper = ApprovalScheduler(
-            table, self._changes, self._runs,
-            warn_s=rules.warn_seconds, way=way, now=self.now, on_event=on_event,
-        )  # fmt: skip
-        self._decision = ApprovalDecision(
-            table, self._changes, remembering, rules,
-            way=way, now=self.now, new_id=new_id, voices=self._voices, on_event=on_event,
-        )  # fmt: skip
-
-    async def __aenter__(self) -> ApprovalService:
-        await self._quota.count()
-        await self._keeper.interrupt_what_had_begun()
-        tasks = await self._stack.enter_async_context(anyio.create_task_group())
-        self._stack.callback(tasks.cancel_scope.cancel)
-        self._runs.tasks = tasks
-        tasks.start_soon(self._keeper.keep_time)
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self._stack.aclose()
-
-    async def drained(self) -> None:
-        """Wait until no call runs any more that had its yes. None begins while the engine stops."""
-        await self._runs.drained()
-
-    def _act_on(self, approval: Approval) -> None:
-        """Do what a change asks for: an end may be nearer now, and a yes is carried out."""
-        self._keeper.look()
-        if approval.state is ApprovalState.APPROVED:
-            self._runs.start(approval.id)
-
-    # What a call on its way asks for.
-
-    def now(self) -> datetime:
-        """The time. A clock that is set back gives nothing its life again."""
-        self._latest = max(self._latest, self._now())
-        return self._latest
-
-    def expiry(self) -> datetime:
-        """When an approval that is made now expires."""
-        return self.now() + timedelta(seconds=self._rules.expire_seconds)
-
-    def url_of(self, approval_id: str) -> str | None:
-        """Where people see it."""
-        return self._rules.url.replace("{id}", approval_id) if self._rules.url else None
-
-    def wait_s(self, wish: bool | float | None) -> float:
-        """How long a call may wait for its answer."""
-        if wish is None or wish is False:
-            return 0.0
-        return (
-            self._rules.max_wait_seconds
-            if wish is True
-            else min(float(wish), self._rules.max_wait_seconds)
-        )
-
-    def remembered_for(self, permitted: Any, definition: str) -> str | None:
-        """The remembered rule that lets a call through, by its id."""
-        return self.remembering.rule_for(permitted, definition, self.now(), self._voices.counts)
-
-    def require_somebody_to_ask(self, tool: str, decision: Decision, principal_id: str) -> None:
-        """Raises RequiresHumanApproval where there is nobody, or too few of whom a rule wants."""
-        self._voices.require_enough(tool, decision, principal_id)
-
-    def cure_of_nobody(self) -> str | None:
-        """What the operator has to do where nobody could say yes; None where somebody could."""
-        return self._voices.cure_of_nobody()
-
-    async def denied_before(
-        self, digest: str, principal: Principal, session_id: str | None
-    ) -> Approval | None:
-        """A no to the same call, for the same caller and session, in the last 24 hours."""
-        since = self.now() - DENIED_FOR
-        return await self._table.denied_before(digest, principal.id, session_id, since)
-
-    async def park(self, stored: StoredApproval) -> None:
-        """Keep a call that waits. When this returns it survives everything but the disk.
-
-        To be carried through: a commit cannot be taken back half-way.
-
-        Raises:
-            RateLimited: too many wait.
-            WriteFailed: it is not kept.
-        """
-        await self._quota.take(stored)
-        await self._table.create(stored)
-        self._changes.tell(stored.approval)
-
-    async def wait(
-        self, approval_id: str, seconds: float, live: CallHandle | None
-    ) -> Envelope | None:
-        """The call's answer, once there is one; None where it did not come in time."""
-        followed = approval_id
-        try:
-            with anyio.move_on_after(seconds):
-                while True:
-                    seen = self._changes.number
-                    if live is not None:
-                        self._runs.follow(followed, live)
-                    stored = await self._table.get(followed)
-                    if stored.approval.superseded_by is not None:
-                        followed = stored.approval.superseded_by
-                        continue
-                    if stored.answer is not None:
-                        return decode_envelope(stored.answer.encode())
-                    await self._changes.until_beyond(seen)
-        finally:
-            if live is not None:
-                self._runs.unfollow(live)
-        return None
-
-    async def kept_answer(self, approval_id: str) -> Envelope:
-        """The answer of a call that has one."""
-        stored = await self._changes.get(approval_id)
-        return decode_envelope((stored.answer or "").encode())
-
-    async def give_up(self, approval_id: str, by: str) -> None:
-        """Take a call back whose caller has cancelled it, as far as it is not over."""
-        with suppress(IdempotencyConflict, ResourceNotFound):
-            await self._cancel((await self.newest(approval_id)).id, by)
-
-    async def newest(self, approval_id: str) -> Approval:
-        """The approval, or the one that asks again in its place."""
-        approval = (await self._changes.get(approval_id)).approval
-        while approval.superseded_by is not None:
-            approval = (await self._changes.get(approval.superseded_by)).approval
-        return approval
-
-    # What a call that was approved asks for.
-
-    async def begin(self, stored: StoredApproval) -> None:
-        """Use the yes up: from now on the call counts as started, and is never started again.
-
-        Raises:
-            ApprovalExpired: it is too late, or was decided otherwise meanwhile.
-            WriteFailed: nothing was used up, and nothing may run.
-        """
-        step = steps.started(stored.approval, self.now())
-        try:
-            await self._changes.change(stored.approval.id, step)
-        except (Stale, UnknownApproval):
-            raise refusals.unusable_yes() from None
-
-    async def end(
-        self,
-        stored: StoredApproval,
-        to: ApprovalState,
-        envelope: Envelope,
-        *,
-        changed: Sequence[str] = (),
-    ) -> None:
-        """Keep how a call ended that was approved; waits for as long as the disk takes nothing.
-
-        Raises:
-            Stale: somebody else has ended it.
-            WriteFailed: the engine stops, and it will count as interrupted.
-        """
-        step = steps.ended(to, envelope, changed, self.now())
-        await self._changes.until_kept(lambda: self._changes.change(stored.approval.id, step))
-
-    async def ask_again(self, stored: StoredApproval, new: StoredApproval) -> None:
-        """End one and make another for the same call, because the workspace has changed."""
-        step = steps.superseded(new.approval.id, self.now())
-        await self._changes.until_kept(lambda: self._table.supersede(stored.approval.id, step, new))
-        self._quota.add(new)
-        self._runs.follow_on(stored.approval.id, new.approval.id)
-        self._changes.tell(new.approval)
-
-    # What people ask for.
+    # -- looking -------------------------------------------------------------------------
 
     async def list(
         self, query: ApprovalQuery, *, principal: Principal | None = None
     ) -> ApprovalPage:
-        """The newest first; a caller's own, or for approvers (None) every one.
+        """The newest first: a caller's own, or all, for approvers (None).
 
         Raises:
-            ResourceNotFound: the cursor is of no such approval.
+            ResourceNotFound: the cursor is unknown.
         """
+        table = self.requests.table
         try:
-            page = await self._table.page(query, principal.id if principal is not None else None)
+            page = await table.page(query, principal.id if principal is not None else None)
         except UnknownApproval:
             raise refusals.unknown() from None
         if principal is None:
-            shown = tuple(self._voices.shown(one) for one in page.items)
+            shown = tuple(self._eligibility.shown(one) for one in page.items)
             return page.model_copy(update={"items": shown})
         return page.model_copy(update={"items": tuple(_own_view(one, ()) for one in page.items)})
 
     async def show(self, approval_id: str, *, principal: Principal | None = None) -> Approval:
-        """One of them. Raises ResourceNotFound."""
-        stored = await self._changes.get(approval_id)
+        """One approval: a caller's own, or any, for approvers (None). Raises ResourceNotFound."""
+        stored = await self.requests.get(approval_id)
         if principal is None:
-            return self._voices.shown(stored.approval)
-        if stored.approval.principal_id != principal.id:
-            raise refusals.unknown()
+            return self._eligibility.shown(stored.approval)
+        _require_own(stored, principal)
         return _own_view(stored.approval, stored.request.hidden)
 
     async def of_call(self, call_id: str, principal: Principal) -> Approval | None:
         """The newest approval of a caller's own call."""
-        stored = await self._table.of_call(call_id)
-        if stored is None or stored.approval.principal_id != principal.id:
-            return None
-        return _own_view(stored.approval, stored.request.hidden)
+        stored = await self._own_call(call_id, principal)
+        return None if stored is None else _own_view(stored.approval, stored.request.hidden)
 
     async def answer_of(self, call_id: str, principal: Principal) -> Envelope | None:
         """The envelope of a caller's own call that had to wait, once there is one."""
-        stored = await self._table.of_call(call_id)
-        if stored is None or stored.approval.principal_id != principal.id:
+        stored = await self._own_call(call_id, principal)
+        if stored is None or stored.answer is None:
             return None
-        return None if stored.answer is None else decode_envelope(stored.answer.encode())
+        return decode_envelope(stored.answer.encode())
+
+    async def next_change(self, after: int, *, within_s: float = WATCH_S) -> int:
+        """A number that grows with every change; waits, bounded, until it is beyond `after`."""
+        requests = self.requests
+        if requests.changes <= after:
+            with anyio.move_on_after(within_s):
+                await requests.until_beyond(after)
+        return requests.changes
+
+    def remedy_without_approvers(self) -> str | None:
+        """What the operator has to do if there are no approvers; None if there are some."""
+        return self._eligibility.remedy_without_approvers()
+
+    # -- deciding ------------------------------------------------------------------------
 
     async def decide(
         self,
@@ -325,13 +131,13 @@ class ApprovalService:
         peer: str | None = None,
         version: int | None = None,
     ) -> Approval:
-        """Say yes or no. `version` is the one that was seen; `peer` who sits at the socket.
+        """Approve or deny. `version` is the one that was seen; `peer` the socket's principal.
 
         Raises:
             ResourceNotFound, PermissionDenied: no such approval, or not for this approver.
-            IdempotencyConflict: decided already, or it has changed since `version`.
+            IdempotencyConflict: decided already, or changed since `version`.
             ApprovalExpired: too late.
-            InvalidParams: what was edited cannot be, or cannot be remembered.
+            InvalidParams: the edit is invalid, or the approval cannot be remembered.
         """
         one = OneOfSeveral(approval_id=approval_id, version=version, decision=decision)
         return (await self.decide_all([one], by, channel=channel, peer=peer))[0]
@@ -344,84 +150,228 @@ class ApprovalService:
         channel: str,
         peer: str | None = None,
     ) -> tuple[Approval, ...]:
-        """Several decisions in one transaction: all of them, or none."""
-        return await self._decision.decide_all(items, by, channel=channel, peer=peer)
-
-    async def preview_remember(self, approval_id: str, wish: RememberWish) -> RememberedRule:
-        """The rule that a yes with this wish would leave behind. Nothing is saved."""
-        stored = await self._changes.get(approval_id)
-        return remembered_rule(stored.approval, wish, "rul_" + "0" * 24, "", self.now())
+        """Make several decisions in one transaction: all of them, or none."""
+        if len({one.approval_id for one in items}) != len(items):
+            raise InvalidParams("An approval is decided twice.", fields=["items"])
+        stored = [await self._get(one.approval_id) for one in items]
+        is_self = [await self._require_approver(one.approval, by, peer) for one in stored]
+        decided: list[tuple[str, Step]] = []
+        answers: list[Envelope | None] = []
+        for one, kept, own in zip(items, stored, is_self, strict=True):
+            step, answer = await self._step(one, kept, by, channel, is_self_approval=own)
+            decided.append((one.approval_id, step))
+            answers.append(answer)
+        try:
+            after = await run_to_completion(self._apply(decided, answers))
+        except UnknownApproval:  # deleted at this moment
+            raise refusals.unknown() from None
+        except TooLate as late:
+            raise refusals.too_late(late.approval) from None
+        except Stale as stale:
+            raise refusals.conflict(stale.approval) from None
+        return tuple(self._eligibility.shown(one.approval) for one in after)
 
     async def preview_edit(
         self, approval_id: str, arguments: JsonObject, by: Principal, *, peer: str | None = None
     ) -> Approval:
-        """What a yes of this approver to other arguments would make of it. Nothing is saved.
+        """The approval as this approver's edit would make it. Nothing is stored.
 
         Raises:
             ResourceNotFound, PermissionDenied, IdempotencyConflict, ApprovalExpired,
             InvalidParams: as the decision would be refused.
         """
-        return await self._decision.preview_edit(approval_id, arguments, by, peer=peer)
+        stored = await self.requests.get(approval_id)
+        _require_open(stored.approval)
+        refused = self._refused(stored.approval, by, peer)
+        if refused is not None:
+            raise refused[1]
+        edited = as_edited(stored, await self._resumption.edited(stored, arguments))
+        if not may_decide(edited.approvers, by.id):
+            raise refusals.not_among(edited.approvers)
+        return self._eligibility.shown(edited)
 
     async def resolve(
         self, approval_id: str, resolution: Resolution, by: Principal, *, peer: str | None = None
     ) -> Approval:
-        """Say what became of an interrupted call; only a human can know, and not its caller."""
-        return await self._decision.resolve(approval_id, resolution, by, peer=peer)
+        """Record how an interrupted call ended; only a human can know, and not its caller."""
+        stored = await self.requests.get(approval_id)
+        await self._require_approver(stored.approval, by, peer)
+        now = self.requests.now()
+        answer = await self._calls.resolved(stored, resolution, by.id)
+        step = steps.resolved(resolution, by.id, now, answer)
+        return (await self.requests.change_for(approval_id, step)).approval
 
     async def note_refusal(
         self, approval_id: str | None, by: Principal, peer: str | None, why: str
     ) -> None:
-        """Keep that somebody who may not, wanted to decide; None: on several at once."""
-        await self._decision.note_refusal(approval_id, by, peer, why)
+        """Record that somebody without authority tried to decide; None: several at once."""
+        about = None if approval_id is None else approval_id[:MAX_ID_CHARACTERS]
+        values = {"approval_id": about, "by": by.id, "peer": peer, "why": why}
+        self.requests.log.warning("approval.refused", **values)
+        await self.requests.table.note("approval.refused", self.requests.now(), values)
 
-    async def cancel_call(self, call_id: str, principal: Principal) -> Approval:
-        """Take a call back by its id, as `cancel` does."""
-        stored = await self._table.of_call(call_id)
-        if stored is None or stored.approval.principal_id != principal.id:
-            raise refusals.unknown()
-        return await self._cancel(stored.approval.id, principal.id)
+    # -- cancelling ----------------------------------------------------------------------
 
     async def cancel(self, approval_id: str, principal: Principal) -> Approval:
-        """Take a call back that waits, or end it where it runs already; by its own caller.
+        """Cancel a caller's own call that waits, or stop it if it runs.
 
         Raises:
             ResourceNotFound: no such approval of this caller.
             IdempotencyConflict: it is over.
         """
-        stored = await self._changes.get(approval_id)
-        if stored.approval.principal_id != principal.id:
+        _require_own(await self.requests.get(approval_id), principal)
+        return await self._calls.cancel(approval_id, principal.id)
+
+    async def cancel_call(self, call_id: str, principal: Principal) -> Approval:
+        """Cancel a caller's own call by its id, as `cancel`."""
+        stored = await self._own_call(call_id, principal)
+        if stored is None:
             raise refusals.unknown()
-        return await self._cancel(approval_id, principal.id)
+        return await self._calls.cancel(stored.approval.id, principal.id)
+
+    # -- remembered rules ----------------------------------------------------------------
+
+    async def preview_remember(self, approval_id: str, wish: RememberWish) -> RememberedRule:
+        """The rule that an approval with this wish would create. Nothing is stored."""
+        stored = await self.requests.get(approval_id)
+        now = self.requests.now()
+        return remembered_rule(stored.approval, wish, "rul_" + "0" * 24, "", now)
 
     async def remembered(self) -> Sequence[RememberedRule]:
-        """Every remembered rule, those that were taken back included."""
-        return self.remembering.all()
+        """All remembered rules, removed ones included."""
+        return self.requests.remembered.all()
 
     async def forget(self, rule_id: str, by: Principal) -> RememberedRule:
-        """Take a remembered rule back. Raises ResourceNotFound."""
-        return await self.remembering.forget(rule_id, by, self.now())
+        """Remove a remembered rule. Raises ResourceNotFound."""
+        return await self.requests.remembered.forget(rule_id, by, self.requests.now())
 
-    async def next_change(self, after: int, *, within_s: float = WATCH_S) -> int:
-        """A number that grows with every change; waits, bounded, until it is beyond `after`."""
-        if self._changes.number <= after:
-            with anyio.move_on_after(within_s):
-                await self._changes.until_beyond(after)
-        return self._changes.number
+    # -- steps of a decision -------------------------------------------------------------
 
-    async def _cancel(self, approval_id: str, by: str) -> Approval:
-        if await self._runs.stop(approval_id):
-            return (await self._changes.get(approval_id)).approval
-        stored = await self._changes.get(approval_id)
-        answer = await self.way.answer(stored, cancelled())
-        step = steps.taken_back(by, self.now(), answer)
-        after = await self._changes.change_for(approval_id, step)
-        self.way.record(after, answer)
-        return after.approval
+    async def _own_call(self, call_id: str, principal: Principal) -> StoredApproval | None:
+        stored = await self.requests.table.of_call(call_id)
+        if stored is None or stored.approval.principal_id != principal.id:
+            return None
+        return stored
+
+    async def _get(self, approval_id: str) -> StoredApproval:
+        """One of several approvals to decide. Raises ResourceNotFound, with its id."""
+        try:
+            return await self.requests.get(approval_id)
+        except ResourceNotFound:
+            raise refusals.nothing_to_decide(approval_id) from None
+
+    async def _apply(
+        self, decided: Sequence[tuple[str, Step]], answers: Sequence[Envelope | None]
+    ) -> Sequence[StoredApproval]:
+        after = await self.requests.change_all(decided)
+        for stored, answer in zip(after, answers, strict=True):
+            if answer is not None:
+                self._calls.record(stored, answer)
+            if stored.approval.state is ApprovalState.APPROVED:
+                self.scheduler.start(stored.approval.id)
+        if any(step.remember is not None for _, step in decided):
+            await self.requests.remembered.reload()
+        return after
+
+    async def _step(
+        self,
+        one: OneOfSeveral,
+        stored: StoredApproval,
+        by: Principal,
+        channel: str,
+        *,
+        is_self_approval: bool,
+    ) -> tuple[Step, Envelope | None]:
+        """The change that a decision makes, and the call's answer if the decision ends it."""
+        approval, decision, now = stored.approval, one.decision, self.requests.now()
+        _require_open(approval)
+        digest, document = approval.action_digest, dict[str, Any]()
+        if decision.arguments is not None:
+            edited = await self._resumption.edited(stored, decision.arguments)
+            digest, document = edited.digest, edited_document(stored, edited)
+            await self._require_named(approval, document["approvers"], by)
+        if decision.action_digest not in (None, digest):
+            raise refusals.conflict(approval)
+        record = DecisionRecord(
+            at=now, approver=by.id, channel=channel, decision=decision.decision,
+            action_digest=digest, reason=decision.reason, edited=decision.arguments is not None,
+            is_self_approval=is_self_approval,
+        )  # fmt: skip
+        if decision.decision == "deny":
+            denied = approval.model_copy(update={"decisions": (*approval.decisions, record)})
+            answer = await self._calls.answer(stored, refusals.denial(denied))
+            return steps.denied(record, version=one.version, answer=answer), answer
+        start_within = timedelta(seconds=self.requests.settings.start_within_seconds)
+        step = steps.approved(
+            record,
+            version=one.version,
+            start_by=now + start_within,
+            document=document,
+            remember=self._rule_of(one, approval, record),
+            counts=self._eligibility.counts,
+        )
+        return step, None
+
+    def _rule_of(
+        self, one: OneOfSeveral, approval: Approval, record: DecisionRecord
+    ) -> RememberedRule | None:
+        """The rule that the approver wishes to be remembered, if any. Raises InvalidParams."""
+        wish = one.decision.remember
+        if wish is None:
+            return None
+        if approval.quorum > 1 or record.edited:
+            raise InvalidParams(
+                "What several have to agree to, or what was edited, is not remembered.",
+                fields=["remember"],
+            )
+        rule_id = self.requests.new_id().replace("apr_", "rul_")
+        return remembered_rule(approval, wish, rule_id, record.approver, record.at)
+
+    async def _require_approver(self, approval: Approval, by: Principal, peer: str | None) -> bool:
+        """Whether it would be a self-approval. Raises PermissionDenied."""
+        refused = self._refused(approval, by, peer)
+        if refused is not None:
+            why, refusal = refused
+            await self.note_refusal(approval.id, by, peer, why)
+            raise refusal
+        return approval.principal_id in (by.id, peer)
+
+    def _refused(
+        self, approval: Approval, by: Principal, peer: str | None
+    ) -> tuple[str, PermissionDenied] | None:
+        """Why this principal may not decide: the audit chain's reason, and the error."""
+        if Scope.APPROVE not in by.scopes:
+            return "no scope", refusals.no_scope()
+        is_own = approval.principal_id in (by.id, peer)
+        if is_own and not self._eligibility.allow_self_approval:
+            return "own call", refusals.own_call()
+        if not may_decide(approval.approvers, by.id):
+            return NOT_NAMED, refusals.not_among(approval.approvers)
+        return None
+
+    async def _require_named(
+        self, approval: Approval, approvers: Sequence[str], by: Principal
+    ) -> None:
+        if not may_decide(approvers, by.id):
+            await self.note_refusal(approval.id, by, None, NOT_NAMED)
+            raise refusals.not_among(approvers)
+
+
+def _require_open(approval: Approval) -> None:
+    """Raises ApprovalExpired, IdempotencyConflict: it is not pending."""
+    if approval.state is not ApprovalState.PENDING:
+        is_late = approval.state is ApprovalState.EXPIRED
+        raise refusals.too_late(approval) if is_late else refusals.conflict(approval)
+
+
+def _require_own(stored: StoredApproval, principal: Principal) -> None:
+    """Raises ResourceNotFound."""
+    if stored.approval.principal_id != principal.id:
+        raise refusals.unknown()
 
 
 def _own_view(approval: Approval, hidden: Sequence[str]) -> Approval:
-    """What a caller sees of its own: not how it is bound, nor who may decide."""
+    """An approval as its caller sees it: without its binding and its approvers."""
     return without_arguments(approval, hidden).model_copy(
         update={"binding": None, "approvers": (), "decisions": ()}
     )

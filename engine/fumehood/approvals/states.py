@@ -1,14 +1,14 @@
-"""Steps: how an approval comes from one state to the next, each as one value.
+"""States: every change of an approval's state, each as one value, a `Step`.
 
-Host side, below the desk and the files it is made of, above `approvals/store`, which carries a
-`Step` out. Pure: no clock and no database. Invariant: which states a change leaves, what it
-asks of the row besides, and what the audit chain and the webhook are told of it stand here, and
-nowhere else.
+Host side, pure: no clock and no database; `store.py` applies a step in one transaction. Invariant:
+the states that a change may leave, its other conditions, and its entries for the audit chain and
+the channels are defined here and nowhere else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -19,20 +19,51 @@ from fumehood.approvals.model import (
     RememberedRule,
     Resolution,
 )
-from fumehood.approvals.store import Step
 from fumehood.core.envelope import Envelope
 from fumehood.core.json_types import JsonObject
 from fumehood.storage.changes import stamp
 
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One change of one approval. Absent fields stay unchanged."""
+
+    kind: str
+    """Its name in the audit chain."""
+    by: str
+    at: datetime
+    leaves: frozenset[ApprovalState]
+    to: ApprovalState | None = None
+    version: int | None = None
+    """The approval must still have this version."""
+    digest: str | None = None
+    """The approval must still be for this action."""
+    in_time: bool = False
+    """The approval must not have expired."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    document: Mapping[str, Any] = field(default_factory=dict)
+    decision: DecisionRecord | None = None
+    remember: RememberedRule | None = None
+    answer: Envelope | None = None
+    event: str | None = None
+    """The event that channels report."""
+    details: JsonObject = field(default_factory=dict)
+    """For the audit chain."""
+    counts: Callable[[str], bool] | None = None
+    """Tells whose earlier approvals count; None: all. The present approver is authenticated."""
+    is_seen: bool = True
+    """Whether people can see the change, so that it makes a new version."""
+
+
 PENDING = frozenset({ApprovalState.PENDING})
 WAITING = PENDING | {ApprovalState.APPROVED}
-HAD_ITS_YES = frozenset({ApprovalState.APPROVED, ApprovalState.STARTED})
+AFTER_APPROVAL = frozenset({ApprovalState.APPROVED, ApprovalState.STARTED})
 
-# What people decide.
+# Decisions of people.
 
 
 def approved(
-    word: DecisionRecord,
+    decision: DecisionRecord,
     *,
     version: int | None,
     start_by: datetime,
@@ -40,32 +71,32 @@ def approved(
     remember: RememberedRule | None,
     counts: Callable[[str], bool],
 ) -> Step:
-    """A yes, to be used until `start_by`. `document`: what an edit has replaced."""
-    details = _details(word)
+    """An approval, valid until `start_by`. `document`: the fields that an edit replaces."""
+    details = _details(decision)
     if remember is not None:
         details["remembered"] = remember.id
     return Step(
-        "approval.approved", word.approver, word.at, PENDING, ApprovalState.APPROVED,
+        "approval.approved", decision.approver, decision.at, PENDING, ApprovalState.APPROVED,
         version=version, in_time=True,
-        columns={"decided_at": stamp(word.at), "expires_at": stamp(start_by)},
-        document=document, decision=word, remember=remember, event="approval.decided",
+        columns={"decided_at": stamp(decision.at), "expires_at": stamp(start_by)},
+        document=document, decision=decision, remember=remember, event="approval.decided",
         details=details, counts=counts,
     )  # fmt: skip
 
 
-def denied(word: DecisionRecord, *, version: int | None, answer: Envelope) -> Step:
-    """A no."""
-    at = stamp(word.at)
+def denied(decision: DecisionRecord, *, version: int | None, answer: Envelope) -> Step:
+    """A denial."""
+    at = stamp(decision.at)
     return Step(
-        "approval.denied", word.approver, word.at, PENDING, ApprovalState.DENIED,
+        "approval.denied", decision.approver, decision.at, PENDING, ApprovalState.DENIED,
         version=version, in_time=True,
         columns={"decided_at": at, "ended_at": at, "code": "APPROVAL_DENIED"},
-        decision=word, answer=answer, event="approval.decided", details=_details(word),
+        decision=decision, answer=answer, event="approval.decided", details=_details(decision),
     )  # fmt: skip
 
 
-def taken_back(by: str, now: datetime, answer: Envelope) -> Step:
-    """Its caller wants it no more."""
+def cancelled(by: str, now: datetime, answer: Envelope) -> Step:
+    """The caller cancelled the call before it started."""
     return Step(
         "approval.cancelled", by, now, WAITING, ApprovalState.CANCELLED,
         columns={"ended_at": stamp(now), "code": "CANCELLED"},
@@ -74,7 +105,7 @@ def taken_back(by: str, now: datetime, answer: Envelope) -> Step:
 
 
 def resolved(resolution: Resolution, by: str, now: datetime, answer: Envelope) -> Step:
-    """A human has found out what became of it."""
+    """A human found out how an interrupted call ended."""
     to = ApprovalState.DONE if resolution.outcome == "done" else ApprovalState.FAILED
     return Step(
         "approval.resolved", by, now, frozenset({ApprovalState.INTERRUPTED}), to,
@@ -83,11 +114,11 @@ def resolved(resolution: Resolution, by: str, now: datetime, answer: Envelope) -
     )  # fmt: skip
 
 
-# What becomes of a yes.
+# Approved calls.
 
 
 def started(approval: Approval, now: datetime) -> Step:
-    """The yes is used up, for this action and no other."""
+    """The call starts: the approval is used up, for this action and no other."""
     return Step(
         "approval.started", "engine", now, frozenset({ApprovalState.APPROVED}),
         ApprovalState.STARTED, digest=approval.action_digest, in_time=True,
@@ -96,10 +127,10 @@ def started(approval: Approval, now: datetime) -> Step:
 
 
 def ended(to: ApprovalState, envelope: Envelope, changed: Sequence[str], now: datetime) -> Step:
-    """The call is over. `changed`: what was not as approved any more."""
+    """The call is over. `changed`: the parts of its action that differed from the approved ones."""
     code = envelope.error.code if envelope.error is not None else "OK"
     return Step(
-        f"approval.{to.value}", "engine", now, HAD_ITS_YES, to,
+        f"approval.{to.value}", "engine", now, AFTER_APPROVAL, to,
         columns={"ended_at": stamp(now), "code": code},
         document={"changed": list(changed)} if changed else {},
         answer=envelope, event="approval.ended", details={"code": code},
@@ -107,20 +138,20 @@ def ended(to: ApprovalState, envelope: Envelope, changed: Sequence[str], now: da
 
 
 def superseded(by: str, now: datetime) -> Step:
-    """Another approval asks again, because the workspace has changed."""
+    """Another approval asks again, because the workspace changed."""
     return Step(
-        "approval.superseded", "engine", now, HAD_ITS_YES, ApprovalState.EXPIRED,
+        "approval.superseded", "engine", now, AFTER_APPROVAL, ApprovalState.EXPIRED,
         columns={"ended_at": stamp(now)},
         document={"changed": ["workspace"], "superseded_by": by},
         event="approval.ended",
     )  # fmt: skip
 
 
-# What time and crashes do.
+# Time and crashes.
 
 
 def expiring(now: datetime) -> Step:
-    """Its end is near, and people are told. Whoever was shown it was shown what it is."""
+    """The approval expires soon, and channels warn of it. It is no change that people see."""
     return Step(
         "approval.expiring", "engine", now, PENDING,
         columns={"warned_at": stamp(now)}, event="approval.expiring", is_seen=False,
@@ -128,7 +159,7 @@ def expiring(now: datetime) -> Step:
 
 
 def expired(now: datetime, answer: Envelope) -> Step:
-    """Nobody has answered, or the yes could not be used, in time."""
+    """The call was not decided, or not started after its approval, in time."""
     return Step(
         "approval.expired", "engine", now, WAITING, ApprovalState.EXPIRED,
         columns={"ended_at": stamp(now), "code": "APPROVAL_EXPIRED"},
@@ -137,7 +168,7 @@ def expired(now: datetime, answer: Envelope) -> Step:
 
 
 def interrupted(now: datetime, answer: Envelope) -> Step:
-    """It was started and has no end."""
+    """The engine ended while the call ran."""
     return Step(
         "approval.interrupted", "engine", now, frozenset({ApprovalState.STARTED}),
         ApprovalState.INTERRUPTED,
@@ -146,8 +177,12 @@ def interrupted(now: datetime, answer: Envelope) -> Step:
     )  # fmt: skip
 
 
-def _details(word: DecisionRecord) -> JsonObject:
-    details: JsonObject = {"channel": word.channel, "edited": word.edited, "reason": word.reason}
-    if word.is_self_approval:
+def _details(decision: DecisionRecord) -> JsonObject:
+    details: JsonObject = {
+        "channel": decision.channel,
+        "edited": decision.edited,
+        "reason": decision.reason,
+    }
+    if decision.is_self_approval:
         details["self_approval"] = True
     return details

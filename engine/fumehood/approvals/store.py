@@ -1,21 +1,20 @@
-"""Rows of approvals: what waits for a human, what was decided, and what became of the call.
+"""Rows of approvals: waiting calls, decisions, and how the calls ended.
 
-Host side, used by the other files of this package. Everything here is durable before anybody is
-told of it. One `Step` is one transaction: the state, an approver's
-word, the rule that it leaves behind, the call's answer, the idempotency key that waits for it,
-the audit row and the webhook's message stand or fall together. Invariant: a state is only left
-for one that `Step.leaves` allows, and `version` grows with each change of what people are shown,
-so that of two who decide at once one is told.
+Host side, used by the other files of this package. One `Step` is one transaction: the state, an
+approver's decision, the remembered rule, the call's answer, its idempotency key, the audit row and
+the messages of the channels are written together or not at all. Invariants: a step applies only to
+the states that `Step.leaves` names; `version` grows with each change that people can see, so that
+of two simultaneous decisions one is refused.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
@@ -30,7 +29,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import RowMapping
 
-from fumehood.approvals import remembered_store as remembered
+from fumehood.approvals.channels.base import ApprovalChannel
 from fumehood.approvals.model import (
     OPEN_STATES,
     Approval,
@@ -38,10 +37,13 @@ from fumehood.approvals.model import (
     ApprovalQuery,
     ApprovalState,
     DecisionRecord,
-    RememberedRule,
+    StoredApproval,
+    StoredRequest,
+    without_arguments,
     yes_votes,
 )
-from fumehood.core.envelope import Envelope
+from fumehood.approvals.remembered import add_rule
+from fumehood.approvals.states import Step
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
 from fumehood.storage import idempotency
@@ -49,31 +51,22 @@ from fumehood.storage.changes import stamp
 from fumehood.storage.database import Database
 from fumehood.storage.idempotency import pack_answer
 from fumehood.storage.schema import APPROVALS, DECISIONS
-from fumehood.webhook import deliveries
 
 MAX_PAGE_BYTES = 8 * 1024 * 1024
-"""Of rows on one page: a call of its own may have arguments of as much."""
+"""Of rows on one page: one call may have arguments of this size."""
 
 FORGOTTEN_AT_ONCE = 500
-"""Rows of one deletion: other writes wait for at most so many."""
+"""Rows of one deletion, for which other writes have to wait."""
 
 STAYING = OPEN_STATES | {ApprovalState.INTERRUPTED}
 
 
-class Chain(Protocol):
-    """The audit chain."""
-
-    def append(self, connection: Connection, kind: str, at: str, fields: JsonObject) -> int:
-        """Add a row in the caller's transaction."""
-        ...
-
-
 class UnknownApproval(Exception):
-    """There is no such approval, or not for who asks."""
+    """There is no such approval, or it is not visible to this principal."""
 
 
 class Stale(Exception):
-    """Somebody else was first. `approval` is how it is now."""
+    """The approval has changed meanwhile. `approval` is its present state."""
 
     def __init__(self, approval: Approval) -> None:
         super().__init__(approval.state)
@@ -81,93 +74,40 @@ class Stale(Exception):
 
 
 class TooLate(Stale):
-    """Its time is over."""
+    """The approval has expired."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingOf:
-    """What of one principal waits for a human."""
+    """The pending approvals of one principal."""
 
     count: int = 0
     size_bytes: int = 0
-    """On the disk, about."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredRequest:
-    """What the engine needs to carry the call out later, as it was asked for."""
-
-    arguments: JsonObject
-    """As the caller gave them: without the agent's defaults and fixed ones."""
-    options: JsonObject
-    token_id: str | None
-    expected: str | None = None
-    """What the workspace must be like, where the call's effect was shown."""
-    may_exceed_budget: bool = False
-    hidden: tuple[str, ...] = ()
-    """Arguments that the agent's configuration fixes: their caller is not shown them."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredApproval:
-    """An approval with what only the engine sees."""
-
-    approval: Approval
-    request: StoredRequest
-    idempotency_key: str | None = None
-    answer: str | None = None
-    """The call's envelope, as JSON."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One change of one approval. What is absent stays as it is."""
-
-    kind: str
-    """What the audit chain calls it."""
-    by: str
-    at: datetime
-    leaves: frozenset[ApprovalState]
-    to: ApprovalState | None = None
-    version: int | None = None
-    """Whoever changes it has seen this version."""
-    digest: str | None = None
-    """It must still be this action."""
-    in_time: bool = False
-    """It must not have expired."""
-    columns: Mapping[str, Any] = field(default_factory=dict)
-    document: Mapping[str, Any] = field(default_factory=dict)
-    decision: DecisionRecord | None = None
-    remember: RememberedRule | None = None
-    answer: Envelope | None = None
-    event: str | None = None
-    """What the webhook is told."""
-    details: JsonObject = field(default_factory=dict)
-    """For the audit chain."""
-    counts: Callable[[str], bool] | None = None
-    """Whose earlier yes counts; None: everybody's. Who decides now has just shown who he is."""
-    is_seen: bool = True
-    """Whether it changes what people are shown; else it is the same version still."""
+    """Approximate size on disk."""
 
 
 class ApprovalTable:
-    """The rows of one database. `tells` says whether there is a webhook that is owed messages."""
+    """The rows of one database. Each of `channels` is owed a message about each event."""
 
     def __init__(
-        self, database: Database, chain: Chain, *, tells: bool, kept_days: int = 90
+        self,
+        database: Database,
+        *,
+        channels: Sequence[ApprovalChannel] = (),
+        kept_days: int = 90,
     ) -> None:
         self._database = database
-        self._chain = chain
-        self._tells = tells
+        self._chain = database.audit
+        self._channels = channels
         self._kept = timedelta(days=kept_days)
         self.overdue = asyncio.Event()
-        """Never set: what is over may wait for the next hour."""
+        """Never set: old rows can wait for the hourly deletion."""
 
     async def create(self, stored: StoredApproval) -> None:
-        """Keep a new one, and hand the idempotency key of its call over to it.
+        """Store a new one, which takes over the idempotency key of its call.
 
         Raises:
-            WriteFailed: nothing of it is promised.
+            WriteFailed: nothing was stored.
         """
         await self._database.write(lambda connection: self._create(connection, stored))
 
@@ -176,7 +116,7 @@ class ApprovalTable:
         return await self._database.read(lambda connection: _get(connection, approval_id))
 
     async def of_call(self, call_id: str) -> StoredApproval | None:
-        """The newest one of a call."""
+        """The newest approval of a call."""
         newest = (
             select(APPROVALS.c.id).where(APPROVALS.c.call_id == call_id)
             .order_by(APPROVALS.c.seq.desc()).limit(1)
@@ -189,15 +129,15 @@ class ApprovalTable:
         return await self._database.read(find)
 
     async def page(self, query: ApprovalQuery, principal_id: str | None) -> ApprovalPage:
-        """The newest first. Raises UnknownApproval where the cursor is nobody's."""
+        """The newest first. Raises UnknownApproval if the cursor is unknown."""
         return await self._database.read(lambda connection: _page(connection, query, principal_id))
 
     async def change(self, steps: Sequence[tuple[str, Step]]) -> list[StoredApproval]:
-        """Carry several steps out in one transaction: all of them, or none.
+        """Apply several steps in one transaction: all of them, or none.
 
         Raises:
-            UnknownApproval, Stale, TooLate: of the first that cannot be.
-            WriteFailed: nothing of it is promised.
+            UnknownApproval, Stale, TooLate: of the first that cannot be applied.
+            WriteFailed: nothing was changed.
         """
 
         def job(connection: Connection) -> list[StoredApproval]:
@@ -206,7 +146,7 @@ class ApprovalTable:
         return await self._database.write(job)
 
     async def supersede(self, approval_id: str, step: Step, new: StoredApproval) -> None:
-        """End one and ask again, in one transaction."""
+        """End one approval and create its successor, in one transaction."""
 
         def job(connection: Connection) -> None:
             self._advance(connection, approval_id, step)
@@ -217,7 +157,7 @@ class ApprovalTable:
     async def denied_before(
         self, digest: str, principal_id: str, session_id: str | None, since: datetime
     ) -> Approval | None:
-        """The newest no to the same action, for the same caller and session."""
+        """The newest denial of the same action, for the same caller and session."""
         same = (
             select(APPROVALS.c.id)
             .where(
@@ -238,11 +178,11 @@ class ApprovalTable:
         return await self._database.read(find)
 
     async def note(self, kind: str, at: datetime, fields: JsonObject) -> None:
-        """Enter something into the audit chain that changes no approval."""
+        """Add a row to the audit chain that changes no approval."""
         await self._database.write(lambda c: self._chain.append(c, kind, stamp(at), fields))
 
     async def prune(self, now: datetime) -> int:
-        """Delete what has been over for long enough; returns how many went.
+        """Delete approvals that ended long enough ago; returns their number.
 
         Raises:
             WriteFailed: the rest stays until the next time.
@@ -255,13 +195,13 @@ class ApprovalTable:
                 return gone
 
     async def in_state(self, state: ApprovalState) -> list[str]:
-        """The ids of all in one state, oldest first."""
+        """The ids of all approvals in one state, oldest first."""
         ids = select(APPROVALS.c.id).where(APPROVALS.c.state == state.value)
         ordered = ids.order_by(APPROVALS.c.seq)
         return await self._database.read(lambda c: list(c.execute(ordered).scalars()))
 
     async def due(self, now: datetime, warn_before: datetime) -> tuple[list[str], list[str]]:
-        """What has expired, and whose end is near and was not told yet; at most 500 each."""
+        """The ids that have expired, and those that need a warning; at most 500 each."""
         waiting = APPROVALS.c.state.in_([ApprovalState.PENDING.value, ApprovalState.APPROVED.value])
         over = select(APPROVALS.c.id).where(waiting, APPROVALS.c.expires_at <= stamp(now))
         near = select(APPROVALS.c.id).where(
@@ -280,7 +220,7 @@ class ApprovalTable:
         return await self._database.read(find)
 
     async def next_ends(self) -> tuple[datetime | None, datetime | None]:
-        """When the next one that waits expires, and the next that nobody was warned of."""
+        """When the next approval expires, and the next without a warning."""
         waiting = APPROVALS.c.state.in_([ApprovalState.PENDING.value, ApprovalState.APPROVED.value])
         first = select(func.min(APPROVALS.c.expires_at)).where(waiting)
         unwarned = select(func.min(APPROVALS.c.expires_at)).where(
@@ -294,7 +234,7 @@ class ApprovalTable:
         return await self._database.read(find)
 
     async def pending(self) -> dict[str, PendingOf]:
-        """What waits, by principal."""
+        """The pending approvals, by principal."""
         size = func.sum(func.length(cast(APPROVALS.c.document, LargeBinary)))
         counts = (
             select(APPROVALS.c.principal_id, func.count(), size)
@@ -315,19 +255,18 @@ class ApprovalTable:
             take(connection, approval.principal_id, stored.idempotency_key, approval.id)
         at = stamp(approval.created_at)
         self._chain.append(connection, "approval.created", at, _audited(approval, by="engine"))
-        if self._tells:
-            deliveries.owe(connection, approval.id, "approval.created", approval.created_at)
+        self._owe(connection, approval.id, "approval.created", approval.created_at)
 
     def _advance(self, connection: Connection, approval_id: str, step: Step) -> StoredApproval:
         before = _get(connection, approval_id)
         approval = before.approval
         _require(approval, step)
-        to = _after_word(connection, approval, step)
+        to = _after_decision(connection, approval, step)
         at = stamp(step.at)
         moved = to is not None and to is not approval.state
         values: dict[str, Any] = {"version": approval.version + step.is_seen, **step.columns}
         if to is None and step.to is not None:
-            values.pop("decided_at", None)  # one yes of several
+            values.pop("decided_at", None)  # the quorum is not complete
             values.pop("expires_at", None)
         elif to is not None:
             values["state"] = to.value
@@ -344,17 +283,21 @@ class ApprovalTable:
         values["document"] = document
         connection.execute(update(APPROVALS).where(APPROVALS.c.id == approval_id).values(**values))
         if step.remember is not None and moved:
-            remembered.add(connection, step.remember)
+            add_rule(connection, step.remember)
         after = _get(connection, approval_id)
         fields = {**_audited(after.approval, by=step.by), **step.details}
         self._chain.append(connection, step.kind, at, fields)
-        if step.event is not None and self._tells:
-            deliveries.owe(connection, approval_id, step.event, step.at)
+        if step.event is not None:
+            self._owe(connection, approval_id, step.event, step.at)
         return after
+
+    def _owe(self, connection: Connection, approval_id: str, event: str, at: datetime) -> None:
+        for channel in self._channels:
+            channel.owe(connection, approval_id, event, at)
 
 
 def _forget(connection: Connection, before: str) -> int:
-    """Some of those that ended before a time. What nobody has resolved yet stays."""
+    """Delete some that ended before a time. Unresolved ones stay."""
     over = [state.value for state in ApprovalState if state not in STAYING]
     old = (
         select(APPROVALS.c.id)
@@ -379,40 +322,40 @@ def _require(approval: Approval, step: Step) -> None:
         raise TooLate(approval)
 
 
-def _after_word(connection: Connection, approval: Approval, step: Step) -> ApprovalState | None:
-    """Keep the word that was said, if one was; the state that follows, None where none does yet.
+def _after_decision(connection: Connection, approval: Approval, step: Step) -> ApprovalState | None:
+    """Store the step's decision, if it has one. Returns the next state; None: it stays.
 
     Raises:
-        Stale: it was said before, and changes nothing.
+        Stale: the approver has made this decision before, and it changes nothing.
     """
-    word = step.decision
-    if word is None:
+    decision = step.decision
+    if decision is None:
         return step.to
-    is_repeated = _is_repeated(approval, word)
+    is_repeated = _is_repeated(approval, decision)
     if not is_repeated:
-        connection.execute(insert(DECISIONS), _decision_row(approval.id, word))
+        connection.execute(insert(DECISIONS), _decision_row(approval.id, decision))
     voted = step.document.get("action_digest", approval.action_digest)
     quorum = step.document.get("quorum", approval.quorum)
-    voices = _votes((*approval.decisions, word), voted, step)
-    if step.to is not ApprovalState.APPROVED or voices >= quorum:
+    votes = _votes((*approval.decisions, decision), voted, step)
+    if step.to is not ApprovalState.APPROVED or votes >= quorum:
         return step.to
-    if is_repeated:  # one voice is one voice
+    if is_repeated:  # one approver has one vote
         raise Stale(approval)
     return None
 
 
-def _is_repeated(approval: Approval, word: DecisionRecord) -> bool:
-    """Whether it is what this approver said last. Then it decides something only where its voice
-    did not count when the last one was heard, and does now."""
-    said = [one for one in approval.decisions if one.approver == word.approver]
-    return bool(said) and (said[-1].action_digest, said[-1].decision) == (
-        word.action_digest,
-        word.decision,
+def _is_repeated(approval: Approval, decision: DecisionRecord) -> bool:
+    """Whether it equals this approver's previous decision. It can still complete the quorum, if
+    the approver's vote counts now and did not count when the last decision was made."""
+    made = [one for one in approval.decisions if one.approver == decision.approver]
+    return bool(made) and (made[-1].action_digest, made[-1].decision) == (
+        decision.action_digest,
+        decision.decision,
     )
 
 
 def _votes(decisions: Sequence[DecisionRecord], digest: str, step: Step) -> int:
-    """How many different approvers said yes to this action, as far as they still may."""
+    """How many different approvers have approved this action and may still approve."""
     counts, now = step.counts, step.by
     found = yes_votes(decisions, digest)
     return sum(one == now or counts is None or counts(one) for one in found)
@@ -455,12 +398,12 @@ def _page(connection: Connection, query: ApprovalQuery, principal_id: str | None
     seqs, has_more = _that_fit(connection, wanted, query.limit)
     listed = select(APPROVALS).where(APPROVALS.c.seq.in_(seqs)).order_by(APPROVALS.c.seq.desc())
     shown = connection.execute(listed).mappings().all()
-    words: dict[str, list[DecisionRecord]] = {}
+    decisions: dict[str, list[DecisionRecord]] = {}
     decided = select(DECISIONS).where(DECISIONS.c.approval_id.in_([row["id"] for row in shown]))
     for one in connection.execute(decided.order_by(DECISIONS.c.seq)).mappings():
-        words.setdefault(one["approval_id"], []).append(_decision(one))
+        decisions.setdefault(one["approval_id"], []).append(_decision(one))
     items = tuple(
-        _listed(_stored(row, words.get(row["id"], [])), is_own=principal_id is not None)
+        _listed(_stored(row, decisions.get(row["id"], [])), is_own=principal_id is not None)
         for row in shown
     )
     return ApprovalPage(
@@ -474,7 +417,7 @@ def _page(connection: Connection, query: ApprovalQuery, principal_id: str | None
 def _that_fit(
     connection: Connection, wanted: Sequence[ColumnElement[bool]], limit: int
 ) -> tuple[list[int], bool]:
-    """The newest rows that make one page, and whether there are more. One is always shown."""
+    """The newest rows that fit on one page, and whether there are more. One always fits."""
     size = func.length(cast(APPROVALS.c.document, LargeBinary))
     newest = select(APPROVALS.c.seq, size).where(*wanted).order_by(APPROVALS.c.seq.desc())
     rows = connection.execute(newest.limit(limit + 1)).all()
@@ -485,26 +428,9 @@ def _that_fit(
 
 
 def _listed(stored: StoredApproval, *, is_own: bool) -> Approval:
-    """Without its binding; for its caller also without what its agent fixes."""
+    """Without its binding; for its caller also without the agent's fixed arguments."""
     hidden = stored.request.hidden if is_own else ()
     return without_arguments(stored.approval, hidden).model_copy(update={"binding": None})
-
-
-def without_arguments(approval: Approval, hidden: Sequence[str]) -> Approval:
-    """Without what its caller may not see of it, also as it was asked for."""
-    if not hidden:
-        return approval
-    asked = approval.asked_arguments
-    return approval.model_copy(
-        update={
-            "arguments": _without(approval.arguments, hidden),
-            "asked_arguments": None if asked is None else _without(asked, hidden),
-        }
-    )
-
-
-def _without(arguments: JsonObject, hidden: Sequence[str]) -> JsonObject:
-    return {name: value for name, value in arguments.items() if name not in hidden}
 
 
 _IN_DOCUMENT = (
@@ -520,7 +446,7 @@ _COLUMNS = (
 
 
 def size_of(stored: StoredApproval) -> int:
-    """How many bytes it takes on the disk, about."""
+    """Approximate size on disk in bytes."""
     return len(strict_json.dumps(_document(stored)))
 
 
@@ -541,19 +467,8 @@ def _row(stored: StoredApproval) -> dict[str, Any]:
 
 
 def _document(stored: StoredApproval) -> dict[str, Any]:
-    approval, request = stored.approval, stored.request
-    shown = approval.model_dump(mode="json", include=set(_IN_DOCUMENT))
-    return {
-        **shown,
-        "request": {
-            "arguments": request.arguments,
-            "options": request.options,
-            "token_id": request.token_id,
-            "expected": request.expected,
-            "may_exceed_budget": request.may_exceed_budget,
-            "hidden": list(request.hidden),
-        },
-    }
+    shown = stored.approval.model_dump(mode="json", include=set(_IN_DOCUMENT))
+    return {**shown, "request": stored.request.document}
 
 
 def _stored(row: RowMapping, decisions: list[DecisionRecord]) -> StoredApproval:
@@ -590,7 +505,7 @@ def _moment(text: str | None) -> datetime | None:
 
 
 def _audited(approval: Approval, *, by: str) -> JsonObject:
-    """What the chain keeps of an approval: no argument values, but the hash of everything."""
+    """The audit chain's view of an approval: no argument values, but the hash of all."""
     return {
         "by": by,
         "approval_id": approval.id,

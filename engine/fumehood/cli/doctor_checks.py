@@ -181,7 +181,7 @@ def _webhook(config: Config) -> Finding:
     chosen = config.webhook
     if chosen is None:
         return Finding("webhook", "ok", "none is configured")
-    from fumehood.engine_webhook import read_secret
+    from fumehood.approvals.channels.webhook import read_secret
 
     try:
         read_secret(chosen.secret_file)

@@ -13,16 +13,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-import anyio
-
-from fumehood.approvals.action import Action, action_of, definition_digest
-from fumehood.approvals.model import Approval, ApprovalState
-from fumehood.approvals.over_budget import budget_record, reason_with_budget
-from fumehood.approvals.preview import preview
+from fumehood.approvals.model import Approval, ApprovalState, StoredApproval, StoredRequest
+from fumehood.approvals.preview import (
+    Action,
+    action_of,
+    budget_record,
+    definition_digest,
+    preview,
+    reason_with_budget,
+)
 from fumehood.approvals.refusals import denial
-from fumehood.approvals.run_to_completion import run_to_completion
-from fumehood.approvals.service import ApprovalService
-from fumehood.approvals.store import StoredApproval, StoredRequest
+from fumehood.approvals.requests import ApprovalRequests, run_to_completion
 from fumehood.budgets.model import Exceeded
 from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope
@@ -35,9 +36,6 @@ from fumehood.pipeline.context import CallContext
 from fumehood.pipeline.plan import plan_now, until_place_is_known
 from fumehood.pipeline.services import PipelineServices
 from fumehood.policy.model import Verdict
-
-GIVE_UP_S = 10.0
-"""How long a cancelled caller may take to take its waiting call back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +60,14 @@ class Underway(CallInProgress):
     """The call was approved, and runs."""
 
 
+class WaitCancelled(asyncio.CancelledError):
+    """A call was cancelled after it was stored: if by its caller, it has to be taken back."""
+
+    def __init__(self, approval_id: str, cancelling: asyncio.CancelledError) -> None:
+        super().__init__(*cancelling.args)  # anyio reads there which scope was cancelled
+        self.approval_id = approval_id
+
+
 async def approve(
     claimed: ClaimedCall, services: PipelineServices, call: CallContext
 ) -> ApprovedCall | Envelope:
@@ -78,32 +84,33 @@ async def approve(
     decision = permitted.decision
     if decision.verdict is Verdict.ALLOW:
         return ApprovedCall(permitted, decision.rule)
-    desk = services.desk
+    approvals = services.approvals
     plan = await plan_now(permitted, services.walls, services.sessions)
     definition = definition_digest(permitted.tool)
-    remembered = desk.remembered_for(permitted, definition)
+    remembered = approvals.remembered_for(permitted, definition)
     if remembered is not None:
         return ApprovedCall(permitted, f"remembered: {remembered}", remembered=remembered)
-    desk.require_somebody_to_ask(permitted.tool.definition.name, decision, permitted.principal.id)
+    approvals.eligibility.require_enough(
+        permitted.tool.definition.name, decision, permitted.principal.id
+    )
     await until_place_is_known(plan)
     effect = await preview(permitted, plan, services.sessions)
     action = action_of(permitted, plan, effect)
-    await _refuse_what_was_denied(permitted, action, desk)
+    await _refuse_what_was_denied(permitted, action, approvals)
     key = claimed.claim.key if claimed.claim is not None else None
     stored = stored_approval(
-        permitted, action, effect, key, desk.new_id(), desk.now(), desk.expiry(),
+        permitted, action, effect, key, approvals.new_id(), approvals.now(), approvals.expiry(),
         services.exceeded_if_approved(permitted),
     )  # fmt: skip
     try:
-        await run_to_completion(_park(stored, claimed, desk, call))
-    except asyncio.CancelledError:
-        await _give_up(stored.approval.id, call.request, desk, call.handle)
-        raise
-    return await wait_for(stored.approval.id, call.request, desk, call.handle)
+        await run_to_completion(_park(stored, claimed, approvals, call))
+    except asyncio.CancelledError as cancelling:
+        raise WaitCancelled(stored.approval.id, cancelling) from None
+    return await wait_for(stored.approval.id, call.request, approvals, call.handle)
 
 
 async def wait_for(
-    approval_id: str, request: CallRequest, desk: ApprovalService, handle: CallHandle
+    approval_id: str, request: CallRequest, approvals: ApprovalRequests, handle: CallHandle
 ) -> Envelope:
     """Wait for the answer of a parked call, as long as its caller asked for.
 
@@ -111,41 +118,30 @@ async def wait_for(
         Parked: it still waits for a human.
         Underway: it runs.
     """
-    wait_s = desk.wait_s(request.options.wait_for_approval)
+    wait_s = approvals.wait_s(request.options.wait_for_approval)
     try:
         if wait_s:
             handle.begin()
             handle.report(0, f"waits for a human's yes: {approval_id}")
-            answer = await desk.wait(approval_id, wait_s, handle)
+            answer = await approvals.wait(approval_id, wait_s, handle)
             if answer is not None:
                 return answer
-        newest = await desk.newest(approval_id)
+        newest = await approvals.newest(approval_id)
         if newest.has_answer:  # since this moment
-            return await desk.kept_answer(newest.id)
-        raise waits(newest, desk)
-    except asyncio.CancelledError:
-        await _give_up(approval_id, request, desk, handle)
-        raise
+            return await approvals.stored_answer(newest.id)
+        raise waits(newest, approvals)
+    except asyncio.CancelledError as cancelling:
+        raise WaitCancelled(approval_id, cancelling) from None
 
 
 async def _park(
-    stored: StoredApproval, claimed: ClaimedCall, desk: ApprovalService, call: CallContext
+    stored: StoredApproval, claimed: ClaimedCall, approvals: ApprovalRequests, call: CallContext
 ) -> None:
     """Store the call; the approval owns its ending from now on."""
-    await desk.park(stored)
+    await approvals.create(stored)
     call.is_parked = True
     if claimed.claim is not None:
         claimed.claim.handed_over(stored.approval.id)
-
-
-async def _give_up(
-    approval_id: str, request: CallRequest, desk: ApprovalService, handle: CallHandle
-) -> None:
-    """Withdraw the call if its own caller cancelled it."""
-    if handle.is_cancelled:
-        who = request.principal.id if request.principal is not None else ""
-        with anyio.move_on_after(GIVE_UP_S, shield=True):
-            await desk.give_up(approval_id, who)
 
 
 def approved_by_human(
@@ -158,7 +154,7 @@ def approved_by_human(
     )
 
 
-def waits(approval: Approval, desk: ApprovalService) -> Parked | Underway:
+def waits(approval: Approval, approvals: ApprovalRequests) -> Parked | Underway:
     """The error for the caller of a call that has not ended."""
     if approval.state is not ApprovalState.PENDING:
         return Underway(
@@ -172,7 +168,7 @@ def waits(approval: Approval, desk: ApprovalService) -> Parked | Underway:
         f"{approval.tool} waits for a human's yes.{why} It will be carried out by itself once "
         "somebody agrees. Do not repeat it; tell the user what you want to do, and look the "
         f"answer up under the call id {approval.call_id}.",
-        extra={"approval_id": approval.id, "approval_url": desk.url_of(approval.id)},
+        extra={"approval_id": approval.id, "approval_url": approvals.url_of(approval.id)},
         details={"expires_at": approval.expires_at.isoformat(), "rule": approval.rule},
     )
 
@@ -235,9 +231,9 @@ def hidden_of(permitted: PermittedCall) -> tuple[str, ...]:
 
 
 async def _refuse_what_was_denied(
-    permitted: PermittedCall, action: Action, desk: ApprovalService
+    permitted: PermittedCall, action: Action, approvals: ApprovalRequests
 ) -> None:
-    denied = await desk.denied_before(
+    denied = await approvals.denied_before(
         action.digest, permitted.principal, permitted.request.options.session_id
     )
     if denied is not None:

@@ -7,8 +7,7 @@ context.
 from __future__ import annotations
 
 from fumehood.approvals.edit import edit_warning
-from fumehood.approvals.model import ApprovalState
-from fumehood.approvals.store import StoredApproval
+from fumehood.approvals.model import ApprovalState, StoredApproval
 from fumehood.core.call import CallRequest
 from fumehood.core.envelope import (
     Envelope,

@@ -13,7 +13,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from fumehood.approvals.store import StoredApproval
+from fumehood.approvals.model import StoredApproval
 from fumehood.budgets.ledger import Reservation, taken_by
 from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope

@@ -15,6 +15,7 @@ import asyncio
 
 import anyio
 
+from fumehood.approvals.stored_calls import StoredCalls
 from fumehood.budgets.ledger import refusal
 from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope
@@ -23,7 +24,7 @@ from fumehood.executors.handle import CallHandle
 from fumehood.executors.outcome import Outcome, cancelled
 from fumehood.observe.clock import timestamp
 from fumehood.pipeline.admit import plan_admission
-from fumehood.pipeline.approve import ApprovedCall, approve, wait_for
+from fumehood.pipeline.approve import ApprovedCall, WaitCancelled, approve, wait_for
 from fumehood.pipeline.authorize import PermittedCall, authorize
 from fumehood.pipeline.build_envelope import build_envelope
 from fumehood.pipeline.claim import Replay, Waiting, claimed
@@ -66,7 +67,11 @@ async def run_call(
         if permitted.decision.verdict is Verdict.ASK:
             _refuse_unpayable(permitted, services)
         mine = trace.passed("claim", claimed(permitted, found))
-        approved = await approve(mine, services, call)
+        try:
+            approved = await approve(mine, services, call)
+        except WaitCancelled as waiting:
+            await _take_back(waiting.approval_id, call, services)
+            raise
         if isinstance(approved, Envelope):  # it was waited for, and is recorded already
             return approved
         outcome = await run_approved(trace.passed("approve", approved), call, services)
@@ -123,10 +128,10 @@ async def run_approved(
         if approved.require_unchanged is not None:
             approved.require_unchanged()  # it may have waited long for its place
         if approved.approval is not None:
-            await services.desk.begin(approved.approval)
+            await services.approvals.begin(approved.approval)
             call.trace.passed("start", None)
         elif approved.remembered is not None:
-            await services.desk.remembering.use(approved.remembered)
+            await services.approvals.remembered.use(approved.remembered)
         call.has_begun = True
         outcome = await execute(
             admitted, blobs=services.blobs, cursors=services.cursors, handle=call.handle
@@ -158,7 +163,18 @@ async def _answer_of_another(
         record_replay(call, found.envelope, services.calls, now)
         return found.envelope
     call.is_parked = True
-    return await wait_for(found.approval_id, call.request, services.desk, call.handle)
+    try:
+        return await wait_for(found.approval_id, call.request, services.approvals, call.handle)
+    except WaitCancelled as waiting:
+        await _take_back(waiting.approval_id, call, services)
+        raise
+
+
+async def _take_back(approval_id: str, call: CallContext, services: PipelineServices) -> None:
+    """Cancel the stored call as well if it was its caller who cancelled."""
+    if call.handle.is_cancelled:
+        by = call.request.principal.id if call.request.principal is not None else ""
+        await StoredCalls(services).take_back(approval_id, by)
 
 
 def _refuse_unpayable(permitted: PermittedCall, services: PipelineServices) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fumehood.approvals.service import ApprovalService
+from fumehood.approvals.requests import ApprovalRequests
 from fumehood.budgets.ledger import Budgets, estimate_of
 from fumehood.budgets.model import Amounts, Exceeded, Spender
 from fumehood.core.usage import Prices, TokenCounter
@@ -43,7 +43,7 @@ class PipelineServices:
     policy: Policy
     keys: Keys
     budgets: Budgets
-    desk: ApprovalService
+    approvals: ApprovalRequests
 
     def estimate(self, validated: ValidatedCall) -> Amounts:
         """The expected cost of a call."""

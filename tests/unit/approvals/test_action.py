@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fumehood import tool
-from fumehood.approvals.action import Action, action_of, changed_fields, definition_digest
+from fumehood.approvals.preview import Action, action_of, changed_fields, definition_digest
 from fumehood.core.call import FunctionAddress
 from fumehood.core.identity import Principal, Scope
 from fumehood.executors.effects import Effect

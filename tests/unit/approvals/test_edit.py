@@ -9,8 +9,13 @@ from typing import Any
 import pytest
 
 from fumehood.approvals.edit import MAX_NAMED, MAX_POINTER, edit_warning
-from fumehood.approvals.model import Approval, ApprovalState
-from fumehood.approvals.store import StoredApproval, StoredRequest, without_arguments
+from fumehood.approvals.model import (
+    Approval,
+    ApprovalState,
+    StoredApproval,
+    StoredRequest,
+    without_arguments,
+)
 
 pytestmark = pytest.mark.row("A3")
 

@@ -170,7 +170,9 @@ async def test_a_clock_that_is_set_back_gives_no_approval_its_life_again() -> No
     async with asking(approvals=ApprovalSettings(expire_seconds=60)) as desk:
         approval_id = await desk.parked("a")
         desk.clock.advance(61)
-        assert desk.engine.desk.now() > (await desk.engine.desk.show(approval_id)).expires_at
+        assert (
+            desk.engine.desk.requests.now() > (await desk.engine.desk.show(approval_id)).expires_at
+        )
         desk.clock.advance(-3600)
         with pytest.raises(ApprovalExpired):
             await desk.decide(approval_id)
@@ -238,7 +240,7 @@ async def test_whoever_was_shown_it_before_the_warning_decides_on_the_same_after
 async def test_the_keeper_wakes_when_the_next_warning_is_due_and_when_the_next_end_is() -> None:
     rules = ApprovalSettings(expire_seconds=12, warn_seconds=9)
     async with asking(approvals=rules) as desk:
-        keeper = desk.engine.desk._keeper
+        keeper = desk.engine.desk.scheduler
         approval_id = await desk.parked("a")
         assert await keeper.pause_s() == 3
         desk.clock.advance(2)
@@ -761,7 +763,7 @@ async def test_one_callers_large_calls_do_not_fill_the_disk() -> None:
 
 
 def _approve_now(desk: Asking, *who: Principal) -> None:
-    desk.engine.desk._voices._who_approves = lambda: frozenset(one.id for one in who)
+    desk.engine.desk.requests.eligibility.approver_ids = lambda: frozenset(one.id for one in who)
 
 
 async def _remove(desk: Asking, name: str) -> None:

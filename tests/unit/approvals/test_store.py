@@ -9,7 +9,8 @@ import pytest
 
 from fumehood.approvals.model import ApprovalQuery, ApprovalState
 from fumehood.approvals.settings import ApprovalSettings
-from fumehood.approvals.store import Stale, Step, TooLate, UnknownApproval
+from fumehood.approvals.states import Step
+from fumehood.approvals.store import Stale, TooLate, UnknownApproval
 from fumehood.testing import ManualClock
 from support.asking import NO, YES, Asking, Deeds, asking
 
@@ -17,7 +18,9 @@ pytestmark = [pytest.mark.anyio, pytest.mark.row("A2")]
 
 
 def _step(desk: Asking, leaves: ApprovalState, to: ApprovalState, **more: object) -> Step:
-    return Step("approval.test", "test", desk.engine.desk.now(), frozenset({leaves}), to, **more)  # type: ignore[arg-type]
+    return Step(
+        "approval.test", "test", desk.engine.desk.requests.now(), frozenset({leaves}), to, **more
+    )  # type: ignore[arg-type]
 
 
 async def test_what_is_over_goes_after_its_time_and_what_is_not_stays() -> None:
@@ -28,7 +31,7 @@ async def test_what_is_over_goes_after_its_time_and_what_is_not_stays() -> None:
         await desk.decide(done, YES)
         await desk.ended(done)
         await desk.decide(denied, NO)
-        table = desk.engine._made.approvals.table
+        table = desk.engine._made.approvals.requests.table
         assert await table.prune(clock.now() + timedelta(hours=23)) == 0
         assert await table.prune(clock.now() + timedelta(hours=25)) == 2
         left = (await desk.engine.desk.list(ApprovalQuery())).items
@@ -38,20 +41,20 @@ async def test_what_is_over_goes_after_its_time_and_what_is_not_stays() -> None:
 async def test_what_nobody_has_resolved_yet_is_never_forgotten(tmp_path: Path) -> None:
     async with asking(tmp_path) as desk:
         approval_id = await desk.parked("a")
-        table = desk.engine._made.approvals.table
+        table = desk.engine._made.approvals.requests.table
         await table.change(
             [(approval_id, _step(desk, ApprovalState.PENDING, ApprovalState.STARTED))]
         )
     async with asking(tmp_path) as desk:
         assert (await desk.engine.desk.show(approval_id)).state is ApprovalState.INTERRUPTED
         later = desk.clock.now() + timedelta(days=3650)
-        assert await desk.engine._made.approvals.table.prune(later) == 0
+        assert await desk.engine._made.approvals.requests.table.prune(later) == 0
 
 
 async def test_several_steps_are_one_change() -> None:
     async with asking() as desk:
         first, second = await desk.parked("a"), await desk.parked("b")
-        table = desk.engine._made.approvals.table
+        table = desk.engine._made.approvals.requests.table
         step = _step(desk, ApprovalState.PENDING, ApprovalState.CANCELLED)
         wrong = _step(desk, ApprovalState.APPROVED, ApprovalState.CANCELLED)
         with pytest.raises(Stale):
@@ -75,7 +78,7 @@ async def test_a_step_that_does_not_fit_changes_nothing(
 ) -> None:
     async with asking(approvals=ApprovalSettings(expire_seconds=60, warn_seconds=0)) as desk:
         approval_id = await desk.parked("a")
-        table = desk.engine._made.approvals.table
+        table = desk.engine._made.approvals.requests.table
         if "in_time" in more:
             desk.clock.advance(61)
         step = _step(desk, ApprovalState.PENDING, ApprovalState.APPROVED, **more)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from docker.errors import APIError
 
+from fumehood.approvals.settings import WebhookSettings
 from fumehood.cli import doctor_checks
 from fumehood.cli.doctor_checks import (
     CHECKS,
@@ -29,7 +30,6 @@ from fumehood.sandbox.images.catalog import guest_digest, list_images
 from fumehood.sandbox.images.recipe import read_recipe
 from fumehood.sandbox.settings import SessionSettings
 from fumehood.storage.database import FILE_NAME, Database, open_database
-from fumehood.webhook.settings import WebhookSettings
 from support.docker_images import ListedImages, image_row, write_image_folder
 
 pytestmark = pytest.mark.row("D7")

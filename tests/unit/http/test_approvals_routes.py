@@ -14,12 +14,12 @@ import anyio
 import pytest
 
 from fumehood import Config, Engine
+from fumehood.approvals.channels.webhook import HEADER, Callbacks, sign
 from fumehood.approvals.model import ApprovalState
 from fumehood.core.identity import Principal, Scope
 from fumehood.http.peer import Face
 from fumehood.identity.approvers import make_first_approver
 from fumehood.testing import FakeWall, ManualClock
-from fumehood.webhook.signatures import HEADER, Callbacks, sign
 from support.answers import envelope_bytes
 from support.approvals import NOW, FakeDesk, approval
 from support.faces import FacesClient

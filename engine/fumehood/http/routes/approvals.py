@@ -27,6 +27,7 @@ from fumehood.answers import (
     RememberedAnswer,
     RememberedList,
 )
+from fumehood.approvals.channels.webhook import HEADER
 from fumehood.approvals.model import (
     Approval,
     ApprovalPage,
@@ -54,7 +55,6 @@ from fumehood.engine import Engine
 from fumehood.http.answers import answer, parse_body, parse_json, read_raw
 from fumehood.http.caller import log_refusal, peer_principal_id, require_decider
 from fumehood.http.endpoint import Needs, endpoint
-from fumehood.webhook.signatures import HEADER
 
 ApprovalId = Annotated[str, "The approval's id, `apr_…`."]
 DECIDING = frozenset({ResourceNotFound, IdempotencyConflict, ApprovalExpired, InvalidParams})

@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from fumehood.approvals.channels import webhook
+from fumehood.approvals.channels.webhook import Callbacks, sign
 from fumehood.core.errors import RateLimited, Unauthorized
-from fumehood.webhook import signatures as webhook
-from fumehood.webhook.signatures import Callbacks, sign
 
 pytestmark = pytest.mark.row("A6")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Iterator
@@ -14,15 +15,22 @@ import anyio.lowlevel
 import httpx2
 import pytest
 
+from fumehood.approvals.channels import webhook as deliveries
+from fumehood.approvals.channels.base import ChannelContext
+from fumehood.approvals.channels.webhook import (
+    AT_ONCE,
+    HEADER,
+    Callbacks,
+    WebhookChannel,
+    WebhookSender,
+    read_secret,
+)
 from fumehood.approvals.model import Approval
+from fumehood.approvals.settings import WebhookSettings
 from fumehood.config import ConfigError
 from fumehood.core.errors import Unauthorized
-from fumehood.engine_webhook import AT_ONCE, EngineWebhook, read_secret
 from fumehood.observe.log import quiet_logger
 from fumehood.storage.database import Database, open_database
-from fumehood.webhook import deliveries
-from fumehood.webhook.settings import WebhookSettings
-from fumehood.webhook.signatures import HEADER, Callbacks
 from support.approvals import NOW, FakeDesk, approval
 
 pytestmark = pytest.mark.row("A6")
@@ -64,12 +72,22 @@ class Receiver:
         return [json.loads(body) for body, _ in self.got]
 
 
+def settings(secret_file: Path, **config: Any) -> WebhookSettings:
+    return WebhookSettings(url="https://example.org/hook", secret_file=secret_file, **config)
+
+
+def make_channel(database: Database, secret_file: Path, **config: Any) -> WebhookChannel:
+    context = ChannelContext(database, lambda: NOW, quiet_logger())
+    return WebhookChannel(settings(secret_file, **config), context)
+
+
 def make(
     database: Database, secret_file: Path, *, desk: FakeDesk | None = None, **config: Any
-) -> EngineWebhook:
-    chosen = WebhookSettings(url="https://example.org/hook", secret_file=secret_file, **config)
+) -> WebhookSender:
     desk = desk or FakeDesk({approval(number).id: approval(number) for number in range(1, 20)})
-    return EngineWebhook(chosen, database, desk.show, lambda: NOW, quiet_logger())
+    context = ChannelContext(database, lambda: NOW, quiet_logger())
+    chosen = settings(secret_file, **config)
+    return WebhookSender(chosen, SECRET, context, desk.show, asyncio.Event())
 
 
 def owe(database: Database, number: int = 1, event: str = "approval.created") -> None:
@@ -273,10 +291,10 @@ async def test_what_is_owed_while_it_runs_goes_out_when_it_is_woken(
     database: Database, secret_file: Path
 ) -> None:
     receiver = Receiver()
-    webhook = make(database, secret_file)
-    webhook._send = receiver
+    desk = FakeDesk({approval().id: approval()})
+    webhook = make_channel(database, secret_file)
     with anyio.fail_after(20):
-        async with webhook.running():
+        async with webhook.running(desk.show, send=receiver):
             owe(database)
             while not receiver.got:
                 webhook.wake()
@@ -287,7 +305,7 @@ async def test_what_is_owed_while_it_runs_goes_out_when_it_is_woken(
 async def test_neither_a_fault_inside_nor_a_refusal_ends_it(
     database: Database, secret_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fumehood.engine_webhook.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("fumehood.approvals.channels.webhook.FIRST_PAUSE_S", 0.001)
     desk = FakeDesk({approval().id: approval()})
     shown = desk.show
     broken = iter([True, False])
@@ -297,12 +315,11 @@ async def test_neither_a_fault_inside_nor_a_refusal_ends_it(
             raise RuntimeError("a bug")
         return await shown(approval_id)
 
-    desk.show = show  # type: ignore[method-assign]
-    webhook = make(database, secret_file, desk=desk)
-    webhook._send = receiver = Receiver(500, 200)
+    webhook = make_channel(database, secret_file)
+    receiver = Receiver(500, 200)
     owe(database)
     with anyio.fail_after(20):
-        async with webhook.running():
+        async with webhook.running(show, send=receiver):
             while owed(database):
                 await anyio.lowlevel.checkpoint()
     assert len(receiver.got) == 2
@@ -327,8 +344,8 @@ async def test_old_messages_that_have_ended_are_removed_and_owed_ones_kept(
 def test_callbacks_are_judged_only_where_they_may_decide(
     database: Database, secret_file: Path
 ) -> None:
-    assert make(database, secret_file).callbacks is None
-    assert make(database, secret_file, may_decide=True).callbacks is not None
+    assert make_channel(database, secret_file).callbacks is None
+    assert make_channel(database, secret_file, may_decide=True).callbacks is not None
 
 
 def _short(path: Path) -> None:

@@ -1,0 +1,462 @@
+"""The webhook: signed messages about approvals and audit anchors, and signed decisions in return.
+
+Host side. A message is a row of the table `deliveries`, written in the transaction of its event
+(`owe`); `WebhookChannel.running` sends it. Each round of sending goes once through the owed
+messages, oldest first, a few at a time; failed ones wait for the next round, and rounds become
+rarer the more of them have failed. Invariants: no call or decision waits for a delivery; a message
+is sent at least once, or given up after a number of attempts that restarts do not reset; redirects
+are not followed, and of an answer only the status is read; the signed bytes are the sent bytes; a
+callback's body is not looked at before its signature holds, and a signature holds once.
+
+By hand rather than with stamina: attempts are counted in the table, so that they outlive the
+process, and one silent address must delay all messages, not each of them separately.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import math
+import os
+import random
+import re
+import stat
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from sqlalchemy import Connection, delete, insert, or_, select, update
+
+from fumehood.approvals.channels.base import ApprovalChannel, ChannelContext, Show
+from fumehood.approvals.model import Approval
+from fumehood.approvals.settings import WebhookSettings
+from fumehood.core.errors import RateLimited, ResourceNotFound, Unauthorized
+from fumehood.core.json_types import JsonObject
+from fumehood.observe.clock import timestamp
+from fumehood.observe.log import log_fault
+from fumehood.protocol import strict_json
+from fumehood.protocol.sockets import ConfigError
+from fumehood.storage.changes import stamp
+from fumehood.storage.errors import StoreError
+from fumehood.storage.schema import DELIVERIES
+
+if TYPE_CHECKING:
+    import httpx2
+
+NAME = "webhook"
+"""Of the channel, and the principal of its decisions."""
+
+HEADER = "fumehood-signature"
+MAX_SEEN = 100_000
+"""Signatures that are remembered: 32 bytes each, and only valid ones."""
+
+MIN_SECRET_BYTES = 32
+MAX_SECRET_BYTES = 4096
+
+AT_ONCE = 4
+SUCCESS = (200, 300)
+"""From the first status up to the second. A redirect is a failure: it is not followed."""
+
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 300.0
+LOOK_S = 30.0
+"""How often it looks for messages without being woken."""
+
+KEPT = timedelta(days=30)
+"""How long messages that arrived or were given up stay in the table."""
+
+Send = Callable[[bytes, dict[str, str]], Awaitable[int]]
+"""Sends a body with headers; the status of the answer. Raises OSError or httpx2.HTTPError."""
+
+
+class WebhookChannel(ApprovalChannel):
+    """Tells one address of approvals. `callbacks` is None where callbacks may not decide.
+
+    Raises:
+        ConfigError: the secret cannot be used.
+    """
+
+    name = NAME
+
+    def __init__(self, settings: WebhookSettings, context: ChannelContext) -> None:
+        self._settings = settings
+        self._secret = read_secret(settings.secret_file)
+        self._context = context
+        self._woken = asyncio.Event()
+        self.decides_as = NAME if settings.may_decide else None
+        self.callbacks = (
+            Callbacks(self._secret, window_s=settings.replay_window_seconds)
+            if settings.may_decide
+            else None
+        )
+
+    def owe(self, connection: Connection, approval_id: str, event: str, at: datetime) -> None:
+        owe(connection, approval_id, event, at)
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    @asynccontextmanager
+    async def running(self, show: Show, *, send: Send | None = None) -> AsyncIterator[None]:
+        sender = WebhookSender(self._settings, self._secret, self._context, show, self._woken)
+        async with anyio.create_task_group() as group:
+            group.start_soon(sender.run, send)
+            yield
+            group.cancel_scope.cancel()
+
+
+class WebhookSender:
+    """Sends owed messages in rounds. `woken` ends the pause after a round without failures."""
+
+    def __init__(
+        self,
+        settings: WebhookSettings,
+        secret: bytes,
+        context: ChannelContext,
+        show: Show,
+        woken: asyncio.Event,
+    ) -> None:
+        self._settings = settings
+        self._secret = secret
+        self._database = context.database
+        self._now = context.now
+        self._log = context.log
+        self._show = show
+        self._woken = woken
+        self._failed_rounds = 0
+        self._forgot_at: datetime | None = None
+
+    async def run(self, send: Send | None = None) -> None:
+        """Send until cancelled; by HTTP where no other way is given."""
+        if send is not None:
+            await self._rounds(send)
+        import httpx2  # most engines have no webhook and need no HTTP client
+
+        # Proxies and credentials of the environment are not meant for this.
+        async with httpx2.AsyncClient(follow_redirects=False, trust_env=False) as client:
+            await self._rounds(partial(_post, client, self._settings.url))
+
+    async def _rounds(self, send: Send) -> None:
+        while True:
+            self._woken.clear()
+            if await self._round(send):
+                with anyio.move_on_after(LOOK_S):
+                    await self._woken.wait()
+            else:
+                await anyio.sleep(self._pause_s())
+
+    async def _round(self, send: Send) -> bool:
+        """Whether nothing is left to be tried again. No fault ends the rounds."""
+        is_clean = False
+        try:
+            await self._forget_old()
+            is_clean = await self.send_owed(send)
+        except StoreError:
+            pass  # the database has logged it
+        except Exception as fault:
+            log_fault(self._log, "webhook.internal_error", fault)
+        self._note_round(is_clean)
+        return is_clean
+
+    async def send_owed(self, send: Send) -> bool:
+        """Go through the owed messages once; whether nothing is left to be tried again.
+
+        If all messages sent at the same time fail, the later ones are not tried.
+        """
+        is_clean, after = True, 0
+        while True:
+            batch = await self._database.read(partial(list_owed, after=after, limit=AT_ONCE))
+            if not batch:
+                return is_clean
+            settled = await self._send_batch(batch, send)
+            is_clean = is_clean and all(settled)
+            if not any(settled):
+                return False
+            after = batch[-1].seq
+
+    async def _send_batch(self, batch: list[Owed], send: Send) -> list[bool]:
+        settled: list[bool] = []
+
+        async def deliver(owed: Owed) -> None:
+            settled.append(await self._deliver(owed, send))
+
+        async with anyio.create_task_group() as group:
+            for owed in batch:
+                group.start_soon(deliver, owed)
+        return settled
+
+    async def _deliver(self, owed: Owed, send: Send) -> bool:
+        """Make one attempt; whether the message is settled now."""
+        await self._database.write(partial(note_attempt, seq=owed.seq))
+        try:
+            is_taken = await self._tell(owed, send)
+        except ResourceNotFound:  # the approval was deleted, so there is nothing to tell
+            await self._settle(give_up, owed)
+            return True
+        except StoreError:
+            raise
+        except Exception as fault:  # one bad message must not hold up the others
+            log_fault(self._log, "webhook.internal_error", fault, delivery=owed.seq)
+            is_taken = False
+        if is_taken:
+            await self._settle(note_delivered, owed)
+            return True
+        if owed.attempts + 1 < self._settings.attempts:
+            return False
+        await self._settle(give_up, owed)
+        self._log.error(
+            "webhook.given_up", delivery=owed.seq, approval_id=owed.approval_id, told=owed.event
+        )
+        return True
+
+    async def _tell(self, owed: Owed, send: Send) -> bool:
+        """Whether the message was accepted. Raises ResourceNotFound."""
+        told = owed.document or told_of(await self._show(owed.approval_id))
+        return await self._attempt(owed, told, send)
+
+    async def _attempt(self, owed: Owed, told: JsonObject, send: Send) -> bool:
+        """Whether the message was accepted. The address and its answer stay out of the log."""
+        import httpx2
+
+        now = self._now()
+        body = strict_json.dumps(message_of(owed, told, now))
+        headers = {"content-type": "application/json", HEADER: sign(self._secret, body, now)}
+        try:
+            with anyio.fail_after(self._settings.timeout_seconds):
+                status = await send(body, headers)
+        except (OSError, httpx2.HTTPError, httpx2.InvalidURL) as error:
+            self._log.debug("webhook.failed", delivery=owed.seq, reason=type(error).__name__)
+            return False
+        is_taken = SUCCESS[0] <= status < SUCCESS[1]
+        if not is_taken:
+            self._log.debug("webhook.failed", delivery=owed.seq, status=status)
+        return is_taken
+
+    async def _settle(self, end: Callable[..., None], owed: Owed) -> None:
+        await self._database.write(partial(end, seq=owed.seq, at=self._now()))
+
+    async def _forget_old(self) -> None:
+        now = self._now()
+        if self._forgot_at is None or now - self._forgot_at > timedelta(days=1):
+            self._forgot_at = now
+            await self._database.write(partial(forget_old, before=now - KEPT))
+
+    def _pause_s(self) -> float:
+        longest: float = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self._failed_rounds - 1, 20))
+        return longest * random.uniform(0.5, 1.0)  # noqa: S311 - so that engines do not march
+
+    def _note_round(self, is_clean: bool) -> None:
+        """Log once for each outage, which may last for days."""
+        if not is_clean:
+            self._failed_rounds += 1
+            if self._failed_rounds == 1:
+                self._log.warning("webhook.does_not_take")
+        elif self._failed_rounds:
+            self._log.info("webhook.takes_again", failed_rounds=self._failed_rounds)
+            self._failed_rounds = 0
+
+
+def told_of(approval: Approval) -> JsonObject:
+    """The part of a message that is about an approval, as it is when it is sent."""
+    return {"approval": approval.model_dump(mode="json", exclude={"binding"})}
+
+
+def message_of(owed: Owed, told: JsonObject, now: datetime) -> JsonObject:
+    """The body of a message."""
+    return {"event": owed.event, **told, "delivery": owed.seq, "sent_at": timestamp(now)}
+
+
+async def _post(client: httpx2.AsyncClient, url: str, body: bytes, headers: dict[str, str]) -> int:
+    async with client.stream("POST", url, content=body, headers=headers) as answer:
+        return answer.status_code
+
+
+# -- the secret and signatures -------------------------------------------------------------
+
+
+def read_secret(path: Path) -> bytes:
+    """The secret that signs in both directions, without the line end that editors leave.
+
+    Raises:
+        ConfigError: it is missing or too short, or other users can read or change it.
+    """
+    if not path.is_absolute():
+        raise ConfigError("webhook.secret_file must be an absolute path.")
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:  # noqa: PTH123 - what was opened is what is checked
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode) or found.st_uid not in (0, os.geteuid()):
+                raise ConfigError("webhook.secret_file must be a file of the engine's user.")
+            if stat.S_IMODE(found.st_mode) & 0o077:
+                raise ConfigError("webhook.secret_file is open to other users. Do: chmod 600")
+            secret = file.read(MAX_SECRET_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"webhook.secret_file cannot be read: {error.strerror}.") from None
+    secret = secret.removesuffix(b"\n").removesuffix(b"\r")
+    if not MIN_SECRET_BYTES <= len(secret) <= MAX_SECRET_BYTES:
+        raise ConfigError(
+            f"webhook.secret_file must hold {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES} bytes. "
+            "Make one with: openssl rand -hex 32"
+        )
+    return secret
+
+
+_FORM = re.compile(r"t=([0-9]{1,12}),v1=([0-9a-f]{64})", re.ASCII)
+
+
+def sign(secret: bytes, body: bytes, at: datetime) -> str:
+    """The value of the header for these bytes."""
+    seconds = str(int(at.timestamp()))
+    return f"t={seconds},v1={_mac(secret, seconds, body).hex()}"
+
+
+class Callbacks:
+    """Checks the signatures of callbacks. Remembers recent ones in memory."""
+
+    def __init__(self, secret: bytes, *, window_s: float) -> None:
+        self._secret = secret
+        self._window_s = window_s
+        self._seen: dict[bytes, float] = {}
+        """Signature → the time from which its age alone refuses it."""
+        self._latest = -math.inf
+
+    def check(self, headers: Sequence[str], body: bytes, now: datetime) -> None:
+        """Accept a body that has exactly one valid, recent and unused signature.
+
+        Raises:
+            Unauthorized: none, several, or one that is wrong, too old, of the future, or used.
+            RateLimited: more good ones in the window than are remembered.
+        """
+        if len(headers) != 1:
+            raise Unauthorized(f"Sign the body, with one header `{HEADER}`.")
+        match = _FORM.fullmatch(headers[0])
+        if match is None:
+            raise Unauthorized(f"`{HEADER}` must be `t=UNIX,v1=HEX`, with 64 digits.")
+        seconds, given = match[1], bytes.fromhex(match[2])
+        if not hmac.compare_digest(_mac(self._secret, seconds, body), given):
+            raise Unauthorized("The signature is wrong. Do not retry.")
+        self._require_fresh(int(seconds), now.timestamp())
+        self._require_first(given, int(seconds))
+
+    def _require_fresh(self, signed_at: int, now: float) -> None:
+        # A clock that is set back would make forgotten signatures valid again.
+        self._latest = max(self._latest, now)
+        if signed_at < self._latest - self._window_s or signed_at > now + self._window_s:
+            raise Unauthorized(
+                f"The signature's time is more than {self._window_s:g} s from this engine's. "
+                "Sign anew."
+            )
+
+    def _require_first(self, signature: bytes, signed_at: int) -> None:
+        if len(self._seen) >= MAX_SEEN:
+            self._seen = {s: end for s, end in self._seen.items() if end >= self._latest}
+        if signature in self._seen:
+            raise Unauthorized("This signature was used before. Sign anew.")
+        if len(self._seen) >= MAX_SEEN:
+            raise RateLimited(
+                "Too many callbacks in this time.", retry_after_ms=int(self._window_s * 1000)
+            )
+        self._seen[signature] = signed_at + self._window_s
+
+
+def _mac(secret: bytes, seconds: str, body: bytes) -> bytes:
+    return hmac.digest(secret, f"{seconds}.".encode() + body, hashlib.sha256)
+
+
+# -- rows ----------------------------------------------------------------------------------
+
+_IS_OWED = DELIVERIES.c.delivered_at.is_(None) & DELIVERIES.c.given_up_at.is_(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """A message that has not arrived yet. `attempts` includes one that is being made."""
+
+    seq: int
+    approval_id: str
+    """Empty if the message is not about an approval."""
+    event: str
+    attempts: int
+    document: JsonObject | None
+    """The content, if the message is not about an approval."""
+
+
+def owe(connection: Connection, approval_id: str, event: str, at: datetime) -> None:
+    """Store a message about an approval, in the transaction of its event."""
+    _owe(connection, event, at, approval_id=approval_id, document=None)
+
+
+def owe_newest(connection: Connection, event: str, document: JsonObject, at: datetime) -> None:
+    """Store a message that replaces the earlier ones of its kind.
+
+    They are deleted after it is stored. Otherwise it could get the number of a deleted message,
+    and one that is still being sent under that number would settle it.
+    """
+    seq = _owe(connection, event, at, approval_id="", document=document)
+    earlier = _IS_OWED & (DELIVERIES.c.event == event) & (DELIVERIES.c.seq < seq)
+    connection.execute(delete(DELIVERIES).where(earlier))
+
+
+def list_owed(connection: Connection, after: int, limit: int) -> list[Owed]:
+    """The owed messages after the number `after`, oldest first."""
+    found = connection.execute(
+        select(DELIVERIES)
+        .where(_IS_OWED, DELIVERIES.c.seq > after)
+        .order_by(DELIVERIES.c.seq)
+        .limit(limit)
+    )
+    return [Owed(row.seq, row.approval_id, row.event, row.attempts, row.document) for row in found]
+
+
+def note_attempt(connection: Connection, seq: int) -> None:
+    """Count an attempt before it is made, so that one cut short by a crash counts."""
+    connection.execute(
+        update(DELIVERIES).where(DELIVERIES.c.seq == seq).values(attempts=DELIVERIES.c.attempts + 1)
+    )
+
+
+def note_delivered(connection: Connection, seq: int, at: datetime) -> None:
+    """Settle a message that has arrived."""
+    _end(connection, seq, "delivered_at", at)
+
+
+def give_up(connection: Connection, seq: int, at: datetime) -> None:
+    """Settle a message that is not tried again."""
+    _end(connection, seq, "given_up_at", at)
+
+
+def forget_old(connection: Connection, before: datetime) -> int:
+    """Delete settled messages that were stored before a time; their number."""
+    ended = or_(DELIVERIES.c.delivered_at.is_not(None), DELIVERIES.c.given_up_at.is_not(None))
+    removed = connection.execute(
+        delete(DELIVERIES).where(ended, DELIVERIES.c.created_at < stamp(before))
+    )
+    return removed.rowcount
+
+
+def _end(connection: Connection, seq: int, column: str, at: datetime) -> None:
+    connection.execute(
+        update(DELIVERIES).where(DELIVERIES.c.seq == seq, _IS_OWED).values({column: stamp(at)})
+    )
+
+
+def _owe(connection: Connection, event: str, at: datetime, **about: Any) -> int:
+    """Store a message; its number."""
+    row = {
+        "event": event,
+        "created_at": stamp(at),
+        "attempts": 0,
+        "delivered_at": None,
+        "given_up_at": None,
+        **about,
+    }
+    made = connection.execute(insert(DELIVERIES).values(row)).inserted_primary_key
+    assert made is not None
+    return int(made[0])

@@ -1,0 +1,422 @@
+"""Requests: calls that ask for approval, as the pipeline sees them: ask, wait, start, end.
+
+Host side, below the pipeline; it starts no call and builds no envelope. `resume.py`,
+`scheduler.py` and `service.py` stand above the pipeline and use the same object. Invariants: a
+change is durable before anybody is told of it; a change that has begun is completed and told, even
+if its maker is cancelled; a call is counted against the quota before it is stored, so that two
+calls never share the last place; an ending is retried until the disk accepts it or the engine
+stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+import anyio
+
+from fumehood.approvals import refusals
+from fumehood.approvals import states as steps
+from fumehood.approvals.channels.base import ApprovalChannel
+from fumehood.approvals.eligibility import Eligibility
+from fumehood.approvals.model import Approval, ApprovalState, StoredApproval
+from fumehood.approvals.remembered import RememberedRules
+from fumehood.approvals.settings import ApprovalSettings
+from fumehood.approvals.states import Step
+from fumehood.approvals.store import ApprovalTable, PendingOf, Stale, UnknownApproval, size_of
+from fumehood.core.envelope import Envelope
+from fumehood.core.identity import Principal
+from fumehood.executors.handle import CallHandle
+from fumehood.observe.log import Logger
+from fumehood.pipeline.authorize import PermittedCall
+from fumehood.protocol.messages import decode_envelope
+from fumehood.storage.errors import WriteFailed
+
+T = TypeVar("T")
+
+DENIED_FOR = timedelta(hours=24)
+"""How long a denial also answers repetitions of the same call."""
+
+RETRY_S = 5.0
+"""How long until the disk is asked again to accept an ending."""
+
+STOP_S = 15.0
+"""How long the cancelling of a running call waits for its end."""
+
+
+class ApprovalRequests:
+    """All approvals of one engine. `is_draining` tells whether the engine takes no calls."""
+
+    def __init__(
+        self,
+        table: ApprovalTable,
+        remembered: RememberedRules,
+        eligibility: Eligibility,
+        settings: ApprovalSettings,
+        *,
+        channels: Sequence[ApprovalChannel],
+        now: Callable[[], datetime],
+        new_id: Callable[[], str],
+        is_draining: Callable[[], bool],
+        log: Logger,
+    ) -> None:
+        self.table = table
+        self.remembered = remembered
+        self.eligibility = eligibility
+        self.settings = settings
+        self.new_id = new_id
+        self.is_draining = is_draining
+        self.log = log
+        self.runs = ApprovedRuns()
+        self.changes = 0
+        """Grows with every change."""
+        self._changed = anyio.Event()
+        self._channels = channels
+        self._quota = ApprovalQuota(table, settings)
+        self._now = now
+        self._latest = now()
+
+    def now(self) -> datetime:
+        """The time, which never goes back: a clock that is set back revives nothing."""
+        self._latest = max(self._latest, self._now())
+        return self._latest
+
+    def expiry(self) -> datetime:
+        """When an approval that is created now expires."""
+        return self.now() + timedelta(seconds=self.settings.expire_seconds)
+
+    def url_of(self, approval_id: str) -> str | None:
+        """The page that shows an approval, if the operator has one."""
+        return self.settings.url.replace("{id}", approval_id) if self.settings.url else None
+
+    def wait_s(self, wanted: bool | float | None) -> float:
+        """How long a call may wait for its answer."""
+        if wanted is None or wanted is False:
+            return 0.0
+        longest = self.settings.max_wait_seconds
+        return longest if wanted is True else min(float(wanted), longest)
+
+    # -- a call asks, waits, starts and ends ---------------------------------------------
+
+    def remembered_for(self, permitted: PermittedCall, definition: str) -> str | None:
+        """The id of the remembered rule that allows a call."""
+        return self.remembered.rule_for(permitted, definition, self.now(), self.eligibility.counts)
+
+    async def denied_before(
+        self, digest: str, principal: Principal, session_id: str | None
+    ) -> Approval | None:
+        """A denial of the same call, for the same caller and session, in the last 24 hours."""
+        since = self.now() - DENIED_FOR
+        return await self.table.denied_before(digest, principal.id, session_id, since)
+
+    async def count_pending(self) -> None:
+        """At start: count the calls that wait already."""
+        await self._quota.count()
+
+    async def create(self, stored: StoredApproval) -> None:
+        """Store a call that waits. Must not be cancelled: a commit cannot be rolled back half-way.
+
+        Raises:
+            RateLimited: too many calls wait.
+            WriteFailed: it is not stored.
+        """
+        await self._quota.take(stored)
+        await self.table.create(stored)
+        self._tell(stored.approval)
+
+    async def wait(
+        self, approval_id: str, seconds: float, handle: CallHandle | None
+    ) -> Envelope | None:
+        """The call's answer, once there is one; None if it did not come in time.
+
+        `handle` gets the output and progress of the call if it runs meanwhile.
+        """
+        followed = approval_id
+        try:
+            with anyio.move_on_after(seconds):
+                while True:
+                    seen = self.changes
+                    if handle is not None:
+                        self.runs.follow(followed, handle)
+                    stored = await self.table.get(followed)
+                    if stored.approval.superseded_by is not None:
+                        followed = stored.approval.superseded_by
+                        continue
+                    if stored.answer is not None:
+                        return decode_envelope(stored.answer.encode())
+                    await self.until_beyond(seen)
+        finally:
+            if handle is not None:
+                self.runs.unfollow(handle)
+        return None
+
+    async def stored_answer(self, approval_id: str) -> Envelope:
+        """The answer of a call that has one."""
+        stored = await self.get(approval_id)
+        return decode_envelope((stored.answer or "").encode())
+
+    async def newest(self, approval_id: str) -> Approval:
+        """The approval, or the last one that asks again in its place."""
+        approval = (await self.get(approval_id)).approval
+        while approval.superseded_by is not None:
+            approval = (await self.get(approval.superseded_by)).approval
+        return approval
+
+    async def begin(self, stored: StoredApproval) -> None:
+        """Use the approval up: from now on the call counts as started, and never starts again.
+
+        Raises:
+            ApprovalExpired: it has expired, or was decided otherwise meanwhile.
+            WriteFailed: nothing was used up, and nothing may run.
+        """
+        step = steps.started(stored.approval, self.now())
+        try:
+            await self.change(stored.approval.id, step)
+        except (Stale, UnknownApproval):
+            raise refusals.unusable_approval() from None
+
+    async def end(
+        self,
+        stored: StoredApproval,
+        to: ApprovalState,
+        envelope: Envelope,
+        *,
+        changed: Sequence[str] = (),
+    ) -> None:
+        """Store how an approved call ended; retries for as long as the disk accepts nothing.
+
+        Raises:
+            Stale: it was ended otherwise meanwhile.
+            WriteFailed: the engine stops, and the call will count as interrupted.
+        """
+        step = steps.ended(to, envelope, changed, self.now())
+        await self._until_stored(lambda: self.change(stored.approval.id, step))
+
+    async def ask_again(self, stored: StoredApproval, new: StoredApproval) -> None:
+        """Replace an approval by a new one for the same call, because the workspace changed."""
+        step = steps.superseded(new.approval.id, self.now())
+        await self._until_stored(lambda: self.table.supersede(stored.approval.id, step, new))
+        self._quota.add(new)
+        self.runs.follow_on(stored.approval.id, new.approval.id)
+        self._tell(new.approval)
+
+    # -- changes -------------------------------------------------------------------------
+
+    async def get(self, approval_id: str) -> StoredApproval:
+        """One approval. Raises ResourceNotFound, ReadFailed."""
+        try:
+            return await self.table.get(approval_id)
+        except UnknownApproval:
+            raise refusals.unknown() from None
+
+    async def change(self, approval_id: str, step: Step) -> StoredApproval:
+        """Apply one step.
+
+        Raises:
+            UnknownApproval, Stale, TooLate: it does not apply.
+            WriteFailed: nothing was changed.
+        """
+        return (await run_to_completion(self.change_all([(approval_id, step)])))[0]
+
+    async def change_all(self, changes: Sequence[tuple[str, Step]]) -> Sequence[StoredApproval]:
+        """Apply several steps in one transaction, as `change`. Must not be cancelled."""
+        after = await self.table.change(changes)
+        for stored in after:
+            self._tell(stored.approval)
+        return after
+
+    async def change_unless_stale(self, approval_id: str, step: Step) -> StoredApproval | None:
+        """Apply a step; None if another change has made it needless."""
+        try:
+            return await self.change(approval_id, step)
+        except Stale:
+            return None
+
+    async def change_for(self, approval_id: str, step: Step) -> StoredApproval:
+        """Apply a step that a person asked for. Raises ResourceNotFound, IdempotencyConflict."""
+        try:
+            return await self.change(approval_id, step)
+        except UnknownApproval:
+            raise refusals.unknown() from None
+        except Stale as stale:
+            raise refusals.conflict(stale.approval) from None
+
+    async def until_beyond(self, number: int) -> None:
+        """Wait until `changes` is greater than this number."""
+        while self.changes <= number:
+            await self._changed.wait()
+
+    def log_fault(self, approval_id: str, fault: Exception) -> None:
+        """Log a bug or an unreadable row. The approval stays as it is."""
+        self.log.warning("approval.fault", approval_id=approval_id, reason=repr(fault)[:500])
+
+    def _tell(self, approval: Approval) -> None:
+        """Tell a durable change to the log, the channels and everything that waits for one."""
+        self.log.info(
+            "approval.changed",
+            approval_id=approval.id,
+            state=approval.state.value,
+            tool=approval.tool,
+        )
+        for channel in self._channels:
+            channel.wake()
+        self.changes += 1
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+
+    async def _until_stored(self, write: Callable[[], Awaitable[object]]) -> None:
+        while True:
+            try:
+                await write()
+            except WriteFailed as fault:
+                if self.is_draining():
+                    raise
+                self.log.warning("approval.end_not_kept", reason=str(fault))
+                await anyio.sleep(RETRY_S)
+            else:
+                return
+
+
+@dataclass(slots=True)
+class ApprovedRun:
+    """An approved call that runs."""
+
+    handle: CallHandle
+    over: anyio.Event = field(default_factory=anyio.Event)
+
+
+class ApprovedRuns:
+    """The approved calls that run now, at most one of an approval, and their followers."""
+
+    def __init__(self) -> None:
+        self.running: dict[str, ApprovedRun] = {}
+        """By approval id."""
+        self._followers: dict[str, list[CallHandle]] = {}
+
+    def enter(self, approval_id: str) -> ApprovedRun:
+        """Note that a run begins."""
+        followers = self._followers.setdefault(approval_id, [])
+        self.running[approval_id] = run = ApprovedRun(_handle_for(followers))
+        return run
+
+    def leave(self, approval_id: str) -> None:
+        """Note that a run is over."""
+        run = self.running.pop(approval_id)
+        if not self._followers.get(approval_id):
+            self._followers.pop(approval_id, None)
+        run.over.set()
+
+    async def stop(self, approval_id: str) -> bool:
+        """Cancel a run and wait, bounded, for its end. False: it cannot be cancelled here."""
+        run = self.running.get(approval_id)
+        if run is None or not run.handle.cancel():
+            return False
+        with anyio.move_on_after(STOP_S):
+            await run.over.wait()
+        return True
+
+    async def drained(self) -> None:
+        """Wait until none runs."""
+        while self.running:
+            await next(iter(self.running.values())).over.wait()
+
+    def follow(self, approval_id: str, handle: CallHandle) -> None:
+        """Pass the output and progress of this call on to `handle`, once it runs."""
+        followers = self._followers.setdefault(approval_id, [])
+        if handle not in followers:
+            followers.append(handle)
+
+    def unfollow(self, handle: CallHandle) -> None:
+        """Pass nothing more on to `handle`."""
+        for followers in self._followers.values():
+            if handle in followers:
+                followers.remove(handle)
+
+    def follow_on(self, approval_id: str, new_id: str) -> None:
+        """Let the followers of an approval also follow the one that replaces it."""
+        for handle in self._followers.get(approval_id, []):
+            self.follow(new_id, handle)
+
+
+class ApprovalQuota:
+    """How many calls may wait, of all callers and of each.
+
+    Decided calls are taken off only when the quota seems full; then the database is counted again.
+    """
+
+    def __init__(self, table: ApprovalTable, settings: ApprovalSettings) -> None:
+        self._table = table
+        self._settings = settings
+        self._pending: dict[str, PendingOf] = {}
+
+    async def count(self) -> None:
+        """Count the pending approvals in the database."""
+        self._pending = await self._table.pending()
+
+    async def take(self, stored: StoredApproval) -> None:
+        """Count a new call. Raises RateLimited if the quota is full."""
+        principal_id, size = stored.approval.principal_id, size_of(stored)
+        if self._is_full(principal_id, size):
+            await self.count()
+        if self._is_full(principal_id, size):
+            raise refusals.too_many_wait(self._of(principal_id).count)
+        self._add(principal_id, size)
+
+    def add(self, stored: StoredApproval) -> None:
+        """Count a call that waits already, even if the quota is full."""
+        self._add(stored.approval.principal_id, size_of(stored))
+
+    def _add(self, principal_id: str, size: int) -> None:
+        own = self._of(principal_id)
+        self._pending[principal_id] = PendingOf(own.count + 1, own.size_bytes + size)
+
+    def _is_full(self, principal_id: str, size: int) -> bool:
+        settings, own = self._settings, self._of(principal_id)
+        return (
+            sum(one.count for one in self._pending.values()) >= settings.max_pending
+            or own.count >= settings.max_pending_per_principal
+            or own.size_bytes + size > settings.max_pending_bytes_per_principal
+        )
+
+    def _of(self, principal_id: str) -> PendingOf:
+        return self._pending.get(principal_id, PendingOf())
+
+
+def _handle_for(followers: Sequence[CallHandle]) -> CallHandle:
+    """A handle that passes everything on to the followers."""
+
+    def output(stream: str, text: str) -> None:
+        for handle in followers:
+            if handle.output is not None:
+                handle.output(stream, text)
+
+    def progress(percent: float, message: str) -> None:
+        for handle in followers:
+            handle.report(percent, message)
+
+    return CallHandle(output=output if followers else None, progress=progress)
+
+
+async def run_to_completion(work: Coroutine[Any, Any, T]) -> T:
+    """Do the work in a task of its own, and pass a cancellation on only when it is done.
+
+    A shielded scope is not enough: a call is cancelled through its task (`executors/handle`),
+    which no scope delays.
+    """
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as cancelling:
+            cancelled = cancelling
+    if cancelled is not None:
+        task.exception()  # mark it as retrieved
+        raise cancelled
+    return task.result()
+
+
+__all__ = ["ApprovalRequests", "run_to_completion"]

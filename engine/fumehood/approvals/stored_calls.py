@@ -1,0 +1,140 @@
+"""Stored calls: the request that an approval keeps, and how it ends if the call does not run.
+
+Host side, above the pipeline's services and below `pipeline/run`, `resume`, `scheduler` and
+`service`. A call that is denied, cancelled, expired, interrupted or resolved has an envelope and
+a row in the call log like any other call; they are made here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+
+import anyio
+
+from fumehood.approvals import states as steps
+from fumehood.approvals.model import Approval, Resolution, StoredApproval
+from fumehood.approvals.states import Step
+from fumehood.core.call import CallOptions, CallRequest
+from fumehood.core.envelope import Envelope
+from fumehood.core.errors import (
+    EngineError,
+    ExecutionError,
+    IdempotencyConflict,
+    ResourceNotFound,
+)
+from fumehood.core.json_types import JsonObject
+from fumehood.executors.handle import CallHandle
+from fumehood.executors.outcome import cancelled
+from fumehood.pipeline.build_envelope import build_envelope
+from fumehood.pipeline.context import CallContext, CallTrace
+from fumehood.pipeline.record import record_ending
+from fumehood.pipeline.services import PipelineServices
+
+TAKE_BACK_S = 10.0
+"""How long a cancelled caller waits until its call is taken back."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCalls:
+    """The stored calls of one engine."""
+
+    services: PipelineServices
+
+    def request_of(
+        self, stored: StoredApproval, arguments: JsonObject | None = None
+    ) -> CallRequest:
+        """The call as it was made, by its caller with the authority that the caller has now.
+
+        `arguments` replace its own. The principal is None if the caller may not call any more.
+        """
+        approval, request = stored.approval, stored.request
+        return CallRequest(
+            tool=f"{approval.tool}@{approval.tool_version}",
+            arguments=request.arguments if arguments is None else arguments,
+            options=CallOptions.model_validate(request.options),
+            principal=self.services.approvals.eligibility.caller_of(stored),
+            call_id=approval.call_id,
+            trace_id=approval.trace_id,
+        )
+
+    def context_of(self, stored: StoredApproval, handle: CallHandle | None = None) -> CallContext:
+        """A context for the rest of the call."""
+        approval = stored.approval
+        clock, log = self.services.clock, self.services.log
+        trace = CallTrace(approval.tool, approval.call_id, approval.trace_id, clock, log)
+        handle = handle if handle is not None else CallHandle()
+        return CallContext(self.request_of(stored), trace, handle, approval=stored)
+
+    async def answer(self, stored: StoredApproval, error: EngineError) -> Envelope:
+        """The envelope of a call that did not run, or whose outcome is unknown."""
+        return await build_envelope(self.context_of(stored), error, self.services)
+
+    async def resolved(self, stored: StoredApproval, resolution: Resolution, by: str) -> Envelope:
+        """The envelope of an interrupted call after a human found out how it ended."""
+        note = f" {resolution.note}" if resolution.note else ""
+        failed = await self.answer(
+            stored,
+            ExecutionError(
+                "This call was interrupted, and a human has found that it did not take effect."
+                f"{note}",
+                extra={"approval_id": stored.approval.id},
+            ),
+        )
+        if resolution.outcome == "failed":
+            return failed
+        said = {"outcome": resolution.outcome, "note": resolution.note, "by": by}
+        return failed.model_copy(
+            update={"success": True, "status": "success", "error": None,
+                    "data": {"resolution": said}}
+        )  # fmt: skip
+
+    def record(self, stored: StoredApproval, envelope: Envelope) -> None:
+        """Enter the end of the call into the call log."""
+        record_ending(self.context_of(stored), envelope, self.services.calls)
+
+    async def end_if_current(
+        self,
+        stored: StoredApproval,
+        error: EngineError,
+        step: Callable[[datetime, Envelope], Step],
+    ) -> None:
+        """End a call by itself, unless its state has changed meanwhile.
+
+        `step` makes the change from the time and the call's answer.
+        """
+        approvals = self.services.approvals
+        answer = await self.answer(stored, error)
+        after = await approvals.change_unless_stale(
+            stored.approval.id, step(approvals.now(), answer)
+        )
+        if after is not None:
+            self.record(after, answer)
+
+    async def cancel(self, approval_id: str, by: str) -> Approval:
+        """Cancel a call that waits, or stop it if it runs.
+
+        Raises:
+            ResourceNotFound: there is no such approval.
+            IdempotencyConflict: the call is over.
+        """
+        approvals = self.services.approvals
+        if await approvals.runs.stop(approval_id):
+            return (await approvals.get(approval_id)).approval
+        stored = await approvals.get(approval_id)
+        answer = await self.answer(stored, cancelled())
+        step = steps.cancelled(by, approvals.now(), answer)
+        after = await approvals.change_for(approval_id, step)
+        self.record(after, answer)
+        return after.approval
+
+    async def take_back(self, approval_id: str, by: str) -> None:
+        """Cancel a call whose caller was cancelled while it waited; also its successor."""
+        with (
+            anyio.move_on_after(TAKE_BACK_S, shield=True),
+            suppress(IdempotencyConflict, ResourceNotFound),
+        ):
+            newest = await self.services.approvals.newest(approval_id)
+            await self.cancel(newest.id, by)

@@ -1,0 +1,118 @@
+"""The table of channels, and what the engine does for each channel in it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection
+
+from fumehood.approvals.channels import CHANNELS, open_channels
+from fumehood.approvals.channels.base import ApprovalChannel, ChannelContext, Show
+from fumehood.approvals.model import ApprovalState
+from fumehood.config import Config
+from fumehood.core.identity import Principal, Scope
+from fumehood.observe.log import quiet_logger
+from fumehood.storage.database import open_database
+from fumehood.testing import ManualClock
+from support.asking import YES, asking
+
+pytestmark = [pytest.mark.anyio, pytest.mark.row("A6")]
+
+
+class Noticeboard(ApprovalChannel):
+    """Remembers what it was told. Its `owe` fails while `is_full`."""
+
+    name = "noticeboard"
+    decides_as = "noticeboard"
+
+    def __init__(self, settings: Any, context: ChannelContext) -> None:
+        self.owed: list[tuple[str, str]] = []
+        self.shown: list[ApprovalState] = []
+        self.wakes = 0
+        self.is_full = False
+        self.show: Show | None = None
+
+    def owe(self, connection: Connection, approval_id: str, event: str, at: datetime) -> None:
+        if self.is_full:
+            raise RuntimeError("no room")
+        self.owed.append((approval_id, event))
+
+    def wake(self) -> None:
+        self.wakes += 1
+
+    @asynccontextmanager
+    async def running(self, show: Show) -> AsyncIterator[None]:
+        self.show = show
+        yield
+        self.show = None
+
+
+@pytest.fixture
+def boards(monkeypatch: pytest.MonkeyPatch) -> list[Noticeboard]:
+    """Makes the table have one more channel, which is configured by being there."""
+    made: list[Noticeboard] = []
+
+    def make(settings: Any, context: ChannelContext) -> ApprovalChannel:
+        made.append(Noticeboard(settings, context))
+        return made[-1]
+
+    def configured(settings: Any, context: ChannelContext) -> tuple[ApprovalChannel, ...]:
+        table = {**CHANNELS, "noticeboard": make}
+        monkeypatch.setattr("fumehood.approvals.channels.CHANNELS", table)
+        return open_channels({**settings, "noticeboard": True}, context)
+
+    monkeypatch.setattr("fumehood.engine_approvals.open_channels", configured)
+    return made
+
+
+async def test_a_channel_in_the_table_is_told_shown_and_may_decide(
+    boards: list[Noticeboard],
+) -> None:
+    async with asking(approver=False) as desk:
+        (board,) = boards
+        approval_id = await desk.parked("a")  # the channel is the only approver
+        assert board.owed == [(approval_id, "approval.created")]
+        assert board.wakes == 1
+        assert board.show is not None
+        assert (await board.show(approval_id)).state is ApprovalState.PENDING
+        by = Principal(board.name, frozenset({Scope.APPROVE}))
+        await desk.decide(approval_id, YES, by)
+        assert (await desk.ended(approval_id)).success
+        events = [event for _, event in board.owed]
+        assert events == ["approval.created", "approval.decided", "approval.ended"]
+        assert board.wakes >= 3
+    assert board.show is None
+
+
+async def test_a_message_that_cannot_be_stored_undoes_the_change_that_it_reports(
+    boards: list[Noticeboard],
+) -> None:
+    async with asking() as desk:
+        (board,) = boards
+        approval_id = await desk.parked("a")
+        board.is_full = True
+        with pytest.raises(RuntimeError):
+            await desk.decide(approval_id)
+        assert (await desk.engine.desk.show(approval_id)).state is ApprovalState.PENDING
+        board.is_full = False
+        await desk.decide(approval_id)
+        assert (await desk.ended(approval_id)).success
+        assert desk.deeds.done == ["a"]
+
+
+def test_each_channel_has_its_section_in_the_configuration() -> None:
+    assert set(CHANNELS) <= set(Config.model_fields)
+
+
+def test_a_channel_without_settings_is_not_made() -> None:
+    database = open_database(None)
+    try:
+        context = ChannelContext(database, ManualClock().now, quiet_logger())
+        assert open_channels(dict.fromkeys(CHANNELS), context) == ()
+        assert open_channels({}, context) == ()
+    finally:
+        database.close()
