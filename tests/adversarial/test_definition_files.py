@@ -124,7 +124,7 @@ ATTACKS = [
     FileAttack("toml-50000-tools", Harm.HOST_DOS, "toml", b"[[tools]]\n" * 50_000, "it holds 50000 tools"),
     FileAttack("toml-duplicate-key", Harm.INTEGRITY, "toml", b"dangerous = true\ndangerous = false", "Cannot overwrite"),
     FileAttack("toml-date", Harm.INTEGRITY, "toml", b"sunset_date = 2020-01-01", "a date is not accepted"),
-    FileAttack("host-code", Harm.ESCAPE, "json", _definition("x", type="NATIVE"), "REST and MCP only"),
+    FileAttack("host-code", Harm.ESCAPE, "json", _definition("x", type="NATIVE"), "only tools of type REST and MCP"),
     FileAttack("host-code-by-executor", Harm.ESCAPE, "json", _definition("x", executor="function"), "cannot run as"),
     FileAttack("no-wall", Harm.LATERAL, "json", _definition("x", sandboxed=False), "operator's configuration"),
     FileAttack("no-wall-in-words", Harm.LATERAL, "yaml", b"{name: x, type: MCP, description: X., sandboxed: no}", "operator's configuration"),
@@ -137,7 +137,7 @@ ATTACKS = [
     FileAttack("pattern-of-exponential-time", Harm.HOST_DOS, "json", _definition("x", parameters={"properties": {"a": {"pattern": "(a+)+\\1$"}}}), "RE2"),
     FileAttack("schema-from-elsewhere", Harm.EXFIL, "json", _definition("x", parameters={"properties": {"a": {"$ref": "https://evil.example/s"}}}), "only references inside"),
     FileAttack("schema-of-many-levels", Harm.HOST_DOS, "json", b'{"name": "x", "type": "REST", "description": "X.", "method": "GET", "endpoint": "https://a.example/", "parameters": ' + b'{"properties": {"a": ' * 25 + b"{}" + b"}}" * 25 + b"}", "32 levels"),
-    FileAttack("text-that-moves-the-cursor", Harm.INTEGRITY, "json", b'{"name": "x", "type": "REST", "\\u001b[2J": 1}', "REST tool says"),
+    FileAttack("text-that-moves-the-cursor", Harm.INTEGRITY, "json", b'{"name": "x", "type": "REST", "\\u001b[2J": 1}', "a REST tool needs"),
 ]  # fmt: skip
 
 
