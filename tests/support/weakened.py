@@ -21,27 +21,27 @@ honest = SelfCheck.result
 SelfCheck.result = lambda self, run, after: (dict.fromkeys(honest(self, run, after)[0], True), [])
 """
 CONTENT_IN_PROCESS = """
-from fumehood.guest import selftest
+from fumehood.guest.process import selftest
 for rows in ('INTERPRETER', 'JAIL'):
     told = tuple((attack, limit, lambda ending: True) for attack, limit, _ in getattr(selftest, rows))
     setattr(selftest, rows, told)
-from fumehood.guest import supervisor
+from fumehood.guest.process import supervisor
 """
 WITHOUT_FILTER = """
-from fumehood.guest import seccomp
+from fumehood.guest.core import seccomp
 assert seccomp.install
 seccomp.install = lambda program: None
 """
 FILTER_THAT_ALLOWS = """
 import struct
-from fumehood.guest import seccomp
+from fumehood.guest.core import seccomp
 install = seccomp.install
 seccomp.install = lambda program: install(struct.pack('=HBBI', 0x06, 0, 0, 0x7FFF0000))
 """
 """Without any the supervisor would see an unsealed child."""
 
 WITHOUT_LANDLOCK = """
-from fumehood.guest import landlock
+from fumehood.guest.core import landlock
 assert landlock.restrict_to
 landlock.restrict_to = lambda readable: None
 """

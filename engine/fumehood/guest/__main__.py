@@ -21,7 +21,7 @@ def main() -> None:
 
         supervise_container(config)
     else:
-        from fumehood.guest.supervisor import supervise
+        from fumehood.guest.process.supervisor import supervise
 
         supervise(config, int(sys.argv[2]))
 

@@ -12,7 +12,6 @@ longer than a few seconds, and the worst that comes of it is that the variables 
 
 from __future__ import annotations
 
-import array
 import contextlib
 import os
 import select
@@ -22,9 +21,9 @@ import struct
 import time
 from collections.abc import Callable
 
-from fumehood.guest import kernel
 from fumehood.guest.container import processes
 from fumehood.guest.container.link import COPY, DESCRIPTORS, DONE, READY, TAKE, WAKE
+from fumehood.guest.core import kernel
 
 COPY_PATIENCE_S = 3.0
 """For a process to make a copy of itself."""
@@ -238,24 +237,23 @@ class Chain:
     def _order(self, order: bytes, descriptors: tuple[int, ...]) -> None:
         """Raises OSError."""
         self._take_back()
-        rights = array.array("i", descriptors)
         assert len(descriptors) in (0, DESCRIPTORS)
-        attached = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if descriptors else []
-        self._orders.sendmsg([order], attached)
+        if descriptors:
+            socket.send_fds(self._orders, [order], descriptors)
+        else:
+            self._orders.send(order)
 
     def _take_back(self) -> None:
         """One that was killed at once has left its order, which the one after it must not take."""
         with contextlib.suppress(BlockingIOError):
             while True:
-                order, ancillary, _, _ = self.orders_end.recvmsg(
-                    1, socket.CMSG_SPACE(DESCRIPTORS * 4), socket.MSG_DONTWAIT
+                order, descriptors, _, _ = socket.recv_fds(
+                    self.orders_end, 1, DESCRIPTORS, socket.MSG_DONTWAIT
                 )
                 if not order:  # a program has shut down its end: that is so for ever
                     break
-                for level, kind, data in ancillary:
-                    if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                        for descriptor in array.array("i", data):
-                            os.close(descriptor)
+                for descriptor in descriptors:
+                    os.close(descriptor)
 
     def _stop(self) -> None:
         for pid in self.pids:

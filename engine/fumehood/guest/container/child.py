@@ -16,22 +16,21 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from fumehood.guest import kernel, seccomp
 from fumehood.guest.container import files, link, probe
 from fumehood.guest.container.filter import build_container_filter
 from fumehood.guest.container.forks import HOOKS
 from fumehood.guest.container.image import read_image
-from fumehood.guest.container.request import (
+from fumehood.guest.container.request import WORKSPACE, SetUpFailed, read_request, set_up
+from fumehood.guest.container.user import REQUEST_FAILED, become_user
+from fumehood.guest.core import kernel, seccomp
+from fumehood.guest.core.pipes import (
+    MEMORY_REPLY,
     REPLY_FD,
     REQUEST_FD,
-    WORKSPACE,
-    SetUpFailed,
-    read_request,
-    set_up,
+    SEAL_FAILED,
     tell,
     write_all,
 )
-from fumehood.guest.container.user import REQUEST_FAILED, SEAL_FAILED, become_user
 from fumehood.guest.languages import javascript, python, shell
 from fumehood.protocol import framing
 
@@ -57,11 +56,6 @@ ENVIRONMENT = {
     "TMPDIR": "/tmp",  # noqa: S108  # the container's own
     "USER": "sandbox",
 }
-
-MEMORY_REPLY = framing.encode(
-    {"error": {"kind": "memory", "message": "the program needed more memory than its limit"}}
-)
-"""Encoded ahead: a process without memory cannot build its own excuse."""
 
 Program = Callable[[dict[str, Any]], tuple[int, dict[str, Any]]]
 """Takes a call's arguments, gives the exit code and the claim."""
@@ -183,21 +177,10 @@ def _get_ready() -> None:
     os.chdir(WORKSPACE)
 
 
-def _volunteer_for_oom() -> None:
-    """Where memory runs out, the kernel takes a program first: no child that still waits, no zygote
-    and never the supervisor.
-    """
-    try:
-        score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
-        os.write(score, b"1000")
-        os.close(score)
-    except OSError:
-        pass  # a wish, not a wall: some hosts mount /proc read-only
-
-
 def _seal() -> None:
     """Give up the last that it has. Limits and filter stand since it was made ready."""
-    _volunteer_for_oom()
+    # If memory runs out, a program ends before a child that waits, a zygote or the supervisor.
+    kernel.volunteer_for_oom()
     become_user()
     # A change of user takes it away, and with it a program's view of its own descriptors.
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)

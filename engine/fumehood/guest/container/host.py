@@ -12,7 +12,7 @@ import selectors
 from typing import Any, NoReturn
 
 from fumehood.guest.container.run import Run
-from fumehood.guest.run import Limits
+from fumehood.guest.process.run import Limits
 from fumehood.protocol import framing
 
 FRAME_BYTES = 1 << 20

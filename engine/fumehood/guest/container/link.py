@@ -8,7 +8,6 @@ the session, in its process: the supervisor believes none of it (see `chain`).
 
 from __future__ import annotations
 
-import array
 import contextlib
 import os
 import random
@@ -18,7 +17,8 @@ import threading
 from typing import Any
 
 from fumehood.guest.container.forks import HOOKS
-from fumehood.guest.container.request import REPLY_FD, REQUEST_FD, tell
+from fumehood.guest.core.kernel import volunteer_for_oom
+from fumehood.guest.core.pipes import REPLY_FD, REQUEST_FD, tell
 
 ORDERS_FD = 5
 """On which the process that has the next call hears of it."""
@@ -86,7 +86,7 @@ def _wait_behind(writable: int) -> None:
     """In the copy: say that it is ready, and wait until it is wanted."""
     # Of a session of its own: who stops in one whose others end, is sent a hang-up.
     os.setsid()
-    _volunteer(BEHIND_SCORE)
+    volunteer_for_oom(BEHIND_SCORE)
     for descriptor in (ORDERS_FD, WAKE_FD):
         os.set_blocking(descriptor, True)  # which a program may have changed, for all of them
     _say(READY)
@@ -94,7 +94,7 @@ def _wait_behind(writable: int) -> None:
     os.close(writable)
     if os.read(WAKE_FD, 1) != WAKE:
         os._exit(0)
-    _volunteer(RUNNING_SCORE)
+    volunteer_for_oom(RUNNING_SCORE)
 
 
 def _await_call() -> None:
@@ -102,13 +102,7 @@ def _await_call() -> None:
     orders = socket.socket(fileno=ORDERS_FD)
     orders.setblocking(True)
     while True:
-        received = array.array("i")
-        order, ancillary, _, _ = orders.recvmsg(
-            1, socket.CMSG_SPACE(DESCRIPTORS * received.itemsize)
-        )
-        for level, kind, data in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                received.frombytes(data[: len(data) - len(data) % received.itemsize])
+        order, received, _, _ = socket.recv_fds(orders, 1, DESCRIPTORS)
         if order == COPY:
             if not _make_copy():
                 _say(DONE)
@@ -140,16 +134,8 @@ def _bury() -> None:
 
 def _forget_the_peak() -> None:
     """Of memory: what earlier calls needed is not this one's. *Source*: proc_pid_clear_refs(5)."""
-    _write("clear_refs", b"5")
-
-
-def _volunteer(score: bytes) -> None:
-    _write("oom_score_adj", score)
-
-
-def _write(name: str, value: bytes) -> None:
     try:
-        with open(f"/proc/self/{name}", "wb", buffering=0) as own:
-            own.write(value)
+        with open("/proc/self/clear_refs", "wb", buffering=0) as own:
+            own.write(b"5")
     except OSError:
-        pass  # a wish, not a wall
+        pass  # the figure is too high then

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 
-from fumehood.guest import kernel
 from fumehood.guest.container.counters import Counters
 from fumehood.guest.container.run import Measures, Run
+from fumehood.guest.core import kernel
 
 
 class Meter:

@@ -15,10 +15,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from fumehood.guest import kernel
 from fumehood.guest.container.stream import Stream
 from fumehood.guest.container.user import USER_ID
 from fumehood.guest.container.zygote import PRELOAD, WORD_BYTES, Word, order_child
+from fumehood.guest.core import kernel
 from fumehood.protocol import framing
 
 READY_BYTES = 4096

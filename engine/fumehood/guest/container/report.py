@@ -9,14 +9,14 @@ from __future__ import annotations
 import signal
 from typing import Any
 
-from fumehood.guest import progress
 from fumehood.guest.container import processes
 from fumehood.guest.container.chain import Chain
 from fumehood.guest.container.host import Host
 from fumehood.guest.container.meter import Meter
 from fumehood.guest.container.run import Run, claimed_exit, claimed_limits, ending_of
 from fumehood.guest.container.stream import Stream
-from fumehood.guest.endings import decode_status
+from fumehood.guest.core import progress
+from fumehood.guest.core.endings import decode_status
 
 
 class Reporter:

@@ -15,8 +15,9 @@ from types import MappingProxyType
 from typing import Any
 
 from fumehood.guest.container.prefork_pool import Child
-from fumehood.guest.container.user import REQUEST_FAILED, SEAL_FAILED
-from fumehood.guest.run import Limits
+from fumehood.guest.container.user import REQUEST_FAILED
+from fumehood.guest.core.pipes import SEAL_FAILED
+from fumehood.guest.process.run import Limits
 
 _CLAIMED_LIMITS: Mapping[int, str] = MappingProxyType(
     {errno.EMFILE: "open_files", errno.ENOSPC: "disk", errno.EFBIG: "file_size"}

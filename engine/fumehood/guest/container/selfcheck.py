@@ -15,7 +15,7 @@ from fumehood.guest.container.probe import ATTACKS
 from fumehood.guest.container.run import Measures, Run
 from fumehood.guest.container.user import USER_ID
 from fumehood.guest.container.workspace import Mounts
-from fumehood.guest.run import Limits
+from fumehood.guest.process.run import Limits
 from fumehood.protocol import framing
 
 MB = 1 << 20

@@ -24,7 +24,6 @@ import socket
 import time
 from typing import Any, NoReturn
 
-from fumehood.guest import kernel
 from fumehood.guest.container import housekeeping, processes, selfcheck
 from fumehood.guest.container.chain import WATCH_S, Chain
 from fumehood.guest.container.cleaning import KILL_DEADLINE_S, Cleaner
@@ -47,7 +46,8 @@ from fumehood.guest.container.standby import Standby
 from fumehood.guest.container.stream import Stream
 from fumehood.guest.container.workspace import Mounts
 from fumehood.guest.container.zygote import Word, run_zygote
-from fumehood.guest.limits import address_space_bytes
+from fumehood.guest.core import kernel
+from fumehood.guest.core.limits import address_space_bytes
 from fumehood.protocol import framing
 
 MAX_CLAIM_BYTES = 512 * 1024

@@ -11,7 +11,6 @@ a program starts and leaves behind belongs to the container's first process, the
 
 from __future__ import annotations
 
-import array
 import fcntl
 import gc
 import os
@@ -22,9 +21,9 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
-from fumehood.guest import kernel
 from fumehood.guest.container import child, link
-from fumehood.guest.container.request import REPLY_FD, REQUEST_FD
+from fumehood.guest.core import kernel
+from fumehood.guest.core.pipes import REPLY_FD, REQUEST_FD
 
 FORK = b"F"
 PRELOAD = b"P"
@@ -68,8 +67,7 @@ class Word:
 
 def order_child(orders: socket.socket, *descriptors: int) -> None:
     """Supervisor's side of one order."""
-    rights = array.array("i", descriptors)
-    orders.sendmsg([FORK], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+    socket.send_fds(orders, [FORK], descriptors)
 
 
 def run_zygote(orders: socket.socket, config: dict[str, Any], *, thin: bool) -> None:
@@ -150,15 +148,12 @@ def _receive(orders: socket.socket) -> None:
     """Take the descriptors of one order, which get the lowest numbers that are free: their places
     in the child. Without a supervisor there is nothing left to do.
     """
-    descriptors = array.array("i")
-    room = socket.CMSG_SPACE(len(PLACES) * descriptors.itemsize)
     try:
-        order, ancillary, _, _ = orders.recvmsg(len(FORK), room, socket.MSG_CMSG_CLOEXEC)
+        order, descriptors, _, _ = socket.recv_fds(
+            orders, len(FORK), len(PLACES), socket.MSG_CMSG_CLOEXEC
+        )
     except OSError:
         os._exit(0)
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
     if order != FORK or tuple(descriptors) != PLACES:
         os._exit(0)
 

@@ -10,11 +10,12 @@ import ctypes
 import errno
 import fcntl
 import os
-import platform
 import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from fumehood.guest.core.syscalls import own_number
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
@@ -25,10 +26,8 @@ PR_SET_CHILD_SUBREAPER = 36
 CLONE_PARENT = 0x00008000
 """*Source*: <linux/sched.h>."""
 
-_CLONE = {"x86_64": 56, "aarch64": 220}
-"""The number of clone(2) by machine. *Source*: as the tables of `seccomp`."""
-
-_GETPID = {"x86_64": 39, "aarch64": 172}
+_CLONE = own_number("clone")
+_GETPID = own_number("getpid")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc_with_gil = ctypes.PyDLL(None, use_errno=True)
@@ -56,7 +55,7 @@ def fork_for_parent() -> int:
         OSError: the kernel refuses.
     """
     ctypes.pythonapi.PyOS_BeforeFork()
-    pid = int(_libc_with_gil.syscall(_CLONE[platform.machine()], CLONE_PARENT, 0, 0, 0, 0))
+    pid = int(_libc_with_gil.syscall(_CLONE, CLONE_PARENT, 0, 0, 0, 0))
     if pid == 0:
         ctypes.pythonapi.PyOS_AfterFork_Child()
         return 0
@@ -102,7 +101,7 @@ def warm_up() -> None:
     """Touch what the calls of this module need, without changing anything."""
     found = (_CapabilitySets * 2)()
     _checked(_libc.capget(_OWN_CAPABILITIES, found), "capget")
-    syscall(_GETPID[platform.machine()])
+    syscall(_GETPID)
 
 
 CAPABILITIES = 64
@@ -132,6 +131,17 @@ def keep_capabilities(kept: int) -> None:
 def drop_capabilities() -> None:
     """Empty every capability set of this process. Raises OSError where the kernel refuses."""
     _checked(_libc.capset(_OWN_CAPABILITIES, _NO_CAPABILITIES), "capset")
+
+
+def volunteer_for_oom(score: bytes = b"1000") -> None:
+    """Ask the kernel to end this process before others if memory runs out."""
+    try:
+        # Not `open()`: its layers are cold in a child, and touching them costs more than the fork.
+        file = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+        os.write(file, score)
+        os.close(file)
+    except OSError:
+        pass  # a wish, not a wall: some hosts mount /proc read-only
 
 
 def unread_bytes(pipe: int) -> int:

@@ -31,11 +31,12 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from fumehood.guest import descendants, kernel, limits, progress, selftest
-from fumehood.guest.endings import decode_status, ending_of, judge
-from fumehood.guest.procfs import is_sealed, own_filters, peak_bytes
-from fumehood.guest.run import Checkout, Run, parse_loan, parse_run
-from fumehood.guest.zygote import PID, order_child, run_zygote
+from fumehood.guest.core import kernel, limits, progress
+from fumehood.guest.core.endings import decode_status, ending_of, judge
+from fumehood.guest.core.procfs import is_sealed, own_filters, peak_bytes
+from fumehood.guest.process import descendants, selftest
+from fumehood.guest.process.run import Checkout, Run, parse_loan, parse_run
+from fumehood.guest.process.zygote import PID, order_child, run_zygote
 from fumehood.protocol import framing
 
 HOST_FRAME_BYTES = 1 << 20

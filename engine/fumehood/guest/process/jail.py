@@ -19,9 +19,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from fumehood.guest import jail_filter, landlock, probe, seccomp
-from fumehood.guest.child import run_child, send
-from fumehood.guest.progress import MAX_REPORTS
+from fumehood.guest.core import landlock, seccomp
+from fumehood.guest.core.pipes import tell
+from fumehood.guest.core.progress import MAX_REPORTS
+from fumehood.guest.process import filters, probe
+from fumehood.guest.process.child import run_child
 
 OPEN_FILES = 64
 MAX_RESULT_DEPTH = 28
@@ -40,7 +42,7 @@ def preload(config: dict[str, Any]) -> Callable[[int], None]:
     inside = importlib.import_module("fumehood.executors.inside")
     libraries: list[str] = config["libraries"]
     function = _FunctionProgram(libraries, inside.answer)
-    filter_program = jail_filter.build_jail_filter()
+    filter_program = filters.build_jail_filter()
 
     def prepare(supervisor_pid: int) -> None:
         run_child(
@@ -61,7 +63,7 @@ class _FunctionProgram:
     def __init__(self, libraries: list[str], answer: Callable[..., dict[str, Any]]) -> None:
         self._libraries = libraries
         self._answer = answer
-        self._second_filter = jail_filter.build_second_filter()
+        self._second_filter = filters.build_second_filter()
         self._reports = 0
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -84,7 +86,7 @@ class _FunctionProgram:
     def _report(self, percent: float, message: str) -> None:
         if self._reports < MAX_REPORTS:
             self._reports += 1
-            send({"progress": {"percent": percent, "message": message}})
+            tell({"progress": {"percent": percent, "message": message}})
 
 
 def _warm_up() -> None:

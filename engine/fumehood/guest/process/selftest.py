@@ -11,8 +11,8 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from fumehood.guest import kernel
-from fumehood.guest.run import Limits, Run
+from fumehood.guest.core import kernel
+from fumehood.guest.process.run import Limits, Run
 
 PROBE_MEMORY_BYTES = 16 << 20
 PROBE_WALL_S = 0.05

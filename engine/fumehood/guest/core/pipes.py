@@ -1,0 +1,39 @@
+"""A child's pipes: the request comes in on one, replies and reports go out on the other.
+
+Guest side, in the children of all walls.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from fumehood.protocol import framing
+
+REQUEST_FD = 3
+"""The only descriptor that a child of a process wall may read from."""
+
+REPLY_FD = 4
+"""The only one that it may write to."""
+
+CHUNK_BYTES = 1 << 16
+
+SEAL_FAILED = 70
+"""A child's exit code if it could not give everything up; it has read no request then."""
+
+MEMORY_REPLY = framing.encode(
+    {"error": {"kind": "memory", "message": "the program needed more memory than its limit"}}
+)
+"""Encoded ahead: a process without memory cannot build its own excuse."""
+
+
+def tell(message: dict[str, Any]) -> None:
+    """Write one frame into the reply's pipe. Raises OSError."""
+    write_all(REPLY_FD, framing.encode(message))
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of it. Raises OSError."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
