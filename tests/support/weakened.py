@@ -46,9 +46,9 @@ assert landlock.restrict_to
 landlock.restrict_to = lambda readable: None
 """
 WITHOUT_RESET = """
-from fumehood.guest.container import housekeeping, workspace
-assert housekeeping.keep_house and workspace.Mounts.are_clean and workspace.Mounts.are_empty
-housekeeping.keep_house = lambda *arguments, **named: housekeeping.NOTHING_DONE
+from fumehood.guest.container import cleaning, workspace
+assert cleaning.keep_house and workspace.Mounts.are_clean and workspace.Mounts.are_empty
+cleaning.keep_house = lambda *arguments, **named: cleaning.NOTHING_DONE
 workspace.Mounts.are_clean = workspace.Mounts.are_empty = lambda self: True
 """
 WITHOUT_LANGUAGE_RULES = """

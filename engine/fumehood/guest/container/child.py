@@ -9,17 +9,18 @@ the supervisor learns from the kernel.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import resource
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from fumehood.guest.container import files, link, probe
 from fumehood.guest.container.filter import build_container_filter
 from fumehood.guest.container.forks import HOOKS
-from fumehood.guest.container.image import read_image
 from fumehood.guest.container.request import WORKSPACE, SetUpFailed, read_request, set_up
 from fumehood.guest.container.user import REQUEST_FAILED, become_user
 from fumehood.guest.core import kernel, seccomp
@@ -35,6 +36,9 @@ from fumehood.guest.languages import javascript, python, shell
 from fumehood.protocol import framing
 
 GO = b"G"
+
+IMAGE_PATH = "/opt/fumehood/image.json"
+"""The image's description of itself: root's, and written when the image was built."""
 
 OUT_FD = link.WAKE_FD + 1
 ERR_FD = OUT_FD + 1
@@ -59,6 +63,33 @@ ENVIRONMENT = {
 
 Program = Callable[[dict[str, Any]], tuple[int, dict[str, Any]]]
 """Takes a call's arguments, gives the exit code and the claim."""
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """What the zygote does for this image: the modules that it preloads, and where they are."""
+
+    preload: tuple[str, ...] = ()
+    site_paths: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def read_image(path: str = IMAGE_PATH) -> Image:
+    """The description of this image. An image without one adds nothing.
+
+    Raises:
+        ValueError, KeyError, TypeError: the file is there, and invalid.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            told: dict[str, Any] = json.load(file)
+    except FileNotFoundError:
+        return Image()
+    return Image(
+        preload=tuple(map(str, told.get("preload", ()))),
+        site_paths=tuple(map(str, told.get("site_paths", ()))),
+        environment={str(key): str(value) for key, value in told.get("environment", {}).items()},
+    )
 
 
 def preload(config: dict[str, Any], *, thin: bool) -> Callable[[], None]:

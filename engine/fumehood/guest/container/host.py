@@ -8,11 +8,11 @@ container ends, and with its first process every other one.
 from __future__ import annotations
 
 import os
-import selectors
 from typing import Any, NoReturn
 
 from fumehood.guest.container.run import Run
-from fumehood.guest.process.run import Limits
+from fumehood.guest.core.limits import Limits
+from fumehood.guest.core.pipes import write_all
 from fumehood.protocol import framing
 
 FRAME_BYTES = 1 << 20
@@ -62,17 +62,10 @@ class Host:
     def flush(self) -> None:
         """Send what waits for more."""
         data, self._waiting = self._waiting, b""
-        view = memoryview(data)
-        while view:
-            try:
-                view = view[os.write(1, view) :]
-            except BlockingIOError:
-                with selectors.DefaultSelector() as selector:
-                    selector.register(1, selectors.EVENT_WRITE)
-                    if not selector.select(PATIENCE_S):
-                        end()
-            except OSError:
-                end()
+        try:
+            write_all(1, data, PATIENCE_S)
+        except OSError:
+            end()
 
     def fail(self, why: str) -> NoReturn:
         """End this container for a reason that the host should log."""

@@ -16,8 +16,8 @@ from typing import Any
 
 from fumehood.guest.container.prefork_pool import Child
 from fumehood.guest.container.user import REQUEST_FAILED
+from fumehood.guest.core.limits import Limits
 from fumehood.guest.core.pipes import SEAL_FAILED
-from fumehood.guest.process.run import Limits
 
 _CLAIMED_LIMITS: Mapping[int, str] = MappingProxyType(
     {errno.EMFILE: "open_files", errno.ENOSPC: "disk", errno.EFBIG: "file_size"}

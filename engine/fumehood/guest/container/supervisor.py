@@ -24,13 +24,12 @@ import socket
 import time
 from typing import Any, NoReturn
 
-from fumehood.guest.container import housekeeping, processes, selfcheck
+from fumehood.guest.container import processes, selfcheck
 from fumehood.guest.container.chain import WATCH_S, Chain
-from fumehood.guest.container.cleaning import KILL_DEADLINE_S, Cleaner
-from fumehood.guest.container.counters import Counters
+from fumehood.guest.container.child import read_image
+from fumehood.guest.container.cleaning import KILL_DEADLINE_S, NOTHING_DONE, Cleaner
 from fumehood.guest.container.host import Host, end
-from fumehood.guest.container.image import read_image
-from fumehood.guest.container.meter import Meter
+from fumehood.guest.container.meter import Counters, Meter
 from fumehood.guest.container.prefork_pool import (
     FAT_SPARES,
     Child,
@@ -45,9 +44,10 @@ from fumehood.guest.container.run import Run, stays
 from fumehood.guest.container.standby import Standby
 from fumehood.guest.container.stream import Stream
 from fumehood.guest.container.workspace import Mounts
-from fumehood.guest.container.zygote import Word, run_zygote
-from fumehood.guest.core import kernel
+from fumehood.guest.container.zygote import Notice, run_zygote
+from fumehood.guest.core import children, kernel
 from fumehood.guest.core.limits import address_space_bytes
+from fumehood.guest.core.procfs import peak_bytes
 from fumehood.protocol import framing
 
 MAX_CLAIM_BYTES = 512 * 1024
@@ -123,19 +123,16 @@ class Supervisor:
         self._mounts = Mounts()
         self._counters = Counters()
         self._selector = selectors.DefaultSelector()
-        self._wakeup = self._watch_children()
+        self._wakeup = children.watch()
+        signal.signal(signal.SIGTERM, lambda *_: end())
         self._chain = Chain(self._reap)
-        self._nurseries = PreforkPools(
-            self._nursery(thin, max(1, config["spares"])),
-            None if fat is None else self._nursery(fat, FAT_SPARES),
+        self._pools = PreforkPools(
+            self._pool(thin, max(1, config["spares"])),
+            None if fat is None else self._pool(fat, FAT_SPARES),
         )
-        self._standby = Standby(self._nurseries.thin.take, self._limit_node)
-        self._meter = Meter(
-            self._counters, lambda: (*self._nurseries.zygote_pids, *self._nurseries.pids)
-        )
-        self._cleaner = Cleaner(
-            self._nurseries, self._chain, self._counters, self._mounts, self._reap
-        )
+        self._standby = Standby(self._pools.thin.take, self._limit_node)
+        self._meter = Meter(self._counters, lambda: (*self._pools.zygote_pids, *self._pools.pids))
+        self._cleaner = Cleaner(self._pools, self._chain, self._counters, self._mounts, self._reap)
         self._reporter = Reporter(self._host, self._meter, self._chain, thin.pid)
         self._check: selfcheck.SelfCheck | None = selfcheck.SelfCheck(
             config, self._counters, self._mounts
@@ -150,7 +147,7 @@ class Supervisor:
         assert self._check is not None
         self._run = self._check.run
         try:
-            self._nurseries.stock()
+            self._pools.stock()
             while True:
                 for key, _ in self._selector.select(self._until_next_timer()):
                     key.data()
@@ -158,7 +155,7 @@ class Supervisor:
         except PreforkFailed as failure:
             self._fail(str(failure))
 
-    def _nursery(self, zygote: Zygote, spares: int) -> PreforkPool:
+    def _pool(self, zygote: Zygote, spares: int) -> PreforkPool:
         return PreforkPool(
             zygote,
             spares,
@@ -173,15 +170,6 @@ class Supervisor:
             self._prepare_standby()
         else:
             self._begin()
-
-    def _watch_children(self) -> socket.socket:
-        readable, writable = socket.socketpair()
-        readable.setblocking(False)
-        writable.setblocking(False)
-        signal.set_wakeup_fd(writable.detach())
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, lambda *_: end())
-        return readable
 
     # -- host -------------------------------------------------------------------
 
@@ -229,14 +217,14 @@ class Supervisor:
             return True
         is_fat = run.program == "python" and not run.thin
         if is_fat:
-            self._nurseries.load_fat()
-        nursery = self._nurseries.fat if is_fat else self._nurseries.thin
-        run.child = child = nursery.take()
+            self._pools.load_fat()
+        pool = self._pools.fat if is_fat else self._pools.thin
+        run.child = child = pool.take()
         if child is None:
-            nursery.stock(1)
+            pool.stock(1)
             return False
         if run.keep and run.program == "python":
-            self._reporter.zygote_pid = nursery.zygote_pid
+            self._reporter.zygote_pid = pool.zygote_pid
         try:
             if run.program == "javascript":
                 self._limit_node(child, cpu_s)
@@ -253,7 +241,7 @@ class Supervisor:
         if not (run.keep and run.program == "python"):  # whose later calls may have more
             child.limit(resource.RLIMIT_CPU, cpu_s)
         if self._counters.memory_limit is None:  # then the limit is one process's
-            preloaded_bytes = max(map(address_space_bytes, self._nurseries.zygote_pids))
+            preloaded_bytes = max(map(address_space_bytes, self._pools.zygote_pids))
             child.limit(resource.RLIMIT_AS, preloaded_bytes + run.limits.memory_bytes)
         self._limit_processes(child)
 
@@ -347,7 +335,7 @@ class Supervisor:
             run.deadline = time.monotonic() + selfcheck.PROBE_WALL_S
         if stays(run) and not run.is_over and run.status is None and run.killed_for is None:
             run.stayed = True
-            run.largest_bytes = processes.peak_bytes(run.child.pid) or 0
+            run.largest_bytes = peak_bytes(run.child.pid) or 0
             self._conclude(run)
 
     def _fail(self, why: str) -> NoReturn:
@@ -380,33 +368,29 @@ class Supervisor:
 
     # -- its end ------------------------------------------------------------------
 
-    def _on_end(self, word: Word) -> None:
+    def _on_end(self, ended: Notice) -> None:
         """A zygote buried the program's first process, or the one that stood by."""
         run = self._run
-        if self._standby.bury(word.pid) or run is None or run.child is None:
+        if self._standby.bury(ended.pid) or run is None or run.child is None:
             return
-        run.largest_bytes = max(run.largest_bytes, word.largest_bytes)
-        if run.child.pid != word.pid:  # it can have brothers: who is a parent is a clone's choice
-            run.reaped_cpu_ns += word.cpu_ns
+        run.largest_bytes = max(run.largest_bytes, ended.largest_bytes)
+        if run.child.pid != ended.pid:  # it can have brothers: who is a parent is a clone's choice
+            run.reaped_cpu_ns += ended.cpu_ns
             return
-        run.status = word.status
-        run.reaped_cpu_ns += max(0, word.cpu_ns - run.child_cpu_ns)
+        run.status = ended.status
+        run.reaped_cpu_ns += max(0, ended.cpu_ns - run.child_cpu_ns)
         run.has_begun = kernel.unread_bytes(run.child.request_fd) < run.sent_bytes - 1
         if not run.is_over:
             self._conclude(run)
 
     def _on_sigchld(self) -> None:
-        try:
-            while self._wakeup.recv(512):
-                pass
-        except BlockingIOError:
-            pass
+        children.drain(self._wakeup)
         self._reap()
         ended, self._orphaned = self._orphaned, None
         if ended is not None and ended is self._run:
             self._conclude(ended)
         if self._run is None:
-            self._nurseries.stock()
+            self._pools.stock()
 
     def _reap(self) -> None:
         """Take every exit status that there is: orphans of the program, or the zygote.
@@ -414,28 +398,20 @@ class Supervisor:
         Raises:
             PreforkFailed: the zygote is dead.
         """
-        while True:
-            try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            if pid in self._nurseries.zygote_pids:
+        for ended in children.reap():
+            if ended.pid in self._pools.zygote_pids:
                 raise PreforkFailed("the zygote is gone")
-            self._on_orphan(pid, status, usage)
+            self._on_orphan(ended)
 
-    def _on_orphan(self, pid: int, status: int, usage: resource.struct_rusage) -> None:
-        """One that was nobody else's child has ended; of a session's run it may be the first."""
+    def _on_orphan(self, ended: children.Ended) -> None:
+        """Count a process whose parent is gone; of a session's run it may be the first one."""
         run = self._run
         if run is None:
             return
-        cpu_ns = int((usage.ru_utime + usage.ru_stime) * 1e9)
-        largest_bytes = usage.ru_maxrss * 1024
-        run.largest_bytes = max(run.largest_bytes, largest_bytes)
-        run.reaped_cpu_ns += cpu_ns
-        if run.child is not None and run.child.pid == pid and run.status is None:
-            run.status = status
+        run.largest_bytes = max(run.largest_bytes, ended.largest_bytes)
+        run.reaped_cpu_ns += ended.cpu_ns
+        if run.child is not None and run.child.pid == ended.pid and run.status is None:
+            run.status = ended.status
             run.has_begun = True
             if not run.stayed:
                 self._orphaned = run
@@ -451,7 +427,7 @@ class Supervisor:
             self._read_last_words(run)
             if self._mounts.are_full():
                 run.limits_hit.add("disk")
-        housekeeper = housekeeping.NOTHING_DONE
+        housekeeper = NOTHING_DONE
         is_quick = self._cleaner.is_alone()
         if self._check is None or not is_over:
             housekeeper = self._cleaner.keep_house(run, is_over=is_over)
@@ -470,8 +446,8 @@ class Supervisor:
             self._host.tell({"op": "reset", "id": run.id, "clean": why is None, "why": why})
             if why is not None:
                 end()
-        self._nurseries.be_patient()
-        self._nurseries.stock()
+        self._pools.restart_deadlines()
+        self._pools.stock()
         self._prepare_standby()
         self._load_at = time.monotonic() + QUIET_S
 
@@ -543,10 +519,10 @@ class Supervisor:
         times = [self._ends_at]
         if self._chain.pids and not self._is_chained(self._run):
             times.append(self._watch_at)
-        late = self._nurseries.until_late()
+        late = self._pools.until_late()
         if late is not None and (self._run is None or self._run.child is None):
             times.append(late)
-        if not self._nurseries.is_fat_loaded and self._run is None:
+        if not self._pools.is_fat_loaded and self._run is None:
             times.append(self._load_at)
         if self._output_due is not None:
             times.append(self._output_due)
@@ -563,9 +539,9 @@ class Supervisor:
     def _check_idle_time(self, now: float) -> None:
         if now >= self._ends_at:
             end()
-        if not self._nurseries.is_fat_loaded and now >= self._load_at:
-            self._nurseries.load_fat()
-            self._nurseries.stock()
+        if not self._pools.is_fat_loaded and now >= self._load_at:
+            self._pools.load_fat()
+            self._pools.stock()
 
     def _check_time(self, now: float) -> None:
         run = self._run
@@ -573,7 +549,7 @@ class Supervisor:
             self._check_idle_time(now)
         self._watch_chain(run, now)
         if run is None or run.child is None:
-            self._nurseries.check_time(now)  # a program that runs may have taken all processes
+            self._pools.check_time(now)  # a program that runs may have taken all processes
             return
         if self._output_due is not None and now >= self._output_due:
             self._output_due = None

@@ -18,11 +18,10 @@ import select
 import signal
 import socket
 import struct
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from fumehood.guest.container import child, link
-from fumehood.guest.core import kernel
+from fumehood.guest.core import children, kernel
 from fumehood.guest.core.pipes import REPLY_FD, REQUEST_FD
 
 FORK = b"F"
@@ -40,13 +39,12 @@ FIRST_OWN = 64
 AGAIN_S = 0.01
 """How soon a fork is tried again that was refused."""
 
-_WORD = struct.Struct("!?iiqq")
-WORD_BYTES = _WORD.size
+_NOTICE = struct.Struct("!?iiqq")
+NOTICE_BYTES = _NOTICE.size
 
 
-@dataclass(frozen=True, slots=True)
-class Word:
-    """What the zygote tells of a child: that it is there, or that it has ended."""
+class Notice(NamedTuple):
+    """What the zygote reports of a child: that it exists, or that it has ended."""
 
     has_ended: bool
     pid: int
@@ -55,14 +53,14 @@ class Word:
     largest_bytes: int = 0
 
     def pack(self) -> bytes:
-        return _WORD.pack(self.has_ended, self.pid, self.status, self.cpu_ns, self.largest_bytes)
+        return _NOTICE.pack(*self)
 
     @classmethod
-    def unpack(cls, data: bytes) -> Word:
-        """Raises ValueError: no word, the zygote is gone."""
-        if len(data) != WORD_BYTES:
+    def unpack(cls, data: bytes) -> Notice:
+        """Raises ValueError: there is none, the zygote is gone."""
+        if len(data) != NOTICE_BYTES:
             raise ValueError("the zygote is gone")
-        return cls(*_WORD.unpack(data))
+        return cls(*_NOTICE.unpack(data))
 
 
 def order_child(orders: socket.socket, *descriptors: int) -> None:
@@ -95,7 +93,7 @@ def run_zygote(orders: socket.socket, config: dict[str, Any], *, thin: bool) -> 
         heard = [readable] if has_order else [orders, readable]
         ready, _, _ = select.select(heard, [], [], AGAIN_S if has_order else None)
         if readable in ready:
-            _drain(readable)
+            children.drain(readable)
             _tell_ends(orders)
         if orders in ready:
             _receive(orders)
@@ -108,7 +106,7 @@ def run_zygote(orders: socket.socket, config: dict[str, Any], *, thin: bool) -> 
                 os._exit(1)
             os.closerange(PLACES[0], PLACES[-1] + 1)
             has_order = False
-            orders.sendall(Word(has_ended=False, pid=pid).pack())
+            orders.sendall(Notice(False, pid).pack())
 
 
 def _out_of_the_way(end: socket.socket) -> socket.socket:
@@ -126,22 +124,8 @@ def _fork() -> int | None:
 
 
 def _tell_ends(orders: socket.socket) -> None:
-    while True:
-        try:
-            pid, status, usage = os.wait4(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if pid == 0:
-            return
-        cpu_ns = int((usage.ru_utime + usage.ru_stime) * 1e9)
-        word = Word(
-            has_ended=True,
-            pid=pid,
-            status=status,
-            cpu_ns=cpu_ns,
-            largest_bytes=usage.ru_maxrss * 1024,
-        )
-        orders.sendall(word.pack())
+    for ended in children.reap():
+        orders.sendall(Notice(True, *ended).pack())
 
 
 def _receive(orders: socket.socket) -> None:
@@ -156,11 +140,3 @@ def _receive(orders: socket.socket) -> None:
         os._exit(0)
     if order != FORK or tuple(descriptors) != PLACES:
         os._exit(0)
-
-
-def _drain(wakeup: socket.socket) -> None:
-    try:
-        while wakeup.recv(512):
-            pass
-    except BlockingIOError:
-        pass

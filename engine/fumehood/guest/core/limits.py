@@ -10,6 +10,18 @@ from __future__ import annotations
 import math
 import os
 import resource
+from dataclasses import dataclass
+
+
+@dataclass
+class Limits:
+    """The limits of one call, as the host sent them."""
+
+    wall_s: float
+    cpu_s: float
+    memory_bytes: int
+    output_bytes: int
+
 
 # RLIMIT_NPROC 0 does not bind root; the system-call filter, which has no clone, does.
 FIXED: tuple[tuple[int, int], ...] = (

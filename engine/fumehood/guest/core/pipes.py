@@ -1,11 +1,12 @@
-"""A child's pipes: the request comes in on one, replies and reports go out on the other.
+"""A child's two pipes, one for its request and one for its replies, and writing to any pipe.
 
-Guest side, in the children of all walls.
+Guest side, in the children and supervisors of all walls.
 """
 
 from __future__ import annotations
 
 import os
+import select
 from typing import Any
 
 from fumehood.protocol import framing
@@ -32,8 +33,16 @@ def tell(message: dict[str, Any]) -> None:
     write_all(REPLY_FD, framing.encode(message))
 
 
-def write_all(descriptor: int, data: bytes) -> None:
-    """Write all of it. Raises OSError."""
+def write_all(descriptor: int, data: bytes, patience_s: float | None = None) -> None:
+    """Write all of it; where that must not block, wait for room, at most this long each time.
+
+    Raises:
+        OSError: the other end is closed, or does not read (TimeoutError).
+    """
     view = memoryview(data)
     while view:
-        view = view[os.write(descriptor, view) :]
+        try:
+            view = view[os.write(descriptor, view) :]
+        except BlockingIOError:
+            if not select.select([], [descriptor], [], patience_s)[1]:
+                raise TimeoutError from None

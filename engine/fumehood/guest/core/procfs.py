@@ -1,6 +1,6 @@
-"""What the kernel tells about another process. Its own word would be no evidence.
+"""What the kernel reports about a process. The process's own report would be no evidence.
 
-Guest side, used by the supervisor on its children.
+Guest side, used by supervisors. *Source*: proc_pid_status(5).
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ STATUS_BYTES = 16384
 
 def peak_bytes(pid: int) -> int | None:
     """Largest resident memory of the process so far, as the kernel counted it."""
-    value = _field(_status(pid), b"VmHWM")
-    return None if value is None else int(value.split()[0]) * 1024
+    return size(field(status(pid), b"VmHWM"))
 
 
 def is_sealed(pid: int, own_filters: int | None) -> bool:
@@ -23,21 +22,25 @@ def is_sealed(pid: int, own_filters: int | None) -> bool:
     In a container or a hardened service every process has a filter from the start, so what
     counts is that the child has more than `own_filters`, those of this process.
     """
-    status = _status(pid)
-    if _field(status, b"Seccomp") != b"2" or _field(status, b"NoNewPrivs") != b"1":
-        return False
-    filters = _field(status, b"Seccomp_filters")
-    return filters is None or own_filters is None or int(filters) > own_filters
+    shown = status(pid)
+    return field(shown, b"NoNewPrivs") == b"1" and is_filtered(shown, own_filters)
+
+
+def is_filtered(shown: bytes, own_filters: int | None) -> bool:
+    """Whether a process with this status has a filter beyond `own_filters`."""
+    filters = field(shown, b"Seccomp_filters")
+    has_more = filters is None or own_filters is None or int(filters) > own_filters
+    return field(shown, b"Seccomp") == b"2" and has_more
 
 
 def own_filters() -> int | None:
     """How many system-call filters this process has; kernels before 5.9 do not tell."""
-    filters = _field(_status("self"), b"Seccomp_filters")
+    filters = field(status("self"), b"Seccomp_filters")
     return None if filters is None else int(filters)
 
 
-def _status(pid: int | str) -> bytes:
-    """What the kernel shows of a process; nothing where it is gone."""
+def status(pid: int | str) -> bytes:
+    """All that the kernel shows of a process; nothing if it is gone."""
     try:
         # Not `open()`, whose layers cost three times as much: this is asked for every call.
         file = os.open(f"/proc/{pid}/status", os.O_RDONLY)
@@ -49,9 +52,16 @@ def _status(pid: int | str) -> bytes:
         return b""
 
 
-def _field(status: bytes, name: bytes) -> bytes | None:
-    """One field, whose name stands at the start of a line; a process's own name, in the first line,
-    has its line ends escaped by the kernel.
+def field(shown: bytes, name: bytes) -> bytes | None:
+    """One field of a status; None if it is not there.
+
+    Its name is at the start of a line. A process chooses the name in the first line, but the kernel
+    escapes line ends in it.
     """
-    _, found, rest = status.partition(b"\n" + name + b":")
+    _, found, rest = shown.partition(b"\n" + name + b":")
     return rest.partition(b"\n")[0].strip() if found else None
+
+
+def size(value: bytes | None) -> int | None:
+    """The value of a field such as `1024 kB`, in bytes."""
+    return None if value is None else int(value.split()[0]) * 1024

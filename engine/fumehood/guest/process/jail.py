@@ -22,8 +22,9 @@ from typing import Any
 from fumehood.guest.core import landlock, seccomp
 from fumehood.guest.core.pipes import tell
 from fumehood.guest.core.progress import MAX_REPORTS
-from fumehood.guest.process import filters, probe
+from fumehood.guest.process import filters
 from fumehood.guest.process.child import run_child
+from fumehood.guest.process.selftest import run_probe
 
 OPEN_FILES = 64
 MAX_RESULT_DEPTH = 28
@@ -47,7 +48,7 @@ def preload(config: dict[str, Any]) -> Callable[[int], None]:
     def prepare(supervisor_pid: int) -> None:
         run_child(
             supervisor_pid=supervisor_pid,
-            programs={"function": function.run, "probe": probe.run},
+            programs={"function": function.run, "probe": run_probe},
             warm_up=_warm_up,
             filter_program=filter_program,
             open_files=OPEN_FILES,

@@ -8,17 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from fumehood.guest.core.limits import Limits
 from fumehood.protocol import framing
-
-
-@dataclass
-class Limits:
-    """One call's limits, as the host sent them."""
-
-    wall_s: float
-    cpu_s: float
-    memory_bytes: int
-    output_bytes: int
 
 
 @dataclass

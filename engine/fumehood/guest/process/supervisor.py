@@ -31,8 +31,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from fumehood.guest.core import kernel, limits, progress
+from fumehood.guest.core import children, kernel, limits, progress
 from fumehood.guest.core.endings import decode_status, ending_of, judge
+from fumehood.guest.core.pipes import write_all
 from fumehood.guest.core.procfs import is_sealed, own_filters, peak_bytes
 from fumehood.guest.process import descendants, selftest
 from fumehood.guest.process.run import Checkout, Run, parse_loan, parse_run
@@ -109,8 +110,8 @@ class Supervisor:
         self._host = framing.Decoder(HOST_FRAME_BYTES)
         self._ordered: deque[Child] = deque()  # in the order in which the zygote answers
         self._children: dict[int, Child] = {}
-        self._nameless: dict[int, tuple[int, float]] = {}
-        """Status and CPU time of children that died before the zygote told their names."""
+        self._nameless: dict[int, children.Ended] = {}
+        """Children that died before the zygote told their process ids."""
         self._ready: deque[Child] = deque()
         self._waiting: deque[Run | Checkout] = deque()
         self._failed_spawns = 0
@@ -122,7 +123,7 @@ class Supervisor:
         self._strays: set[int] = set()
         self._own_filters = own_filters()
         self._selector = selectors.DefaultSelector()
-        self._wakeup = self._watch_children()
+        self._wakeup = children.watch()
 
     # -- the loop ---------------------------------------------------------------
 
@@ -139,14 +140,6 @@ class Supervisor:
             for key, _ in self._selector.select(self._until_next_timer()):
                 key.data()
             self._expire(time.monotonic())
-
-    def _watch_children(self) -> socket.socket:
-        readable, writable = socket.socketpair()
-        readable.setblocking(False)
-        writable.setblocking(False)
-        signal.set_wakeup_fd(writable.detach())
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        return readable
 
     # -- host -------------------------------------------------------------------
 
@@ -184,17 +177,10 @@ class Supervisor:
 
     def tell_host(self, message: dict[str, Any]) -> None:
         """Send one frame; the host always reads, and a dead host is the end anyway."""
-        view = memoryview(framing.encode(message))
-        while view:
-            try:
-                view = view[os.write(1, view) :]
-            except BlockingIOError:
-                selector = selectors.DefaultSelector()
-                selector.register(1, selectors.EVENT_WRITE)
-                selector.select(SEAL_DEADLINE_S)
-                selector.close()
-            except OSError:
-                self._end()
+        try:
+            write_all(1, framing.encode(message))
+        except OSError:
+            self._end()
 
     def announce(self, enforces: dict[str, bool]) -> None:
         """Tell the host what this wall was seen to enforce here."""
@@ -354,7 +340,7 @@ class Supervisor:
         self._children[child.pid] = child
         self._selector.register(child.reply_fd, selectors.EVENT_READ, lambda: self._on_child(child))
         if child.pid in self._nameless:
-            self._bury(child, *self._nameless.pop(child.pid))
+            self._bury(child, self._nameless.pop(child.pid))
 
     def _on_child(self, child: Child) -> None:
         if child.pid not in self._children:
@@ -450,31 +436,19 @@ class Supervisor:
             pass
 
     def _on_sigchld(self) -> None:
-        try:
-            while self._wakeup.recv(512):
-                pass
-        except BlockingIOError:
-            pass
-        while True:
-            try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
-            except ChildProcessError:
-                self._fail("no process is left")
-            if pid == 0:
-                return
-            if pid in self._strays:
-                self._strays.discard(pid)
-                continue
-            cpu_s = usage.ru_utime + usage.ru_stime
-            if pid in self._children:
-                self._bury(self._children[pid], status, cpu_s)
-            elif pid != self._zygote_pid and self._ordered:
-                self._nameless[pid] = (status, cpu_s)
+        children.drain(self._wakeup)
+        for ended in children.reap():
+            if ended.pid in self._strays:
+                self._strays.discard(ended.pid)
+            elif ended.pid in self._children:
+                self._bury(self._children[ended.pid], ended)
+            elif ended.pid != self._zygote_pid and self._ordered:
+                self._nameless[ended.pid] = ended
             else:
                 # Without the zygote nothing can be forked any more; the host makes a new guest.
                 self._fail("the zygote is gone")
 
-    def _bury(self, child: Child, status: int, cpu_s: float) -> None:
+    def _bury(self, child: Child, ended: children.Ended) -> None:
         """Release what a dead child held, and report the run that died with it."""
         self._read_last_words(child)
         del self._children[child.pid]
@@ -486,9 +460,9 @@ class Supervisor:
         if not child.sealed and not doomed:
             self._fail_spawn("a child died before it was sealed")
         if run is not None:
-            self._report_death(run, status, _since(run, cpu_s))
+            self._report_death(run, ended.status, _since(run, ended.cpu_ns))
         elif child.loan is not None:
-            self._report_death(child.loan, status, cpu_s * 1e3)
+            self._report_death(child.loan, ended.status, ended.cpu_ns / 1e6)
 
     def _report_death(self, run: Run | Checkout, status: int, cpu_ms: float | None) -> None:
         """Of a loan, `cpu_ms` counts the child's whole life."""
@@ -577,5 +551,5 @@ def _cpu_ms(child: Child, run: Run) -> float | None:
     return (now_ns - run.cpu_before_ns) / 1e6
 
 
-def _since(run: Run, total_s: float) -> float | None:
-    return None if run.cpu_before_ns is None else max(0.0, total_s * 1e3 - run.cpu_before_ns / 1e6)
+def _since(run: Run, total_ns: int) -> float | None:
+    return None if run.cpu_before_ns is None else max(0.0, (total_ns - run.cpu_before_ns) / 1e6)

@@ -23,6 +23,7 @@ from fumehood.guest.core import kernel, seccomp
 from fumehood.guest.core.pipes import REPLY_FD, REQUEST_FD
 from fumehood.guest.process import filters
 from fumehood.guest.process.child import run_child, seal_zygote
+from fumehood.guest.process.selftest import run_probe
 
 FORK = b"F"
 PID = struct.Struct("!i")
@@ -71,13 +72,12 @@ def _preload(config: dict[str, Any]) -> Callable[[int], None]:
 
         return jail.preload(config)
     from fumehood.guest.interpreter import calculator, restricted
-    from fumehood.guest.process import probe
 
     filter_program = filters.build_interpreter_filter()
     programs = {
         "calculator": calculator.run,
         "restricted_python": restricted.run,
-        "probe": probe.run,
+        "probe": run_probe,
     }
     # Programs see the time of day in UTC, not the zone that this host is set to.
     os.environ["TZ"] = "UTC"

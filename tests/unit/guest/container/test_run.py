@@ -9,8 +9,8 @@ import pytest
 
 from fumehood.guest.container.run import Run, claimed_limits, ending_of
 from fumehood.guest.container.user import REQUEST_FAILED
+from fumehood.guest.core.limits import Limits
 from fumehood.guest.core.pipes import SEAL_FAILED
-from fumehood.guest.process.run import Limits
 
 RESULT = {"result": {"value": 1, "has_value": True, "value_repr": "1"}}
 RAISED = {"error": {"kind": "exception", "message": "ValueError", "exception": {"type": "E"}}}
