@@ -24,6 +24,7 @@ from collections.abc import Callable
 from fumehood.guest.container import processes
 from fumehood.guest.container.link import COPY, DESCRIPTORS, DONE, READY, TAKE, WAKE
 from fumehood.guest.core import kernel
+from fumehood.guest.core.pipes import receive_fds
 
 COPY_PATIENCE_S = 3.0
 """For a process to make a copy of itself."""
@@ -247,9 +248,7 @@ class Chain:
         """One that was killed at once has left its order, which the one after it must not take."""
         with contextlib.suppress(BlockingIOError):
             while True:
-                order, descriptors, _, _ = socket.recv_fds(
-                    self.orders_end, 1, DESCRIPTORS, socket.MSG_DONTWAIT
-                )
+                order, descriptors = receive_fds(self.orders_end, DESCRIPTORS, socket.MSG_DONTWAIT)
                 if not order:  # a program has shut down its end: that is so for ever
                     break
                 for descriptor in descriptors:

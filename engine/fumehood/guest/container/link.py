@@ -18,7 +18,7 @@ from typing import Any
 
 from fumehood.guest.container.forks import HOOKS
 from fumehood.guest.core.kernel import volunteer_for_oom
-from fumehood.guest.core.pipes import REPLY_FD, REQUEST_FD, tell
+from fumehood.guest.core.pipes import REPLY_FD, REQUEST_FD, receive_fds, tell
 
 ORDERS_FD = 5
 """On which the process that has the next call hears of it."""
@@ -102,7 +102,7 @@ def _await_call() -> None:
     orders = socket.socket(fileno=ORDERS_FD)
     orders.setblocking(True)
     while True:
-        order, received, _, _ = socket.recv_fds(orders, 1, DESCRIPTORS)
+        order, received = receive_fds(orders, DESCRIPTORS)
         if order == COPY:
             if not _make_copy():
                 _say(DONE)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from fumehood.guest.container import child, link
 from fumehood.guest.core import children, kernel
-from fumehood.guest.core.pipes import REPLY_FD, REQUEST_FD
+from fumehood.guest.core.pipes import REPLY_FD, REQUEST_FD, receive_fds
 
 FORK = b"F"
 PRELOAD = b"P"
@@ -133,9 +133,7 @@ def _receive(orders: socket.socket) -> None:
     in the child. Without a supervisor there is nothing left to do.
     """
     try:
-        order, descriptors, _, _ = socket.recv_fds(
-            orders, len(FORK), len(PLACES), socket.MSG_CMSG_CLOEXEC
-        )
+        order, descriptors = receive_fds(orders, len(PLACES), socket.MSG_CMSG_CLOEXEC)
     except OSError:
         os._exit(0)
     if order != FORK or tuple(descriptors) != PLACES:

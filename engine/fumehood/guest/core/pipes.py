@@ -5,8 +5,10 @@ Guest side, in the children and supervisors of all walls.
 
 from __future__ import annotations
 
+import array
 import os
 import select
+import socket
 from typing import Any
 
 from fumehood.protocol import framing
@@ -31,6 +33,20 @@ MEMORY_REPLY = framing.encode(
 def tell(message: dict[str, Any]) -> None:
     """Write one frame into the reply's pipe. Raises OSError."""
     write_all(REPLY_FD, framing.encode(message))
+
+
+def receive_fds(end: socket.socket, most: int, flags: int = 0) -> tuple[bytes, list[int]]:
+    """One byte and up to `most` descriptors. Raises OSError.
+
+    Not `socket.recv_fds`, which ignores `flags`.
+    """
+    descriptors = array.array("i")
+    room = socket.CMSG_SPACE(most * descriptors.itemsize)
+    order, ancillary, _, _ = end.recvmsg(1, room, flags)
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    return order, list(descriptors)
 
 
 def write_all(descriptor: int, data: bytes, patience_s: float | None = None) -> None:

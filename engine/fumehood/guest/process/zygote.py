@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fumehood.guest.core import kernel, seccomp
-from fumehood.guest.core.pipes import REPLY_FD, REQUEST_FD
+from fumehood.guest.core.pipes import REPLY_FD, REQUEST_FD, receive_fds
 from fumehood.guest.process import filters
 from fumehood.guest.process.child import run_child, seal_zygote
 from fumehood.guest.process.selftest import run_probe
@@ -44,7 +44,7 @@ def run_zygote(orders: socket.socket, config: dict[str, Any]) -> None:
     gc.freeze()
     while True:
         try:
-            order, descriptors, _, _ = socket.recv_fds(orders, len(FORK), 2)
+            order, descriptors = receive_fds(orders, 2)
         except OSError:
             os._exit(0)
         if order != FORK or descriptors != [REQUEST_FD, REPLY_FD]:
