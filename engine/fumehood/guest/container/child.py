@@ -2,7 +2,7 @@
 
 Guest side, forked by the zygote, in two steps. First it stands ready as root, limited, filtered and
 warmed, where no program can reach it, and waits for one byte. Then it becomes the programs' user,
-for good, and only after that reads its request. What it tells at its end is a claim; how it ended,
+for good, and only after that reads its request. Its message at the end is a claim; how it ended,
 the supervisor learns from the kernel.
 """
 
@@ -93,8 +93,8 @@ def read_image(path: str = IMAGE_PATH) -> Image:
 
 
 def preload(config: dict[str, Any], *, thin: bool) -> Callable[[], None]:
-    """Load what programs need, in a thin zygote without the image's modules; what prepares a
-    forked child comes back.
+    """Load modules for programs, in a thin zygote without the image's; returns the function that
+    prepares a forked child.
     """
     image = read_image()
     os.environ.clear()
@@ -196,8 +196,8 @@ def _rehearse() -> None:
 
 
 def _get_ready() -> None:
-    """All that can be done ahead: still root, and out of every program's reach."""
-    os.dup2(0, 2)  # as 0 and 1 are: what is printed here is nobody's
+    """Do all that can be done ahead: still root, and out of every program's reach."""
+    os.dup2(0, 2)  # as 0 and 1: output of the guest itself is dropped
     os.setsid()
     os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     HOOKS.resume()
@@ -209,7 +209,7 @@ def _get_ready() -> None:
 
 
 def _seal() -> None:
-    """Give up the last that it has. Limits and filter stand since it was made ready."""
+    """Give up the remaining rights. Limits and filter are in force since it was made ready."""
     # If memory runs out, a program ends before a child that waits, a zygote or the supervisor.
     kernel.volunteer_for_oom()
     become_user()
@@ -218,7 +218,7 @@ def _seal() -> None:
 
 
 def _serve(programs: dict[str, Program], memory_bytes: int) -> None:
-    """Run the one program that the request names, tell the claim, end with its exit code."""
+    """Run the one program that the request names, send its claim, end with its exit code."""
     own_pid, reply = os.getpid(), os.fstat(REPLY_FD)
     exit_code = REQUEST_FAILED
     frame = b""
@@ -252,7 +252,7 @@ def _serve(programs: dict[str, Program], memory_bytes: int) -> None:
 def _serve_session(request: dict[str, Any], memory_bytes: int) -> None:
     """One call after the other on the same variables, each in a process of its own (see `link`).
 
-    Raises what `_serve` understands; no other link follows then.
+    Raises the exceptions that `_serve` handles; no other link follows then.
     """
     program = python.Program(memory_bytes, _report)
     while True:
@@ -292,8 +292,8 @@ def _run_javascript(arguments: dict[str, Any], memory_bytes: int) -> tuple[int, 
 
 
 def _report(percent: float, message: str) -> None:
-    """Of one write, so that reports of several threads do not mix."""
+    """Send a report in one write, so that those of several threads do not mix."""
     try:
         tell({"progress": {"percent": percent, "message": message[:200]}})
     except (OSError, ValueError):
-        pass  # nobody listens, or it is no number
+        pass  # the pipe is closed, or it is no number

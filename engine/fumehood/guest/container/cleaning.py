@@ -33,7 +33,7 @@ LEFT_OUT_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Housekeeper:
-    """What became of one: how many files were left out, and why it failed; then at least one."""
+    """The outcome of one: how many files were left out (at least), and why it failed."""
 
     left_out: int = 0
     fault: str | None = None
@@ -43,7 +43,7 @@ NOTHING_DONE = Housekeeper()
 
 
 class Cleaner:
-    """Ends what a program started, and looks whether anything of it is left."""
+    """Ends the processes of a program, and checks that nothing of it is left."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Cleaner:
         self._reap = reap
 
     def is_alone(self) -> bool:
-        """Whether the kernel counts as many processes as are to be here now."""
+        """Whether the kernel counts as many processes as should be here now."""
         if not self._pools.is_settled:
             return False
         guests_own = 1 + len(self._pools.zygote_pids) + len(self._pools.pids)
@@ -71,7 +71,7 @@ class Cleaner:
         return counted == expected + processes.dead_children(self._chain.pids)
 
     def end_the_rest(self) -> bool:
-        """Kill what the program started until none of it is left; False where that fails."""
+        """Kill the processes of the program until none is left; False if that fails."""
         if self.is_alone():
             return True
         give_up = time.monotonic() + KILL_DEADLINE_S
@@ -85,7 +85,7 @@ class Cleaner:
         return True
 
     def is_left_alone(self) -> bool:
-        """Whether between two calls nothing is there but the guest and those that wait."""
+        """Whether between two calls only the guest and the waiting processes of a session exist."""
         return self.is_alone() or not processes.strangers(self._chain.pids)
 
     def keep_house(self, run: Run, *, is_over: bool) -> Housekeeper:
@@ -98,13 +98,13 @@ class Cleaner:
             return NOTHING_DONE
         if not run.keep:
             return keep_house(run.id, self._mounts)
-        # What the owner did with the files, the owner knows.
+        # The owner knows which files it has changed.
         if run.program == "files" or not workspace.has_changed(run.since_ns):
             return NOTHING_DONE
         return keep_house(run.id, self._mounts, since_ns=run.since_ns)
 
     def why_not_clean(self, run: Run, housekeeper: Housekeeper) -> str | None:
-        """What a program left that could not be taken away; None where there is nothing."""
+        """The thing of a program that could not be removed; None if there is none."""
         if housekeeper.fault is not None:
             return housekeeper.fault
         if not self.is_alone() and processes.strangers(self._chain.pids):
@@ -120,7 +120,7 @@ class Cleaner:
         return None
 
     def _is_one_unseen(self) -> bool:
-        """Whether the kernel counts more than there are to be seen; a list of them takes time."""
+        """Whether the kernel counts more processes than were found: listing them takes time."""
         is_counted = self._pools.is_settled and self._counters.processes() is not None
         return is_counted and not self.is_alone()
 
@@ -165,7 +165,7 @@ def _hand_over(run_id: int, mounts: Mounts, report_fd: int, since_ns: int | None
 
 
 def _await_housekeeper(pid: int, readable: int) -> Housekeeper:
-    """Its end is told by its pipe, which closes with it."""
+    """Wait for its end: its pipe closes with it."""
     give_up = time.monotonic() + HOUSEKEEPER_DEADLINE_S
     report = b""
     while len(report) < LEFT_OUT_BYTES:

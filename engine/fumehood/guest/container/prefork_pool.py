@@ -1,7 +1,7 @@
 """The prefork pools: for each zygote, children that are ready and those that are on their way.
 
-Guest side, used by the supervisor. A spare is root's until its program comes, so no program can
-touch it. Invariant: a child is handed out once, and only after it said that it is ready.
+Guest side, used by the supervisor. A spare is root's until its program arrives, so no program can
+touch it. Invariant: a child is taken once, and only after it has reported that it is ready.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from fumehood.protocol import framing
 
 READY_BYTES = 4096
 MAX_REPLY_DEPTH = 60
-"""A little under what a reader of frames accepts."""
+"""A little less than a reader of frames accepts."""
 READY_DEADLINE_S = 10.0
 FIRST_DEADLINE_S = 60.0
-"""Of the first: what the image loads ahead comes before it."""
+"""Of the first one, before which the image's modules are preloaded."""
 
 MAX_FAILURES = 3
 
@@ -35,7 +35,7 @@ FAT_SPARES = 1
 
 
 class PreforkFailed(Exception):
-    """No child can be made any more; the container is of no use."""
+    """No child can be made any more; the container is useless."""
 
 
 @dataclass(eq=False)
@@ -181,7 +181,7 @@ class PreforkPool:
             except ValueError as fault:
                 raise PreforkFailed(str(fault)) from None
             if notice.has_ended:
-                self._bury(notice)
+                self._on_child_end(notice)
             else:
                 self._register(notice.pid)
 
@@ -193,7 +193,7 @@ class PreforkPool:
             child.reply_fd, selectors.EVENT_READ, lambda: self._on_ready_message(child)
         )
 
-    def _bury(self, ended: Notice) -> None:
+    def _on_child_end(self, ended: Notice) -> None:
         """Handle the end of a child; one that was not taken yet should have waited."""
         child = self._coming.pop(ended.pid, None)
         if child is None:

@@ -1,7 +1,7 @@
 """Small attacks on a container's own wall, run once before it takes any call.
 
-Guest side, in a child of the ordinary kind: first it tries what must be refused, and tells which
-was not; then it computes for ever, so that the supervisor sees its own kill work. No request
+Guest side, in a child of the ordinary kind: first it tries calls that must be refused, and reports
+which were not; then it computes for ever, so that the supervisor sees its own kill work. No request
 from outside can name this program: the supervisor refuses one that asks for a probe.
 """
 

@@ -1,7 +1,7 @@
-"""Find and kill the processes of the container's program, whatever it has started.
+"""Find and kill the processes of the container's program and all their descendants.
 
-Guest side, used by the supervisor, which is the first process of its PID namespace: everything
-in sight belongs to this container. Invariants: a process whose ids are not all root's is the
+Guest side, used by the supervisor, which is the first process of its PID namespace: all visible
+processes belong to this container. Invariants: a process whose ids are not all root's is the
 program's; this guest's own are root's until they have nothing to do but run a program. None is
 taken for gone as long as it may have left another in its place. Never used on a host.
 """
@@ -23,7 +23,7 @@ EXITING = 0x4
 
 def strangers(spared: Collection[int] = ()) -> list[int]:
     """Process ids of all that are not root's, or went while they were looked at, but the spared
-    and those of their children that have ended, which nobody else can bury.
+    and those of their children that have ended, which no other process can reap.
 
     The dead count until they are reaped: where only the first thread of a process has ended, the
     others run on; and one that forks and ends at once, again and again, is always dead or gone when

@@ -1,4 +1,4 @@
-"""A request as its child reads it, and what stands ready before its program begins.
+"""A request as its child reads it, and the files and input that its program begins with.
 
 Guest side, in the child, which is the programs' user by now: files are written and read with that
 user's rights alone.

@@ -1,8 +1,8 @@
-"""The self-check: before a container takes a call, its wall is looked at and attacked once.
+"""The self-check: before a container takes a call, its wall is inspected and attacked once.
 
 Guest side, beside the supervisor. The figures are read from outside the probe, from the kernel;
-what cannot be seen to hold is not published, and the host takes no container that lacks a limit
-which it needs.
+a limit that was not seen to hold is not published, and the host takes no container that lacks a
+limit which it needs.
 """
 
 from __future__ import annotations

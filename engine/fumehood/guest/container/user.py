@@ -1,6 +1,6 @@
 """The user of a container's programs, and how a process of this guest becomes it, for good.
 
-Guest side. Whoever is it has no group, no capability and no way back.
+Guest side. Its processes have no group, no capability and no way back.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ REQUEST_FAILED = 71
 
 
 def become_user() -> None:
-    """Raises OSError where anything of it fails; the process must end then."""
+    """Raises OSError if any step fails; the process must end then."""
     os.setgroups([])
     os.setresgid(USER_ID, USER_ID, USER_ID)
     os.setresuid(USER_ID, USER_ID, USER_ID)

@@ -1,12 +1,12 @@
-"""A zygote of a container: loads what programs need once, forks children, buries them.
+"""A zygote of a container: loads modules for programs once, forks children, and reaps them.
 
 Guest side. Where an image preloads modules there are two: the thin one has the standard library's
 alone, so that a program which needs no more is spared the copy of pages that a fork of the fat one
 costs; the fat one has those of the image besides. Invariant, as of the other walls' zygote: it
-never receives a byte of any call. It is told one constant byte with a child's descriptors; it
+never receives a byte of any call. It receives one constant byte with a child's descriptors; it
 answers the child's process id, and later, when the kernel says so, how that child ended and what it
-used. Here the zygote itself is the children's parent, which spares each of them a second fork: what
-a program starts and leaves behind belongs to the container's first process, the supervisor.
+used. Here the zygote itself is the children's parent, which spares each of them a second fork;
+orphans of a program belong to the container's first process, the supervisor.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fumehood.guest.core.pipes import REPLY_FD, REQUEST_FD, receive_fds
 
 FORK = b"F"
 PRELOAD = b"P"
-"""What the fat zygote waits for. It exists before the supervisor has heard of any call, so that no
+"""The fat zygote waits for it. It exists before the supervisor knows of any call, so that no
 call's bytes are in its memory."""
 
 PLACES = (REQUEST_FD, REPLY_FD, link.ORDERS_FD, link.WAKE_FD, child.OUT_FD, child.ERR_FD)
@@ -90,8 +90,8 @@ def run_zygote(orders: socket.socket, config: dict[str, Any], *, thin: bool) -> 
     has_order = False
     while True:
         # A program may have taken every process that there may be; it will not have them long.
-        heard = [readable] if has_order else [orders, readable]
-        ready, _, _ = select.select(heard, [], [], AGAIN_S if has_order else None)
+        watched = [readable] if has_order else [orders, readable]
+        ready, _, _ = select.select(watched, [], [], AGAIN_S if has_order else None)
         if readable in ready:
             children.drain(readable)
             _tell_ends(orders)
@@ -116,7 +116,7 @@ def _out_of_the_way(end: socket.socket) -> socket.socket:
 
 
 def _fork() -> int | None:
-    """As `os.fork`; None where there are too many processes or too little memory at the moment."""
+    """As `os.fork`; None if there are too many processes or too little memory at the moment."""
     try:
         return os.fork()
     except OSError:

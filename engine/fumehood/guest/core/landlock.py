@@ -1,4 +1,4 @@
-"""Landlock: what of the file system a process may see, decided by itself and for ever.
+"""Landlock: a process restricts its own view of the file system, for good.
 
 Guest side, used by the jail. Invariant: a process restricted here reads beneath the named
 paths and nowhere else, writes and executes nowhere, and a path that appears later is not

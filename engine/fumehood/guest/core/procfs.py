@@ -17,10 +17,10 @@ def peak_bytes(pid: int) -> int | None:
 
 
 def is_sealed(pid: int, own_filters: int | None) -> bool:
-    """Look from outside: the child's own word is not enough.
+    """Whether a child has given up its rights. Its own claim is not enough.
 
-    In a container or a hardened service every process has a filter from the start, so what
-    counts is that the child has more than `own_filters`, those of this process.
+    In a container or a hardened service every process has a filter from the start, so the child
+    must have more than `own_filters`, the number of this process.
     """
     shown = status(pid)
     return field(shown, b"NoNewPrivs") == b"1" and is_filtered(shown, own_filters)
@@ -34,7 +34,7 @@ def is_filtered(shown: bytes, own_filters: int | None) -> bool:
 
 
 def own_filters() -> int | None:
-    """How many system-call filters this process has; kernels before 5.9 do not tell."""
+    """The number of system-call filters of this process; None on kernels before 5.9."""
     filters = field(status("self"), b"Seccomp_filters")
     return None if filters is None else int(filters)
 

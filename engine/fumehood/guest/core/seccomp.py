@@ -1,6 +1,6 @@
 """System-call filters: the instructions of classic BPF that make one, and its installation.
 
-Guest side; `process/filters.py` and `container/filter.py` say what is allowed. A filter starts with
+Guest side; `process/filters.py` and `container/filter.py` have the lists. A filter starts with
 `begin` and ends with a verdict for all calls that it did not name; in between the accumulator
 always holds the number of the system call.
 """
@@ -164,7 +164,7 @@ def install(program: bytes) -> None:
 
 
 def warm_up(program: bytes) -> None:
-    """Make before a fork what `install` needs: in a child it would copy pages for every call."""
+    """Prepare `install` before a fork: done in a child, it would copy pages for every call."""
     _header(program)
     kernel.warm_up()
 

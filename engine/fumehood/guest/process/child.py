@@ -1,10 +1,10 @@
 """The child: the one process in which a call's program runs.
 
-Guest side, forked by the zygote. What can be given up once for all children, `seal_zygote` gives
-up in the zygote; `seal` does the rest. Its invariant is its order: everything is closed, limited,
+Guest side, forked by the zygote. `seal_zygote` gives up once, in the zygote, all that is the same
+for all children; `seal` does the rest. Its invariant is its order: everything is closed, limited,
 warmed and filtered before the first byte of any request is read, and nothing that was read can undo
 it. The supervisor looks from outside whether a child is sealed, and it alone decides how a run
-ended; what the child writes is a claim.
+ended; a message of the child is a claim.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ORDERS_FD = REPLY_FD + 1
 
 
 def seal_zygote(orders: socket.socket) -> socket.socket:
-    """Give up in the zygote what no child may have; the orders' socket at its new number.
+    """Give up in the zygote all that no child may have; the orders' socket at its new number.
 
     Descriptors that are received from now on are `REQUEST_FD` and `REPLY_FD`, the lowest two that
     are free.
@@ -80,7 +80,7 @@ def seal(
     open_files: int,
     hide_files: Callable[[], None],
 ) -> None:
-    """Give up everything. The order is the argument: each step needs what later ones take.
+    """Give up everything. The order is the argument: each step needs things that later ones take.
 
     The zygote has given up its capabilities, environment and directory. Numbers at random are this
     process's own: `random` seeds itself after a fork.

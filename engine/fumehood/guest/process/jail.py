@@ -28,7 +28,7 @@ from fumehood.guest.process.selftest import run_probe
 
 OPEN_FILES = 64
 MAX_RESULT_DEPTH = 28
-"""A little under what the supervisor reads: a result stands inside a reply."""
+"""A little less than the supervisor reads: a result is inside a reply."""
 
 PUBLIC_NAMES = ("ToolError", "ToolResult", "progress", "tool")
 ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -36,7 +36,7 @@ ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THR
 
 
 def preload(config: dict[str, Any]) -> Callable[[int], None]:
-    """Load what every function needs; what prepares a forked child comes back."""
+    """Load the modules that every function needs; returns the function that prepares a child."""
     fumehood = importlib.import_module("fumehood")
     for name in PUBLIC_NAMES:
         getattr(fumehood, name)
@@ -68,7 +68,7 @@ class _FunctionProgram:
         self._reports = 0
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Take away what is not this function's, then import and call it."""
+        """Restrict the view to this function's own files, then import and call it."""
         wanted = request["arguments"]
         # None where the function itself is sent as source: it reads the libraries alone.
         own = [wanted["import_path"]] if wanted["import_path"] else []
@@ -91,7 +91,7 @@ class _FunctionProgram:
 
 
 def _warm_up() -> None:
-    """Touch the pages that every function needs, while nobody waits."""
+    """Touch the pages that every function needs, before a call waits for them."""
     os.environ.update(ENVIRONMENT)
     asyncio.run(_nothing())
 

@@ -22,7 +22,7 @@ PROBE_DEADLINE_S = 5.0
 
 
 class Announcer(Protocol):
-    """What the self-test needs of the supervisor."""
+    """The part of the supervisor that the self-test needs."""
 
     def submit(self, run: Run) -> None: ...
 
@@ -109,7 +109,7 @@ def _open_file() -> str:
 
 
 def _look_outside() -> str:
-    """A file and a directory that every Linux has, and a place that everybody may write to."""
+    """Try a file and a directory of every Linux, and a directory that all users may write to."""
     outside: tuple[Callable[[], object], ...] = (
         lambda: os.listdir("/"),
         lambda: os.open("/proc/self/status", os.O_RDONLY),

@@ -1,8 +1,8 @@
-"""The zygote: loads what programs need once, and forks children that share those pages.
+"""The zygote: loads modules for programs once, and forks children that share those pages.
 
 Guest side, between supervisor and child. Invariant: it never receives a byte of any call.
-All it is told is one constant byte with two descriptors, and all it answers is a process
-id; a fork server that parsed requests would hand each one's remains to the next child.
+It receives one constant byte with two descriptors, and answers a process id only; a fork
+server that parsed requests would pass the remains of each one to the next child.
 
 The supervisor is the parent of each child: only a parent learns from the kernel how a
 process really ended.
@@ -55,7 +55,7 @@ def run_zygote(orders: socket.socket, config: dict[str, Any]) -> None:
             os._exit(1)
         try:
             orders.sendall(PID.pack(pid))
-        except OSError:  # without a supervisor there is nobody to tell
+        except OSError:  # the supervisor is gone
             os._exit(1)
         for descriptor in descriptors:
             os.close(descriptor)
