@@ -27,7 +27,7 @@ from fumehood.core.errors import (
 )
 from fumehood.core.tool import ToolDefinition
 from fumehood.guest.interpreter import names, node_table, sizes
-from fumehood.guest.interpreter.programs import attributes, modules, nodes, values
+from fumehood.guest.interpreter.programs import attributes, modules, nodes, output
 from fumehood.guest.interpreter.programs import names as program_names
 from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS
 from fumehood.http.endpoint import Needs, Operation
@@ -280,8 +280,8 @@ def _program_limits() -> str:
     rows = [
         ["text of the program", f"{code['maxLength']:,} characters"],
         ["nesting", f"{nodes.MAX_DEPTH:,} levels of the syntax tree"],
-        ["depth of `value`", f"{values.MAX_DEPTH} lists and objects"],
-        ["`value_repr`", f"{values.MAX_REPR_CHARACTERS:,} characters"],
+        ["depth of `value`", f"{output.MAX_DEPTH} lists and objects"],
+        ["`value_repr`", f"{output.MAX_REPR_CHARACTERS:,} characters"],
     ]
     return _table(("what", "at most"), rows).strip()
 

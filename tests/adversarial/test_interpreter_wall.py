@@ -24,9 +24,11 @@ import pytest
 from support.attacks import Harm
 
 # The guest is found by path in production; a test may look inside.
-seccomp = importlib.import_module("fumehood.guest.seccomp")
-kernel = importlib.import_module("fumehood.guest.kernel")
-limits = importlib.import_module("fumehood.guest.limits")
+filters = importlib.import_module("fumehood.guest.process.filters")
+pipes = importlib.import_module("fumehood.guest.core.pipes")
+seccomp = importlib.import_module("fumehood.guest.core.seccomp")
+kernel = importlib.import_module("fumehood.guest.core.kernel")
+limits = importlib.import_module("fumehood.guest.core.limits")
 
 WORKED, REFUSED = 10, 11
 PARENT = os.getpid()
@@ -79,7 +81,7 @@ def _make_pipe() -> None:
 
 
 def _duplicate() -> None:
-    os.dup(seccomp.REPLY_FD)
+    os.dup(pipes.REPLY_FD)
 
 
 def _raise_limit() -> None:
@@ -96,7 +98,7 @@ def _write_other_descriptor() -> None:
 
 def _write_channel_number_trick() -> None:
     # The kernel takes 64 bits; a filter that looks at half of them lets this through.
-    ctypes.CDLL(None).syscall(1, ctypes.c_ulong((1 << 32) | seccomp.REPLY_FD), b"", 0)
+    ctypes.CDLL(None).syscall(1, ctypes.c_ulong((1 << 32) | pipes.REPLY_FD), b"", 0)
 
 
 def _executable_memory() -> None:
@@ -188,12 +190,12 @@ def _ends(attack: Callable[[], None], *, sealed: bool) -> tuple[int | None, int 
     if pid == 0:
         try:
             null = os.open("/dev/null", os.O_RDWR)
-            for descriptor in (0, 1, seccomp.REQUEST_FD, seccomp.REPLY_FD):
+            for descriptor in (0, 1, pipes.REQUEST_FD, pipes.REPLY_FD):
                 os.dup2(null, descriptor)
             if sealed:
                 limits.limit_self()
                 kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-                seccomp.install(seccomp.build_interpreter_filter())
+                seccomp.install(filters.build_interpreter_filter())
             attack()
         except PermissionError:
             os._exit(REFUSED)
@@ -228,7 +230,7 @@ def test_twin_works_inside_a_sealed_child(twin: Callable[[], None]) -> None:
 
 def test_filter_cannot_be_installed_for_an_unknown_machine() -> None:
     with pytest.raises(OSError, match="no system-call filter"):
-        seccomp.build_interpreter_filter("riscv64")
+        filters.build_interpreter_filter("riscv64")
 
 
 def test_sealed_child_keeps_three_kinds_of_descriptors_only(shared_daemon, client) -> None:

@@ -12,7 +12,7 @@ from fumehood.sandbox.process.channel import GUEST_PROGRAM
 SCRIPT = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
-from fumehood.guest import kernel
+from fumehood.guest.core import kernel
 parent = os.getpid()
 forker = os.fork()
 if forker == 0:

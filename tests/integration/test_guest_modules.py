@@ -15,27 +15,26 @@ from fumehood.sandbox.process.jail import jail_command
 
 # Ours and third-party modules that may be loaded inside the interpreter's guest.
 EXPECTED = {
-    "asteval", "asteval.asteval", "asteval.astutils", "asteval.version",
-    "fumehood", "fumehood.guest", "fumehood.guest.bpf", "fumehood.guest.child",
-    "fumehood.guest.descendants", "fumehood.guest.progress", "fumehood.guest.interpreter",
+    "fumehood.guest", "fumehood.guest.core", "fumehood.guest.core.children",
+    "fumehood.guest.core.endings", "fumehood.guest.core.kernel", "fumehood.guest.core.limits",
+    "fumehood.guest.core.pipes", "fumehood.guest.core.procfs", "fumehood.guest.core.progress",
+    "fumehood.guest.core.seccomp", "fumehood.guest.core.syscalls", "fumehood.guest.interpreter",
     "fumehood.guest.interpreter.calculator", "fumehood.guest.interpreter.names",
     "fumehood.guest.interpreter.node_table", "fumehood.guest.interpreter.postfix",
     "fumehood.guest.interpreter.programs", "fumehood.guest.interpreter.programs.attributes",
-    "fumehood.guest.interpreter.programs.classes", "fumehood.guest.interpreter.programs.failures",
     "fumehood.guest.interpreter.programs.guards", "fumehood.guest.interpreter.programs.modules",
     "fumehood.guest.interpreter.programs.names", "fumehood.guest.interpreter.programs.nodes",
-    "fumehood.guest.interpreter.programs.policy", "fumehood.guest.interpreter.programs.printing",
-    "fumehood.guest.interpreter.programs.refusal", "fumehood.guest.interpreter.programs.rewrite",
-    "fumehood.guest.interpreter.programs.values", "fumehood.guest.interpreter.restricted",
-    "fumehood.guest.interpreter.sizes", "fumehood.guest.kernel", "fumehood.guest.limits",
-    "fumehood.guest.probe", "fumehood.guest.endings", "fumehood.guest.procfs",
-    "fumehood.guest.run", "fumehood.guest.selftest", "fumehood.guest.seccomp", "fumehood.guest.supervisor",
-    "fumehood.guest.zygote", "fumehood.protocol", "fumehood.protocol.framing",
-    "fumehood.protocol.strict_json",
-    "RestrictedPython", "RestrictedPython.Eval", "RestrictedPython.Guards",
-    "RestrictedPython.Limits", "RestrictedPython.PrintCollector", "RestrictedPython.Utilities",
-    "RestrictedPython._compat", "RestrictedPython._types", "RestrictedPython.compile",
-    "RestrictedPython.transformer",
+    "fumehood.guest.interpreter.programs.output", "fumehood.guest.interpreter.programs.policy",
+    "fumehood.guest.interpreter.programs.refusal", "fumehood.guest.interpreter.restricted",
+    "fumehood.guest.interpreter.sizes", "fumehood.guest.process", "fumehood.guest.process.child",
+    "fumehood.guest.process.descendants", "fumehood.guest.process.filters",
+    "fumehood.guest.process.run", "fumehood.guest.process.selftest",
+    "fumehood.guest.process.supervisor", "fumehood.guest.process.zygote", "RestrictedPython",
+    "RestrictedPython.Eval", "RestrictedPython.Guards", "RestrictedPython.Limits",
+    "RestrictedPython.PrintCollector", "RestrictedPython.Utilities", "RestrictedPython._compat",
+    "RestrictedPython._types", "RestrictedPython.compile", "RestrictedPython.transformer",
+    "asteval", "asteval.asteval", "asteval.astutils", "asteval.version", "fumehood",
+    "fumehood.protocol", "fumehood.protocol.framing", "fumehood.protocol.strict_json",
 }  # fmt: skip
 
 
@@ -45,7 +44,7 @@ def test_guest_loads_its_own_modules_and_nothing_of_the_host() -> None:
     program = (
         f"import sys; sys.path.extend({config['import_paths']!r})\n"
         "before = set(sys.modules)\n"
-        "from fumehood.guest import supervisor, zygote\n"
+        "from fumehood.guest.process import supervisor, zygote\n"
         "zygote._preload({})\n"
         "import json; print(json.dumps(sorted(set(sys.modules) - before)))"
     )
@@ -60,19 +59,22 @@ def test_guest_loads_its_own_modules_and_nothing_of_the_host() -> None:
 
 # What a tool's module needs of the engine, loaded once for all sandboxed functions.
 EXPECTED_IN_THE_JAIL = {
-    "fumehood", "fumehood.executors", "fumehood.executors.inside", "fumehood.executors.progress",
-    "fumehood.guest", "fumehood.guest.bpf", "fumehood.guest.child", "fumehood.guest.descendants",
-    "fumehood.guest.endings", "fumehood.guest.jail", "fumehood.guest.jail_filter",
-    "fumehood.guest.kernel", "fumehood.guest.landlock", "fumehood.guest.limits",
-    "fumehood.guest.probe", "fumehood.guest.procfs", "fumehood.guest.progress",
-    "fumehood.guest.run", "fumehood.guest.seccomp", "fumehood.guest.selftest",
-    "fumehood.guest.supervisor", "fumehood.guest.zygote", "fumehood.core", "fumehood.core.call",
+    "fumehood.guest", "fumehood.guest.core", "fumehood.guest.core.children",
+    "fumehood.guest.core.endings", "fumehood.guest.core.kernel", "fumehood.guest.core.landlock",
+    "fumehood.guest.core.limits", "fumehood.guest.core.pipes", "fumehood.guest.core.procfs",
+    "fumehood.guest.core.progress", "fumehood.guest.core.seccomp", "fumehood.guest.core.syscalls",
+    "fumehood.guest.process", "fumehood.guest.process.child",
+    "fumehood.guest.process.descendants", "fumehood.guest.process.filters",
+    "fumehood.guest.process.jail", "fumehood.guest.process.run",
+    "fumehood.guest.process.selftest", "fumehood.guest.process.supervisor",
+    "fumehood.guest.process.zygote", "fumehood", "fumehood.core", "fumehood.core.call",
     "fumehood.core.errors", "fumehood.core.identity", "fumehood.core.json_types",
-    "fumehood.core.languages", "fumehood.core.limits", "fumehood.core.names", "fumehood.core.tool", "fumehood.registry",
-    "fumehood.registry.declare", "fumehood.registry.definitions",
-    "fumehood.core.parameters", "fumehood.registry.json_schema", "fumehood.registry.schema_faults",
-    "fumehood.protocol", "fumehood.protocol.framing",
-    "fumehood.protocol.strict_json",
+    "fumehood.core.languages", "fumehood.core.limits", "fumehood.core.names",
+    "fumehood.core.parameters", "fumehood.core.tool", "fumehood.executors",
+    "fumehood.executors.inside", "fumehood.executors.progress", "fumehood.protocol",
+    "fumehood.protocol.framing", "fumehood.protocol.strict_json", "fumehood.registry",
+    "fumehood.registry.declare", "fumehood.registry.definitions", "fumehood.registry.json_schema",
+    "fumehood.registry.schema_faults",
 }  # fmt: skip
 
 
@@ -81,7 +83,7 @@ def test_jail_loads_what_a_tools_module_needs_and_nothing_else_of_the_host() -> 
     config = json.loads(jail_command([])[-1])
     program = (
         f"import sys; sys.path.extend({config['import_paths']!r})\n"
-        "from fumehood.guest import supervisor, zygote\n"
+        "from fumehood.guest.process import supervisor, zygote\n"
         f"zygote._preload({config!r})\n"
         "import json; print(json.dumps([n for n in sys.modules if n.startswith('fumehood')]))"
     )

@@ -42,7 +42,7 @@ async def resident_pid(wall: InterpreterWall, who: str = "a") -> int:
 def cpu_times(wall: InterpreterWall) -> dict[int, float]:
     from importlib import import_module
 
-    kernel = import_module("fumehood.guest.kernel")
+    kernel = import_module("fumehood.guest.core.kernel")
     children = psutil.Process(wall.guest_pid).children()
     return {child.pid: kernel.process_cpu_ns(child.pid) for child in children}
 

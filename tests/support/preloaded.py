@@ -140,7 +140,7 @@ def _commands() -> Any:
 
 _CLONE_PARENT = 0x8000
 _CLONE = {"x86_64": 56, "aarch64": 220}
-"""*Source*: clone(2), as in `fumehood.guest.kernel`."""
+"""*Source*: clone(2), as in `fumehood.guest.core.kernel`."""
 
 
 def _become(request: Mapping[str, Any], descriptors: list[int]) -> NoReturn:

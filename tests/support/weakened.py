@@ -21,34 +21,34 @@ honest = SelfCheck.result
 SelfCheck.result = lambda self, run, after: (dict.fromkeys(honest(self, run, after)[0], True), [])
 """
 CONTENT_IN_PROCESS = """
-from fumehood.guest import selftest
+from fumehood.guest.process import selftest
 for rows in ('INTERPRETER', 'JAIL'):
     told = tuple((attack, limit, lambda ending: True) for attack, limit, _ in getattr(selftest, rows))
     setattr(selftest, rows, told)
-from fumehood.guest import supervisor
+from fumehood.guest.process import supervisor
 """
 WITHOUT_FILTER = """
-from fumehood.guest import seccomp
+from fumehood.guest.core import seccomp
 assert seccomp.install
 seccomp.install = lambda program: None
 """
 FILTER_THAT_ALLOWS = """
 import struct
-from fumehood.guest import seccomp
+from fumehood.guest.core import seccomp
 install = seccomp.install
 seccomp.install = lambda program: install(struct.pack('=HBBI', 0x06, 0, 0, 0x7FFF0000))
 """
 """Without any the supervisor would see an unsealed child."""
 
 WITHOUT_LANDLOCK = """
-from fumehood.guest import landlock
+from fumehood.guest.core import landlock
 assert landlock.restrict_to
 landlock.restrict_to = lambda readable: None
 """
 WITHOUT_RESET = """
-from fumehood.guest.container import housekeeping, workspace
-assert housekeeping.keep_house and workspace.Mounts.are_clean and workspace.Mounts.are_empty
-housekeeping.keep_house = lambda *arguments, **named: housekeeping.NOTHING_DONE
+from fumehood.guest.container import cleaning, workspace
+assert cleaning.keep_house and workspace.Mounts.are_clean and workspace.Mounts.are_empty
+cleaning.keep_house = lambda *arguments, **named: cleaning.NOTHING_DONE
 workspace.Mounts.are_clean = workspace.Mounts.are_empty = lambda self: True
 """
 WITHOUT_LANGUAGE_RULES = """

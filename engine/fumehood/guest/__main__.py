@@ -1,7 +1,7 @@
 """Start a guest: `python -I -S -B …/guest CONFIG [HANDOVER_FD]`; CONFIG is one JSON object.
 
-HANDOVER_FD is the socket on which children are lent to the host; a container has none. Runs on
-the guest side.
+HANDOVER_FD is the socket for the pipes of children that the host checks out; a container has none.
+Runs on the guest side.
 The isolated interpreter knows no import path but the standard library's; the paths that it
 needs are named in CONFIG, so nothing else can be imported.
 """
@@ -21,7 +21,7 @@ def main() -> None:
 
         supervise_container(config)
     else:
-        from fumehood.guest.supervisor import supervise
+        from fumehood.guest.process.supervisor import supervise
 
         supervise(config, int(sys.argv[2]))
 

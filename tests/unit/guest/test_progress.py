@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fumehood.guest.progress import MAX_MESSAGE_CHARACTERS, read
+from fumehood.guest.core.progress import MAX_MESSAGE_CHARACTERS, read
 
 
 @pytest.mark.row("S8")

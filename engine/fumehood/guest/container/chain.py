@@ -5,14 +5,13 @@ first, in which the last call ran and the next one will, and the one behind, its
 of that call (see `link`). Where the first is killed, the one behind takes its place, and the
 variables are those from before the call. A first one that still has threads is replaced likewise.
 
-What these processes say is a stranger's word: their programs were the session's. Believed is what
-the kernel adds to it, who sent it. Invariant: whatever they do, nothing here waits for them for
-longer than a few seconds, and the worst that comes of it is that the variables are gone.
+Messages of these processes are not trusted, because programs of the session ran in them; only the
+sender is, which the kernel adds. Invariant: nothing here waits for them for longer than a few
+seconds, and the worst outcome is that the variables are gone.
 """
 
 from __future__ import annotations
 
-import array
 import contextlib
 import os
 import select
@@ -22,24 +21,25 @@ import struct
 import time
 from collections.abc import Callable
 
-from fumehood.guest import kernel
 from fumehood.guest.container import processes
 from fumehood.guest.container.link import COPY, DESCRIPTORS, DONE, READY, TAKE, WAKE
+from fumehood.guest.core import kernel
+from fumehood.guest.core.pipes import receive_fds
 
 COPY_PATIENCE_S = 3.0
 """For a process to make a copy of itself."""
 
-MAX_WORDS = 4096
-"""Read at once, of what the links have said; more do not fit the socket."""
+MAX_MESSAGES = 4096
+"""Messages of links that are read at once; more do not fit the socket."""
 
 WATCH_S = 0.5
-"""How often it is looked whether the processes that wait are stopped."""
+"""How often the waiting processes are checked: they must be stopped."""
 
 AWAKE_NS = 5_000_000
-"""CPU time that one which waits may have used without having been awake: what it had begun."""
+"""CPU time that a waiting process may use before it counts as awake."""
 
 END_PATIENCE_S = 1.0
-"""For what a program started to be ended before its process makes a copy."""
+"""For the descendants of a program to end before its process makes a copy."""
 
 _CREDENTIALS = struct.Struct("3i")
 _CREDENTIALS_ROOM = socket.CMSG_SPACE(_CREDENTIALS.size)
@@ -64,7 +64,7 @@ class Chain:
         self._used_ns: dict[int, int] = {}
         """CPU time of those that wait, when they were first seen waiting."""
         self._are_ended = False
-        """They were ended between two calls, and nobody was told so yet."""
+        """They were ended between two calls, and no call was told yet."""
 
     @property
     def first(self) -> int | None:
@@ -99,7 +99,7 @@ class Chain:
         """
         before = self._behind
         if stayed is not None:
-            self._first, self._behind = stayed, self._heard(stayed)[0]
+            self._first, self._behind = stayed, self._received(stayed)[0]
             if self._goes_on(spared=before):
                 return "kept"
         self._first, self._behind = before, None
@@ -151,7 +151,7 @@ class Chain:
         return are_ended
 
     def stop(self) -> None:
-        """Stop those that wait, once everybody is gone who could have woken them."""
+        """Stop the waiting processes, once all that could wake them are gone."""
         self._used_ns.clear()
         self._seen_awake.clear()
         self._stop()
@@ -198,64 +198,61 @@ class Chain:
 
     def _await_copy(self, pid: int) -> int | None:
         """Let a process go on until it says that it has a copy; both are stopped then."""
-        self._heard(pid)  # what was said before is over
+        self._received(pid)  # earlier messages are void
         give_up = time.monotonic() + COPY_PATIENCE_S
         found, is_done = None, False
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
-        # Both must have said their word: whoever is stopped in the middle keeps the other waiting.
+        # Both must have sent their message: one that is stopped before keeps the other waiting.
         while not is_done and (left_s := give_up - time.monotonic()) > 0:
             if not processes.is_alive(pid):
                 return None
             select.select([self._orders], [], [], min(left_s, 0.1))
-            newer, is_done = self._heard(pid)
+            newer, is_done = self._received(pid)
             found = newer or found
         self._behind = found if is_done else None
         self._stop()
         return self._behind
 
-    def _heard(self, pid: int) -> tuple[int | None, bool]:
-        """The last process, but this one, that said it is ready, and whether this one said that it
-        is done: by the kernel's word who it was.
+    def _received(self, pid: int) -> tuple[int | None, bool]:
+        """The last other process that said it is ready, and whether this one said that it is done.
+        The kernel names the senders.
         """
         found, is_done = None, False
-        for _ in range(MAX_WORDS):
+        for _ in range(MAX_MESSAGES):
             try:
-                word, ancillary, _, _ = self._orders.recvmsg(1, _CREDENTIALS_ROOM)
+                message, ancillary, _, _ = self._orders.recvmsg(1, _CREDENTIALS_ROOM)
             except OSError:
                 break
-            if not word:
+            if not message:
                 break
             for level, kind, data in ancillary:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
                     sender, _, _ = _CREDENTIALS.unpack(data[: _CREDENTIALS.size])
-                    if word == READY and sender != pid:
+                    if message == READY and sender != pid:
                         found = sender
-                    is_done = is_done or (word == DONE and sender == pid)
+                    is_done = is_done or (message == DONE and sender == pid)
         is_there = found is not None and processes.is_alive(found)
         return found if is_there and processes.is_stranger(found or 0) else None, is_done
 
     def _order(self, order: bytes, descriptors: tuple[int, ...]) -> None:
         """Raises OSError."""
         self._take_back()
-        rights = array.array("i", descriptors)
         assert len(descriptors) in (0, DESCRIPTORS)
-        attached = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if descriptors else []
-        self._orders.sendmsg([order], attached)
+        if descriptors:
+            socket.send_fds(self._orders, [order], descriptors)
+        else:
+            self._orders.send(order)
 
     def _take_back(self) -> None:
-        """One that was killed at once has left its order, which the one after it must not take."""
+        """Remove an order that a killed process has not read: its successor must not take it."""
         with contextlib.suppress(BlockingIOError):
             while True:
-                order, ancillary, _, _ = self.orders_end.recvmsg(
-                    1, socket.CMSG_SPACE(DESCRIPTORS * 4), socket.MSG_DONTWAIT
-                )
+                order, descriptors = receive_fds(self.orders_end, DESCRIPTORS, socket.MSG_DONTWAIT)
                 if not order:  # a program has shut down its end: that is so for ever
                     break
-                for level, kind, data in ancillary:
-                    if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                        for descriptor in array.array("i", data):
-                            os.close(descriptor)
+                for descriptor in descriptors:
+                    os.close(descriptor)
 
     def _stop(self) -> None:
         for pid in self.pids:
@@ -263,7 +260,7 @@ class Chain:
                 os.kill(pid, signal.SIGSTOP)
 
     def _end_the_others(self, spared: int | None = None) -> None:
-        """As far as it takes a moment; the supervisor goes on until none is left."""
+        """Kill all others for a moment; the supervisor goes on until none is left."""
         give_up = time.monotonic() + END_PATIENCE_S
         kept = self.pids | ({spared} if spared is not None else set())
         while processes.kill_all(kept) and time.monotonic() < give_up:

@@ -2,40 +2,43 @@
 
 Guest side, forked by the zygote, in two steps. First it stands ready as root, limited, filtered and
 warmed, where no program can reach it, and waits for one byte. Then it becomes the programs' user,
-for good, and only after that reads its request. What it tells at its end is a claim; how it ended,
+for good, and only after that reads its request. Its message at the end is a claim; how it ended,
 the supervisor learns from the kernel.
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import resource
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
-from fumehood.guest import kernel, seccomp
 from fumehood.guest.container import files, link, probe
 from fumehood.guest.container.filter import build_container_filter
 from fumehood.guest.container.forks import HOOKS
-from fumehood.guest.container.image import read_image
-from fumehood.guest.container.request import (
+from fumehood.guest.container.request import WORKSPACE, SetUpFailed, read_request, set_up
+from fumehood.guest.container.user import REQUEST_FAILED, become_user
+from fumehood.guest.core import kernel, seccomp
+from fumehood.guest.core.pipes import (
+    MEMORY_REPLY,
     REPLY_FD,
     REQUEST_FD,
-    WORKSPACE,
-    SetUpFailed,
-    read_request,
-    set_up,
+    SEAL_FAILED,
     tell,
     write_all,
 )
-from fumehood.guest.container.user import REQUEST_FAILED, SEAL_FAILED, become_user
 from fumehood.guest.languages import javascript, python, shell
 from fumehood.protocol import framing
 
 GO = b"G"
+
+IMAGE_PATH = "/opt/fumehood/image.json"
+"""The image's description of itself: root's, and written when the image was built."""
 
 OUT_FD = link.WAKE_FD + 1
 ERR_FD = OUT_FD + 1
@@ -58,18 +61,40 @@ ENVIRONMENT = {
     "USER": "sandbox",
 }
 
-MEMORY_REPLY = framing.encode(
-    {"error": {"kind": "memory", "message": "the program needed more memory than its limit"}}
-)
-"""Encoded ahead: a process without memory cannot build its own excuse."""
-
 Program = Callable[[dict[str, Any]], tuple[int, dict[str, Any]]]
 """Takes a call's arguments, gives the exit code and the claim."""
 
 
+@dataclass(frozen=True, slots=True)
+class Image:
+    """What the zygote does for this image: the modules that it preloads, and where they are."""
+
+    preload: tuple[str, ...] = ()
+    site_paths: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def read_image(path: str = IMAGE_PATH) -> Image:
+    """The description of this image. An image without one adds nothing.
+
+    Raises:
+        ValueError, KeyError, TypeError: the file is there, and invalid.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            told: dict[str, Any] = json.load(file)
+    except FileNotFoundError:
+        return Image()
+    return Image(
+        preload=tuple(map(str, told.get("preload", ()))),
+        site_paths=tuple(map(str, told.get("site_paths", ()))),
+        environment={str(key): str(value) for key, value in told.get("environment", {}).items()},
+    )
+
+
 def preload(config: dict[str, Any], *, thin: bool) -> Callable[[], None]:
-    """Load what programs need, in a thin zygote without the image's modules; what prepares a
-    forked child comes back.
+    """Load modules for programs, in a thin zygote without the image's; returns the function that
+    prepares a forked child.
     """
     image = read_image()
     os.environ.clear()
@@ -171,8 +196,8 @@ def _rehearse() -> None:
 
 
 def _get_ready() -> None:
-    """All that can be done ahead: still root, and out of every program's reach."""
-    os.dup2(0, 2)  # as 0 and 1 are: what is printed here is nobody's
+    """Do all that can be done ahead: still root, and out of every program's reach."""
+    os.dup2(0, 2)  # as 0 and 1: output of the guest itself is dropped
     os.setsid()
     os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     HOOKS.resume()
@@ -183,28 +208,17 @@ def _get_ready() -> None:
     os.chdir(WORKSPACE)
 
 
-def _volunteer_for_oom() -> None:
-    """Where memory runs out, the kernel takes a program first: no child that still waits, no zygote
-    and never the supervisor.
-    """
-    try:
-        score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
-        os.write(score, b"1000")
-        os.close(score)
-    except OSError:
-        pass  # a wish, not a wall: some hosts mount /proc read-only
-
-
 def _seal() -> None:
-    """Give up the last that it has. Limits and filter stand since it was made ready."""
-    _volunteer_for_oom()
+    """Give up the remaining rights. Limits and filter are in force since it was made ready."""
+    # If memory runs out, a program ends before a child that waits, a zygote or the supervisor.
+    kernel.volunteer_for_oom()
     become_user()
     # A change of user takes it away, and with it a program's view of its own descriptors.
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
 
 
 def _serve(programs: dict[str, Program], memory_bytes: int) -> None:
-    """Run the one program that the request names, tell the claim, end with its exit code."""
+    """Run the one program that the request names, send its claim, end with its exit code."""
     own_pid, reply = os.getpid(), os.fstat(REPLY_FD)
     exit_code = REQUEST_FAILED
     frame = b""
@@ -238,7 +252,7 @@ def _serve(programs: dict[str, Program], memory_bytes: int) -> None:
 def _serve_session(request: dict[str, Any], memory_bytes: int) -> None:
     """One call after the other on the same variables, each in a process of its own (see `link`).
 
-    Raises what `_serve` understands; no other link follows then.
+    Raises the exceptions that `_serve` handles; no other link follows then.
     """
     program = python.Program(memory_bytes, _report)
     while True:
@@ -278,8 +292,8 @@ def _run_javascript(arguments: dict[str, Any], memory_bytes: int) -> tuple[int, 
 
 
 def _report(percent: float, message: str) -> None:
-    """Of one write, so that reports of several threads do not mix."""
+    """Send a report in one write, so that those of several threads do not mix."""
     try:
         tell({"progress": {"percent": percent, "message": message[:200]}})
     except (OSError, ValueError):
-        pass  # nobody listens, or it is no number
+        pass  # the pipe is closed, or it is no number

@@ -1,46 +1,69 @@
-"""Cleaning: after a run nothing of it is alive, and the container is as it was, or it is said.
+"""Cleaning: after a run nothing of it is alive and the container is as it was, or the host is told.
 
 Guest side, used by the supervisor. In a session the processes that keep its variables stay,
-stopped, and so do its files.
+stopped, and so do its files. The files of all other runs are handed over and removed by a
+housekeeper, a short process of the programs' user, when no process of the program is left. It
+writes its frames into the channel itself, while the supervisor waits for it, for a bounded time.
 """
 
 from __future__ import annotations
 
+import os
+import select
+import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
-from fumehood.guest.container import housekeeping, processes, workspace
+from fumehood.guest.container import processes, workspace
 from fumehood.guest.container.chain import Chain
-from fumehood.guest.container.counters import Counters
+from fumehood.guest.container.meter import Counters
 from fumehood.guest.container.prefork_pool import PreforkPools
 from fumehood.guest.container.run import Run
+from fumehood.guest.container.user import become_user
 from fumehood.guest.container.workspace import Mounts, message_queues
+from fumehood.guest.core.pipes import write_all
+from fumehood.protocol import framing
 
 KILL_DEADLINE_S = 2.0
+HOUSEKEEPER_DEADLINE_S = 20.0
+LEFT_OUT_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Housekeeper:
+    """The outcome of one: how many files were left out (at least), and why it failed."""
+
+    left_out: int = 0
+    fault: str | None = None
+
+
+NOTHING_DONE = Housekeeper()
 
 
 class Cleaner:
-    """Ends what a program started, and looks whether anything of it is left."""
+    """Ends the processes of a program, and checks that nothing of it is left."""
 
     def __init__(
         self,
-        nurseries: PreforkPools,
+        pools: PreforkPools,
         chain: Chain,
         counters: Counters,
         mounts: Mounts,
         reap: Callable[[], None],
     ) -> None:
-        self._nurseries = nurseries
+        self._pools = pools
         self._chain = chain
         self._counters = counters
         self._mounts = mounts
         self._reap = reap
 
     def is_alone(self) -> bool:
-        """Whether the kernel counts as many processes as are to be here now."""
-        if not self._nurseries.is_settled:
+        """Whether the kernel counts as many processes as should be here now."""
+        if not self._pools.is_settled:
             return False
-        guests_own = 1 + len(self._nurseries.zygote_pids) + len(self._nurseries.pids)
+        guests_own = 1 + len(self._pools.zygote_pids) + len(self._pools.pids)
         expected = guests_own + self._chain.threads()
         counted = self._counters.processes()
         if counted == expected or not self._chain.pids:
@@ -48,13 +71,13 @@ class Cleaner:
         return counted == expected + processes.dead_children(self._chain.pids)
 
     def end_the_rest(self) -> bool:
-        """Kill what the program started until none of it is left; False where that fails."""
+        """Kill the processes of the program until none is left; False if that fails."""
         if self.is_alone():
             return True
         give_up = time.monotonic() + KILL_DEADLINE_S
         while processes.kill_all(self._chain.pids) or self._is_one_unseen():
             self._reap()
-            self._nurseries.hear()  # where memory ran out, a spare child may be dead, too
+            self._pools.receive()  # where memory ran out, a spare child may be dead, too
             if time.monotonic() > give_up:
                 return False
             time.sleep(0.0005)  # killed is not yet dead, and dead not yet gone
@@ -62,26 +85,26 @@ class Cleaner:
         return True
 
     def is_left_alone(self) -> bool:
-        """Whether between two calls nothing is there but the guest and those that wait."""
+        """Whether between two calls only the guest and the waiting processes of a session exist."""
         return self.is_alone() or not processes.strangers(self._chain.pids)
 
-    def keep_house(self, run: Run, *, is_over: bool) -> housekeeping.Housekeeper:
+    def keep_house(self, run: Run, *, is_over: bool) -> Housekeeper:
         """Hand over the files of a run whose processes are gone, and put the mounts in order."""
         if not is_over:
             left_out = int(not self._mounts.are_clean())  # at least
             fault = "a process of the program could not be ended"
-            return housekeeping.Housekeeper(left_out, fault)
+            return Housekeeper(left_out, fault)
         if run.child is None:
-            return housekeeping.NOTHING_DONE
+            return NOTHING_DONE
         if not run.keep:
-            return housekeeping.keep_house(run.id, self._mounts)
-        # What the owner did with the files, the owner knows.
+            return keep_house(run.id, self._mounts)
+        # The owner knows which files it has changed.
         if run.program == "files" or not workspace.has_changed(run.since_ns):
-            return housekeeping.NOTHING_DONE
-        return housekeeping.keep_house(run.id, self._mounts, since_ns=run.since_ns)
+            return NOTHING_DONE
+        return keep_house(run.id, self._mounts, since_ns=run.since_ns)
 
-    def why_not_clean(self, run: Run, housekeeper: housekeeping.Housekeeper) -> str | None:
-        """What a program left that could not be taken away; None where there is nothing."""
+    def why_not_clean(self, run: Run, housekeeper: Housekeeper) -> str | None:
+        """The thing of a program that could not be removed; None if there is none."""
         if housekeeper.fault is not None:
             return housekeeper.fault
         if not self.is_alone() and processes.strangers(self._chain.pids):
@@ -97,6 +120,69 @@ class Cleaner:
         return None
 
     def _is_one_unseen(self) -> bool:
-        """Whether the kernel counts more than there are to be seen; a list of them takes time."""
-        is_counted = self._nurseries.is_settled and self._counters.processes() is not None
+        """Whether the kernel counts more processes than were found: listing them takes time."""
+        is_counted = self._pools.is_settled and self._counters.processes() is not None
         return is_counted and not self.is_alone()
+
+
+def keep_house(run_id: int, mounts: Mounts, *, since_ns: int | None = None) -> Housekeeper:
+    """Have files handed over and the mounts emptied, if there is anything in them.
+
+    With `since_ns` only what has changed since then is handed over, and everything stays.
+    """
+    if mounts.are_clean() or (mounts.are_clean() is None and mounts.are_empty()):
+        return NOTHING_DONE
+    readable, writable = os.pipe()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        os.close(readable)
+        os.close(writable)
+        return Housekeeper(1, f"no housekeeper could be made: {error.strerror}")
+    if pid == 0:
+        _hand_over(run_id, mounts, writable, since_ns)
+    os.close(writable)
+    try:
+        return _await_housekeeper(pid, readable)
+    finally:
+        os.close(readable)
+
+
+def _hand_over(run_id: int, mounts: Mounts, report_fd: int, since_ns: int | None) -> None:
+    status = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        os.closerange(3, report_fd)
+        os.closerange(report_fd + 1, 1024)
+        become_user()
+        left_out = workspace.keep_house(run_id, _tell, mounts.paths, since_ns)
+        os.write(report_fd, left_out.to_bytes(LEFT_OUT_BYTES, "big"))
+        status = 0
+    except BaseException as fault:
+        os.write(2, f"housekeeper: {type(fault).__name__}: {fault}\n".encode()[:400])
+    finally:
+        os._exit(status)
+
+
+def _await_housekeeper(pid: int, readable: int) -> Housekeeper:
+    """Wait for its end: its pipe closes with it."""
+    give_up = time.monotonic() + HOUSEKEEPER_DEADLINE_S
+    report = b""
+    while len(report) < LEFT_OUT_BYTES:
+        ready, _, _ = select.select([readable], [], [], max(0.0, give_up - time.monotonic()))
+        if not ready:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return Housekeeper(1, "the workspace could not be read in time")
+        chunk = os.read(readable, LEFT_OUT_BYTES)
+        if not chunk:
+            break
+        report += chunk
+    os.waitpid(pid, 0)
+    if len(report) < LEFT_OUT_BYTES:
+        return Housekeeper(1, "the workspace could not be emptied")
+    return Housekeeper(left_out=int.from_bytes(report, "big"))
+
+
+def _tell(message: dict[str, Any]) -> None:
+    write_all(1, framing.encode(message))

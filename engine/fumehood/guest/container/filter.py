@@ -14,11 +14,10 @@ they can do without. What is newer than this list fails with ENOSYS, which libra
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Sequence
 
-from fumehood.guest import bpf, seccomp
-from fumehood.guest.container.syscall_numbers import HIGHEST_KNOWN, NUMBERS
+from fumehood.guest.core import seccomp
+from fumehood.guest.core.syscalls import HIGHEST_KNOWN, architecture_of
 
 ENOSYS = 38
 
@@ -80,13 +79,12 @@ def build_container_filter(machine: str | None = None) -> bytes:
     Raises:
         OSError: this machine's architecture is not supported.
     """
-    architecture, _ = seccomp.architecture_of(machine)
-    numbers = NUMBERS[machine or platform.machine()]
-    program = bpf.begin(architecture)
+    architecture, numbers = architecture_of(machine)
+    program = seccomp.begin(architecture)
     for name in DECIDED:
-        program += bpf.for_call(numbers, name, _decide(name))
+        program += seccomp.for_call(numbers, name, _decide(name))
     allowed = ranges(sorted(numbers[name] for name in ALLOWED if name in numbers))
-    return bpf.pack([*program, *_search([*allowed, None])])
+    return seccomp.pack([*program, *_search([*allowed, None])])
 
 
 def ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
@@ -100,7 +98,7 @@ def ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
     return runs
 
 
-def _search(runs: Sequence[tuple[int, int] | None]) -> list[bpf.Instruction]:
+def _search(runs: Sequence[tuple[int, int] | None]) -> list[seccomp.Instruction]:
     """Find the run that a number is in by halving. None stands for everything above the last.
 
     A chain would ask hundreds of questions for a call at its end, on every call of a program.
@@ -108,31 +106,35 @@ def _search(runs: Sequence[tuple[int, int] | None]) -> list[bpf.Instruction]:
     if len(runs) == 1:
         only = runs[0]
         if only is None:
-            return [bpf.jump_greater(HIGHEST_KNOWN, 0, 1), bpf.refuse(ENOSYS), bpf.refuse()]
+            return [
+                seccomp.jump_greater(HIGHEST_KNOWN, 0, 1),
+                seccomp.refuse(ENOSYS),
+                seccomp.refuse(),
+            ]
         first, last = only
         return [
-            bpf.jump_at_least(first, 0, 2),
-            bpf.jump_greater(last, 1, 0),
-            bpf.allow(),
-            bpf.refuse(),
+            seccomp.jump_at_least(first, 0, 2),
+            seccomp.jump_greater(last, 1, 0),
+            seccomp.allow(),
+            seccomp.refuse(),
         ]
     middle = len(runs) // 2
     lower = _search(runs[:middle])
     bound = runs[middle - 1]
     assert bound is not None
     # A conditional jump reaches 255 instructions; the halves of half the table are shorter.
-    return [bpf.jump_greater(bound[1], len(lower), 0), *lower, *_search(runs[middle:])]
+    return [seccomp.jump_greater(bound[1], len(lower), 0), *lower, *_search(runs[middle:])]
 
 
-def _decide(name: str) -> list[bpf.Instruction]:
+def _decide(name: str) -> list[seccomp.Instruction]:
     match name:
         case "clone":
-            return bpf.allow_without_bits(0, _NAMESPACES, bpf.refuse())
+            return seccomp.allow_without_bits(0, _NAMESPACES, seccomp.refuse())
         case "clone3":  # its flags lie in memory, where no filter can see them
-            return [bpf.refuse(ENOSYS)]
+            return [seccomp.refuse(ENOSYS)]
         case "personality":
-            return bpf.allow_if_in(0, _SAME_PERSONALITIES, bpf.refuse())
+            return seccomp.allow_if_in(0, _SAME_PERSONALITIES, seccomp.refuse())
         case "socket" | "socketpair":
-            return bpf.allow_if_in(0, _ADDRESS_FAMILIES, bpf.refuse())
+            return seccomp.allow_if_in(0, _ADDRESS_FAMILIES, seccomp.refuse())
         case _:
             raise AssertionError(name)

@@ -1,4 +1,4 @@
-"""What modules do at a fork: for programs that fork, and not each time that a zygote does.
+"""Fork hooks of modules: they run if a program forks, but not if a zygote does.
 
 Guest side. `threading`, `random` and others register functions that run in every forked child.
 In a zygote's child they have nothing to repair, for a zygote has one thread, and cost it a tenth
@@ -14,25 +14,25 @@ from typing import Any
 
 
 class ForkHooks:
-    """Comes between `os.register_at_fork` and whoever calls it from now on."""
+    """Stands between `os.register_at_fork` and its later callers."""
 
     def __init__(self) -> None:
         self._are_held = True
         self._register: Callable[..., None] = os.register_at_fork
 
     def hold(self) -> None:
-        """Hold back what is registered from now on. To be called before other imports."""
+        """Hold back hooks that are registered from now on. To be called before other imports."""
         os.register_at_fork = self._held  # type: ignore[assignment]
 
     def resume(self) -> None:
-        """Let everything run at each fork that follows, and what is still to be registered, too."""
+        """Run all hooks at each fork from now on, also those that are registered later."""
         os.register_at_fork = self._register
         self._are_held = False
 
     @contextmanager
     def skipped(self) -> Iterator[None]:
-        """Spare a fork within what was registered while it was held back. For a process with one
-        thread, whose copy goes on in its place.
+        """Fork within this without the hooks that were held back. For a process with one thread,
+        whose copy goes on in its place.
         """
         self._are_held = True
         try:

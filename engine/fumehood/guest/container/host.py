@@ -1,31 +1,31 @@
 """The host's end of a container's channel, as the supervisor sees it: frames in, frames out.
 
-Guest side, descriptors 0 and 1. Whoever sends anything else than the host's frames is not the
-host that this guest was made for, and whoever does not listen any more is gone: either way the
-container ends, and with its first process every other one.
+Guest side, descriptors 0 and 1. A peer that sends anything but the host's frames is not the host
+that this guest was made for, and a peer that does not read is gone: either way the container ends,
+and with its first process all others.
 """
 
 from __future__ import annotations
 
 import os
-import selectors
 from typing import Any, NoReturn
 
 from fumehood.guest.container.run import Run
-from fumehood.guest.run import Limits
+from fumehood.guest.core.limits import Limits
+from fumehood.guest.core.pipes import write_all
 from fumehood.protocol import framing
 
 FRAME_BYTES = 1 << 20
 MAX_REQUEST_BYTES = 32 << 20
-"""Of a request in parts; the daemon takes far shorter ones."""
+"""Of a request in parts; the daemon accepts far shorter ones."""
 
 CHUNK_BYTES = 1 << 16
 PATIENCE_S = 10.0
-"""How long a frame may take that the host does not read."""
+"""How long the host may leave a frame unread."""
 
 
 class Host:
-    """Reads what the host sends and tells it what happened. Nothing here returns a fault."""
+    """Reads the frames of the host and sends frames to it. A fault ends the container."""
 
     def __init__(self) -> None:
         os.set_blocking(0, False)
@@ -35,7 +35,7 @@ class Host:
         self._waiting = b""
 
     def read(self) -> list[Run | int]:
-        """What has come: runs to begin, and the ids of those to cancel."""
+        """The requests since: runs to begin, and the ids of those to cancel."""
         try:
             chunk = os.read(0, CHUNK_BYTES)
         except BlockingIOError:
@@ -44,15 +44,15 @@ class Host:
             chunk = b""
         if not chunk:
             end()
-        wishes: list[Run | int] = []
+        requests: list[Run | int] = []
         try:
             for message in self._decoder.feed(chunk):
-                self._read_one(message, wishes)
+                self._read_one(message, requests)
         except (framing.FrameError, KeyError, TypeError, ValueError):
             end()
-        return wishes
+        return requests
 
-    def tell(self, message: dict[str, Any], *, more: bool = False) -> None:
+    def send(self, message: dict[str, Any], *, more: bool = False) -> None:
         """Send one frame; `more` says that another follows at once, and both go together."""
         self._waiting += framing.encode(message)
         if more and len(self._waiting) < CHUNK_BYTES:
@@ -60,26 +60,19 @@ class Host:
         self.flush()
 
     def flush(self) -> None:
-        """Send what waits for more."""
+        """Send the frames that wait for more."""
         data, self._waiting = self._waiting, b""
-        view = memoryview(data)
-        while view:
-            try:
-                view = view[os.write(1, view) :]
-            except BlockingIOError:
-                with selectors.DefaultSelector() as selector:
-                    selector.register(1, selectors.EVENT_WRITE)
-                    if not selector.select(PATIENCE_S):
-                        end()
-            except OSError:
-                end()
+        try:
+            write_all(1, data, PATIENCE_S)
+        except OSError:
+            end()
 
     def fail(self, why: str) -> NoReturn:
         """End this container for a reason that the host should log."""
-        self.tell({"op": "ready", "enforces": {}, "faults": [why[:200]]})
+        self.send({"op": "ready", "enforces": {}, "faults": [why[:200]]})
         end()
 
-    def _read_one(self, message: dict[str, Any], wishes: list[Run | int]) -> None:
+    def _read_one(self, message: dict[str, Any], requests: list[Run | int]) -> None:
         match message["op"]:
             case "part":
                 self._parts.append(message["text"])
@@ -87,14 +80,14 @@ class Host:
                 if self._parts_bytes > MAX_REQUEST_BYTES:
                     raise ValueError("a request is too long")
             case "run":
-                wishes.append(self._run(message))
+                requests.append(self._run(message))
             case "cancel":
-                wishes.append(int(message["id"]))
+                requests.append(int(message["id"]))
 
     def _run(self, message: dict[str, Any]) -> Run:
-        """The request goes on to the child as it came: only the child looks into it."""
+        """A run, whose request is passed to the child unread."""
         if message["program"] == "probe":
-            raise ValueError("no probe is asked for from outside")
+            raise ValueError("a probe is not a program for calls")
         if message["arguments"] is None:
             arguments = "".join(self._parts).encode("ascii")
             start = framing.encode({"program": message["program"], "keep": message["keep"]})

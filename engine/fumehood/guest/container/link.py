@@ -3,12 +3,11 @@
 Guest side, in the child. When the program of a call is over, its process makes a copy of itself,
 without its threads, and waits for the next call. The copy waits behind, in case that one is killed:
 then it makes a copy of its own and takes the other's place. Everything here runs after a program of
-the session, in its process: the supervisor believes none of it (see `chain`).
+the session, in its process, so the supervisor trusts none of it (see `chain`).
 """
 
 from __future__ import annotations
 
-import array
 import contextlib
 import os
 import random
@@ -18,13 +17,14 @@ import threading
 from typing import Any
 
 from fumehood.guest.container.forks import HOOKS
-from fumehood.guest.container.request import REPLY_FD, REQUEST_FD, tell
+from fumehood.guest.core.kernel import volunteer_for_oom
+from fumehood.guest.core.pipes import REPLY_FD, REQUEST_FD, receive_fds, tell
 
 ORDERS_FD = 5
-"""On which the process that has the next call hears of it."""
+"""Tells the process that has the next call."""
 
 WAKE_FD = 6
-"""On which the one behind it hears that it is wanted."""
+"""Wakes the one behind it."""
 
 DESCRIPTORS = 4
 TAKE = b"T"
@@ -34,21 +34,21 @@ DONE = b"D"
 WAKE = b"W"
 
 _IGNORED = (signal.SIGCHLD, signal.SIGHUP)
-"""While nothing runs: what a program has started is ended meanwhile. The kernel buries it then, and
-some kernels hang up on a group in which somebody is stopped when another ends.
+"""While nothing runs: descendants of a program are ended meanwhile. The kernel reaps them then, and
+some kernels hang up on a group in which one process is stopped when another ends.
 """
 
 RUNNING_SCORE = b"1000"
 BEHIND_SCORE = b"500"
-"""Of one that only waits: where memory runs out, the kernel takes the running one first."""
+"""Of one that only waits: if memory runs out, the kernel ends the running one first."""
 
 
 def hand_on(exit_code: int, claim: dict[str, Any]) -> None:
-    """Tell what became of this call, and come back with the next: here, or in the copy."""
+    """Send the claim of this call, and return with the next one: here, or in the copy."""
     handlers = {number: signal.getsignal(number) for number in _IGNORED}
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    _bury()
+    _reap()
     if not _make_copy():
         tell({**claim, "stays": True, "exit_code": exit_code})
     _await_call()
@@ -84,9 +84,9 @@ def _make_copy() -> bool:
 
 def _wait_behind(writable: int) -> None:
     """In the copy: say that it is ready, and wait until it is wanted."""
-    # Of a session of its own: who stops in one whose others end, is sent a hang-up.
+    # A session of its own: a process that is stopped while others of its session end, is hung up.
     os.setsid()
-    _volunteer(BEHIND_SCORE)
+    volunteer_for_oom(BEHIND_SCORE)
     for descriptor in (ORDERS_FD, WAKE_FD):
         os.set_blocking(descriptor, True)  # which a program may have changed, for all of them
     _say(READY)
@@ -94,7 +94,7 @@ def _wait_behind(writable: int) -> None:
     os.close(writable)
     if os.read(WAKE_FD, 1) != WAKE:
         os._exit(0)
-    _volunteer(RUNNING_SCORE)
+    volunteer_for_oom(RUNNING_SCORE)
 
 
 def _await_call() -> None:
@@ -102,13 +102,7 @@ def _await_call() -> None:
     orders = socket.socket(fileno=ORDERS_FD)
     orders.setblocking(True)
     while True:
-        received = array.array("i")
-        order, ancillary, _, _ = orders.recvmsg(
-            1, socket.CMSG_SPACE(DESCRIPTORS * received.itemsize)
-        )
-        for level, kind, data in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                received.frombytes(data[: len(data) - len(data) % received.itemsize])
+        order, received = receive_fds(orders, DESCRIPTORS)
         if order == COPY:
             if not _make_copy():
                 _say(DONE)
@@ -123,14 +117,14 @@ def _await_call() -> None:
     _forget_the_peak()
 
 
-def _say(word: bytes) -> None:
+def _say(message: bytes) -> None:
     orders = socket.socket(fileno=ORDERS_FD)
-    orders.sendall(word)
+    orders.sendall(message)
     orders.detach()  # the descriptor is this process's as long as it lives
 
 
-def _bury() -> None:
-    """What has ended before the kernel did this by itself counts as long as it is not."""
+def _reap() -> None:
+    """Reap processes that ended before `SIGCHLD` was ignored; the kernel still counts them."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -139,17 +133,9 @@ def _bury() -> None:
 
 
 def _forget_the_peak() -> None:
-    """Of memory: what earlier calls needed is not this one's. *Source*: proc_pid_clear_refs(5)."""
-    _write("clear_refs", b"5")
-
-
-def _volunteer(score: bytes) -> None:
-    _write("oom_score_adj", score)
-
-
-def _write(name: str, value: bytes) -> None:
+    """Reset the peak of memory, which earlier calls made. *Source*: proc_pid_clear_refs(5)."""
     try:
-        with open(f"/proc/self/{name}", "wb", buffering=0) as own:
-            own.write(value)
+        with open("/proc/self/clear_refs", "wb", buffering=0) as own:
+            own.write(b"5")
     except OSError:
-        pass  # a wish, not a wall
+        pass  # the figure is too high then

@@ -1,7 +1,7 @@
-"""The nursery of a zygote: children that stand ready, and those that are on their way.
+"""The prefork pools: for each zygote, children that are ready and those that are on their way.
 
-Guest side, used by the supervisor. A spare is root's until its program comes, so no program can
-touch it. Invariant: a child is handed out once, and only after it said that it is ready.
+Guest side, used by the supervisor. A spare is root's until its program arrives, so no program can
+touch it. Invariant: a child is taken once, and only after it has reported that it is ready.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from fumehood.guest import kernel
 from fumehood.guest.container.stream import Stream
 from fumehood.guest.container.user import USER_ID
-from fumehood.guest.container.zygote import PRELOAD, WORD_BYTES, Word, order_child
+from fumehood.guest.container.zygote import NOTICE_BYTES, PRELOAD, Notice, order_child
+from fumehood.guest.core import kernel
 from fumehood.protocol import framing
 
 READY_BYTES = 4096
 MAX_REPLY_DEPTH = 60
-"""A little under what a reader of frames accepts."""
+"""A little less than a reader of frames accepts."""
 READY_DEADLINE_S = 10.0
 FIRST_DEADLINE_S = 60.0
-"""Of the first: what the image loads ahead comes before it."""
+"""Of the first one, before which the image's modules are preloaded."""
 
 MAX_FAILURES = 3
 
@@ -35,7 +35,7 @@ FAT_SPARES = 1
 
 
 class PreforkFailed(Exception):
-    """No child can be made any more; the container is of no use."""
+    """No child can be made any more; the container is useless."""
 
 
 @dataclass(eq=False)
@@ -103,7 +103,7 @@ class PreforkPool:
         selector: selectors.BaseSelector,
         chain_ends: tuple[int, int],
         on_ready: Callable[[], None],
-        on_end: Callable[[Word], None],
+        on_end: Callable[[Notice], None],
     ) -> None:
         self.zygote_pid = zygote.pid
         self._spares = spares
@@ -121,32 +121,32 @@ class PreforkPool:
         selector.register(self._orders, selectors.EVENT_READ, self._on_zygote)
 
     def stock(self, wanted: int | None = None) -> None:
-        """Order as many as are missing; by default of the spares."""
+        """Order the missing children; by default the spares."""
         wanted = self._spares if wanted is None else wanted
         for _ in range(wanted - len(self._ordered) - len(self._coming) - len(self._ready)):
             self._order()
 
     def preload(self) -> None:
-        """Let the zygote load what it loads, which takes a while."""
+        """Let the zygote load its modules, which takes a while."""
         self._orders.sendall(PRELOAD)
 
-    def hear(self) -> None:
-        """Take in what the zygote has told. Raises PreforkFailed."""
+    def receive(self) -> None:
+        """Handle the notices of the zygote. Raises PreforkFailed."""
         self._on_zygote()
 
-    def be_patient(self) -> None:
-        """Begin anew to wait for what was ordered: a program may have held it up."""
+    def restart_deadlines(self) -> None:
+        """Wait anew for the children on order: a program may have delayed them."""
         for child in (*self._ordered, *self._coming.values()):
             child.ordered_at = time.monotonic()
 
     @property
     def pids(self) -> set[int]:
-        """Of all that are known."""
+        """The process ids of the pool's children, as far as they are known."""
         return {child.pid for child in (*self._coming.values(), *self._ready)}
 
     @property
     def is_settled(self) -> bool:
-        """Whether all that exist are known: none is just being forked."""
+        """Whether every child is known: none is just being forked."""
         return not self._ordered
 
     def take(self) -> Child | None:
@@ -160,7 +160,7 @@ class PreforkPool:
         return None if oldest is None else oldest + self._patience_s
 
     def check_time(self, now: float) -> None:
-        """Raises PreforkFailed where a child is overdue."""
+        """Raises PreforkFailed if a child is overdue."""
         late = self.until_late()
         if late is not None and now >= late:
             raise PreforkFailed("a child was not ready in time")
@@ -175,36 +175,38 @@ class PreforkPool:
     def _on_zygote(self) -> None:
         while True:
             try:
-                word = Word.unpack(self._orders.recv(WORD_BYTES))
+                notice = Notice.unpack(self._orders.recv(NOTICE_BYTES))
             except BlockingIOError:
                 return
             except ValueError as fault:
                 raise PreforkFailed(str(fault)) from None
-            if word.has_ended:
-                self._bury(word)
+            if notice.has_ended:
+                self._on_child_end(notice)
             else:
-                self._welcome(word.pid)
+                self._register(notice.pid)
 
-    def _welcome(self, pid: int) -> None:
+    def _register(self, pid: int) -> None:
         child = self._ordered.popleft()
         child.pid = pid
         self._coming[pid] = child
-        self._selector.register(child.reply_fd, selectors.EVENT_READ, lambda: self._on_word(child))
+        self._selector.register(
+            child.reply_fd, selectors.EVENT_READ, lambda: self._on_ready_message(child)
+        )
 
-    def _bury(self, word: Word) -> None:
-        """A child ended: one that was taken is somebody else's, any other should have waited."""
-        child = self._coming.pop(word.pid, None)
+    def _on_child_end(self, ended: Notice) -> None:
+        """Handle the end of a child; one that was not taken yet should have waited."""
+        child = self._coming.pop(ended.pid, None)
         if child is None:
-            child = next((spare for spare in self._ready if spare.pid == word.pid), None)
+            child = next((spare for spare in self._ready if spare.pid == ended.pid), None)
             if child is None:
-                self._on_end(word)
+                self._on_end(ended)
                 return
             self._ready.remove(child)
         self._unwatch(child)
         child.close()
         self._fail("a child died before it was used")
 
-    def _on_word(self, child: Child) -> None:
+    def _on_ready_message(self, child: Child) -> None:
         try:
             chunk = os.read(child.reply_fd, READY_BYTES)
         except BlockingIOError:
@@ -212,9 +214,9 @@ class PreforkPool:
         if not chunk:  # dead; its exit tells the rest
             self._unwatch(child)
             return
-        for word in child.decoder.feed(chunk):
-            if word != {"ready": True}:
-                self._fail(str(word.get("fault", "a child was not ready"))[:200])
+        for message in child.decoder.feed(chunk):
+            if message != {"ready": True}:
+                self._fail(str(message.get("fault", "a child was not ready"))[:200])
                 return
             self._failures = 0
             self._patience_s = READY_DEADLINE_S
@@ -234,57 +236,57 @@ class PreforkPool:
 
 
 class PreforkPools:
-    """That of the thin zygote and, where the image preloads modules, that of the fat one."""
+    """The pool of the thin zygote and, if the image preloads modules, that of the fat one."""
 
     def __init__(self, thin: PreforkPool, fat: PreforkPool | None) -> None:
         self.thin = thin
         self.fat = fat or thin
         self.is_fat_loaded = fat is None
-        """Whether nothing is to be loaded any more."""
+        """There is none, or it has loaded its modules."""
         self._all = (thin,) if fat is None else (thin, fat)
 
     def load_fat(self) -> None:
-        """Let the fat zygote load its modules, where it has not."""
+        """Let the fat zygote load its modules, unless it did."""
         if not self.is_fat_loaded:
             self.is_fat_loaded = True
             self.fat.preload()
 
     def stock(self) -> None:
-        """Order what is missing of the spares."""
-        for nursery in self._all if self.is_fat_loaded else (self.thin,):
-            nursery.stock()
+        """Order the missing spares."""
+        for pool in self._all if self.is_fat_loaded else (self.thin,):
+            pool.stock()
 
-    def hear(self) -> None:
-        """Take in what the zygotes have told. Raises PreforkFailed."""
-        for nursery in self._all:
-            nursery.hear()
+    def receive(self) -> None:
+        """Handle the notices of all zygotes. Raises PreforkFailed."""
+        for pool in self._all:
+            pool.receive()
 
-    def be_patient(self) -> None:
-        """Begin anew to wait for what was ordered."""
-        for nursery in self._all:
-            nursery.be_patient()
+    def restart_deadlines(self) -> None:
+        """Wait anew for the children on order."""
+        for pool in self._all:
+            pool.restart_deadlines()
 
     @property
     def zygote_pids(self) -> tuple[int, ...]:
-        """Of all zygotes."""
-        return tuple(nursery.zygote_pid for nursery in self._all)
+        """The process ids of all zygotes."""
+        return tuple(pool.zygote_pid for pool in self._all)
 
     @property
     def pids(self) -> set[int]:
-        """Of all children that are known and not taken."""
-        return set().union(*(nursery.pids for nursery in self._all))
+        """The process ids of all children that are known and not taken."""
+        return set().union(*(pool.pids for pool in self._all))
 
     @property
     def is_settled(self) -> bool:
-        """Whether all that exist are known: none is just being forked."""
-        return all(nursery.is_settled for nursery in self._all)
+        """Whether every child is known: none is just being forked."""
+        return all(pool.is_settled for pool in self._all)
 
     def until_late(self) -> float | None:
         """The moment at which the oldest order is late."""
-        moments = [nursery.until_late() for nursery in self._all]
+        moments = [pool.until_late() for pool in self._all]
         return min((moment for moment in moments if moment is not None), default=None)
 
     def check_time(self, now: float) -> None:
-        """Raises PreforkFailed where a child is overdue."""
-        for nursery in self._all:
-            nursery.check_time(now)
+        """Raises PreforkFailed if a child is overdue."""
+        for pool in self._all:
+            pool.check_time(now)

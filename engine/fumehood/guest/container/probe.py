@@ -1,7 +1,7 @@
 """Small attacks on a container's own wall, run once before it takes any call.
 
-Guest side, in a child of the ordinary kind: first it tries what must be refused, and tells which
-was not; then it computes for ever, so that the supervisor sees its own kill work. No request
+Guest side, in a child of the ordinary kind: first it tries calls that must be refused, and reports
+which were not; then it computes for ever, so that the supervisor sees its own kill work. No request
 from outside can name this program: the supervisor refuses one that asks for a probe.
 """
 
@@ -13,10 +13,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from fumehood.protocol import framing
-
-REPLY_FD = 4
-
+from fumehood.guest.core.pipes import tell
 
 LIMITS = {
     "Max open files": resource.RLIMIT_NOFILE,
@@ -30,7 +27,7 @@ def run(arguments: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """Try every attack; the outcome goes out before the loop, which has no end of its own."""
     held = {name: _is_refused(attack) for name, attack in ATTACKS.items()}
     limits = {name: resource.getrlimit(which)[1] for name, which in LIMITS.items()}
-    os.write(REPLY_FD, framing.encode({"probe": held, "limits": limits}))
+    tell({"probe": held, "limits": limits})
     while True:
         pass
 

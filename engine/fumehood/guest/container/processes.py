@@ -1,7 +1,7 @@
-"""Find and kill the processes of the container's program, whatever it has started.
+"""Find and kill the processes of the container's program and all their descendants.
 
-Guest side, used by the supervisor, which is the first process of its PID namespace: everything
-in sight belongs to this container. Invariants: a process whose ids are not all root's is the
+Guest side, used by the supervisor, which is the first process of its PID namespace: all visible
+processes belong to this container. Invariants: a process whose ids are not all root's is the
 program's; this guest's own are root's until they have nothing to do but run a program. None is
 taken for gone as long as it may have left another in its place. Never used on a host.
 """
@@ -12,6 +12,8 @@ import os
 import signal
 from collections.abc import Collection
 
+from fumehood.guest.core.procfs import field, size, status
+
 SIGKILL_PENDING = 1 << (signal.SIGKILL - 1)
 """*Source*: proc_pid_status(5), SigPnd."""
 
@@ -21,7 +23,7 @@ EXITING = 0x4
 
 def strangers(spared: Collection[int] = ()) -> list[int]:
     """Process ids of all that are not root's, or went while they were looked at, but the spared
-    and those of their children that have ended, which nobody else can bury.
+    and those of their children that have ended, which no other process can reap.
 
     The dead count until they are reaped: where only the first thread of a process has ended, the
     others run on; and one that forks and ends at once, again and again, is always dead or gone when
@@ -33,7 +35,7 @@ def strangers(spared: Collection[int] = ()) -> list[int]:
 
 
 def dead_children(parents: Collection[int]) -> int:
-    """How many there are that have ended and wait for one of these to hear of it."""
+    """How many processes have ended and wait to be reaped by one of these."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     return sum(_is_dead_child(pid, parents) for pid in pids)
 
@@ -53,37 +55,31 @@ def is_alive(pid: int) -> bool:
     """Whether a process is there and goes on. A stopped one does; one that is killed and has not
     come to die yet, or is just dying, does not.
     """
-    is_killed = int(_status(pid, "SigPnd") or "0", 16) & SIGKILL_PENDING
+    is_killed = int(field(status(pid), b"SigPnd") or b"0", 16) & SIGKILL_PENDING
     return not is_killed and not _is_exiting(pid) and not has_ended(pid)
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process is gone, or waits for its parent to hear of its end."""
-    return (_status(pid, "State") or "X").split()[0] in "ZX"
+    """Whether a process is gone, or waits to be reaped by its parent."""
+    return (field(status(pid), b"State") or b"X")[:1] in b"ZX"
 
 
 def is_stopped(pid: int) -> bool:
     """Whether a process was stopped by a signal, and not continued."""
-    return (_status(pid, "State") or "X").startswith("T")
+    return (field(status(pid), b"State") or b"X").startswith(b"T")
 
 
 def threads_of(pid: int) -> int:
     """How many a process has; none where it is gone."""
-    return int(_status(pid, "Threads") or 0)
+    return int(field(status(pid), b"Threads") or 0)
 
 
 def memory_bytes(pid: int) -> int | None:
     """What a process has in memory, without files where the kernel tells them apart; None where it
     tells nothing.
     """
-    shown = _status(pid, "RssAnon") or _status(pid, "VmRSS")
-    return int(shown.split()[0]) * 1024 if shown else None
-
-
-def peak_bytes(pid: int) -> int | None:
-    """The most that a process ever had in memory; None where that cannot be read."""
-    shown = _status(pid, "VmHWM")
-    return int(shown.split()[0]) * 1024 if shown else None
+    shown = status(pid)
+    return size(field(shown, b"RssAnon") or field(shown, b"VmRSS"))
 
 
 def is_stranger(pid: int) -> bool:
@@ -92,13 +88,13 @@ def is_stranger(pid: int) -> bool:
     *Source*: proc_pid_status(5); the owner of the directory says nothing where a process is not
     dumpable.
     """
-    uids = _status(pid, "Uid")
-    return uids is None or set(uids.split()) != {"0"}
+    uids = field(status(pid), b"Uid")
+    return uids is None or set(uids.split()) != {b"0"}
 
 
 def _is_dead_child(pid: int, parents: Collection[int]) -> bool:
     """Of a process whose first thread alone has ended, the others are counted."""
-    parent = _status(pid, "PPid")
+    parent = field(status(pid), b"PPid")
     is_theirs = parent is not None and int(parent) in parents
     return is_theirs and has_ended(pid) and threads_of(pid) <= 1
 
@@ -110,16 +106,3 @@ def _is_exiting(pid: int) -> bool:
             return bool(int(stat.read().rpartition(b")")[2].split()[6]) & EXITING)
     except OSError:
         return True
-
-
-def _status(pid: int, key: str) -> str | None:
-    """One line of what the kernel tells of a process; None where it is gone or has no such line."""
-    try:
-        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
-            for line in status:
-                name, _, value = line.partition(":")
-                if name == key:
-                    return value.strip()
-    except OSError:
-        pass
-    return None

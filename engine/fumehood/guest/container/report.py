@@ -1,7 +1,6 @@
-"""What the host is told of a run: its output and progress meanwhile, its ending, its figures.
+"""The frames about a run: its output and progress meanwhile, its ending, its figures.
 
-Guest side, used by the supervisor. Everything told here was measured or decided outside the
-program, but its claim.
+Guest side, used by the supervisor. All but the claim was measured or decided outside the program.
 """
 
 from __future__ import annotations
@@ -9,14 +8,14 @@ from __future__ import annotations
 import signal
 from typing import Any
 
-from fumehood.guest import progress
 from fumehood.guest.container import processes
 from fumehood.guest.container.chain import Chain
 from fumehood.guest.container.host import Host
 from fumehood.guest.container.meter import Meter
 from fumehood.guest.container.run import Run, claimed_exit, claimed_limits, ending_of
 from fumehood.guest.container.stream import Stream
-from fumehood.guest.endings import decode_status
+from fumehood.guest.core import progress
+from fumehood.guest.core.endings import decode_status
 
 
 class Reporter:
@@ -24,21 +23,21 @@ class Reporter:
 
     def __init__(self, host: Host, meter: Meter, chain: Chain, zygote_pid: int) -> None:
         self.zygote_pid = zygote_pid
-        """From which the process came that has a session's variables."""
+        """The zygote of the process that has a session's variables."""
         self._host = host
         self._meter = meter
         self._chain = chain
 
     def output(self, run: Run, stream: Stream, *, last: bool = False) -> None:
-        """Pass on what has come of a stream since."""
+        """Send the text of a stream since the last time."""
         for text in stream.take(last=last):
             frame = {"op": "output", "id": run.id, "stream": stream.name, "text": text}
-            self._host.tell(frame, more=True)
+            self._host.send(frame, more=True)
         if not last:
             self._host.flush()
 
     def progress(self, run: Run, claim: Any) -> None:
-        """Pass on a report of the program's, as long as there are not too many."""
+        """Forward a report of the program, as long as there are not too many."""
         report = progress.read(claim)
         run.reports += 1
         if run.live and run.child is not None:
@@ -46,10 +45,10 @@ class Reporter:
                 stream.read(run.limits.output_bytes)
                 self.output(run, stream)
         if report is not None and run.live and run.reports <= progress.MAX_REPORTS:
-            self._host.tell({"op": "progress", "id": run.id, **report})
+            self._host.send({"op": "progress", "id": run.id, **report})
 
     def ended(self, run: Run, files_left_out: int, state: str | None) -> None:
-        """Tell how it ended, once nothing of it is alive."""
+        """Send the ending, once nothing of the run is alive."""
         out_of_memory = self._meter.is_out_of_memory(run)
         exit_code, signal_number = self._status(run)
         cpu_ms = self._meter.cpu_ms(run)
@@ -69,7 +68,7 @@ class Reporter:
                 self.output(run, stream, last=True)
             stdout_bytes = run.child.stdout.received_bytes
             stderr_bytes = run.child.stderr.received_bytes
-        self._host.tell(
+        self._host.send(
             {
                 "op": "ended",
                 "id": run.id,
@@ -96,7 +95,7 @@ class Reporter:
         return decode_status(run.status) if run.status is not None else (None, None)
 
     def _variables_bytes(self, state: str | None) -> int | None:
-        """What the first process has beyond what every child begins with."""
+        """The memory of the first process, without that of its zygote."""
         first = self._chain.first
         if state is None or first is None:
             return None

@@ -1,4 +1,4 @@
-"""A request as its child reads it, and what stands ready before its program begins.
+"""A request as its child reads it, and the files and input that its program begins with.
 
 Guest side, in the child, which is the programs' user by now: files are written and read with that
 user's rights alone.
@@ -10,12 +10,10 @@ import base64
 import os
 from typing import Any
 
+from fumehood.guest.core.pipes import CHUNK_BYTES, REQUEST_FD, write_all
 from fumehood.protocol import framing
 
 WORKSPACE = "/workspace"
-REQUEST_FD = 3
-REPLY_FD = 4
-CHUNK_BYTES = 1 << 16
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
 
@@ -28,11 +26,6 @@ def read_request() -> dict[str, Any]:
     header = _read_exactly(framing.HEADER.size)
     (length,) = framing.HEADER.unpack(header)
     return framing.parse_body(_read_exactly(length))
-
-
-def tell(message: dict[str, Any]) -> None:
-    """Write one frame into the reply's pipe."""
-    write_all(REPLY_FD, framing.encode(message))
 
 
 def set_up(arguments: dict[str, Any]) -> None:
@@ -57,13 +50,6 @@ def memory_file(name: str, text: str) -> int:
     write_all(descriptor, text.encode("utf-8"))
     os.lseek(descriptor, 0, os.SEEK_SET)
     return descriptor
-
-
-def write_all(descriptor: int, data: bytes) -> None:
-    """Write it to the end. Raises OSError."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 def _put(file: dict[str, Any]) -> None:

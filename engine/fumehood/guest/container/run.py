@@ -1,4 +1,4 @@
-"""One call's run in a container, and from what is known of its end to one name for it.
+"""One call's run in a container, and the name of its ending.
 
 Guest side; values and pure functions of the supervisor. Invariant: a claim may name a failure,
 never undo one; the supervisor's own reason to kill stands first, the kernel's counters second,
@@ -15,13 +15,14 @@ from types import MappingProxyType
 from typing import Any
 
 from fumehood.guest.container.prefork_pool import Child
-from fumehood.guest.container.user import REQUEST_FAILED, SEAL_FAILED
-from fumehood.guest.run import Limits
+from fumehood.guest.container.user import REQUEST_FAILED
+from fumehood.guest.core.limits import Limits
+from fumehood.guest.core.pipes import SEAL_FAILED
 
 _CLAIMED_LIMITS: Mapping[int, str] = MappingProxyType(
     {errno.EMFILE: "open_files", errno.ENOSPC: "disk", errno.EFBIG: "file_size"}
 )
-"""Refusals that no counter of the kernel shows; an uncaught one is told by the program."""
+"""Refusals that no counter of the kernel shows; the program reports an uncaught one."""
 
 
 @dataclass
@@ -46,7 +47,7 @@ class Run:
     keep: bool = False
     """Files, and a Python program's variables, are there for the next run."""
     live: bool = False
-    """Somebody listens while it runs: what it prints goes out at once."""
+    """It is followed: its output is sent at once."""
     thin: bool = False
     """It seems to need nothing that the image preloads."""
     child: Child | None = None
@@ -70,7 +71,7 @@ class Run:
     received_bytes: int = 0
     status: int | None = None
     child_cpu_ns: int = 0
-    """What the child had used before its program began."""
+    """CPU time of the child before its program began."""
     reaped_cpu_ns: int = 0
     largest_bytes: int = 0
     limits_hit: set[str] = field(default_factory=set)
@@ -84,7 +85,7 @@ def ending_of(
     out_of_memory: bool,
     cpu_ms: float | None = None,
 ) -> tuple[str, dict[str, Any] | None]:
-    """How a run ended, and what of its claim goes on."""
+    """How a run ended, and the part of its claim that is passed on."""
     claimed = _claimed_kind(run.claim)
     if run.killed_for is not None:
         return run.killed_for, None
@@ -105,19 +106,19 @@ def ending_of(
 
 
 def stays(run: Run) -> bool:
-    """Whether a session's program says that it is done and lives on."""
+    """Whether a session's program claims that it is done and lives on."""
     claim = run.claim
     return run.keep and claim is not None and claim.get("stays") is True
 
 
 def claimed_exit(run: Run) -> int:
-    """The exit code in the words of a process that lives on; a wrong one is a failure."""
+    """The exit code that a living process claims; an invalid one is a failure."""
     code = run.claim.get("exit_code") if run.claim is not None else None
     return code if isinstance(code, int) and not isinstance(code, bool) and 0 <= code < 256 else 1
 
 
 def claimed_limits(claim: dict[str, Any] | None) -> set[str]:
-    """Limits that an uncaught exception speaks of."""
+    """Limits that an uncaught exception names."""
     error = claim.get("error") if claim is not None else None
     number = error.get("errno") if isinstance(error, dict) else None
     name = _CLAIMED_LIMITS.get(number) if isinstance(number, int) else None
@@ -127,13 +128,13 @@ def claimed_limits(claim: dict[str, Any] | None) -> set[str]:
 def _ending_of_signal(run: Run, number: int, cpu_ms: float | None) -> str:
     if number == signal.SIGSYS:
         return "policy"
-    # Anybody may send it to himself.
+    # A process may send it to itself.
     is_spent = cpu_ms is None or cpu_ms >= run.limits.cpu_s * 1e3
     return "cpu_time" if number == signal.SIGXCPU and is_spent else "signal"
 
 
 def _told(claim: dict[str, Any] | None) -> dict[str, Any]:
-    """What of a failure goes on to the host, which reads exactly these three."""
+    """The part of a failure that is passed to the host, which reads exactly these three."""
     error = claim["error"] if claim is not None else {}
     return {"error": {key: error.get(key) for key in ("kind", "message", "exception")}}
 

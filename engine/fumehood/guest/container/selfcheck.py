@@ -1,8 +1,8 @@
-"""The self-check: before a container takes a call, its wall is looked at and attacked once.
+"""The self-check: before a container takes a call, its wall is inspected and attacked once.
 
 Guest side, beside the supervisor. The figures are read from outside the probe, from the kernel;
-what cannot be seen to hold is not published, and the host takes no container that lacks a limit
-which it needs.
+a limit that was not seen to hold is not published, and the host takes no container that lacks a
+limit which it needs.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from fumehood.guest.container.counters import Counters
+from fumehood.guest.container.meter import Counters
 from fumehood.guest.container.probe import ATTACKS
 from fumehood.guest.container.run import Measures, Run
 from fumehood.guest.container.user import USER_ID
 from fumehood.guest.container.workspace import Mounts
-from fumehood.guest.run import Limits
+from fumehood.guest.core import procfs
+from fumehood.guest.core.limits import Limits
+from fumehood.guest.core.procfs import field
 from fumehood.protocol import framing
 
 MB = 1 << 20
@@ -96,34 +98,22 @@ class SelfCheck:
 
 
 def _is_sealed(pid: int) -> bool:
-    """Another user, without groups, capabilities or the way back, behind one more filter."""
-    ours, child = _status("self"), _status(pid)
-    uids, gids = child.get("Uid", "").split(), child.get("Gid", "").split()
-    nothing = all(
-        set(child.get(name, "?")) == {"0"} for name in ("CapEff", "CapPrm", "CapInh", "CapBnd")
-    )
-    filters, our_filters = child.get("Seccomp_filters"), ours.get("Seccomp_filters")
+    """Whether it is of the programs' user for good, without groups and capabilities, and has one
+    filter more than this process.
+    """
+    shown = procfs.status(pid)
+    users = {value for key in (b"Uid", b"Gid") for value in (field(shown, key) or b"?").split()}
+    capabilities = [
+        field(shown, key) or b"?" for key in (b"CapEff", b"CapPrm", b"CapInh", b"CapBnd")
+    ]
     return (
-        set(uids) == set(gids) == {str(USER_ID)}
-        and child.get("Groups", "?").strip() == ""
-        and nothing
+        users == {b"%d" % USER_ID}
+        and field(shown, b"Groups") == b""
+        and all(set(mask) == {ord("0")} for mask in capabilities)
         # Without it the filter would have been refused; some runtimes do not show it.
-        and child.get("NoNewPrivs", "1") == "1"
-        and child.get("Seccomp") == "2"
-        and (filters is None or our_filters is None or int(filters) > int(our_filters))
+        and field(shown, b"NoNewPrivs") in (b"1", None)
+        and procfs.is_filtered(shown, procfs.own_filters())
     )
-
-
-def _status(pid: int | str) -> dict[str, str]:
-    fields = {}
-    try:
-        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
-            for line in status:
-                name, _, value = line.partition(":")
-                fields[name] = value.strip()
-    except OSError:
-        pass
-    return fields
 
 
 def _resource_limits(pid: int) -> dict[str, int]:

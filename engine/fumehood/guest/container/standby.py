@@ -24,7 +24,7 @@ END_DEADLINE_S = 2.0
 
 
 class Standby:
-    """At most one, and what it was limited to as long as it could be: before it became a user."""
+    """At most one Node process, with the limit on CPU time that it got while it was root's."""
 
     def __init__(
         self, take: Callable[[], Child | None], limit: Callable[[Child, int], None]
@@ -58,7 +58,7 @@ class Standby:
         self._child, self._child_cpu_s = child, cpu_s
 
     def give(self, run: Run, cpu_s: int) -> Child | None:
-        """It, for a program that it can run; for any other it is ended."""
+        """The standby, for a program that it can run; for any other it is ended."""
         child = self._child
         if child is None:
             return None
@@ -81,15 +81,15 @@ class Standby:
         child.close()
         give_up = time.monotonic() + END_DEADLINE_S
         try:
-            while time.monotonic() < give_up:  # its zygote buries it
+            while time.monotonic() < give_up:  # its zygote reaps it
                 os.kill(child.pid, signal.SIGKILL)
                 time.sleep(0.0005)
         except ProcessLookupError:
             return
-        raise PreforkFailed("the Node process that stood by could not be ended")
+        raise PreforkFailed("the standby Node process could not be ended")
 
-    def bury(self, pid: int) -> bool:
-        """Whether a process that has ended was one of these, and no program."""
+    def has_ended(self, pid: int) -> bool:
+        """Note the end of a process; whether it was a standby, and no program."""
         if self._child is not None and self._child.pid == pid:
             self._child.close()
             self._child = self._expected_cpu_s = None  # it ended by itself: not another one

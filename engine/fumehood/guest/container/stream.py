@@ -26,7 +26,7 @@ class Stream:
         self._text = ""
 
     def read(self, limit_bytes: int) -> bool:
-        """Take what is there; False where the other end is closed or nothing is there."""
+        """Read the available data; False if there is none or the other end is closed."""
         try:
             chunk = os.read(self.descriptor, CHUNK_BYTES)
         except BlockingIOError:
@@ -40,12 +40,12 @@ class Stream:
         return True
 
     def drain(self, limit_bytes: int) -> None:
-        """Take what a dead program left in the pipe."""
+        """Read the data that a dead program left in the pipe."""
         while not self.is_over and self.read(limit_bytes):
             pass
 
     def take(self, *, last: bool = False) -> list[str]:
-        """What has come since, in pieces that fit a frame; a half character waits for more."""
+        """The text since the last time, in pieces that fit a frame; half a character waits."""
         if last and not self.is_over:  # what is cut off by the limit is not wrong UTF-8
             self._text += self._decoder.decode(b"", final=True)
         text, self._text = self._text, ""

@@ -6,10 +6,10 @@ counts what a program prints, kills, measures, and puts the container back as it
     host ──frames── supervisor ──one byte── zygotes ──fork── child, of another user
                         └── request, reply, stdout, stderr ──┘
 
-Invariants: no program says how its run ended; `ended` is told only when nothing of the program
-is alive; `reset` says clean only where the container was seen to be as it was before; when the
+Invariants: no program decides how its run ended; `ended` is sent only when nothing of the program
+is alive; `reset` says clean only if the container was seen to be as it was before; when the
 channel is gone or the lifetime over, so is the container.
-Single-threaded, one selector: whatever a program does, no call in this file waits for it.
+Single-threaded, one selector: no call in this file waits for a program.
 """
 
 from __future__ import annotations
@@ -24,14 +24,12 @@ import socket
 import time
 from typing import Any, NoReturn
 
-from fumehood.guest import kernel
-from fumehood.guest.container import housekeeping, processes, selfcheck
+from fumehood.guest.container import processes, selfcheck
 from fumehood.guest.container.chain import WATCH_S, Chain
-from fumehood.guest.container.cleaning import KILL_DEADLINE_S, Cleaner
-from fumehood.guest.container.counters import Counters
+from fumehood.guest.container.child import read_image
+from fumehood.guest.container.cleaning import KILL_DEADLINE_S, NOTHING_DONE, Cleaner
 from fumehood.guest.container.host import Host, end
-from fumehood.guest.container.image import read_image
-from fumehood.guest.container.meter import Meter
+from fumehood.guest.container.meter import Counters, Meter
 from fumehood.guest.container.prefork_pool import (
     FAT_SPARES,
     Child,
@@ -46,15 +44,17 @@ from fumehood.guest.container.run import Run, stays
 from fumehood.guest.container.standby import Standby
 from fumehood.guest.container.stream import Stream
 from fumehood.guest.container.workspace import Mounts
-from fumehood.guest.container.zygote import Word, run_zygote
-from fumehood.guest.limits import address_space_bytes
+from fumehood.guest.container.zygote import Notice, run_zygote
+from fumehood.guest.core import children, kernel
+from fumehood.guest.core.limits import address_space_bytes
+from fumehood.guest.core.procfs import peak_bytes
 from fumehood.protocol import framing
 
 MAX_CLAIM_BYTES = 512 * 1024
 """Of one frame in a reply's pipe: the claim, in the end."""
 
 MAX_REPLY_BYTES = 3 << 20
-"""All that a program may write into that pipe, its reports included; what follows is not read."""
+"""All that a program may write into that pipe, with its reports; the rest is not read."""
 
 FILE_CLOCK = getattr(time, "CLOCK_REALTIME_COARSE", 5)
 """By which the kernel stamps files. *Source*: clock_gettime(2), <linux/time.h>."""
@@ -64,8 +64,8 @@ OUTPUT_PAUSE_S = 0.02
 """How long printed text may wait for more before it is passed on."""
 CPU_BACKSTOP_S = 1
 MEMORY_LOOK_S = 0.1
-"""How often the kernel is asked whether it killed one of the program's processes for memory; of
-one that is not the first, nobody else is told."""
+"""How often the kernel is asked whether it killed a process of the program for memory; unless it
+was the first one, there is no other sign."""
 MAX_PROCESSES = 64
 MAX_DESCRIPTORS = 1024
 
@@ -85,7 +85,7 @@ def supervise(config: dict[str, Any]) -> None:
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     has_fat = bool(read_image().preload)
     gc.collect()
-    gc.freeze()  # what stands now is shared with the zygotes, and stays so
+    gc.freeze()  # present objects are shared with the zygotes, and stay so
     # Both before anything of a call is here: a fork has all that its parent ever read.
     thin = _start_zygote(config, thin=True)
     fat = _start_zygote(config, thin=False) if has_fat else None
@@ -107,7 +107,7 @@ def _start_zygote(config: dict[str, Any], *, thin: bool) -> Zygote:
 
 
 class Supervisor:
-    """The event loop and everything it knows."""
+    """The event loop and its state."""
 
     def __init__(self, thin: Zygote, fat: Zygote | None, config: dict[str, Any]) -> None:
         self._load_at = math.inf
@@ -123,19 +123,16 @@ class Supervisor:
         self._mounts = Mounts()
         self._counters = Counters()
         self._selector = selectors.DefaultSelector()
-        self._wakeup = self._watch_children()
+        self._wakeup = children.watch()
+        signal.signal(signal.SIGTERM, lambda *_: end())
         self._chain = Chain(self._reap)
-        self._nurseries = PreforkPools(
-            self._nursery(thin, max(1, config["spares"])),
-            None if fat is None else self._nursery(fat, FAT_SPARES),
+        self._pools = PreforkPools(
+            self._pool(thin, max(1, config["spares"])),
+            None if fat is None else self._pool(fat, FAT_SPARES),
         )
-        self._standby = Standby(self._nurseries.thin.take, self._limit_node)
-        self._meter = Meter(
-            self._counters, lambda: (*self._nurseries.zygote_pids, *self._nurseries.pids)
-        )
-        self._cleaner = Cleaner(
-            self._nurseries, self._chain, self._counters, self._mounts, self._reap
-        )
+        self._standby = Standby(self._pools.thin.take, self._limit_node)
+        self._meter = Meter(self._counters, lambda: (*self._pools.zygote_pids, *self._pools.pids))
+        self._cleaner = Cleaner(self._pools, self._chain, self._counters, self._mounts, self._reap)
         self._reporter = Reporter(self._host, self._meter, self._chain, thin.pid)
         self._check: selfcheck.SelfCheck | None = selfcheck.SelfCheck(
             config, self._counters, self._mounts
@@ -150,7 +147,7 @@ class Supervisor:
         assert self._check is not None
         self._run = self._check.run
         try:
-            self._nurseries.stock()
+            self._pools.stock()
             while True:
                 for key, _ in self._selector.select(self._until_next_timer()):
                     key.data()
@@ -158,7 +155,7 @@ class Supervisor:
         except PreforkFailed as failure:
             self._fail(str(failure))
 
-    def _nursery(self, zygote: Zygote, spares: int) -> PreforkPool:
+    def _pool(self, zygote: Zygote, spares: int) -> PreforkPool:
         return PreforkPool(
             zygote,
             spares,
@@ -174,31 +171,22 @@ class Supervisor:
         else:
             self._begin()
 
-    def _watch_children(self) -> socket.socket:
-        readable, writable = socket.socketpair()
-        readable.setblocking(False)
-        writable.setblocking(False)
-        signal.set_wakeup_fd(writable.detach())
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, lambda *_: end())
-        return readable
-
     # -- host -------------------------------------------------------------------
 
     def _on_host(self) -> None:
-        for wish in self._host.read():
-            if isinstance(wish, Run):
+        for request in self._host.read():
+            if isinstance(request, Run):
                 if self._run is not None:
                     end()  # one at a time; the host knows that
-                self._run = wish
+                self._run = request
                 self._begin()
-            elif self._run is not None and self._run.id == wish:
+            elif self._run is not None and self._run.id == request:
                 self._stop(self._run, "cancelled")
 
     # -- a run --------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Give the run that waits a child, if there is one."""
+        """Give the waiting run a child, if there is one."""
         run = self._run
         if run is None or run.child is not None or run.status is not None:
             return
@@ -229,14 +217,14 @@ class Supervisor:
             return True
         is_fat = run.program == "python" and not run.thin
         if is_fat:
-            self._nurseries.load_fat()
-        nursery = self._nurseries.fat if is_fat else self._nurseries.thin
-        run.child = child = nursery.take()
+            self._pools.load_fat()
+        pool = self._pools.fat if is_fat else self._pools.thin
+        run.child = child = pool.take()
         if child is None:
-            nursery.stock(1)
+            pool.stock(1)
             return False
         if run.keep and run.program == "python":
-            self._reporter.zygote_pid = nursery.zygote_pid
+            self._reporter.zygote_pid = pool.zygote_pid
         try:
             if run.program == "javascript":
                 self._limit_node(child, cpu_s)
@@ -249,11 +237,11 @@ class Supervisor:
         return True
 
     def _limit(self, child: Child, run: Run, cpu_s: int) -> None:
-        """Lower what depends on the call. Raises OSError."""
+        """Lower the limits that depend on the call. Raises OSError."""
         if not (run.keep and run.program == "python"):  # whose later calls may have more
             child.limit(resource.RLIMIT_CPU, cpu_s)
         if self._counters.memory_limit is None:  # then the limit is one process's
-            preloaded_bytes = max(map(address_space_bytes, self._nurseries.zygote_pids))
+            preloaded_bytes = max(map(address_space_bytes, self._pools.zygote_pids))
             child.limit(resource.RLIMIT_AS, preloaded_bytes + run.limits.memory_bytes)
         self._limit_processes(child)
 
@@ -265,7 +253,7 @@ class Supervisor:
         self._limit_processes(child)
 
     def _limit_processes(self, child: Child) -> None:
-        """Where there is no other limit: this one counts all containers together."""
+        """Used if there is no other limit: this one counts all containers together."""
         if self._counters.process_limit is None:
             child.limit(resource.RLIMIT_NPROC, MAX_PROCESSES)
 
@@ -285,7 +273,7 @@ class Supervisor:
         return True
 
     def _flush_request(self) -> None:
-        """Write what fits; a request larger than the pipe goes on when there is room."""
+        """Write as much as fits; the rest of a large request follows when there is room."""
         run = self._run
         if run is None or run.child is None or run.child.request_fd < 0:
             return
@@ -297,7 +285,7 @@ class Supervisor:
         except BlockingIOError:
             pass
         except BrokenPipeError:
-            run.request = b""  # dead: the exit status tells
+            run.request = b""  # dead: its exit status has the reason
         watched = descriptor in self._selector.get_map()
         if run.request and not watched:
             self._selector.register(descriptor, selectors.EVENT_WRITE, self._flush_request)
@@ -316,12 +304,12 @@ class Supervisor:
             self._stop(run, "output")
         elif self._output_due is None:
             now = time.monotonic()
-            # Who listens gets the first words at once; who does not gets fewer, longer pieces.
+            # A followed run shows its first text at once; any other sends fewer, longer pieces.
             wait_from = self._output_told if run.live else now
             self._output_due = max(now, wait_from + OUTPUT_PAUSE_S)
 
     def _on_reply(self) -> None:
-        """What a program claims: the last well-formed words count, and only after its end."""
+        """Read the claim of a program: its last valid message counts, and only after its end."""
         run = self._run
         if run is None or run.child is None:
             return
@@ -347,11 +335,11 @@ class Supervisor:
             run.deadline = time.monotonic() + selfcheck.PROBE_WALL_S
         if stays(run) and not run.is_over and run.status is None and run.killed_for is None:
             run.stayed = True
-            run.largest_bytes = processes.peak_bytes(run.child.pid) or 0
+            run.largest_bytes = peak_bytes(run.child.pid) or 0
             self._conclude(run)
 
     def _fail(self, why: str) -> NoReturn:
-        """End the container. A run that took a zygote's memory is told as what it was."""
+        """End the container. A run that took a zygote's memory is reported as out of memory."""
         run = self._run
         if self._check is not None:
             self._host.fail(why)
@@ -359,14 +347,14 @@ class Supervisor:
             run.killed_for = run.killed_for or "memory"
             run.is_over = True
             processes.kill_all()
-            self._read_last_words(run)
+            self._read_last_messages(run)
             self._reporter.ended(run, 0, None)
-            self._host.tell({"op": "reset", "id": run.id, "clean": False, "why": why[:200]})
+            self._host.send({"op": "reset", "id": run.id, "clean": False, "why": why[:200]})
         os.write(2, f"supervisor: {why}\n".encode()[:400])
         end()
 
     def _stop(self, run: Run, reason: str) -> None:
-        """Kill the program; its ending is told when the kernel confirms the death."""
+        """Kill the program; its ending is reported when the kernel confirms the death."""
         if run.killed_for is None:
             run.killed_for = reason
             run.killed_at = time.monotonic()
@@ -380,33 +368,29 @@ class Supervisor:
 
     # -- its end ------------------------------------------------------------------
 
-    def _on_end(self, word: Word) -> None:
-        """A zygote buried the program's first process, or the one that stood by."""
+    def _on_end(self, ended: Notice) -> None:
+        """A zygote reaped the program's first process, or the standby."""
         run = self._run
-        if self._standby.bury(word.pid) or run is None or run.child is None:
+        if self._standby.has_ended(ended.pid) or run is None or run.child is None:
             return
-        run.largest_bytes = max(run.largest_bytes, word.largest_bytes)
-        if run.child.pid != word.pid:  # it can have brothers: who is a parent is a clone's choice
-            run.reaped_cpu_ns += word.cpu_ns
+        run.largest_bytes = max(run.largest_bytes, ended.largest_bytes)
+        if run.child.pid != ended.pid:  # a sibling: clone can choose the parent
+            run.reaped_cpu_ns += ended.cpu_ns
             return
-        run.status = word.status
-        run.reaped_cpu_ns += max(0, word.cpu_ns - run.child_cpu_ns)
+        run.status = ended.status
+        run.reaped_cpu_ns += max(0, ended.cpu_ns - run.child_cpu_ns)
         run.has_begun = kernel.unread_bytes(run.child.request_fd) < run.sent_bytes - 1
         if not run.is_over:
             self._conclude(run)
 
     def _on_sigchld(self) -> None:
-        try:
-            while self._wakeup.recv(512):
-                pass
-        except BlockingIOError:
-            pass
+        children.drain(self._wakeup)
         self._reap()
         ended, self._orphaned = self._orphaned, None
         if ended is not None and ended is self._run:
             self._conclude(ended)
         if self._run is None:
-            self._nurseries.stock()
+            self._pools.stock()
 
     def _reap(self) -> None:
         """Take every exit status that there is: orphans of the program, or the zygote.
@@ -414,44 +398,36 @@ class Supervisor:
         Raises:
             PreforkFailed: the zygote is dead.
         """
-        while True:
-            try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            if pid in self._nurseries.zygote_pids:
+        for ended in children.reap():
+            if ended.pid in self._pools.zygote_pids:
                 raise PreforkFailed("the zygote is gone")
-            self._on_orphan(pid, status, usage)
+            self._on_orphan(ended)
 
-    def _on_orphan(self, pid: int, status: int, usage: resource.struct_rusage) -> None:
-        """One that was nobody else's child has ended; of a session's run it may be the first."""
+    def _on_orphan(self, ended: children.Ended) -> None:
+        """Count a process whose parent is gone; of a session's run it may be the first one."""
         run = self._run
         if run is None:
             return
-        cpu_ns = int((usage.ru_utime + usage.ru_stime) * 1e9)
-        largest_bytes = usage.ru_maxrss * 1024
-        run.largest_bytes = max(run.largest_bytes, largest_bytes)
-        run.reaped_cpu_ns += cpu_ns
-        if run.child is not None and run.child.pid == pid and run.status is None:
-            run.status = status
+        run.largest_bytes = max(run.largest_bytes, ended.largest_bytes)
+        run.reaped_cpu_ns += ended.cpu_ns
+        if run.child is not None and run.child.pid == ended.pid and run.status is None:
+            run.status = ended.status
             run.has_begun = True
             if not run.stayed:
                 self._orphaned = run
 
     def _conclude(self, run: Run) -> None:
-        """Nothing of the program may be alive when its ending is told, but what a session keeps."""
+        """End the run: nothing of the program but the processes of a session may be alive then."""
         run.is_over = True
         state = self._settle(run)
         is_over = self._cleaner.end_the_rest()
         self._chain.stop()
         self._watch_at = time.monotonic() + WATCH_S
         if run.child is not None:
-            self._read_last_words(run)
+            self._read_last_messages(run)
             if self._mounts.are_full():
                 run.limits_hit.add("disk")
-        housekeeper = housekeeping.NOTHING_DONE
+        housekeeper = NOTHING_DONE
         is_quick = self._cleaner.is_alone()
         if self._check is None or not is_over:
             housekeeper = self._cleaner.keep_house(run, is_over=is_over)
@@ -467,32 +443,32 @@ class Supervisor:
         if self._check is not None:
             self._finish_check(self._check, run, why)
         else:
-            self._host.tell({"op": "reset", "id": run.id, "clean": why is None, "why": why})
+            self._host.send({"op": "reset", "id": run.id, "clean": why is None, "why": why})
             if why is not None:
                 end()
-        self._nurseries.be_patient()
-        self._nurseries.stock()
+        self._pools.restart_deadlines()
+        self._pools.stock()
         self._prepare_standby()
         self._load_at = time.monotonic() + QUIET_S
 
     def _prepare_standby(self) -> None:
-        """Once nothing of the program's user is there any more, and nothing of a session's."""
+        """Prepare it if no process of the program's user and none of a session is left."""
         if not self._chain.pids:
             self._standby.prepare()
 
     def _settle(self, run: Run) -> str | None:
-        """What became of a session's variables, where this run had to do with any."""
+        """The state of a session's variables after this run, if it could change it."""
         if not run.keep:
             return None
         if run.program == "python":
             stayed = run.stayed and run.killed_for is None and run.child is not None
             state = self._chain.settle(run.child.pid if stayed and run.child else None)
             return "reset" if run.lost_variables else state
-        if run.program == "files":  # whoever asks for files is not told of variables
+        if run.program == "files":  # an answer about files says nothing of variables
             return None
         return None if self._chain.look() else "reset"
 
-    def _read_last_words(self, run: Run) -> None:
+    def _read_last_messages(self, run: Run) -> None:
         child = run.child
         assert child is not None
         for descriptor in (child.request_fd, child.stdout.descriptor, child.stderr.descriptor):
@@ -512,7 +488,7 @@ class Supervisor:
         self._check = None
         if why is not None:
             faults = [why, *faults][: selfcheck.MAX_FAULTS]
-        self._host.tell({"op": "ready", "enforces": enforces, "faults": faults})
+        self._host.send({"op": "ready", "enforces": enforces, "faults": faults})
 
     def _unwatch(self, descriptor: int) -> None:
         if descriptor >= 0 and descriptor in self._selector.get_map():
@@ -526,7 +502,7 @@ class Supervisor:
         return run is not None and run.keep and run.program == "python"
 
     def _watch_chain(self, run: Run | None, now: float) -> None:
-        """Of a session nothing runs that no call pays for: who was woken is ended."""
+        """Between calls no process of a session may run: one that was woken is ended."""
         if now < self._watch_at or not self._chain.pids or self._is_chained(run):
             return
         self._watch_at = now + WATCH_S
@@ -543,10 +519,10 @@ class Supervisor:
         times = [self._ends_at]
         if self._chain.pids and not self._is_chained(self._run):
             times.append(self._watch_at)
-        late = self._nurseries.until_late()
+        late = self._pools.until_late()
         if late is not None and (self._run is None or self._run.child is None):
             times.append(late)
-        if not self._nurseries.is_fat_loaded and self._run is None:
+        if not self._pools.is_fat_loaded and self._run is None:
             times.append(self._load_at)
         if self._output_due is not None:
             times.append(self._output_due)
@@ -563,9 +539,9 @@ class Supervisor:
     def _check_idle_time(self, now: float) -> None:
         if now >= self._ends_at:
             end()
-        if not self._nurseries.is_fat_loaded and now >= self._load_at:
-            self._nurseries.load_fat()
-            self._nurseries.stock()
+        if not self._pools.is_fat_loaded and now >= self._load_at:
+            self._pools.load_fat()
+            self._pools.stock()
 
     def _check_time(self, now: float) -> None:
         run = self._run
@@ -573,7 +549,7 @@ class Supervisor:
             self._check_idle_time(now)
         self._watch_chain(run, now)
         if run is None or run.child is None:
-            self._nurseries.check_time(now)  # a program that runs may have taken all processes
+            self._pools.check_time(now)  # a program that runs may have taken all processes
             return
         if self._output_due is not None and now >= self._output_due:
             self._output_due = None
@@ -581,7 +557,7 @@ class Supervisor:
             for stream in (run.child.stdout, run.child.stderr):
                 self._reporter.output(run, stream)
         if run.killed_for is not None:
-            if now >= run.killed_at + KILL_DEADLINE_S:  # its end is hidden by one of its own
+            if now >= run.killed_at + KILL_DEADLINE_S:  # another of its processes hides its end
                 self._conclude(run)
             return
         if self._meter.is_out_of_memory(run):

@@ -1,26 +1,23 @@
 """The user of a container's programs, and how a process of this guest becomes it, for good.
 
-Guest side. Whoever is it has no group, no capability and no way back.
+Guest side. Its processes have no group, no capability and no way back.
 """
 
 from __future__ import annotations
 
 import os
 
-from fumehood.guest import kernel
+from fumehood.guest.core import kernel
 
 USER_ID = 10_001
 """Of user and group; the image has an entry for it."""
 
-SEAL_FAILED = 70
-"""A child's exit code where it could not give everything up; it has read no request then."""
-
 REQUEST_FAILED = 71
-"""A child's exit code where the request could not be set up, such as a file that does not fit."""
+"""A child's exit code if the request could not be set up, such as a file that does not fit."""
 
 
 def become_user() -> None:
-    """Raises OSError where anything of it fails; the process must end then."""
+    """Raises OSError if any step fails; the process must end then."""
     os.setgroups([])
     os.setresgid(USER_ID, USER_ID, USER_ID)
     os.setresuid(USER_ID, USER_ID, USER_ID)

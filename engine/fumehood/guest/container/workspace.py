@@ -1,4 +1,4 @@
-"""The writable mounts: are they as they were, what did a program leave, take it away.
+"""The writable mounts: their state, the files that a program left, and their removal.
 
 Guest side. The supervisor looks at the mounts itself. To read or remove what is in them it
 cannot, for it is root without the right to pass over permissions: a housekeeper does, a short
@@ -56,7 +56,7 @@ class _Usage:
 
 
 class Mounts:
-    """What the writable mounts looked like before anything ran."""
+    """The state of the writable mounts before anything ran."""
 
     def __init__(self, paths: Sequence[str] = MOUNTS) -> None:
         self.paths = tuple(path for path in paths if os.path.ismount(path))

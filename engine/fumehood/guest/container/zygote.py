@@ -1,17 +1,16 @@
-"""A zygote of a container: loads what programs need once, forks children, buries them.
+"""A zygote of a container: loads modules for programs once, forks children, and reaps them.
 
 Guest side. Where an image preloads modules there are two: the thin one has the standard library's
 alone, so that a program which needs no more is spared the copy of pages that a fork of the fat one
 costs; the fat one has those of the image besides. Invariant, as of the other walls' zygote: it
-never receives a byte of any call. It is told one constant byte with a child's descriptors; it
+never receives a byte of any call. It receives one constant byte with a child's descriptors; it
 answers the child's process id, and later, when the kernel says so, how that child ended and what it
-used. Here the zygote itself is the children's parent, which spares each of them a second fork: what
-a program starts and leaves behind belongs to the container's first process, the supervisor.
+used. Here the zygote itself is the children's parent, which spares each of them a second fork;
+orphans of a program belong to the container's first process, the supervisor.
 """
 
 from __future__ import annotations
 
-import array
 import fcntl
 import gc
 import os
@@ -19,16 +18,15 @@ import select
 import signal
 import socket
 import struct
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from fumehood.guest import kernel
 from fumehood.guest.container import child, link
-from fumehood.guest.container.request import REPLY_FD, REQUEST_FD
+from fumehood.guest.core import children, kernel
+from fumehood.guest.core.pipes import REPLY_FD, REQUEST_FD, receive_fds
 
 FORK = b"F"
 PRELOAD = b"P"
-"""What the fat zygote waits for. It exists before the supervisor has heard of any call, so that no
+"""The fat zygote waits for it. It exists before the supervisor knows of any call, so that no
 call's bytes are in its memory."""
 
 PLACES = (REQUEST_FD, REPLY_FD, link.ORDERS_FD, link.WAKE_FD, child.OUT_FD, child.ERR_FD)
@@ -41,13 +39,12 @@ FIRST_OWN = 64
 AGAIN_S = 0.01
 """How soon a fork is tried again that was refused."""
 
-_WORD = struct.Struct("!?iiqq")
-WORD_BYTES = _WORD.size
+_NOTICE = struct.Struct("!?iiqq")
+NOTICE_BYTES = _NOTICE.size
 
 
-@dataclass(frozen=True, slots=True)
-class Word:
-    """What the zygote tells of a child: that it is there, or that it has ended."""
+class Notice(NamedTuple):
+    """What the zygote reports of a child: that it exists, or that it has ended."""
 
     has_ended: bool
     pid: int
@@ -56,20 +53,19 @@ class Word:
     largest_bytes: int = 0
 
     def pack(self) -> bytes:
-        return _WORD.pack(self.has_ended, self.pid, self.status, self.cpu_ns, self.largest_bytes)
+        return _NOTICE.pack(*self)
 
     @classmethod
-    def unpack(cls, data: bytes) -> Word:
-        """Raises ValueError: no word, the zygote is gone."""
-        if len(data) != WORD_BYTES:
+    def unpack(cls, data: bytes) -> Notice:
+        """Raises ValueError: there is none, the zygote is gone."""
+        if len(data) != NOTICE_BYTES:
             raise ValueError("the zygote is gone")
-        return cls(*_WORD.unpack(data))
+        return cls(*_NOTICE.unpack(data))
 
 
 def order_child(orders: socket.socket, *descriptors: int) -> None:
     """Supervisor's side of one order."""
-    rights = array.array("i", descriptors)
-    orders.sendmsg([FORK], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+    socket.send_fds(orders, [FORK], descriptors)
 
 
 def run_zygote(orders: socket.socket, config: dict[str, Any], *, thin: bool) -> None:
@@ -94,10 +90,10 @@ def run_zygote(orders: socket.socket, config: dict[str, Any], *, thin: bool) -> 
     has_order = False
     while True:
         # A program may have taken every process that there may be; it will not have them long.
-        heard = [readable] if has_order else [orders, readable]
-        ready, _, _ = select.select(heard, [], [], AGAIN_S if has_order else None)
+        watched = [readable] if has_order else [orders, readable]
+        ready, _, _ = select.select(watched, [], [], AGAIN_S if has_order else None)
         if readable in ready:
-            _drain(readable)
+            children.drain(readable)
             _tell_ends(orders)
         if orders in ready:
             _receive(orders)
@@ -110,7 +106,7 @@ def run_zygote(orders: socket.socket, config: dict[str, Any], *, thin: bool) -> 
                 os._exit(1)
             os.closerange(PLACES[0], PLACES[-1] + 1)
             has_order = False
-            orders.sendall(Word(has_ended=False, pid=pid).pack())
+            orders.sendall(Notice(False, pid).pack())
 
 
 def _out_of_the_way(end: socket.socket) -> socket.socket:
@@ -120,7 +116,7 @@ def _out_of_the_way(end: socket.socket) -> socket.socket:
 
 
 def _fork() -> int | None:
-    """As `os.fork`; None where there are too many processes or too little memory at the moment."""
+    """As `os.fork`; None if there are too many processes or too little memory at the moment."""
     try:
         return os.fork()
     except OSError:
@@ -128,44 +124,17 @@ def _fork() -> int | None:
 
 
 def _tell_ends(orders: socket.socket) -> None:
-    while True:
-        try:
-            pid, status, usage = os.wait4(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if pid == 0:
-            return
-        cpu_ns = int((usage.ru_utime + usage.ru_stime) * 1e9)
-        word = Word(
-            has_ended=True,
-            pid=pid,
-            status=status,
-            cpu_ns=cpu_ns,
-            largest_bytes=usage.ru_maxrss * 1024,
-        )
-        orders.sendall(word.pack())
+    for ended in children.reap():
+        orders.sendall(Notice(True, *ended).pack())
 
 
 def _receive(orders: socket.socket) -> None:
     """Take the descriptors of one order, which get the lowest numbers that are free: their places
     in the child. Without a supervisor there is nothing left to do.
     """
-    descriptors = array.array("i")
-    room = socket.CMSG_SPACE(len(PLACES) * descriptors.itemsize)
     try:
-        order, ancillary, _, _ = orders.recvmsg(len(FORK), room, socket.MSG_CMSG_CLOEXEC)
+        order, descriptors = receive_fds(orders, len(PLACES), socket.MSG_CMSG_CLOEXEC)
     except OSError:
         os._exit(0)
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
     if order != FORK or tuple(descriptors) != PLACES:
         os._exit(0)
-
-
-def _drain(wakeup: socket.socket) -> None:
-    try:
-        while wakeup.recv(512):
-            pass
-    except BlockingIOError:
-        pass

@@ -15,12 +15,10 @@ import sys
 from types import CodeType
 from typing import Any
 
-from fumehood.guest.interpreter.programs import failures, modules, names, nodes, values
+from fumehood.guest.interpreter.programs import modules, names, nodes, output
 from fumehood.guest.interpreter.programs.guards import Guards
 from fumehood.guest.interpreter.programs.policy import VALUE, compile_program
-from fumehood.guest.interpreter.programs.printing import PrintDoor, Printed
 from fumehood.guest.interpreter.programs.refusal import OutputFull, Refused
-from fumehood.guest.interpreter.programs.rewrite import simplify
 from fumehood.protocol import strict_json
 
 RESERVE_BYTES = 2 << 20
@@ -34,6 +32,9 @@ here, its pages stay shared."""
 KEPT_SHARE = 16
 """Of output that does not fit, this part of the limit is kept, in characters: as JSON, each
 is at most twelve bytes."""
+
+_FUTURE_IGNORED = frozenset({"annotations"})
+_BLOCKS = ("body", "orelse", "finalbody", "handlers")
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
@@ -75,13 +76,58 @@ def compile_checked(code: str) -> CodeType:
     return compile_program(tree)
 
 
+def simplify(tree: ast.Module) -> ast.Module:
+    """The same program without annotations, `from __future__` and bare `except:`.
+
+    Annotations are never evaluated; a bare `except:` becomes `except Exception:`, so that it
+    cannot catch the sandbox's own reasons. Walks statements only: no expression holds any of these.
+    Nothing is added that the tables would not let through.
+    """
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef):
+            node.returns = None
+            for parameter in _parameters(node.args):
+                parameter.annotation = None
+        elif isinstance(node, ast.ExceptHandler) and node.type is None:
+            node.type = ast.copy_location(ast.Name("Exception", ast.Load()), node)
+        for name in _BLOCKS:
+            block = getattr(node, name, None)
+            if isinstance(block, list):
+                statements = [_statement(statement) for statement in block]
+                setattr(node, name, statements)
+                waiting += statements
+    return tree
+
+
+def _parameters(arguments: ast.arguments) -> list[ast.arg]:
+    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    return named + [rest for rest in (arguments.vararg, arguments.kwarg) if rest is not None]
+
+
+def _statement(statement: ast.stmt) -> ast.stmt:
+    if isinstance(statement, ast.AnnAssign):
+        if statement.value is None:
+            return ast.copy_location(ast.Pass(), statement)
+        plain = ast.Assign(targets=[statement.target], value=statement.value)
+        return ast.copy_location(plain, statement)
+    if (
+        isinstance(statement, ast.ImportFrom)
+        and statement.module == "__future__"
+        and {alias.name for alias in statement.names} <= _FUTURE_IGNORED
+    ):
+        return ast.copy_location(ast.Pass(), statement)
+    return statement
+
+
 class Run:
     """One program from text to reply."""
 
     def __init__(self, code: str, max_bytes: int) -> None:
         self._code = code
         self._max_bytes = max_bytes
-        self._printed = Printed(max_bytes)
+        self._printed = output.Printed(max_bytes)
         self._guards = Guards()
         self._reserve = mmap.mmap(-1, RESERVE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
@@ -90,7 +136,7 @@ class Run:
         try:
             program = compile_checked(self._code)
         except SyntaxError as error:
-            description = failures.describe_syntax(error)
+            description = output.describe_syntax(error)
             return self._error("exception", _summary(description), description)
         except Refused as refusal:
             return self._error("policy", str(refusal))
@@ -115,7 +161,7 @@ class Run:
             "collections": {"namedtuple": guards.classes.named_tuple},
             "functools": {"total_ordering": guards.total_ordering},
         }
-        door = PrintDoor(self._printed)
+        door = output.PrintDoor(self._printed)
         return {
             "__builtins__": names.BUILT_INS,
             "__name__": "__main__",
@@ -127,8 +173,8 @@ class Run:
 
     def _result(self, value: Any) -> dict[str, Any]:
         return {
-            "value": values.json_value(value, self._max_bytes),
-            "value_repr": None if value is None else values.short_repr(value),
+            "value": output.json_value(value, self._max_bytes),
+            "value_repr": None if value is None else output.short_repr(value),
             "stdout": self._printed.text(),
         }
 
@@ -136,9 +182,9 @@ class Run:
         description = None
         if fault is not None and not isinstance(fault, MemoryError | OutputFull):
             # Asks the exception for its words, which is the program's code: what it does counts.
-            description = failures.describe(fault, self._code)
+            description = output.describe(fault, self._code)
         if self._guards.refusal is not None:
-            line = failures.last_line(self._guards.refusal)
+            line = output.last_line(self._guards.refusal)
             return self._error("policy", f"{self._guards.refusal}{line}")
         if isinstance(fault, MemoryError) and not self._printed.is_full:
             fault.__traceback__ = None

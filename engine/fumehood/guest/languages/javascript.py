@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 from typing import NoReturn
 
-from fumehood.guest.container.request import REPLY_FD, REQUEST_FD, SetUpFailed, memory_file
+from fumehood.guest.container.request import SetUpFailed, memory_file
+from fumehood.guest.core.pipes import REPLY_FD, REQUEST_FD
 from fumehood.guest.languages.shell import become
 
 NODE = "/usr/bin/node"

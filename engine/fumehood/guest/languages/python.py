@@ -26,11 +26,11 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
+from fumehood.guest.core.progress import MAX_REPORTS
 from fumehood.guest.languages import figures
 from fumehood.guest.languages.figures import MAX_NOTES, Figures, catch_show
 from fumehood.guest.languages.late import LateModules
 from fumehood.guest.languages.values import Claim, NoValue, represent, shortened, success
-from fumehood.guest.progress import MAX_REPORTS
 
 FILENAME = "<code>"
 """Of the first program; those after it in a session are `<code 2>` and so on."""

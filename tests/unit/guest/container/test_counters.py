@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fumehood.guest.container.counters import Counters
+from fumehood.guest.container.meter import Counters
 
 V1 = {
     "cpuacct/cpuacct.usage": "1234567\n",

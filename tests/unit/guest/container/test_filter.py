@@ -6,11 +6,11 @@ import pytest
 
 from fumehood.guest.container import filter as container_filter
 from fumehood.guest.container.filter import ALLOWED, DECIDED, build_container_filter, ranges
-from fumehood.guest.container.syscall_numbers import HIGHEST_KNOWN, NUMBERS
-from fumehood.guest.seccomp import ARCHITECTURES
+from fumehood.guest.core.syscalls import ARCHITECTURES, HIGHEST_KNOWN
 from support.bpf_machine import decide
 
 ALLOW, KILL, EPERM, ENOSYS = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026
+NUMBERS = {machine: numbers for machine, (_, numbers) in ARCHITECTURES.items()}
 MACHINES = sorted(NUMBERS)
 
 FORBIDDEN = (

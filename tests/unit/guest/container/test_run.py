@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from fumehood.guest.container.run import Run, claimed_limits, ending_of
-from fumehood.guest.container.user import REQUEST_FAILED, SEAL_FAILED
-from fumehood.guest.run import Limits
+from fumehood.guest.container.user import REQUEST_FAILED
+from fumehood.guest.core.limits import Limits
+from fumehood.guest.core.pipes import SEAL_FAILED
 
 RESULT = {"result": {"value": 1, "has_value": True, "value_repr": "1"}}
 RAISED = {"error": {"kind": "exception", "message": "ValueError", "exception": {"type": "E"}}}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fumehood.guest.interpreter import restricted
-from fumehood.guest.interpreter.programs import modules, values
+from fumehood.guest.interpreter.programs import modules, output
 from fumehood.guest.interpreter.programs.refusal import OutputFull
 
 MAX_BYTES = 65_536
@@ -209,14 +209,14 @@ def test_value_is_kept_as_json_or_as_text(code: str, value: Any, text: str | Non
 
 
 def test_text_of_a_value_is_cut_and_not_computed_to_its_end() -> None:
-    text = values.short_repr(["x" * 10**7] * 10**5)
-    assert len(text) == values.MAX_REPR_CHARACTERS + 1
+    text = output.short_repr(["x" * 10**7] * 10**5)
+    assert len(text) == output.MAX_REPR_CHARACTERS + 1
     assert text.endswith("…")
 
 
 def test_value_over_the_limit_is_seen_before_it_is_walked() -> None:
     with pytest.raises(OutputFull):
-        values.json_value([[0] * 10**6] * 10**6, 1000)
+        output.json_value([[0] * 10**6] * 10**6, 1000)
 
 
 def test_exception_tells_type_message_line_and_lines_of_the_program_only() -> None:

@@ -10,7 +10,7 @@ import pytest
 from fumehood.guest.interpreter.programs import names
 from fumehood.guest.interpreter.programs.nodes import ALLOWED, MAX_DEPTH, REFUSED, check
 from fumehood.guest.interpreter.programs.refusal import Refused
-from fumehood.guest.interpreter.programs.rewrite import simplify
+from fumehood.guest.interpreter.restricted import simplify
 
 
 def _classes(root: type) -> Iterator[type]:

@@ -1,9 +1,9 @@
-"""Kill what a process has started, and what that has started, by walking down from it.
+"""Kill all descendants of a process, by walking down from it.
 
 Guest side, used by the jail's supervisor, which is the subreaper of everything below it.
 Never by user id: on a host that would hit the operator's own processes. Each process is
 stopped before its children are listed, so that none can be missed or reaped in between, and
-is killed through a descriptor, so that a number used again hits nobody.
+is killed through a descriptor, so that a reused number hits no other process.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The child: the one process in which a call's program runs.
 
-Guest side, forked by the zygote. What can be given up once for all children, `seal_zygote` gives
-up in the zygote; `seal` does the rest. Its invariant is its order: everything is closed, limited,
+Guest side, forked by the zygote. `seal_zygote` gives up once, in the zygote, all that is the same
+for all children; `seal` does the rest. Its invariant is its order: everything is closed, limited,
 warmed and filtered before the first byte of any request is read, and nothing that was read can undo
 it. The supervisor looks from outside whether a child is sealed, and it alone decides how a run
-ended; what the child writes is a claim.
+ended; a message of the child is a claim.
 """
 
 from __future__ import annotations
@@ -14,28 +14,27 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fumehood.guest import kernel, limits, seccomp
+from fumehood.guest.core import kernel, limits, seccomp
+from fumehood.guest.core.pipes import (
+    CHUNK_BYTES,
+    MEMORY_REPLY,
+    REPLY_FD,
+    REQUEST_FD,
+    SEAL_FAILED,
+    tell,
+    write_all,
+)
 from fumehood.protocol import framing
 
 Program = Callable[[dict[str, Any]], dict[str, Any]]
 """Takes the request, returns the reply: `{"result": …}` or `{"error": {kind, message, …}}`."""
 
-REQUEST_FD = seccomp.REQUEST_FD
-REPLY_FD = seccomp.REPLY_FD
 ORDERS_FD = REPLY_FD + 1
 """The zygote's own descriptor, closed in each child."""
 
-MEMORY_REPLY = framing.encode(
-    {"error": {"kind": "memory", "message": "the program needed more memory than its limit"}}
-)
-"""Encoded ahead: a process without memory cannot build its own excuse."""
-
-CHUNK_BYTES = 1 << 16
-SEAL_FAILED = 70
-
 
 def seal_zygote(orders: socket.socket) -> socket.socket:
-    """Give up in the zygote what no child may have; the orders' socket at its new number.
+    """Give up in the zygote all that no child may have; the orders' socket at its new number.
 
     Descriptors that are received from now on are `REQUEST_FD` and `REPLY_FD`, the lowest two that
     are free.
@@ -69,7 +68,7 @@ def run_child(
     try:
         seal(supervisor_pid, warm_up, filter_program, open_files, hide_files)
     except BaseException as fault:  # sealed or dead: nothing may run in between
-        _write(framing.encode({"sealed": False, "fault": f"{type(fault).__name__}: {fault}"}))
+        tell({"sealed": False, "fault": f"{type(fault).__name__}: {fault}"})
         os._exit(SEAL_FAILED)
     serve(programs)
 
@@ -81,7 +80,7 @@ def seal(
     open_files: int,
     hide_files: Callable[[], None],
 ) -> None:
-    """Give up everything. The order is the argument: each step needs what later ones take.
+    """Give up everything. The order is the argument: each step needs things that later ones take.
 
     The zygote has given up its capabilities, environment and directory. Numbers at random are this
     process's own: `random` seeds itself after a fork.
@@ -92,13 +91,13 @@ def seal(
     kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
     if os.getppid() != supervisor_pid:  # it died before the line above took hold
         raise OSError("the supervisor is gone")
-    _volunteer_for_oom()
+    kernel.volunteer_for_oom()
     warm_up()
     base_bytes = limits.address_space_bytes()
     limits.limit_self(open_files)
     hide_files()
     seccomp.install(filter_program)
-    _write(framing.encode({"sealed": True, "base_bytes": base_bytes}))
+    tell({"sealed": True, "base_bytes": base_bytes})
 
 
 def serve(programs: Mapping[str, Program]) -> None:
@@ -113,19 +112,8 @@ def serve(programs: Mapping[str, Program]) -> None:
                 {"error": {"kind": "exception", "message": type(fault).__name__}}
             )
         request = None
-        _write(reply)
+        write_all(REPLY_FD, reply)
     os._exit(0)
-
-
-def _volunteer_for_oom() -> None:
-    """Ask the kernel to take this process first when the host runs out of memory."""
-    try:
-        # Not `open()`: its layers are cold here, and touching them costs more than the fork.
-        score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
-        os.write(score, b"1000")
-        os.close(score)
-    except OSError:
-        pass  # a wish, not a wall: some hosts mount /proc read-only
 
 
 def _read_frame() -> dict[str, Any] | None:
@@ -147,14 +135,3 @@ def _read_frame() -> dict[str, Any] | None:
             missing -= len(chunk)
         frame = b"".join(chunks)
     return framing.parse_body(frame[framing.HEADER.size :])
-
-
-def send(message: dict[str, Any]) -> None:
-    """One frame beside the reply: what a program reports while it works."""
-    _write(framing.encode(message))
-
-
-def _write(data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(REPLY_FD, view) :]

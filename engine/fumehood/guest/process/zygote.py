@@ -1,8 +1,8 @@
-"""The zygote: loads what programs need once, and forks children that share those pages.
+"""The zygote: loads modules for programs once, and forks children that share those pages.
 
 Guest side, between supervisor and child. Invariant: it never receives a byte of any call.
-All it is told is one constant byte with two descriptors, and all it answers is a process
-id; a fork server that parsed requests would hand each one's remains to the next child.
+It receives one constant byte with two descriptors, and answers a process id only; a fork
+server that parsed requests would pass the remains of each one to the next child.
 
 The supervisor is the parent of each child: only a parent learns from the kernel how a
 process really ended.
@@ -10,7 +10,6 @@ process really ended.
 
 from __future__ import annotations
 
-import array
 import gc
 import os
 import signal
@@ -20,8 +19,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from fumehood.guest import kernel, seccomp
-from fumehood.guest.child import REPLY_FD, REQUEST_FD, run_child, seal_zygote
+from fumehood.guest.core import kernel, seccomp
+from fumehood.guest.core.pipes import REPLY_FD, REQUEST_FD, receive_fds
+from fumehood.guest.process import filters
+from fumehood.guest.process.child import run_child, seal_zygote
+from fumehood.guest.process.selftest import run_probe
 
 FORK = b"F"
 PID = struct.Struct("!i")
@@ -41,7 +43,10 @@ def run_zygote(orders: socket.socket, config: dict[str, Any]) -> None:
     gc.collect()
     gc.freeze()
     while True:
-        order, descriptors = _receive(orders)
+        try:
+            order, descriptors = receive_fds(orders, 2)
+        except OSError:
+            os._exit(0)
         if order != FORK or descriptors != [REQUEST_FD, REPLY_FD]:
             os._exit(0)
         pid = kernel.fork_for_parent()
@@ -50,7 +55,7 @@ def run_zygote(orders: socket.socket, config: dict[str, Any]) -> None:
             os._exit(1)
         try:
             orders.sendall(PID.pack(pid))
-        except OSError:  # without a supervisor there is nobody to tell
+        except OSError:  # the supervisor is gone
             os._exit(1)
         for descriptor in descriptors:
             os.close(descriptor)
@@ -58,23 +63,21 @@ def run_zygote(orders: socket.socket, config: dict[str, Any]) -> None:
 
 def order_child(orders: socket.socket, request_fd: int, reply_fd: int) -> None:
     """Supervisor's side of one order."""
-    rights = array.array("i", [request_fd, reply_fd])
-    orders.sendmsg([FORK], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+    socket.send_fds(orders, [FORK], [request_fd, reply_fd])
 
 
 def _preload(config: dict[str, Any]) -> Callable[[int], None]:
     if config.get("wall") == "jail":
-        from fumehood.guest import jail
+        from fumehood.guest.process import jail
 
         return jail.preload(config)
-    from fumehood.guest import probe
     from fumehood.guest.interpreter import calculator, restricted
 
-    filter_program = seccomp.build_interpreter_filter()
+    filter_program = filters.build_interpreter_filter()
     programs = {
         "calculator": calculator.run,
         "restricted_python": restricted.run,
-        "probe": probe.run,
+        "probe": run_probe,
     }
     # Programs see the time of day in UTC, not the zone that this host is set to.
     os.environ["TZ"] = "UTC"
@@ -94,15 +97,3 @@ def _preload(config: dict[str, Any]) -> Callable[[int], None]:
         )
 
     return prepare
-
-
-def _receive(orders: socket.socket) -> tuple[bytes, list[int]]:
-    try:
-        order, ancillary, _, _ = orders.recvmsg(1, socket.CMSG_SPACE(2 * array.array("i").itemsize))
-    except OSError:
-        return b"", []
-    descriptors = array.array("i")
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
-    return order, list(descriptors)

@@ -1,7 +1,8 @@
 """The self-test: each defence is attacked once at the start, and only what held is published.
 
-Guest side, beside the supervisor. The attacks themselves are in `probe`; they run in
-children of the ordinary kind, as runs with negative ids.
+Guest side. The attacks (`run_probe`) run in children of the ordinary kind, as runs with negative
+ids. No request from outside can name them: the host builds requests, and the supervisor refuses
+one that asks for a probe.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from fumehood.guest import kernel
-from fumehood.guest.run import Limits, Run
+from fumehood.guest.core import kernel
+from fumehood.guest.core.limits import Limits
+from fumehood.guest.process.run import Run
 
 PROBE_MEMORY_BYTES = 16 << 20
 PROBE_WALL_S = 0.05
@@ -20,7 +22,7 @@ PROBE_DEADLINE_S = 5.0
 
 
 class Announcer(Protocol):
-    """What the self-test needs of the supervisor."""
+    """The part of the supervisor that the self-test needs."""
 
     def submit(self, run: Run) -> None: ...
 
@@ -36,7 +38,7 @@ def _was_killed(ending: dict[str, Any]) -> bool:
 
 
 Row = tuple[str, str, Callable[[dict[str, Any]], bool]]
-"""An attack of `probe`, the limit that it tries, and whether that one held."""
+"""An attack of `run_probe`, the limit that it tries, and whether that one held."""
 
 INTERPRETER: tuple[Row, ...] = (
     ("memory", "memory", _was_refused),
@@ -83,3 +85,70 @@ class SelfTest:
             kept = self._held["wall_time"]
             counted = kernel.process_cpu_ns(os.getpid()) is not None
             self._supervisor.announce({**self._held, "cpu_time": kept and counted, "output": kept})
+
+
+def run_probe(request: dict[str, Any]) -> dict[str, Any]:
+    """Try the attack that the request names; a reply means that it did not end the child."""
+    return {"result": {"outcome": _ATTACKS[request["arguments"]["attack"]]()}}
+
+
+def _take_memory() -> str:
+    # Caught here and not below: the probe must know that the refusal came from this line.
+    try:
+        return f"got {len(bytearray(1 << 30))} bytes"
+    except MemoryError:
+        return "refused"
+
+
+def _open_file() -> str:
+    try:
+        os.close(os.open("/dev/null", os.O_RDONLY))
+    except PermissionError:
+        return "refused"
+    return "opened"
+
+
+def _look_outside() -> str:
+    """Try a file and a directory of every Linux, and a directory that all users may write to."""
+    outside: tuple[Callable[[], object], ...] = (
+        lambda: os.listdir("/"),
+        lambda: os.open("/proc/self/status", os.O_RDONLY),
+        lambda: os.open("/dev/shm/fumehood-probe", os.O_WRONLY | os.O_CREAT),  # noqa: S108
+    )
+    for attack in outside:
+        try:
+            attack()
+        except PermissionError:
+            continue
+        return "seen"
+    with open(os.__file__, "rb") as inside:  # or a wall without any view would pass
+        inside.read(1)
+    return "refused"
+
+
+def _start_process() -> str:
+    if os.fork() == 0:
+        os._exit(0)
+    return "started"
+
+
+def _open_socket() -> str:
+    import _socket
+
+    _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    return "opened"
+
+
+def _spin() -> str:
+    while True:
+        pass
+
+
+_ATTACKS = {
+    "memory": _take_memory,
+    "files": _open_file,
+    "outside": _look_outside,
+    "processes": _start_process,
+    "network": _open_socket,
+    "spin": _spin,
+}

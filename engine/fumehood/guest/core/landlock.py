@@ -1,4 +1,4 @@
-"""Landlock: what of the file system a process may see, decided by itself and for ever.
+"""Landlock: a process restricts its own view of the file system, for good.
 
 Guest side, used by the jail. Invariant: a process restricted here reads beneath the named
 paths and nowhere else, writes and executes nowhere, and a path that appears later is not
@@ -16,10 +16,12 @@ import os
 import stat
 from collections.abc import Iterable
 
-from fumehood.guest import kernel
+from fumehood.guest.core import kernel
+from fumehood.guest.core.syscalls import own_number
 
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-"""The numbers are the same on every architecture."""
+_CREATE_RULESET = own_number("landlock_create_ruleset")
+_ADD_RULE = own_number("landlock_add_rule")
+_RESTRICT_SELF = own_number("landlock_restrict_self")
 
 _ASK_FOR_VERSION = 1
 _RULE_PATH_BENEATH = 1

@@ -1,4 +1,4 @@
-"""How a run ended: from a child's words and the kernel's, to one name.
+"""How a run ended: one name, made from the claim of a child and the report of the kernel.
 
 Guest side, pure functions of the supervisor. Invariant: a claim may name a failure, never
 undo one, and the supervisor's own reason to kill stands above both.
@@ -11,11 +11,11 @@ import signal
 from typing import Any
 
 CLAIMABLE = ("memory", "output", "policy")
-"""What a child may say of its own failure; see ADR 0010."""
+"""The failures that a child may claim; see ADR 0010."""
 
 
 def judge(reply: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """How a run ended that answered. A claim may name a failure, never undo one."""
+    """The ending of a run that answered. A claim may name a failure, never undo one."""
     error = reply.get("error")
     if error is None and isinstance(reply.get("result"), dict):
         return "ok", {"result": reply["result"]}
@@ -26,7 +26,7 @@ def judge(reply: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def ending_of(exit_code: int | None, signal_number: int | None) -> str:
-    """What the kernel's word means where the supervisor did not kill."""
+    """The ending by the kernel's report, if the supervisor did not kill."""
     if signal_number == signal.SIGSYS:
         return "policy"
     if signal_number == signal.SIGXCPU:

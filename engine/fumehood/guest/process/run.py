@@ -1,4 +1,4 @@
-"""A run or a loan as the supervisor keeps it: what was asked for, and what became of it.
+"""Runs and checkouts as the supervisor keeps them: the request, and its state so far.
 
 Guest side. Values only; `supervisor` moves them along.
 """
@@ -8,17 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from fumehood.guest.core.limits import Limits
 from fumehood.protocol import framing
-
-
-@dataclass
-class Limits:
-    """One call's limits, as the host sent them."""
-
-    wall_s: float
-    cpu_s: float
-    memory_bytes: int
-    output_bytes: int
 
 
 @dataclass
@@ -38,7 +29,7 @@ class Run:
 
 @dataclass
 class Checkout:
-    """A child that the host asked for, to speak with it itself."""
+    """A child that the host asked for, to talk to it directly."""
 
     id: int
     memory_bytes: int
@@ -46,8 +37,8 @@ class Checkout:
     killed_for: str | None = None
 
 
-def parse_loan(message: dict[str, Any]) -> Checkout:
-    """The loan in a host's frame. Raises KeyError, TypeError: not of this form."""
+def parse_checkout(message: dict[str, Any]) -> Checkout:
+    """The checkout in a host's frame. Raises KeyError, TypeError: not of this form."""
     return Checkout(
         id=message["id"],
         memory_bytes=int(message["memory_bytes"]),

@@ -1,14 +1,22 @@
-"""Small words for system-call filters in classic BPF: what each filter is put together from.
+"""System-call filters: the instructions of classic BPF that make one, and its installation.
 
-Guest side, pure functions; `seccomp` and `jail_filter` say what is allowed. A filter begins
-with `begin`, ends with a verdict for everything that was not named, and in between the
-accumulator always holds the number of the system call.
+Guest side; `process/filters.py` and `container/filter.py` have the lists. A filter starts with
+`begin` and ends with a verdict for all calls that it did not name; in between the accumulator
+always holds the number of the system call.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import struct
 from collections.abc import Mapping, Sequence
+
+from fumehood.guest.core import kernel
+from fumehood.guest.core.syscalls import own_number
+
+_SECCOMP = own_number("seccomp")
+SET_MODE_FILTER = 1
 
 X32_BIT = 0x40000000
 """x86-64 knows a second set of numbers with this bit set; none of them is wanted."""
@@ -38,7 +46,7 @@ Instruction = tuple[int, int, int, int]
 
 
 def begin(architecture: int) -> list[Instruction]:
-    """Let go on only what is a call of this architecture and of its one numbering."""
+    """End the process for calls of another architecture or another numbering."""
     return [
         _load(_OFFSET_ARCHITECTURE),
         *_unless_equal(architecture, [kill()]),
@@ -140,3 +148,27 @@ def _load(offset: int) -> Instruction:
 
 def _unless_equal(value: int, body: Sequence[Instruction]) -> list[Instruction]:
     return [(_JUMP_EQUAL, len(body), 0, value), *body]
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
+
+
+def install(program: bytes) -> None:
+    """Put the filter on this process, for ever. `no_new_privs` must be set already.
+
+    Raises:
+        OSError: the kernel has no seccomp filters, or refuses this one.
+    """
+    kernel.syscall(_SECCOMP, SET_MODE_FILTER, 0, _header(program))
+
+
+def warm_up(program: bytes) -> None:
+    """Prepare `install` before a fork: done in a child, it would copy pages for every call."""
+    _header(program)
+    kernel.warm_up()
+
+
+@functools.cache
+def _header(program: bytes) -> ctypes._Pointer[ctypes.Structure]:
+    return ctypes.byref(_Program(len(program) // 8, program))  # type: ignore[return-value]

@@ -19,13 +19,16 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from fumehood.guest import jail_filter, landlock, probe, seccomp
-from fumehood.guest.child import run_child, send
-from fumehood.guest.progress import MAX_REPORTS
+from fumehood.guest.core import landlock, seccomp
+from fumehood.guest.core.pipes import tell
+from fumehood.guest.core.progress import MAX_REPORTS
+from fumehood.guest.process import filters
+from fumehood.guest.process.child import run_child
+from fumehood.guest.process.selftest import run_probe
 
 OPEN_FILES = 64
 MAX_RESULT_DEPTH = 28
-"""A little under what the supervisor reads: a result stands inside a reply."""
+"""A little less than the supervisor reads: a result is inside a reply."""
 
 PUBLIC_NAMES = ("ToolError", "ToolResult", "progress", "tool")
 ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -33,19 +36,19 @@ ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THR
 
 
 def preload(config: dict[str, Any]) -> Callable[[int], None]:
-    """Load what every function needs; what prepares a forked child comes back."""
+    """Load the modules that every function needs; returns the function that prepares a child."""
     fumehood = importlib.import_module("fumehood")
     for name in PUBLIC_NAMES:
         getattr(fumehood, name)
     inside = importlib.import_module("fumehood.executors.inside")
     libraries: list[str] = config["libraries"]
     function = _FunctionProgram(libraries, inside.answer)
-    filter_program = jail_filter.build_jail_filter()
+    filter_program = filters.build_jail_filter()
 
     def prepare(supervisor_pid: int) -> None:
         run_child(
             supervisor_pid=supervisor_pid,
-            programs={"function": function.run, "probe": probe.run},
+            programs={"function": function.run, "probe": run_probe},
             warm_up=_warm_up,
             filter_program=filter_program,
             open_files=OPEN_FILES,
@@ -61,11 +64,11 @@ class _FunctionProgram:
     def __init__(self, libraries: list[str], answer: Callable[..., dict[str, Any]]) -> None:
         self._libraries = libraries
         self._answer = answer
-        self._second_filter = jail_filter.build_second_filter()
+        self._second_filter = filters.build_second_filter()
         self._reports = 0
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Take away what is not this function's, then import and call it."""
+        """Restrict the view to this function's own files, then import and call it."""
         wanted = request["arguments"]
         # None where the function itself is sent as source: it reads the libraries alone.
         own = [wanted["import_path"]] if wanted["import_path"] else []
@@ -84,11 +87,11 @@ class _FunctionProgram:
     def _report(self, percent: float, message: str) -> None:
         if self._reports < MAX_REPORTS:
             self._reports += 1
-            send({"progress": {"percent": percent, "message": message}})
+            tell({"progress": {"percent": percent, "message": message}})
 
 
 def _warm_up() -> None:
-    """Touch the pages that every function needs, while nobody waits."""
+    """Touch the pages that every function needs, before a call waits for them."""
     os.environ.update(ENVIRONMENT)
     asyncio.run(_nothing())
 

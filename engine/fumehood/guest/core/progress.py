@@ -1,4 +1,4 @@
-"""What a program may report while it works: how far it is, and a few words.
+"""Progress reports of a program: a percentage and a short message.
 
 Guest side, used by the supervisor. Invariant: a report is a claim of bounded size and form,
 and no number of them occupies the channel.
@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 MAX_REPORTS = 1000
-"""Of one run; what comes after them is read and dropped."""
+"""Of one run; later ones are read and dropped."""
 
 MAX_MESSAGE_CHARACTERS = 200
 MAX_BYTES = 512 * 1024
@@ -18,7 +18,7 @@ MAX_BYTES = 512 * 1024
 
 
 def read(claim: Any) -> dict[str, Any] | None:
-    """The report in a child's words; None where it is none."""
+    """The report in a child's claim; None if it is invalid."""
     if not isinstance(claim, dict):
         return None
     percent, message = claim.get("percent"), claim.get("message")

@@ -8,14 +8,14 @@ Guest side, the first process of every guest. Host above, zygote and children be
 Host to guest: `{"op": "run", "id", "program", "arguments", "limits": {wall_s, cpu_s,
 memory_bytes, output_bytes}}`, `{"op": "lend", "id", "memory_bytes", "cpu_s"}` and
 `{"op": "cancel", "id"}`. Guest to host: `{"op": "ready", "enforces", "faults"}` once, then one
-`{"op": "ended", "id", "ended_by", …}` for each run and each loan, and in the jail before that up
-to 1 000 times `{"op": "progress", "id", "percent", "message"}`. A run gets a fresh child, which
-dies after its answer. A lent child's two pipes go to the host, which speaks with it
-itself and keeps its time; here it is only limited, killed on demand, and buried.
+`{"op": "ended", "id", "ended_by", …}` for each run and each checkout, and in the jail before that
+up to 1 000 times `{"op": "progress", "id", "percent", "message"}`. A run gets a fresh child, which
+dies after its answer. The pipes of a checked-out child go to the host, which talks to it and keeps
+its time; here it is only limited, killed on demand, and reaped.
 
-Invariants: no child says how its run ended; an ending is reported only after the child can
+Invariants: no child decides how its run ended; an ending is reported only after the child can
 do nothing any more; when the channel is gone, so is every process here.
-Single-threaded, one selector: whatever a child does, no call in this file waits for it.
+Single-threaded, one selector: no call in this file waits for a child.
 """
 
 from __future__ import annotations
@@ -31,21 +31,23 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from fumehood.guest import descendants, kernel, limits, progress, selftest
-from fumehood.guest.endings import decode_status, ending_of, judge
-from fumehood.guest.procfs import is_sealed, own_filters, peak_bytes
-from fumehood.guest.run import Checkout, Run, parse_loan, parse_run
-from fumehood.guest.zygote import PID, order_child, run_zygote
+from fumehood.guest.core import children, kernel, limits, progress
+from fumehood.guest.core.endings import decode_status, ending_of, judge
+from fumehood.guest.core.pipes import write_all
+from fumehood.guest.core.procfs import is_sealed, own_filters, peak_bytes
+from fumehood.guest.process import descendants, selftest
+from fumehood.guest.process.run import Checkout, Run, parse_checkout, parse_run
+from fumehood.guest.process.zygote import PID, order_child, run_zygote
 from fumehood.protocol import framing
 
 HOST_FRAME_BYTES = 1 << 20
 READY_FRAME_BYTES = 4096
 REPLY_OVERHEAD_BYTES = 4096
-"""What the JSON around a result may add to the output limit; keys and escapes, not content."""
+"""The JSON around a result may add this to the output limit: keys and escapes, not content."""
 MAX_REPLY_DEPTH = 32
 """Well under the depth that the host accepts: a reply travels on inside another message."""
-LOAN = struct.Struct("!qi")
-"""A loan's id and the child's process id, beside the two descriptors."""
+CHECKOUT = struct.Struct("!qi")
+"""The id of a checkout and the child's process id, sent with the two descriptors."""
 
 CHUNK_BYTES = 1 << 16
 SEAL_DEADLINE_S = 10.0
@@ -63,7 +65,7 @@ class Child:
     sealed: bool = False
     limits: limits.CallLimits | None = None
     run: Run | None = None
-    loan: Checkout | None = None
+    checkout: Checkout | None = None
     outbox: bytes = b""
     decoder: framing.Decoder = field(
         default_factory=lambda: framing.Decoder(READY_FRAME_BYTES, MAX_REPLY_DEPTH)
@@ -78,7 +80,7 @@ def supervise(config: dict[str, Any], handover_fd: int) -> None:
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     gc.collect()
-    gc.freeze()  # what stands now is shared with the zygote, and stays so
+    gc.freeze()  # present objects are shared with the zygote, and stay so
     zygote_pid = os.fork()
     if zygote_pid == 0:
         ours.close()
@@ -92,7 +94,7 @@ def supervise(config: dict[str, Any], handover_fd: int) -> None:
 
 
 class Supervisor:
-    """The event loop and everything it knows."""
+    """The event loop and its state."""
 
     def __init__(
         self,
@@ -108,8 +110,8 @@ class Supervisor:
         self._host = framing.Decoder(HOST_FRAME_BYTES)
         self._ordered: deque[Child] = deque()  # in the order in which the zygote answers
         self._children: dict[int, Child] = {}
-        self._nameless: dict[int, tuple[int, float]] = {}
-        """Status and CPU time of children that died before the zygote told their names."""
+        self._nameless: dict[int, children.Ended] = {}
+        """Children that died before the zygote sent their process ids."""
         self._ready: deque[Child] = deque()
         self._waiting: deque[Run | Checkout] = deque()
         self._failed_spawns = 0
@@ -121,7 +123,7 @@ class Supervisor:
         self._strays: set[int] = set()
         self._own_filters = own_filters()
         self._selector = selectors.DefaultSelector()
-        self._wakeup = self._watch_children()
+        self._wakeup = children.watch()
 
     # -- the loop ---------------------------------------------------------------
 
@@ -139,14 +141,6 @@ class Supervisor:
                 key.data()
             self._expire(time.monotonic())
 
-    def _watch_children(self) -> socket.socket:
-        readable, writable = socket.socketpair()
-        readable.setblocking(False)
-        writable.setblocking(False)
-        signal.set_wakeup_fd(writable.detach())
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        return readable
-
     # -- host -------------------------------------------------------------------
 
     def _on_host(self) -> None:
@@ -163,11 +157,11 @@ class Supervisor:
                 if message["op"] == "run":
                     self._waiting.append(parse_run(message))
                 elif message["op"] == "lend":
-                    self._waiting.append(parse_loan(message))
+                    self._waiting.append(parse_checkout(message))
                 elif message["op"] == "cancel":
                     self._cancel(message["id"])
         except (framing.FrameError, KeyError, TypeError):
-            # Whoever sends this is not the host that this guest was made for.
+            # The sender is not the host that this guest was made for.
             self._end()
 
     def _end(self) -> NoReturn:
@@ -183,36 +177,29 @@ class Supervisor:
 
     def tell_host(self, message: dict[str, Any]) -> None:
         """Send one frame; the host always reads, and a dead host is the end anyway."""
-        view = memoryview(framing.encode(message))
-        while view:
-            try:
-                view = view[os.write(1, view) :]
-            except BlockingIOError:
-                selector = selectors.DefaultSelector()
-                selector.register(1, selectors.EVENT_WRITE)
-                selector.select(SEAL_DEADLINE_S)
-                selector.close()
-            except OSError:
-                self._end()
+        try:
+            write_all(1, framing.encode(message))
+        except OSError:
+            self._end()
 
     def announce(self, enforces: dict[str, bool]) -> None:
-        """Tell the host what this wall was seen to enforce here."""
+        """Tell the host which limits were seen to hold here."""
         self.tell_host({"op": "ready", "enforces": enforces, "faults": self._faults})
 
     # -- runs -------------------------------------------------------------------
 
     def submit(self, run: Run) -> None:
-        """Queue a run of the supervisor's own (a probe)."""
+        """Queue a run of the supervisor itself (a probe)."""
         self._waiting.append(run)
 
     def _dispatch(self) -> None:
-        """Give everything that waits a child, as far as there are any, then restock."""
+        """Give waiting runs a child, as far as there are any, then restock."""
         while self._waiting and (self._faults or self._ready):
             first = self._waiting.popleft()
             if self._faults:
                 self._report(first, "sandbox_lost")
             elif isinstance(first, Checkout):
-                self._lend(self._ready.popleft(), first)
+                self._check_out(self._ready.popleft(), first)
             else:
                 self._start(self._ready.popleft(), first)
         if self._faults or len(self._ready) >= self._spares + len(self._waiting):
@@ -242,21 +229,21 @@ class Supervisor:
         )
         self._flush(child)
 
-    def _lend(self, child: Child, loan: Checkout) -> None:
-        """Hand a child's pipes to the host, and keep only its life and death."""
-        if self._limit(child, loan.memory_bytes, loan.cpu_s) is None:
-            self._waiting.appendleft(loan)
+    def _check_out(self, child: Child, checkout: Checkout) -> None:
+        """Hand a child's pipes to the host; only its limits and its end stay here."""
+        if self._limit(child, checkout.memory_bytes, checkout.cpu_s) is None:
+            self._waiting.appendleft(checkout)
             return
         self._selector.unregister(child.reply_fd)
         try:
             socket.send_fds(
                 self._handover,
-                [LOAN.pack(loan.id, child.pid)],
+                [CHECKOUT.pack(checkout.id, child.pid)],
                 [child.request_fd, child.reply_fd],
             )
-        except OSError:  # the host takes what it asked for, or is gone
+        except OSError:  # the host always takes it, or is gone
             self._end()
-        child.loan = loan
+        child.checkout = checkout
         self._close_pipes(child)
 
     def _limit(self, child: Child, memory_bytes: int, cpu_s: float) -> int | None:
@@ -276,20 +263,20 @@ class Supervisor:
                 self._waiting.remove(waiting)
                 self._report(waiting, "cancelled")
         for child in self._children.values():
-            busy_with = child.run or child.loan
+            busy_with = child.run or child.checkout
             if busy_with is not None and busy_with.id == wanted_id:
                 self._stop(child, "cancelled")
 
     def _stop(self, child: Child, reason: str) -> None:
         """Kill a child; the ending is reported when the kernel confirms the death."""
-        busy_with = child.run or child.loan
+        busy_with = child.run or child.checkout
         if busy_with is not None and busy_with.killed_for is None:
             busy_with.killed_for = reason
         self._doom(child)
 
     def _on_reply(self, child: Child, reply: dict[str, Any], size: int) -> None:
         run = child.run
-        if run is None:  # nobody asked: it is not the program that we know
+        if run is None:  # no run asked for it: this is not our program any more
             self._doom(child)
             return
         child.run = None
@@ -353,16 +340,16 @@ class Supervisor:
         self._children[child.pid] = child
         self._selector.register(child.reply_fd, selectors.EVENT_READ, lambda: self._on_child(child))
         if child.pid in self._nameless:
-            self._bury(child, *self._nameless.pop(child.pid))
+            self._release(child, self._nameless.pop(child.pid))
 
     def _on_child(self, child: Child) -> None:
         if child.pid not in self._children:
-            return  # buried by an earlier event of the same round
+            return  # reaped by an earlier event of the same round
         try:
             chunk = os.read(child.reply_fd, CHUNK_BYTES)
         except BlockingIOError:
             return
-        if not chunk:  # what it means is told by its exit status
+        if not chunk:  # its exit status has the reason
             self._selector.unregister(child.reply_fd)
             return
         try:
@@ -378,16 +365,16 @@ class Supervisor:
             if not child.sealed:
                 self._on_sealed(child, message)
             elif not child.doomed:
-                self._on_words(child, message)
+                self._on_message(child, message)
 
-    def _on_words(self, child: Child, message: dict[str, Any]) -> None:
+    def _on_message(self, child: Child, message: dict[str, Any]) -> None:
         if self._is_jail and child.run is not None and "progress" in message:
             self._on_progress(child.run, message["progress"])
         else:
             self._on_reply(child, message, child.decoder.last_size)
 
     def _on_progress(self, run: Run, claim: Any) -> None:
-        """Pass a program's report on, as long as it is one and there are not too many."""
+        """Forward a program's report if it is valid and there are not too many."""
         report = progress.read(claim)
         if report is not None and run.reports < progress.MAX_REPORTS and run.killed_for is None:
             run.reports += 1
@@ -411,7 +398,7 @@ class Supervisor:
             self.announce({})
 
     def _flush(self, child: Child) -> None:
-        """Write what fits; a request larger than the pipe goes on when there is room."""
+        """Write as much as fits; the rest of a large request follows when there is room."""
         if child.pid not in self._children:
             return
         try:
@@ -419,7 +406,7 @@ class Supervisor:
         except BlockingIOError:
             written = 0
         except BrokenPipeError:
-            return  # dead: the exit status tells
+            return  # dead: its exit status has the reason
         child.outbox = child.outbox[written:]
         watched = child.request_fd in self._selector.get_map()
         if child.outbox and not watched:
@@ -437,7 +424,7 @@ class Supervisor:
         self._kill(child)
 
     def _kill(self, child: Child) -> None:
-        # Once the kernel has handed out the exit status, the number may be somebody else's.
+        # Once the kernel has handed out the exit status, the number may be another process's.
         if not child.pid or child.reaped:
             return
         if self._is_jail:
@@ -449,33 +436,21 @@ class Supervisor:
             pass
 
     def _on_sigchld(self) -> None:
-        try:
-            while self._wakeup.recv(512):
-                pass
-        except BlockingIOError:
-            pass
-        while True:
-            try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
-            except ChildProcessError:
-                self._fail("no process is left")
-            if pid == 0:
-                return
-            if pid in self._strays:
-                self._strays.discard(pid)
-                continue
-            cpu_s = usage.ru_utime + usage.ru_stime
-            if pid in self._children:
-                self._bury(self._children[pid], status, cpu_s)
-            elif pid != self._zygote_pid and self._ordered:
-                self._nameless[pid] = (status, cpu_s)
+        children.drain(self._wakeup)
+        for ended in children.reap():
+            if ended.pid in self._strays:
+                self._strays.discard(ended.pid)
+            elif ended.pid in self._children:
+                self._release(self._children[ended.pid], ended)
+            elif ended.pid != self._zygote_pid and self._ordered:
+                self._nameless[ended.pid] = ended
             else:
                 # Without the zygote nothing can be forked any more; the host makes a new guest.
                 self._fail("the zygote is gone")
 
-    def _bury(self, child: Child, status: int, cpu_s: float) -> None:
-        """Release what a dead child held, and report the run that died with it."""
-        self._read_last_words(child)
+    def _release(self, child: Child, ended: children.Ended) -> None:
+        """Release the resources of a dead child, and report the run that died with it."""
+        self._read_last_messages(child)
         del self._children[child.pid]
         child.reaped = True
         run, child.run = child.run, None
@@ -485,12 +460,12 @@ class Supervisor:
         if not child.sealed and not doomed:
             self._fail_spawn("a child died before it was sealed")
         if run is not None:
-            self._report_death(run, status, _since(run, cpu_s))
-        elif child.loan is not None:
-            self._report_death(child.loan, status, cpu_s * 1e3)
+            self._report_death(run, ended.status, _since(run, ended.cpu_ns))
+        elif child.checkout is not None:
+            self._report_death(child.checkout, ended.status, ended.cpu_ns / 1e6)
 
     def _report_death(self, run: Run | Checkout, status: int, cpu_ms: float | None) -> None:
-        """Of a loan, `cpu_ms` counts the child's whole life."""
+        """For a checkout, `cpu_ms` counts the child's whole life."""
         exit_code, signal_number = decode_status(status)
         self._report(
             run,
@@ -510,7 +485,7 @@ class Supervisor:
             os.close(descriptor)
         child.request_fd = child.reply_fd = -1
 
-    def _read_last_words(self, child: Child) -> None:
+    def _read_last_messages(self, child: Child) -> None:
         """A fresh child may have answered and ended before its pipe was looked at."""
         run = child.run
         if run is None or run.killed_for is not None:
@@ -576,5 +551,5 @@ def _cpu_ms(child: Child, run: Run) -> float | None:
     return (now_ns - run.cpu_before_ns) / 1e6
 
 
-def _since(run: Run, total_s: float) -> float | None:
-    return None if run.cpu_before_ns is None else max(0.0, total_s * 1e3 - run.cpu_before_ns / 1e6)
+def _since(run: Run, total_ns: int) -> float | None:
+    return None if run.cpu_before_ns is None else max(0.0, (total_ns - run.cpu_before_ns) / 1e6)

@@ -1,16 +1,19 @@
-"""System-call numbers that the container's filter allows, or decides by their arguments.
+"""The numbers of all system calls that a filter names or this guest makes itself.
 
-Guest side, tables only. *Source*: the kernel's arch/x86/entry/syscalls/syscall_64.tbl and
-scripts/syscall.tbl (the generic table that AArch64 uses).
+Guest side, tables only. A name that an architecture lacks has no row. *Source*: the kernel's
+arch/x86/entry/syscalls/syscall_64.tbl and scripts/syscall.tbl (the generic table that AArch64
+uses).
 """
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import NamedTuple
 
 HIGHEST_KNOWN = 451
-"""What is above it came into the kernel after this list was written."""
+"""Higher numbers came into the kernel after this list was written."""
 
 _X86_64 = {
     "read": 0, "write": 1, "open": 2, "close": 3, "stat": 4, "fstat": 5, "lstat": 6, "poll": 7,
@@ -107,6 +110,35 @@ _AARCH64 = {
     "landlock_restrict_self": 446, "futex_waitv": 449,
 }  # fmt: skip
 
-NUMBERS: Mapping[str, Mapping[str, int]] = MappingProxyType(
-    {"x86_64": MappingProxyType(_X86_64), "aarch64": MappingProxyType(_AARCH64)}
+
+class Architecture(NamedTuple):
+    """A kind of machine: its AUDIT_ARCH_* of <linux/audit.h>, and its system calls' numbers."""
+
+    audit: int
+    numbers: Mapping[str, int]
+
+
+ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
+    {
+        "x86_64": Architecture(0xC000003E, MappingProxyType(_X86_64)),
+        "aarch64": Architecture(0xC00000B7, MappingProxyType(_AARCH64)),
+    }
 )
+
+
+def architecture_of(machine: str | None = None) -> Architecture:
+    """The architecture of a machine; of this one by default.
+
+    Raises:
+        OSError: it is not supported.
+    """
+    machine = machine or platform.machine()
+    if machine not in ARCHITECTURES:
+        raise OSError(f"no system-call filter for {machine}")
+    return ARCHITECTURES[machine]
+
+
+def own_number(name: str) -> int:
+    """A call's number on this machine; -1 if it has none, which the kernel refuses."""
+    own = ARCHITECTURES.get(platform.machine())
+    return -1 if own is None else own.numbers.get(name, -1)

@@ -1,7 +1,7 @@
 """The few kernel calls that Python does not offer, through the C library.
 
 Guest side. Loaded by supervisor and zygote before anything untrusted exists; the child
-keeps the module but the system-call filter decides what can still be asked for.
+keeps the module, but the system-call filter decides which calls still work.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import ctypes
 import errno
 import fcntl
 import os
-import platform
 import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from fumehood.guest.core.syscalls import own_number
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
@@ -25,22 +26,20 @@ PR_SET_CHILD_SUBREAPER = 36
 CLONE_PARENT = 0x00008000
 """*Source*: <linux/sched.h>."""
 
-_CLONE = {"x86_64": 56, "aarch64": 220}
-"""The number of clone(2) by machine. *Source*: as the tables of `seccomp`."""
-
-_GETPID = {"x86_64": 39, "aarch64": 172}
+_CLONE = own_number("clone")
+_GETPID = own_number("getpid")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc_with_gil = ctypes.PyDLL(None, use_errno=True)
 
 
 def prctl(option: int, value: int) -> None:
-    """Raises OSError where the kernel refuses."""
+    """Raises OSError if the kernel refuses."""
     _checked(_libc.prctl(option, value, 0, 0, 0), "prctl")
 
 
 def syscall(number: int, *arguments: int | ctypes._Pointer[ctypes.Structure]) -> int:
-    """Raises OSError where the kernel refuses."""
+    """Raises OSError if the kernel refuses."""
     return _checked(_libc.syscall(number, *arguments), f"system call {number}")
 
 
@@ -56,7 +55,7 @@ def fork_for_parent() -> int:
         OSError: the kernel refuses.
     """
     ctypes.pythonapi.PyOS_BeforeFork()
-    pid = int(_libc_with_gil.syscall(_CLONE[platform.machine()], CLONE_PARENT, 0, 0, 0, 0))
+    pid = int(_libc_with_gil.syscall(_CLONE, CLONE_PARENT, 0, 0, 0, 0))
     if pid == 0:
         ctypes.pythonapi.PyOS_AfterFork_Child()
         return 0
@@ -69,7 +68,7 @@ def fork_for_parent() -> int:
 
 @contextmanager
 def files_made_as(user_id: int) -> Iterator[None]:
-    """Give what this thread makes meanwhile to another user, and no other right away."""
+    """Make files of this thread another user's meanwhile; its other rights stay."""
     _libc.setfsuid(user_id)
     try:
         yield
@@ -99,10 +98,10 @@ _NO_CAPABILITIES = (_CapabilitySets * 2)()
 
 
 def warm_up() -> None:
-    """Touch what the calls of this module need, without changing anything."""
+    """Touch the pages that the calls of this module need, without changing anything."""
     found = (_CapabilitySets * 2)()
     _checked(_libc.capget(_OWN_CAPABILITIES, found), "capget")
-    syscall(_GETPID[platform.machine()])
+    syscall(_GETPID)
 
 
 CAPABILITIES = 64
@@ -112,7 +111,7 @@ CAPABILITIES = 64
 def empty_bounding_set() -> None:
     """Let no process that comes from this one ever gain a capability by starting a program.
 
-    Raises OSError where the kernel refuses, for want of CAP_SETPCAP.
+    Raises OSError if the kernel refuses, for want of CAP_SETPCAP.
     """
     for capability in range(CAPABILITIES):
         if _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == -1:
@@ -130,13 +129,24 @@ def keep_capabilities(kept: int) -> None:
 
 
 def drop_capabilities() -> None:
-    """Empty every capability set of this process. Raises OSError where the kernel refuses."""
+    """Empty every capability set of this process. Raises OSError if the kernel refuses."""
     _checked(_libc.capset(_OWN_CAPABILITIES, _NO_CAPABILITIES), "capset")
 
 
+def volunteer_for_oom(score: bytes = b"1000") -> None:
+    """Ask the kernel to end this process before others if memory runs out."""
+    try:
+        # Not `open()`: its layers are cold in a child, and touching them costs more than the fork.
+        file = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+        os.write(file, score)
+        os.close(file)
+    except OSError:
+        pass  # only a request: some hosts mount /proc read-only
+
+
 def unread_bytes(pipe: int) -> int:
-    """How much lies in a pipe, asked at either end, whoever has closed the other; 0 where the
-    kernel does not say.
+    """How much is in a pipe, asked at either end, even if the other is closed; 0 if the kernel
+    does not say.
     """
     found = ctypes.c_int(0)
     try:
@@ -147,7 +157,7 @@ def unread_bytes(pipe: int) -> int:
 
 
 def process_cpu_ns(pid: int) -> int | None:
-    """CPU time of a whole process so far, in nanoseconds; None where it cannot be read.
+    """CPU time of a whole process so far, in nanoseconds; None if it cannot be read.
 
     *Source*: `clock_getcpuclockid(3)`; the clock's number is built from the process id.
     """
@@ -157,8 +167,8 @@ def process_cpu_ns(pid: int) -> int | None:
         return None
 
 
-def _checked(result: int, what: str) -> int:
+def _checked(result: int, call: str) -> int:
     if result == -1:
         error = ctypes.get_errno()
-        raise OSError(error, f"{what}: {os.strerror(error)}")
+        raise OSError(error, f"{call}: {os.strerror(error)}")
     return result

@@ -1,6 +1,6 @@
-"""Resource limits of one child: what it sets for itself, and what is set from outside.
+"""Resource limits of one child: those that it sets itself, and those set from outside.
 
-Guest side. A child lowers what never changes before it is sealed; the supervisor moves
+Guest side. A child lowers the limits of all calls before it is sealed; the supervisor moves
 memory and CPU time for each call with `prlimit`, from outside, so the child needs no
 system call that could move them back.
 """
@@ -10,6 +10,18 @@ from __future__ import annotations
 import math
 import os
 import resource
+from dataclasses import dataclass
+
+
+@dataclass
+class Limits:
+    """The limits of one call, as the host sent them."""
+
+    wall_s: float
+    cpu_s: float
+    memory_bytes: int
+    output_bytes: int
+
 
 # RLIMIT_NPROC 0 does not bind root; the system-call filter, which has no clone, does.
 FIXED: tuple[tuple[int, int], ...] = (
@@ -36,8 +48,8 @@ class CallLimits:
     """The limits of one child that change from call to call, set from outside.
 
     `base_bytes` is the child's address space before it saw any request (interpreter and
-    libraries); a program may add its memory limit to it. What stands already is not set
-    again: a resident is asked hundreds of times a second, mostly with the same limits.
+    libraries); a program may add its memory limit to it. A limit that is in force already is not
+    set again: a resident gets hundreds of calls a second, mostly with the same limits.
     """
 
     def __init__(self, pid: int, base_bytes: int) -> None:

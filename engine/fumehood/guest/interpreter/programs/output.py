@@ -1,0 +1,251 @@
+"""What a program gives back: what it printed, its value, and how it failed.
+
+Guest side. Invariants: printed text never grows beyond the output limit, and once it would, the
+run can only end as one that printed too much. Of a value, only exact built-in types are looked
+into; everything else is shown by its own `repr`, whose faults are the program's faults. Of a
+failure, only lines of the program are shown, nothing of the files and functions around it; its
+type and message are the program's own to choose, so they are cut.
+"""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Iterable
+from typing import Any
+
+from fumehood.guest.interpreter.programs.policy import FILENAME
+from fumehood.guest.interpreter.programs.refusal import OutputFull
+
+JSON_SAFE_INTEGER = 2**53 - 1
+"""Readers that keep numbers as doubles change anything beyond it."""
+
+MAX_DEPTH = 16
+MAX_REPR_CHARACTERS = 4000
+LEAST_BYTES = 2
+"""What an element takes in JSON at least: a digit and a comma."""
+
+MAX_TEXT_CHARACTERS = 500
+MAX_FRAMES = 10
+
+
+class Printed:
+    """What one program has printed so far."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._parts: list[str] = []
+        self.is_full = False
+
+    def text(self) -> str:
+        """All of it, with what UTF-8 cannot hold shown by escapes."""
+        return "".join(self._parts)
+
+    def write(
+        self, *values: Any, sep: Any = " ", end: Any = "\n", file: Any = None, flush: Any = False
+    ) -> None:
+        """`print(*values, sep=…, end=…)`; `flush` means nothing here, and `file` is refused.
+
+        Raises:
+            OutputFull: it is over the limit; what fitted is kept.
+        """
+        if file is not None:
+            raise TypeError("print() takes no file here; all output is collected")
+        between, last = _text_or(sep, " ", "sep"), _text_or(end, "\n", "end")
+        for place, value in enumerate(values):
+            if place:
+                self._keep(between)
+            self._keep(str(value))
+        self._keep(last)
+
+    def _keep(self, text: str) -> None:
+        # Cut first: a text of the program's whole memory need not be encoded to be too long.
+        encoded = text[: self._max_bytes + 1].encode("utf-8", "backslashreplace")
+        room = self._max_bytes - self._bytes
+        self._parts.append(encoded[:room].decode("utf-8", "ignore"))
+        self._bytes += min(len(encoded), room)
+        if len(encoded) > room:
+            self.is_full = True
+            raise OutputFull
+
+
+def _text_or(value: Any, default: str, name: str) -> str:
+    if value is None:
+        return default
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be None or a string")
+    return value
+
+
+class PrintDoor:
+    """What RestrictedPython's code takes for its print collector: one for all functions."""
+
+    __slots__ = ("_call_print",)
+
+    def __init__(self, printed: Printed) -> None:
+        def write(
+            *values: Any, sep: Any = " ", end: Any = "\n", file: Any = None, flush: Any = False
+        ) -> None:
+            printed.write(*values, sep=sep, end=end, file=file, flush=flush)
+
+        write.__name__ = write.__qualname__ = "print"  # as Python says where arguments are wrong
+        self._call_print = write  # a function: no way back to the collector
+
+
+class _NoJson(Exception):
+    """JSON has no form for it."""
+
+
+def json_value(value: Any, max_bytes: int) -> Any:
+    """The value as JSON holds it; None where it cannot hold all of it exactly.
+
+    Raises:
+        OutputFull: it is longer than `max_bytes`, which is seen before all of it is walked.
+    """
+    try:
+        return _plain(value, [max_bytes // LEAST_BYTES], MAX_DEPTH)
+    except _NoJson:
+        return None
+
+
+def short_repr(value: Any) -> str:
+    """`repr(value)`, cut after 4,000 characters; long containers are not walked to their end."""
+    text = _repr(value, MAX_REPR_CHARACTERS + 1, MAX_DEPTH)
+    if len(text) > MAX_REPR_CHARACTERS:
+        text = text[:MAX_REPR_CHARACTERS] + "…"
+    return utf8(text)
+
+
+def utf8(text: str) -> str:
+    """The text with lone surrogates shown by escapes: the channel refuses them."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _plain(value: Any, left: list[int], depth: int) -> Any:
+    left[0] -= 1
+    if left[0] < 0:
+        raise OutputFull
+    if depth == 0:
+        raise _NoJson
+    kind = type(value)
+    if value is None or kind is bool:
+        return value
+    if kind is int and -JSON_SAFE_INTEGER <= value <= JSON_SAFE_INTEGER:
+        return value
+    if kind is float and math.isfinite(value):
+        return value
+    if kind is str:
+        return _text(value)
+    if kind is list or kind is tuple:
+        return [_plain(item, left, depth - 1) for item in value]
+    if kind is dict:
+        return {_key(key): _plain(item, left, depth - 1) for key, item in value.items()}
+    raise _NoJson
+
+
+def _key(key: Any) -> str:
+    if type(key) is not str:
+        raise _NoJson
+    return _text(key)
+
+
+def _text(value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise _NoJson from None
+    return value
+
+
+def _repr(value: Any, room: int, depth: int) -> str:
+    kind = type(value)
+    if kind is str or kind is bytes:
+        return repr(value[:room])
+    if depth == 0 or not value or kind not in (list, tuple, set, dict):
+        return _own_repr(value)
+    if kind is dict:
+        pairs = ((key, item) for key, item in value.items())
+        return "{" + _joined((_pair(*pair, room, depth - 1) for pair in pairs), room) + "}"
+    inner = _joined((_repr(item, room, depth - 1) for item in value), room)
+    if kind is list:
+        return f"[{inner}]"
+    if kind is set:
+        return "{" + inner + "}"
+    return f"({inner},)" if len(value) == 1 else f"({inner})"
+
+
+def _pair(key: Any, item: Any, room: int, depth: int) -> str:
+    return f"{_repr(key, room, depth)}: {_repr(item, room, depth)}"
+
+
+def _joined(parts: Iterable[str], room: int) -> str:
+    taken: list[str] = []
+    for part in parts:
+        taken.append(part)
+        room -= len(part) + 2
+        if room < 0:
+            break
+    return ", ".join(taken)
+
+
+def _own_repr(value: Any) -> str:
+    try:
+        return repr(value)
+    except ValueError:
+        if type(value) is int:  # Python turns no integer of so many digits into text
+            return f"an integer of {value.bit_length()} bits"
+        raise
+
+
+def describe(fault: BaseException, code: str) -> dict[str, Any]:
+    """`{type, message, line, traceback}` of an exception that the program did not catch."""
+    lines = code.splitlines()
+    frames = [frame for frame in traceback.walk_tb(fault.__traceback__) if _is_programs(frame[0])]
+    kind = utf8(type(fault).__name__)[:MAX_TEXT_CHARACTERS]
+    message = _message(fault)
+    shown = ["Traceback (most recent call last):\n"]
+    if len(frames) > MAX_FRAMES:
+        shown.append(f"  … {len(frames) - MAX_FRAMES} more\n")
+    for frame, line in frames[-MAX_FRAMES:]:
+        shown.append(f'  File "{FILENAME}", line {line}, in {utf8(frame.f_code.co_name)[:60]}\n')
+        if 0 < line <= len(lines) and (text := utf8(lines[line - 1].strip())[:120]):
+            shown.append(f"    {text}\n")
+    shown.append(f"{kind}: {message}" if message else kind)
+    return {
+        "type": kind,
+        "message": message,
+        "line": frames[-1][1] if frames else None,
+        "traceback": "".join(shown),
+    }
+
+
+def last_line(fault: BaseException) -> str:
+    """Where in the program, in brackets; nothing where that is not known."""
+    lines = [line for frame, line in traceback.walk_tb(fault.__traceback__) if _is_programs(frame)]
+    return f" (line {lines[-1]})" if lines else ""
+
+
+def describe_syntax(error: SyntaxError) -> dict[str, Any]:
+    """The same for text that is no program."""
+    message = utf8(str(error.msg or "invalid syntax"))[:MAX_TEXT_CHARACTERS]
+    where = f'  File "{FILENAME}", line {error.lineno}\n' if error.lineno else ""
+    text = utf8(error.text.strip())[:120] if isinstance(error.text, str) else ""
+    return {
+        "type": type(error).__name__,
+        "message": message,
+        "line": error.lineno,
+        "traceback": f"{where}{f'    {text}' + chr(10) if text else ''}SyntaxError: {message}",
+    }
+
+
+def _message(fault: BaseException) -> str:
+    try:
+        # A program's own class may have a `__str__` of its own, which may fail or be long.
+        return utf8(str(fault)[:MAX_TEXT_CHARACTERS])
+    except BaseException:  # what the sandbox itself raises there is remembered (`refusal`)
+        return ""
+
+
+def _is_programs(frame: Any) -> bool:
+    return bool(frame.f_code.co_filename == FILENAME)
