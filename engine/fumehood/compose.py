@@ -324,7 +324,7 @@ def _make_sessions(
             require_agent(principal, agent_id, agents.find(agent_id))
         if intake.is_draining:
             raise ShuttingDown(
-                "The engine is stopping. Repeat the call when it is back.", retry_after_ms=2000
+                "The engine is stopping. Repeat the call when it runs again.", retry_after_ms=2000
             )
 
     rows = SessionTable(database)

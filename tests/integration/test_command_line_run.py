@@ -101,7 +101,7 @@ def test_failed_program_shows_its_traceback_once_and_ends_with_1(run: Runner, st
 @pytest.mark.parametrize(
     ("script", "code", "words"),
     [
-        ({"ended_by": "exit", "exit_code": 7}, 1, b"exit status 7"),
+        ({"ended_by": "exit", "exit_code": 7}, 1, b"exited with status 7"),
         ({"ended_by": "wall_time"}, 1, b"TIMEOUT"),
         ({"ended_by": "memory"}, 1, b"MEMORY_LIMIT_EXCEEDED"),
         ({"ended_by": "sandbox_lost"}, 4, b"SANDBOX_UNAVAILABLE"),
@@ -216,7 +216,10 @@ def test_files_are_named_where_nobody_keeps_them(run: Runner) -> None:
 def test_files_that_did_not_come_back_are_told_of_and_not_counted_as_saved(run: Runner) -> None:
     done = run(files={"a": "b"}, files_left_out=2)
     assert done.returncode == 0
-    assert b"warning: files_left_out: 2 files did not come back; at most 100 do" in done.stderr
+    assert (
+        b"warning: files_left_out: 2 files were not returned; the limits are 100 files"
+        in done.stderr
+    )
     done = run("--save", "out", files={"a": "b"}, files_left_out=1)
     assert done.returncode == 1
     assert b"1 file did not come back" in done.stderr

@@ -25,7 +25,7 @@ def opened(source: Source) -> Iterator[bytes | BinaryIO]:
     """Bytes as they are, or a file to be read. What was opened here is closed again.
 
     Raises:
-        ValueError: no source, or no plain file.
+        ValueError: no source, or not a regular file.
         OSError: the file cannot be opened.
     """
     if isinstance(source, bytes):
@@ -54,7 +54,7 @@ def plain_file(path: Path, *, follow: bool = True) -> Iterator[BinaryIO]:
     descriptor = os.open(path, flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise ValueError(f"{str(path)[:200]!r} is no plain file.")
+        raise ValueError(f"{str(path)[:200]!r} is not a regular file.")
     with os.fdopen(descriptor, "rb") as file:
         yield file
 

@@ -153,7 +153,7 @@ def private_socket(path: Path, group: str | None = None) -> Iterator[socket.sock
             os.umask(before)
         inode = path.lstat()
         if stat.S_IMODE(inode.st_mode) != PRIVATE_FILE:
-            raise StateError(f"The socket {path} did not get mode 0600; this file system is unfit.")
+            raise StateError(f"The socket {path} did not get mode 0600. Use another file system.")
         if group is not None:
             _give_to_group(path, path, group, SHARED_FILE)
         listener.listen(BACKLOG)

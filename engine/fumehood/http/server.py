@@ -100,7 +100,7 @@ def _warn_where_nobody_can_be_asked(engine: Engine) -> None:
     """Warn at startup, not only when an agent's call is refused."""
     cure = engine.desk.cure_of_nobody()
     if cure is not None:
-        told = "Dangerous calls will be refused: nobody can approve them."
+        told = "Dangerous calls will be refused: there is no approver."
         engine.log.warning("approvers.none", message=told, cure=f"Make an approver: {cure}.")
 
 
