@@ -157,7 +157,7 @@ def test_empty_program_is_refused_by_the_engine(run: Runner) -> None:
     done = run("empty.py")
     assert done.returncode == 1
     assert b"INVALID_PARAMS" in done.stderr
-    assert b"nothing to run" in done.stderr
+    assert b"code is empty" in done.stderr
 
 
 def test_without_a_daemon_it_ends_with_4(run: Runner, home: Path) -> None:
@@ -222,7 +222,7 @@ def test_files_that_did_not_come_back_are_told_of_and_not_counted_as_saved(run: 
     )
     done = run("--save", "out", files={"a": "b"}, files_left_out=1)
     assert done.returncode == 1
-    assert b"1 file did not come back" in done.stderr
+    assert b"1 file was not returned" in done.stderr
     assert (run.directory / "out" / "a").read_text() == "b"
 
 

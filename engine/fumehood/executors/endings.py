@@ -248,9 +248,9 @@ def left_out_words(count: int) -> tuple[str, ...]:
     """A sentence if files were left out."""
     if not count:
         return ()
-    how_many = "1 file" if count == 1 else f"{count} files"
+    how_many = "1 file was" if count == 1 else f"{count} files were"
     words = (
-        f"files_left_out: {how_many} were not returned; the limits are {CONTAINER_FILES_OUT} "
+        f"files_left_out: {how_many} not returned; the limits are {CONTAINER_FILES_OUT} "
         f"files and {CONTAINER_FILES_OUT_MB} MB in total, and only readable regular files are "
         "returned; write fewer or smaller ones"
     )
