@@ -184,8 +184,8 @@ def compose(
     sessions = _make_sessions(basis, database, walls.container, state.agents, intake, on_event)
     approvals = _make_approvals(basis, database, state)
 
-    def facts_of(wish: ExplainWish) -> CallFacts:
-        return facts_to_explain(wish, registry, state.agents, clock.now().date())
+    def facts_of(query: ExplainWish) -> CallFacts:
+        return facts_to_explain(query, registry, state.agents, clock.now().date())
 
     policy = CurrentPolicy(
         config.policy_file, config.environment, registry, facts_of, database, log, clock.now

@@ -1,8 +1,8 @@
 """The server: one engine behind two Unix sockets, until a signal stops it gracefully.
 
 Host side, started by `fumehood serve`. It takes the lock, starts the engine, then opens the
-sockets, so that whoever can connect finds a working engine. It stops in reverse: no new calls,
-`drain_seconds` for running ones, then everything is ended. A service manager is notified as in
+sockets, so that every client that connects finds a working engine. It stops in reverse: no new
+calls, `drain_seconds` for running ones, then everything is ended. A service manager is notified as in
 sd_notify(3), without its library; a missing one is no error.
 """
 
