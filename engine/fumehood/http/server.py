@@ -2,8 +2,8 @@
 
 Host side, started by `fumehood serve`. It takes the lock, starts the engine, then opens the
 sockets, so that every client that connects finds a working engine. It stops in reverse: no new
-calls, `drain_seconds` for running ones, then everything is ended. A service manager is notified as in
-sd_notify(3), without its library; a missing one is no error.
+calls, `drain_seconds` for running ones, then everything is ended. A service manager is notified
+as in sd_notify(3), without its library; a missing one is no error.
 """
 
 from __future__ import annotations
