@@ -1,10 +1,10 @@
 """Make the generated parts of the reference from the code.
 
 Usage: `python scripts/make_reference.py` rewrites them; with `--check` it changes nothing,
-prints a diff and exits 1 where one is out of date.
+prints a diff and exits 1 if a page is out of date.
 
-Generated are the whole of docs/reference/errors.md, and what stands between the marker comments
-in docs/reference/calculator.md, restricted-python.md and http.md.
+docs/reference/errors.md is generated completely; in docs/reference/calculator.md,
+restricted-python.md and http.md the text between the marker comments is.
 """
 
 from __future__ import annotations
@@ -42,60 +42,59 @@ INTRO = """\
 <!-- Made by scripts/make_reference.py from the code. Do not edit it here. -->
 # Error codes
 
-Every refusal and every failure has one code. It stands in `error.code` of the
-[envelope](envelope.md). The HTTP status of a call follows from the code, and so does the exit
-code of `fumehood call`.
+Every refusal and every failure has one code, in `error.code` of the [envelope](envelope.md).
+The code determines the HTTP status of a call and the exit code of `fumehood call`.
 
-- **fault** says who is to blame: {faults}.
-- **retryable** says whether the same call may be repeated as it is. The envelope's
-  `error.retryable` is what counts: a single error may say otherwise than its code usually does.
-- **human review** says that a person has to look at it.
-- **sandbox reusable** says whether the process that ran the call may serve another one. An
+- **fault** is the responsible party: {faults}.
+- **retryable**: whether the unchanged call may be repeated. The envelope's `error.retryable`
+  takes precedence: a single error may differ from the default of its code.
+- **human review**: a person has to look at the error.
+- **sandbox reusable**: whether the process that ran the call may serve another one. An
   expression that is refused or fails loses its process; the next one gets a new one.
 - **exit** is the exit code of `fumehood call`. `REQUIRES_HUMAN_APPROVAL` without an
-  `error.approval_id` is 1: there was nobody to ask, and nothing waits.
+  `error.approval_id` is 1: no approver exists, and nothing waits.
 
-Some codes are defined already and not raised by this version, because what would raise them
-(calls of REST and MCP tools, the circuit breaker) is not in this version.
+Some codes are defined but not raised by this version, because it lacks the corresponding
+features (calls to REST and MCP tools, the circuit breaker).
 """
 
 ENDINGS = """\
 ## What ended a run
 
-`metadata.sandbox.ended_by` says what ended a run. The outside of the sandbox decides it. A
-program that failed may only add that it ran out of memory, wrote too much or met a rule; it can
-never turn a failure into a success.
+`metadata.sandbox.ended_by` says how a run ended, as measured outside the sandbox. A failed
+program can only add that it ran out of memory, wrote too much or violated a rule; it can never
+turn a failure into a success.
 """
 
 ENDINGS_NOTE = """\
-One case differs: text that is no expression (a syntax error, `^`, a percent sign, `5!!`) ends
-by `exception` and is answered with `INVALID_PARAMS`, because the caller can mend it. Its
-process is replaced like that of any other failure.
-`sandbox_lost` is retryable only where the tool is `idempotent`.
+One case differs: text that is not an expression (a syntax error, `^`, a percent sign, `5!!`)
+ends with `exception` but is answered with `INVALID_PARAMS`, because the caller can correct it.
+Its process is replaced as after any other failure.
+`sandbox_lost` is retryable only if the tool is `idempotent`.
 """
 
 TOOL_CODES = """\
 ## A tool's own codes
 
-A function may refuse under a code of its own by raising
+A function can fail with its own code by raising
 `ToolError("CITY_NOT_FOUND", "…")`. Such a code matches `{pattern}`
-and is none of the codes above. Its HTTP status is {status}, its exit code 1. It is retryable only
-where the tool says so.
+and differs from all codes above. Its HTTP status is {status}, its exit code 1. It is retryable
+only if the tool says so.
 """
 
 NOT_YET = """\
 ## Not enforced by this version
 
-A promise whose machinery does not exist yet is refused, never accepted and ignored. The
-message says "not enforced by this version" and names the field. In a definition it refuses the
-registration, in the options of a call it refuses the call with `INVALID_PARAMS`.
+A field that this version cannot honour is refused, never accepted and ignored. The message
+says "not enforced by this version" and names the field. In a definition the registration is
+refused, in the options of a call the call is refused with `INVALID_PARAMS`.
 """
 
 NOT_YET_NOTE = """\
 Of the executors, only {executors} exist in this version. Tools with the
-executors {coming} can be registered; a call of one is answered with
+executors {coming} can be registered; a call to one is answered with
 `SANDBOX_UNAVAILABLE`.
-`endpoint` and `headers` are refused only where they refer to a secret.
+`endpoint` and `headers` are refused only if they refer to a secret.
 """
 
 
@@ -128,7 +127,7 @@ def errors_page(_: str) -> str:
         ENDINGS_NOTE,
         TOOL_CODES.format(pattern=pattern, status=TOOL_CODE_HTTP_STATUS),
         NOT_YET,
-        _table(("where", "field", "what is missing"), _not_enforced_rows()),
+        _table(("where", "field", "missing feature"), _not_enforced_rows()),
         NOT_YET_NOTE.format(executors=executors, coming=coming),
     ]  # fmt: skip
     return "\n".join(parts)
@@ -236,7 +235,7 @@ def _limits() -> str:
         ["list or tuple", f"{sizes.MAX_ELEMENTS:,} elements"],
         ["`precision`", f"{places['minimum']} to {places['maximum']} decimal places"],
     ]
-    return _table(("what", "at most"), rows).strip()
+    return _table(("limit", "maximum"), rows).strip()
 
 
 def _modules() -> str:
@@ -283,17 +282,17 @@ def _program_limits() -> str:
         ["depth of `value`", f"{output.MAX_DEPTH} lists and objects"],
         ["`value_repr`", f"{output.MAX_REPR_CHARACTERS:,} characters"],
     ]
-    return _table(("what", "at most"), rows).strip()
+    return _table(("limit", "maximum"), rows).strip()
 
 
 def _addresses(operations: Sequence[Operation]) -> str:
-    head = ("method", "address", "what it does", "who", "body", "answer")
+    head = ("method", "address", "effect", "caller", "body", "answer")
     return _table(head, [_address_row(operation) for operation in operations]).strip()
 
 
 def _address_row(operation: Operation) -> list[str]:
     who = {
-        Needs.NOBODY: "anybody",
+        Needs.NOBODY: "anyone",
         Needs.CALLER: "a caller",
         Needs.APPROVER: "`approve`",
         Needs.ADMIN: "`admin`",

@@ -184,8 +184,8 @@ def compose(
     intake = Intake()
     sessions = _make_sessions(basis, database, walls.container, state.agents, intake, on_event)
 
-    def facts_of(wish: ExplainWish) -> CallFacts:
-        return facts_to_explain(wish, registry, state.agents, clock.now().date())
+    def facts_of(query: ExplainWish) -> CallFacts:
+        return facts_to_explain(query, registry, state.agents, clock.now().date())
 
     policy = CurrentPolicy(
         config.policy_file, config.environment, registry, facts_of, database, log, clock.now
@@ -324,7 +324,7 @@ def _make_sessions(
             require_agent(principal, agent_id, agents.find(agent_id))
         if intake.is_draining:
             raise ShuttingDown(
-                "The engine is stopping. Repeat the call when it is back.", retry_after_ms=2000
+                "The engine is stopping. Repeat the call when it runs again.", retry_after_ms=2000
             )
 
     rows = SessionTable(database)

@@ -366,7 +366,7 @@ class Engine:
         return table.with_budgets(self.budgets.standings(principal))
 
     async def all_usage(self, query: AllUsageQuery) -> UsageTable:
-        """The same of everybody's calls or of one principal's, with all budgets."""
+        """The same for the calls of all principals, or of one, with all budgets."""
         table = await self._made.state.usage.table(query, query.principal)
         return table.with_budgets(self.budgets.standings())
 

@@ -74,7 +74,7 @@ def test_failed_command_shows_its_status_and_what_it_said(http: SocketClient) ->
 def test_command_that_wants_a_terminal_ends_and_hears_why(http: SocketClient, command: str) -> None:
     error = call(http, "run_shell", command=command)
     assert error["code"] == "EXECUTION_ERROR"
-    assert "there is no terminal here" in error["message"]
+    assert "no terminal is available" in error["message"]
 
 
 @pytest.mark.row("S7")

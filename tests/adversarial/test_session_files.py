@@ -310,7 +310,7 @@ def test_upload_that_is_cut_leaves_nothing_in_the_container(session: Session) ->
 def test_full_workspace_refuses_and_is_usable_afterwards(session: Session) -> None:
     session.shell("head -c 30000000 /dev/zero > full")
     answer = session.files("PUT", "/a", b"x" * (16 * MB))
-    assert (answer.code, "no room" in answer.body["error"]["message"]) == ("INVALID_PARAMS", True)
+    assert (answer.code, "is full" in answer.body["error"]["message"]) == ("INVALID_PARAMS", True)
     assert session.shell("ls -A")["stdout"] == "full\n"
     assert session.files("DELETE", "/full").status == 200
     assert session.files("PUT", "/a", b"x" * (16 * MB)).status == 200

@@ -100,7 +100,7 @@ def test_what_is_no_plain_file_is_not_sent(client: Any, session: str, tmp_path: 
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for source in (pipe, tmp_path, Path("/dev/zero")):
-        with pytest.raises(ValueError, match="no plain file"):
+        with pytest.raises(ValueError, match="not a regular file"):
             client.put_file(session, "a", source)
     with pytest.raises(ValueError, match="a text could be"):
         client.put_file(session, "a", "content")

@@ -201,7 +201,7 @@ def test_doctor_shows_each_finding_with_its_reason_on_one_line(
     answer = run(shared_daemon, "doctor", FUMEHOOD_CONFIG=str(file))
     found = [line for line in answer.stdout.decode().splitlines() if '"approvers"' in line]
     assert len(found) == 1
-    assert "nobody can approve" in found[0]
+    assert "dangerous calls are refused" in found[0]
     assert "approvers init" in found[0]
     findings = {finding["check"]: finding for finding in json.loads(answer.stdout)}
     assert findings["configuration"]["found"] == f"read from {file}"

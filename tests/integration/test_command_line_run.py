@@ -101,7 +101,7 @@ def test_failed_program_shows_its_traceback_once_and_ends_with_1(run: Runner, st
 @pytest.mark.parametrize(
     ("script", "code", "words"),
     [
-        ({"ended_by": "exit", "exit_code": 7}, 1, b"exit status 7"),
+        ({"ended_by": "exit", "exit_code": 7}, 1, b"exited with status 7"),
         ({"ended_by": "wall_time"}, 1, b"TIMEOUT"),
         ({"ended_by": "memory"}, 1, b"MEMORY_LIMIT_EXCEEDED"),
         ({"ended_by": "sandbox_lost"}, 4, b"SANDBOX_UNAVAILABLE"),
@@ -157,7 +157,7 @@ def test_empty_program_is_refused_by_the_engine(run: Runner) -> None:
     done = run("empty.py")
     assert done.returncode == 1
     assert b"INVALID_PARAMS" in done.stderr
-    assert b"nothing to run" in done.stderr
+    assert b"code is empty" in done.stderr
 
 
 def test_without_a_daemon_it_ends_with_4(run: Runner, home: Path) -> None:
@@ -216,10 +216,13 @@ def test_files_are_named_where_nobody_keeps_them(run: Runner) -> None:
 def test_files_that_did_not_come_back_are_told_of_and_not_counted_as_saved(run: Runner) -> None:
     done = run(files={"a": "b"}, files_left_out=2)
     assert done.returncode == 0
-    assert b"warning: files_left_out: 2 files did not come back; at most 100 do" in done.stderr
+    assert (
+        b"warning: files_left_out: 2 files were not returned; the limits are 100 files"
+        in done.stderr
+    )
     done = run("--save", "out", files={"a": "b"}, files_left_out=1)
     assert done.returncode == 1
-    assert b"1 file did not come back" in done.stderr
+    assert b"1 file was not returned" in done.stderr
     assert (run.directory / "out" / "a").read_text() == "b"
 
 

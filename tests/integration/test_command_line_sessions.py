@@ -114,7 +114,7 @@ def test_what_is_no_plain_file_is_not_sent(shell: Shell) -> None:
     (shell.directory / "real").write_bytes(b"secret")
     (shell.directory / "link").symlink_to("real")
     for source, words in (
-        ("pipe", b"no plain file"), (".", b"no plain file"), ("link", b"symbolic link"),
+        ("pipe", b"not a regular file"), (".", b"not a regular file"), ("link", b"symbolic link"),
         ("nothing", b"cannot be read"),
     ):  # fmt: skip
         done = shell("put", shell.session, source, "a")

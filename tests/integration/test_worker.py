@@ -110,7 +110,7 @@ async def test_worker_that_dies_is_an_execution_error_and_is_replaced(engine: En
     envelope = await engine.call("end", {"code": 3})
     assert envelope.error is not None
     assert (envelope.error.code, envelope.error.retryable) == ("EXECUTION_ERROR", False)
-    assert "may or may not have acted" in envelope.error.message
+    assert "may or may not have taken effect" in envelope.error.message
     assert envelope.error.details == {"ended_by": "exit", "exit_code": 3, "signal": None}
     again = (await engine.call("end_harmlessly")).error
     assert again is not None

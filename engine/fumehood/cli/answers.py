@@ -58,7 +58,7 @@ def read_answer(raw: bytes) -> JsonObject:
     if metadata["sandbox"] is not None:
         _require(metadata["sandbox"], SANDBOX)
     if not all(isinstance(warning, str) for warning in metadata["warnings"]):
-        raise ValueError("a warning is no text")
+        raise ValueError("a warning is not a string")
     envelope: JsonObject = document
     return envelope
 
@@ -73,7 +73,7 @@ def document_of(envelope: Envelope | JsonObject) -> JsonObject:
 
 def _require(document: Any, types: Mapping[str, Types]) -> None:
     if not isinstance(document, dict):
-        raise ValueError("no object")  # noqa: TRY004
+        raise ValueError("not an object")  # noqa: TRY004
     for key, wanted in types.items():
         if key not in document or not isinstance(document[key], wanted):
-            raise ValueError(f"{key} is not as it should be")
+            raise ValueError(f"{key} is missing or has the wrong type")

@@ -1,6 +1,6 @@
 """An approval as its approver reads it: complete, and unable to imitate anything else.
 
-The text comes from a model or from whoever prompts it. Invariants:
+The text comes from a model or its prompt, so it is untrusted. Invariants:
 
 - Every argument is shown to its end.
 - Every line of untrusted text starts with a mark that the text cannot write, also where a line is

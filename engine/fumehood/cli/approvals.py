@@ -430,7 +430,7 @@ def _newest(seen: Any, query: JsonObject, limit: int) -> tuple[list[Approval], b
 def _seeing(
     mine: bool, socket: Path | None, credential_stdin: bool, *, as_json: bool
 ) -> Iterator[Any]:
-    """Connect as the caller (`--mine`) or as an approver, who sees everybody's approvals."""
+    """Connect as the caller (`--mine`) or as an approver, who sees all approvals."""
     if mine:
         if credential_stdin:
             fail("--mine needs no credential.", ExitCode.USAGE)

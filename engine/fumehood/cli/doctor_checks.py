@@ -102,7 +102,7 @@ def _approvers(config: Config) -> Finding:
 
     decides = config.webhook is not None and config.webhook.may_decide
     if not _has_database(config.state_directory):
-        found = "none: dangerous calls will be refused, because nobody can approve them"
+        found = "none: dangerous calls will be refused"
         if decides:
             return Finding("approvers", "ok", "none; the webhook may decide")
         return Finding("approvers", "warning", found, f"Make one: {cure_of_none(any_there=False)}.")
@@ -118,7 +118,7 @@ def _approvers(config: Config) -> Finding:
     told = [*approving, *([f"{others} tokens"] if others else []), *(["the webhook"] * decides)]
     if told:
         return Finding("approvers", "ok", ", ".join(told))
-    found = "none: dangerous calls are refused, because nobody can approve them"
+    found = "none: dangerous calls are refused"
     return Finding(
         "approvers", "warning", found, f"Make one: {cure_of_none(any_there=bool(there))}."
     )

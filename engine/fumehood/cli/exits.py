@@ -31,7 +31,7 @@ class ExitCode(IntEnum):
 def exit_code_of(envelope: Envelope | JsonObject) -> int:
     """Return the exit code of an answer; a tool's own error code is 1.
 
-    A call waits for approval only if it names the approval; otherwise nobody could be asked.
+    A call waits for approval only if it names the approval; otherwise there was no approver.
     """
     error = document_of(envelope)["error"]
     if error is None:

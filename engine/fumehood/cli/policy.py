@@ -101,18 +101,18 @@ def explain(
     given = _json_object(arguments)
     if file is not None:
         offline = _offline(tools_directory)
-        wish = ExplainWish(
+        query = ExplainWish(
             tool=tool, arguments=given, principal_id=principal, agent_id=agent, session_id=session
         )
-        told = offline.explain(wish, offline.load(file), environment)
+        explanation = offline.explain(query, offline.load(file), environment)
     else:
         if environment is not None:
             fail("--environment needs --file; a daemon has its own.", ExitCode.USAGE)
         with _seeing(socket, credential_stdin, as_json=as_json) as client:
-            told = client.policy.explain(
+            explanation = client.policy.explain(
                 tool, given, principal_id=principal, agent_id=agent, session_id=session
             )
-    _show_explanation(told, as_json=as_json)
+    _show_explanation(explanation, as_json=as_json)
 
 
 @policy.command("show")
@@ -175,21 +175,21 @@ def _json_object(text: str) -> JsonObject:
     return value
 
 
-def _show_explanation(told: Explanation, *, as_json: bool) -> None:
+def _show_explanation(explanation: Explanation, *, as_json: bool) -> None:
     """Print the decision, then each rule that matches or nearly matches."""
     if wants_json(as_json):
-        show_json(told.model_dump(mode="json"))
+        show_json(explanation.model_dump(mode="json"))
         return
-    say(f"{told.verdict}  {told.tool}  by {told.rule}")
-    say(f"policy {told.policy_version}, environment {told.environment}")
-    if told.reason is not None:
-        say(f"reason: {told.reason}")
-    if told.approvers or told.quorum > 1:
-        who = ", ".join(told.approvers) or "any approver"
-        say(f"{told.quorum} of: {who}")
-    for line in told.shadow:
+    say(f"{explanation.verdict}  {explanation.tool}  by {explanation.rule}")
+    say(f"policy {explanation.policy_version}, environment {explanation.environment}")
+    if explanation.reason is not None:
+        say(f"reason: {explanation.reason}")
+    if explanation.approvers or explanation.quorum > 1:
+        who = ", ".join(explanation.approvers) or "any approver"
+        say(f"{explanation.quorum} of: {who}")
+    for line in explanation.shadow:
         say(f"in shadow mode: {line}")
-    for rule in told.rules:
+    for rule in explanation.rules:
         marks = "matches" if rule.matches else "does not match"
         shadow = ", in shadow mode" if rule.mode == "shadow" else ""
         where = f" (line {rule.line})" if rule.line is not None else ""

@@ -101,20 +101,20 @@ class Offline:
         except PolicyError as refused:
             fail(str(refused), ExitCode.TOOL_FAILED)
 
-    def explain(self, wish: ExplainWish, policy: Policy, environment: str | None) -> Explanation:
+    def explain(self, query: ExplainWish, policy: Policy, environment: str | None) -> Explanation:
         """Explain the decision for one call."""
         gate = PolicyGate(policy, environment or self._config.environment)
         try:
-            tool = self._index.get(wish.tool).definition
+            tool = self._index.get(query.tool).definition
         except ToolNotFound as error:
             fail(error.message, ExitCode.USAGE)
         return gate.explain(
             CallFacts(
                 tool,
-                _effective(wish.arguments, tool),
-                wish.principal_id or "",
-                wish.agent_id,
-                wish.session_id,
+                _effective(query.arguments, tool),
+                query.principal_id or "",
+                query.agent_id,
+                query.session_id,
             )
         )
 

@@ -214,7 +214,7 @@ def _whole(fields: JsonObject, name: str, download: Download) -> str:
 def _save_figures(figures: list[JsonObject], download: Download) -> None:
     """Save the figures to a new directory, print their paths, and draw them if possible.
 
-    Nobody asked to save them, so a failure is reported and does not change the exit code.
+    Saving was not requested, so a failure is reported and does not change the exit code.
     """
     import tempfile
 

@@ -55,7 +55,7 @@ def serve(
     log = make_logger(level, config.log_format)
 
     def say_ready() -> None:
-        with suppress(OSError):  # nobody reads stderr any more, as with the log
+        with suppress(OSError):  # stderr has no reader any more, as with the log
             print(f"fumehood listens on {path}", file=sys.stderr, flush=True)
 
     async def main() -> None:

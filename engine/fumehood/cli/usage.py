@@ -43,7 +43,7 @@ def usage(
     agent: OfAgent = None,
     session: Annotated[str | None, typer.Option(help="Calls made in this session.")] = None,
     tool: OfTool = None,
-    everybody: Annotated[
+    all_principals: Annotated[
         bool,
         typer.Option("--all", help="All principals' calls; needs a credential with admin."),
     ] = False,
@@ -68,7 +68,7 @@ def usage(
 
     if as_csv and as_json:
         fail("Choose --csv or --json.", ExitCode.USAGE)
-    if not everybody and (principal is not None or credential_stdin):
+    if not all_principals and (principal is not None or credential_stdin):
         fail("--principal and --credential-stdin need --all.", ExitCode.USAGE)
     groups = _groups(by or [])
     now = datetime.now(UTC)
@@ -80,7 +80,7 @@ def usage(
         "tool": tool,
     }
     table: UsageTable
-    if everybody:
+    if all_principals:
         with controlling(socket, credential_stdin=credential_stdin, as_json=as_json) as control:
             table = control.usage(groups, **query, principal=principal)
     else:

@@ -36,7 +36,7 @@ LONGEST_POLL_S = 25.0
 
 @show_keywords
 class AsyncOwnApprovals:
-    """What waits for a human's yes of the caller's own calls. A part of `AsyncClient`."""
+    """The caller's own approvals. A part of `AsyncClient`."""
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
@@ -171,5 +171,5 @@ class AsyncControlledApprovals:
 
 
 def _given(body: BaseModel) -> JsonObject:
-    """What was said. What was not said is left out, at every depth."""
+    """The given fields. Absent ones are left out, at every depth."""
     return body.model_dump(mode="json", exclude_unset=True)

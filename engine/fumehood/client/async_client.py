@@ -140,7 +140,7 @@ class AsyncClient(AsyncBaseClient):
     It connects when it is first asked, and again after the daemon was started anew.
 
     Raises:
-        DaemonUnavailable: from every method, where nobody answers or not in time.
+        DaemonUnavailable: from every method, if no server answers in time.
     """
 
     async def call(
@@ -273,7 +273,7 @@ class AsyncClient(AsyncBaseClient):
 
     @property
     def approvals(self) -> AsyncOwnApprovals:
-        """What waits for a human's yes of this caller's own calls."""
+        """This caller's own approvals."""
         return AsyncOwnApprovals(self._transport)
 
     async def call_state(self, call_id: str) -> CallAnswer:

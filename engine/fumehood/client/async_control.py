@@ -58,7 +58,7 @@ class AsyncControlClient(AsyncBaseClient):
     """A client of the control socket: approvals, agents, tools, tokens, approvers, audit.
 
     Raises:
-        DaemonUnavailable: from every method, where nobody answers or not in time.
+        DaemonUnavailable: from every method, if no server answers in time.
         Refused: from every method that the engine refuses, such as for want of `admin`.
         ValueError: from every method, where a name or id can be none; nothing was sent.
     """
@@ -73,7 +73,7 @@ class AsyncControlClient(AsyncBaseClient):
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         grace_s: float = ANSWER_GRACE_S,
     ) -> None:
-        """As `AsyncClient`, but nobody administers without a credential."""
+        """As `AsyncClient`, but a credential is required."""
         super().__init__(
             socket_path,
             credential=credential,
@@ -91,7 +91,7 @@ class AsyncControlClient(AsyncBaseClient):
     async def usage(
         self, by: str | Iterable[str] | None = None, **query: Unpack[AllUsageKeywords]
     ) -> UsageTable:
-        """What everybody's calls took together, and what every budget has left.
+        """The total usage of all principals, and the remaining amount of every budget.
 
         As a caller's `usage`; `query` may have a `principal`, too.
         """
@@ -117,7 +117,7 @@ class AsyncControlledAgents:
         principals: Iterable[str] = (),
         is_enabled: bool = True,
     ) -> Agent:
-        """Make an agent. It has no tools yet, and without principals it is nobody's."""
+        """Make an agent. It has no tools yet, and without principals nobody can use it."""
         body: JsonObject = {
             "id": agent_id,
             "description": description,
@@ -199,7 +199,7 @@ class AsyncControlledAgents:
 
 
 class AsyncControlledTools:
-    """What the engine offers. A part of `AsyncControlClient`."""
+    """The registered tools. A part of `AsyncControlClient`."""
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
@@ -293,7 +293,7 @@ class AsyncControlledPolicy:
         agent_id: str | None = None,
         session_id: str | None = None,
     ) -> Explanation:
-        """What the rules say of a call that is not made, and what each has to do with it."""
+        """The decision for a call, which is not made, and each rule's part in it."""
         given: JsonObject = {
             "tool": tool,
             "arguments": arguments or {},

@@ -53,7 +53,7 @@ class Endpoint:
         """Refuse what could not be sent, and times that would never end or begin."""
         credential = self.credential
         if credential is not None and not (credential.isascii() and credential.isprintable()):
-            raise ValueError("That is no credential.")
+            raise ValueError("This is not a credential.")
         for name in ("connect_timeout_s", "grace_s"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} must be a number of seconds over 0.")
@@ -176,7 +176,7 @@ def events_in(
 def no_engine(request: ApiRequest[Any], path: Path) -> DaemonUnavailable:
     """Something answers, and not as an engine does."""
     return DaemonUnavailable(
-        f"What answers on {path} is not a fumehood engine of this version.",
+        f"The server on {path} is not a fumehood engine of this version.",
         may_have_acted=request.method not in CHANGES_NOTHING,
     )
 
@@ -195,10 +195,10 @@ def no_answer(
 ) -> DaemonUnavailable:
     """A connection was made, and no answer came of it."""
     may_have_acted = was_sent and request.method not in CHANGES_NOTHING
-    words = "Whether the engine acted on it is not known. " if may_have_acted else ""
+    words = "It is unknown whether the request took effect. " if may_have_acted else ""
     return DaemonUnavailable(
         f"The connection to {path} gave no answer ({type(error).__name__}). {words}"
-        "See the engine's log; it may have been stopped, or it is no fumehood engine.",
+        "See the engine's log; it may have been stopped, or the server is not a fumehood engine.",
         may_have_acted=may_have_acted,
     )
 
@@ -206,8 +206,8 @@ def no_answer(
 def _not_reached(path: Path, error: BaseException) -> DaemonUnavailable:
     if _is_forbidden(error):
         return DaemonUnavailable(
-            f"You may not open {path}. Where the engine is a service, your user must be "
-            "in the socket's group, and log in anew after joining it."
+            f"Permission denied: {path}. If the engine is a service, your user must be "
+            "in the socket's group; log in again after joining it."
         )
     return DaemonUnavailable(f"No engine answers on {path}. {_how_to_start(path)}")
 
@@ -219,8 +219,8 @@ def _how_to_start(path: Path) -> str:
     is_system_s = path.is_relative_to("/run") and not path.is_relative_to("/run/user")
     if is_laid_out or is_system_s:
         return (
-            "It is the socket of a service, which is not running. Ask who administers this "
-            "machine to start it: systemctl start fumehood"
+            "It is the socket of a service, which is not running. Ask the machine's "
+            "administrator to start it: systemctl start fumehood"
         )
     return "Start one with: fumehood serve"
 

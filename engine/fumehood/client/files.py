@@ -25,7 +25,7 @@ def opened(source: Source) -> Iterator[bytes | BinaryIO]:
     """Bytes as they are, or a file to be read. What was opened here is closed again.
 
     Raises:
-        ValueError: no source, or no plain file.
+        ValueError: no source, or not a regular file.
         OSError: the file cannot be opened.
     """
     if isinstance(source, bytes):
@@ -43,24 +43,24 @@ def opened(source: Source) -> Iterator[bytes | BinaryIO]:
 
 @contextmanager
 def plain_file(path: Path, *, follow: bool = True) -> Iterator[BinaryIO]:
-    """A plain file to be read. Without `follow` a link is none (OSError, ELOOP).
+    """Open a regular file for reading. Without `follow` a link is refused (OSError, ELOOP).
 
     Raises:
         ValueError: a directory, pipe, socket or device.
         OSError: it cannot be opened.
     """
-    # Opening a pipe would wait for who writes; this way it does not, and is seen for what it is.
+    # Without O_NONBLOCK, opening a pipe would wait for a writer.
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
     descriptor = os.open(path, flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise ValueError(f"{str(path)[:200]!r} is no plain file.")
+        raise ValueError(f"{str(path)[:200]!r} is not a regular file.")
     with os.fdopen(descriptor, "rb") as file:
         yield file
 
 
 def size_of(source: bytes | BinaryIO) -> int | None:
-    """How many bytes there are to be sent, where that can be known."""
+    """The number of bytes to send, if known."""
     if isinstance(source, bytes):
         return len(source)
     try:

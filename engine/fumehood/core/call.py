@@ -66,7 +66,7 @@ class CallRequest:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a tool may return instead of plain data, to report what it used.
+    """A result that also reports tokens and cost.
 
     `tokens_used` are tokens that the tool itself spent (an LLM call inside), `cost` is
     money on top of `cost_per_use`.

@@ -18,7 +18,7 @@ DEFAULT_PAGE = 10
 
 
 class CallRecord(BaseModel):
-    """What is kept of one call. `code` is `OK`, or the error's."""
+    """The log row of one call. `code` is `OK`, or the error's."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 

@@ -66,7 +66,7 @@ class LimitsApplied(_Value):
 
 
 class SandboxReport(_Value):
-    """Where the call ran and what ended it. Null as a whole where nothing ran, or nobody knows."""
+    """The placement and the ending of the run. Null if nothing ran or the run is unknown."""
 
     placement: str
     isolation: str
@@ -75,7 +75,7 @@ class SandboxReport(_Value):
 
 
 class Resources(_Value):
-    """What the run used, measured from outside the program."""
+    """Resources used by the run, measured outside the program."""
 
     cpu_ms: float | None = None
     peak_memory_mb: float | None = None
@@ -94,7 +94,7 @@ class UsageReport(_Value):
 
 
 class Metadata(_Value):
-    """What is known of the call beside its result."""
+    """Information about the call other than its result."""
 
     tool_name: str | None
     tool_version: str | None

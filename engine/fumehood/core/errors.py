@@ -1,4 +1,4 @@
-"""All errors: one class, one code, one fault. The error tables of the product are made from them.
+"""All errors: one class, one code, one fault. The error tables in the docs are generated from them.
 
 Values only. Every stage raises these, and `pipeline/run.py` turns them into the envelope.
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Fault(StrEnum):
-    """Whose fault an error is."""
+    """The party responsible for an error."""
 
     CALLER = "caller"
     RULES = "rules"
@@ -40,7 +40,7 @@ class Fault(StrEnum):
 class FumehoodError(Exception):
     """Root of every exception that the public API raises.
 
-    Only arguments that no call could have are a `TypeError` or a `ValueError` instead.
+    Wrong use of the API itself is a `TypeError` or a `ValueError` instead.
     """
 
 
@@ -51,8 +51,8 @@ class EngineNotRunning(FumehoodError, RuntimeError):
 class EngineError(FumehoodError):
     """Root of all refusals and failures that an envelope can carry.
 
-    `message` is fit for a model: no stack, path or secret, and it says what to do next.
-    `extra` holds E1's optional keys that only some errors have (`replacement`, …).
+    `message` is safe to show to a model: no stack, path or secret, and it names the next step.
+    `extra` holds keys of the envelope's error that only some errors have (`replacement`, …).
     """
 
     code: ClassVar[str] = "INTERNAL_ERROR"
@@ -62,7 +62,7 @@ class EngineError(FumehoodError):
     fault: ClassVar[Fault] = Fault.HOST
     sandbox_reusable: ClassVar[bool] = True
     exit_code: ClassVar[int] = 1
-    """The command line's: 1 the tool failed, 3 waits for a human, 4 engine unavailable."""
+    """Of the command line: 1 tool failed, 3 waiting for approval, 4 engine unavailable."""
 
     def __init__(
         self,
@@ -115,20 +115,20 @@ class InvalidParams(CallerError):
 
 
 class Unauthorized(RuleError):
-    """Nobody knows who is asking."""
+    """The caller could not be authenticated."""
 
     code = "UNAUTHORIZED"
     http_status = 401
 
 
 class PermissionDenied(RuleError):
-    """A rule says no to this caller."""
+    """The caller lacks the right, or a rule forbids the call."""
 
     code = "PERMISSION_DENIED"
 
 
 class RequiresHumanApproval(RuleError):
-    """A human has to say yes first."""
+    """The call needs approval first."""
 
     code = "REQUIRES_HUMAN_APPROVAL"
     human_review = True
@@ -136,39 +136,39 @@ class RequiresHumanApproval(RuleError):
 
 
 class ApprovalDenied(RuleError):
-    """A human said no."""
+    """An approver denied the call."""
 
     code = "APPROVAL_DENIED"
 
 
 class ApprovalExpired(RuleError):
-    """The yes came too late, or for something else."""
+    """The approval expired, or the call changed after it was approved."""
 
     code = "APPROVAL_EXPIRED"
 
 
 class SandboxViolation(GuestError):
-    """The program tried what its sandbox does not allow."""
+    """The program tried an operation that its sandbox forbids."""
 
     code = "SANDBOX_VIOLATION"
     http_status = 403
 
 
 class ToolDisabled(RuleError):
-    """The tool exists and is switched off."""
+    """The tool exists but is disabled."""
 
     code = "TOOL_DISABLED"
 
 
 class ToolNotFound(CallerError):
-    """There is no tool of this name and version."""
+    """No tool has this name and version."""
 
     code = "TOOL_NOT_FOUND"
     http_status = 404
 
 
 class ResourceNotFound(CallerError):
-    """There is no such thing, or it belongs to somebody else."""
+    """The resource does not exist, or belongs to another principal."""
 
     code = "RESOURCE_NOT_FOUND"
     http_status = 404
@@ -189,7 +189,7 @@ class IdempotencyConflict(CallerError):
 
 
 class OutcomeUnknown(HostError):
-    """The call may have acted and its answer was lost."""
+    """The call may have taken effect, but its answer was lost."""
 
     code = "OUTCOME_UNKNOWN"
     http_status = 409
@@ -212,7 +212,7 @@ class ToolDeprecated(CallerError):
 
 
 class RequestTooLarge(CallerError):
-    """The request is over 8 MB, or a file over what its session holds."""
+    """The request is over 8 MB, or a file is larger than its session's workspace."""
 
     code = "REQUEST_TOO_LARGE"
     http_status = 413
@@ -226,14 +226,14 @@ class OutputLimitExceeded(GuestError):
 
 
 class UnsupportedMediaType(CallerError):
-    """The body is not JSON by its content type."""
+    """The content type of the body is not JSON."""
 
     code = "UNSUPPORTED_MEDIA_TYPE"
     http_status = 415
 
 
 class RateLimited(RuleError):
-    """Too many calls in this time."""
+    """Too many calls or connections at a time."""
 
     code = "RATE_LIMITED"
     http_status = 429
@@ -263,7 +263,7 @@ class ExecutionError(GuestError):
 
 
 class InternalError(HostError):
-    """A fault of the engine itself."""
+    """The engine itself failed."""
 
     code = "INTERNAL_ERROR"
 
@@ -275,7 +275,7 @@ class NetworkError(UpstreamError):
 
 
 class SandboxUnavailable(HostError):
-    """There is no sandbox to run this in; the engine never uses a weaker one instead."""
+    """No suitable sandbox is available; the engine never falls back to a weaker one."""
 
     code = "SANDBOX_UNAVAILABLE"
     http_status = 503
@@ -285,7 +285,7 @@ class SandboxUnavailable(HostError):
 
 
 class CircuitOpen(UpstreamError):
-    """Another service failed too often and is left alone for a while."""
+    """Another service failed too often; calls to it are suspended."""
 
     code = "CIRCUIT_OPEN"
 
@@ -321,15 +321,15 @@ def _leaves(root: type[EngineError]) -> list[type[EngineError]]:
 ERROR_CODES: Mapping[str, type[EngineError]] = MappingProxyType(
     {error.code: error for error in _leaves(EngineError)}
 )
-"""The table of error codes. The reference page is made from it."""
+"""All error codes; the reference page is generated from this table."""
 
 
 class ArgumentsRefused(InvalidParams):
-    """The types of a tool's function refuse what its schema let through."""
+    """Arguments that pass the tool's schema but not the types of its function."""
 
 
 class WorkspaceChanged(ApprovalExpired):
-    """The files that a human was shown are other ones now. Nothing was done."""
+    """The files changed after the approver saw them. Nothing was done."""
 
 
 TOOL_CODE = re.compile(r"^[A-Z][A-Z0-9_]{2,63}$")
@@ -337,9 +337,9 @@ TOOL_CODE_HTTP_STATUS = 422
 
 
 class ToolError(EngineError):
-    """A tool's own refusal, under a code of its own (`CITY_NOT_FOUND`).
+    """A tool's own error, with its own code (`CITY_NOT_FOUND`).
 
-    Raise it in a tool's function; the caller gets code, message and details as they are.
+    Raise it in a tool's function; the caller gets code, message and details unchanged.
 
     Raises:
         ValueError: the code is not upper-case words, or belongs to the engine.
@@ -371,7 +371,7 @@ def code_of(error: EngineError) -> str:
 
 
 class EndedBy(StrEnum):
-    """What ended a run, as the outside of the sandbox decided it."""
+    """How a run ended, as decided outside the sandbox."""
 
     OK = "ok"
     EXCEPTION = "exception"
@@ -401,7 +401,7 @@ ENDING_ERRORS: Mapping[EndedBy, type[EngineError] | None] = MappingProxyType(
         EndedBy.SANDBOX_LOST: SandboxUnavailable,
     }
 )
-"""The table of endings: each to the error that the caller sees, `ok` to none."""
+"""Maps each ending to the error that the caller sees; `ok` has none."""
 
 
 class EnvelopeError(FumehoodError):
@@ -416,5 +416,5 @@ class EnvelopeError(FumehoodError):
         self.retryable = error.retryable if error is not None else False
 
     def __reduce__(self) -> tuple[type[Self], tuple[Envelope]]:
-        """Let another process get it whole: it is not made from its message."""
+        """Pickle the envelope: the exception cannot be rebuilt from its message."""
         return type(self), (self.envelope,)

@@ -43,7 +43,7 @@ class ProgressEvent(_Event):
 
 
 class OutputEvent(_Event):
-    """What a program printed since the last of these, in whole characters.
+    """A program's output since the last of these events, in whole characters.
 
     `offset` is how many bytes of UTF-8 came before on the same stream.
     """

@@ -36,10 +36,10 @@ class KeyState(StrEnum):
 
     RUNNING = "running"
     WAITING = "waiting"
-    """For a human's yes; its approval owns the key."""
+    """Waiting for approval; the approval owns the key."""
     DONE = "done"
     UNKNOWN = "unknown"
-    """It may have acted, and its answer is lost."""
+    """It may have taken effect, and its answer is lost."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ no principal, because they would all share it."""
 
 
 class Scope(StrEnum):
-    """What a principal may do."""
+    """A right of a principal."""
 
     CALL = "call"
     APPROVE = "approve"
@@ -43,7 +43,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class TrustDomain:
-    """Who may share a process one after the other: principal, agent and session."""
+    """Principal, agent and session: only calls of one domain may share a process, one at a time."""
 
     principal_id: str
     agent_id: str | None = None

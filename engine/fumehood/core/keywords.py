@@ -52,7 +52,7 @@ class CallQueryKeywords(TypedDict, total=False):
 
 
 class ToolFilterKeywords(TypedDict, total=False):
-    """What a list of tools is filtered by."""
+    """Filters of a list of tools."""
 
     category: str
     tag: str

@@ -44,7 +44,7 @@ def container_writable_mb(memory_mb: int) -> dict[str, int]:
 
 
 class Limit(StrEnum):
-    """What a wall can be asked to enforce."""
+    """A limit that a wall can enforce."""
 
     WALL_TIME = "wall_time"
     CPU_TIME = "cpu_time"
@@ -93,7 +93,7 @@ class WallLimits:
         return max((size for size in self.memory_classes if size <= memory_mb), default=memory_mb)
 
 
-def smallest(default: float, ceiling: float, *wishes: float | None) -> float:
-    """The effective value of one limit: the smallest wish, else the default; never over."""
-    given = [wish for wish in wishes if wish is not None]
+def smallest(default: float, ceiling: float, *requests: float | None) -> float:
+    """The effective limit: the smallest request, else the default; never over the ceiling."""
+    given = [request for request in requests if request is not None]
     return min([*given, ceiling]) if given else min(default, ceiling)

@@ -1,4 +1,4 @@
-"""What a caller wishes of a new session. What is absent is as the operator configured it."""
+"""A caller's options for a new session. Absent options have the configured values."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class SessionRecord(BaseModel):
     created_at: AwareDatetime
     last_used_at: AwareDatetime
     expires_at: AwareDatetime
-    """When it ends if nobody uses it before, and never after its absolute end."""
+    """When it ends if it stays unused; never after its absolute end."""
     calls: int
     is_busy: bool
     """Whether a call is in it now, or waits for it."""

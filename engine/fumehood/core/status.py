@@ -1,4 +1,4 @@
-"""What the daemon says of itself: alive, and whether calls are served. Values only."""
+"""Health and readiness of the daemon. Values only."""
 
 from __future__ import annotations
 

@@ -277,7 +277,7 @@ class ToolDefinition(_Value):
         return (int(major), int(minor), int(patch), pre is None, parts)
 
     def model_schema(self) -> JsonObject:
-        """What a model is shown: name, description, parameters, and nothing of how it runs."""
+        """The part that models see: name, description and parameters."""
         return {
             "name": self.name,
             "description": self.description,

@@ -1,4 +1,4 @@
-"""What a call cost: tokens and money. Money is decimal, never float."""
+"""The cost of a call: tokens and money. Money is decimal, never float."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MICRO = Decimal("0.000001")
 
 
 class TextKind(StrEnum):
-    """What a text is, which decides how many characters make a token."""
+    """The kind of a text, which determines the number of characters per token."""
 
     TEXT = "text"
     JSON = "json"

@@ -15,7 +15,7 @@ it; they are gone. Files are none of this: they stay as they are in all three ca
 """
 
 EntryKind = Literal["file", "directory", "link", "other"]
-"""`other` is a pipe, a socket or a device, which nobody reads or writes from outside."""
+"""`other` is a pipe, a socket or a device, which is never read or written from outside."""
 
 UPLOAD_PIECE_BYTES = 1 << 20
 """Of a file on its way into a session."""

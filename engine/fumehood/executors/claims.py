@@ -103,7 +103,7 @@ def read_error(claim: JsonObject) -> EngineError | None:
                 return ArgumentsRefused(refused.message[:2000], fields=refused.fields)
             case "unfit":
                 return ExecutionError(
-                    "The tool returned something that JSON cannot hold, or holds too deeply. Do "
+                    "The tool's result is not valid JSON data, or is nested too deeply. Do "
                     "not retry; its author must return plain data."
                 )
     except (ValidationError, ValueError):  # a code that belongs to the engine, too

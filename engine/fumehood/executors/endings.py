@@ -74,8 +74,8 @@ def error_of(
 def sandbox_lost(tool: ToolDefinition, details: JsonObject) -> SandboxUnavailable:
     """The error for a process that was lost during a run."""
     return SandboxUnavailable(
-        "The sandbox was lost while it worked; a new one is being made. "
-        + ("Repeat the call." if tool.idempotent else "It may or may not have acted."),
+        "The sandbox was lost during the call; a new one is being started. "
+        + ("Repeat the call." if tool.idempotent else "It may or may not have taken effect."),
         details=details,
         retryable=tool.idempotent,
         retry_after_ms=100,
@@ -86,7 +86,7 @@ def container_lost(tool: ToolDefinition, details: JsonObject) -> SandboxUnavaila
     """The error for a container that was lost during a run."""
     return SandboxUnavailable(
         "The container was lost while the program ran; the next call gets another one. "
-        + ("Repeat the call." if tool.idempotent else "Nothing outside of it can have changed."),
+        + ("Repeat the call." if tool.idempotent else "Nothing outside it changed."),
         details=details,
         retryable=tool.idempotent,
         retry_after_ms=100 if tool.idempotent else None,
@@ -96,8 +96,7 @@ def container_lost(tool: ToolDefinition, details: JsonObject) -> SandboxUnavaila
 def session_lost(details: JsonObject) -> SandboxUnavailable:
     """The error for a session whose container is gone."""
     return SandboxUnavailable(
-        "The session's container was lost meanwhile: its files and variables are gone. Begin "
-        "another session.",
+        "The session's container was lost, with its files and variables. Start another session.",
         details=details,
         retryable=False,
     )
@@ -111,7 +110,7 @@ MUCH_HELD = 0.4
 IDLE_SHARE = 0.05
 """A run that used less CPU than this share of its time was waiting for something."""
 
-NO_TERMINAL = "there is no terminal here, and nobody who could answer a question"
+NO_TERMINAL = "no terminal is available, and nobody can answer prompts"
 
 _TERMINAL_WORDS = re.compile(
     r"/dev/tty|not a (?:tty|terminal)|Inappropriate ioctl for device|TERM environment variable",
@@ -137,7 +136,7 @@ class Subject:
     @property
     def more_memory(self) -> str:
         """The remedy for too little memory."""
-        return "begin a session with more" if self.in_session else "allow more (memory_limit_mb)"
+        return "start a session with more" if self.in_session else "allow more (memory_limit_mb)"
 
 
 PROGRAM = Subject()
@@ -147,8 +146,8 @@ _REACHED: Messages = MappingProxyType(
     {
         EndedBy.WALL_TIME: "The {what} was stopped after {limit:g} s. Try this: {hint}.",
         EndedBy.CPU_TIME: "The {what} was stopped after {limit:g} s of CPU time. Try this: {hint}.",
-        EndedBy.MEMORY: "The {what} needed more than its {limit} MB of memory, of which files in "
-        "the sandbox take a part. Try this: {hint}.",
+        EndedBy.MEMORY: "The {what} needed more than its {limit} MB of memory, which includes "
+        "files in the sandbox. Try this: {hint}.",
         EndedBy.OUTPUT: "The {what} printed more than {limit} bytes. Try this: {hint}.",
     }
 )
@@ -195,8 +194,8 @@ def _memory_hint(ending: RunEnding, limits: Limits, subject: Subject) -> str:
     held_mb = (ending.variables_bytes or 0) / MB
     if subject.in_session and held_mb > (limits.memory_mb or 0) * MUCH_HELD:
         return (
-            f"the session's variables alone take {held_mb:.0f} MB: delete those that are not "
-            f"needed any more (del), or {subject.more_memory}"
+            f"the session's variables alone take {held_mb:.0f} MB: delete unneeded ones "
+            f"(del), or {subject.more_memory}"
         )
     return f"work on smaller parts, or {subject.more_memory}"
 
@@ -206,12 +205,12 @@ def _wall_time_hint(ending: RunEnding, limits: Limits, subject: Subject) -> str:
     was_idle = ending.cpu_ms is not None and ending.cpu_ms < limits.wall_s * 1e3 * IDLE_SHARE
     if was_idle and subject.language.name == "javascript":
         return (
-            "it was waiting, not computing: a program ends when nothing is left to wait for, so "
-            "clear timers and close what stays open, or allow more (timeout_seconds)"
+            "it was waiting, not computing: a program ends when nothing is pending, so "
+            "clear timers and close open handles, or allow more (timeout_seconds)"
         )
     if was_idle and subject.language.name == "shell":
         return (
-            f"it was waiting, not computing: {NO_TERMINAL}; use options that ask nothing (-y, "
+            f"it was waiting, not computing: {NO_TERMINAL}; use options that do not prompt (-y, "
             "--batch), give input as stdin, or allow more (timeout_seconds)"
         )
     return "look for an endless loop, do less in one call, or allow more (timeout_seconds)"
@@ -220,7 +219,7 @@ def _wall_time_hint(ending: RunEnding, limits: Limits, subject: Subject) -> str:
 def refused_by(names: Iterable[str], limits: Limits, subject: Subject = PROGRAM) -> tuple[str, ...]:
     """A sentence for each limit that refused the program something without ending it."""
     more_memory = (
-        "begin a session with more memory"
+        "start a session with more memory"
         if subject.in_session
         else "allow more memory (memory_limit_mb)"
     )
@@ -229,14 +228,14 @@ def refused_by(names: Iterable[str], limits: Limits, subject: Subject = PROGRAM)
         Limit.PROCESSES: f"processes: more than {CONTAINER_PROCESSES} processes and threads at "
         "once were refused; start fewer, or wait for some to end",
         Limit.OPEN_FILES: f"open_files: more than {CONTAINER_OPEN_FILES} open files of a process "
-        "were refused; close those that are done",
+        "were refused; close files when done",
         Limit.DISK: f"disk: more files were refused; the working directory holds {workspace_mb} "
         f"MB, /tmp {others[0]} MB and /dev/shm {others[1]} MB, each in a limited number of files; "
         f"write less or fewer, or {more_memory}, of which they are a part",
         Limit.FILE_SIZE: f"file_size: a file of more than {workspace_mb} MB was refused; write "
         f"smaller ones, or {more_memory}",
-        Limit.NETWORK: "network: there is none here; send what is needed in with files",
-        Limit.MEMORY: f"memory: a process of the {subject.what} was ended for want of memory; "
+        Limit.NETWORK: "network: it is not available; send data as files",
+        Limit.MEMORY: f"memory: a process of the {subject.what} ran out of memory and was killed; "
         f"work on smaller parts, or {subject.more_memory}",
     }
     return tuple(
@@ -249,11 +248,11 @@ def left_out_words(count: int) -> tuple[str, ...]:
     """A sentence if files were left out."""
     if not count:
         return ()
-    how_many = "1 file" if count == 1 else f"{count} files"
+    how_many = "1 file was" if count == 1 else f"{count} files were"
     words = (
-        f"files_left_out: {how_many} did not come back; at most {CONTAINER_FILES_OUT} do, of "
-        f"{CONTAINER_FILES_OUT_MB} MB together, and only plain files that can be read; write "
-        "fewer or smaller ones"
+        f"files_left_out: {how_many} not returned; the limits are {CONTAINER_FILES_OUT} "
+        f"files and {CONTAINER_FILES_OUT_MB} MB in total, and only readable regular files are "
+        "returned; write fewer or smaller ones"
     )
     return (words,)
 
@@ -270,13 +269,13 @@ def failure_message(
             return f"The {what} failed: {_sentence(_reason(claim))}"
         case EndedBy.EXIT:
             return (
-                f"The {what} ended with exit status {ending.exit_code}. What it printed is in "
+                f"The {what} exited with status {ending.exit_code}. Its output is in "
                 "details.stdout and details.stderr." + _about_terminals(ending, subject)
             )
         case EndedBy.SIGNAL:
             return f"The {what} was ended by {_signal_name(ending.signal)}."
         case EndedBy.POLICY:
-            reason = claim.message if claim is not None else "it tried what is not allowed here"
+            reason = claim.message if claim is not None else "it tried a forbidden operation"
             return f"The sandbox stopped the {what}: {_sentence(reason)} Do not retry it as it is."
         case EndedBy.CANCELLED:
             return "The call was cancelled."
@@ -289,13 +288,12 @@ def _about_terminals(ending: RunEnding, subject: Subject) -> str:
     said = ending.stderr[-LOOKED_AT_CHARACTERS:]
     if subject.language.name != "shell" or _TERMINAL_WORDS.search(said) is None:
         return ""
-    return f" It seems to have looked for a terminal: {NO_TERMINAL}."
+    return f" It probably looked for a terminal: {NO_TERMINAL}."
 
 
 _STATES = {
-    "rolled_back": "session: the variables are those from before this call, which was ended; "
-    "files are not rolled back",
-    "reset": "session: the variables are gone; files are not rolled back",
+    "rolled_back": "session: call stopped; variables restored; files are not rolled back",
+    "reset": "session: the variables are lost; files are not rolled back",
 }
 
 

@@ -24,7 +24,7 @@ MAX_MESSAGE_CHARACTERS = 500
 
 
 def _messages(what: str, **own: str) -> Messages:
-    ended = f"The interpreter ended while it worked on this {what}."
+    ended = f"The interpreter ended while it ran this {what}."
     return MappingProxyType(
         {
             EndedBy.WALL_TIME: f"The {what} was stopped after {{limit:g}} s. {own['took_long']}, "

@@ -81,7 +81,8 @@ class HostFunctionFailed(ExecutionError):
 
     def __init__(self, cause: BaseException) -> None:
         super().__init__(
-            "The tool failed inside. Its owner finds the reason in the log under this trace id."
+            "The tool failed internally. Its owner can find the reason in the log under this trace "
+            "id."
         )
         self.cause = cause
 
@@ -160,9 +161,9 @@ def _raised_in_worker(ending: RunEnding) -> EngineError:
 
 
 def _worker_died(tool: ToolDefinition, ending: RunEnding) -> EngineError:
-    retry = "Repeat the call." if tool.idempotent else "It may or may not have acted."
+    retry = "Repeat the call." if tool.idempotent else "It may or may not have taken effect."
     return ExecutionError(
-        f"The process that the tool ran in ended before it answered. {retry}",
+        f"The tool's process ended before it returned a result. {retry}",
         retryable=tool.idempotent,
         details={
             "ended_by": ending.ended_by.value,
@@ -240,11 +241,11 @@ _MESSAGES: Messages = MappingProxyType(
         EndedBy.MEMORY: "The function needed more than its {limit} MB of memory. Ask for less, or "
         "allow more with memory_limit_mb.",
         EndedBy.OUTPUT: "The result is over {limit} bytes. Ask for less.",
-        EndedBy.POLICY: "The function tried what its sandbox does not allow (a connection, a "
-        "process, a thread, a signal), and was stopped. Do not retry it as it is.",
+        EndedBy.POLICY: "The function was stopped because it tried a forbidden operation (a "
+        "connection, a process, a thread or a signal). Do not retry it as it is.",
         EndedBy.CANCELLED: "The call was cancelled.",
-        EndedBy.EXIT: "The function ended its process before it answered.",
-        EndedBy.SIGNAL: "The function ended its process before it answered.",
+        EndedBy.EXIT: "The function exited before it returned a result.",
+        EndedBy.SIGNAL: "The function exited before it returned a result.",
     }
 )
 

@@ -41,13 +41,13 @@ def executor_of(tool: ToolDefinition) -> Executor:
         return executor
     if tool.executor in ("http", "mcp"):
         raise SandboxUnavailable(
-            f"This version has no executor {tool.executor!r}: the tool {tool.name} is registered, "
-            "and cannot be called yet. Do not retry.",
+            f"This version has no executor {tool.executor!r}: the tool {tool.name} is registered "
+            "but cannot be called yet. Do not retry.",
             retryable=False,
         )
     raise SandboxUnavailable(
-        f"This version has no sandbox for the executor {tool.executor!r}, and uses no weaker one "
-        "instead.",
+        f"This version has no sandbox for the executor {tool.executor!r}, and never falls back "
+        "to a weaker one.",
         retryable=False,
     )
 

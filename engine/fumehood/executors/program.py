@@ -269,9 +269,9 @@ def argument_faults(arguments: JsonObject, language: str = "python") -> Iterator
     files = arguments.get("files")
     yield from text_faults(source, code)
     if isinstance(code, str) and not code.strip():
-        yield source, "is empty: there is nothing to run"
+        yield source, "is empty"
     if isinstance(code, str) and "\0" in code:
-        yield source, "holds a NUL character, which no program can"
+        yield source, "contains a NUL character"
     if stdin is not None:
         yield from text_faults("stdin", stdin)
     if files is not None and not isinstance(files, list):
@@ -301,7 +301,7 @@ def program_arguments(arguments: JsonObject, language: str = "python") -> JsonOb
 def text_faults(name: str, value: Any) -> Iterator[tuple[str, str]]:
     """What keeps a value from being a text of UTF-8."""
     if not isinstance(value, str):
-        yield name, "is not a text"
+        yield name, "is not a string"
         return
     try:
         value.encode()

@@ -282,7 +282,7 @@ def too_large(most: int) -> RequestTooLarge:
     """A file that no workspace of this size holds."""
     return RequestTooLarge(
         f"The file is larger than what this session's workspace holds ({most // MB} MB). Send "
-        "less, or begin a session with more memory."
+        "less, or start a session with more memory."
     )
 
 

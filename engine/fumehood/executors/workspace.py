@@ -225,7 +225,7 @@ def _as_text(raw: bytes, *, is_last: bool) -> str | None:
 def _no_text(offset: int) -> InvalidParams:
     where = "" if not offset else ", or offset is in the middle of a character"
     return InvalidParams(
-        f"This is no text of UTF-8{where}. Read it with encoding 'base64'.", fields=["encoding"]
+        f"This is not UTF-8 text{where}. Read it with encoding 'base64'.", fields=["encoding"]
     )
 
 
@@ -298,7 +298,7 @@ def workspace_faults(arguments: JsonObject, action: str) -> Iterator[tuple[str, 
             yield from _number_faults(arguments, "limit", 1, MAX_LIMIT)
             yield from _switch_faults(arguments)
             if not isinstance(arguments.get("cursor"), str | None):
-                yield "cursor", "is not a text"
+                yield "cursor", "is not a string"
         case _:
             yield from _paths_faults(arguments.get("paths"))
             yield from _switch_faults(arguments)
@@ -306,7 +306,7 @@ def workspace_faults(arguments: JsonObject, action: str) -> Iterator[tuple[str, 
 
 def _path_faults(name: str, path: Any) -> Iterator[tuple[str, str]]:
     if not isinstance(path, str):
-        yield name, "is not a text"
+        yield name, "is not a string"
         return
     fault = path_fault(path)
     if fault is not None:
@@ -356,7 +356,7 @@ def _choice_faults(
     arguments: JsonObject, name: str, known: tuple[str, ...]
 ) -> Iterator[tuple[str, str]]:
     if arguments.get(name) not in (None, *known):
-        yield name, f"is none of {', '.join(known)}"
+        yield name, f"is not one of {', '.join(known)}"
 
 
 def _switch_faults(arguments: JsonObject) -> Iterator[tuple[str, str]]:

@@ -205,20 +205,18 @@ M = TypeVar("M", bound=BaseModel)
 
 FAULT_WORDS = {
     "not_found": "There is no such file or directory in the workspace.",
-    "not_a_file": "That is no plain file: a directory, a pipe or a device cannot be read or "
-    "written as one.",
-    "link": "The path leads over a symbolic link, and none is followed. Name what it leads to.",
-    "exists": "There is one already. Replace it with mode 'replace', or choose another path.",
-    "no_room": "The workspace has no room for it. Delete something, or begin a session with more "
-    "memory.",
-    "not_empty": "The directory is not empty. Delete what is in it, too, with recursive.",
-    "changed": "The file was changed meanwhile. Begin again.",
-    "invalid": "That cannot be done in a workspace.",
-    "no_right": "The session's programs have no right to change that, and neither has this call.",
-    "unseen": "It cannot be shown whole what that would change: something there cannot be read, or "
-    "is nested too deeply.",
-    "too_many": "It touches more files than can be looked at. Name fewer at a time.",
-    "not_as_seen": "The workspace is not any more as it was when this was approved.",
+    "not_a_file": "Not a regular file: directories, pipes and devices cannot be read or written.",
+    "link": "The path contains a symbolic link; links are not followed. Name the target.",
+    "exists": "The file already exists. Replace it with mode 'replace', or choose another path.",
+    "no_room": "The workspace is full. Delete something, or start a session with more memory.",
+    "not_empty": "The directory is not empty. Use recursive to delete its content, too.",
+    "changed": "The file changed in the meantime. Start again.",
+    "invalid": "This is not possible in a workspace.",
+    "no_right": "Permission denied: the session's programs may not change this, nor may this call.",
+    "unseen": "The changes cannot be previewed: something there cannot be read, or is nested "
+    "too deeply.",
+    "too_many": "The call affects too many files for a preview. Name fewer at a time.",
+    "not_as_seen": "The workspace has changed since the approval.",
 }
 
 _FIELD = "path"
@@ -258,8 +256,8 @@ async def ask(lease: Lease, request: JsonObject, limits: Limits, model: type[M])
 def not_as_agreed() -> SandboxUnavailable:
     """The error for an invalid answer: a program may have tampered with the guest."""
     return SandboxUnavailable(
-        "The session's container gave an answer that has not the agreed form, so nothing in it "
-        "can be relied on. End the session and begin another.",
+        "The session's container gave an invalid answer, so nothing in it "
+        "can be trusted. End the session and start another.",
         retryable=False,
     )
 
@@ -268,7 +266,7 @@ def _refused(fault: Fault) -> EngineError:
     words = FAULT_WORDS[fault.kind]
     if fault.kind == "not_as_seen":
         return WorkspaceChanged(
-            f"{words} Nothing was changed. It has to be approved again.",
+            f"{words} Nothing was changed. The call needs a new approval.",
             details={"changed": ["workspace"]},
         )
     if fault.kind == "not_found":

@@ -100,7 +100,7 @@ class Application:
             response = envelope_response(self.engine.refusal(error, tool=tool))
         except Exception as fault:
             self._log(fault)
-            hidden = InternalError("The engine failed inside.")
+            hidden = InternalError("The engine failed internally.")
             response = envelope_response(self.engine.refusal(hidden))
         try:
             await response(scope, receive, send)
@@ -125,8 +125,10 @@ class Application:
                     return operation.respond
                 is_known = True
         if is_known:
-            raise MethodNotAllowed("This address takes another HTTP method. See /v1/openapi.json.")
-        raise ResourceNotFound("There is nothing at this address. See /v1/openapi.json.")
+            raise MethodNotAllowed(
+                "This address does not accept this method. See /v1/openapi.json."
+            )
+        raise ResourceNotFound("This address does not exist. See /v1/openapi.json.")
 
     def _log(self, fault: Exception) -> None:
         log_fault(self.engine.log, "daemon.internal_error", fault)

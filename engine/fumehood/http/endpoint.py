@@ -55,7 +55,7 @@ ANY_MEDIA = "*/*"
 
 
 class Needs(StrEnum):
-    """Who may use an operation."""
+    """The authentication that an operation needs."""
 
     NOBODY = "nobody"
     CALLER = "caller"

@@ -2,7 +2,7 @@
 
 Host side, before anything listens. For a single user both are private to the owner. As a service
 each is in its own directory, which admits one group. Invariant: a socket is private to its owner
-until its group and mode are set, and nobody can connect before that.
+until its group and mode are set, and no client can connect before that.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def listening(config: Config) -> Iterator[Listeners]:
         )
     with ExitStack() as places:
         made: dict[str, socket.socket] = {}
-        # The callers' socket comes last: whoever can call finds everything ready.
+        # The callers' socket comes last: a client that can call finds everything ready.
         for name, path, group in (
             ("control", config.control_socket_path, service.approvers_group if service else None),
             ("engine", config.socket_path, service.callers_group if service else None),
@@ -89,7 +89,7 @@ def sockets_from_systemd() -> Listeners | None:
     *Source*: sd_listen_fds(3): descriptors from 3 on, named by LISTEN_FDNAMES.
 
     Raises:
-        StateError: they are not the two expected ones, or are open to everybody.
+        StateError: they are not the two expected ones, or are open to all users.
     """
     # Always removed: a child must not take them for its own.
     pid, count, names = (os.environ.pop(variable, "") for variable in LISTEN_VARIABLES)
@@ -119,7 +119,7 @@ def _given_socket(descriptor: int, name: str) -> socket.socket:
     listener = socket.socket(fileno=descriptor)
     path = listener.getsockname() if listener.family == socket.AF_UNIX else None
     is_stream = listener.type == socket.SOCK_STREAM
-    # An abstract name has no file mode: everybody could connect.
+    # An abstract name has no file mode: every user could connect.
     if not is_stream or not isinstance(path, str) or not path.startswith("/"):
         raise StateError(f"The socket {name} from systemd must be ListenStream= with a path.")
     if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
@@ -153,7 +153,7 @@ def private_socket(path: Path, group: str | None = None) -> Iterator[socket.sock
             os.umask(before)
         inode = path.lstat()
         if stat.S_IMODE(inode.st_mode) != PRIVATE_FILE:
-            raise StateError(f"The socket {path} did not get mode 0600; this file system is unfit.")
+            raise StateError(f"The socket {path} did not get mode 0600. Use another file system.")
         if group is not None:
             _give_to_group(path, path, group, SHARED_FILE)
         listener.listen(BACKLOG)
@@ -164,7 +164,7 @@ def private_socket(path: Path, group: str | None = None) -> Iterator[socket.sock
 
 
 def _group_directory(directory: Path, group: str) -> None:
-    """Create `directory`, open to a group, in a parent that everybody may traverse."""
+    """Create `directory`, open to a group, in a parent that all users may traverse."""
     _refuse_changeable(directory.parent)
     with _own_directory(directory.parent) as parent:
         os.fchmod(parent, PASSABLE_DIRECTORY)

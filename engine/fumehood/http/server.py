@@ -1,9 +1,9 @@
 """The server: one engine behind two Unix sockets, until a signal stops it gracefully.
 
 Host side, started by `fumehood serve`. It takes the lock, starts the engine, then opens the
-sockets, so that whoever can connect finds a working engine. It stops in reverse: no new calls,
-`drain_seconds` for running ones, then everything is ended. A service manager is notified as in
-sd_notify(3), without its library; a missing one is no error.
+sockets, so that every client that connects finds a working engine. It stops in reverse: no new
+calls, `drain_seconds` for running ones, then everything is ended. A service manager is notified
+as in sd_notify(3), without its library; a missing one is no error.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _warn_where_nobody_can_be_asked(engine: Engine) -> None:
     """Warn at startup, not only when an agent's call is refused."""
     cure = engine.desk.remedy_without_approvers()
     if cure is not None:
-        told = "Dangerous calls will be refused: nobody can approve them."
+        told = "Dangerous calls will be refused: there is no approver."
         engine.log.warning("approvers.none", message=told, cure=f"Make an approver: {cure}.")
 
 

@@ -84,7 +84,7 @@ class Agents:
             if binding.is_enabled and tool.disabled_because is None:
                 seen.append(seen_by_agent(tool.definition, binding))
             else:
-                left_out.append(LeftOut(binding.tool_name, "it is switched off"))
+                left_out.append(LeftOut(binding.tool_name, "it is disabled"))
         return seen, left_out
 
     async def create(self, agent: Agent, *, by: Principal, now: datetime) -> None:

@@ -55,7 +55,6 @@ def require_binding(
         )
     if not binding.is_enabled:
         raise ToolDisabled(
-            f"The tool {binding.tool_name} is switched off for the agent {agent_id!r}. "
-            "Do not retry."
+            f"The tool {binding.tool_name} is disabled for the agent {agent_id!r}. Do not retry."
         )
     return binding

@@ -44,7 +44,7 @@ async def plan_admission(
     """
     if is_draining:
         raise ShuttingDown(
-            "The engine is stopping or not started. Repeat the call when it is back.",
+            "The engine is stopping or not started. Repeat the call when it runs again.",
             retry_after_ms=2000,
         )
     plan = await plan_now(approved.permitted, walls, sessions)

@@ -75,7 +75,7 @@ def authorize(
         why = f" {decision.reason}" if decision.reason else ""
         tool = validated.tool.definition
         raise PermissionDenied(
-            f"A rule of this engine forbids this call of {tool.name}.{why} Do not retry.",
+            f"A policy rule forbids this call of {tool.name}.{why} Do not retry.",
             details={"rule": decision.rule},
         )
     return PermittedCall(validated, principal, decision)

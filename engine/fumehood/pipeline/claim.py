@@ -57,8 +57,8 @@ MAX_INLINE_BYTES = 64 * 1024
 """Arguments up to this size are hashed on the event loop (about 5 ms), longer ones in a thread."""
 
 NOT_KEPT = (
-    "idempotency_key: the answer could not be kept, so a repeat with this key will not see it; "
-    "do not repeat the call"
+    "idempotency_key: the answer could not be stored, so a repeat with this key will not "
+    "return it; do not repeat the call"
 )
 
 DECIDING_OPTIONS = ("timeout_seconds", "memory_limit_mb", "isolation")
@@ -279,7 +279,7 @@ def key_of(permitted: PermittedCall) -> str | None:
     parameter = _parameter(permitted)
     if parameter is not None and len(parameter) > MAX_KEY_CHARACTERS:
         raise InvalidParams(
-            f"The idempotency key is too long: it may have {MAX_KEY_CHARACTERS} characters.",
+            f"The idempotency key is too long: the maximum is {MAX_KEY_CHARACTERS} characters.",
             fields=[PARAMETER],
         )
     if option is not None and parameter is not None and option != parameter:
@@ -351,8 +351,8 @@ def _repeated(found: KeptKey, call: KeyedCall) -> Replay | Waiting:
         )
     if found.state is KeyState.RUNNING:
         raise CallInProgress(
-            "The call with this idempotency key still runs. Repeat it later, with the same key, "
-            "to get its answer.",
+            "The call with this idempotency key is still running. Repeat it later with the same "
+            "key to get its answer.",
             retry_after_ms=RETRY_AFTER_MS,
             details=first,
         )
@@ -362,8 +362,8 @@ def _repeated(found: KeptKey, call: KeyedCall) -> Replay | Waiting:
         with suppress(ValueError):  # another version of the engine wrote it in its own form
             return Replay(replay_of(found.answer))
     raise OutcomeUnknown(
-        "The call with this idempotency key may have acted, and its answer is lost. Do not "
-        "retry. Let a human find out whether it did; only if it did not, use a new key.",
+        "The call with this idempotency key may have taken effect, but its answer was lost. Do not "
+        "retry. A human must check whether it did; use a new key only if it did not.",
         details=first,
     )
 
@@ -429,7 +429,7 @@ def _digest(value: JsonObject) -> str:
         return digest_of(value)
     except ValueError:
         raise InvalidParams(
-            "The arguments hold what JSON has no canonical form for, so an idempotency key cannot "
-            "be used. Send plain JSON, or leave the key out.",
+            "The arguments contain values without a canonical JSON form, so an idempotency key "
+            "cannot be used. Send plain JSON, or leave the key out.",
             fields=["options.idempotency_key"],
         ) from None

@@ -34,22 +34,22 @@ from fumehood.sandbox.wall import Walls
 
 
 def facts_to_explain(
-    wish: ExplainWish, registry: ToolIndex, agents: Agents, today: date
+    query: ExplainWish, registry: ToolIndex, agents: Agents, today: date
 ) -> CallFacts:
     """Resolve and validate a call that is only to be explained. Budgets are not considered.
 
     Raises:
         EngineError: as a real call would, before the policy.
     """
-    speaks_for = frozenset({wish.agent_id} if wish.agent_id is not None else ())
+    speaks_for = frozenset({query.agent_id} if query.agent_id is not None else ())
     try:
-        options = CallOptions(agent_id=wish.agent_id, session_id=wish.session_id)
+        options = CallOptions(agent_id=query.agent_id, session_id=query.session_id)
     except ValueError:
         raise InvalidParams(
             "The agent's or the session's id can be none.", fields=["agent_id", "session_id"]
         ) from None
-    principal = Principal(wish.principal_id or "", frozenset({Scope.CALL}), speaks_for)
-    request = CallRequest(wish.tool, wish.arguments, options, principal, "explain", "explain")
+    principal = Principal(query.principal_id or "", frozenset({Scope.CALL}), speaks_for)
+    request = CallRequest(query.tool, query.arguments, options, principal, "explain", "explain")
     validated = validate(resolve(request, registry, agents, today))
     return facts_of(validated, principal.id, lambda: False)
 

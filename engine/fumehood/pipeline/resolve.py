@@ -36,7 +36,7 @@ def resolve(request: CallRequest, registry: ToolIndex, agents: Agents, today: da
         ResourceNotFound: no such agent, or not this principal's to speak for.
         PermissionDenied: the agent does not have this tool, or not in this version.
         ToolNotFound: no such name or version.
-        ToolDisabled: switched off, or host code that the operator did not allow.
+        ToolDisabled: disabled, or host code that the operator did not allow.
         ToolDeprecated: the sunset date has passed.
     """
     binding = None
@@ -47,7 +47,7 @@ def resolve(request: CallRequest, registry: ToolIndex, agents: Agents, today: da
     tool = registry.get(reference, names_others=_may_see_every_tool(request))
     definition = tool.definition
     if not definition.is_active:
-        raise ToolDisabled(f"The tool {definition.name} is switched off. Do not retry.")
+        raise ToolDisabled(f"The tool {definition.name} is disabled. Do not retry.")
     if tool.disabled_because is not None:
         raise ToolDisabled(f"The tool {definition.name} is disabled. {tool.disabled_because}")
     return ResolvedCall(request, tool, _deprecation(definition, today), binding)

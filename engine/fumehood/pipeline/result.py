@@ -147,7 +147,7 @@ def _as_json_object(value: Any) -> tuple[JsonObject, bytes]:
             strict_json.loads(encoded, max_depth=MAX_DATA_DEPTH)
     except (PydanticSerializationError, ValueError, TypeError, RecursionError):
         raise ExecutionError(
-            "The tool returned something that JSON cannot hold. Do not retry; its author "
+            "The tool's result is not valid JSON data. Do not retry; its author "
             "must return plain data."
         ) from None
     return data, encoded
@@ -164,7 +164,7 @@ def _check_output(data: JsonObject, tool: RegisteredTool) -> None:
     if violations:
         paths = ", ".join(violation.path or "data" for violation in violations[:5])
         raise ExecutionError(
-            f"The tool's result does not have the form that it promised ({paths}). Do not retry."
+            f"The tool's result does not match its declared schema ({paths}). Do not retry."
         )
 
 

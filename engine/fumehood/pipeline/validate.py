@@ -21,8 +21,7 @@ from fumehood.registry.index import RegisteredTool
 from fumehood.registry.json_schema import TooCostly, Violation
 
 MISFIT = (
-    "This agent's own configuration of the tool does not fit it. Its operator must mend it. "
-    "Do not retry."
+    "The agent's configuration of this tool is invalid. The operator must fix it. Do not retry."
 )
 """Does not name the argument: fixed arguments are hidden from the caller."""
 

@@ -117,7 +117,7 @@ class CurrentPolicy:
             refused=self._refused,
         )
 
-    def explain(self, wish: ExplainWish) -> Explanation:
+    def explain(self, query: ExplainWish) -> Explanation:
         """Explain the decision for a call without making it.
 
         It is resolved and validated like a real one; budgets are not considered.
@@ -125,7 +125,7 @@ class CurrentPolicy:
         Raises:
             EngineError: the call would be refused before the policy.
         """
-        return self.gate.explain(self._facts_of(wish))
+        return self.gate.explain(self._facts_of(query))
 
     def _definitions(self) -> Iterable[ToolDefinition]:
         names = [tool.definition.name for tool in self._registry]

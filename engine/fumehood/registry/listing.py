@@ -135,7 +135,7 @@ def _reason_against(
     max_cost: Decimal | None,
 ) -> str | None:
     if not tool.is_active:
-        return "it is switched off"
+        return "it is disabled"
     if exclude_dangerous and tool.dangerous:
         return "it is dangerous"
     if categories is not None and tool.category not in categories:

@@ -198,7 +198,7 @@ async def test_limits_that_only_refused_are_named_each_with_what_to_try(home: An
     assert "more than 256 open files" in warnings[1]
     assert "directory holds 32 MB, /tmp 24 MB and /dev/shm 8 MB" in warnings[2]
     assert "a file of more than 32 MB" in warnings[3]
-    assert "3 files did not come back; at most 100 do, of 64 MB together" in warnings[-1]
+    assert "3 files were not returned; the limits are 100 files and 64 MB in total" in warnings[-1]
     error = await failed(home, EndedBy.EXIT, exit_code=1, limits_hit=("disk",))
     assert error.details["limits_hit"] == ["disk"]
 
@@ -207,7 +207,7 @@ async def test_limits_that_only_refused_are_named_each_with_what_to_try(home: An
 async def test_exit_and_signal_are_told_apart_and_named(home: Any) -> None:
     error = await failed(home, EndedBy.EXIT, exit_code=3)
     assert (error.code, error.details["exit_code"]) == ("EXECUTION_ERROR", 3)
-    assert "exit status 3" in error.message
+    assert "exited with status 3" in error.message
     error = await failed(home, EndedBy.SIGNAL, signal=11)
     assert (error.code, error.details["signal"]) == ("EXECUTION_ERROR", 11)
     assert "signal 11 (SIGSEGV)" in error.message

@@ -63,7 +63,7 @@ async def test_command_has_no_value_and_no_figures() -> None:
 async def test_failed_command_shows_what_it_said() -> None:
     error = await shell(EndedBy.EXIT, exit_code=2, stderr="grep: no such file\n")
     assert (error.code, error.details["exit_code"]) == ("EXECUTION_ERROR", 2)
-    assert error.message.startswith("The command ended with exit status 2.")
+    assert error.message.startswith("The command exited with status 2.")
     assert "terminal" not in error.message
     assert error.details.keys() == set(SHELL_OUTPUT["required"])
 
@@ -80,14 +80,14 @@ async def test_failed_command_shows_what_it_said() -> None:
 )
 async def test_command_that_looks_for_a_terminal_hears_that_there_is_none(stderr: str) -> None:
     error = await shell(EndedBy.EXIT, exit_code=1, stderr=stderr)
-    assert "there is no terminal here" in error.message
+    assert "no terminal is available" in error.message
 
 
 async def test_command_that_waits_ends_with_a_time_out_that_names_the_cause() -> None:
     waited = await shell(EndedBy.WALL_TIME, cpu_ms=40.0)
     assert waited.code == "TIMEOUT"
     assert "waiting, not computing" in waited.message
-    assert "there is no terminal here" in waited.details["limit"]["hint"]
+    assert "no terminal is available" in waited.details["limit"]["hint"]
     for cpu_ms in (29_000.0, None):  # it computed, or nobody knows
         busy = await shell(EndedBy.WALL_TIME, cpu_ms=cpu_ms)
         assert "terminal" not in busy.message
@@ -120,7 +120,7 @@ async def test_javascript_answers_as_python_does() -> None:
 @pytest.mark.row("S6")
 @pytest.mark.parametrize(
     ("state", "words"),
-    [("kept", None), ("rolled_back", "from before this call"), ("reset", "are gone"), (None, None)],
+    [("kept", None), ("rolled_back", "variables restored"), ("reset", "are lost"), (None, None)],
 )
 async def test_what_became_of_a_sessions_variables_is_said(state: Any, words: str | None) -> None:
     lease = Says(EndedBy.OK, state=state, variables_bytes=7)
@@ -149,14 +149,14 @@ async def test_failed_call_of_a_session_says_it_too() -> None:
 async def test_lost_container_of_a_session_takes_everything_with_it() -> None:
     error = await shell(EndedBy.SANDBOX_LOST, session_id="sess_1")
     assert (error.code, error.may_retry) == ("SANDBOX_UNAVAILABLE", False)
-    assert "files and variables are gone" in error.message
+    assert "with its files and variables" in error.message
     assert "files and variables" not in (await shell(EndedBy.SANDBOX_LOST)).message
 
 
 @pytest.mark.row("S6")
 async def test_memory_of_a_session_is_no_matter_of_one_call() -> None:
     error = await shell(EndedBy.MEMORY, session_id="sess_1")
-    assert "begin a session with more" in error.message
+    assert "start a session with more" in error.message
     assert "memory_limit_mb" not in error.message
     assert "memory_limit_mb" in (await shell(EndedBy.MEMORY)).message
 

@@ -141,8 +141,8 @@ async def test_what_is_no_text_or_too_long_is_shown_by_sizes_and_hashes(files: F
 @pytest.mark.parametrize(
     ("mode", "path", "words"),
     [
-        ("create", "f", "one already"),
-        ("replace", "d", "no plain file"),
+        ("create", "f", "already exists"),
+        ("replace", "d", "Not a regular file"),
         ("append", "l", "symbolic link"),
         ("create", "l/new", "symbolic link"),
         ("create", "f/new", "no such file or directory"),

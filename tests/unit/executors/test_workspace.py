@@ -185,13 +185,13 @@ async def test_each_path_that_was_to_go_is_accounted_for(files: FakeFiles) -> No
     ("kind", "code", "words"),
     [
         ("not_found", "RESOURCE_NOT_FOUND", "no such file"),
-        ("not_a_file", "INVALID_PARAMS", "no plain file"),
+        ("not_a_file", "INVALID_PARAMS", "Not a regular file"),
         ("link", "INVALID_PARAMS", "symbolic link"),
         ("exists", "INVALID_PARAMS", "already"),
-        ("no_room", "INVALID_PARAMS", "no room"),
+        ("no_room", "INVALID_PARAMS", "is full"),
         ("not_empty", "INVALID_PARAMS", "recursive"),
         ("changed", "INVALID_PARAMS", "changed"),
-        ("invalid", "INVALID_PARAMS", "cannot be done"),
+        ("invalid", "INVALID_PARAMS", "not possible"),
     ],
 )
 async def test_refusal_of_the_guest_is_told_in_words_of_our_own(
@@ -243,7 +243,7 @@ async def test_answer_in_another_form_is_not_believed(
     lease = Says(RunEnding(EndedBy.OK, "session", result=result))
     code, message = await refusal(action, lease, **arguments)
     assert code == "SANDBOX_UNAVAILABLE"
-    assert "agreed form" in message
+    assert "invalid answer" in message
 
 
 async def test_answer_in_the_agreed_form_is_believed() -> None:
@@ -264,4 +264,4 @@ async def test_lost_container_says_what_is_gone() -> None:
         "read", Says(RunEnding(EndedBy.SANDBOX_LOST, "session")), path="a"
     )
     assert code == "SANDBOX_UNAVAILABLE"
-    assert "files and variables are gone" in message
+    assert "with its files and variables" in message

@@ -60,7 +60,7 @@ def test_unknown_disabled_and_somebody_elses_agents_are_refused_in_the_same_word
 def test_a_tool_that_is_not_bound_is_denied_and_one_that_is_switched_off_disabled() -> None:
     with pytest.raises(PermissionDenied, match="has no tool 'act'"):
         require_binding("a", "act", None)
-    with pytest.raises(ToolDisabled, match="switched off for the agent"):
+    with pytest.raises(ToolDisabled, match="disabled for the agent"):
         require_binding("a", "act", Binding(tool="act@1.0.0", is_enabled=False))
     binding = Binding(tool="act")
     assert require_binding("a", "act", binding) is binding

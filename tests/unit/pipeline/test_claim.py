@@ -618,6 +618,6 @@ def test_made_key_is_no_fingerprint_and_fits_where_keys_go() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), "\ud800", {"\udfff": 1}, object()])
 def test_what_json_cannot_hold_is_refused(value: Any) -> None:
-    with pytest.raises(InvalidParams, match="canonical form") as caught:
+    with pytest.raises(InvalidParams, match="canonical JSON form") as caught:
         fingerprint(permitted({"text": value}))
     assert caught.value.fields == ("options.idempotency_key",)

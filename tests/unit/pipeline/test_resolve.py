@@ -62,7 +62,7 @@ def test_caller_who_may_not_list_tools_learns_no_name(principal: Principal | Non
 
 
 def test_tool_that_is_switched_off_is_refused() -> None:
-    with pytest.raises(ToolDisabled, match="switched off"):
+    with pytest.raises(ToolDisabled, match="disabled"):
         resolve(request(), _index(is_active=False), NO_AGENTS, TODAY)
 
 

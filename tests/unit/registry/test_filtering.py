@@ -62,7 +62,7 @@ def test_every_tool_is_either_kept_or_has_a_reason() -> None:
     assert {each.name: each.reason for each in selection.left_out} == {
         "read_b": "its category is web",
         "wipe": "it is dangerous",
-        "off": "it is switched off",
+        "off": "it is disabled",
         "plain": "its category is none",
         "dear": "it costs 2 a use",
     }

@@ -37,7 +37,7 @@ LONGEST_POLL_S = 25.0
 
 @show_keywords
 class OwnApprovals:
-    """What waits for a human's yes of the caller's own calls. A part of `Client`."""
+    """The caller's own approvals. A part of `Client`."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -168,5 +168,5 @@ class ControlledApprovals:
 
 
 def _given(body: BaseModel) -> JsonObject:
-    """What was said. What was not said is left out, at every depth."""
+    """The given fields. Absent ones are left out, at every depth."""
     return body.model_dump(mode="json", exclude_unset=True)

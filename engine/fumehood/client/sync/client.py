@@ -141,7 +141,7 @@ class Client(BaseClient):
     It connects when it is first asked, and again after the daemon was started anew.
 
     Raises:
-        DaemonUnavailable: from every method, where nobody answers or not in time.
+        DaemonUnavailable: from every method, if no server answers in time.
     """
 
     def call(
@@ -272,7 +272,7 @@ class Client(BaseClient):
 
     @property
     def approvals(self) -> OwnApprovals:
-        """What waits for a human's yes of this caller's own calls."""
+        """This caller's own approvals."""
         return OwnApprovals(self._transport)
 
     def call_state(self, call_id: str) -> CallAnswer:

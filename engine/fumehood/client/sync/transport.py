@@ -49,7 +49,7 @@ class Transport:
         A request that fails before the first of them is sent once more, as `send` does.
 
         Raises:
-            DaemonUnavailable: nobody answers, or the bytes ended before their end.
+            DaemonUnavailable: no server answers, or the bytes ended before their end.
             Refused: from `request.read`, where the engine says no instead.
         """
         headers, timeout = self._endpoint.headers(request), self._endpoint.timeout(request)
@@ -79,7 +79,7 @@ class Transport:
         """Send a body in pieces. It is sent once: its pieces are gone with it.
 
         Raises:
-            DaemonUnavailable: nobody answers, or not to the end.
+            DaemonUnavailable: no server answers, or not to the end.
         """
         progress = Progress()
         try:
@@ -101,7 +101,7 @@ class Transport:
         """The events of a call as they come. Closing the iterator closes the connection.
 
         Raises:
-            DaemonUnavailable: nobody answers, or the events ended before the answer.
+            DaemonUnavailable: no server answers, or the events ended before the answer.
         """
         headers, timeout = self._endpoint.headers(request), self._endpoint.timeout(request)
         for is_last in (False, True):

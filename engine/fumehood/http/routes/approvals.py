@@ -260,7 +260,7 @@ async def await_approval_changes(engine: Engine, query: ChangesQuery) -> Approva
     except asyncio.CancelledError:
         if not engine.is_draining:
             raise
-        raise ShuttingDown("The engine is stopping. Ask again when it is back.") from None
+        raise ShuttingDown("The engine is stopping. Retry when it runs again.") from None
     return ApprovalChanges(changes=changes)
 
 

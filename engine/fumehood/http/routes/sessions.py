@@ -107,7 +107,7 @@ def _files_to_write(request: Request, caller: Principal) -> SessionFiles:
 
 def _refuse_while_draining(engine: Engine) -> None:
     if engine.is_draining:
-        raise ShuttingDown("The engine is stopping. Retry when it is back.")
+        raise ShuttingDown("The engine is stopping. Retry when it runs again.")
 
 
 def _path(request: Request, _: Principal) -> str:

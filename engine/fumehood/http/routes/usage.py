@@ -1,4 +1,4 @@
-"""`GET /v1/usage`: totals of calls, the caller's own or everybody's."""
+"""`GET /v1/usage`: totals of calls, the caller's own or of all principals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fumehood.http.endpoint import Needs, endpoint
 
 @endpoint("GET", "/v1/usage", Needs.CALLER)
 async def show_usage(engine: Engine, caller: Principal, query: UsageQuery) -> UsageTable:
-    """Show the usage of the caller's own calls, and what is left of its budgets.
+    """Show the usage of the caller's own calls, and the remaining amounts of its budgets.
 
     It is summed from the call log, which keeps a limited number of calls.
     """
@@ -19,7 +19,7 @@ async def show_usage(engine: Engine, caller: Principal, query: UsageQuery) -> Us
 
 @endpoint("GET", "/v1/usage", Needs.ADMIN)
 async def show_all_usage(engine: Engine, query: AllUsageQuery) -> UsageTable:
-    """Show everybody's usage, and what is left of every budget.
+    """Show the usage of all principals, and the remaining amount of every budget.
 
     It is summed from the call log, which keeps a limited number of calls of each principal.
     """
