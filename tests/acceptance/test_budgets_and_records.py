@@ -2,84 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import shutil
 import sqlite3
 import subprocess
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.http import Answer
-from support.site import Site, parked
-
-
-def add(site: Site) -> Answer:
-    return site.call("calculator", {"expression": "1 + 1"})
-
-
-@pytest.mark.row("E4")
-def test_budget_says_what_is_left_and_when_it_begins_anew(site: Site) -> None:
-    began, answers = datetime.now(UTC).date(), [add(site) for _ in range(3)]
-    if datetime.now(UTC).date() != began:  # it was midnight
-        answers = [add(site) for _ in range(3)]
-    assert [answer.code for answer in answers] == [None, None, "QUOTA_EXCEEDED"]
-    error = answers[2].body["error"]
-    told = error["details"]
-    assert (told["budget"], told["unit"], told["limit"], told["left"]) == ("sums", "calls", 2, 0)
-    resets = datetime.fromisoformat(told["resets_at"])
-    assert (resets.hour, resets.minute) == (0, 0)
-    assert resets > datetime.now(UTC)
-    assert 0 < error["retry_after_ms"] <= 24 * 3600 * 1000
-    assert error["retryable"] is False
-
-    budgets = json.loads(site.run("caller", "usage", "--json").stdout)["budgets"]
-    (sums,) = [one for one in budgets if one["budget"] == "sums"]
-    assert (sums["spent"], sums["left"]) == (2, 0)
-
-
-@pytest.mark.row("E4", "A1")
-def test_rule_turns_an_empty_budget_into_a_question(site: Site) -> None:
-    assert site.call("look_up", {"word": "first"}).code is None
-    waiting = parked(site.call("look_up", {"word": "second"}))
-    shown = site.approval(waiting.approval_id)
-    assert shown["rule"] == "more-words"
-    assert shown["reason"].startswith("More words than there are. Over budget: words ")
-    assert (shown["budget"]["limit"], shown["budget"]["left"]) == (1, 0)
-    denied = parked(site.call("look_up", {"word": "third"}))
-    assert site.decide(denied.approval_id, decision="deny").code is None
-    assert site.decide(waiting.approval_id).code is None
-    assert site.answer(waiting.call_id)["data"] == {"value": "second"}
-    assert site.done("second") == ["looked up"]
-    assert site.done("third") == []
-
-
-@pytest.mark.row("E4")
-def test_usage_comes_as_a_table_as_json_and_as_csv(site: Site) -> None:
-    site.call("look_up", {"word": "at least one"})
-    add(site)
-    told = json.loads(site.run("caller", "usage", "--by", "tool,day", "--json").stdout)
-    rows = {row["group"]["tool"]: row for row in told["items"]}
-    assert rows["calculator"]["calls"] >= 1
-    assert sum(row["calls"] for row in told["items"]) == told["total"]["calls"]
-
-    written = site.run("caller", "usage", "--by", "tool", "--csv")
-    assert written.returncode == 0
-    lines = list(csv.DictReader(io.StringIO(written.stdout)))
-    assert {"calculator", "look_up"} <= {line["tool"] for line in lines}
-    everybody = site.run(
-        "approver", "usage", "--all", "--by", "principal", "--json", credential=site.owner
-    )
-    principals = [row["group"]["principal"] for row in json.loads(everybody.stdout)["items"]]
-    assert site.caller_id in principals
-    table = site.on_a_terminal("caller", "usage")
-    assert "look_up" in table
-    assert "words" in table  # the budgets come after the sums
-
+from support.site import Site
 
 CALLS = """
 [[calls]]

@@ -99,21 +99,15 @@ def test_pages_filters_and_what_is_not_logged(own: SocketClient) -> None:
 @pytest.mark.parametrize(
     ("query", "code", "fields"),
     [
-        ("?limit=0", "INVALID_PARAMS", ["limit"]),
-        ("?limit=101", "INVALID_PARAMS", ["limit"]),
         ("?limit=ten", "INVALID_PARAMS", ["limit"]),
-        ("?since=1h", "INVALID_PARAMS", ["since"]),
-        ("?since=2026-01-01T00:00:00", "INVALID_PARAMS", ["since"]),
         ("?code=ok&agent=%20", "INVALID_PARAMS", ["agent", "code"]),
         ("?principal=uid:1", "INVALID_PARAMS", ["principal"]),
-        ("?principal_id=uid:1", "INVALID_PARAMS", ["principal_id"]),
         ("?self=1", "INVALID_PARAMS", ["self"]),
         ("?limit=5&limit=6", "INVALID_PARAMS", None),
         ("?cursor=" + "%27 OR 1=1".replace(" ", "%20"), "INVALID_PARAMS", ["cursor"]),
         ("?cursor=call_000000000000000000000000", "RESOURCE_NOT_FOUND", None),
         ("/call_000000000000000000000000", "RESOURCE_NOT_FOUND", None),
         ("/%27%3B%20DROP%20TABLE%20calls", "RESOURCE_NOT_FOUND", None),
-        ("/%00", "RESOURCE_NOT_FOUND", None),
         ("/", "RESOURCE_NOT_FOUND", None),
     ],
 )
@@ -124,12 +118,6 @@ def test_wrong_question_gets_its_code(
     assert answer.code == code
     if fields is not None:
         assert sorted(answer.body["error"]["fields"]) == fields
-
-
-@pytest.mark.parametrize("query", ["?limit=1", "?limit=100", "?since=2026-01-01T00:00:00Z",
-                                   "?code=OK&agent=a", "?tool=%27%3B%20DROP"])  # fmt: skip
-def test_twin_question_is_answered(client: SocketClient, query: str) -> None:
-    assert client.get(f"/v1/calls{query}").code is None
 
 
 @pytest.mark.row("D1")

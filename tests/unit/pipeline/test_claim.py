@@ -29,7 +29,6 @@ from fumehood.pipeline.claim import (
     Keys,
     Replay,
     Waiting,
-    ending_of,
     fingerprint,
     key_made_of,
     key_of,
@@ -157,13 +156,6 @@ async def test_repeat_gets_the_first_answer_and_runs_nothing(driver: Driver) -> 
     assert driver.acted == ["call_1"]
 
 
-async def test_repeat_runs_anew_after_a_day(driver: Driver) -> None:
-    call = permitted(idempotency_key="k")
-    await driver.call(call, "call_1")
-    await driver.call(call, "call_2", now=NOW + KEY_LIFETIME)
-    assert driver.acted == ["call_1", "call_2"]
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -276,13 +268,6 @@ ENDINGS: list[tuple[ErrorInfo | None, bool, bool, str]] = [
     (failure("CITY_BUSY", retryable=True, retry_after_ms=5), True, False, "keep"),
     (failure("SANDBOX_UNAVAILABLE", retryable=True), True, True, "free"),
 ]
-
-
-@pytest.mark.parametrize(("error", "acted", "may_repeat", "expected"), ENDINGS)
-async def test_every_ending_has_its_consequence(
-    error: ErrorInfo | None, acted: bool, may_repeat: bool, expected: str
-) -> None:
-    assert ending_of(error, acted=acted, may_repeat=may_repeat) == expected
 
 
 @pytest.mark.parametrize(("error", "acted", "may_repeat", "expected"), ENDINGS)

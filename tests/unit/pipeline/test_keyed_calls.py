@@ -16,7 +16,6 @@ from fumehood import Config, Engine, Envelope, ToolError, tool
 from fumehood.core.call import CallBody
 from fumehood.core.errors import EndedBy
 from fumehood.core.idempotency import KEY_LIFETIME
-from fumehood.core.identity import Principal, Scope
 from fumehood.executors.handle import CallHandle
 from fumehood.sandbox.wall import RunEnding
 from fumehood.storage.database import open_database
@@ -24,11 +23,8 @@ from fumehood.storage.schema import IDEMPOTENCY
 from fumehood.testing import FakeWall, ManualClock
 from support.definitions import expression_document
 from support.recording import RecordingLog, bench
-from support.state import set_full, set_roomy
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("P3")]
-
-OTHER = Principal("uid:4242", frozenset({Scope.CALL}))
 
 
 class Counter:
@@ -122,42 +118,6 @@ async def test_replay_is_a_row_of_the_call_log_that_cost_nothing(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "option", "expected"),
-    [
-        ({"idempotency_key": "p" * 16}, None, "OK"),
-        ({"idempotency_key": "p" * 16}, "p" * 16, "OK"),
-        ({"idempotency_key": "p" * 16}, "other", "INVALID_PARAMS"),
-    ],
-)
-async def test_tools_own_parameter_is_a_key(
-    opened: Opened, counter: Counter, arguments: dict[str, Any], option: str | None, expected: str
-) -> None:
-    async with opened() as engine:
-        for _ in range(2):
-            answer = await engine.call("act", arguments, idempotency_key=option)
-            assert code(answer) == expected
-    assert len(counter.deeds) == (1 if expected == "OK" else 0)
-
-
-async def test_call_that_runs_is_in_progress_and_ends_once(
-    opened: Opened, counter: Counter
-) -> None:
-    counter.waits = True
-    async with opened() as engine:
-        with anyio.fail_after(20):
-            first = asyncio.create_task(engine.call("act", idempotency_key="k"))
-            await counter.begun.wait()
-            meanwhile = await engine.call("act", idempotency_key="k")
-            counter.go.set()
-            assert code(await first) == "OK"
-        assert code(meanwhile) == "CALL_IN_PROGRESS"
-        assert meanwhile.error is not None
-        assert meanwhile.error.retryable is True
-        assert code(await engine.call("act", idempotency_key="k")) == "OK"
-    assert len(counter.deeds) == 1
-
-
-@pytest.mark.parametrize(
     ("name", "deeds", "heard"), [("act", 1, "OUTCOME_UNKNOWN"), ("look", 2, "OK")]
 )
 @pytest.mark.parametrize("by", ["its caller", "the task's end"])
@@ -220,37 +180,6 @@ async def test_rehearsal_takes_no_key_and_replays_nothing(opened: Opened, counte
         assert rehearsed.data["dry_run"] is True
         assert rehearsed.metadata.idempotent_replay is False
     assert len(counter.deeds) == 1
-
-
-async def test_answer_of_another_principal_is_never_handed_out(
-    opened: Opened, counter: Counter
-) -> None:
-    body = CallBody.model_validate({"options": {"idempotency_key": "k"}})
-    async with opened() as engine:
-        mine = await engine.run("act", body, engine.owner)
-        others = await engine.run("act", body, OTHER)
-        nobodys = await engine.run("act", body, None)
-    assert (mine.data, others.data) == ({"deeds": 1}, {"deeds": 2})
-    assert others.metadata.idempotent_replay is False
-    assert code(nobodys) == "UNAUTHORIZED"
-
-
-async def test_key_that_cannot_be_kept_lets_nothing_run(opened: Opened, counter: Counter) -> None:
-    async with opened() as engine:
-        await engine.call("act", idempotency_key="first")
-        set_full(engine.database)
-        codes = []
-        for number in range(300):
-            codes.append(code(await engine.call("act", idempotency_key=f"{number}-" + "k" * 240)))
-            if codes[-1] == "INTERNAL_ERROR":
-                break
-        deeds = len(counter.deeds)
-        assert codes[-1] == "INTERNAL_ERROR"
-        refused = await engine.call("act", idempotency_key="x" * 255)
-        assert code(refused) == "INTERNAL_ERROR"
-        assert len(counter.deeds) == deeds
-        set_roomy(engine.database)
-        assert code(await engine.call("act", idempotency_key="x" * 255)) == "OK"
 
 
 async def test_engine_clears_old_keys_away(home: Path, counter: Counter) -> None:
