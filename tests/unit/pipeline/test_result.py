@@ -347,7 +347,7 @@ async def test_any_tool_of_an_embedded_engine_is_shortened_and_the_whole_is_ther
         assert envelope.data["truncated"] is True
         assert await engine.blob(envelope.data["resource_url"]) == b"w" * 50_000
         assert envelope.metadata.usage.output_tokens < 4000
-        with pytest.raises(ValueError, match="no address"):
+        with pytest.raises(ValueError, match="not the address"):
             await engine.blob("/v1/health")
         quiet = await engine.call("talk", {"n": 50_000}, return_summary=False)
         assert quiet.data["truncation_info"]["summary"] is None
