@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from conftest import FUMEHOOD, Daemon, StartDaemon
-from fumehood import Client, Config, Engine, InvalidDefinition, tool
+from fumehood import Client, Config, Engine
 from fumehood.core.errors import InvalidParams
 from fumehood.registry.directory import ToolDirectory
 from fumehood.registry.listing import ToolFilter
@@ -103,18 +103,6 @@ def test_faulty_file_is_logged_once_a_change_and_the_rest_is_served(
     client.close()
 
 
-@pytest.mark.row("R4", "R1")
-def test_file_cannot_take_the_name_of_a_built_in_tool(
-    daemon: Daemon, definitions: DefinitionDirectory
-) -> None:
-    client = daemon.client()
-    definitions.put("a.json", rest_document(name="calculator", version="99.0.0"))
-    wait_until(lambda: _log(daemon, "tools_directory.left_out"))
-    assert "source builtin" in _log(daemon, "tools_directory.left_out")[0]["reason"]
-    assert client.calculate("1 + 1").body["data"]["value"] == 2
-    client.close()
-
-
 @pytest.mark.row("T5", "S1")
 def test_call_of_a_tool_without_an_executor_says_so_and_not_to_retry(
     start_daemon: StartDaemon, definitions: DefinitionDirectory
@@ -175,18 +163,6 @@ def test_query_that_would_be_ignored_is_refused(client: SocketClient, query: str
     assert (answer.status, answer.code) == (400, "INVALID_PARAMS")
 
 
-@pytest.mark.row("E5")
-def test_cursor_of_another_daemon_is_refused(
-    start_daemon: StartDaemon, definitions: DefinitionDirectory, client: SocketClient
-) -> None:
-    definitions.put_tools("a.json", *(f"t{number}" for number in range(20)))
-    mine = start_daemon(tools_directory=str(definitions.path)).client()
-    cursor = mine.get("/v1/tools").body["data"]["pagination"]["next_cursor"]
-    assert mine.get(f"/v1/tools?cursor={cursor}").status == 200
-    assert client.get(f"/v1/tools?cursor={cursor}").code == "INVALID_PARAMS"
-    mine.close()
-
-
 @pytest.mark.row("R1")
 def test_many_calls_while_the_directory_changes_never_see_half_of_it(
     daemon: Daemon, definitions: DefinitionDirectory
@@ -239,23 +215,6 @@ async def test_embedded_engine_watches_while_it_is_entered(
 
 
 @pytest.mark.anyio
-@pytest.mark.row("R4")
-async def test_tool_of_the_embedding_program_keeps_its_name(
-    home: Path, definitions: DefinitionDirectory
-) -> None:
-    @tool(sandboxed=False)
-    async def weather(city: str) -> str:
-        """Read the weather."""
-        return "rain"
-
-    definitions.put("a.json", rest_document(version="2.0.0"))
-    config = Config(home=home, tools_directory=definitions.path)
-    async with Engine(tools=[weather], config=config) as engine:
-        assert (await engine.call("weather", {"city": "Oslo"})).data["value"] == "rain"
-        assert "source program" in engine.directory_faults[0].reason
-
-
-@pytest.mark.anyio
 async def test_look_that_fails_is_logged_and_not_the_last(
     home: Path, definitions: DefinitionDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,9 +251,3 @@ def test_watching_leaves_no_descriptor_open(
         wait_until(lambda name=f"a{generation}": name in _names(client))
     wait_until(lambda: len(os.listdir(descriptors)) <= before)
     client.close()
-
-
-def test_definitions_of_the_program_that_are_wrong_still_stop_it(home: Path) -> None:
-    """The directory's leniency is the directory's: what a program passes in is its own fault."""
-    with pytest.raises(InvalidDefinition, match="endpoint"):
-        Engine(tools=[rest_document(endpoint="x")], config=Config(home=home))

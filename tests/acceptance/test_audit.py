@@ -1,4 +1,4 @@
-"""Budgets and rules as people meet them, and the audit log after all that was done."""
+"""The audit log of a service: whole until a row is changed."""
 
 from __future__ import annotations
 
@@ -12,52 +12,6 @@ from typing import Any
 import pytest
 
 from support.site import Site
-
-CALLS = """
-[[calls]]
-tool = "send_mail"
-arguments = {to = "x@rival.example"}
-expect = "deny"
-rule = "no-rivals"
-
-[[calls]]
-tool = "send_mail"
-arguments = {to = "ann"}
-expect = "ask"
-
-[[calls]]
-tool = "calculator"
-arguments = {expression = "1"}
-expect = "allow"
-"""
-
-
-@pytest.mark.row("A1")
-def test_policy_is_tried_out_before_it_is_used_and_explained_where_it_is(site: Site) -> None:
-    file = site.place / "calls.toml"
-    file.write_text(CALLS)
-    file.chmod(0o644)
-    passed = site.run("engine", "policy", "test", str(file))
-    assert passed.returncode == 0, passed.stderr
-    assert json.loads(passed.stdout)["passed"] == 3
-    file.write_text(CALLS.replace('expect = "ask"', 'expect = "allow"'))
-    failed = site.run("engine", "policy", "test", str(file))
-    assert failed.returncode == 1
-    told = json.loads(failed.stdout)
-    (wrong,) = [call for call in told["calls"] if not call["passed"]]
-    assert (wrong["expected"], wrong["decided"]) == ("allow", "ask")
-
-    explained = site.run(
-        "approver", "policy", "explain", "send_mail", '{"to": "x@rival.example"}',
-        credential=site.owner,
-    )  # fmt: skip
-    assert explained.returncode == 0, explained.stderr
-    decision = json.loads(explained.stdout)
-    assert (decision["verdict"], decision["rule"]) == ("deny", "no-rivals")
-    matches = {rule["id"]: rule["matches"] for rule in decision["rules"]}
-    assert matches["no-rivals"] is True
-    assert matches["board-needs-two"] is False
-    assert site.done("x@rival.example") == []
 
 
 @pytest.mark.row("A7")
