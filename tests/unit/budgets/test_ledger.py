@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -32,13 +31,6 @@ from support.definitions import function_definition
 from support.state import set_full, set_roomy
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("E4")]
-
-
-@pytest.fixture
-def database() -> Iterator[Database]:
-    opened = open_database(None)
-    yield opened
-    opened.close()
 
 
 async def spend(budgets: Budgets, who: Spender, amounts: Amounts | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
@@ -25,7 +25,7 @@ from fumehood.identity.agents import Agents, seen_by_agent
 from fumehood.identity.model import MAX_CONFIGURED, Agent, Binding
 from fumehood.identity.principals import require_agent, require_binding, require_caller
 from fumehood.storage.changes import list_changes
-from fumehood.storage.database import Database, open_database
+from fumehood.storage.database import Database
 from fumehood.storage.errors import WriteFailed
 from support.definitions import function_definition
 from support.identities import ADMIN, NOW, bind, make_agent
@@ -95,13 +95,6 @@ def test_values_do_not_change() -> None:
 
 
 # -- Agents --------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def database() -> Iterator[Database]:
-    opened = open_database(None)
-    yield opened
-    opened.close()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -26,7 +25,7 @@ from fumehood.identity.credentials import (
 )
 from fumehood.identity.tokens import Tokens
 from fumehood.storage.changes import list_changes
-from fumehood.storage.database import Database, open_database
+from fumehood.storage.database import Database
 from support.identities import ADMIN, NOW, new_token
 
 pytestmark = pytest.mark.anyio
@@ -89,13 +88,6 @@ def test_what_was_right_is_kept_for_the_newest_few_only() -> None:
 
 
 # -- Tokens --------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def database() -> Iterator[Database]:
-    opened = open_database(None)
-    yield opened
-    opened.close()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -29,13 +28,6 @@ NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 def stamp(moment: datetime) -> str:
     return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03}Z"
-
-
-@pytest.fixture(params=["file", "memory"])
-async def database(request: pytest.FixtureRequest, home: Path) -> AsyncIterator[Database]:
-    opened = open_database(home / "state.db" if request.param == "file" else None)
-    yield opened
-    opened.close()
 
 
 @pytest.fixture

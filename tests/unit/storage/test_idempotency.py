@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,13 +31,6 @@ def _held(call_id: str) -> bool:
 
 def _gone(call_id: str) -> bool:
     return False
-
-
-@pytest.fixture(params=["file", "memory"])
-def database(request: pytest.FixtureRequest, home: Path) -> Iterator[Database]:
-    opened = open_database(home / "state.db" if request.param == "file" else None)
-    yield opened
-    opened.close()
 
 
 @pytest.fixture
