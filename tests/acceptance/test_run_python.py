@@ -127,6 +127,13 @@ def test_large_file_and_long_output_are_whole_at_their_addresses(http: SocketCli
     assert http.get(found["resource_url"]).body == b"y" * 500_000 + b"\n"
 
 
+@pytest.mark.row("S7", "E6")
+def test_value_that_is_long_is_whole_at_its_address(http: SocketClient) -> None:
+    found = data(http, "list(range(5000))")
+    assert found["value"] is None
+    assert http.get(found["resource_url"]).body == list(range(5000))
+
+
 @pytest.mark.row("S4", "E1")
 def test_exception_brings_the_programs_own_traceback(http: SocketClient) -> None:
     said = error(http, "print('so far')\ndef half(x):\n    return 1 / x\nhalf(0)")

@@ -172,6 +172,14 @@ def test_file_that_is_sent_belongs_to_the_sessions_programs(session: Session) ->
 
 
 @pytest.mark.row("S6")
+def test_session_of_another_language_says_which_it_has(session: Session) -> None:
+    answer = session.call("run_javascript", code="1")
+    assert (answer.code, answer.body["error"]["fields"]) == (
+        "INVALID_PARAMS", ["options.session_id"],
+    )  # fmt: skip
+
+
+@pytest.mark.row("S6")
 def test_ended_session_is_gone_with_its_files(daemon: Daemon) -> None:
     session = Session(daemon, image="python", memory_mb=128)
     session.shell("touch a")

@@ -103,6 +103,18 @@ def test_faulty_file_is_logged_once_a_change_and_the_rest_is_served(
     client.close()
 
 
+@pytest.mark.row("R4", "R1")
+def test_file_cannot_take_the_name_of_a_built_in_tool(
+    daemon: Daemon, definitions: DefinitionDirectory
+) -> None:
+    client = daemon.client()
+    definitions.put("a.json", rest_document(name="calculator", version="99.0.0"))
+    wait_until(lambda: _log(daemon, "tools_directory.left_out"))
+    assert "source builtin" in _log(daemon, "tools_directory.left_out")[0]["reason"]
+    assert client.calculate("1 + 1").body["data"]["value"] == 2
+    client.close()
+
+
 @pytest.mark.row("T5", "S1")
 def test_call_of_a_tool_without_an_executor_says_so_and_not_to_retry(
     start_daemon: StartDaemon, definitions: DefinitionDirectory
@@ -161,6 +173,18 @@ def test_list_is_paged_over_the_socket_and_whole_in_client_and_command_line(
 def test_query_that_would_be_ignored_is_refused(client: SocketClient, query: str) -> None:
     answer = client.get(f"/v1/tools?{quote(query, safe='=&')}")
     assert (answer.status, answer.code) == (400, "INVALID_PARAMS")
+
+
+@pytest.mark.row("E5")
+def test_cursor_of_another_daemon_is_refused(
+    start_daemon: StartDaemon, definitions: DefinitionDirectory, client: SocketClient
+) -> None:
+    definitions.put_tools("a.json", *(f"t{number}" for number in range(20)))
+    mine = start_daemon(tools_directory=str(definitions.path)).client()
+    cursor = mine.get("/v1/tools").body["data"]["pagination"]["next_cursor"]
+    assert mine.get(f"/v1/tools?cursor={cursor}").status == 200
+    assert client.get(f"/v1/tools?cursor={cursor}").code == "INVALID_PARAMS"
+    mine.close()
 
 
 @pytest.mark.row("R1")
