@@ -71,7 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 TOGETHER = {
     "tests/acceptance/test_approval*.py": "site",
-    "tests/acceptance/test_budgets*.py": "site",
+    "tests/acceptance/test_audit.py": "site",
     "tests/integration/test_*image*.py": "images",
 }
 """Files that share what is expensive to make, or would disturb each other."""

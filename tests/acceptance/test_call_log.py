@@ -10,14 +10,12 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 
 from conftest import FUMEHOOD, Daemon, StartDaemon
-from fumehood import Client, Refused
 from support.http import SocketClient
 from support.wait import wait_until
 
@@ -99,21 +97,15 @@ def test_pages_filters_and_what_is_not_logged(own: SocketClient) -> None:
 @pytest.mark.parametrize(
     ("query", "code", "fields"),
     [
-        ("?limit=0", "INVALID_PARAMS", ["limit"]),
-        ("?limit=101", "INVALID_PARAMS", ["limit"]),
         ("?limit=ten", "INVALID_PARAMS", ["limit"]),
-        ("?since=1h", "INVALID_PARAMS", ["since"]),
-        ("?since=2026-01-01T00:00:00", "INVALID_PARAMS", ["since"]),
         ("?code=ok&agent=%20", "INVALID_PARAMS", ["agent", "code"]),
         ("?principal=uid:1", "INVALID_PARAMS", ["principal"]),
-        ("?principal_id=uid:1", "INVALID_PARAMS", ["principal_id"]),
         ("?self=1", "INVALID_PARAMS", ["self"]),
         ("?limit=5&limit=6", "INVALID_PARAMS", None),
         ("?cursor=" + "%27 OR 1=1".replace(" ", "%20"), "INVALID_PARAMS", ["cursor"]),
         ("?cursor=call_000000000000000000000000", "RESOURCE_NOT_FOUND", None),
         ("/call_000000000000000000000000", "RESOURCE_NOT_FOUND", None),
         ("/%27%3B%20DROP%20TABLE%20calls", "RESOURCE_NOT_FOUND", None),
-        ("/%00", "RESOURCE_NOT_FOUND", None),
         ("/", "RESOURCE_NOT_FOUND", None),
     ],
 )
@@ -124,33 +116,6 @@ def test_wrong_question_gets_its_code(
     assert answer.code == code
     if fields is not None:
         assert sorted(answer.body["error"]["fields"]) == fields
-
-
-@pytest.mark.parametrize("query", ["?limit=1", "?limit=100", "?since=2026-01-01T00:00:00Z",
-                                   "?code=OK&agent=a", "?tool=%27%3B%20DROP"])  # fmt: skip
-def test_twin_question_is_answered(client: SocketClient, query: str) -> None:
-    assert client.get(f"/v1/calls{query}").code is None
-
-
-@pytest.mark.row("D1")
-def test_client_lists_and_finds_calls_typed(daemon: Daemon) -> None:
-    with Client(daemon.socket) as client:
-        before = datetime.now(UTC) - timedelta(seconds=5)
-        ids = [client.call("calculator", {"expression": "1"}).metadata.call_id for _ in range(3)]
-        page = client.calls(since=before, tool="calculator", limit=2)
-        assert [record.call_id for record in page.items] == [ids[2], ids[1]]
-        rest = client.calls(limit=2, cursor=page.next_cursor)
-        assert [record.call_id for record in rest.items] == [ids[0]]
-        assert client.call_record(str(ids[0])) == rest.items[0]
-        for refused in (
-            lambda: client.calls(limit=0),
-            lambda: client.calls(cursor="call_0"),
-            lambda: client.call_record("call_0"),
-        ):
-            with pytest.raises(Refused):
-                refused()
-        with pytest.raises(ValueError, match="can be no name or id"):
-            client.call_record("../tools")
 
 
 def test_command_line_lists_shows_and_says_what_is_wrong(daemon: Daemon, own: SocketClient) -> None:
@@ -190,13 +155,6 @@ def test_exit_code_says_what_happened(
     answer = run(shared_daemon, *arguments)
     assert answer.returncode == code, answer.stderr
     assert b"Traceback" not in answer.stderr
-
-
-def test_without_a_daemon_the_exit_code_is_4(shared_daemon: Daemon, home: Path) -> None:
-    for arguments in (["list"], ["show", "call_0"], ["tail"]):
-        answer = run(shared_daemon, *arguments, FUMEHOOD_HOME=str(home))
-        assert answer.returncode == 4
-        assert b"fumehood serve" in answer.stderr
 
 
 def test_tail_follows_in_order_and_ends_with_ctrl_c(daemon: Daemon, own: SocketClient) -> None:

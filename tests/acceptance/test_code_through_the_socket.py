@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from conftest import Daemon
-from fumehood import ControlClient, Refused
 from support.container import told
 from support.http import Answer, SocketClient
 from support.scripted_daemon import running_scripted_daemon
@@ -21,7 +20,7 @@ from support.scripted_daemon import running_scripted_daemon
 
 @pytest.fixture(scope="module")
 def scripted() -> Iterator[Daemon]:
-    with running_scripted_daemon(approver=True) as daemon:
+    with running_scripted_daemon() as daemon:
         yield daemon
 
 
@@ -62,17 +61,6 @@ def test_details_of_a_failure_hold_the_same_fields(http: SocketClient) -> None:
     assert answer.body["data"] == {}
 
 
-@pytest.mark.row("P2", "S3")
-def test_paths_that_lead_out_of_the_workspace_are_refused_by_their_place(
-    http: SocketClient,
-) -> None:
-    files = [{"path": path, "content": ""} for path in ("fine", "/etc/x", "../x", "a//b")]
-    answer = run(http, files=files)
-    assert answer.code == "INVALID_PARAMS"
-    assert answer.body["error"]["fields"] == ["files.1.path", "files.2.path", "files.3.path"]
-    assert run(http, files=files[:1]).status == 200
-
-
 @pytest.mark.row("T2", "P11", "S5")
 def test_options_are_kept_or_refused(http: SocketClient) -> None:
     small = run(http, options={"memory_limit_mb": 300, "timeout_seconds": 600}).body["metadata"]
@@ -85,27 +73,6 @@ def test_options_are_kept_or_refused(http: SocketClient) -> None:
     assert "needs a session_id" in refused.body["error"]["message"]
     elsewhere = http.calculate("1", isolation="container_per_call")
     assert elsewhere.body["error"]["fields"] == ["options.isolation"]
-
-
-@pytest.mark.row("P12", "S1")
-def test_dry_run_explains_the_container(http: SocketClient) -> None:
-    data = run(http, options={"dry_run": True}).body["data"]
-    assert (data["would_run"], data["placement"]["kind"]) == (True, "container")
-    assert "without network" in data["placement"]["why"]
-    assert data["approval"] == {"required": False}
-
-
-@pytest.mark.row("R1", "S1")
-@pytest.mark.parametrize("kind", ["NATIVE", "BUILTIN", "REST", "MCP"])
-def test_nobody_registers_code_from_outside(scripted: Daemon, kind: str) -> None:
-    document = {
-        "name": "mine", "type": kind, "description": "Run code.", "executor": "code:python",
-        "parameters": {"properties": {"code": {"type": "string"}}},
-    }  # fmt: skip
-    with ControlClient(scripted.control, credential=scripted.credential) as control:
-        with pytest.raises(Refused) as caught:
-            control.tools.add(document)
-        assert caught.value.code == "INVALID_PARAMS"
 
 
 @pytest.mark.row("S1", "T6")

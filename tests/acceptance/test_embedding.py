@@ -13,10 +13,8 @@ from pydantic import Field
 from fumehood import (
     Config,
     Engine,
-    EngineNotRunning,
     InvalidDefinition,
     ToolError,
-    ToolResult,
     tool,
 )
 
@@ -42,12 +40,6 @@ async def send_invoice(customer: str, amount: Annotated[Decimal, Field(gt=0)]) -
     raise AssertionError("a dangerous tool ran without a human's yes")
 
 
-@tool(sandboxed=False)
-async def summarise(text: str) -> ToolResult:
-    """Summarise a text with a model."""
-    return ToolResult({"summary": text[:3]}, tokens_used=42, cost=Decimal("0.002"))
-
-
 @pytest.mark.row("T7", "R4", "E3", "P1")
 async def test_own_function_runs_beside_the_built_in_tools(home: Path) -> None:
     async with Engine(tools=[find_city], config=Config(home=home)) as engine:
@@ -61,17 +53,6 @@ async def test_own_function_runs_beside_the_built_in_tools(home: Path) -> None:
         assert envelope.metadata.sandbox is not None
         assert envelope.metadata.sandbox.placement == "host"
         assert (await engine.call("calculator", {"expression": "1 + 1"})).data["value"] == 2
-
-
-@pytest.mark.row("E1")
-async def test_tools_own_error_code_reaches_the_caller(home: Path) -> None:
-    async with Engine(tools=[find_city], config=Config(home=home)) as engine:
-        envelope = await engine.call("find_city", {"name": "Atlantis"})
-        assert envelope.error is not None
-        assert (envelope.error.code, envelope.error.message) == (
-            "CITY_NOT_FOUND",
-            "No city is called Atlantis.",
-        )
 
 
 @pytest.mark.row("A1", "P12")
@@ -88,13 +69,6 @@ async def test_dangerous_tool_never_runs_and_a_dry_run_says_why(home: Path) -> N
         assert plan["approval"] == {"required": True, "approvers": [], "quorum": 1}
 
 
-@pytest.mark.row("E2", "E3")
-async def test_what_a_tool_reports_is_accounted(home: Path) -> None:
-    async with Engine(tools=[summarise], config=Config(home=home)) as engine:
-        usage = (await engine.call("summarise", {"text": "A long text"})).metadata.usage
-        assert (usage.tokens_used, usage.cost) == (42, "0.002000")
-
-
 @pytest.mark.row("E2")
 async def test_another_token_counter_can_be_plugged_in(home: Path) -> None:
     class Words:
@@ -107,62 +81,6 @@ async def test_another_token_counter_can_be_plugged_in(home: Path) -> None:
         usage = (await engine.call("calculator", {"expression": "1 + 1"})).metadata.usage
         assert usage.estimated is False
         assert usage.input_tokens == 3
-
-
-@pytest.mark.row("T1", "T2")
-async def test_wrong_definition_is_refused_with_every_fault(home: Path) -> None:
-    document = {
-        "name": "1 bad name", "version": "one", "description": "x", "sandboxed": False,
-        "parameters": {"properties": {"a": {"$ref": "https://example.com/s.json"}, "b": {"type": "no"}}},
-        "rate_limit": 5, "colour": "red",
-    }  # fmt: skip
-    with pytest.raises(InvalidDefinition) as refused:
-        Engine(tools=[document], config=Config(home=home))
-    faults = " | ".join(refused.value.faults)
-    for part in ("name", "version", "$ref", "parameters.properties.b", "rate_limit", "colour"):
-        assert part in faults
-
-
-@pytest.mark.row("R1")
-async def test_built_in_name_cannot_be_taken(home: Path) -> None:
-    @tool(sandboxed=False, name="calculator", version="2.0.0")
-    async def mine(expression: str) -> str:
-        """Pretend."""
-        return expression
-
-    with pytest.raises(InvalidDefinition, match="built-in"):
-        Engine(tools=[mine], config=Config(home=home))
-
-
-class _Recorder:
-    """A logger that keeps its events."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[str, str, dict]] = []
-
-    def __getattr__(self, level: str):
-        return lambda event, **values: self.events.append((level, event, values))
-
-
-@tool(sandboxed=False)
-async def broken(secret: str) -> str:
-    """Fail inside."""
-    raise RuntimeError(f"cannot use {secret}")
-
-
-@pytest.mark.row("E1")
-async def test_failure_inside_a_tool_is_hidden_and_logged_without_its_arguments(home: Path) -> None:
-    log = _Recorder()
-    async with Engine(tools=[broken], config=Config(home=home), log=log) as engine:
-        envelope = await engine.call("broken", {"secret": "canary-81"})
-    assert envelope.error is not None
-    assert envelope.error.code == "EXECUTION_ERROR"
-    assert "canary-81" not in envelope.model_dump_json()
-    above_debug = [event for event in log.events if event[0] != "debug"]
-    assert "canary-81" not in repr(above_debug)
-    (failed,) = [values for level, name, values in above_debug if name == "call.tool_failed"]
-    assert failed["exception"] == "RuntimeError"
-    assert any("broken" in place for place in failed["where"])
 
 
 EXPRESSION_TOOL = {
@@ -244,27 +162,6 @@ async def test_tools_own_error_is_bounded_like_its_result(
         assert len(envelope.model_dump_json()) < 5000
 
 
-@pytest.mark.row("E3")
-@pytest.mark.parametrize(
-    "figures",
-    [
-        {"cost": Decimal("NaN")}, {"cost": Decimal(-5)}, {"cost": 0.5}, {"tokens_used": -3},
-        {"tokens_used": "many"}, {"tokens_used": True},
-    ],
-)  # fmt: skip
-async def test_figures_that_cannot_be_accounted_fail_the_tool(home: Path, figures: dict) -> None:
-    @tool(sandboxed=False)
-    async def reports() -> ToolResult:
-        """Report nonsense."""
-        return ToolResult({}, **figures)
-
-    async with Engine(tools=[reports], config=Config(home=home)) as engine:
-        envelope = await engine.call("reports")
-        assert envelope.error is not None
-        assert envelope.error.code == "EXECUTION_ERROR"
-        assert envelope.metadata.usage.cost == "0.000000"
-
-
 @pytest.mark.row("P11", "S1")
 @pytest.mark.parametrize("option", [{"isolation": "call"}, {"memory_limit_mb": 64}])
 async def test_option_that_the_host_cannot_enforce_is_refused(home: Path, option: dict) -> None:
@@ -278,17 +175,6 @@ async def test_option_that_the_host_cannot_enforce_is_refused(home: Path, option
 async def test_memory_limit_that_could_never_work_is_refused_at_registration(home: Path) -> None:
     with pytest.raises(InvalidDefinition, match="at least 16"):
         Engine(tools=[{**EXPRESSION_TOOL, "memory_limit_mb": 8}], config=Config(home=home))
-
-
-@pytest.mark.row("D6")
-async def test_engine_that_is_not_running_runs_nothing(home: Path) -> None:
-    engine = Engine(tools=[find_city], config=Config(home=home))
-    with pytest.raises(EngineNotRunning, match="async with Engine"):
-        await engine.call("find_city", {"name": "Paris"})
-    async with engine:
-        assert (await engine.call("find_city", {"name": "Paris"})).success
-    with pytest.raises(EngineNotRunning, match="has stopped"):
-        await engine.call("find_city", {"name": "Paris"})
 
 
 @pytest.mark.row("E1")

@@ -152,29 +152,3 @@ def test_agent_sees_its_tools_in_order_without_what_is_fixed(admin: Admin, start
     assert admin.ask("DELETE", "/v1/agents/sums/tools/calculator").status == 200
     assert client.calculate("2/3", agent_id="sums").code == "PERMISSION_DENIED"
     client.close()
-
-
-@pytest.mark.row("R3")
-def test_agents_are_kept_over_a_restart_and_recorded(admin: Admin, start_daemon) -> None:
-    daemon: Daemon = start_daemon()
-    assert admin.run("agents", "create", "sums").returncode == 0
-    assert (
-        admin.run(
-            "agents", "bind", "sums", "calculator", "--defaults", '{"precision": 1}'
-        ).returncode
-        == 0
-    )
-    daemon.stop()
-    client = start_daemon().client()
-    assert client.calculate("2/3", agent_id="sums").body["data"]["value"] == 0.7
-    assert client.calculate("2/3", agent_id="sums").body["success"]
-    changes = admin.ask("GET", "/v1/changes").body["data"]["items"]
-    assert [change["action"] for change in changes] == [
-        "agent.bind",
-        "agent.create",
-        "approver.init",
-    ]
-    assert changes[0]["principal_id"] == "approver:owner"
-    assert admin.run("agents", "disable", "sums").returncode == 0
-    assert client.calculate("2/3", agent_id="sums").code == "RESOURCE_NOT_FOUND"
-    client.close()

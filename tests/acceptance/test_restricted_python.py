@@ -100,14 +100,6 @@ def test_flood_of_output_keeps_its_beginning(client: SocketClient) -> None:
     assert details["limit"] == {"output_bytes": 65536}
 
 
-@pytest.mark.row("P12", "S1")
-def test_dry_run_explains_the_placement_and_runs_nothing(client: SocketClient) -> None:
-    body = client.run("while True: pass", dry_run=True).body
-    assert body["data"]["would_run"] is True
-    assert body["data"]["placement"]["kind"] == "interpreter"
-    assert "made for this call" in body["data"]["placement"]["why"]
-
-
 @pytest.mark.row("P2")
 def test_code_must_be_given_and_nothing_else(client: SocketClient) -> None:
     answer = client.call("run_restricted_python", {"stdin": "x"})

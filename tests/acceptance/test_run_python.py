@@ -299,18 +299,6 @@ def test_command_line_runs_a_script_and_saves_its_files(daemon: Daemon, tmp_path
     assert (tmp_path / "out" / "out.bin").read_bytes() == bytes(2_000_000)
 
 
-@pytest.mark.row("S7", "D1", "S4")
-def test_command_line_shows_a_traceback_once(daemon: Daemon, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text("print('so far')\n1 / 0\n")
-    done = subprocess.run(
-        [str(FUMEHOOD), "run", "script.py"],
-        cwd=tmp_path, env=daemon.environment, capture_output=True, timeout=60,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout) == (1, b"so far\n")
-    assert done.stderr.count(b"Traceback (most recent call last)") == 1
-    assert done.stderr.endswith(b"ZeroDivisionError: division by zero (line 2).\n")
-
-
 @pytest.mark.row("D1", "S7")
 def test_how_to_run_python_runs_as_it_stands(daemon: Daemon, tmp_path: Path) -> None:
     page = Path(__file__).parents[2] / "docs" / "howto" / "run-python.md"

@@ -14,7 +14,6 @@ from fumehood.budgets.settings import BudgetRule
 from fumehood.core.call import CallBody
 from fumehood.core.envelope import Envelope
 from fumehood.executors.handle import CallHandle
-from fumehood.storage.database import open_database
 from fumehood.testing import FakeWall
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("E4")]
@@ -113,24 +112,3 @@ async def test_a_fault_of_the_engine_after_the_run_counts_and_holds_nothing(home
     async with limited(home, FakeWall(answer=broken), calls=5) as engine:
         assert code(await engine.call("calculator", SUM)) == "INTERNAL_ERROR"
         assert standing(engine).held == 0
-
-
-async def test_leaving_an_engine_gives_back_what_was_reserved_ahead(home: Path) -> None:
-    config = Config(home=home, budgets=(BudgetRule(**EVER, calls=100),))
-    lefts = []
-    for _ in range(3):
-        database = open_database(home / "state.db")
-        engine = Engine(config=config, interpreter=FakeWall(), database=database)
-        async with engine:
-            assert code(await engine.call("calculator", SUM)) == "OK"
-            lefts.append(standing(engine).left)
-        database.close()
-    assert lefts == [99, 98, 97]
-
-
-async def test_twin_without_budgets_nothing_is_refused_or_written(home: Path) -> None:
-    async with Engine(config=Config(home=home), interpreter=FakeWall()) as engine:
-        for _ in range(20):
-            assert code(await engine.call("calculator", SUM)) == "OK"
-        assert engine.budgets.standings() == []
-        assert (await engine.usage(by=["tool", "day"])).total.calls == 20

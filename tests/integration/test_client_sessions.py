@@ -73,18 +73,6 @@ def test_file_goes_from_wherever_it_is(client: Any, session: str, tmp_path: Path
     assert b"".join(pieces) == content
 
 
-def test_empty_file_is_one(client: Any, session: str) -> None:
-    client.put_file(session, "a", b"")
-    assert client.get_file(session, "a") == b""
-
-
-def test_file_is_created_only_where_there_is_none(client: Any, session: str) -> None:
-    client.put_file(session, "a", b"1", mode="create")
-    with pytest.raises(Refused, match="already"):
-        client.put_file(session, "a", b"2", mode="create")
-    assert client.get_file(session, "a") == b"1"
-
-
 def test_list_is_paged(client: Any, session: str) -> None:
     for number in range(3):
         client.put_file(session, f"d/{number}", b"x")

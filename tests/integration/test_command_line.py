@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from conftest import FUMEHOOD, Daemon
+from support.terminal import on_a_terminal
 
 SLOW = "pow(7, 10**4200, 10**4200 + 7)"
 
@@ -232,16 +231,10 @@ def test_wrong_configuration_is_said_in_words(shared_daemon: Daemon, tmp_path: P
 def test_on_a_terminal_the_answer_is_readable_and_cannot_move_the_cursor(
     shared_daemon: Daemon,
 ) -> None:
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [str(FUMEHOOD), "call", "calculator", '{"expression": "5! + 2**10"}'],
-        env={**shared_daemon.environment, "TERM": "dumb", "COLUMNS": "200"},
-        stdout=theirs, stderr=theirs, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert process.wait(timeout=60) == 0
-    os.close(theirs)
-    shown = os.read(ours, 65536).decode()
-    os.close(ours)
+    status, shown = on_a_terminal(
+        shared_daemon.environment, "call", "calculator", '{"expression": "5! + 2**10"}', columns=200
+    )
+    assert status == 0
     assert "value: 1144" in shown
     assert "ended by ok" in shown
     assert '"metadata"' not in shown
@@ -262,16 +255,11 @@ def test_on_a_terminal_the_answer_is_readable_and_cannot_move_the_cursor(
 def test_words_of_a_refusal_are_not_obeyed_by_a_terminal(
     shared_daemon: Daemon, arguments: list[str], says: str
 ) -> None:
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [str(FUMEHOOD), "call", "--local", *arguments],
-        env={**shared_daemon.environment, "TERM": "xterm", "COLUMNS": "300", "NO_COLOR": "1"},
-        stdout=theirs, stderr=theirs, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert process.wait(timeout=60) == 1
-    os.close(theirs)
-    shown = os.read(ours, 65536).decode()
-    os.close(ours)
+    environment = {**shared_daemon.environment, "NO_COLOR": "1"}
+    status, shown = on_a_terminal(
+        environment, "call", "--local", *arguments, columns=300, term="xterm"
+    )
+    assert status == 1
     assert says in shown
     assert "\u202e" not in shown
     assert "\x1b[31m" not in shown

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import subprocess
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from typer.testing import CliRunner
 from conftest import CLEAN_ENVIRONMENT, FUMEHOOD, Daemon
 from fumehood.cli.main import app
 from support.clients import LEAVES_SOCKETS
-from support.terminal import Person
+from support.terminal import Person, on_a_terminal
 
 TERMINAL_COLUMNS = 80
 
@@ -37,27 +35,11 @@ def administer(daemon: Daemon, *arguments: str) -> str:
     return done.stdout
 
 
-def on_a_terminal(daemon: Daemon, *arguments: str) -> list[str]:
+def lines_on_a_terminal(daemon: Daemon, *arguments: str) -> list[str]:
     """The lines that a person sees on a terminal of 80 columns."""
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [str(FUMEHOOD), *arguments],
-        env={**daemon.environment, "TERM": "dumb", "COLUMNS": str(TERMINAL_COLUMNS)},
-        stdin=subprocess.PIPE, stdout=theirs, stderr=theirs,
-    )  # fmt: skip
-    os.close(theirs)
-    assert process.stdin is not None
-    process.stdin.write(f"{daemon.credential}\n".encode())
-    process.stdin.close()
-    shown = b""
-    try:
-        while chunk := os.read(ours, 65536):
-            shown += chunk
-    except OSError:  # EIO: the other side has closed
-        pass
-    os.close(ours)
-    assert process.wait(timeout=60) in (0, 1)
-    return shown.decode().splitlines()
+    status, shown = on_a_terminal(daemon.environment, *arguments, typed=f"{daemon.credential}\n")
+    assert status in (0, 1)
+    return shown.splitlines()
 
 
 @pytest.mark.row("R3", "D4")
@@ -257,7 +239,7 @@ def test_tables_fit_80_columns_and_keep_what_is_needed(administered_daemon: Daem
         (["doctor"], ["Limits: "]),
         (["doctor", "--verbose"], ["interpreter: wall_time"]),
     ):
-        lines = on_a_terminal(daemon, *command)
+        lines = lines_on_a_terminal(daemon, *command)
         assert max(map(len, lines)) <= TERMINAL_COLUMNS, command
         for text in needed:
             assert any(text in line for line in lines), (command, text, lines)
@@ -266,7 +248,9 @@ def test_tables_fit_80_columns_and_keep_what_is_needed(administered_daemon: Daem
 
 @pytest.mark.row("D1")
 def test_refusal_on_a_terminal_says_nothing_of_a_call(administered_daemon: Daemon) -> None:
-    shown = on_a_terminal(administered_daemon, "agents", "show", "nobody", "--credential-stdin")
+    shown = lines_on_a_terminal(
+        administered_daemon, "agents", "show", "nobody", "--credential-stdin"
+    )
     assert any("RESOURCE_NOT_FOUND" in line for line in shown)
     assert any("trace_" in line for line in shown)
     assert not any("None" in line or "nothing ran" in line for line in shown)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest
 from conftest import FUMEHOOD, Daemon
 from support.container import told
 from support.scripted_daemon import running_scripted_daemon
+from support.terminal import on_a_terminal
 
 pytestmark = [pytest.mark.row("S7", "E7", "D1")]
 
@@ -62,19 +61,13 @@ def test_long_output_is_printed_whole(run: Runner) -> None:
 
 def test_on_a_terminal_what_a_program_wrote_can_change_nothing(run: Runner) -> None:
     (run.directory / "program.py").write_text(told(stdout="\x1b]0;owned\x07\x1b[2J\u202eok\n"))
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [str(FUMEHOOD), "run", "program.py"], cwd=run.directory,
-        env={**run.daemon.environment, "TERM": "xterm"}, stdout=theirs, stderr=theirs,
-        stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert process.wait(timeout=60) == 0
-    os.close(theirs)
-    shown = os.read(ours, 65536)
-    os.close(ours)
-    assert b"\\u{001b}]0;owned\\u{0007}\\u{001b}[2J\\u{202e}ok" in shown
-    assert b"\x1b]" not in shown
-    assert "\u202e".encode() not in shown
+    status, shown = on_a_terminal(
+        run.daemon.environment, "run", "program.py", cwd=run.directory, term="xterm"
+    )
+    assert status == 0
+    assert "\\u{001b}]0;owned\\u{0007}\\u{001b}[2J\\u{202e}ok" in shown
+    assert "\x1b]" not in shown
+    assert "\u202e" not in shown
 
 
 TRACEBACK = "Traceback (most recent call last):\n  line 1\nZeroDivisionError: division by zero"

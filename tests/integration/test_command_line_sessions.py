@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from conftest import FUMEHOOD, Daemon
 from support.container import told
 from support.scripted_daemon import running_scripted_daemon
+from support.terminal import on_a_terminal
 
 pytestmark = [pytest.mark.row("S6", "D1")]
 
@@ -154,33 +154,26 @@ def test_list_shows_everything_whatever_it_is_called(shell: Shell) -> None:
     assert len(listed) == 133
 
 
-def on_a_terminal(shell: Shell, *arguments: str) -> bytes:
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [str(FUMEHOOD), "sessions", *arguments],
-        cwd=shell.directory, env={**shell.daemon.environment, "TERM": "dumb", "COLUMNS": "80"},
-        stdout=theirs, stderr=theirs, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert process.wait(timeout=60) == 0
-    os.close(theirs)
-    shown = os.read(ours, 65536)
-    os.close(ours)
+def shown_to_a_person(shell: Shell, *arguments: str) -> str:
+    environment = shell.daemon.environment
+    status, shown = on_a_terminal(environment, "sessions", *arguments, cwd=shell.directory)
+    assert status == 0
     return shown
 
 
 def test_on_a_terminal_no_name_and_no_file_can_change_anything(shell: Shell) -> None:
     (shell.root / "\x1b]0;owned\x07\nforged").write_text("\x1b[2J\u202eok\n")
     (shell.root / "a").write_text("\x1b[2J\u202eok\n")
-    shown = on_a_terminal(shell, "files", shell.session)
-    assert b"\x1b]" not in shown
-    assert not any(line.startswith(b"forged") for line in shown.splitlines())
-    assert b"a " in shown
-    shown = on_a_terminal(shell, "get", shell.session, "a", "-")
-    assert shown.strip() == b"\\u{001b}[2J\\u{202e}ok"
+    shown = shown_to_a_person(shell, "files", shell.session)
+    assert "\x1b]" not in shown
+    assert not any(line.startswith("forged") for line in shown.splitlines())
+    assert "a " in shown
+    shown = shown_to_a_person(shell, "get", shell.session, "a", "-")
+    assert shown.strip() == "\\u{001b}[2J\\u{202e}ok"
 
 
 def test_new_session_says_on_a_terminal_what_it_runs_and_how_to_use_it(shell: Shell) -> None:
-    made, said = on_a_terminal(shell, "new").decode().splitlines()
+    made, said = shown_to_a_person(shell, "new").splitlines()
     assert "python" in said
     assert "--session ID" in said
     assert shell("end", made).returncode == 0

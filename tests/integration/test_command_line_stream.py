@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -17,6 +15,7 @@ from conftest import FUMEHOOD, Daemon
 from support.container import told
 from support.scripted_daemon import running_scripted_daemon
 from support.streaming import call_id_of, streaming
+from support.terminal import on_a_terminal
 from support.wait import wait_until
 
 pytestmark = pytest.mark.row("S8", "P8", "D1")
@@ -48,25 +47,6 @@ def fumehood(daemon: Daemon, *words: str) -> Any:
     )
 
 
-def on_a_terminal(daemon: Daemon, *words: str) -> tuple[int, str]:
-    """Exit status, and what a terminal would have got."""
-    ours, theirs = pty.openpty()
-    environment = {**daemon.environment, "TERM": "xterm", "COLUMNS": "100"}
-    process = subprocess.Popen(
-        [str(FUMEHOOD), *words], env=environment, stdin=theirs, stdout=theirs, stderr=theirs
-    )
-    os.close(theirs)
-    seen = b""
-    try:
-        while chunk := os.read(ours, 65536):
-            seen += chunk
-    except OSError:  # the other end is closed
-        pass
-    finally:
-        os.close(ours)
-    return process.wait(timeout=TIMEOUT_S), seen.decode()
-
-
 RED = "ä\x1b[31mred\r\n\0"
 
 
@@ -93,7 +73,9 @@ def test_on_a_terminal_nothing_a_program_says_can_change_it(daemon: Daemon, prog
         ["progress", 50, "\x1b[2Jhalf\r[red]"],
         ["stderr", "\x1b]0;title\x07\n"],
     )
-    status, seen = on_a_terminal(daemon, "run", "--stream", path)
+    status, seen = on_a_terminal(
+        daemon.environment, "run", "--stream", path, term="xterm", columns=100
+    )
     assert status == 0
     assert "a\\u{001b}[2J" in seen
     assert "\\u{001b}]0;title\\u{0007}" in seen
@@ -109,7 +91,9 @@ def test_words_of_progress_are_no_markup(daemon: Daemon, program: Any) -> None:
     path = program(
         ["progress", 50, "\\[link=http://evil.example]here"], ["progress", 60, "\\[/red]end"]
     )
-    status, seen = on_a_terminal(daemon, "run", "--stream", path)
+    status, seen = on_a_terminal(
+        daemon.environment, "run", "--stream", path, term="xterm", columns=100
+    )
     assert "Traceback" not in seen
     assert status == 0
     assert "\x1b]8;" not in seen
@@ -119,7 +103,7 @@ def test_words_of_progress_are_no_markup(daemon: Daemon, program: Any) -> None:
 
 def test_bar_does_not_wipe_out_a_line_that_is_not_over(daemon: Daemon, program: Any) -> None:
     path = program(["stdout", "question? "], ["progress", 50, "half"], ["stdout", "yes\n"])
-    _, seen = on_a_terminal(daemon, "run", "--stream", path)
+    _, seen = on_a_terminal(daemon.environment, "run", "--stream", path, term="xterm", columns=100)
     assert "question? yes\r\n" in seen
 
 

@@ -155,16 +155,6 @@ def test_files_of_the_state_are_the_owners_alone(start_daemon: StartDaemon, home
     }
 
 
-@pytest.mark.row("D4", "D6")
-def test_state_that_was_open_to_others_is_closed_to_them(
-    start_daemon: StartDaemon, home: Path
-) -> None:
-    start_daemon().stop()
-    (home / "state.db").chmod(0o644)
-    start_daemon()
-    assert (home / "state.db").stat().st_mode & 0o777 == 0o600
-
-
 @pytest.mark.row("S9", "P8")
 def test_killed_daemon_leaves_no_process_behind(start_daemon: StartDaemon) -> None:
     daemon = start_daemon()
@@ -174,17 +164,6 @@ def test_killed_daemon_leaves_no_process_behind(start_daemon: StartDaemon) -> No
     daemon.process.kill()
     daemon.process.wait(timeout=30)
     wait_until(lambda: all(is_gone(process) for process in family))
-    client.close()
-
-
-@pytest.mark.row("D1", "D6")
-def test_stale_socket_of_a_killed_daemon_is_replaced(start_daemon: StartDaemon) -> None:
-    first = start_daemon()
-    first.process.kill()
-    first.process.wait(timeout=30)
-    assert first.socket.exists()
-    client = start_daemon().client()
-    assert client.calculate("1 + 1").body["success"]
     client.close()
 
 
@@ -212,14 +191,6 @@ def test_second_daemon_on_one_socket_is_refused(
 
 
 @pytest.mark.row("D1")
-def test_file_that_is_no_socket_is_not_removed(start_daemon: StartDaemon, home: Path) -> None:
-    (home / "engine.sock").write_text("precious")
-    daemon = start_daemon(ready=False)
-    assert daemon.process.wait(timeout=30) == 4
-    assert (home / "engine.sock").read_text() == "precious"
-
-
-@pytest.mark.row("D1")
 def test_socket_path_over_107_bytes_is_refused_with_the_cure(
     start_daemon: StartDaemon, home: Path
 ) -> None:
@@ -234,20 +205,6 @@ def test_directory_that_is_open_to_others_is_refused(start_daemon: StartDaemon, 
     daemon = start_daemon(ready=False)
     assert daemon.process.wait(timeout=30) == 4
     assert "chmod 700" in daemon.log
-
-
-@pytest.mark.row("D1")
-def test_socket_is_private_before_anybody_can_connect(
-    start_daemon: StartDaemon, home: Path
-) -> None:
-    """The umask of the starting shell does not matter."""
-    before = os.umask(0)
-    try:
-        daemon = start_daemon()
-    finally:
-        os.umask(before)
-    assert daemon.socket.stat().st_mode & 0o777 == 0o600
-    assert (home / "engine.lock").stat().st_mode & 0o777 == 0o600
 
 
 def test_command_line_needs_no_daemon_for_local_calls(home: Path) -> None:

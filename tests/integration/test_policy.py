@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from conftest import FUMEHOOD, StartDaemon, launch, make_first_approver, wait_until_ready
-from fumehood import Config, ControlClient, Engine, Refused, tool
+from fumehood import Config, ControlClient, Engine, Refused
 from fumehood.policy.model import PolicyError
 from support.authority import Authority, ask
 from support.wait import wait_until
@@ -227,36 +227,6 @@ def test_client_shows_explains_and_reloads(shared: Authority) -> None:
         with pytest.raises(Refused, match="arguments are wrong"):
             client.policy.explain("calculator", {"expr": 1})
         assert client.policy.reload().version == told.policy_version
-
-
-@tool
-def harmless(text: str) -> str:
-    """Say it again."""
-    return text
-
-
-@tool(dangerous=True, sandboxed=False)
-async def hurt(text: str) -> str:
-    """Do harm."""
-    HURT.append(text)
-    return text
-
-
-HURT: list[str] = []
-
-
-@pytest.mark.anyio
-@pytest.mark.row("A1")
-async def test_dangerous_tool_of_a_program_is_opened_by_its_name_only(place: PolicyPlace) -> None:
-    """With the control: without any rule it asks."""
-    for tools, ran in (('["h*"]', False), ('["hurt"]', True), (None, False)):
-        HURT.clear()
-        if tools is not None:
-            place.put(f'[[rules]]\nid = "open"\ndecision = "allow"\ntools = {tools}\n')
-        chosen = Config(home=place.path.parent, policy_file=place.path if tools else None)
-        async with Engine([hurt, harmless], config=chosen) as engine:
-            answer = await engine.call("hurt", {"text": "a"})
-        assert (answer.error is None, HURT == ["a"]) == (ran, ran)
 
 
 def test_embedding_program_hears_what_is_wrong_with_its_policy(place: PolicyPlace) -> None:

@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from conftest import FUMEHOOD, Daemon, StartDaemon
-from fumehood import Client, Config, Engine, InvalidDefinition, tool
+from fumehood import Client, Config, Engine
 from fumehood.core.errors import InvalidParams
 from fumehood.registry.directory import ToolDirectory
 from fumehood.registry.listing import ToolFilter
@@ -239,23 +239,6 @@ async def test_embedded_engine_watches_while_it_is_entered(
 
 
 @pytest.mark.anyio
-@pytest.mark.row("R4")
-async def test_tool_of_the_embedding_program_keeps_its_name(
-    home: Path, definitions: DefinitionDirectory
-) -> None:
-    @tool(sandboxed=False)
-    async def weather(city: str) -> str:
-        """Read the weather."""
-        return "rain"
-
-    definitions.put("a.json", rest_document(version="2.0.0"))
-    config = Config(home=home, tools_directory=definitions.path)
-    async with Engine(tools=[weather], config=config) as engine:
-        assert (await engine.call("weather", {"city": "Oslo"})).data["value"] == "rain"
-        assert "source program" in engine.directory_faults[0].reason
-
-
-@pytest.mark.anyio
 async def test_look_that_fails_is_logged_and_not_the_last(
     home: Path, definitions: DefinitionDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,9 +275,3 @@ def test_watching_leaves_no_descriptor_open(
         wait_until(lambda name=f"a{generation}": name in _names(client))
     wait_until(lambda: len(os.listdir(descriptors)) <= before)
     client.close()
-
-
-def test_definitions_of_the_program_that_are_wrong_still_stop_it(home: Path) -> None:
-    """The directory's leniency is the directory's: what a program passes in is its own fault."""
-    with pytest.raises(InvalidDefinition, match="endpoint"):
-        Engine(tools=[rest_document(endpoint="x")], config=Config(home=home))

@@ -177,12 +177,6 @@ async def test_own_refusal_and_result_reach_the_caller(engine: Engine) -> None:
     assert unfit.code == "EXECUTION_ERROR"
 
 
-async def test_memory_limit_on_a_host_function_is_refused_at_the_call(engine: Engine) -> None:
-    error = (await engine.call("who", memory_limit_mb=64)).error
-    assert error is not None
-    assert (error.code, error.fields) == ("INVALID_PARAMS", ("options.memory_limit_mb",))
-
-
 @pytest.mark.row("P9")
 async def test_many_calls_at_once_share_few_workers(engine: Engine) -> None:
     workers = set()

@@ -7,15 +7,9 @@ import os
 from decimal import Decimal
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from fumehood import ToolError, ToolResult, progress, tool
-
-
-class Point(BaseModel):
-    """For a parameter with parts."""
-
-    x: int
 
 
 @tool
@@ -45,12 +39,6 @@ async def wait_and_double(number: int) -> int:
     """Give way once, then double."""
     await asyncio.sleep(0)
     return 2 * number
-
-
-@tool
-def typed(point: Point, amount: Decimal = Decimal("1.5")) -> dict:
-    """Say which types arrived."""
-    return {"point": type(point).__name__, "x": point.x, "amount": type(amount).__name__}
 
 
 @tool

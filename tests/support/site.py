@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import shutil
 import subprocess
 import sys
@@ -238,22 +237,6 @@ class Site:
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             **self._identity(who),
         )  # fmt: skip
-
-    def on_a_terminal(self, who: str, *arguments: str) -> str:
-        """What this user sees at a terminal; it is read in the end, so it must not be long."""
-        ours, theirs = pty.openpty()
-        try:
-            done = subprocess.run(
-                [*self.command, *arguments], env={**self.environment, "COLUMNS": "120"}, cwd="/",
-                stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, timeout=60,
-                **self._identity(who),
-            )  # fmt: skip
-            shown = os.read(ours, 65536).decode()
-        finally:
-            os.close(ours)
-            os.close(theirs)
-        assert done.returncode == 0, shown
-        return shown
 
     # Calls.
 

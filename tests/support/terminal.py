@@ -7,8 +7,36 @@ import pty
 import signal
 import subprocess
 from contextlib import suppress
+from pathlib import Path
 
 from conftest import FUMEHOOD
+
+
+def on_a_terminal(
+    environment: dict[str, str],
+    *arguments: str,
+    typed: str = "",
+    cwd: Path | None = None,
+    columns: int = 80,
+    term: str = "dumb",
+) -> tuple[int, str]:
+    """The exit status of a command, and what a terminal gets from it."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [str(FUMEHOOD), *arguments], cwd=cwd,
+        env={**environment, "TERM": term, "COLUMNS": str(columns)},
+        stdin=subprocess.PIPE, stdout=theirs, stderr=theirs,
+    )  # fmt: skip
+    os.close(theirs)
+    assert process.stdin is not None
+    process.stdin.write(typed.encode())
+    process.stdin.close()
+    seen = b""
+    with suppress(OSError):  # EIO: the other side has closed
+        while chunk := os.read(ours, 65536):
+            seen += chunk
+    os.close(ours)
+    return process.wait(timeout=60), seen.decode()
 
 
 class Person:

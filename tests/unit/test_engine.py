@@ -61,15 +61,6 @@ async def test_engine_that_was_left_says_so(home: Path, use: Any) -> None:
         await use(made.engine)
 
 
-@pytest.mark.row("D6")
-async def test_draining_engine_answers_with_an_envelope(home: Path) -> None:
-    async with bench(home) as made:
-        made.engine.drain()
-        envelope = await made.engine.call("calculator", {"expression": "1"})
-    assert envelope.error is not None
-    assert envelope.error.code == "SHUTTING_DOWN"
-
-
 @pytest.mark.parametrize("method", ["call", "stream", "calls", "usage"])
 async def test_misspelt_keyword_is_a_type_error(home: Path, method: str) -> None:
     arguments = {"call": ("calculator",), "stream": ("calculator",)}.get(method, ())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -21,13 +20,6 @@ from fumehood.storage.database import Database, open_database
 from support.state import call_row, post
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("E4")]
-
-
-@pytest.fixture
-def database() -> Iterator[Database]:
-    opened = open_database(None)
-    yield opened
-    opened.close()
 
 
 async def table(database: Database, principal: str | None = "uid:1", **query: Any) -> UsageTable:

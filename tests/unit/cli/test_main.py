@@ -1,16 +1,29 @@
-"""The commands, of which only the one that is asked for is loaded."""
+"""The command line: help, completion, answers it reads, configuration and images."""
 
 from __future__ import annotations
 
+import copy
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from click.testing import Result
+from docker.errors import APIError
 from typer.testing import CliRunner
 
+from fumehood import load_config
+from fumehood.cli import images as command
+from fumehood.cli.answers import document_of, read_answer
+from fumehood.cli.exits import exit_code_of
 from fumehood.cli.main import COMMANDS, app, load_command
 from fumehood.cli.plain_values import PlainCommand
+from fumehood.cli.show import show_envelope
+from fumehood.core.envelope import Envelope
+from support.answers import envelope_bytes
+from support.docker_images import ListedImages, image_row
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -82,3 +95,228 @@ def _parsed(given: list[str], cls: Any) -> tuple[int, str]:
 
     done = CliRunner().invoke(one, given)
     return done.exit_code, done.output
+
+
+# -- An envelope that no model has read ----------------------------------------------------
+
+SANDBOX = {
+    "placement": "interpreter", "isolation": "call", "ended_by": "ok",
+    "limits": {"timeout_seconds": 1.0, "memory_mb": 64},
+}  # fmt: skip
+
+
+def whole(code: str | None) -> dict[str, Any]:
+    """An envelope with everything that the command line reads."""
+    document: dict[str, Any] = json.loads(envelope_bytes({"value": 1}, code=code))
+    document["metadata"] |= {
+        "tool_name": "calculator", "tool_version": "1.0.0", "call_id": "call_1",
+        "sandbox": SANDBOX, "warnings": ["w"],
+    }  # fmt: skip
+    if document["error"] is not None:
+        document["error"] |= {"approval_id": "apr_1", "details": {"why": "so"}}
+    return document
+
+
+def paths(document: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    if isinstance(document, dict):
+        for key, value in document.items():
+            yield (*above, key)
+            yield from paths(value, (*above, key))
+
+
+def changed(document: dict[str, Any], path: tuple[str, ...], value: Any) -> dict[str, Any]:
+    copied = copy.deepcopy(document)
+    parent = copied
+    for key in path[:-1]:
+        parent = parent[key]
+    if value is KeyError:
+        del parent[path[-1]]
+    else:
+        parent[path[-1]] = value
+    return copied
+
+
+@pytest.mark.parametrize("code", [None, "INVALID_PARAMS"])
+def test_answer_is_read_as_the_model_reads_it(code: str | None) -> None:
+    raw = envelope_bytes({"value": [1, "ä", None, 1.5]}, code=code)
+    assert read_answer(raw) == document_of(Envelope.model_validate_json(raw))
+
+
+@pytest.mark.parametrize("code", [None, "REQUIRES_HUMAN_APPROVAL"])
+@pytest.mark.parametrize("value", [KeyError, None, 7, "x", [], {}, [1]], ids=str)
+def test_changed_answer_is_refused_or_can_be_shown(code: str | None, value: Any) -> None:
+    document = whole(code)
+    refused = 0
+    for path in paths(document):
+        try:
+            answer = read_answer(json.dumps(changed(document, path, value)).encode())
+        except ValueError:
+            refused += 1
+        else:
+            show_envelope(answer, as_json=False)
+            exit_code_of(answer)
+    assert refused >= 5
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"null", b"<hi>", b"\xff", b"[" * 100_000])
+def test_what_is_no_envelope_is_refused(raw: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        read_answer(raw)
+
+
+# -- `fumehood config show` ----------------------------------------------------------------
+
+FILE = """
+log_level = "debug"
+[sessions]
+max = 3
+[webhook]
+url = "https://user:pass@hooks.example:8443/s3cret?key=t0ken"
+secret_file = "/etc/fumehood/secret"
+[[budgets]]
+name = "few"
+calls = 3
+"""
+
+
+@pytest.fixture
+def show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    file = tmp_path / "config.toml"
+    file.write_text(FILE)
+    monkeypatch.setenv("FUMEHOOD_CONFIG", str(file))
+    monkeypatch.setenv("FUMEHOOD_HOME", "/var/tmp/fumehood")
+    monkeypatch.setenv("FUMEHOOD_JAIL__MEMORY_MB", "300")
+    monkeypatch.setenv("FUMEHOOD_PRICES", '{"currency": "EUR"}')
+
+    def run(*options: str, code: int = 0) -> str:
+        done = CliRunner().invoke(app, ["config", "show", *options])
+        assert done.exit_code == code, done.output
+        return done.output
+
+    return run
+
+
+def test_every_setting_is_shown_with_its_source(show: Any) -> None:
+    settings = json.loads(show("--json"))["settings"]
+    assert {path: (one["value"], one["source"]) for path, one in settings.items()}.items() >= {
+        "log_level": ("debug", "file"),
+        "log_format": ("auto", "default"),
+        "sessions.max": (3, "file"),
+        "sessions.waiting": (20, "default"),
+        "home": ("/var/tmp/fumehood", "FUMEHOOD_HOME"),
+        "jail.memory_mb": (300, "FUMEHOOD_JAIL__MEMORY_MB"),
+        "prices.currency": ("EUR", "FUMEHOOD_PRICES"),
+        "prices.cpu_second": ("0", "default"),
+        "webhook.secret_file": ("/etc/fumehood/secret", "file"),
+    }.items()
+    assert settings["budgets"]["source"] == "file"
+    heads = {path.split(".")[0] for path in settings}
+    assert heads == set(type(load_config()).model_fields)
+
+
+def test_paths_are_those_of_the_configuration(show: Any, tmp_path: Path) -> None:
+    shown = json.loads(show("--json"))
+    assert shown["file"] == str(tmp_path / "config.toml")
+    assert shown["file_is_there"] is True
+    assert shown["state_directory"] == "/var/tmp/fumehood"
+    assert shown["socket"] == "/var/tmp/fumehood/engine.sock"
+    assert shown["control_socket"] == "/var/tmp/fumehood/control.sock"
+
+
+def test_address_that_may_hold_a_secret_is_masked(show: Any) -> None:
+    shown = show("--json")
+    assert "https://hooks.example/***" in shown
+    assert not any(secret in shown for secret in ("s3cret", "t0ken", "pass", "user:"))
+
+
+def test_only_what_is_set_can_be_shown(show: Any) -> None:
+    settings = json.loads(show("--json", "--set"))["settings"]
+    assert "log_format" not in settings
+    assert {one["source"] for one in settings.values()} >= {"file", "FUMEHOOD_HOME"}
+
+
+def test_on_a_terminal_it_is_a_table(show: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fumehood.cli.show.wants_json", lambda asked: asked)
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = show().splitlines()
+    assert lines[0].startswith("configuration file  /")
+    (line,) = (line for line in lines if "jail.memory_mb" in line)
+    assert line.split() == ["jail.memory_mb", "300", "environment"]
+    assert "s3cret" not in "".join(lines)
+
+
+def test_wrong_configuration_is_said_in_words(show: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("log_levl = 1")
+    assert "log_levl: there is no such key" in show(code=2)
+
+
+# -- `fumehood images remove` --------------------------------------------------------------
+
+
+class Docker(ListedImages):
+    """Images, of which containers may use some."""
+
+    users: tuple[str, ...] = ()
+
+    def images(self, *, name: str = "", **how: Any) -> list[dict[str, Any]]:
+        if "filters" in how:
+            return super().images(filters=how["filters"])
+        tags = [(row, str(row["RepoTags"][0])) for row in self.rows]
+        return [row for row, tag in tags if not name or tag.startswith(f"{name}:")]
+
+    def containers(self, *, filters: dict[str, str], **_: Any) -> list[dict[str, Any]]:
+        return [{"Names": [f"/{user}"]} for user in self.users]
+
+    def inspect_image(self, identifier: str) -> dict[str, Any]:
+        return next(row for row in self.rows if row["Id"] == identifier)
+
+    def remove_image(self, what: str) -> None:
+        if self.users:
+            raise APIError("conflict")
+        self.rows = [row for row in self.rows if what not in (row["Id"], *row["RepoTags"])]
+
+
+@pytest.fixture
+def docker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Docker:
+    """A Docker with the image `python` and an own one, whose folder is in the state directory."""
+    mine = image_row("sha256:2", recipe="r", guest="g", image="mine")
+    found = Docker(
+        image_row("sha256:1", recipe="r", guest="g"), {**mine, "RepoTags": ["fumehood/mine:latest"]}
+    )
+    (tmp_path / "images" / "mine").mkdir(parents=True)
+    monkeypatch.setenv("FUMEHOOD_HOME", str(tmp_path))
+    monkeypatch.setattr(command, "open_engine", lambda: found)
+    return found
+
+
+def remove(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["images", "remove", *arguments])
+
+
+def test_removed_image_is_gone_with_its_folder(docker: Docker, tmp_path: Path) -> None:
+    assert remove("mine").exit_code == 0
+    assert [row["Id"] for row in docker.rows] == ["sha256:1"]
+    assert not (tmp_path / "images" / "mine").exists()
+
+
+@pytest.mark.parametrize("name", ["pythn", "base-python", "../python"])
+def test_misspelt_name_is_a_wrong_argument_and_removes_nothing(docker: Docker, name: str) -> None:
+    done = remove(name)
+    assert (done.exit_code, len(docker.rows)) == (2, 2)
+    assert "There is no image" in done.output
+    assert "Did you mean 'python'" in done.output
+
+
+def test_image_in_use_stays_with_its_folder_and_its_users_are_named(
+    docker: Docker, tmp_path: Path
+) -> None:
+    docker.users = ("fumehood-1",)
+    done = remove("mine")
+    assert (done.exit_code, len(docker.rows)) == (1, 2)
+    assert "containers use it: fumehood-1. Stop their engine" in done.output
+    assert (tmp_path / "images" / "mine").is_dir()
+
+
+def test_known_image_that_is_not_built_is_gone_already(docker: Docker) -> None:
+    docker.rows = []
+    assert remove("python").exit_code == 0

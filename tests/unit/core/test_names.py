@@ -1,10 +1,36 @@
-"""Near names: few, and at a bounded cost."""
+"""Names, keywords, languages, paths and identities."""
 
 from __future__ import annotations
 
-import pytest
+import ast
+import inspect
+import os.path
+from datetime import datetime
+from itertools import product
+from pathlib import Path
+from typing import Any, get_type_hints
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+import fumehood
+from fumehood import AsyncClient, AsyncControlClient, Client, ControlClient, Engine
+from fumehood.approvals.model import ApprovalQuery, ApprovalState
+from fumehood.budgets.model import AllUsageQuery, UsageQuery
+from fumehood.client.sync.approvals import ControlledApprovals
+from fumehood.core import keywords
+from fumehood.core.call import CallOptions
+from fumehood.core.call_log import CallQuery
+from fumehood.core.identity import Principal, TrustDomain, uid_principal_id
+from fumehood.core.languages import LANGUAGES
 from fumehood.core.names import MAX_COMPARED, did_you_mean
+from fumehood.core.tool import ToolDefinition
+from fumehood.core.workspace_path import MAX_NAME_BYTES, MAX_PATH_BYTES, path_fault
+from fumehood.executors.kinds import EXECUTORS
+from fumehood.registry.definitions import PROGRAM_ARGUMENTS
+from fumehood.sandbox.container.settings import LanguageImages
 
 
 @pytest.mark.parametrize(
@@ -25,3 +51,215 @@ def test_only_so_many_names_are_compared() -> None:
     known = [f"tool_{number:06}" for number in range(MAX_COMPARED)] + ["tool_abcdef"]
     assert "tool_abcdef" not in did_you_mean("tool_abcdeg", known)
     assert "tool_abcdef" in did_you_mean("tool_abcdeg", known[1:])
+
+
+# -- The keyword arguments of the public methods are those of the models they stand for ----
+
+PAIRS = [
+    (keywords.CallKeywords, CallOptions, set()),
+    (keywords.CallQueryKeywords, CallQuery, set()),
+    (keywords.UsageKeywords, UsageQuery, {"by"}),
+    (keywords.AllUsageKeywords, AllUsageQuery, {"by"}),
+    (keywords.ApprovalQueryKeywords, ApprovalQuery, set()),
+]
+TEXT_TOO = {datetime | None: datetime | str | None, ApprovalState | None: str | None}
+"""What a program may also write as text."""
+
+
+@pytest.mark.parametrize(("kind", "model", "apart"), PAIRS)
+def test_keywords_are_the_models_fields_with_their_types(
+    kind: type, model: type[BaseModel], apart: set[str]
+) -> None:
+    hints = get_type_hints(kind)
+    assert set(hints) == set(model.model_fields) - apart
+    of_model = get_type_hints(model)
+    for name, hint in hints.items():
+        assert hint == TEXT_TOO.get(of_model[name], of_model[name]), name
+
+
+def test_keywords_of_the_decorator_are_the_fields_of_a_definition() -> None:
+    assert set(get_type_hints(keywords.ToolKeywords)) == set(ToolDefinition.model_fields)
+
+
+def test_names_that_are_known_come_back_with_their_values() -> None:
+    given: dict[str, Any] = {"timeout_seconds": 1, "dry_run": True}
+    assert keywords.checked(keywords.CallKeywords, "call", given) == given
+    assert keywords.checked(keywords.CallKeywords, "call", {}) == {}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("timeout", "timeout_seconds"),
+        ("memory_limit", "memory_limit_mb"),
+        ("dryrun", "dry_run"),
+        ("session", "session_id"),
+    ],
+)
+def test_misspelt_name_is_refused_with_the_nearest_one(wrong: str, meant: str) -> None:
+    with pytest.raises(TypeError, match=rf"call\(\) .*'{wrong}'.* Did you mean '{meant}'\?"):
+        keywords.checked(keywords.CallKeywords, "call", {wrong: 1})
+
+
+def test_name_that_is_like_none_is_refused_with_all_of_them() -> None:
+    with pytest.raises(TypeError, match="It takes category, tag, type"):
+        keywords.checked(keywords.ToolFilterKeywords, "tools", {"qqq": 1})
+
+
+def test_names_of_the_base_are_known_too() -> None:
+    for kind, name in (
+        (keywords.ToolPageKeywords, "category"),
+        (keywords.AllUsageKeywords, "since"),
+    ):
+        assert keywords.checked(kind, "method", {name: "x"}) == {name: "x"}
+
+
+METHODS = [
+    (Client.call, keywords.CallKeywords, ["self", "tool", "arguments"]),
+    (AsyncClient.stream, keywords.CallKeywords, ["self", "tool", "arguments"]),
+    (Engine.call, keywords.CallKeywords, ["self", "tool", "arguments"]),
+    (Engine.calls, keywords.CallQueryKeywords, ["self"]),
+    (ControlClient.usage, keywords.AllUsageKeywords, ["self", "by"]),
+    (ControlledApprovals.list, keywords.ApprovalQueryKeywords, ["self"]),
+]
+
+
+@pytest.mark.parametrize(("method", "kind", "others"), METHODS)
+def test_signature_of_a_method_names_its_keywords(
+    method: Any, kind: type, others: list[str]
+) -> None:
+    signature = inspect.signature(method)
+    hints = get_type_hints(kind)
+    assert list(signature.parameters) == [*others, *hints]
+    for name, hint in hints.items():
+        parameter = signature.parameters[name]
+        assert (parameter.kind, parameter.annotation) == (parameter.KEYWORD_ONLY, hint)
+        assert str(parameter).endswith(" = ...")  # it may be left out
+
+
+def test_no_method_of_the_public_classes_hides_its_keywords() -> None:
+    classes = (AsyncClient, AsyncControlClient, Client, ControlClient, Engine)
+    named = [method for cls in classes for _, method in inspect.getmembers(cls, inspect.isfunction)]
+    assert len(named) > 100
+    for method in named:
+        kinds = {parameter.kind for parameter in inspect.signature(method).parameters.values()}
+        assert inspect.Parameter.VAR_KEYWORD not in kinds, method
+
+
+# -- The host's table of languages, and the places that cannot import it -------------------
+
+CHILD = Path(fumehood.__file__).parent / "guest/container/child.py"
+
+
+def test_guest_runs_every_language_and_no_other() -> None:
+    tables = [
+        node.value
+        for node in ast.walk(ast.parse(CHILD.read_text(encoding="utf-8")))
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "programs"
+    ]
+    (table,) = tables
+    assert isinstance(table, ast.Dict)
+    programs = {ast.literal_eval(key) for key in table.keys if key is not None}
+    assert programs == {*LANGUAGES, "files", "probe"}
+
+
+def test_every_language_has_an_image_that_the_operator_can_choose() -> None:
+    chosen = LanguageImages().model_dump()
+    assert {name: chosen[name] for name in LANGUAGES} == {
+        name: language.image for name, language in LANGUAGES.items()
+    }
+
+
+def test_every_kind_of_tool_that_can_be_registered_has_an_executor() -> None:
+    assert EXECUTORS.keys() == {*PROGRAM_ARGUMENTS, "function"}
+
+
+# -- Paths of a workspace ------------------------------------------------------------------
+
+LONGEST = "/".join(["n" * 199] * 20 + ["n" * (MAX_PATH_BYTES - 4000)])
+
+
+@pytest.mark.row("E7", "S3")
+@pytest.mark.parametrize(
+    "path",
+    ["a", "a/b", ".hidden", "..a", "a..", "...", "a b", "ä/ö", "-rf", "a\\b", "a\nb", "C:\\x",
+     "n" * MAX_NAME_BYTES, LONGEST],
+    ids=lambda path: path[:20],
+)  # fmt: skip
+def test_plain_relative_path_has_no_fault(path: str) -> None:
+    assert path_fault(path) is None
+
+
+@pytest.mark.row("E7", "S3")
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("", "empty"),
+        ("/", "absolute"),
+        ("/etc/passwd", "absolute"),
+        ("//a", "absolute"),
+        ("..", "'..'"),
+        ("../a", "'..'"),
+        ("a/../b", "'..'"),
+        ("a/..", "'..'"),
+        (".", "'.'"),
+        ("./a", "'.'"),
+        ("a/./b", "'.'"),
+        ("a//b", "empty"),
+        ("a/", "empty"),
+        ("a\0b", "NUL"),
+        ("a/.fumehood-upload-0", "reserved"),
+        ("\ud800", "surrogate"),
+        ("n" * (MAX_NAME_BYTES + 1), "255"),
+        ("ä" * 128, "255"),
+        (LONGEST + "n", "bytes"),
+    ],
+    ids=lambda text: ascii(text[:20]),
+)
+def test_every_other_path_is_refused_with_the_reason(path: str, words: str) -> None:
+    fault = path_fault(path)
+    assert fault is not None
+    assert words in fault
+
+
+@pytest.mark.row("E7")
+@given(st.text(st.sampled_from("/.ab\0"), max_size=12))
+def test_path_without_a_fault_stays_below_its_directory(path: str) -> None:
+    if path_fault(path) is None:
+        assert os.path.normpath(f"/w/{path}") == f"/w/{path}"
+    else:
+        assert (
+            not path
+            or "\0" in path
+            or os.path.normpath(f"/w/{path}") != f"/w/{path}"
+            or path.startswith("/")
+        )
+
+
+# -- Identity ------------------------------------------------------------------------------
+
+parts = st.text("01:a", max_size=6)
+ids = st.none() | st.text("01:a", min_size=1, max_size=6)
+domains = st.builds(TrustDomain, parts, ids, ids)
+
+
+@pytest.mark.row("S2")
+@given(domains, domains)
+def test_keys_are_equal_for_equal_domains_only(one: TrustDomain, other: TrustDomain) -> None:
+    assert (one.key == other.key) == (one == other)
+
+
+@pytest.mark.row("S2")
+def test_no_two_of_many_close_domains_share_a_key() -> None:
+    words = ["0", "1", "0:", ":0", "1:0", "0:0:", "10"]
+    some = [TrustDomain(p, a, s) for p, a, s in product(words, [None, *words], [None, *words])]
+    assert len({domain.key for domain in some}) == len(some)
+
+
+def test_a_principal_without_scopes_may_do_nothing() -> None:
+    assert Principal("somebody").scopes == frozenset()
+
+
+def test_unix_users_have_an_id_of_their_own() -> None:
+    assert uid_principal_id(0) == "uid:0"
+    assert uid_principal_id(1000) == "uid:1000"

@@ -1,7 +1,8 @@
-"""Code in a container: what its ending becomes, and what a hostile one cannot make of it."""
+"""Code in a container: arguments, languages and endings."""
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import pytest
@@ -10,7 +11,22 @@ from fumehood import Config, Engine
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import EndedBy
 from fumehood.core.json_types import JsonObject
-from fumehood.sandbox.wall import RunEnding
+from fumehood.core.limits import Limits
+from fumehood.core.tool import CODE_OUTPUT, SHELL_OUTPUT, ToolDefinition
+from fumehood.executors.claims import MAX_VALUE_DEPTH, NO_VALUE, read_failure, read_value
+from fumehood.executors.handle import CallHandle
+from fumehood.executors.outcome import Outcome
+from fumehood.executors.program import (
+    MAX_FILES,
+    MAX_TOTAL_BYTES,
+    SentFile,
+    argument_faults,
+    program_arguments,
+    run_code,
+    sent_files,
+)
+from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
+from fumehood.storage.blobs import BlobStore
 from fumehood.testing import CONTAINER_LIMITS, FakeWall
 
 pytestmark = pytest.mark.anyio
@@ -326,3 +342,353 @@ async def test_engine_without_sound_containers_says_so_and_uses_nothing_weaker(h
     assert envelope.error.code == "SANDBOX_UNAVAILABLE"
     assert rehearsed.data["refused_with"] == "SANDBOX_UNAVAILABLE"
     assert interpreter.runs == none.runs == []
+
+
+# -- Arguments of code ---------------------------------------------------------------------
+
+
+def _faults(**arguments: Any) -> dict[str, str]:
+    return dict(argument_faults({"code": "1", **arguments}))
+
+
+def _file(path: str, content: str = "x") -> dict[str, str]:
+    return {"path": path, "content": content}
+
+
+@pytest.mark.row("S3", "P2")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"stdin": None},
+        {"stdin": ""},
+        {"stdin": "a\0b"},
+        {"files": []},
+        {"files": [_file("a"), _file("b/c"), _file("b/d"), _file("A")]},
+        {"files": [{"path": "a", "content_base64": ""}, {"path": "b", "content_base64": "AP8="}]},
+        {"files": [_file(str(number)) for number in range(MAX_FILES)]},
+        {"code": "#" * (5 << 20)},
+        {"code": "print('ä')"},
+    ],
+    ids=lambda given: str(given)[:40],
+)
+def test_arguments_that_a_guest_can_take_have_no_fault(arguments: dict[str, Any]) -> None:
+    assert _faults(**arguments) == {}
+
+
+@pytest.mark.row("S3", "P2")
+@pytest.mark.parametrize(
+    ("arguments", "where", "words"),
+    [
+        ({"code": ""}, "code", "empty"),
+        ({"code": " \n\t"}, "code", "empty"),
+        ({"code": "a\0"}, "code", "NUL"),
+        ({"code": "'\ud800'"}, "code", "surrogate"),
+        ({"code": 1}, "code", "string"),
+        ({"code": None}, "code", "string"),
+        ({"stdin": 1}, "stdin", "string"),
+        ({"stdin": "\udfff"}, "stdin", "surrogate"),
+        ({"files": {}}, "files", "list"),
+        ({"files": ["a"]}, "files.0", "path"),
+        ({"files": [{"path": 1, "content": ""}]}, "files.0", "path"),
+        ({"files": [_file("/a")]}, "files.0.path", "absolute"),
+        ({"files": [_file("ok"), _file("../a")]}, "files.1.path", "'..'"),
+        ({"files": [_file("a"), _file("a")]}, "files.1.path", "twice"),
+        ({"files": [_file("a/b/c"), _file("a/b")]}, "files.0.path", "below another"),
+        ({"files": [_file("a"), _file("a/b")]}, "files.1.path", "below another"),
+        ({"files": [{"path": "a"}]}, "files.0", "either"),
+        ({"files": [{"path": "a", "content": "", "content_base64": ""}]}, "files.0", "either"),
+        ({"files": [{**_file("a"), "mode": 7}]}, "files.0.mode", "not known"),
+        ({"files": [_file("a", "\ud800")]}, "files.0.content", "surrogate"),
+        ({"files": [{"path": "a", "content": 1}]}, "files.0.content", "string"),
+        ({"files": [{"path": "a", "content_base64": 1}]}, "files.0.content_base64", "base64"),
+        ({"files": [{"path": "a", "content_base64": "a"}]}, "files.0.content_base64", "base64"),
+        ({"files": [{"path": "a", "content_base64": "a\nb="}]}, "files.0.content_base64", "base64"),
+        ({"files": [{"path": "a", "content_base64": "ää=="}]}, "files.0.content_base64", "base64"),
+        ({"files": [_file(str(n)) for n in range(MAX_FILES + 1)]}, "files", "more than"),
+        ({"stdin": "x" * MAX_TOTAL_BYTES}, "files", "together"),
+        ({"stdin": "ä" * (MAX_TOTAL_BYTES // 2)}, "files", "together"),
+    ],
+    ids=lambda given: ascii(given)[:40],
+)
+def test_every_fault_is_named_with_its_place(
+    arguments: dict[str, Any], where: str, words: str
+) -> None:
+    assert words in _faults(**arguments)[where]
+
+
+def test_all_faults_are_found_at_once() -> None:
+    found = _faults(code="", stdin=1, files=[_file("/a"), {"path": "b"}])
+    assert found.keys() == {"code", "stdin", "files.0.path", "files.1"}
+
+
+def test_a_fault_shows_no_more_than_the_beginning_of_a_path() -> None:
+    (said,) = _faults(files=[_file("/" + "a" * 5000)]).values()
+    assert len(said) < 200
+
+
+def test_guest_gets_each_key_and_the_bytes_are_those_that_were_meant() -> None:
+    content = base64.b64encode(b"\0\xff").decode()
+    arguments = {"code": "1", "files": [_file("a", "ä"), {"path": "b", "content_base64": content}]}
+    assert program_arguments(arguments) == {**arguments, "stdin": None}
+    assert program_arguments({"code": "1"}) == {"code": "1", "stdin": None, "files": []}
+    assert sent_files(arguments) == [SentFile("a", "ä".encode()), SentFile("b", b"\0\xff")]
+
+
+# -- Claims of a program -------------------------------------------------------------------
+
+VALUE = {"value": [1, {"a": None}], "has_value": True, "value_repr": "[1, {'a': None}]"}
+EXCEPTION_CODE_ENDINGS = {
+    "type": "KeyError",
+    "message": "'a'",
+    "line": 3,
+    "traceback": "Traceback …",
+}
+FAILURE_CODE_ENDINGS = {"kind": "exception", "message": "m", "exception": EXCEPTION_CODE_ENDINGS}
+
+
+def _nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.row("S7", "E1")
+@pytest.mark.parametrize(
+    "value",
+    [None, True, 0, -(2**53) + 1, 2**53 - 1, 1.5, "ä\0", [], {}, VALUE["value"], _nested(MAX_VALUE_DEPTH)],
+    ids=lambda value: str(value)[:20],
+)  # fmt: skip
+def test_value_that_json_holds_exactly_is_passed_on(value: Any) -> None:
+    assert read_value({**VALUE, "value": value}).value == value
+
+
+@pytest.mark.row("S7", "E1")
+@pytest.mark.parametrize(
+    "value",
+    [2**53, [-(2**53)], {"a": [10**30]}, float("nan"), [float("inf")], "\ud800", {"\ud800": 1},
+     _nested(MAX_VALUE_DEPTH + 1), {1}, b"x"],
+    ids=lambda value: ascii(value)[:20],
+)  # fmt: skip
+def test_value_that_json_cannot_hold_is_null_and_its_words_stay(value: Any) -> None:
+    claim = read_value({**VALUE, "value": value})
+    assert (claim.value, claim.value_repr) == (None, VALUE["value_repr"])
+
+
+@pytest.mark.row("S7")
+@pytest.mark.parametrize(
+    "result",
+    [None, {}, [], "x", {"value": 1}, {**VALUE, "more": 1}, {**VALUE, "has_value": 1},
+     {**VALUE, "value_repr": 4}, {"result": VALUE}, {**VALUE, "has_value": False}],
+    ids=str,
+)  # fmt: skip
+def test_value_in_another_form_is_none(result: Any) -> None:
+    assert read_value(result) == NO_VALUE
+
+
+def test_failure_in_the_agreed_form_is_believed() -> None:
+    claim = read_failure(FAILURE_CODE_ENDINGS)
+    assert claim is not None
+    assert claim.model_dump() == {**FAILURE_CODE_ENDINGS, "errno": None}
+    for said in ({"exception": None}, {"errno": 28}, {"errno": None}):
+        assert read_failure({**FAILURE_CODE_ENDINGS, **said}) is not None
+    assert read_failure({"kind": "memory", "message": "m"}) is not None
+
+
+@pytest.mark.row("S7", "E1")
+@pytest.mark.parametrize(
+    "claimed",
+    [
+        None, {}, [], "x", {**FAILURE_CODE_ENDINGS, "more": 1}, {**FAILURE_CODE_ENDINGS, "kind": "ok"},
+        {**FAILURE_CODE_ENDINGS, "kind": "wall_time"}, {**FAILURE_CODE_ENDINGS, "message": None}, {**FAILURE_CODE_ENDINGS, "message": 1},
+        {"kind": "exception"}, {**FAILURE_CODE_ENDINGS, "errno": "28"}, {**FAILURE_CODE_ENDINGS, "errno": True},
+        *({**FAILURE_CODE_ENDINGS, "exception": {**EXCEPTION_CODE_ENDINGS, **wrong}} for wrong in (
+            {"line": "3"}, {"line": -1}, {"line": 2**40}, {"line": True}, {"type": ""},
+            {"type": "x" * 501}, {"traceback": None}, {"traceback": ["x"]}, {"more": 1},
+            {"message": 1},
+        )),
+    ],
+    ids=lambda claimed: str(claimed)[:60],
+)  # fmt: skip
+def test_failure_in_another_form_is_not_believed_at_all(claimed: Any) -> None:
+    assert read_failure(claimed) is None
+
+
+# -- Code in other languages than Python, and in sessions ----------------------------------
+
+LIMITS = Limits(30, 30, 256, 1 << 20)
+
+
+class Says:
+    """A lease that gives one answer, and keeps what it was asked."""
+
+    queue_ms = 0.0
+
+    def __init__(self, ended_by: EndedBy, **fields: Any) -> None:
+        self.ending = RunEnding(ended_by, "session", **fields)
+        self.asked: list[tuple[str, JsonObject]] = []
+
+    async def run(
+        self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks = NO_SINKS
+    ) -> RunEnding:
+        self.asked.append((program, arguments))
+        return self.ending
+
+
+async def run(
+    language: str, lease: Says, arguments: JsonObject, session_id: str | None = None
+) -> Outcome:
+    tool = ToolDefinition(name="t", description="d", type="BUILTIN", executor=f"code:{language}")  # type: ignore[arg-type]
+    blobs: BlobStore = None  # type: ignore[assignment]  # no file comes back
+    return await run_code(tool, arguments, LIMITS, lease, blobs, "ann", CallHandle(), session_id)
+
+
+async def shell(ended_by: EndedBy, *, session_id: str | None = None, **fields: Any) -> Any:
+    outcome = await run("shell", Says(ended_by, **fields), {"command": "x"}, session_id)
+    return outcome.error
+
+
+@pytest.mark.row("S7")
+async def test_command_has_no_value_and_no_figures() -> None:
+    lease = Says(EndedBy.OK, exit_code=0, stdout="a\n")
+    outcome = await run("shell", lease, {"command": "echo a", "stdin": "i"})
+    assert outcome.data == {
+        "stdout": "a\n", "stderr": "", "exit_code": 0, "files": [], "ended_by": "ok",
+    }  # fmt: skip
+    assert outcome.data.keys() == set(SHELL_OUTPUT["required"])
+    assert lease.asked == [("shell", {"command": "echo a", "stdin": "i", "files": []})]
+
+
+@pytest.mark.row("S7")
+async def test_failed_command_shows_what_it_said() -> None:
+    error = await shell(EndedBy.EXIT, exit_code=2, stderr="grep: no such file\n")
+    assert (error.code, error.details["exit_code"]) == ("EXECUTION_ERROR", 2)
+    assert error.message.startswith("The command exited with status 2.")
+    assert "terminal" not in error.message
+    assert error.details.keys() == set(SHELL_OUTPUT["required"])
+
+
+@pytest.mark.row("S7")
+@pytest.mark.parametrize(
+    "stderr",
+    [
+        "bash: line 1: /dev/tty: No such device or address",
+        "the input device is not a TTY",
+        "stty: 'standard input': Inappropriate ioctl for device",
+        "TERM environment variable not set.",
+        "Vim: Warning: Output is not to a terminal\nError: not a terminal",
+    ],
+)
+async def test_command_that_looks_for_a_terminal_hears_that_there_is_none(stderr: str) -> None:
+    error = await shell(EndedBy.EXIT, exit_code=1, stderr=stderr)
+    assert "no terminal is available" in error.message
+
+
+@pytest.mark.row("S7")
+async def test_command_that_waits_ends_with_a_time_out_that_names_the_cause() -> None:
+    waited = await shell(EndedBy.WALL_TIME, cpu_ms=40.0)
+    assert waited.code == "TIMEOUT"
+    assert "waiting, not computing" in waited.message
+    assert "no terminal is available" in waited.details["limit"]["hint"]
+    for cpu_ms in (29_000.0, None):  # it computed, or nobody knows
+        busy = await shell(EndedBy.WALL_TIME, cpu_ms=cpu_ms)
+        assert "terminal" not in busy.message
+
+
+@pytest.mark.row("S7")
+async def test_javascript_that_never_yields_is_a_plain_time_out() -> None:
+    lease = Says(EndedBy.WALL_TIME, cpu_ms=30_000.0)
+    error = (await run("javascript", lease, {"code": "for(;;);"})).error
+    assert error is not None
+    assert error.code == "TIMEOUT"
+    assert error.message.startswith("The program was stopped after 30 s. Try this: look for an")
+
+
+@pytest.mark.row("S7")
+async def test_javascript_answers_as_python_does() -> None:
+    value = {"value": [1], "has_value": True, "value_repr": "[ 1 ]"}
+    outcome = await run("javascript", Says(EndedBy.OK, result=value), {"code": "[1]"})
+    assert outcome.data.keys() == set(CODE_OUTPUT["required"])
+    assert (outcome.data["value"], outcome.data["value_repr"]) == ([1], "[ 1 ]")
+    thrown = {"type": "TypeError", "message": "no", "line": 2, "traceback": "TypeError: no\n at …"}
+    failure = {"kind": "exception", "message": "no", "exception": thrown}
+    error = (
+        await run("javascript", Says(EndedBy.EXCEPTION, claimed_error=failure), {"code": "x"})
+    ).error
+    assert error is not None
+    assert error.message == "The program failed: TypeError: no (line 2)."
+    assert error.details is not None
+    assert error.details["exception"] == thrown
+
+
+@pytest.mark.row("S7")
+@pytest.mark.row("S6")
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [("kept", None), ("rolled_back", "variables restored"), ("reset", "are lost"), (None, None)],
+)
+async def test_what_became_of_a_sessions_variables_is_said(state: Any, words: str | None) -> None:
+    lease = Says(EndedBy.OK, state=state, variables_bytes=7)
+    outcome = await run("python", lease, {"code": "1"}, "sess_1")
+    assert outcome.data["session"] == {"id": "sess_1", "state": state, "variables_bytes": 7}
+    said = [warning for warning in outcome.warnings if warning.startswith("session:")]
+    assert len(said) == (words is not None)
+    assert all(words in warning and "files are not rolled back" in warning for warning in said)  # type: ignore[operator]
+
+
+@pytest.mark.row("S7")
+@pytest.mark.row("S6")
+async def test_failed_call_of_a_session_says_it_too() -> None:
+    lease = Says(EndedBy.WALL_TIME, state="rolled_back", variables_bytes=9)
+    outcome = await run("python", lease, {"code": "1"}, "sess_1")
+    assert outcome.error is not None
+    assert outcome.error.details is not None
+    assert outcome.error.details["session"]["state"] == "rolled_back"
+    assert any("rolled" in warning or "before this call" in warning for warning in outcome.warnings)
+    stateless = await run("python", Says(EndedBy.WALL_TIME, state="reset"), {"code": "1"})
+    assert stateless.error is not None
+    assert "session" not in (stateless.error.details or {})
+    assert stateless.warnings == ()
+
+
+@pytest.mark.row("S7")
+@pytest.mark.row("S6")
+async def test_lost_container_of_a_session_takes_everything_with_it() -> None:
+    error = await shell(EndedBy.SANDBOX_LOST, session_id="sess_1")
+    assert (error.code, error.may_retry) == ("SANDBOX_UNAVAILABLE", False)
+    assert "with its files and variables" in error.message
+    assert "files and variables" not in (await shell(EndedBy.SANDBOX_LOST)).message
+
+
+@pytest.mark.row("S7")
+@pytest.mark.row("S6")
+async def test_memory_of_a_session_is_no_matter_of_one_call() -> None:
+    error = await shell(EndedBy.MEMORY, session_id="sess_1")
+    assert "start a session with more" in error.message
+    assert "memory_limit_mb" not in error.message
+    assert "memory_limit_mb" in (await shell(EndedBy.MEMORY)).message
+
+
+@pytest.mark.row("S7")
+@pytest.mark.row("S4", "S6")
+async def test_variables_that_leave_no_room_are_named() -> None:
+    async def python(held_mb: int) -> str:
+        ending = Says(EndedBy.MEMORY, state="rolled_back", variables_bytes=held_mb << 20)
+        outcome = await run("python", ending, {"code": "x"}, "sess_1")
+        assert outcome.error is not None
+        return outcome.error.message
+
+    assert "variables alone take 200 MB" in await python(200)
+    assert "variables" not in await python(50)
+
+
+@pytest.mark.row("S7")
+async def test_commands_arguments_are_checked_under_their_own_name() -> None:
+    from fumehood.executors.kinds import argument_faults
+
+    assert dict(argument_faults("code:shell", {"command": " "})).keys() == {"command"}
+    assert dict(argument_faults("code:shell", {"code": "1"})).keys() == {"command"}
+    assert dict(argument_faults("code:shell", {"command": "ls"})) == {}
+    assert dict(argument_faults("code:javascript", {"code": "a\0"})).keys() == {"code"}
+    assert dict(argument_faults("expression", {})) == {}

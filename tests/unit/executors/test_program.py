@@ -1,14 +1,23 @@
-"""What a restricted program's ending becomes, and what a hostile one cannot make of it."""
+"""Programs and functions in the interpreter and the jail; the claims of a guest."""
 
 from __future__ import annotations
 
+import math
+import sys
+from decimal import Decimal
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from fumehood import Config, Engine
-from fumehood.core.errors import EndedBy
+from fumehood import Config, Engine, ToolError, ToolResult, progress, tool
+from fumehood.core.call import FunctionAddress
+from fumehood.core.errors import ArgumentsRefused, EndedBy, ExecutionError
+from fumehood.executors.claims import Unreadable, read_error, read_raised, read_result
 from fumehood.executors.expression import is_program_result, program_details
+from fumehood.executors.function import without_paths
+from fumehood.executors.inside import MAX_FRAMES, MAX_MESSAGE_CHARACTERS, answer
+from fumehood.executors.progress import reports_to
 from fumehood.sandbox.process.endings import ending_of_reply
 from fumehood.sandbox.wall import RunEnding
 from fumehood.testing import FakeWall
@@ -151,3 +160,186 @@ def test_claim_names_a_failure_and_never_undoes_one() -> None:
     assert ending("policy") is EndedBy.POLICY
     for kind in ("ok", "wall_time", "cancelled", "sandbox_lost", None, 3):
         assert ending(kind) is EndedBy.EXCEPTION
+
+
+# -- How a function is called where it runs ------------------------------------------------
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    made = ModuleType("shop")
+    monkeypatch.setitem(sys.modules, "shop", made)
+    return made
+
+
+def ask(module: ModuleType, function: Any, **arguments: Any) -> dict[str, Any]:
+    function.__doc__ = "Do it."
+    module.it = tool(name="it")(function)  # type: ignore[attr-defined]
+    return answer("shop", "it", arguments, max_depth=10)
+
+
+@pytest.mark.row("S1")
+def test_result_is_plain_data_with_what_was_spent(module: ModuleType) -> None:
+    def give() -> Any:
+        return ToolResult({"a": (1, 2)}, tokens_used=3)
+
+    assert ask(module, give) == {"result": {"data": {"a": [1, 2]}, "tokens_used": 3, "cost": "0"}}
+
+
+def test_arguments_have_the_types_that_the_function_declares(module: ModuleType) -> None:
+    def count(number: int = 2) -> Any:
+        return type(number).__name__
+
+    assert ask(module, count, number="5")["result"]["data"] == "int"
+    assert ask(module, count, number="five")["error"]["kind"] == "arguments"
+    assert ask(module, count, number="five")["error"]["fields"] == ["number"]
+
+
+@pytest.mark.row("E1")
+def test_own_refusal_keeps_its_words(module: ModuleType) -> None:
+    def refuse() -> None:
+        raise ToolError("NO_CITY", "None.", retryable=True, retry_after_ms=5, details={"a": 1})
+
+    assert ask(module, refuse)["error"] == {
+        "kind": "tool_error", "code": "NO_CITY", "message": "None.", "details": {"a": 1},
+        "retryable": True, "retry_after_ms": 5,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_whatever_it_raises_is_its_failure(module: ModuleType, error: type[BaseException]) -> None:
+    def fail() -> None:
+        raise error("x" * 10_000 + "\ud800")
+
+    reply = ask(module, fail)["error"]
+    assert (reply["kind"], reply["type"]) == ("exception", error.__name__)
+    assert len(reply["message"]) == MAX_MESSAGE_CHARACTERS
+
+
+def test_missing_memory_is_left_to_whoever_called(module: ModuleType) -> None:
+    def grow() -> None:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        ask(module, grow)
+
+
+def test_traceback_shows_the_tools_own_frames_and_no_more_than_some(module: ModuleType) -> None:
+    space: dict[str, Any] = {"__name__": "shop.deep"}
+    exec("def fall(n):\n    return fall(n - 1) if n else 1 / 0", space)
+
+    def fail() -> None:
+        space["fall"](50)
+
+    frames = ask(module, fail)["error"]["traceback"]
+    assert frames == ["shop.deep:2 in fall"] * MAX_FRAMES
+
+
+@pytest.mark.parametrize("value", [object(), math.nan, "\ud800", {"a": math.inf}])
+def test_what_json_cannot_hold_is_named(module: ModuleType, value: Any) -> None:
+    assert ask(module, lambda: value)["error"]["kind"] == "unfit"
+
+    def refuse() -> None:
+        raise ToolError("NO_CITY", "None.", details={"value": value})
+
+    assert ask(module, refuse)["error"]["kind"] == "unfit"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("nothing_here", "AttributeError"), ("ToolError", "AttributeError")]
+)
+def test_name_that_holds_no_tool_is_a_failure(module: ModuleType, name: str, kind: str) -> None:
+    module.ToolError = ToolError  # type: ignore[attr-defined]
+    reply = answer("shop", name, {}, max_depth=10)
+    assert reply["error"]["type"] == kind
+
+
+def test_module_that_does_not_exist_is_a_failure() -> None:
+    assert (
+        answer("no_such_module_here", "x", {}, max_depth=10)["error"]["type"]
+        == "ModuleNotFoundError"
+    )
+
+
+@pytest.mark.row("S8")
+def test_progress_reaches_who_listens_within_bounds() -> None:
+    heard: list[tuple[float, str]] = []
+    progress(5, "nobody listens")
+    with reports_to(lambda percent, message: heard.append((percent, message))):
+        progress(-5)
+        progress(150, "x" * 999)
+        progress(10**400)
+        progress(50, "\ud800")
+        for wrong in (math.nan, math.inf, True):
+            with pytest.raises(ValueError, match="finite"):
+                progress(wrong)
+    progress(5, "nobody listens any more")
+    assert heard == [(0.0, ""), (100.0, "x" * 200), (100.0, ""), (50.0, "?")]
+
+
+# -- What a function's process says of itself is validated whole, or not believed at all ---
+
+RESULT = {"data": [1], "tokens_used": 1, "cost": "0.5"}
+REFUSAL = {
+    "kind": "tool_error", "code": "NO_CITY", "message": "None.", "details": None,
+    "retryable": False, "retry_after_ms": None,
+}  # fmt: skip
+RAISED = {"kind": "exception", "type": "E", "message": "m", "traceback": ["a:1 in b"]}
+
+
+@pytest.mark.row("E3")
+def test_result_of_the_right_form_is_read() -> None:
+    result = read_result(RESULT)
+    assert (result.data, result.tokens_used, result.cost) == ([1], 1, Decimal("0.5"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"tokens_used": -1}, {"tokens_used": 1.0}, {"tokens_used": True}, {"tokens_used": 10**30},
+     {"cost": "-1"}, {"cost": "NaN"}, {"cost": "1e999999999"}, {"cost": "1e13"}, {"cost": ""},
+     {"cost": 1}, {"cost": None}, {"cls": "x"}],
+)  # fmt: skip
+def test_result_of_any_other_form_is_not_believed(change: dict[str, Any]) -> None:
+    with pytest.raises(Unreadable):
+        read_result({**RESULT, **change})
+    with pytest.raises(Unreadable):
+        read_result(None)
+
+
+@pytest.mark.row("E1")
+def test_refusals_become_the_engines_own_errors() -> None:
+    refusal = read_error(REFUSAL)
+    assert isinstance(refusal, ToolError)
+    assert refusal.tool_code == "NO_CITY"
+    refused = read_error({"kind": "arguments", "message": "wrong", "fields": ["a"]})
+    assert isinstance(refused, ArgumentsRefused)
+    assert refused.fields == ("a",)
+    assert isinstance(read_error({"kind": "unfit"}), ExecutionError)
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [{}, {"kind": "policy"}, {"kind": ["tool_error"]}, {**REFUSAL, "code": "TIMEOUT"},
+     {**REFUSAL, "code": "no"}, {**REFUSAL, "retryable": 1}, {**REFUSAL, "retry_after_ms": -1},
+     {**REFUSAL, "details": []}, {**REFUSAL, "more": 1}, {"kind": "arguments", "message": 1, "fields": []},
+     {"kind": "arguments", "message": "", "fields": ["a"] * 51}],
+)  # fmt: skip
+def test_anything_else_chooses_no_error(claim: dict[str, Any]) -> None:
+    assert read_error(claim) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"traceback": ["x"] * 21}, {"traceback": ["x" * 201]}, {"traceback": [1]}, {"type": "x" * 101},
+     {"message": None}, {"kind": "memory"}, {"more": 1}],
+)  # fmt: skip
+def test_exception_of_another_form_is_not_believed(change: dict[str, Any]) -> None:
+    assert read_raised(RAISED) is not None
+    assert read_raised({**RAISED, **change}) is None
+
+
+@pytest.mark.row("E1")
+def test_paths_of_this_host_are_taken_out_of_words() -> None:
+    address = FunctionAddress("shop", "it", "/srv/tools/here")
+    text = "no /srv/tools/here/data in /srv/tools/here, but /srv/tools/herein"
+    assert without_paths(text, address) == "no data in , but in"

@@ -1,26 +1,36 @@
-"""Tools on a workspace: what is asked of the guest, and what its answers become."""
+"""Tools on files: their arguments, the answers of the guest, whole files of sessions."""
 
 from __future__ import annotations
 
 import base64
 import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fumehood.core.errors import EndedBy
-from fumehood.core.identity import TrustDomain
+from fumehood.core.errors import (
+    EndedBy,
+    EngineError,
+    InvalidParams,
+    RequestTooLarge,
+    ResourceNotFound,
+)
+from fumehood.core.identity import Principal, TrustDomain
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import Limits
+from fumehood.core.limits import MB, Limits
 from fumehood.core.tool import ToolDefinition
+from fumehood.executors.kinds import argument_faults
 from fumehood.executors.outcome import Outcome
+from fumehood.executors.session_files import Download, FileChanged, SessionFiles
 from fumehood.executors.workspace import run_workspace
 from fumehood.protocol.cursors import Cursors
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
-from support.fake_files import FakeFiles
+from support.fake_files import UPLOAD, FakeFiles
 
-pytestmark = [pytest.mark.anyio, pytest.mark.row("S6")]
+pytestmark = pytest.mark.anyio
 
 LIMITS = Limits(10, 10, 256, 1 << 20)
 DOMAIN = TrustDomain("ann", None, "sess_1")
@@ -68,6 +78,7 @@ def files(tmp_path: Path) -> FakeFiles:
     return FakeFiles(tmp_path)
 
 
+@pytest.mark.row("S6")
 async def test_text_is_read_in_parts_that_never_cut_a_character(files: FakeFiles) -> None:
     text = "aé€😀z"
     (files.root / "a").write_text(text, encoding="utf-8")
@@ -80,6 +91,7 @@ async def test_text_is_read_in_parts_that_never_cut_a_character(files: FakeFiles
     assert read == text
 
 
+@pytest.mark.row("S6")
 async def test_what_is_no_text_comes_as_base64(files: FakeFiles) -> None:
     for raw in (b"\xff\xfe", b"ab\xe2\x82", b"\xe2\x82\xac"[1:] + b"abc", b"\xf0\x9f\x98"):
         (files.root / "a").write_bytes(raw)
@@ -90,6 +102,7 @@ async def test_what_is_no_text_comes_as_base64(files: FakeFiles) -> None:
         assert (code, "base64" in words) == ("INVALID_PARAMS", True)
 
 
+@pytest.mark.row("S6")
 async def test_base64_that_is_asked_for_is_given_for_text_too(files: FakeFiles) -> None:
     (files.root / "a").write_text("abc")
     part = await data("read", files, path="a", encoding="base64", limit=2)
@@ -98,12 +111,14 @@ async def test_base64_that_is_asked_for_is_given_for_text_too(files: FakeFiles) 
     }  # fmt: skip
 
 
+@pytest.mark.row("S6")
 async def test_beyond_the_end_there_is_nothing(files: FakeFiles) -> None:
     (files.root / "a").write_text("abc")
     part = await data("read", files, path="a", offset=7)
     assert (part["content"], part["has_more"], part["next_offset"]) == ("", False, None)
 
 
+@pytest.mark.row("S6")
 async def test_file_is_replaced_only_where_that_is_said(files: FakeFiles) -> None:
     assert await data("write", files, path="d/a", content="é") == {"path": "d/a", "size": 2}
     code, words = await refusal("write", files, path="d/a", content="y")
@@ -114,6 +129,7 @@ async def test_file_is_replaced_only_where_that_is_said(files: FakeFiles) -> Non
     assert (files.root / "d/a").read_text() == "12"
 
 
+@pytest.mark.row("S6")
 async def test_list_goes_on_at_its_cursor(files: FakeFiles) -> None:
     for number in range(23):
         (files.root / f"{number:02}").write_text("")
@@ -132,6 +148,7 @@ async def test_list_goes_on_at_its_cursor(files: FakeFiles) -> None:
     assert whole["pagination"] == {"has_more": False, "next_cursor": None, "total_count": 23}
 
 
+@pytest.mark.row("S6")
 async def test_cursor_of_another_list_is_refused(files: FakeFiles) -> None:
     (files.root / "d").mkdir()
     for name in "abc":
@@ -142,6 +159,7 @@ async def test_cursor_of_another_list_is_refused(files: FakeFiles) -> None:
         await do("list", files, {"path": "d", "recursive": True, "cursor": cursor})
 
 
+@pytest.mark.row("S6")
 async def test_many_files_are_listed_to_the_last(files: FakeFiles) -> None:
     for number in range(1003):
         (files.root / f"{number:04}").touch()
@@ -155,6 +173,7 @@ async def test_many_files_are_listed_to_the_last(files: FakeFiles) -> None:
     assert seen == [f"{number:04}" for number in range(1003)]
 
 
+@pytest.mark.row("S6")
 async def test_everything_in_a_workspace_is_named_for_what_it_is(files: FakeFiles) -> None:
     (files.root / "d").mkdir()
     (files.root / "d/f").write_text("abc")
@@ -167,6 +186,7 @@ async def test_everything_in_a_workspace_is_named_for_what_it_is(files: FakeFile
     assert page["items"][1]["modified_at"] == "1969-12-31T23:59:59.000Z"
 
 
+@pytest.mark.row("S6")
 async def test_each_path_that_was_to_go_is_accounted_for(files: FakeFiles) -> None:
     (files.root / "a").write_text("")
     assert await data("delete", files, paths=["a", "b", "a"]) == {
@@ -181,6 +201,7 @@ async def test_each_path_that_was_to_go_is_accounted_for(files: FakeFiles) -> No
     assert not (files.root / "d").exists()
 
 
+@pytest.mark.row("S6")
 @pytest.mark.parametrize(
     ("kind", "code", "words"),
     [
@@ -209,6 +230,7 @@ PIECE = {"content_base64": "YWJj", "size": 3, "version": "1"}
 ENTRY = {"path": "a", "kind": "file", "size": 0, "modified_ns": 0}
 
 
+@pytest.mark.row("S6")
 @pytest.mark.parametrize(
     ("action", "arguments", "result"),
     [
@@ -246,6 +268,7 @@ async def test_answer_in_another_form_is_not_believed(
     assert "invalid answer" in message
 
 
+@pytest.mark.row("S6")
 async def test_answer_in_the_agreed_form_is_believed() -> None:
     """The twin of the table above."""
     answers = {
@@ -259,9 +282,279 @@ async def test_answer_in_the_agreed_form_is_believed() -> None:
         assert await data(action, lease, path="a", paths=["a"], content="")
 
 
+@pytest.mark.row("S6")
 async def test_lost_container_says_what_is_gone() -> None:
     code, message = await refusal(
         "read", Says(RunEnding(EndedBy.SANDBOX_LOST, "session")), path="a"
     )
     assert code == "SANDBOX_UNAVAILABLE"
     assert "with its files and variables" in message
+
+
+# -- Arguments of tools on a workspace -----------------------------------------------------
+
+BAD_PATHS = (
+    "",
+    "/a",
+    "../a",
+    "a/../b",
+    "a//b",
+    "./a",
+    "a\0b",
+    "a\ud800",
+    "a" * 256,
+    "a/" * 2100 + "b",
+    7,
+    None,
+)
+
+
+def faults(action: str, arguments: JsonObject) -> set[str]:
+    return {where for where, _ in argument_faults(f"workspace:{action}", arguments)}
+
+
+@pytest.mark.parametrize("path", BAD_PATHS)
+def test_path_that_leads_anywhere_else_is_refused(path: object) -> None:
+    assert faults("read", {"path": path}) == {"path"}
+    assert faults("write", {"path": path, "content": ""}) == {"path"}
+    assert faults("delete", {"paths": ["a", path]}) == {"paths.1"}
+    if path not in ("", None):  # the workspace itself
+        assert faults("list", {"path": path}) == {"path"}
+
+
+@pytest.mark.parametrize(
+    "path", ["a", ".a", "a b", "..a", "a\nb", "‮txt.exe", "C:\\a", "a" * 255, "CON"]
+)
+def test_odd_names_of_plain_files_are_taken(path: str) -> None:
+    assert faults("read", {"path": path}) == set()
+    assert faults("delete", {"paths": [path], "recursive": True}) == set()
+
+
+@pytest.mark.parametrize(
+    ("action", "arguments", "where"),
+    [
+        ("read", {"offset": -1}, "offset"),
+        ("read", {"offset": True}, "offset"),
+        ("read", {"limit": 0}, "limit"),
+        ("read", {"limit": 262_145}, "limit"),
+        ("read", {"encoding": "utf-16"}, "encoding"),
+        ("write", {"content": "a", "content_base64": "YQ=="}, "content"),
+        ("write", {}, "content"),
+        ("write", {"content": "\ud800"}, "content"),
+        ("write", {"content": 7}, "content"),
+        ("write", {"content_base64": "a"}, "content_base64"),
+        ("write", {"content": "", "mode": "truncate"}, "mode"),
+        ("write", {"content": "a" * ((8 << 20) + 1)}, "content"),
+        ("list", {"limit": 101}, "limit"),
+        ("list", {"cursor": 1}, "cursor"),
+        ("list", {"recursive": "yes"}, "recursive"),
+        ("delete", {"paths": []}, "paths"),
+        ("delete", {"paths": "a"}, "paths"),
+        ("delete", {"paths": ["a"] * 101}, "paths"),
+        ("delete", {"paths": ["a"], "recursive": 1}, "recursive"),
+    ],
+)
+def test_each_fault_is_named(action: str, arguments: JsonObject, where: str) -> None:
+    assert faults(action, {"path": "a", **arguments}) == {where}
+
+
+def test_what_is_at_the_bounds_is_taken() -> None:
+    most = base64.b64encode(b"a" * (8 << 20)).decode()
+    assert faults("write", {"path": "a", "content_base64": most[:-4]}) == set()
+    assert faults("read", {"path": "a", "offset": 0, "limit": 262_144}) == set()
+    assert faults("list", {"path": "", "limit": 100}) == set()
+    assert faults("delete", {"paths": ["a"] * 100}) == set()
+
+
+# -- Files of a session outside of calls ---------------------------------------------------
+
+ANN = Principal("ann")
+
+
+class Keeper:
+    """One session of 128 MB, whose turns are taken one after the other."""
+
+    def __init__(self, lease: Any) -> None:
+        self.lease = lease
+        self.turns = 0
+
+    def find(self, principal: Principal, session_id: str) -> Any:
+        assert (principal, session_id) == (ANN, "sess_1")
+        return type("Record", (), {"memory_mb": 128})
+
+    async def files(self, principal: Principal, session_id: str) -> Any:
+        @asynccontextmanager
+        async def turn() -> AsyncIterator[Any]:
+            self.turns += 1
+            yield self.lease
+
+        return turn()
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> FakeFiles:
+    return FakeFiles(tmp_path, room=40 * MB)
+
+
+def files_of(lease: Any) -> SessionFiles:
+    keeper: Any = Keeper(lease)
+    return SessionFiles(keeper, Cursors(b"k" * 32), ANN, "sess_1")
+
+
+def left_over(fake: FakeFiles) -> list[str]:
+    return [name for name in os.listdir(fake.root) if name.startswith(UPLOAD)]
+
+
+@pytest.mark.row("S6")
+@pytest.mark.parametrize("size", [0, 1, MB - 1, MB, MB + 1, 3 * MB + 7])
+async def test_file_comes_back_as_it_went(fake: FakeFiles, size: int) -> None:
+    content = os.urandom(size)
+    files = files_of(fake)
+    assert await files.write("d/a.bin", content) == size
+    assert (fake.root / "d/a.bin").read_bytes() == content
+    assert await files.read("d/a.bin") == content
+    sizes = [len(r["content_base64"]) for r in fake.requests if r["do"] == "put"]
+    assert max(sizes) <= MB * 4 // 3 + 4
+    assert left_over(fake) == []
+
+
+@pytest.mark.row("S6")
+async def test_each_piece_has_a_turn_of_its_own(fake: FakeFiles) -> None:
+    """A call in the session need not wait for a client."""
+    keeper: Any = Keeper(fake)
+    files = SessionFiles(keeper, Cursors(b"k" * 32), ANN, "sess_1")
+    await files.write("a", b"x" * (2 * MB + 1))
+    assert keeper.turns == 4  # three pieces and the end
+
+
+@pytest.mark.row("S6")
+async def test_upload_that_is_left_unfinished_leaves_nothing(fake: FakeFiles) -> None:
+    async with files_of(fake).upload("a") as upload:
+        await upload.feed(b"x" * MB)
+        assert len(left_over(fake)) == 1
+    assert os.listdir(fake.root) == []
+
+
+async def megabytes(count: int) -> AsyncIterator[bytes]:
+    for _ in range(count):
+        yield b"x" * MB
+
+
+@pytest.mark.row("S6")
+async def test_file_that_no_workspace_holds_is_refused_before_it_is_sent(fake: FakeFiles) -> None:
+    files = files_of(fake)
+    with pytest.raises(RequestTooLarge, match="32 MB"):
+        await files.write("a", megabytes(40))
+    assert len([r for r in fake.requests if r["do"] == "put"]) == 32
+    assert os.listdir(fake.root) == []
+    assert await files.write("a", b"x" * 32 * MB) == 32 * MB  # the twin
+
+
+@pytest.mark.row("S6")
+async def test_full_workspace_is_said_and_leaves_nothing(tmp_path: Path) -> None:
+    fake = FakeFiles(tmp_path, room=MB)
+    with pytest.raises(InvalidParams, match="is full"):
+        await files_of(fake).write("a", b"x" * 2 * MB)
+    assert os.listdir(fake.root) == []
+
+
+@pytest.mark.row("S6")
+async def test_file_is_created_only_where_there_is_none(fake: FakeFiles) -> None:
+    files = files_of(fake)
+    await files.write("a", b"1", "create")
+    with pytest.raises(InvalidParams, match="already"):
+        await files.write("a", b"2", "create")
+    assert await files.read("a") == b"1"
+    assert left_over(fake) == []
+    await files.write("a", b"3")
+    assert await files.read("a") == b"3"
+
+
+async def taken(download: Download, between: Callable[[], object], got: list[bytes]) -> None:
+    async for piece in download.pieces():
+        got.append(piece)
+        between()
+
+
+@pytest.mark.row("S6")
+async def test_file_that_changes_meanwhile_ends_short(fake: FakeFiles) -> None:
+    file = fake.root / "a"
+    file.write_bytes(b"1" * MB)
+    download = await files_of(fake).download("a")
+    got: list[bytes] = []
+    with pytest.raises(FileChanged):
+        await taken(download, lambda: file.write_bytes(b"2" * MB), got)
+    assert set(b"".join(got)) == {ord("1")}
+    assert len(b"".join(got)) < download.size
+
+
+@pytest.mark.row("S6")
+async def test_file_that_goes_meanwhile_ends_short(fake: FakeFiles) -> None:
+    file = fake.root / "a"
+    file.write_bytes(b"1" * MB)
+    download = await files_of(fake).download("a")
+    with pytest.raises(FileChanged):
+        await taken(download, lambda: file.unlink(missing_ok=True), [])
+
+
+@pytest.mark.row("S6")
+@pytest.mark.parametrize("path", ["", "/a", "../a", "a/..", "a//b", "a\0", "x" * 256])
+async def test_path_that_leads_anywhere_else_reaches_no_guest(fake: FakeFiles, path: str) -> None:
+    files = files_of(fake)
+    with pytest.raises(InvalidParams):
+        await files.read(path)
+    with pytest.raises(InvalidParams):
+        await files.write(path, b"")
+    with pytest.raises(InvalidParams):
+        await files.delete(path)
+    if path:
+        with pytest.raises(InvalidParams):
+            await files.page(path)
+    assert fake.requests == []
+
+
+@pytest.mark.row("S6")
+async def test_delete_says_what_it_did_not_do(fake: FakeFiles) -> None:
+    files = files_of(fake)
+    (fake.root / "d").mkdir()
+    (fake.root / "d/a").write_bytes(b"")
+    with pytest.raises(InvalidParams, match="recursive=true"):
+        await files.delete("d")
+    with pytest.raises(ResourceNotFound):
+        await files.delete("e")
+    await files.delete("d", recursive=True)
+    assert os.listdir(fake.root) == []
+
+
+class Lies(FakeFiles):
+    """A guest that has another answer for one verb."""
+
+    def __init__(self, root: Path, verb: str, said: JsonObject) -> None:
+        super().__init__(root)
+        self.verb = verb
+        self.said = said
+
+    def answer(self, request: JsonObject) -> JsonObject:
+        return self.said if request["do"] == self.verb else super().answer(request)
+
+
+@pytest.mark.row("S6")
+@pytest.mark.parametrize(
+    ("verb", "said"),
+    [
+        ("put", {"size": 2}),
+        ("put", {}),
+        ("finish", {"size": 2}),
+        ("read", {"content_base64": "", "size": 1, "version": ""}),
+        ("read", {"content_base64": "YWJj", "size": 1, "version": ""}),
+        ("delete", {"deleted": ["b"], "missing": [], "failed": []}),
+    ],
+)
+async def test_guest_that_lies_is_not_believed(tmp_path: Path, verb: str, said: JsonObject) -> None:
+    files = files_of(Lies(tmp_path, verb, said))
+    ask: dict[str, Callable[[], Any]] = {
+        "read": lambda: files.read("a"),
+        "delete": lambda: files.delete("a"),
+    }
+    with pytest.raises(EngineError, match="invalid answer"):
+        await ask.get(verb, lambda: files.write("a", b"x"))()

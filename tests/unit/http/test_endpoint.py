@@ -1,26 +1,38 @@
-"""A function's signature decides how requests are read, in which order, and what is documented."""
+"""Endpoints: declared once, shared fairly, streamed."""
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import pkgutil
+import resource
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
 
+import anyio
 import pytest
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from fumehood import Config, Engine, tool
 from fumehood.answers import Deleted
 from fumehood.core.call import CallBody
 from fumehood.core.errors import EngineError, RateLimited, Unauthorized
 from fumehood.core.tool import ToolType
-from fumehood.http import routes
+from fumehood.http import routes, shares
 from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS
 from fumehood.http.endpoint import Needs, Operation, endpoint
 from fumehood.http.openapi import make_document
+from fumehood.http.routes import stream
+from fumehood.http.routes.stream import EventsResponse
+from fumehood.http.shares import MAX_CONNECTIONS, Shares, most_connections
+from fumehood.protocol import sse
+from fumehood.testing import FakeWall
 from support.openapi import faults_of
+
+pytestmark = pytest.mark.anyio
 
 
 class Query(BaseModel):
@@ -204,3 +216,127 @@ def test_every_endpoint_of_the_routes_is_served() -> None:
 def test_socket_follows_from_who_may_ask() -> None:
     assert {operation.needs for operation in OPERATIONS} == {Needs.CALLER, Needs.NOBODY}
     assert Needs.CALLER not in {operation.needs for operation in CONTROL_OPERATIONS}
+
+
+# -- What one user holds is counted, given back, and takes nothing from another one --------
+
+
+@pytest.mark.row("D4")
+def test_share_is_one_users_and_each_sockets_apart() -> None:
+    everybody = Shares(2)
+    alice = everybody.of(1000)
+    assert [alice.connect("engine") for _ in range(4)] == [True, True, False, False]
+    assert alice.connect("control")
+    assert everybody.of(1001).connect("engine")
+    alice.leave("engine")
+    assert everybody.of(1000).connect("engine")
+    assert not everybody.of(1000).connect("engine")
+
+
+def test_share_of_a_user_who_holds_nothing_is_forgotten() -> None:
+    everybody = Shares(2)
+    alice = everybody.of(1000)
+    alice.connect("engine")
+    bob = everybody.of(1001)
+    bob.connect("control")
+    bob.leave("control")
+    everybody.of(1002)
+    assert everybody.of(1000) is alice
+    assert everybody.of(1001) is not bob
+
+
+@pytest.mark.parametrize(
+    ("files", "most"),
+    [(100, 50), (1 << 16, MAX_CONNECTIONS), (resource.RLIM_INFINITY, MAX_CONNECTIONS)],
+)
+def test_one_user_never_takes_all_open_files(
+    monkeypatch: pytest.MonkeyPatch, files: int, most: int
+) -> None:
+    monkeypatch.setattr(shares.resource, "getrlimit", lambda _: (files, files))
+    assert most_connections() == most
+
+
+# -- Events to one client ------------------------------------------------------------------
+
+
+@tool(sandboxed=False)
+async def wait() -> None:
+    """Wait to be ended."""
+    await asyncio.Event().wait()
+
+
+class Connection:
+    """What the server offers: it takes what it is sent, or not."""
+
+    def __init__(self, *, stuck_after: int = 1000) -> None:
+        self.sent: list[dict[str, Any]] = []
+        self.aborted = False
+        self.left = anyio.Event()
+        self._stuck_after = stuck_after
+
+    @property
+    def scope(self) -> dict[str, Any]:
+        return {"type": "http", "state": {"abort": self._abort}}
+
+    def _abort(self) -> None:
+        self.aborted = True
+
+    async def receive(self) -> dict[str, Any]:
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        if len(self.sent) >= self._stuck_after:
+            await asyncio.Event().wait()
+        self.sent.append(message)
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message.get("body", b"") for message in self.sent)
+
+
+async def respond(home: Path, connection: Connection, until: Any, *, cancels: bool = False) -> None:
+    """Follow a call that waits, until something holds; then the client leaves."""
+    async with Engine([wait], config=Config(home=home), interpreter=FakeWall()) as engine:
+        call = engine.open_stream("wait", CallBody(), engine.owner)
+        assert await call.begun() is None
+        response = EventsResponse(engine, call, "wait", cancel_on_disconnect=cancels)
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as group:
+                group.start_soon(response, connection.scope, connection.receive, connection.send)
+                while not until():
+                    await anyio.lowlevel.checkpoint()
+                connection.left.set()
+            while cancels and len(engine._made.calls.running):
+                await anyio.lowlevel.checkpoint()
+        assert len(engine._made.calls.running) == (0 if cancels else 1)
+
+
+@pytest.mark.row("S8", "D2")
+async def test_comments_show_that_a_call_which_says_nothing_still_runs(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "KEEP_ALIVE_S", 0.01)
+    connection = Connection()
+    await respond(home, connection, lambda: connection.body.count(sse.KEEP_ALIVE) >= 3)
+    decoder = sse.Decoder()
+    assert [frame.kind for frame in decoder.feed(connection.body)] == ["tool_progress"]
+
+
+@pytest.mark.row("S8", "D2")
+async def test_client_that_takes_nothing_is_given_up(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "WRITE_DEADLINE_S", 0.01)
+    connection = Connection(stuck_after=1)
+    await respond(home, connection, lambda: connection.aborted)
+
+
+@pytest.mark.row("S8", "D2")
+@pytest.mark.parametrize("cancels", [True, False])
+async def test_client_that_leaves_is_followed_by_its_call_only_where_asked(
+    home: Path, cancels: bool
+) -> None:
+    connection = Connection()
+    await respond(home, connection, lambda: b"started" in connection.body, cancels=cancels)
+    assert not connection.aborted

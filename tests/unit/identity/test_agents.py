@@ -1,31 +1,100 @@
-"""Agents: in the database before anybody sees them, and the same after the next start."""
+"""Agents: their tools, their callers, and what is seen of them."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+import json
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
 import pytest
+from pydantic import ValidationError
 
-from fumehood.core.errors import IdempotencyConflict, InvalidParams, ResourceNotFound
+from fumehood.core.errors import (
+    IdempotencyConflict,
+    InvalidParams,
+    PermissionDenied,
+    ResourceNotFound,
+    ToolDisabled,
+    Unauthorized,
+)
+from fumehood.core.identity import Principal, Scope
 from fumehood.identity import agents as module
-from fumehood.identity.agents import Agents
-from fumehood.identity.model import Agent, Binding
+from fumehood.identity.agents import Agents, seen_by_agent
+from fumehood.identity.model import MAX_CONFIGURED, Agent, Binding
+from fumehood.identity.principals import require_agent, require_binding, require_caller
 from fumehood.storage.changes import list_changes
-from fumehood.storage.database import Database, open_database
+from fumehood.storage.database import Database
 from fumehood.storage.errors import WriteFailed
+from support.definitions import function_definition
 from support.identities import ADMIN, NOW, bind, make_agent
 
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def database() -> Iterator[Database]:
-    opened = open_database(None)
-    yield opened
-    opened.close()
+@pytest.mark.row("R3")
+def test_nothing_given_grants_nothing() -> None:
+    assert Agent(id="a").principals == ()
+    binding = Binding(tool="act")
+    assert (binding.fixed, binding.defaults, binding.sort_order) == ({}, {}, 0)
+
+
+@pytest.mark.row("R3")
+def test_an_argument_is_fixed_or_has_a_default_but_not_both() -> None:
+    Binding(tool="act", fixed={"a": 1}, defaults={"b": 1})
+    with pytest.raises(ValidationError, match="is fixed and has a default"):
+        Binding(tool="act", fixed={"a": 1, "b": 1}, defaults={"b": 2})
+
+
+@pytest.mark.row("R3", "T4")
+@pytest.mark.parametrize(
+    ("tool", "name"), [("act", "act"), ("act@1.2.0", "act"), ("act@1.2.0-rc.1+x", "act")]
+)
+def test_a_tool_is_bound_with_or_without_its_version(tool: str, name: str) -> None:
+    assert Binding(tool=tool).tool_name == name
+
+
+@pytest.mark.parametrize(
+    "tool",
+    ["", "1act", "act@", "act@1@2", "a b", "act\n", "*", "act*", "a" * 65, "act@" + "1" * 101],
+)
+def test_a_tool_is_named_exactly(tool: str) -> None:
+    with pytest.raises(ValidationError):
+        Binding(tool=tool)
+
+
+@pytest.mark.parametrize("field", ["fixed", "defaults"])
+def test_a_binding_has_an_end(field: str) -> None:
+    fits: dict[str, Any] = {str(n): n for n in range(MAX_CONFIGURED)}
+    Binding(tool="act", **{field: fits})
+    with pytest.raises(ValidationError):
+        Binding(tool="act", **{field: {**fits, "more": 1}})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"id": ""}, {"id": "a b"}, {"id": "-a"}, {"id": "a" * 129}, {"id": "a/b"}, {"id": 1},
+        {"id": "a", "principals": ["a b"]}, {"id": "a", "principals": ["p"] * 101},
+        {"id": "a", "principals": "uid:1"}, {"id": "a", "is_enabled": "yes"},
+        {"id": "a", "description": "x" * 2001}, {"id": "a", "scopes": ["admin"]},
+    ],
+)  # fmt: skip
+def test_an_agent_of_another_form_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Agent.model_validate(fields)
+    assert Agent.model_validate({"id": "a", "principals": ["uid:1", "token:ci"]}).is_enabled
+
+
+def test_values_do_not_change() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        Agent(id="a").is_enabled = False  # type: ignore[misc]
+    with pytest.raises(ValidationError, match="frozen"):
+        Binding(tool="act").tool = "other"  # type: ignore[misc]
+
+
+# -- Agents --------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -222,3 +291,104 @@ async def test_changes_are_recorded_without_the_values_of_arguments(
         "tool": "act", "fixed": ["key"], "defaults": ["to"], "is_enabled": True
     }  # fmt: skip
     assert "PRIVATE" not in str(rows)
+
+
+# -- What an agent sees of its tool --------------------------------------------------------
+
+TOOL = function_definition(
+    parameters={
+        "type": "object",
+        "required": ["text", "account", "lines"],
+        "properties": {
+            "text": {"type": "string"},
+            "account": {"type": "string", "description": "Whose account."},
+            "lines": {"type": "integer", "maximum": 5},
+        },
+    },
+    input_examples=({"text": "a", "account": "x", "lines": 1},),
+)
+
+
+@pytest.mark.row("R3")
+def test_fixed_argument_is_neither_named_nor_described() -> None:
+    seen = seen_by_agent(TOOL, Binding(tool="act", fixed={"account": "secret-account"}))
+    assert seen.parameters["properties"].keys() == {"text", "lines"}
+    assert seen.parameters["required"] == ["text", "lines"]
+    assert "account" not in json.dumps(seen.model_dump(mode="json"))
+
+
+@pytest.mark.row("R3")
+def test_argument_with_a_default_of_the_agents_need_not_be_given() -> None:
+    seen = seen_by_agent(TOOL, Binding(tool="act", defaults={"lines": 3}))
+    assert seen.parameters["properties"]["lines"] == {
+        "type": "integer",
+        "maximum": 5,
+        "default": 3,
+    }
+    assert seen.parameters["required"] == ["text", "account"]
+
+
+def test_definition_itself_stays_as_it_is() -> None:
+    before = TOOL.model_dump_json()
+    seen_by_agent(TOOL, Binding(tool="act", fixed={"text": "x"}, defaults={"lines": 1}))
+    assert TOOL.model_dump_json() == before
+    assert seen_by_agent(TOOL, Binding(tool="act")) is TOOL
+
+
+# -- What a principal may do ---------------------------------------------------------------
+
+SPEAKER = Principal("uid:1", frozenset({Scope.CALL}), frozenset({"a"}))
+AGENT = Agent(id="a", principals=("uid:1",))
+
+
+@pytest.mark.row("D4")
+def test_nobody_is_unauthorized() -> None:
+    with pytest.raises(Unauthorized):
+        require_caller(None)
+
+
+@pytest.mark.row("D4", "A4")
+@pytest.mark.parametrize("scopes", [set(), {Scope.APPROVE}, {Scope.ADMIN, Scope.APPROVE}])
+def test_authority_does_not_call(scopes: set[Scope]) -> None:
+    with pytest.raises(PermissionDenied):
+        require_caller(Principal("approver:owner", frozenset(scopes)))
+
+
+@pytest.mark.row("D4")
+def test_the_scope_call_calls() -> None:
+    caller = Principal("uid:1", frozenset({Scope.CALL}))
+    assert require_caller(caller) is caller
+
+
+@pytest.mark.row("R3")
+def test_a_principal_speaks_for_its_agent() -> None:
+    require_agent(SPEAKER, "a", AGENT)
+
+
+@pytest.mark.row("R3", "D4")
+def test_unknown_disabled_and_somebody_elses_agents_are_refused_in_the_same_words() -> None:
+    stranger = Principal("uid:2", frozenset({Scope.CALL}), frozenset({"b"}))
+    words = set()
+    for principal, agent in (
+        (SPEAKER, None),
+        (stranger, None),
+        (stranger, AGENT),
+        (SPEAKER, AGENT.model_copy(update={"is_enabled": False})),
+        (stranger, AGENT.model_copy(update={"is_enabled": False})),
+        (Principal("uid:2"), AGENT),
+        (None, AGENT),
+    ):
+        with pytest.raises(ResourceNotFound) as caught:
+            require_agent(principal, "a", agent)
+        words.add((caught.value.message, caught.value.fields, caught.value.may_retry))
+    assert len(words) == 1
+
+
+@pytest.mark.row("R3")
+def test_a_tool_that_is_not_bound_is_denied_and_one_that_is_switched_off_disabled() -> None:
+    with pytest.raises(PermissionDenied, match="has no tool 'act'"):
+        require_binding("a", "act", None)
+    with pytest.raises(ToolDisabled, match="disabled for the agent"):
+        require_binding("a", "act", Binding(tool="act@1.0.0", is_enabled=False))
+    binding = Binding(tool="act")
+    assert require_binding("a", "act", binding) is binding

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import anyio
@@ -24,7 +23,7 @@ from fumehood.identity import store as identities
 from fumehood.identity.approvers import Approvers, had_approver, make_first_approver
 from fumehood.identity.credentials import make_credential
 from fumehood.storage.changes import list_changes, stamp
-from fumehood.storage.database import Database, open_database
+from fumehood.storage.database import Database
 from fumehood.storage.errors import StoreError, WriteFailed
 from support.identities import ADMIN, NOW
 
@@ -37,13 +36,6 @@ BOTH = frozenset({Scope.APPROVE, Scope.ADMIN})
 def cheap_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     """The real hash takes 40 ms by intent; `tests/adversarial` goes through it."""
     monkeypatch.setattr(module, "slow_hash", lambda secret, salt: (secret.encode() + salt)[:64])
-
-
-@pytest.fixture
-def database() -> Iterator[Database]:
-    opened = open_database(None)
-    yield opened
-    opened.close()
 
 
 @pytest.mark.row("D4")

@@ -1,8 +1,9 @@
-"""Admit: the smallest limit, and no wall that cannot enforce what it must."""
+"""Admission: limits, walls, sessions, and what a dry run says of them."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 import pytest
 
 from fumehood import Config, Engine
+from fumehood.core.envelope import Envelope
 from fumehood.core.errors import InvalidParams, SandboxUnavailable, ShuttingDown
-from fumehood.core.identity import Principal, Scope
+from fumehood.core.identity import Principal, Scope, TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, WallLimits
 from fumehood.core.tool import ToolDefinition
@@ -22,6 +24,7 @@ from fumehood.pipeline.dry_run import dry_run
 from fumehood.pipeline.plan import Plan, WallDown, make_plan, plan_now
 from fumehood.pipeline.resolve import ResolvedCall
 from fumehood.pipeline.validate import ValidatedCall
+from fumehood.registry.index import RegisteredTool
 from fumehood.sandbox.host import Host
 from fumehood.sandbox.wall import HasImages, ImageMissing, Walls
 from fumehood.testing import CONTAINER_LIMITS, FakeWall
@@ -32,7 +35,10 @@ from support.definitions import (
     function_definition,
     registered,
     request,
+    rest_document,
 )
+
+pytestmark = pytest.mark.anyio
 
 OFFERED = WallLimits(
     default_wall_s=5,
@@ -334,3 +340,296 @@ async def test_call_that_needs_approval_takes_the_same_look_before_anybody_is_as
         answer = await engine.call("run_python", {"code": "4"})
         assert answer.error is not None
         assert (answer.error.code, wall.looks, wall.runs) == (code, 1, [])
+
+
+# -- Which place a call gets that names a session, and what is refused before it gets one --
+
+
+@dataclass
+class Bench:
+    engine: Engine
+    container: FakeWall
+    interpreter: FakeWall
+
+    async def run(self, tool: str = "run_python", **options: Any) -> Envelope:
+        arguments = {"expression": "1"} if tool == "calculator" else {"code": "4"}
+        return await self.engine.call(tool, arguments, **options)
+
+    def plan(self, document: dict[str, Any], **options: Any) -> Plan:
+        return self.plan_of(registered(ToolDefinition.model_validate(document)), **options)
+
+    def plan_of(self, tool: RegisteredTool, **options: Any) -> Plan:
+        resolved = ResolvedCall(request(**options), tool, ())
+        permitted = PermittedCall(
+            ValidatedCall(resolved, {}, ()), self.engine.owner, by_default(resolved.tool.definition)
+        )
+        walls = Walls(container=self.container, interpreter=self.interpreter)
+        return make_plan(permitted, walls, self.engine.sessions)
+
+
+@pytest.fixture
+async def bench(home: Path) -> AsyncIterator[Bench]:
+    container, interpreter = FakeWall(limits=CONTAINER_LIMITS), FakeWall()
+    config = Config(home=home, sessions={"image": "python"})  # type: ignore[arg-type]
+    async with Engine(config=config, container=container, interpreter=interpreter) as engine:
+        yield Bench(engine, container, interpreter)
+
+
+def code(envelope: Envelope) -> str:
+    return envelope.error.code if envelope.error is not None else "OK"
+
+
+@pytest.mark.row("S6", "S1")
+async def test_call_with_a_session_runs_in_its_place_and_says_so(bench: Bench) -> None:
+    session = await bench.engine.sessions.create(bench.engine.owner)
+    for isolation in (None, "session"):
+        envelope = await bench.run(session_id=session.id, isolation=isolation)
+        assert code(envelope) == "OK", envelope.error
+        assert envelope.metadata.sandbox is not None
+        assert envelope.metadata.sandbox.isolation == "session"
+        assert envelope.metadata.sandbox.limits.memory_mb == 512
+    assert [run.held_in for run in bench.container.runs] == ["python", "python"]
+    assert bench.engine.sessions.find(bench.engine.owner, session.id).calls == 2
+    record = await bench.engine.call_record(envelope.metadata.call_id or "")
+    assert record.session_id == session.id
+
+
+@pytest.mark.row("S6", "S1")
+async def test_call_without_a_session_runs_in_the_pool_in_its_language(bench: Bench) -> None:
+    envelope = await bench.run()
+    assert code(envelope) == "OK"
+    (run,) = bench.container.runs
+    assert (run.held_in, run.language) == (None, "python")
+
+
+@pytest.mark.row("S6", "S1")
+@pytest.mark.parametrize(
+    ("tool", "options", "expected", "field"),
+    [
+        ("run_python", {"isolation": "session"}, "INVALID_PARAMS", "options.isolation"),
+        ("run_python", {"session_id": "sess_no"}, "RESOURCE_NOT_FOUND", None),
+        ("calculator", {"session_id": "sess_no"}, "RESOURCE_NOT_FOUND", None),
+        ("calculator", {"isolation": "session"}, "INVALID_PARAMS", "options.isolation"),
+    ],
+)
+async def test_session_that_is_not_there_is_refused_before_anything_runs(
+    bench: Bench, tool: str, options: dict[str, Any], expected: str, field: str | None
+) -> None:
+    envelope = await bench.run(tool, **options)
+    assert code(envelope) == expected
+    assert envelope.error is not None
+    if field is not None:
+        assert field in (envelope.error.fields or ())
+    assert bench.container.runs == bench.interpreter.runs == []
+
+
+@pytest.mark.row("S6", "S1")
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"isolation": "call"}, "options.isolation"),
+        ({"isolation": "container_per_call"}, "options.isolation"),
+        ({"memory_limit_mb": 1024}, "options.memory_limit_mb"),
+        ({"memory_limit_mb": 128}, "options.memory_limit_mb"),
+    ],
+)
+async def test_what_a_session_cannot_give_is_refused(
+    bench: Bench, options: dict[str, Any], field: str
+) -> None:
+    session = await bench.engine.sessions.create(bench.engine.owner)
+    envelope = await bench.run(session_id=session.id, **options)
+    assert code(envelope) == "INVALID_PARAMS"
+    assert envelope.error is not None
+    assert list(envelope.error.fields or ()) == [field]
+    assert bench.container.runs == []
+
+
+@pytest.mark.row("S6", "S1")
+async def test_the_session_s_own_size_may_be_asked_for(bench: Bench) -> None:
+    session = await bench.engine.sessions.create(bench.engine.owner, memory_mb=256)
+    envelope = await bench.run(session_id=session.id, memory_limit_mb=300)
+    assert code(envelope) == "OK"
+    assert envelope.metadata.sandbox is not None
+    assert envelope.metadata.sandbox.limits.memory_mb == 256
+
+
+@pytest.mark.row("S6", "S1")
+async def test_tool_that_may_have_less_memory_than_the_session_has_is_refused(
+    bench: Bench,
+) -> None:
+    session = await bench.engine.sessions.create(bench.engine.owner)
+    document = {
+        "executor": "code:python", "parameters": {"properties": {"code": {}}}, "memory_limit_mb": 256,
+    }  # fmt: skip
+    with pytest.raises(InvalidParams, match="256 MB of memory at most"):
+        bench.plan(expression_document(**document), session_id=session.id)
+    twin = bench.plan(
+        expression_document(**{**document, "memory_limit_mb": 600}), session_id=session.id
+    )
+    assert twin.limits.memory_mb == 512
+
+
+@pytest.mark.row("S6", "S1")
+async def test_tool_outside_of_containers_runs_in_its_own_wall_for_the_session_s_domain(
+    bench: Bench,
+) -> None:
+    session = await bench.engine.sessions.create(bench.engine.owner)
+    envelope = await bench.run("calculator", session_id=session.id)
+    assert code(envelope) == "OK"
+    (run,) = bench.interpreter.runs
+    assert run.domain == TrustDomain(bench.engine.owner.id, None, session.id)
+    assert bench.container.runs == []
+    await bench.engine.sessions.end(bench.engine.owner, session.id)
+    envelope = await bench.run("calculator", session_id=session.id)
+    assert code(envelope) == "RESOURCE_NOT_FOUND"
+
+
+@pytest.mark.row("S6", "S1")
+@pytest.mark.parametrize("executor", ["workspace:read", "workspace:list"])
+async def test_workspace_tool_needs_a_session_and_gets_its_place(
+    bench: Bench, executor: str
+) -> None:
+    plain = ToolDefinition.model_validate(expression_document())
+    tool = replace(registered(plain), definition=plain.model_copy(update={"executor": executor}))
+    with pytest.raises(InvalidParams, match="needs a session_id") as caught:
+        bench.plan_of(tool)
+    assert caught.value.fields == ("options.session_id",)
+    session = await bench.engine.sessions.create(bench.engine.owner, image="shell")
+    plan = bench.plan_of(tool, session_id=session.id)
+    assert plan.placement.is_of_session
+    assert plan.session == session
+    assert plan.language is None
+
+
+@pytest.mark.row("S6", "S1")
+async def test_language_that_the_session_lacks_is_refused(bench: Bench) -> None:
+    session = await bench.engine.sessions.create(bench.engine.owner, image="shell")
+    envelope = await bench.run(session_id=session.id)
+    assert code(envelope) == "INVALID_PARAMS"
+    assert envelope.error is not None
+    assert list(envelope.error.fields or ()) == ["options.session_id"]
+
+
+@pytest.mark.row("S6", "S1")
+async def test_dry_run_explains_the_session_and_takes_no_turn(bench: Bench) -> None:
+    session = await bench.engine.sessions.create(bench.engine.owner)
+    bench.container.held[0].may_run.clear()
+    data = (await bench.run(session_id=session.id, dry_run=True)).data
+    assert data["would_run"] is True
+    assert data["session"] == {
+        "id": session.id,
+        "image": "python",
+        "expires_at": session.model_dump(mode="json")["expires_at"],
+        "is_busy": False,
+        "runs_in_it": True,
+    }
+    assert data["placement"]["image"] == "python"
+    assert "session" in data["placement"]["why"]
+    assert bench.engine.sessions.find(bench.engine.owner, session.id).calls == 0
+    outside = (await bench.run("calculator", session_id=session.id, dry_run=True)).data
+    assert outside["session"]["runs_in_it"] is False
+    assert "image" not in outside["placement"]
+
+
+@pytest.mark.row("S6", "S1")
+async def test_dry_run_of_a_session_that_is_not_there_says_why(bench: Bench) -> None:
+    data = (await bench.run(session_id="sess_no", dry_run=True)).data
+    assert (data["would_run"], data["refused_with"]) == (False, "RESOURCE_NOT_FOUND")
+    assert data["session"] is None
+
+
+@pytest.mark.row("S6", "S1")
+async def test_engine_without_sessions_takes_no_call_that_names_one(bench: Bench) -> None:
+    definition = ToolDefinition.model_validate(expression_document())
+    resolved = ResolvedCall(request(session_id="s"), registered(definition), ())
+    permitted = PermittedCall(
+        ValidatedCall(resolved, {}, ()), bench.engine.owner, by_default(resolved.tool.definition)
+    )
+    with pytest.raises(SandboxUnavailable, match="no sessions"):
+        make_plan(permitted, Walls(interpreter=bench.interpreter))
+
+
+@pytest.mark.row("S6", "S1")
+async def test_session_survives_in_the_list_of_the_next_engine_as_ended(home: Path) -> None:
+    from fumehood.storage.database import open_database
+
+    database = open_database(home / "state.db")
+    config = Config(home=home, sessions={"image": "python"})  # type: ignore[arg-type]
+    walls = {"container": FakeWall(limits=CONTAINER_LIMITS), "interpreter": FakeWall()}
+    async with Engine(config=config, database=database, **walls) as engine:  # type: ignore[arg-type]
+        session = await engine.sessions.create(engine.owner)
+    database.close()
+    database = open_database(home / "state.db")
+    async with Engine(config=config, database=database, **walls) as engine:  # type: ignore[arg-type]
+        over = engine.sessions.find(engine.owner, session.id)
+        assert (over.state, over.why) == ("ended", "The engine was stopped.")
+    database.close()
+
+
+# -- Rehearse ------------------------------------------------------------------------------
+
+
+async def _rehearse(
+    wall: FakeWall | None = None, fields: Any = None, **options: Any
+) -> dict[str, Any]:
+    definition = ToolDefinition.model_validate(expression_document(**(fields or {})))
+    resolved = ResolvedCall(request(**options), registered(definition), ())
+    permitted = PermittedCall(
+        ValidatedCall(resolved, {"expression": "1"}, ()), OWNER, by_default(definition)
+    )
+    outcome = await dry_run(permitted, Walls(interpreter=wall) if wall else Walls())
+    assert outcome.is_dry_run
+    data: dict[str, Any] = outcome.data
+    return data
+
+
+@pytest.mark.row("P12", "S1")
+async def test_dry_run_says_where_how_and_at_what_cost() -> None:
+    wall = FakeWall()
+    said = await _rehearse(wall, {"cost_per_use": "0.25"}, timeout_seconds=2)
+    assert (said["dry_run"], said["would_run"], said["refused_with"]) == (True, True, None)
+    assert said["placement"]["kind"] == "interpreter"
+    assert "'expression'" in said["placement"]["why"]
+    assert said["limits"]["timeout_seconds"] == 2
+    assert said["limits"]["enforced"] == sorted(wall.enforced)
+    assert said["approval"] == {"required": False}
+    assert said["cost"] == {"per_use": "0.250000"}
+    assert said["arguments"] == {"expression": "1"}
+    assert wall.runs == []
+
+
+@pytest.mark.row("P12", "A1")
+async def test_dry_run_of_a_dangerous_call_names_the_rule() -> None:
+    said = await _rehearse(FakeWall(), {"dangerous": True})
+    assert (said["would_run"], said["refused_with"]) == (False, "REQUIRES_HUMAN_APPROVAL")
+    assert said["approval"] == {"required": True, "approvers": [], "quorum": 1}
+    assert "dangerous" in said["policy"]["rule"]
+
+
+@pytest.mark.row("P12", "S1")
+async def test_dry_run_tells_of_a_wall_that_is_not_there() -> None:
+    said = await _rehearse(None)
+    assert (said["would_run"], said["refused_with"]) == (False, "SANDBOX_UNAVAILABLE")
+    assert said["placement"]["kind"] is None
+    assert said["limits"] is None
+
+
+@pytest.mark.row("P12", "S1", "T5")
+@pytest.mark.parametrize(("kind", "executor"), [("REST", "http"), ("MCP", "mcp")])
+async def test_dry_run_says_that_an_executor_is_not_there_yet(kind: str, executor: str) -> None:
+    document = rest_document() if kind == "REST" else expression_document(type="MCP", executor=None)
+    document = {key: value for key, value in document.items() if value is not None}
+    resolved = ResolvedCall(request(), registered(ToolDefinition.model_validate(document)), ())
+    permitted = PermittedCall(
+        ValidatedCall(resolved, {}, ()), OWNER, by_default(resolved.tool.definition)
+    )
+    said = (await dry_run(permitted, Walls(interpreter=FakeWall()))).data
+    assert said["refused_with"] == "SANDBOX_UNAVAILABLE"
+    assert f"no executor '{executor}'" in said["placement"]["why"]
+
+
+@pytest.mark.row("P12", "S4")
+async def test_dry_run_tells_of_a_limit_that_cannot_be_enforced() -> None:
+    said = await _rehearse(FakeWall(enforced=frozenset()))
+    assert said["refused_with"] == "SANDBOX_UNAVAILABLE"
+    assert "The interpreter is unavailable; nothing ran." in said["placement"]["why"]

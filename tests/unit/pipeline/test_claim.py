@@ -1,26 +1,30 @@
-"""Claim: with one key at most one call runs, and nobody is told of an answer that is not kept."""
+"""Calls with keys: one call a key runs, and no answer is told that is not kept."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 
-from fumehood.core.call import CallOptions
+from fumehood import Config, Engine, ToolError, tool
+from fumehood.core.call import CallBody, CallOptions
 from fumehood.core.envelope import Envelope, ErrorInfo
 from fumehood.core.errors import (
     CallInProgress,
+    EndedBy,
     IdempotencyConflict,
     InvalidParams,
     OutcomeUnknown,
 )
 from fumehood.core.idempotency import KEY_LIFETIME, KeyState
+from fumehood.executors.handle import CallHandle
 from fumehood.pipeline import claim as claim_module
 from fumehood.pipeline.claim import (
     DECIDING_OPTIONS,
@@ -29,17 +33,19 @@ from fumehood.pipeline.claim import (
     Keys,
     Replay,
     Waiting,
-    ending_of,
     fingerprint,
     key_made_of,
     key_of,
 )
+from fumehood.sandbox.wall import RunEnding
 from fumehood.storage import idempotency as rows
 from fumehood.storage.database import Database, open_database
 from fumehood.storage.errors import WriteFailed
 from fumehood.storage.schema import IDEMPOTENCY
-from support.definitions import OWNER, function_definition
+from fumehood.testing import FakeWall, ManualClock
+from support.definitions import OWNER, expression_document, function_definition
 from support.keyed import KEYED, NOW, Driver, answer, failure, permitted, principal
+from support.recording import RecordingLog, bench
 from support.state import put, set_full, set_roomy, writer_held
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("P3")]
@@ -157,13 +163,6 @@ async def test_repeat_gets_the_first_answer_and_runs_nothing(driver: Driver) -> 
     assert driver.acted == ["call_1"]
 
 
-async def test_repeat_runs_anew_after_a_day(driver: Driver) -> None:
-    call = permitted(idempotency_key="k")
-    await driver.call(call, "call_1")
-    await driver.call(call, "call_2", now=NOW + KEY_LIFETIME)
-    assert driver.acted == ["call_1", "call_2"]
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -276,13 +275,6 @@ ENDINGS: list[tuple[ErrorInfo | None, bool, bool, str]] = [
     (failure("CITY_BUSY", retryable=True, retry_after_ms=5), True, False, "keep"),
     (failure("SANDBOX_UNAVAILABLE", retryable=True), True, True, "free"),
 ]
-
-
-@pytest.mark.parametrize(("error", "acted", "may_repeat", "expected"), ENDINGS)
-async def test_every_ending_has_its_consequence(
-    error: ErrorInfo | None, acted: bool, may_repeat: bool, expected: str
-) -> None:
-    assert ending_of(error, acted=acted, may_repeat=may_repeat) == expected
 
 
 @pytest.mark.parametrize(("error", "acted", "may_repeat", "expected"), ENDINGS)
@@ -621,3 +613,184 @@ def test_what_json_cannot_hold_is_refused(value: Any) -> None:
     with pytest.raises(InvalidParams, match="canonical JSON form") as caught:
         fingerprint(permitted({"text": value}))
     assert caught.value.fields == ("options.idempotency_key",)
+
+
+# -- Calls with keys through a whole engine ------------------------------------------------
+
+
+class Counter:
+    """A tool's deeds, and what it does next."""
+
+    def __init__(self) -> None:
+        self.deeds: list[str] = []
+        self.begun = asyncio.Event()
+        self.go = asyncio.Event()
+        self.waits = False
+        self.error: Exception | None = None
+
+    def tools(self) -> list[Any]:
+        @tool(sandboxed=False, description="Act.", cost_per_use="0.5")
+        async def act(text: str = "", idempotency_key: str | None = None) -> dict[str, int]:
+            self.deeds.append(text)
+            self.begun.set()
+            if self.waits:
+                await self.go.wait()
+            if self.error is not None:
+                raise self.error
+            return {"deeds": len(self.deeds)}
+
+        @tool(sandboxed=False, description="Look.", read_only=True)
+        async def look(text: str = "") -> dict[str, int]:
+            return await act.function({"text": text})  # type: ignore[no-any-return]
+
+        return [act, look]
+
+
+@pytest.fixture
+def counter() -> Counter:
+    return Counter()
+
+
+Opened = Callable[[], AbstractAsyncContextManager[Engine]]
+
+
+@pytest.fixture
+def opened(home: Path, counter: Counter) -> Opened:
+    """An engine whose state outlives it."""
+
+    @asynccontextmanager
+    async def life() -> AsyncIterator[Engine]:
+        database = open_database(home / "state.db")
+        engine = Engine(
+            counter.tools(), config=Config(home=home), interpreter=FakeWall(),
+            log=RecordingLog(), clock=ManualClock(), database=database,
+        )  # fmt: skip
+        try:
+            async with engine:
+                yield engine
+        finally:
+            database.close()
+
+    return life
+
+
+def code(envelope: Envelope) -> str:
+    return envelope.error.code if envelope.error is not None else "OK"
+
+
+async def test_repeat_is_answered_and_runs_nothing_in_the_next_engine_too(
+    opened: Opened, counter: Counter
+) -> None:
+    async with opened() as engine:
+        first = await engine.call("act", {"text": "a"}, idempotency_key="k")
+        again = await engine.call("act", {"text": "a"}, idempotency_key="k")
+    async with opened() as engine:
+        later = await engine.call("act", {"text": "a"}, idempotency_key="k")
+        other = await engine.call("act", {"text": "b"}, idempotency_key="k")
+    assert counter.deeds == ["a"]
+    for envelope in (again, later):
+        assert (envelope.data, envelope.metadata.call_id) == (first.data, first.metadata.call_id)
+        assert envelope.metadata.idempotent_replay is True
+    assert first.metadata.idempotent_replay is False
+    assert code(other) == "IDEMPOTENCY_CONFLICT"
+
+
+async def test_replay_is_a_row_of_the_call_log_that_cost_nothing(
+    opened: Opened, counter: Counter
+) -> None:
+    async with opened() as engine:
+        for _ in range(3):
+            await engine.call("act", {"text": "a"}, idempotency_key="k")
+        page = await engine.calls()
+    costs = [record.cost for record in page.items]
+    assert costs == ["0.000000", "0.000000", "0.500000"]
+    assert len({record.call_id for record in page.items}) == 3
+    assert {record.code for record in page.items} == {"OK"}
+
+
+@pytest.mark.parametrize(
+    ("name", "deeds", "heard"), [("act", 1, "OUTCOME_UNKNOWN"), ("look", 2, "OK")]
+)
+@pytest.mark.parametrize("by", ["its caller", "the task's end"])
+async def test_call_that_was_cancelled_in_the_middle_is_not_run_again(
+    opened: Opened, counter: Counter, name: str, deeds: int, heard: str, by: str
+) -> None:
+    counter.waits = True
+    async with opened() as engine:
+        body = CallBody.model_validate({"options": {"idempotency_key": "k"}})
+        live = CallHandle()
+        with anyio.fail_after(20):
+            running = asyncio.create_task(engine.run(name, body, engine.owner, live))
+            await counter.begun.wait()
+            if by == "its caller":
+                live.cancel()
+                assert code(await running) == "CANCELLED"
+            else:
+                running.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await running
+        counter.waits = False
+        assert code(await engine.call(name, idempotency_key="k")) == heard
+    assert len(counter.deeds) == deeds
+
+
+async def test_tools_failure_is_answered_again_and_not_repeated(
+    opened: Opened, counter: Counter
+) -> None:
+    counter.error = ToolError("CITY_BUSY", "Come back.", retryable=True, retry_after_ms=5)
+    async with opened() as engine:
+        first = await engine.call("act", idempotency_key="k")
+        again = await engine.call("act", idempotency_key="k")
+    assert code(first) == code(again) == "CITY_BUSY"
+    assert first.error is not None
+    assert again.error is not None
+    assert (first.error.retryable, again.error.retryable) == (True, False)
+    assert len(counter.deeds) == 1
+
+
+async def test_lost_run_of_a_tool_that_may_be_repeated_frees_its_key(home: Path) -> None:
+    endings = [EndedBy.SANDBOX_LOST, EndedBy.OK]
+    wall = FakeWall(
+        lambda run: RunEnding(
+            isolation="call", ended_by=endings.pop(0), result={"value": 4, "text": "4"}
+        )
+    )
+    async with bench(home, [expression_document(idempotent=True)], wall) as b:
+        first = await b.engine.call("sums", {"expression": "1"}, idempotency_key="k")
+        again = await b.engine.call("sums", {"expression": "1"}, idempotency_key="k")
+    assert (code(first), code(again)) == ("SANDBOX_UNAVAILABLE", "OK")
+    assert again.metadata.idempotent_replay is False
+
+
+async def test_rehearsal_takes_no_key_and_replays_nothing(opened: Opened, counter: Counter) -> None:
+    async with opened() as engine:
+        rehearsed = await engine.call("act", idempotency_key="k", dry_run=True)
+        assert rehearsed.data["dry_run"] is True
+        await engine.call("act", idempotency_key="k")
+        rehearsed = await engine.call("act", idempotency_key="k", dry_run=True)
+        assert rehearsed.data["dry_run"] is True
+        assert rehearsed.metadata.idempotent_replay is False
+    assert len(counter.deeds) == 1
+
+
+async def test_engine_clears_old_keys_away(home: Path, counter: Counter) -> None:
+    database, clock = open_database(home / "state.db"), ManualClock()
+
+    def count(connection: Connection) -> int:
+        return connection.execute(select(func.count()).select_from(IDEMPOTENCY)).scalar_one()
+
+    def engine() -> Engine:
+        return Engine(
+            counter.tools(), config=Config(home=home), interpreter=FakeWall(), clock=clock,
+            database=database,
+        )  # fmt: skip
+
+    async with engine() as first:
+        await first.call("act", idempotency_key="k")
+        assert await database.read(count) == 1
+    clock.advance(KEY_LIFETIME.total_seconds())
+    async with engine():
+        with anyio.fail_after(20):
+            while await database.read(count):
+                await anyio.lowlevel.checkpoint()
+    database.close()

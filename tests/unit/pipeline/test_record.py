@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from fumehood import Envelope, ToolResult, tool
+from fumehood import Envelope, tool
 from fumehood.core.call import CallBody, CallOptions
 from fumehood.core.call_log import CallQuery, CallRecord
 from fumehood.core.errors import EndedBy, InvalidParams, ResourceNotFound
@@ -138,21 +138,6 @@ async def test_agent_and_session_are_recorded_as_they_were_asked_for(home: Path)
         await b.engine.run("calculator", body, b.engine.owner)
         record = await only(b, agent="a")
     assert (record.agent_id, record.session_id) == ("a", "s")
-
-
-async def test_tool_that_reports_absurd_tokens_blinds_nobody(home: Path) -> None:
-    @tool(sandboxed=False, description="Spend.")
-    async def spend() -> ToolResult:
-        return ToolResult({}, tokens_used=10**50)
-
-    async with bench(home, tools=[spend]) as b:
-        await b.engine.call("calculator", {"expression": "1"})
-        await b.engine.call("spend")
-        await b.engine.call("calculator", {"expression": "1"})
-        assert [r.tool_name for r in (await b.engine.calls()).items] == [
-            "calculator", "spend", "calculator",
-        ]  # fmt: skip
-        assert b.engine.database.lost_posts == 0
 
 
 async def test_principals_find_their_own_calls_only(home: Path) -> None:

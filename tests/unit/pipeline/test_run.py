@@ -20,7 +20,6 @@ from fumehood.core.call import CallBody
 from fumehood.core.errors import ENDING_ERRORS, EndedBy, InvalidParams
 from fumehood.core.identity import Principal, Scope, TrustDomain
 from fumehood.core.limits import Limit
-from fumehood.pipeline.incoming import parse_call_body
 from fumehood.protocol.messages import decode_envelope, encode_envelope
 from fumehood.registry.declare import FunctionTool
 from fumehood.sandbox.wall import RunEnding
@@ -244,16 +243,6 @@ async def test_wall_that_cannot_enforce_a_limit_is_never_reached(
         assert b.engine.walls["interpreter"]["ready"] is False
 
 
-@pytest.mark.row("D6")
-async def test_draining_engine_refuses_new_calls(home: Path) -> None:
-    async with bench(home) as b:
-        b.engine.drain()
-        envelope = await b.engine.call("calculator", {"expression": "1"})
-        assert _code(envelope) == "SHUTTING_DOWN"
-        assert b.engine.is_draining
-        assert b.wall.runs == []
-
-
 @pytest.mark.row("P12")
 @pytest.mark.parametrize("name", ["sums", "danger"])
 async def test_dry_run_consumes_nothing(home: Path, name: str) -> None:
@@ -269,7 +258,8 @@ async def test_dry_run_consumes_nothing(home: Path, name: str) -> None:
         assert envelope.metadata.usage.cost == "0.000000"
         assert envelope.metadata.sandbox is None
         assert set(envelope.metadata.resources.model_dump().values()) == {None}
-        assert envelope.metadata.performance.processing_ms is None
+        performance = envelope.metadata.performance
+        assert (performance.processing_ms, performance.network_ms) == (None, None)
 
 
 @pytest.mark.row("P12", "P2")
@@ -319,33 +309,6 @@ async def test_the_wall_gets_coerced_arguments_and_the_envelope_names_the_change
     )
 
 
-@pytest.mark.row("T4")
-async def test_deprecated_tool_runs_and_says_so(home: Path) -> None:
-    tools = [expression_document(sunset_date="2026-01-01", replacement="calculator")]
-    async with bench(home, tools) as b:
-        envelope = await b.engine.call("sums", {"expression": "1"})
-    assert _code(envelope) is None
-    assert envelope.metadata.warnings == (
-        "sums@1.0.0 is deprecated, until 2026-01-01; use calculator",
-    )
-
-
-@pytest.mark.row("T4", "E1")
-async def test_ended_tool_names_its_replacement(home: Path) -> None:
-    tools = [
-        expression_document(sunset_date=date(2025, 12, 31), replacement="b", migration_guide="m")
-    ]
-    async with bench(home, tools) as b:
-        envelope = await b.engine.call("sums", {"expression": "1"})
-    assert envelope.error is not None
-    shown = envelope.error.model_dump()
-    assert (shown["replacement"], shown["sunset_date"], shown["migration_guide"]) == (
-        "b",
-        "2025-12-31",
-        "m",
-    )
-
-
 # -- host functions -----------------------------------------------------------------------
 
 
@@ -372,31 +335,6 @@ def _circle() -> Any:
     circle: dict[str, Any] = {}
     circle["self"] = circle
     return circle
-
-
-@pytest.mark.row("E1")
-@pytest.mark.parametrize(
-    "make",
-    [lambda: float("nan"), lambda: "\ud800", _circle, object, lambda: [10**5000]],
-    ids=["nan", "lone_surrogate", "circular", "object", "huge_integer"],
-)
-async def test_result_that_json_cannot_hold_is_an_execution_error(
-    home: Path, make: Callable[[], Any]
-) -> None:
-    async def act() -> Any:
-        return {"a": make()}
-
-    async with bench(home, [_host(act)]) as b:
-        envelope = await b.engine.call("act", {})
-    assert _code(envelope) == "EXECUTION_ERROR"
-
-
-async def test_set_becomes_a_list(home: Path) -> None:
-    async def act() -> Any:
-        return {1}
-
-    async with bench(home, [_host(act)]) as b:
-        assert (await b.engine.call("act", {})).data == {"value": [1]}
 
 
 @pytest.mark.row("S4")
@@ -454,6 +392,7 @@ async def test_exception_of_a_function_is_hidden_from_the_caller_and_logged(home
     assert PRIVATE not in envelope.model_dump_json()
     assert [fault["exception"] for fault in faults] == ["RuntimeError"]
     assert [str(text["exc_info"]) for text in texts] == [PRIVATE]
+    assert any("act" in place for place in faults[0]["where"])
     assert faults[0]["trace_id"] == envelope.metadata.trace_id
 
 
@@ -489,29 +428,6 @@ async def test_function_reports_what_it_used(home: Path) -> None:
     assert envelope.data == {"a": 1}
     usage = envelope.metadata.usage
     assert (usage.tokens_used, usage.cost) == (7, "0.260000")
-
-
-@pytest.mark.row("T1")
-async def test_broken_output_schema_is_an_execution_error(home: Path) -> None:
-    async def act(value: Any) -> Any:
-        return {"n": value}
-
-    promise = {"properties": {"n": {"type": "integer"}}, "required": ["n"]}
-    async with bench(home, [_host(act, output_schema=promise)]) as b:
-        assert _code(await b.engine.call("act", {"value": 1})) is None
-        assert _code(await b.engine.call("act", {"value": "1"})) == "EXECUTION_ERROR"
-
-
-@pytest.mark.row("E3")
-async def test_cost_is_per_use_and_resources_at_their_prices(home: Path) -> None:
-    def answer(run: SeenRun) -> RunEnding:
-        return replace(always_four(run), cpu_ms=2000.0)
-
-    tools = [expression_document(cost_per_use="0.01")]
-    prices = {"cpu_second": "0.1", "currency": "EUR"}
-    async with bench(home, tools, FakeWall(answer), prices=prices) as b:
-        usage = (await b.engine.call("sums", {"expression": "1"})).metadata.usage
-    assert (usage.cost, usage.currency) == ("0.210000", "EUR")
 
 
 @pytest.mark.row("E3")
@@ -576,21 +492,13 @@ async def test_fault_of_a_wall_is_an_internal_error_without_its_text(home: Path)
         envelope = await b.engine.call("calculator", {"expression": "1"})
         faults, texts = b.log.named("call.internal_error"), b.log.named("call.internal_error.text")
         assert PRIVATE not in repr(b.log.above_debug())
+        b.wall.answer = always_four
+        assert _code(await b.engine.call("calculator", {"expression": "1"})) is None
     assert _code(envelope) == "INTERNAL_ERROR"
     assert PRIVATE not in envelope.model_dump_json()
     assert "RuntimeError" not in envelope.model_dump_json()
     assert [fault["exception"] for fault in faults] == ["RuntimeError"]
     assert [str(text["exc_info"]) for text in texts] == [PRIVATE]
-
-
-async def test_call_after_a_fault_is_served(home: Path) -> None:
-    def fail(run: SeenRun) -> RunEnding:
-        raise RuntimeError(PRIVATE)
-
-    async with bench(home, wall=FakeWall(fail)) as b:
-        await b.engine.call("calculator", {"expression": "1"})
-        b.wall.answer = always_four
-        assert _code(await b.engine.call("calculator", {"expression": "1"})) is None
 
 
 # -- embedded calls -----------------------------------------------------------------------
@@ -638,13 +546,6 @@ async def test_wrong_options_are_named(home: Path, options: dict[str, Any], fiel
     assert _code(envelope) == "INVALID_PARAMS"
     assert envelope.error is not None
     assert envelope.error.fields == (field,)
-
-
-@pytest.mark.row("P11")
-def test_option_that_there_is_not_is_named() -> None:
-    with pytest.raises(InvalidParams) as refused:
-        parse_call_body({"arguments": {}, "options": {"colour": "red"}})
-    assert refused.value.fields == ("options.colour",)
 
 
 async def test_function_cannot_change_the_callers_arguments(home: Path) -> None:
@@ -763,63 +664,29 @@ async def test_details_that_json_cannot_hold_still_end_in_an_envelope(
     assert decode_envelope(encode_envelope(envelope)) == envelope
 
 
-@pytest.mark.row("E1")
-async def test_name_that_json_cannot_hold_is_a_tool_that_is_not_there(home: Path) -> None:
-    async with bench(home) as b:
-        envelope = await b.engine.call("\ud800", {})
-    assert _code(envelope) in ("TOOL_NOT_FOUND", "INVALID_PARAMS")
-
-
-@pytest.mark.row("E3")
+@pytest.mark.row("E2", "E3")
 @pytest.mark.parametrize(
-    "cost", [Decimal("NaN"), Decimal("Infinity"), Decimal(-1), 0.1, "0.1", None]
+    ("figure", "values"),
+    [
+        ("cost", [Decimal("NaN"), Decimal("Infinity"), Decimal(-1), 0.1, "0.1", None]),
+        ("cost", [Decimal("1e30"), Decimal("1e22")]),
+        ("tokens_used", [-1, "many", 1.5, None, True]),
+    ],
+    ids=["no-amount", "beyond-any-price", "no-count"],
 )
-async def test_cost_that_is_no_amount_is_the_tools_failure(home: Path, cost: Any) -> None:
+async def test_figure_that_cannot_be_accounted_is_the_tools_failure(
+    home: Path, figure: str, values: list[Any]
+) -> None:
+    reported = iter(values)
+
     async def act() -> Any:
-        return ToolResult({}, cost=cost)
+        return ToolResult({}, **{figure: next(reported)})
 
     async with bench(home, [_host(act)]) as b:
-        envelope = await b.engine.call("act", {})
-    assert _code(envelope) == "EXECUTION_ERROR"
-    assert envelope.metadata.usage.cost == "0.000000"
-
-
-@pytest.mark.row("E2")
-@pytest.mark.parametrize("tokens", [-1, "many", 1.5, None])
-async def test_tokens_that_are_no_count_are_the_tools_failure(home: Path, tokens: Any) -> None:
-    async def act() -> Any:
-        return ToolResult({}, tokens_used=tokens)
-
-    async with bench(home, [_host(act)]) as b:
-        envelope = await b.engine.call("act", {})
-    assert _code(envelope) == "EXECUTION_ERROR"
-
-
-@pytest.mark.row("S2")
-async def test_function_cannot_change_the_default_of_the_next_call(home: Path) -> None:
-    async def act(items: Any = []) -> Any:  # noqa: B006
-        items.append(1)
-        return {"n": len(items)}
-
-    async with bench(home, [_host(act)]) as b:
-        answers = [(await b.engine.call("act", {})).data for _ in range(2)]
-    assert answers == [{"n": 1}, {"n": 1}]
-
-
-@pytest.mark.row("T7")
-async def test_default_of_a_decimal_is_accepted_by_its_own_schema(home: Path) -> None:
-    async def act(amount: Decimal = Decimal("1.5")) -> Any:
-        return {"twice": float(amount * 2)}
-
-    async with bench(home, [_host(act)]) as b:
-        assert (await b.engine.call("act", {})).data == {"twice": 3.0}
-
-
-@pytest.mark.row("P12")
-async def test_dry_run_measured_no_network(home: Path) -> None:
-    async with bench(home) as b:
-        envelope = await b.engine.call("calculator", {"expression": "1"}, dry_run=True)
-    assert envelope.metadata.performance.network_ms is None
+        for value in values:
+            envelope = await b.engine.call("act", {})
+            assert (_code(envelope), value) == ("EXECUTION_ERROR", value)
+            assert envelope.metadata.usage.cost == "0.000000"
 
 
 @pytest.mark.row("P8")
@@ -834,16 +701,6 @@ async def test_cancelled_error_of_a_functions_own_is_no_cancellation_of_the_call
     assert _code(envelope) == "EXECUTION_ERROR"
 
 
-@pytest.mark.row("T2")
-async def test_memory_limit_of_the_definition_is_not_blamed_on_the_caller(home: Path) -> None:
-    try:
-        async with bench(home, [expression_document(memory_limit_mb=8)]) as b:
-            envelope = await b.engine.call("sums", {"expression": "1"})
-    except InvalidDefinition:
-        return  # refused where it was written: the better answer
-    assert envelope.error is None or envelope.error.fields is None
-
-
 @pytest.mark.row("P2")
 async def test_number_too_large_for_a_double_is_the_callers_fault(home: Path) -> None:
     async def act(n: Annotated[float, Field(multiple_of=0.5)]) -> Any:
@@ -852,17 +709,6 @@ async def test_number_too_large_for_a_double_is_the_callers_fault(home: Path) ->
     async with bench(home, [_host(act)]) as b:
         envelope = await b.engine.call("act", {"n": 10**400})
     assert _code(envelope) in (None, "INVALID_PARAMS")
-
-
-@pytest.mark.row("E3")
-@pytest.mark.parametrize("cost", [Decimal("1e30"), Decimal("1e22")])
-async def test_cost_far_beyond_any_price_is_the_tools_failure(home: Path, cost: Decimal) -> None:
-    async def act() -> Any:
-        return ToolResult({}, cost=cost)
-
-    async with bench(home, [_host(act)]) as b:
-        envelope = await b.engine.call("act", {})
-    assert _code(envelope) == "EXECUTION_ERROR"
 
 
 # -- for an agent --------------------------------------------------------------------------

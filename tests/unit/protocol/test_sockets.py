@@ -1,20 +1,23 @@
-"""A client finds the socket that an engine of the same configuration listens on."""
+"""Clients find the socket that an engine of the same configuration listens on."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from fumehood import AsyncClient, AsyncControlClient, Client, ConfigError, ControlClient
 from fumehood.config import load_config
+from fumehood.protocol.engine_paths import config_file, read_engine_paths
 from fumehood.protocol.sockets import find_sockets
 
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("FUMEHOOD_HOME", "FUMEHOOD_CONFIG", "FUMEHOOD_SOCKET", "XDG_RUNTIME_DIR"):
-        monkeypatch.delenv(name, raising=False)
+    for name in ("SOCKET", "HOME", "MODE", "CONFIG", "SERVICE", "SERVICE__RUN_DIRECTORY"):
+        monkeypatch.delenv(f"FUMEHOOD_{name}", raising=False)
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setenv("XDG_STATE_HOME", "/state")
 
@@ -58,11 +61,6 @@ def test_client_finds_the_socket_that_the_engine_makes(
     )
 
 
-def test_settings_that_concern_no_socket_do_not_matter(tmp_path: Path) -> None:
-    _write(tmp_path, 'home = "/file"\nlog_level = "nonsense"\n[another]\nkey = 1\n')
-    assert find_sockets().socket_path == Path("/file/engine.sock")
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -90,12 +88,6 @@ def test_path_that_is_given_needs_no_configuration(monkeypatch: pytest.MonkeyPat
     Client("/s/engine.sock").close()
 
 
-def test_path_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FUMEHOOD_SOCKET", "/" + "x" * 107)
-    with pytest.raises(ConfigError, match="107"):
-        Client()
-
-
 @pytest.mark.anyio
 async def test_each_class_takes_the_socket_that_it_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUMEHOOD_HOME", "/h")
@@ -108,3 +100,56 @@ async def test_each_class_takes_the_socket_that_it_is_for(monkeypatch: pytest.Mo
         client.close()
     for client in awaiting:
         await client.close()
+
+
+# -- Who only looks for the socket finds it where the whole configuration says -------------
+
+FILES = [
+    "", 'socket = "/a/b.sock"', 'home = "/home"', 'mode = "service"', 'socket = "relative.sock"',
+    'mode = "service"\n[service]\nrun_directory = "/elsewhere"',
+    'home = "/home"\nsocket = "/s"\nlog_level = "debug"', 'socket = "/x/engine.sock-2"',
+]  # fmt: skip
+ENVIRONMENTS: list[dict[str, str]] = [
+    {}, {"FUMEHOOD_SOCKET": "/env.sock"}, {"FUMEHOOD_HOME": "/env"}, {"FUMEHOOD_MODE": "service"},
+    {"XDG_RUNTIME_DIR": "/run/user/7"}, {"FUMEHOOD_SOCKET": ""}, {"fumehood_home": "/small"},
+    {"FUMEHOOD_MODE": "service", "FUMEHOOD_SERVICE__RUN_DIRECTORY": "/env/run"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", FILES)
+@pytest.mark.parametrize("environment", ENVIRONMENTS, ids=str)
+def test_both_readers_give_the_same_paths(
+    text: str, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write(tmp_path, text)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    paths, config = read_engine_paths(os.environ), load_config()
+    assert paths is not None
+    assert paths.state_directory == config.state_directory
+    assert paths.socket_path == config.socket_path
+    assert paths.control_socket_path == config.control_socket_path
+
+
+@pytest.mark.parametrize("text", ["socket =", "socket = 7", 'mode = "other"', "service = 1", "\\"])
+def test_unclear_configuration_is_left_to_the_reader_that_says_what_is_wrong(
+    text: str, tmp_path: Path
+) -> None:
+    _write(tmp_path, text)
+    assert read_engine_paths(os.environ) is None
+    with pytest.raises(ConfigError):
+        load_config()
+
+
+def test_file_that_is_named_must_be_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FUMEHOOD_CONFIG", str(tmp_path / "nothing.toml"))
+    assert config_file(os.environ) == tmp_path / "nothing.toml"
+    assert read_engine_paths(os.environ) is None
+
+
+def test_path_that_no_socket_can_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUMEHOOD_SOCKET", "/" + "x" * 120)
+    paths = read_engine_paths(os.environ)
+    assert paths is not None
+    with pytest.raises(ValueError, match="121 bytes"):
+        _ = paths.socket_path

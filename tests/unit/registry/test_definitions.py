@@ -223,18 +223,6 @@ def test_what_the_model_reads_as_false_is_refused_like_false(said: Any) -> None:
 
 
 @pytest.mark.row("T7")
-def test_list_of_parameters_becomes_the_schema() -> None:
-    listed = [{"name": "expression", "type": "string", "description": "What.", "max": 10}]
-    definition = parse_definition(expression_document(parameters=listed))
-    assert definition.parameters == {
-        "type": "object",
-        "properties": {"expression": {"type": "string", "description": "What.", "maxLength": 10}},
-        "required": ["expression"],
-    }
-    assert parse_definition(definition.model_dump()) == definition
-
-
-@pytest.mark.row("T7")
 def test_faults_of_a_list_of_parameters_are_listed_with_all_others() -> None:
     listed = [
         {"name": "expression", "type": "string", "description": "What."},

@@ -1,18 +1,22 @@
-"""Functions as tools: which are called here, and which another process must find."""
+"""Functions of a program: where they are found, and the source that is sent."""
 
 from __future__ import annotations
 
 import importlib
+import linecache
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
 from fumehood import InvalidDefinition, tool
+from fumehood.executors import inside
 from fumehood.registry.declare import FunctionTool
-from fumehood.registry.functions import TOO_WIDE, register_function
+from fumehood.registry.discover import register_all
+from fumehood.registry.functions import TOO_WIDE, address_of, register_function
 from fumehood.registry.index import RegisteredTool, Source, ToolIndex
 
 MODULE = '''
@@ -150,3 +154,288 @@ def test_host_function_may_lie_anywhere(package: SimpleNamespace) -> None:
 
 def test_directories_of_a_host_are_too_wide() -> None:
     assert {Path("/"), Path("/etc"), Path("/tmp"), Path("/root"), Path("/proc")} <= TOO_WIDE
+
+
+# -- What of a program is sent along with a function of it, and what is refused ------------
+
+Run = Callable[..., ModuleType]
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """Runs texts as the started program: one as a script, several as the cells of a notebook."""
+    before = set(sys.modules)
+
+    def run(*texts: str, is_kept: bool = True) -> ModuleType:
+        main = ModuleType("__main__")
+        monkeypatch.setitem(sys.modules, "__main__", main)
+        for number, text in enumerate(texts):
+            file = str(tmp_path / f"script_{number}.py")
+            if len(texts) > 1:
+                file = f"<cell {number}>"
+                lines = text.splitlines(keepends=True)
+                monkeypatch.setitem(linecache.cache, file, (len(text), None, lines, file))
+            elif is_kept:
+                Path(file).write_text(text)
+            exec(compile(text, file, "exec", dont_inherit=True), vars(main))
+        return main
+
+    yield run
+    for name in set(sys.modules) - before:
+        if name.startswith("__main__#"):
+            del sys.modules[name]
+
+
+def call(main: ModuleType, name: str = "act", **arguments: Any) -> Any:
+    """The result of the function where nothing of the program is."""
+    address = address_of(getattr(main, name))
+    reply = inside.answer(
+        address.module, address.name, arguments, source=address.source, max_depth=20
+    )
+    assert "result" in reply, reply
+    return reply["result"]["data"]
+
+
+def sent(main: ModuleType, name: str = "act") -> str:
+    return "".join(address_of(getattr(main, name)).source)
+
+
+USES = {
+    "nothing": ("", "1", 1),
+    "a-module": ("import math", "math.floor(2.5)", 2),
+    "a-module-by-another-name": ("import math as m", "m.floor(2.5)", 2),
+    "a-module-below-another": ("import xml.dom.minidom", "xml.dom.minidom.Node.TEXT_NODE", 3),
+    "a-name-of-a-module": ("from math import floor as f", "f(2.5)", 2),
+    "a-constant": ("LIMIT = 4", "LIMIT", 4),
+    "one-of-several-targets": ("A, B = 1, 2", "B", 2),
+    "a-constant-with-a-type": ("LIMIT: int = 4", "LIMIT", 4),
+    "a-pattern": ("import re\nWORD = re.compile('a+')", "WORD.findall('aab')", ["aa"]),
+    "a-function": ("def twice(x): return 2 * x", "twice(2)", 4),
+    "functions-of-functions": ("def a(): return b()\ndef b(): return 5", "a()", 5),
+    "functions-that-call-each-other": (
+        "def a(n): return b(n - 1)\ndef b(n): return a(n) if n else 7", "a(3)", 7),
+    "a-class": ("class C:\n    x = 3", "C().x", 3),
+    "a-class-of-a-class": ("class B:\n    x = 3\n\nclass C(B): pass", "C().x", 3),
+    "a-decorator": (
+        """import functools
+def plus(f):
+    @functools.wraps(f)
+    def g(): return f() + 1
+    return g
+@plus
+def one(): return 1""",
+        "one()", 2),
+    "a-default": ("D = 8\ndef f(x=D): return x", "f()", 8),
+    "what-is-defined-later": ("def f(): return LATER\nLATER = 6", "f()", 6),
+    "a-name-in-a-comprehension": ("K = 2", "[K * i for i in range(2)]", [0, 2]),
+    "a-name-in-an-inner-function": ("K = 2", "(lambda: K)()", 2),
+    "a-global-with-a-builtins-name": ("sum = 3", "sum", 3),
+    "a-string-of-several-lines": ('TEXT = """a\nb"""', "TEXT", "a\nb"),
+}  # fmt: skip
+
+
+@pytest.mark.row("T7")
+@pytest.mark.parametrize("name", USES)
+def test_what_a_function_uses_goes_with_it(program: Run, name: str) -> None:
+    before, expression, result = USES[name]
+    main = program(
+        f"from fumehood import tool\n{before}\n"
+        f'@tool\ndef act() -> object:\n    """Act."""\n    return {expression}\n'
+    )
+    assert call(main) == result
+
+
+@pytest.mark.row("T7")
+def test_arguments_arrive_in_the_types_that_the_program_defines(program: Run) -> None:
+    main = program("""from __future__ import annotations
+from typing import Annotated, Optional
+from pydantic import BaseModel, Field
+from fumehood import tool
+
+class Point(BaseModel):
+    x: Small
+
+Small = Annotated[int, Field(le=100)]
+Point.model_rebuild()
+
+class Later(BaseModel):
+    y: int
+
+@tool
+def act(point: Point, later: "Optional[Later]" = None) -> dict:
+    \"\"\"Act.\"\"\"
+    return {"x": point.x, "y": later.y if later else None}
+""")
+    assert call(main, point={"x": 1}, later={"y": 2}) == {"x": 1, "y": 2}
+
+
+def test_nothing_else_of_the_program_is_sent(program: Run, tmp_path: Path) -> None:
+    main = program(f"""from fumehood import Engine, tool
+SECRET = "secret-9b1"
+with open({str(tmp_path / "ran")!r}, "a") as file: file.write("x")
+
+@tool
+def act(SECRET: int = 1) -> int:
+    \"\"\"Act.\"\"\"
+    other = 2
+    return SECRET + other
+
+@tool
+def other() -> str:
+    \"\"\"Act otherwise.\"\"\"
+    return SECRET
+
+with open({str(tmp_path / "ran")!r}, "a") as file: file.write("x")
+""")
+    assert call(main) == 3
+    text = sent(main)
+    assert "secret-9b1" not in text
+    assert "Engine" not in text
+    assert "otherwise" not in text
+    assert (tmp_path / "ran").read_text() == "xx"
+    assert call(main, "other") == "secret-9b1"  # twin: what it uses is sent
+
+
+def test_source_keeps_the_lines_of_the_program(program: Run) -> None:
+    main = program(
+        "from fumehood import tool\n\n\n@tool\ndef act() -> int:\n"
+        '    """Act."""\n    raise LookupError("here")\n'
+    )
+    address = address_of(main.act)
+    reply = inside.answer(address.module, "act", {}, source=address.source, max_depth=20)
+    assert reply["error"]["traceback"] == ["__main__:7 in act"]
+
+
+def test_source_is_the_same_however_often_it_is_collected(program: Run) -> None:
+    text = (
+        "from math import ceil, floor, sqrt, trunc\nfrom fumehood import tool\n"
+        '@tool\ndef act() -> int:\n    """Act."""\n    return ceil(floor(sqrt(trunc(4))))\n'
+    )
+    assert address_of(program(text).act) == address_of(program(text).act)
+
+
+def test_module_is_named_after_its_text(program: Run) -> None:
+    text = 'from fumehood import tool\n@tool\ndef act() -> int:\n    """Act."""\n    return {}\n'
+    one, two = (address_of(program(text.format(number)).act) for number in (1, 2))
+    assert one.module != two.module
+    assert one.import_path == two.import_path == ""
+
+
+@pytest.mark.row("T7")
+def test_function_of_a_notebook_is_sent_with_names_of_other_cells(program: Run) -> None:
+    main = program(
+        "import math\nfrom decimal import Decimal\nfrom fumehood import tool\n",
+        "def helper(x):\n    return math.floor(x) + OFFSET\nOFFSET = 10\n",
+        "get = 5\nFACTOR = 2\n@tool\ndef act(x: Decimal) -> int:\n"
+        '    """Act."""\n    return FACTOR * helper(x)\n',
+    )
+    assert call(main, x="2.5") == 24
+    assert "get" not in sent(main)
+
+
+def test_name_that_another_cell_assigns_is_refused_with_the_cure(program: Run) -> None:
+    main = program(
+        "from fumehood import tool\ndata = [1, 2]\n",
+        '@tool\ndef act() -> int:\n    """Act."""\n    return len(data)\n',
+    )
+    with pytest.raises(InvalidDefinition, match=r"it uses 'data', .*: make it inside the function"):
+        register_function(ToolIndex(), main.act, Source.PROGRAM, private=())
+
+
+REFUSED = {
+    "bound-by-if": ("if True:\n    K = 1", "K", "make it inside"),
+    "bound-in-two-ways": ("K = 0\nif True:\n    K = 1", "K", "in more than one way"),
+    "counted-up": ("K = 0\nK += 1", "K", "in more than one way"),
+    "bound-by-for": ("for K in range(3): pass", "K", "make it inside"),
+    "two-on-a-line": ("K = 0; L = 1", "K", "more than one statement"),
+    "bound-from-outside": ("globals()['K'] = object()", "K", "make it inside"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("options", ["", "(sandboxed=False)"])
+def test_what_cannot_be_sent_is_refused_when_it_is_registered(
+    program: Run, name: str, options: str
+) -> None:
+    before, expression, words = REFUSED[name]
+    main = program(
+        f"from fumehood import tool\n{before}\n"
+        f'@tool{options}\ndef act() -> object:\n    """Act."""\n    return {expression}\n'
+    )
+    with pytest.raises(InvalidDefinition, match=words) as refused:
+        register_function(ToolIndex(), main.act, Source.PROGRAM, private=())
+    assert "importable module" in refused.value.message
+
+
+def test_each_function_that_cannot_be_sent_has_a_line_and_the_remedy_stands_once(
+    program: Run,
+) -> None:
+    main = program(
+        "from fumehood import tool\nif True:\n    A = 1\nB = 0; C = 1\n"
+        '@tool\ndef first() -> int:\n    """Act."""\n    return A\n'
+        '@tool(sandboxed=False)\ndef second() -> int:\n    """Act."""\n    return B\n'
+    )
+    with pytest.raises(InvalidDefinition) as refused:
+        register_all(ToolIndex(), [main.first, main.second], private=())
+    heading, first, second, remedy = str(refused.value).splitlines()
+    assert heading == "2 tools cannot be registered:"
+    assert first.startswith("  'first': ")
+    assert "it uses 'A'" in first
+    assert second.startswith("  'second': ")
+    assert second.endswith("line 4 holds more than one statement")
+    assert "importable module" in remedy
+    assert refused.value.message == str(refused.value)
+
+
+def test_sandboxed_function_may_use_installed_packages_alone(
+    program: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "beside_it.py").write_text("X = 3\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = (
+        "import beside_it, pydantic\nfrom fumehood import tool\n"
+        '@tool{}\ndef act() -> int:\n    """Act."""\n    return {}\n'
+    )
+    with pytest.raises(InvalidDefinition, match="'beside_it', which is not an installed package"):
+        register_function(
+            ToolIndex(), program(text.format("", "beside_it.X")).act, Source.PROGRAM, private=()
+        )
+    assert "pydantic" in sent(program(text.format("", "len(pydantic.__name__)")))
+    assert "beside_it" in sent(program(text.format("(sandboxed=False)", "beside_it.X")))
+    sys.modules.pop("beside_it")
+
+
+def test_program_without_a_text_is_told_to_be_saved(program: Run) -> None:
+    main = program(
+        'from fumehood import tool\n@tool\ndef act() -> int:\n    """Act."""\n    return 1\n',
+        is_kept=False,
+    )
+    with pytest.raises(InvalidDefinition, match="save the program in a file"):
+        register_function(ToolIndex(), main.act, Source.PROGRAM, private=())
+
+
+def test_program_that_was_changed_meanwhile_is_refused(program: Run, tmp_path: Path) -> None:
+    text = 'from fumehood import tool\n@tool\ndef act() -> int:\n    """Act."""\n    return 1\n'
+    main = program(text)
+    (tmp_path / "script_0.py").write_text("# a new first line\n" + text)
+    with pytest.raises(InvalidDefinition, match="was changed after the program was started"):
+        register_function(ToolIndex(), main.act, Source.PROGRAM, private=())
+
+
+def test_module_whose_text_fails_is_not_kept() -> None:
+    for _ in range(2):
+        reply = inside.answer("__main__#broken", "act", {}, source=["1 / 0"], max_depth=20)
+        assert reply["error"]["type"] == "ZeroDivisionError"
+    assert "__main__#broken" not in sys.modules
+
+
+def test_too_much_source_is_refused(program: Run) -> None:
+    text = (
+        "from fumehood import tool\nTABLE = [\n{}]\n"
+        '@tool\ndef act() -> int:\n    """Act."""\n    return len(TABLE)\n'
+    )
+    assert call(program(text.format("    1,\n" * 1000))) == 1000
+    with pytest.raises(InvalidDefinition, match="more than 131072 characters"):
+        register_function(
+            ToolIndex(), program(text.format("    1,\n" * 30_000)).act, Source.PROGRAM, private=()
+        )

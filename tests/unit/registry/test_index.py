@@ -1,13 +1,16 @@
-"""The index: versions side by side, and nobody takes a built-in tool's place."""
+"""The index: versions, lists and filters."""
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import pytest
 
 from fumehood import EXPRESSION_OUTPUT, InvalidDefinition, ToolDefinition
-from fumehood.core.errors import ToolNotFound
+from fumehood.core.errors import InvalidParams, ToolNotFound
+from fumehood.core.tool import ToolType
+from fumehood.protocol.cursors import Cursors
 from fumehood.registry.index import (
     MAX_VERSIONS_SHOWN,
     RegisteredTool,
@@ -15,6 +18,7 @@ from fumehood.registry.index import (
     ToolIndex,
     tool_of_document,
 )
+from fumehood.registry.listing import ToolFilter, ToolPage, filter_tools, page_of_tools
 from support.definitions import (
     answer_nothing,
     expression_document,
@@ -222,3 +226,149 @@ def test_refusal_of_an_unknown_version_names_some_of_many() -> None:
     with pytest.raises(ToolNotFound) as caught:
         index.get("sums@2.0.0")
     assert caught.value.message.count("1.0.") == MAX_VERSIONS_SHOWN
+
+
+# -- Pages of the list of tools ------------------------------------------------------------
+
+CURSORS = Cursors(b"k" * 32)
+
+
+def _tool(number: int, **fields: Any) -> RegisteredTool:
+    return tool_of_document(rest_document(name=f"t{number:03}", **fields), Source.DIRECTORY)
+
+
+def _index_listing(count: int) -> ToolIndex:
+    index = ToolIndex()
+    tags = [["even"], ["odd"]]
+    tools = [_tool(i, tags=tags[i % 2], category=f"c{i % 3}") for i in range(count)]
+    index.replace_source(Source.DIRECTORY, reversed(tools))
+    return index
+
+
+def _page(index: ToolIndex, cursor: str | None = None, limit: int = 10, **filters: Any) -> ToolPage:
+    return page_of_tools(
+        index, CURSORS, "uid:1", filter_by=ToolFilter(**filters), limit=limit, cursor=cursor
+    )
+
+
+def _all_names(index: ToolIndex, limit: int, **filters: Any) -> list[str]:
+    names: list[str] = []
+    cursor: str | None = None
+    while True:
+        page = _page(index, cursor, limit, **filters)
+        assert len(page.tools) <= limit
+        assert page.pagination["has_more"] == (page.next_cursor is not None)
+        names += [tool.definition.name for tool in page.tools]
+        cursor = page.next_cursor
+        if cursor is None:
+            return names
+
+
+@pytest.mark.row("E5")
+@pytest.mark.parametrize("limit", [1, 3, 10, 25, 26, 100])
+def test_pages_together_hold_every_tool_once_in_order(limit: int) -> None:
+    assert _all_names(_index_listing(26), limit) == [f"t{i:03}" for i in range(26)]
+
+
+@pytest.mark.row("E5", "R1")
+def test_filters_match_exactly_and_are_counted() -> None:
+    index = _index_listing(12)
+    index.register(
+        tool_of_document(expression_document(), Source.PROGRAM).definition, Source.PROGRAM
+    )
+    assert _all_names(index, 5, tag="odd") == [f"t{i:03}" for i in range(1, 12, 2)]
+    assert _all_names(index, 5, category="c1", tag="even") == ["t004", "t010"]
+    assert _all_names(index, 5, type=ToolType.NATIVE) == ["sums"]
+    assert _all_names(index, 5, tag="od") == []
+    assert _page(index, limit=1, tag="odd").total_count == 6
+    assert _page(index).total_count == 13
+
+
+@pytest.mark.row("E5")
+def test_tools_that_come_and_go_meanwhile_make_no_others_repeat_or_vanish() -> None:
+    index = _index_listing(20)
+    first = _page(index)
+    kept = [tool for tool in index if tool.definition.name not in ("t003", "t009", "t015")]
+    late = _tool(0, version="2.0.0")
+    index.replace_source(Source.DIRECTORY, [*kept, late])
+    assert first.next_cursor is not None
+    second = _page(index, first.next_cursor)
+    names = [tool.definition.name for tool in second.tools]
+    assert names == [f"t{i:03}" for i in range(10, 20) if i != 15]
+
+
+@pytest.mark.row("E5")
+@pytest.mark.parametrize("limit", [0, -1, 101])
+def test_limit_out_of_range_is_refused(limit: int) -> None:
+    with pytest.raises(InvalidParams, match="from 1 to 100"):
+        _page(_index_listing(1), limit=limit)
+
+
+@pytest.mark.row("E5")
+def test_cursor_of_other_filters_is_refused() -> None:
+    index = _index_listing(20)
+    cursor = _page(index, tag="odd", limit=2).next_cursor
+    assert _page(index, cursor, tag="odd").tools
+    for filters in ({}, {"tag": "even"}, {"category": "odd"}, {"tag": "odd", "category": "c0"}):
+        with pytest.raises(InvalidParams):
+            _page(index, cursor, **filters)
+
+
+# -- Filtering -----------------------------------------------------------------------------
+
+
+def _tool_filtering(name: str, **fields: object) -> ToolDefinition:
+    return function_definition(name=name, **fields)
+
+
+TOOLS = (
+    _tool_filtering("read_a", category="files", cost_per_use=Decimal("0.01")),
+    _tool_filtering("read_b", category="web"),
+    _tool_filtering("wipe", category="files", dangerous=True),
+    _tool_filtering("off", category="files", is_active=False),
+    _tool_filtering("plain"),
+    _tool_filtering("dear", category="files", cost_per_use=Decimal(2)),
+)
+
+
+def _kept(**wishes: object) -> list[str]:
+    return [tool.name for tool in filter_tools(TOOLS, **wishes).tools]
+
+
+@pytest.mark.row("R2")
+def test_dangerous_tools_are_left_out_unless_they_are_asked_for() -> None:
+    assert _kept() == ["read_a", "read_b", "plain", "dear"]
+    assert "wipe" in _kept(exclude_dangerous=False)
+
+
+@pytest.mark.row("R2")
+def test_categories_absent_mean_all_and_empty_ones_none() -> None:
+    assert _kept(categories={"web"}) == ["read_b"]
+    assert _kept(categories=set()) == []
+    assert len(_kept(categories=None)) == 4
+
+
+@pytest.mark.row("R2")
+def test_tool_that_costs_just_as_much_stays() -> None:
+    assert _kept(max_cost=Decimal("0.01")) == ["read_a", "read_b", "plain"]
+    assert _kept(max_cost=Decimal("0.009")) == ["read_b", "plain"]
+    assert _kept(max_cost=Decimal(0)) == ["read_b", "plain"]
+
+
+@pytest.mark.row("R2")
+def test_at_most_so_many_in_the_order_they_came() -> None:
+    assert _kept(at_most=2) == ["read_a", "read_b"]
+    assert _kept(at_most=0) == []
+
+
+@pytest.mark.row("R2")
+def test_every_tool_is_either_kept_or_has_a_reason() -> None:
+    selection = filter_tools(TOOLS, categories={"files"}, max_cost=Decimal(1), at_most=5)
+    assert [tool.name for tool in selection.tools] == ["read_a"]
+    assert {each.name: each.reason for each in selection.left_out} == {
+        "read_b": "its category is web",
+        "wipe": "it is dangerous",
+        "off": "it is disabled",
+        "plain": "its category is none",
+        "dear": "it costs 2 a use",
+    }

@@ -1,8 +1,8 @@
-"""The call log: own rows only, newest first by number, and no more of them than is kept."""
+"""The call log, its retention, and the rows of sessions."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -11,25 +11,23 @@ import pytest
 
 from fumehood.core.call_log import CallPage, CallQuery
 from fumehood.core.errors import ResourceNotFound
+from fumehood.core.session import KeptSession, SessionRecord, SessionStatus
 from fumehood.storage import calls as calls_module
+from fumehood.storage import retention as retention_module
 from fumehood.storage.calls import CallLog
 from fumehood.storage.database import Database, open_database
+from fumehood.storage.errors import ReadFailed
+from fumehood.storage.retention import retention
+from fumehood.storage.sessions import SessionTable
 from support.state import call_row
 
-pytestmark = [pytest.mark.anyio, pytest.mark.row("D4", "D6")]
+pytestmark = pytest.mark.anyio
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
 def stamp(moment: datetime) -> str:
     return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03}Z"
-
-
-@pytest.fixture(params=["file", "memory"])
-async def database(request: pytest.FixtureRequest, home: Path) -> AsyncIterator[Database]:
-    opened = open_database(home / "state.db" if request.param == "file" else None)
-    yield opened
-    opened.close()
 
 
 @pytest.fixture
@@ -45,12 +43,14 @@ async def listed(log: CallLog, principal: str = "uid:1", **query: Any) -> list[i
     return numbers(await log.page(principal, CallQuery(**query)))
 
 
+@pytest.mark.row("D4", "D6")
 async def test_newest_comes_first_and_is_there_as_soon_as_it_was_recorded(log: CallLog) -> None:
     for number in range(5):
         log.record(call_row(number))
         assert await listed(log) == list(range(number, -1, -1))
 
 
+@pytest.mark.row("D4", "D6")
 async def test_record_bears_the_envelopes_names(log: CallLog) -> None:
     log.record(call_row(1, agent_id="a", session_id="s", cpu_ms=None, ended_by=None, version=None))
     (record,) = (await log.page("uid:1", CallQuery())).items
@@ -65,6 +65,7 @@ async def test_record_bears_the_envelopes_names(log: CallLog) -> None:
     assert await log.get("uid:1", record.call_id) == record
 
 
+@pytest.mark.row("D4", "D6")
 async def test_order_is_that_of_writing_where_the_clock_is_set_back(log: CallLog) -> None:
     for number in range(6):
         moment = NOON + timedelta(minutes=number) - timedelta(days=400 if number >= 3 else 0)
@@ -76,6 +77,7 @@ async def test_order_is_that_of_writing_where_the_clock_is_set_back(log: CallLog
     assert await listed(log, since=NOON) == [2, 1, 0]
 
 
+@pytest.mark.row("D4", "D6")
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
@@ -113,6 +115,7 @@ async def test_filters_hold_back_exactly_the_others(
     assert set(await listed(log, **query)) == expected
 
 
+@pytest.mark.row("D4", "D6")
 async def test_pages_show_every_row_once_while_new_ones_come(log: CallLog) -> None:
     for number in range(25):
         log.record(call_row(number))
@@ -129,6 +132,7 @@ async def test_pages_show_every_row_once_while_new_ones_come(log: CallLog) -> No
     assert seen == list(range(24, -1, -1))
 
 
+@pytest.mark.row("D4", "D6")
 async def test_total_is_given_where_it_is_known_and_null_elsewhere(log: CallLog) -> None:
     assert (await log.page("uid:1", CallQuery())).total_count == 0
     for number in range(10):
@@ -142,6 +146,7 @@ async def test_total_is_given_where_it_is_known_and_null_elsewhere(log: CallLog)
     assert (last.has_more, last.total_count) == (False, None)
 
 
+@pytest.mark.row("D4", "D6")
 async def test_another_principals_rows_are_as_if_they_were_not_there(log: CallLog) -> None:
     for number in range(6):
         log.record(call_row(number, principal_id=f"uid:{number % 2}"))
@@ -157,12 +162,14 @@ async def test_another_principals_rows_are_as_if_they_were_not_there(log: CallLo
             await log.page("uid:0", CallQuery(cursor=cursor))
 
 
+@pytest.mark.row("D4", "D6")
 async def test_more_tokens_than_sqlite_can_count_are_kept_as_the_most(log: CallLog) -> None:
     log.record(call_row(1, tokens_used=10**40))
     (record,) = (await log.page("uid:1", CallQuery())).items
     assert record.tokens_used == calls_module.MAX_INTEGER
 
 
+@pytest.mark.row("D4", "D6")
 async def test_rows_that_are_too_old_go(log: CallLog) -> None:
     for number in range(10):
         log.record(call_row(number, at=stamp(NOON + timedelta(days=number))))
@@ -171,6 +178,7 @@ async def test_rows_that_are_too_old_go(log: CallLog) -> None:
     assert await log.prune(NOON + timedelta(days=34)) == 0
 
 
+@pytest.mark.row("D4", "D6")
 async def test_rows_that_are_too_many_go_oldest_first(
     log: CallLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,6 +189,7 @@ async def test_rows_that_are_too_many_go_oldest_first(
     assert await listed(log, limit=100) == list(range(129, 29, -1))
 
 
+@pytest.mark.row("D4", "D6")
 async def test_one_principals_calls_push_out_no_others(log: CallLog) -> None:
     log.record(call_row(0, principal_id="uid:7", at=stamp(NOON)))
     for number in range(1, 300):
@@ -190,6 +199,7 @@ async def test_one_principals_calls_push_out_no_others(log: CallLog) -> None:
     assert len(await listed(log, limit=100)) == 100
 
 
+@pytest.mark.row("D4", "D6")
 async def test_newest_row_stays_so_that_numbers_never_begin_again(log: CallLog) -> None:
     for number in range(3):
         log.record(call_row(number, at=stamp(NOON)))
@@ -200,6 +210,7 @@ async def test_newest_row_stays_so_that_numbers_never_begin_again(log: CallLog) 
     assert await listed(log) == [3]
 
 
+@pytest.mark.row("D4", "D6")
 async def test_log_asks_to_be_pruned_when_it_has_grown_by_a_tenth(log: CallLog) -> None:
     for number in range(9):
         log.record(call_row(number))
@@ -210,6 +221,7 @@ async def test_log_asks_to_be_pruned_when_it_has_grown_by_a_tenth(log: CallLog) 
     assert not log.overdue.is_set()
 
 
+@pytest.mark.row("D4", "D6")
 async def test_log_in_memory_keeps_less(home: Path) -> None:
     database = open_database(None)
     log = CallLog(database, kept_days=30, kept=10**8)
@@ -219,4 +231,138 @@ async def test_log_in_memory_keeps_less(home: Path) -> None:
         log.record(call_row(number, at=stamp(NOON)))
     await database.flush()
     assert await log.prune(NOON) == 50
+    database.close()
+
+
+# -- Retention -----------------------------------------------------------------------------
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Log:
+    """Counts how often it was pruned; fails as it is told."""
+
+    def __init__(self, *errors: Exception | None) -> None:
+        self.errors = list(errors)
+        self.pruned: asyncio.Queue[datetime] = asyncio.Queue()
+        self.overdue = asyncio.Event()
+
+    async def prune(self, now: datetime) -> int:
+        self.overdue.clear()
+        self.pruned.put_nowait(now)
+        error = self.errors.pop(0) if self.errors else None
+        if error is not None:
+            raise error
+        return 0
+
+
+async def times(log: Log, count: int) -> list[datetime]:
+    async with asyncio.timeout(20):
+        return [await log.pruned.get() for _ in range(count)]
+
+
+@pytest.mark.row("D6")
+async def test_log_is_pruned_at_the_start_and_whenever_it_is_overdue() -> None:
+    log = Log()
+    async with retention(log, lambda: NOW, pytest.fail):  # type: ignore[arg-type]
+        assert await times(log, 1) == [NOW]
+        for _ in range(3):
+            log.overdue.set()
+            assert await times(log, 1) == [NOW]
+        assert log.pruned.empty()
+
+
+@pytest.mark.row("D6")
+async def test_log_is_pruned_each_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert retention_module.INTERVAL_S == 3600
+    monkeypatch.setattr(retention_module, "INTERVAL_S", 0.001)
+    log = Log()
+    async with retention(log, lambda: NOW, pytest.fail):  # type: ignore[arg-type]
+        assert len(await times(log, 5)) == 5
+
+
+@pytest.mark.row("D6")
+async def test_failure_is_reported_and_does_not_end_it() -> None:
+    faults: list[Exception] = []
+    log = Log(ReadFailed("damaged"), ValueError("a bug"), None)
+    async with retention(log, lambda: NOW, faults.append):  # type: ignore[arg-type]
+        for _ in range(3):
+            await times(log, 1)
+            log.overdue.set()
+        await times(log, 1)
+    assert [type(fault) for fault in faults] == [ValueError]
+
+
+@pytest.mark.row("D6")
+async def test_nothing_goes_on_after_the_end() -> None:
+    log = Log()
+    before = asyncio.all_tasks()
+    async with retention(log, lambda: NOW, pytest.fail):  # type: ignore[arg-type]
+        await times(log, 1)
+        assert len(asyncio.all_tasks()) == len(before) + 1
+    log.overdue.set()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert log.pruned.empty()
+    assert asyncio.all_tasks() == before
+
+
+@pytest.mark.row("D6")
+async def test_what_is_kept_for_a_short_time_is_looked_at_as_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(retention_module, "MIN_INTERVAL_S", 0.001)
+    log = Log()
+    async with retention(log, lambda: NOW, pytest.fail, kept_s=0.001):  # type: ignore[arg-type]
+        assert len(await times(log, 3)) == 3
+
+
+# -- Rows of sessions ----------------------------------------------------------------------
+
+NOW_SESSIONS = datetime(2026, 1, 1, 12, 30, 15, 123456, tzinfo=UTC)
+RECORD = SessionRecord(
+    id="sess_1",
+    state=SessionStatus.ACTIVE,
+    why=None,
+    image="python-data",
+    languages=("python", "shell"),
+    agent_id="writer",
+    memory_mb=512,
+    created_at=NOW_SESSIONS,
+    last_used_at=NOW_SESSIONS + timedelta(seconds=1),
+    expires_at=NOW_SESSIONS + timedelta(seconds=2),
+    calls=3,
+    is_busy=False,
+)
+ACTIVE = KeptSession("alice", RECORD)
+OVER = KeptSession(
+    "bob",
+    RECORD.model_copy(
+        update={"id": "sess_2", "state": SessionStatus.LOST, "why": "Gone.", "agent_id": None}
+    ),
+    NOW_SESSIONS + timedelta(seconds=3),
+)
+
+
+@pytest.mark.row("S6", "D6")
+async def test_rows_are_there_after_the_database_was_opened_anew(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    database = open_database(path)
+    await SessionTable(database).change([ACTIVE, OVER], [])
+    database.close()
+    again = open_database(path)
+    assert sorted(SessionTable(again).all_now(), key=lambda one: one.record.id) == [ACTIVE, OVER]
+    again.close()
+
+
+@pytest.mark.row("S6", "D6")
+async def test_row_is_changed_and_another_deleted_in_one_step() -> None:
+    database: Database = open_database(None)
+    table = SessionTable(database)
+    await table.change([ACTIVE, OVER], [])
+    ended = KeptSession(
+        "alice", RECORD.model_copy(update={"state": SessionStatus.ENDED}), NOW_SESSIONS
+    )
+    await table.change([ended], ["sess_2", "sess_unknown"])
+    assert table.all_now() == [ended]
     database.close()

@@ -1,23 +1,26 @@
-"""Rows of keys: one call a key, and a key whose call may have acted is never free again."""
+"""Rows of keys and their answers: a key whose call may have acted is never free again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from pydantic import ValidationError
 from sqlalchemy import Connection, func, select
 
-from fumehood.core.idempotency import KEY_LIFETIME, KeptKey, KeyedCall, KeyState
+from fumehood.core.envelope import Envelope, ErrorInfo
+from fumehood.core.idempotency import KEY_LIFETIME, MAX_ANSWER_BYTES, KeptKey, KeyedCall, KeyState
 from fumehood.storage import idempotency as rows
 from fumehood.storage.database import Database, open_database
-from fumehood.storage.idempotency import KeyLost
+from fumehood.storage.idempotency import MAX_NOTES, KeyLost, pack_answer, replay_of
 from fumehood.storage.schema import IDEMPOTENCY
-from support.keyed import NOW, keyed
-
-pytestmark = pytest.mark.row("P3")
+from support.keyed import NOW, answer, failure, keyed
 
 MOMENT = timedelta(microseconds=1)
 
@@ -28,13 +31,6 @@ def _held(call_id: str) -> bool:
 
 def _gone(call_id: str) -> bool:
     return False
-
-
-@pytest.fixture(params=["file", "memory"])
-def database(request: pytest.FixtureRequest, home: Path) -> Iterator[Database]:
-    opened = open_database(home / "state.db" if request.param == "file" else None)
-    yield opened
-    opened.close()
 
 
 @pytest.fixture
@@ -58,12 +54,14 @@ def _count(connection: Connection) -> int:
     return connection.execute(select(func.count()).select_from(IDEMPOTENCY)).scalar_one()
 
 
+@pytest.mark.row("P3")
 def test_second_call_with_a_key_finds_the_first(do: Callable[..., Any]) -> None:
     assert _take(do, keyed("call_1")) is None
     found = _take(do, keyed("call_2", fingerprint="other"))
     assert found == KeptKey(keyed("call_1"), KeyState.RUNNING, None, None)
 
 
+@pytest.mark.row("P3")
 @pytest.mark.parametrize("other", [{"key": "K"}, {"key": "k "}, {"principal_id": "uid:2"}])
 def test_key_is_its_principals_and_compared_exactly(
     do: Callable[..., Any], other: dict[str, str]
@@ -73,6 +71,7 @@ def test_key_is_its_principals_and_compared_exactly(
     assert _take(do, keyed("call_2", **other)) is None
 
 
+@pytest.mark.row("P3")
 def test_answer_is_found_by_who_comes_after(do: Callable[..., Any]) -> None:
     _take(do, keyed("call_1"))
     do(rows.finish, keyed("call_1"), '{"a": 1}')
@@ -83,6 +82,7 @@ def test_answer_is_found_by_who_comes_after(do: Callable[..., Any]) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.row("P3")
 @pytest.mark.parametrize("may_repeat", [True, False])
 def test_running_call_that_nobody_carries_out_is_lost(
     do: Callable[..., Any], may_repeat: bool
@@ -96,6 +96,7 @@ def test_running_call_that_nobody_carries_out_is_lost(
         assert (found.state, found.call.call_id) == (KeyState.UNKNOWN, "call_1")
 
 
+@pytest.mark.row("P3")
 def test_call_that_runs_now_is_not_taken_for_a_lost_one(do: Callable[..., Any]) -> None:
     _take(do, keyed("call_1", may_repeat=True))
     found = _take(do, keyed("call_2", may_repeat=True), is_held="call_1".__eq__)
@@ -119,6 +120,7 @@ def _runs(do: Callable[..., Any]) -> None:
     """As it is."""
 
 
+@pytest.mark.row("P3")
 @pytest.mark.parametrize(
     ("end", "is_forgotten"), [(_done, True), (_unknown, True), (_waits, False), (_runs, False)]
 )
@@ -134,6 +136,7 @@ def test_key_is_known_for_a_day_and_for_as_long_as_its_call_is_open(
     assert (taken is None) is is_forgotten
 
 
+@pytest.mark.row("P3")
 def test_old_key_is_free_before_it_was_cleared_away(do: Callable[..., Any]) -> None:
     _take(do, keyed("call_1"))
     _done(do)
@@ -143,6 +146,7 @@ def test_old_key_is_free_before_it_was_cleared_away(do: Callable[..., Any]) -> N
     assert (found.call.fingerprint, found.answer) == ("other", None)
 
 
+@pytest.mark.row("P3")
 def test_old_keys_go_some_at_a_time(
     do: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,6 +160,7 @@ def test_old_keys_go_some_at_a_time(
     assert do(_count) == 0
 
 
+@pytest.mark.row("P3")
 def test_call_that_waits_is_ended_by_its_approval_alone(do: Callable[..., Any]) -> None:
     _take(do, keyed("call_1"))
     _waits(do)
@@ -173,6 +178,7 @@ def test_call_that_waits_is_ended_by_its_approval_alone(do: Callable[..., Any]) 
     assert (found.state, found.answer) == (KeyState.DONE, "answer")
 
 
+@pytest.mark.row("P3")
 def test_call_that_waited_in_vain_frees_its_key(do: Callable[..., Any]) -> None:
     _take(do, keyed("call_1"))
     _waits(do)
@@ -180,6 +186,7 @@ def test_call_that_waited_in_vain_frees_its_key(do: Callable[..., Any]) -> None:
     assert _take(do, keyed("call_2")) is None
 
 
+@pytest.mark.row("P3")
 @pytest.mark.parametrize("end", [_done, _unknown, _runs])
 def test_approval_changes_no_key_that_does_not_wait(
     do: Callable[..., Any], end: Callable[..., None]
@@ -192,6 +199,7 @@ def test_approval_changes_no_key_that_does_not_wait(
     assert _take(do, keyed("call_3")) == before
 
 
+@pytest.mark.row("P3")
 def test_what_became_of_one_call_is_no_answer_to_another_with_its_key(
     do: Callable[..., Any],
 ) -> None:
@@ -212,6 +220,7 @@ def test_what_became_of_one_call_is_no_answer_to_another_with_its_key(
     assert kept.answer == "resolved"
 
 
+@pytest.mark.row("P3")
 @pytest.mark.parametrize("end", [_done, _unknown, _waits])
 def test_key_that_is_not_running_cannot_be_handed_over(
     do: Callable[..., Any], end: Callable[..., None]
@@ -226,6 +235,7 @@ def test_key_that_is_not_running_cannot_be_handed_over(
     assert _take(do, keyed("call_3")) == before
 
 
+@pytest.mark.row("P3")
 @pytest.mark.parametrize("job", [rows.release, rows.lose])
 def test_ending_of_one_call_never_touches_anothers_key(
     do: Callable[..., Any], job: Callable[..., None]
@@ -239,6 +249,7 @@ def test_ending_of_one_call_never_touches_anothers_key(
     assert (found.state, found.call.call_id) == (KeyState.RUNNING, "call_1")
 
 
+@pytest.mark.row("P3")
 def test_start_finds_what_was_lost_and_leaves_the_rest(do: Callable[..., Any]) -> None:
     for key, may_repeat in (("harmless", True), ("acts", False), ("waits", False)):
         _take(do, keyed(f"call_{key}", key=key, may_repeat=may_repeat))
@@ -251,3 +262,255 @@ def test_start_finds_what_was_lost_and_leaves_the_rest(do: Callable[..., Any]) -
         assert found is not None
         assert found.state is state
     assert do(rows.recover, later) == 1  # the key that was taken anew
+
+
+# -- Keys against a model of them ----------------------------------------------------------
+
+KEYS = st.sampled_from([("uid:1", "k"), ("uid:1", "l"), ("uid:2", "k")])
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the model knows of a key."""
+
+    call: KeyedCall
+    state: KeyState
+    until: timedelta
+    answer: str | None = None
+
+
+class KeysAndModel(RuleBasedStateMachine):
+    """Every rule does one thing to the rows and to the model, and compares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.database = open_database(None)
+        self.known: dict[tuple[str, str], Known] = {}
+        self.held: set[str] = set()
+        self.passed = timedelta()
+        self.number = 0
+
+    def teardown(self) -> None:
+        self.database.close()
+
+    @initialize()
+    def begin(self) -> None:
+        """An empty table."""
+
+    @rule(where=KEYS, fingerprint=st.sampled_from("fg"), may_repeat=st.booleans())
+    def claim(self, where: tuple[str, str], fingerprint: str, may_repeat: bool) -> None:
+        self.number += 1
+        call = keyed(
+            f"call_{self.number}", principal_id=where[0], key=where[1], fingerprint=fingerprint,
+            may_repeat=may_repeat,
+        )  # fmt: skip
+        self.held.add(call.call_id)
+        found = self.database.write_now(
+            lambda c: rows.take(c, call, NOW + self.passed, self.held.__contains__)
+        )
+        known = self._expected(where)
+        if known is None:
+            assert found is None
+            self.known[where] = Known(call, KeyState.RUNNING, self.passed + KEY_LIFETIME)
+            return
+        self.held.discard(call.call_id)
+        assert found is not None
+        assert (found.call, found.state, found.answer) == (known.call, known.state, known.answer)
+        self.known[where] = known
+
+    def _expected(self, where: tuple[str, str]) -> Known | None:
+        """What should be there, once the lost and the old are gone."""
+        known = self.known.pop(where, None)
+        if known is None:
+            return None
+        if known.state is KeyState.RUNNING and known.call.call_id not in self.held:
+            known = self._lost(known)
+            if known is None:
+                return None
+        is_over = known.state in (KeyState.DONE, KeyState.UNKNOWN)
+        return None if is_over and known.until <= self.passed else known
+
+    def _lost(self, known: Known) -> Known | None:
+        if known.call.may_repeat:
+            return None
+        return replace(known, state=KeyState.UNKNOWN, until=self.passed + KEY_LIFETIME)
+
+    def _in(self, state: KeyState) -> list[tuple[str, str]]:
+        return sorted(where for where, known in self.known.items() if known.state is state)
+
+    def _running(self) -> list[tuple[str, str]]:
+        return [
+            where
+            for where in self._in(KeyState.RUNNING)
+            if self.known[where].call.call_id in self.held
+        ]
+
+    @precondition(lambda self: self._running())
+    @rule(data=st.data(), ending=st.sampled_from(["finish", "release", "lose", "hand over"]))
+    def end(self, data: st.DataObject, ending: str) -> None:
+        where = data.draw(st.sampled_from(self._running()))
+        known = self.known.pop(where)
+        call = known.call
+        if ending == "finish":
+            self.database.write_now(lambda c: rows.finish(c, call, call.call_id))
+            known = replace(known, state=KeyState.DONE, answer=call.call_id)
+        elif ending == "hand over":
+            self.database.write_now(lambda c: rows.hand_over(c, *where, "apr_1"))
+            known = replace(known, state=KeyState.WAITING)
+        elif ending == "lose":
+            self.database.write_now(lambda c: rows.lose(c, call))
+            known = replace(known, state=KeyState.UNKNOWN)
+        else:
+            self.database.write_now(lambda c: rows.release(c, call))
+        self.held.discard(call.call_id)
+        if ending != "release" and not (ending == "lose" and call.may_repeat):
+            self.known[where] = known
+
+    @precondition(lambda self: self._in(KeyState.WAITING))
+    @rule(data=st.data(), is_answered=st.booleans())
+    def decide(self, data: st.DataObject, is_answered: bool) -> None:
+        where = data.draw(st.sampled_from(self._in(KeyState.WAITING)))
+        known = self.known.pop(where)
+        now = NOW + self.passed
+        if not is_answered:
+            self.database.write_now(lambda c: rows.free(c, *where))
+            return
+        self.database.write_now(lambda c: rows.complete(c, *where, "decided", now))
+        self.known[where] = replace(
+            known, state=KeyState.DONE, answer="decided", until=self.passed + KEY_LIFETIME
+        )
+
+    @rule()
+    def crash(self) -> None:
+        """The engine is gone; the next one begins with what is on the disk."""
+        self.held.clear()
+        unknown = self.database.write_now(lambda c: rows.recover(c, NOW + self.passed))
+        running = self._in(KeyState.RUNNING)
+        lost = {where: self._lost(self.known.pop(where)) for where in running}
+        self.known |= {where: known for where, known in lost.items() if known is not None}
+        assert unknown == sum(known is not None for known in lost.values())
+
+    @rule(hours=st.integers(1, 30))
+    def wait(self, hours: int) -> None:
+        self.passed += timedelta(hours=hours)
+
+    @rule()
+    def prune(self) -> None:
+        self.database.write_now(lambda c: rows.forget_old(c, NOW + self.passed))
+        over = (KeyState.DONE, KeyState.UNKNOWN)
+        self.known = {
+            where: known
+            for where, known in self.known.items()
+            if known.state not in over or known.until > self.passed
+        }
+
+    @invariant()
+    def rows_are_those_of_the_model(self) -> None:
+        kept = self.database.read_now(
+            lambda c: {
+                (row.principal_id, row.key): (row.call_id, row.state, row.answer)
+                for row in c.exec_driver_sql("SELECT * FROM idempotency")
+            }
+        )
+        assert kept == {
+            where: (known.call.call_id, known.state.value, known.answer)
+            for where, known in self.known.items()
+        }
+
+
+TestKeysAndModel_idempotency_properties = pytest.mark.row("P3")(KeysAndModel.TestCase)
+TestKeysAndModel_idempotency_properties.settings = settings(max_examples=25, stateful_step_count=30)
+
+
+# -- Kept answers --------------------------------------------------------------------------
+
+
+def _unmarked(envelope: Envelope) -> Envelope:
+    assert envelope.metadata.idempotent_replay is True
+    metadata = envelope.metadata.model_copy(update={"idempotent_replay": False})
+    return envelope.model_copy(update={"metadata": metadata})
+
+
+@pytest.mark.row("P3")
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        ({"value": 4, "text": "vier – 四"}, None),
+        ({}, failure("EXECUTION_ERROR", details={"stderr": "no"}, fields=("a",))),
+        ({"big": 2**70, "list": [1, None, {"a": 0.5}]}, None),
+    ],
+)
+def test_answer_is_given_again_as_it_was(data: dict[str, Any], error: ErrorInfo | None) -> None:
+    first = answer("call_1", data, error)
+    again = replay_of(pack_answer(first))
+    assert _unmarked(again) == first
+    assert again.metadata.call_id == "call_1"
+
+
+@pytest.mark.row("P3")
+def test_mark_is_left_out_of_every_other_answer() -> None:
+    first = answer()
+    assert "idempotent_replay" not in first.model_dump()["metadata"]
+    assert '"idempotent_replay":true' in replay_of(pack_answer(first)).model_dump_json()
+
+
+@pytest.mark.row("P3")
+def test_what_was_shown_for_debugging_is_not_kept() -> None:
+    first = answer("call_1", {"a": 1}).model_copy(update={"debug_info": {"arguments": "PRIVATE"}})
+    packed = pack_answer(first)
+    assert "PRIVATE" not in packed
+    assert replay_of(packed).debug_info is None
+
+
+@pytest.mark.row("P3")
+def test_kept_failure_is_never_called_retryable() -> None:
+    error = failure("CITY_BUSY", retryable=True, retry_after_ms=100)
+    again = replay_of(pack_answer(answer(error=error)))
+    assert again.error == failure("CITY_BUSY")
+
+
+@pytest.mark.row("P3")
+@pytest.mark.parametrize("character", ["x", "é", "\0"])
+def test_answer_that_is_too_long_is_kept_without_its_data(character: str) -> None:
+    first = answer("call_1", {"text": character * (MAX_ANSWER_BYTES)})
+    again = replay_of(pack_answer(first))
+    assert (again.success, again.error) == (True, None)
+    assert again.data["truncated"] is True
+    info = again.data["truncation_info"]
+    assert info["original_length"] > MAX_ANSWER_BYTES
+    assert info["returned_length"] == 0
+    assert "Do not repeat" in info["summary"]
+    assert len(pack_answer(first)) < 2000
+
+
+@pytest.mark.row("P3")
+def test_answer_that_just_fits_is_kept_whole() -> None:
+    room = MAX_ANSWER_BYTES - len(answer("call_1", {"text": ""}).model_dump_json())
+    for length, is_whole in ((room, True), (room + 1, False)):
+        again = replay_of(pack_answer(answer("call_1", {"text": "x" * length})))
+        assert ("truncated" not in again.data) is is_whole
+
+
+@pytest.mark.row("P3")
+def test_everything_a_caller_can_make_long_is_bounded() -> None:
+    error = failure(
+        "INVALID_PARAMS", fields=tuple(f"{n:080}" for n in range(20_000)), details={"a": "x" * 100}
+    )
+    first = answer("call_1", error=error)
+    metadata = first.metadata.model_copy(update={"warnings": ("w" * 80,) * 20_000})
+    packed = pack_answer(first.model_copy(update={"metadata": metadata}))
+    assert len(packed) < 10_000
+    again = replay_of(packed)
+    assert again.error is not None
+    assert again.error.fields is not None
+    assert len(again.error.fields) == len(again.metadata.warnings) == MAX_NOTES
+    assert again.error.details is not None
+    assert again.error.details["truncated"] is True
+    assert again.data == {}
+
+
+@pytest.mark.row("P3")
+@pytest.mark.parametrize("text", ["", "{}", "null", '{"success": true}'])
+def test_what_is_no_envelope_is_no_answer(text: str) -> None:
+    with pytest.raises(ValidationError):
+        replay_of(text)

@@ -1,4 +1,4 @@
-"""Opening: what is not ours to open stays as it was, byte for byte, and says its cure."""
+"""A database is opened, or left as it is; the name of its owner."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from sqlalchemy import Inspector, create_engine, inspect
 
 from fumehood.storage import database as database_module
 from fumehood.storage.database import open_database
+from fumehood.storage.directory import owner_id
 from fumehood.storage.errors import (
     DamagedState,
     ForeignState,
@@ -25,8 +26,6 @@ from fumehood.storage.errors import (
 from fumehood.storage.migrations import STEPS
 from fumehood.storage.schema import METADATA
 from support.state import Events, keys, pages_of, put
-
-pytestmark = pytest.mark.row("D6")
 
 
 @pytest.fixture
@@ -73,6 +72,7 @@ def set_version(path: Path, version: int) -> None:
     connection.close()
 
 
+@pytest.mark.row("D6")
 def test_database_and_the_files_beside_it_are_private_whatever_the_umask(
     home: Path, path: Path
 ) -> None:
@@ -88,6 +88,7 @@ def test_database_and_the_files_beside_it_are_private_whatever_the_umask(
     assert modes == dict.fromkeys(names, 0o600)
 
 
+@pytest.mark.row("D6")
 def test_database_that_others_could_read_is_closed_to_them(path: Path) -> None:
     make(path, "k")
     path.chmod(0o644)
@@ -95,6 +96,7 @@ def test_database_that_others_could_read_is_closed_to_them(path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
+@pytest.mark.row("D6")
 def test_closed_database_is_one_file_that_opens_again(home: Path, path: Path) -> None:
     make(path, "k")
     assert {file.name for file in home.iterdir()} == {"audit.key", "state.db"}
@@ -103,6 +105,7 @@ def test_closed_database_is_one_file_that_opens_again(home: Path, path: Path) ->
     database.close()
 
 
+@pytest.mark.row("D6")
 def test_path_may_hold_what_means_something_in_an_address(home: Path) -> None:
     directory = home / "a b?mode=ro#x%41"
     directory.mkdir()
@@ -124,6 +127,7 @@ def tables_of(inspector: Inspector) -> dict[str, object]:
     }
 
 
+@pytest.mark.row("D6")
 def test_migrations_make_exactly_the_schema_that_the_code_uses(path: Path) -> None:
     make(path)
     migrated = create_engine(f"sqlite:///{path}")
@@ -156,6 +160,7 @@ NOT_OURS = {
 }  # fmt: skip
 
 
+@pytest.mark.row("D6")
 @pytest.mark.parametrize("how", ["closed", "left-open", "rollback-journal"])
 @pytest.mark.parametrize("kind", NOT_OURS)
 def test_what_is_not_ours_to_open_is_left_byte_for_byte(
@@ -179,6 +184,7 @@ def test_what_is_not_ours_to_open_is_left_byte_for_byte(
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
 
 
+@pytest.mark.row("D6")
 def test_control_a_plain_connection_would_have_changed_such_a_file(home: Path, path: Path) -> None:
     left_open(path, "PRAGMA user_version = 99")
     before = contents(home)
@@ -189,6 +195,7 @@ def test_control_a_plain_connection_would_have_changed_such_a_file(home: Path, p
     assert contents(home) != before
 
 
+@pytest.mark.row("D6")
 def test_newer_database_opens_again_with_its_own_engine(path: Path) -> None:
     make(path, "k")
     set_version(path, len(STEPS) + 1)
@@ -206,6 +213,7 @@ def spoil(path: Path, where: int, length: int = 200) -> None:
         file.write(os.urandom(length))
 
 
+@pytest.mark.row("D6")
 @pytest.mark.parametrize("damage", ["no-database", "header", "schema", "half"])
 def test_damaged_database_is_reported_with_the_cure_and_left_alone(
     home: Path, path: Path, damage: str
@@ -226,6 +234,7 @@ def test_damaged_database_is_reported_with_the_cure_and_left_alone(
     assert contents(home) == before
 
 
+@pytest.mark.row("D6")
 def test_damage_deep_inside_is_found_after_a_crash(home: Path, path: Path) -> None:
     make(path, *(f"k{number}" for number in range(2000)))
     left_open(path, "INSERT INTO meta VALUES ('last', '')")
@@ -236,6 +245,7 @@ def test_damage_deep_inside_is_found_after_a_crash(home: Path, path: Path) -> No
     assert contents(home) == before
 
 
+@pytest.mark.row("D6")
 def test_damage_that_shows_later_is_an_error_and_said_once(path: Path) -> None:
     make(path, *(f"k{number}" for number in range(2000)))
     for page in pages_of(path, "meta", "sqlite_autoindex_meta_1"):
@@ -252,6 +262,7 @@ def test_damage_that_shows_later_is_an_error_and_said_once(path: Path) -> None:
     assert len(events.named("state.write_failed")) <= 1
 
 
+@pytest.mark.row("D6")
 def test_damage_of_the_audit_chain_is_met_at_the_start(home: Path, path: Path) -> None:
     make(path, "k")
     (page,) = pages_of(path, "audit")
@@ -262,6 +273,7 @@ def test_damage_of_the_audit_chain_is_met_at_the_start(home: Path, path: Path) -
     assert contents(home) == before
 
 
+@pytest.mark.row("D6")
 @pytest.mark.parametrize("side", ["-wal", "-journal"])
 def test_log_without_its_database_is_not_thrown_away(home: Path, path: Path, side: str) -> None:
     path.with_name(f"state.db{side}").write_bytes(b"what was not yet in the database")
@@ -272,6 +284,7 @@ def test_log_without_its_database_is_not_thrown_away(home: Path, path: Path, sid
     assert not path.exists()
 
 
+@pytest.mark.row("D6")
 @pytest.mark.parametrize("kind", ["directory", "link", "fifo"])
 def test_what_is_no_file_is_refused(home: Path, path: Path, kind: str) -> None:
     target = home / "target"
@@ -288,17 +301,20 @@ def test_what_is_no_file_is_refused(home: Path, path: Path, kind: str) -> None:
     assert before == (target.read_bytes() if target.exists() else b"")
 
 
+@pytest.mark.row("D6")
 def test_empty_file_is_a_new_database(path: Path) -> None:
     path.touch()
     make(path, "k")
     assert path.stat().st_size > 0
 
 
+@pytest.mark.row("D6")
 def test_directory_that_is_not_there_is_an_error_in_words(home: Path) -> None:
     with pytest.raises(StoreError, match="cannot be opened: No such file"):
         open_database(home / "nowhere" / "state.db")
 
 
+@pytest.mark.row("D6")
 def test_file_system_without_a_write_ahead_log_is_refused(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,3 +330,40 @@ def test_file_system_without_a_write_ahead_log_is_refused(
     )
     with pytest.raises(StoreError, match="FUMEHOOD_HOME"):
         open_database(path)
+
+
+# -- The state directory's own name --------------------------------------------------------
+
+
+def test_name_is_the_same_after_a_restart(tmp_path: Path) -> None:
+    assert owner_id(tmp_path) == owner_id(tmp_path)
+    assert len(owner_id(tmp_path)) == 32
+    assert [path.name for path in tmp_path.iterdir()] == ["owner"]
+    assert (tmp_path / "owner").stat().st_mode & 0o777 == 0o600
+
+
+def test_other_directories_and_copies_have_other_names(tmp_path: Path) -> None:
+    first, second, copy = tmp_path / "1", tmp_path / "2", tmp_path / "3"
+    first.mkdir()
+    second.mkdir()
+    name = owner_id(first)
+    shutil.copytree(first, copy)
+    assert len({name, owner_id(second), owner_id(copy)}) == 3
+
+
+def test_damaged_name_is_an_error_and_no_other_name(tmp_path: Path) -> None:
+    (tmp_path / "owner").write_bytes(b"short")
+    with pytest.raises(OSError, match="damaged"):
+        owner_id(tmp_path)
+
+
+def test_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_bytes(b"0" * 16)
+    (tmp_path / "owner").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match=r"."):
+        owner_id(tmp_path)
+
+
+def test_draft_that_a_crash_left_behind_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "owner.new").write_bytes(b"half")
+    assert len(owner_id(tmp_path)) == 32
