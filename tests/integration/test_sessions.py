@@ -154,7 +154,7 @@ async def test_session_whose_container_is_killed_is_lost_and_says_so(engine: Eng
     assert after.error is not None
     assert after.error.code == "RESOURCE_NOT_FOUND"
     assert after.error.details == {"state": "lost"}
-    assert "with its files and variables" in after.error.message
+    assert "files and variables are gone" in after.error.message
     assert await value(engine, other, "1") == 1
     await until(lambda: name not in running(engine))
 
