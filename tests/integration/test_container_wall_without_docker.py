@@ -173,22 +173,22 @@ async def test_predecessor_s_containers_are_gone_when_the_wall_is_up() -> None:
         assert made.told("container.reaped") == [{"name": "fumehood-dddddddd-1", "owner": "ours"}]
 
 
-@pytest.mark.parametrize("trouble", [DockerNotInstalled, DockerNotRunning, DockerTimeout])
+@pytest.mark.parametrize("failure", [DockerNotInstalled, DockerNotRunning, DockerTimeout])
 async def test_wall_without_docker_says_why_once_and_heals_when_it_is_there(
-    trouble: type[DockerError],
+    failure: type[DockerError],
 ) -> None:
-    async with bench(docker={"failing": trouble("/var/run/secret.sock")}) as made:
+    async with bench(docker={"failing": failure("/var/run/secret.sock")}) as made:
         with pytest.raises(SandboxUnavailable) as refused:
             await made.run()
-        assert trouble.public in refused.value.message
+        assert failure.message in refused.value.message
         assert "secret" not in refused.value.message
-        assert refused.value.may_retry is trouble.heals
-        assert refused.value.retry_after_ms == (1000 if trouble.heals else None)
+        assert refused.value.may_retry is failure.heals
+        assert refused.value.retry_after_ms == (1000 if failure.heals else None)
         asked = len(made.docker.asked)
         await made.until(lambda: len(made.docker.asked) > asked + 3)
         assert len(made.told("container.unavailable")) == 1
         assert made.wall.enforced == frozenset()
-        assert trouble.public in made.wall.cure
+        assert failure.message in made.wall.cure
         made.docker.failing = None
         await made.until(lambda: made.wall.is_ready)
         assert (await made.run()).ended_by is EndedBy.OK
@@ -240,18 +240,18 @@ async def test_wall_that_a_call_has_found_down_becomes_ready_by_itself() -> None
         await made.until(lambda: made.wall.is_ready)
 
 
-@pytest.mark.parametrize("trouble", [DockerNotInstalled, DockerNotRunning, DockerTimeout])
+@pytest.mark.parametrize("failure", [DockerNotInstalled, DockerNotRunning, DockerTimeout])
 async def test_first_call_after_docker_is_back_succeeds(
-    trouble: type[DockerError], monkeypatch: pytest.MonkeyPatch
+    failure: type[DockerError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     only_calls_look(monkeypatch)
-    async with bench(docker={"failing": trouble("away")}) as made:
+    async with bench(docker={"failing": failure("away")}) as made:
         for _ in range(3):
             with pytest.raises(SandboxUnavailable, match="Containers are unavailable; nothing ran"):
                 await made.run()
         made.docker.failing = None
         assert (await made.run()).ended_by is EndedBy.OK
-        made.docker.failing = trouble("away again")
+        made.docker.failing = failure("away again")
         await made.wall.look_again()
         made.docker.failing = None
         held = await hold(made, [])

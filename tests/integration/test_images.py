@@ -17,7 +17,7 @@ import pytest
 from docker.errors import ImageNotFound
 
 from conftest import CLEAN_ENVIRONMENT, FUMEHOOD
-from fumehood.sandbox.container.reach import open_docker
+from fumehood.sandbox.container.docker_api import open_docker
 from fumehood.sandbox.images import builder, layers, recipe, rootfs
 from fumehood.sandbox.images.build import DEADLINE_S, Built, build_image
 from fumehood.sandbox.images.catalog import Image, find_image, list_images
@@ -93,11 +93,10 @@ def change_guest(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.row("S10")
-@pytest.mark.anyio
-async def test_image_is_found_by_its_labels_and_named_by_its_id(
+def test_image_is_found_by_its_labels_and_named_by_its_id(
     client: docker.APIClient, python_image: Image
 ) -> None:
-    found = await find_image(client, "python")
+    found = find_image(client, "python")
     assert found.is_own
     assert found.id.startswith("sha256:")
     labels = client.inspect_image(python_image.id)["Config"]["Labels"]

@@ -64,7 +64,9 @@ async def _containers(docker: Docker, wanted: str | None) -> list[Target | WallC
             if not str(name).startswith(ALIASES)
         ]
     except DockerError as error:
-        return [WallCard("container", wanted, Verdict.UNTRIED, error.public, error.cure, 0.0, ())]
+        return [
+            WallCard("container", wanted, Verdict.UNTRIED, error.message, error.remedy, 0.0, ())
+        ]
     if wanted is not None:
         # Requested by name: if it is missing, that is reported as for any wall.
         return [container_target(wanted, docker, find_image)]
@@ -82,9 +84,9 @@ async def find_image(docker: Docker, name: str) -> ImageFound:
     """The image that an engine of this version uses. Raises SandboxUnavailable."""
 
     def find(client: Any) -> ImageFound:
-        from fumehood.sandbox.images.catalog import list_images, own_image
+        from fumehood.sandbox.images import catalog
 
-        return own_image(list_images(client, name), name)
+        return catalog.find_image(client, name)
 
     return await docker.ask(find, QUICK_S)
 
@@ -252,7 +254,7 @@ async def _require_docker(docker: Docker, runtime: str, find_image: FindImage) -
             await find_image(docker, IMAGE)
             return
     except DockerError as error:
-        raise CannotTry(error.public, error.cure) from None
+        raise CannotTry(error.message, error.remedy) from None
     except SandboxUnavailable as error:
         raise CannotTry(error.message, "") from None  # it says how to build it
     raise CannotTry(unfit.fault, unfit.cure)

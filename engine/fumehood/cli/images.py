@@ -112,10 +112,8 @@ def remove_images(
     Without a name, remove images that this version of the engine does not use and that are older
     than a week. Images that containers use stay.
     """
-    from docker.errors import DockerException
-    from requests.exceptions import RequestException
-
     from fumehood.cli.show import show_json, wants_json
+    from fumehood.sandbox.container.docker_api import DockerError, typed_errors
     from fumehood.sandbox.images.catalog import list_images
     from fumehood.sandbox.images.leftovers import (
         idle_roots,
@@ -128,14 +126,15 @@ def remove_images(
     own = _own_images()
     client = open_engine()
     try:
-        if name is not None:
-            _require_known(client, name, own)
-        tops = set() if name is None else {image.id for image in list_images(client, name)}
-        named = images_of(client, name) if name is not None else useless(client, own)
-        gone = remove_unused(client, named)
-        gone |= remove_unused(client, idle_roots(client, own))
-        users = users_of(client, tops - gone)
-    except (DockerException, RequestException):
+        with typed_errors():
+            if name is not None:
+                _require_known(client, name, own)
+            tops = set() if name is None else {image.id for image in list_images(client, name)}
+            named = images_of(client, name) if name is not None else useless(client, own)
+            gone = remove_unused(client, named)
+            gone |= remove_unused(client, idle_roots(client, own))
+            users = users_of(client, tops - gone)
+    except DockerError:
         fail("Docker could not remove the images.", ExitCode.UNAVAILABLE)
     if name is not None and not tops - gone:
         _remove_folder(own, name)
@@ -150,15 +149,14 @@ def remove_images(
 @images.command("list")
 def list_images(as_json: AsJson = False) -> None:
     """List existing images, newest first."""
-    from docker.errors import DockerException
-    from requests.exceptions import RequestException
-
     from fumehood.cli.show import show_json, wants_json
+    from fumehood.sandbox.container.docker_api import DockerError, typed_errors
     from fumehood.sandbox.images.catalog import list_images as listed
 
     try:
-        found = listed(open_engine(), own=_own_images())
-    except (DockerException, RequestException):
+        with typed_errors():
+            found = listed(open_engine(), own=_own_images())
+    except DockerError:
         fail("Docker could not list the images.", ExitCode.UNAVAILABLE)
     if wants_json(as_json):
         show_json([_document(image) for image in found])
@@ -308,13 +306,13 @@ def _document(image: Image) -> JsonObject:
 
 def open_engine() -> docker.APIClient:
     """Connect to Docker, or exit with a remedy."""
-    from fumehood.sandbox.container.reach import DockerUnreachable, open_docker
+    from fumehood.sandbox.container.docker_api import DockerError, open_docker
     from fumehood.sandbox.images.build import DEADLINE_S
 
     try:
         return open_docker(timeout_s=DEADLINE_S)
-    except DockerUnreachable as error:
-        fail(error.message, ExitCode.UNAVAILABLE)
+    except DockerError as error:
+        fail(f"{error.message} {error.remedy}", ExitCode.UNAVAILABLE)
 
 
 def _build(

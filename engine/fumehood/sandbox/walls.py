@@ -190,15 +190,15 @@ def _identity(state: Path | None, on_event: OnEvent) -> EngineIdentity:
 def _image_finder(own: Path) -> FindImage:
     """Find images by name; `own` is the folder of the operator's own recipes."""
 
-    async def find_image(docker: Docker, name: str) -> ImageFound:
+    async def find_in(docker: Docker, name: str) -> ImageFound:
         def find(client: Any) -> ImageFound:
             # Here, because it brings Docker's package with it, and an engine without Docker has
             # none.
             from fumehood.sandbox.images.builder import is_being_built
-            from fumehood.sandbox.images.catalog import list_images, own_image
+            from fumehood.sandbox.images.catalog import find_image
 
             try:
-                return own_image(list_images(client, name, own=own), name, own=own)
+                return find_image(client, name, own=own)
             except ImageMissing:
                 if is_being_built(client, name):
                     cure = "Repeat the call when it is built."
@@ -209,4 +209,4 @@ def _image_finder(own: Path) -> FindImage:
 
         return await docker.ask(find, QUICK_S)
 
-    return find_image
+    return find_in

@@ -225,7 +225,7 @@ class ContainerFactory:
 def _in_words(error: Exception) -> Unfit:
     """Fit for whoever made the call: Docker's own words may hold paths of the host."""
     if isinstance(error, DockerError):
-        return Unfit(error.public, error.cure, error.heals)
+        return Unfit(error.message, error.remedy, error.heals)
     if isinstance(error, LimitsNotEnforced):
         cure = "Run `fumehood doctor` to see why."
         return Unfit("A container here does not hold what it must.", cure)

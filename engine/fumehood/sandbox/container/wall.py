@@ -276,7 +276,7 @@ class ContainerWall(HasImages):
         with anyio.move_on_after(LOOK_PATIENCE_S) as waiting:
             await self._looks.another()
         if waiting.cancelled_caught:
-            raise _unavailable(Unfit(DockerTimeout.public, DockerTimeout.cure, heals=True))
+            raise _unavailable(Unfit(DockerTimeout.message, DockerTimeout.remedy, heals=True))
 
     async def until_known(self, image: str) -> None:
         """Wait, bounded, for the first look, and look again for an image that was not found.
@@ -411,7 +411,7 @@ class ContainerWall(HasImages):
             await self._reaper.sweep()
             await self._shelf.look()
         except DockerError as error:
-            return Unfit(error.public, error.cure, error.heals)
+            return Unfit(error.message, error.remedy, error.heals)
         except Exception as error:  # a bug must not end the task that would find out it is over
             self._on_event("container.look_failed", {"why": repr(error)[:500]})
             return Unfit("Docker could not be looked at.", "The engine's log says why.", heals=True)

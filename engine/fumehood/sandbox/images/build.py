@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import docker
-from docker.errors import DockerException
-from requests.exceptions import RequestException
 
+from fumehood.sandbox.container.docker_api import DockerError, typed_errors
 from fumehood.sandbox.images import layers
 from fumehood.sandbox.images.builder import sweep_builders
 from fumehood.sandbox.images.catalog import Image, list_images
@@ -57,23 +56,24 @@ def build_image(
         ImageTrouble: with the cure. What was there before is still there.
     """
     try:
-        sweep_builders(client)
-        ready = None if force else _ready(client, recipe, own)
-        if ready is not None:
-            return Built(ready, made_base=False, made_guest=False)
-        replaced = replaced_by(client, recipe)
-        base = None if force else layers.find_base(client, recipe)
-        made_base = base is None
-        if base is None:
-            newer_than = since if force else 0.0
-            base = layers.make_base(client, recipe, on_step, newer_than, cache or wheel_cache())
-        identifier = layers.add_guest(client, recipe, base, on_step)
-        found = list_images(client, recipe.name, own=own)
-        image = next(i for i in found if i.id == identifier)
-        remove_unused(client, replaced - {identifier, base})
-        return Built(image, made_base=made_base, made_guest=True)
-    except (DockerException, RequestException) as error:
-        raise trouble_in("Docker refused", [str(error)]) from None
+        with typed_errors():
+            sweep_builders(client)
+            ready = None if force else _ready(client, recipe, own)
+            if ready is not None:
+                return Built(ready, made_base=False, made_guest=False)
+            replaced = replaced_by(client, recipe)
+            base = None if force else layers.find_base(client, recipe)
+            made_base = base is None
+            if base is None:
+                newer_than = since if force else 0.0
+                base = layers.make_base(client, recipe, on_step, newer_than, cache or wheel_cache())
+            identifier = layers.add_guest(client, recipe, base, on_step)
+            found = list_images(client, recipe.name, own=own)
+            image = next(i for i in found if i.id == identifier)
+            remove_unused(client, replaced - {identifier, base})
+            return Built(image, made_base=made_base, made_guest=True)
+    except DockerError as error:
+        raise trouble_in("The build", [str(error)]) from None
     except OSError as error:
         raise trouble_in("The image cannot be written", [str(error)]) from None
 

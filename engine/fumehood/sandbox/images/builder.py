@@ -15,9 +15,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import docker
-from docker.errors import DockerException
-from requests.exceptions import RequestException
 
+from fumehood.sandbox.container.docker_api import DockerError, typed_errors
 from fumehood.sandbox.images.errors import trouble_in
 
 NAME = "fumehood-builder-"
@@ -79,12 +78,12 @@ def building_noted(client: docker.APIClient, names: Sequence[str]) -> Iterator[N
     """Tell engines meanwhile that these images are being built. A build goes on without."""
     note = f"{NAME}{secrets.token_hex(8)}"
     labels = {BUILDING: " ".join(names), UNTIL: str(int(time.time()) + NOTE_LIFETIME_S)}
-    with suppress(DockerException, RequestException):
+    with suppress(DockerError), typed_errors():
         client.create_volume(note, labels=labels)
     try:
         yield
     finally:
-        with suppress(DockerException, RequestException):
+        with suppress(DockerError), typed_errors():
             client.remove_volume(note)
 
 

@@ -13,11 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-import anyio
-from docker.errors import DockerException
-from requests.exceptions import RequestException
-
-from fumehood.core.errors import SandboxUnavailable
 from fumehood.sandbox.images import settings as image_settings
 from fumehood.sandbox.images.recipe import (
     UnknownImage,
@@ -41,8 +36,6 @@ LANGUAGES = "fumehood.languages"
 GUEST_MB = "fumehood.guest-mb"
 PACKAGES_FROM = "fumehood.packages-from"
 """When the packages were installed, in seconds since 1970: what an image's age means."""
-
-DEADLINE_S = 20.0
 
 __all__ = ["DockerImages", "Image", "find_image", "guest_digest", "list_images", "newest_own"]
 
@@ -84,33 +77,14 @@ class Image:
         return self.guest == guest_digest() and self.recipe == recipe.digest
 
 
-async def find_image(docker: DockerImages, name: str, *, own: Path | None = None) -> Image:
-    """The newest image of this name that is this engine's; `own` is where an operator's own
-    recipes are.
-
-    Raises:
-        SandboxUnavailable: there is none, or Docker does not answer; it says what to do.
-    """
-    with anyio.move_on_after(DEADLINE_S):
-        try:
-            return await anyio.to_thread.run_sync(
-                lambda: own_image(list_images(docker, name, own=own), name, own=own),
-                abandon_on_cancel=True,
-            )
-        except (DockerException, RequestException):
-            raise SandboxUnavailable(
-                "Docker did not say which images there are. See: fumehood doctor"
-            ) from None
-    raise SandboxUnavailable("Docker does not answer in time. See: fumehood doctor")
-
-
-def own_image(found: Sequence[Image], name: str, *, own: Path | None = None) -> Image:
-    """The newest that is this engine's.
+def find_image(docker: DockerImages, name: str, *, own: Path | None = None) -> Image:
+    """The newest image of this name that is this engine's. `own` has the operator's recipes.
 
     Raises:
         ImageMissing: with the command that builds it, or with the known names where there is no
             recipe of this name.
     """
+    found = list_images(docker, name, own=own)
     newest = newest_own(found)
     if newest is not None:
         return newest
