@@ -16,6 +16,7 @@ from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits
 from fumehood.sandbox.container import wall as wall_module
+from fumehood.sandbox.container.container import HeldContainer
 from fumehood.sandbox.container.docker_api import (
     DockerError,
     DockerFault,
@@ -24,7 +25,6 @@ from fumehood.sandbox.container.docker_api import (
     DockerTimeout,
     Listed,
 )
-from fumehood.sandbox.container.lease import HeldContainer
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity, LanguageImages
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.wall import NO_SINKS, ImageMissing, RunEnding
@@ -188,7 +188,7 @@ async def test_wall_without_docker_says_why_once_and_heals_when_it_is_there(
         await made.until(lambda: len(made.docker.asked) > asked + 3)
         assert len(made.told("container.unavailable")) == 1
         assert made.wall.enforced == frozenset()
-        assert failure.message in made.wall.cure
+        assert failure.message in made.wall.remedy
         made.docker.failing = None
         await made.until(lambda: made.wall.is_ready)
         assert (await made.run()).ended_by is EndedBy.OK
@@ -432,7 +432,7 @@ async def test_host_that_cannot_limit_memory_has_no_container_wall() -> None:
 
 async def test_warning_of_docker_s_means_that_nothing_runs() -> None:
     async with bench(docker={"warnings": ("No swap limit support",)}) as made:
-        with pytest.raises(SandboxUnavailable, match="does not hold what it must"):
+        with pytest.raises(SandboxUnavailable, match="lack a required limit"):
             await made.run()
         assert "start" not in made.docker.asked
 

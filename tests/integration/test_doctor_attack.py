@@ -33,7 +33,7 @@ from fumehood.attack.targets import (
 from fumehood.sandbox.container import container as container_module
 from fumehood.sandbox.container.docker_api import Docker
 from fumehood.sandbox.container.pool import PoolState
-from fumehood.sandbox.container.pool_entry import PoolEntry
+from fumehood.sandbox.container.pool_state import PoolEntry
 from fumehood.sandbox.images.catalog import Image
 from support import weakened
 from support.containers import containers_of
@@ -263,7 +263,7 @@ async def test_jail_on_a_kernel_without_landlock_is_untried_with_the_cure() -> N
     assert (card.verdict, wall.verdict, wall.attacks) == (UNTRIED, UNTRIED, ())
     # Its children die for want of it; which of them says so first is a matter of a moment.
     assert "no Landlock" in wall.why or "died before it was sealed" in wall.why
-    assert "CONFIG_SECURITY_LANDLOCK" in wall.cure
+    assert "CONFIG_SECURITY_LANDLOCK" in wall.remedy
 
 
 async def test_interpreter_whose_children_have_no_filter_serves_nobody_and_is_untried() -> None:

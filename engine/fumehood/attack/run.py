@@ -105,7 +105,7 @@ async def _say_hello(standing: Standing) -> None:
     """
     wall, language = standing.wall, standing.hello
     faults = getattr(wall, "faults", ())
-    cure = getattr(wall, "cure", "") or "Run `fumehood doctor` to see what is missing."
+    cure = getattr(wall, "remedy", "") or "Run `fumehood doctor` to see what is missing."
     if faults or wall.required - wall.enforced:
         missing = ", ".join(sorted(wall.required - wall.enforced))
         why = "; ".join(faults) or f"It does not enforce {missing} here."

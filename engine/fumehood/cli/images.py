@@ -114,10 +114,10 @@ def remove_images(
     """
     from fumehood.cli.show import show_json, wants_json
     from fumehood.sandbox.container.docker_api import DockerError, typed_errors
-    from fumehood.sandbox.images.catalog import list_images
-    from fumehood.sandbox.images.leftovers import (
+    from fumehood.sandbox.images.catalog import (
         idle_roots,
         images_of,
+        list_images,
         remove_unused,
         useless,
         users_of,
@@ -204,14 +204,14 @@ def _read_list(path: Path) -> str:
 def _make(request: ImageRequest, base: str, *, replace: bool) -> Image:
     """Make the folder aside, build the image, then move the folder into place."""
     from fumehood.sandbox.images.build import wheel_cache
-    from fumehood.sandbox.images.errors import ImageTrouble, trouble_in
-    from fumehood.sandbox.images.own_image import check_wish, make_aside, publish
+    from fumehood.sandbox.images.errors import ImageBuildError, build_error
+    from fumehood.sandbox.images.own_image import check_request, make_aside, publish
     from fumehood.sandbox.images.recipe import WrongRecipe, read_own_files, recipe_of
     from fumehood.sandbox.trusted_files import Untrusted
 
     own = _own_images()
     try:
-        check_wish(request, own, replace=replace)
+        check_request(request, own, replace=replace)
         client = open_engine()
         with ExitStack() as stack:
             with _progress(request.name) as on_step:
@@ -222,10 +222,10 @@ def _make(request: ImageRequest, base: str, *, replace: bool) -> Image:
             publish(folder, request.name)
     except (WrongRecipe, Untrusted) as error:
         fail(str(error), ExitCode.USAGE)
-    except ImageTrouble as trouble:
-        fail(f"The image {request.name} was not built. {trouble}", ExitCode.UNAVAILABLE)
+    except ImageBuildError as error:
+        fail(f"The image {request.name} was not built. {error}", ExitCode.UNAVAILABLE)
     except OSError as error:
-        why = trouble_in("Its files cannot be written", [str(error)])
+        why = build_error("Its files cannot be written", [str(error)])
         fail(f"The image {request.name} was not built. {why}", ExitCode.UNAVAILABLE)
     return built.image
 
@@ -233,7 +233,7 @@ def _make(request: ImageRequest, base: str, *, replace: bool) -> Image:
 def _require_known(client: docker.APIClient, name: str, own: Path) -> None:
     """Fail for an unknown image. An own image is known by its folder or in Docker."""
     from fumehood.core.names import did_you_mean
-    from fumehood.sandbox.images.leftovers import images_of
+    from fumehood.sandbox.images.catalog import images_of
     from fumehood.sandbox.images.recipe import image_names, is_own_name
 
     names = image_names(own=own)
@@ -320,14 +320,14 @@ def _build(
 ) -> Built:
     """Build one image and report the time, or exit with the reason."""
     from fumehood.sandbox.images.build import build_image
-    from fumehood.sandbox.images.errors import ImageTrouble
+    from fumehood.sandbox.images.errors import ImageBuildError
 
     started = time.monotonic()
     try:
         with _progress(recipe.name) as on_step:
             built = build_image(client, recipe, on_step, force=force, since=since, own=own)
-    except ImageTrouble as trouble:
-        fail(f"The image {recipe.name} was not built. {trouble}", ExitCode.UNAVAILABLE)
+    except ImageBuildError as error:
+        fail(f"The image {recipe.name} was not built. {error}", ExitCode.UNAVAILABLE)
     what = "built" if built.made_guest else "is up to date"
     took = f" in {time.monotonic() - started:.1f} s" if built.made_guest else ""
     print(f"{recipe.name}: {what}{took}, {built.image.id}", file=sys.stderr)

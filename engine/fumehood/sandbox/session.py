@@ -24,7 +24,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits, WallLimits
 from fumehood.core.session import KeptSession, SessionRecord, SessionStatus
 from fumehood.sandbox.settings import IMAGE_NAME, SessionSettings
-from fumehood.sandbox.wall import NO_SINKS, HeldPlace, RunEnding, RunSinks
+from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks, SessionContainer
 
 RETRY_AFTER_MS = 1000
 
@@ -44,7 +44,7 @@ class Session:
     agent_id: str | None
     image: str
     memory_mb: int
-    place: HeldPlace
+    place: SessionContainer
     idle_s: float
     lifetime_s: float
     created_at: datetime
@@ -149,7 +149,7 @@ class SessionRequest:
     lifetime_s: float
 
 
-def make_wishes(
+def make_request(
     settings: SessionSettings,
     offered: WallLimits,
     *,

@@ -35,10 +35,10 @@ from fumehood.sandbox.session import (
     SessionLease,
     SessionRequest,
     SessionRows,
-    make_wishes,
+    make_request,
 )
 from fumehood.sandbox.settings import SessionSettings
-from fumehood.sandbox.wall import HasImages, HeldPlace, HoldingWall, Lease
+from fumehood.sandbox.wall import HasImages, Lease, SessionContainer, SessionWall
 
 ID_BYTES = 16
 TIDY_S = 15.0
@@ -79,7 +79,7 @@ class SessionKeeper:
         on_event: Callable[[str, JsonObject], None] = lambda event, values: None,
     ) -> None:
         """`kept` are the rows that an engine before this one has left."""
-        self._wall = wall if isinstance(wall, HoldingWall) else None
+        self._wall = wall if isinstance(wall, SessionWall) else None
         self._settings = settings
         self._clock = clock
         self._check = check
@@ -146,7 +146,7 @@ class SessionKeeper:
             raise SandboxUnavailable("This engine has no wall for sessions.", retryable=False)
         if group is None:
             raise _stopped()
-        wishes = make_wishes(
+        request = make_request(
             self._settings,
             wall.limits,
             image=image,
@@ -156,7 +156,7 @@ class SessionKeeper:
         )
         with self._room_for_one(principal.id):
             await self._until_there_is_room()
-            session = await self._make(wall, principal.id, agent_id, wishes)
+            session = await self._make(wall, principal.id, agent_id, request)
             if self._group is None:  # stopped meanwhile
                 session.place.end(STOPPED)
                 raise _stopped()
@@ -292,14 +292,14 @@ class SessionKeeper:
         self._history.add(KeptSession(one.principal_id, record, now))
 
     async def _make(
-        self, wall: HoldingWall, principal_id: str, agent_id: str | None, wishes: SessionRequest
+        self, wall: SessionWall, principal_id: str, agent_id: str | None, request: SessionRequest
     ) -> Session:
         """A place and its row. Where either fails, neither is left."""
         session_id = f"sess_{secrets.token_hex(ID_BYTES)}"
         place = await wall.hold(
             TrustDomain(principal_id, agent_id, session_id),
-            image=wishes.image,
-            memory_mb=wishes.memory_mb,
+            image=request.image,
+            memory_mb=request.memory_mb,
             on_lost=lambda: self._on_lost(self._live.get(session_id)),
         )
         now, now_at = self._clock.monotonic(), self._clock.now()
@@ -307,15 +307,15 @@ class SessionKeeper:
             id=session_id,
             principal_id=principal_id,
             agent_id=agent_id,
-            image=wishes.image,
-            memory_mb=wishes.memory_mb,
+            image=request.image,
+            memory_mb=request.memory_mb,
             place=place,
-            idle_s=wishes.idle_s,
+            idle_s=request.idle_s,
             created_at=now_at,
             last_used_at=now_at,
             last_used=now,
             created=now,
-            lifetime_s=wishes.lifetime_s,
+            lifetime_s=request.lifetime_s,
         )
         self._history.note(session.kept())
         try:
@@ -419,13 +419,13 @@ class SessionKeeper:
         self._tell(f"session.{status.value}", session, why=why)
         self._wake.set()
 
-    def _see_off(self, place: HeldPlace) -> None:
+    def _see_off(self, place: SessionContainer) -> None:
         if self._group is None:
             return
         self._leaving += 1
         self._group.start_soon(self._until_gone, place)
 
-    async def _until_gone(self, place: HeldPlace) -> None:
+    async def _until_gone(self, place: SessionContainer) -> None:
         try:
             await place.until_gone()
         finally:

@@ -25,7 +25,7 @@ _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
 
 
 class Untrusted(Exception):
-    """A directory or file is refused. The message is for the operator and names the cure."""
+    """A directory or file is refused. The message is for the operator and names the remedy."""
 
 
 @dataclass(frozen=True, slots=True)

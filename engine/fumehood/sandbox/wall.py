@@ -147,7 +147,7 @@ class Wall(Protocol):
         ...
 
     @property
-    def cure(self) -> str:
+    def remedy(self) -> str:
         """What to do where something required is not enforced."""
         ...
 
@@ -179,7 +179,7 @@ class ImageMissing(SandboxUnavailable):
         cls,
         image: str,
         fault: str,
-        cure: str,
+        remedy: str,
         *,
         language: str | None = None,
         retry_after_ms: int | None = None,
@@ -190,11 +190,11 @@ class ImageMissing(SandboxUnavailable):
         """
         needed = f", which {language} needs," if language is not None else ""
         made = cls(
-            f"The image {image}{needed} {fault}. {cure}",
+            f"The image {image}{needed} {fault}. {remedy}",
             retryable=retry_after_ms is not None,
             retry_after_ms=retry_after_ms,
         )
-        made._parts = (image, fault, cure)
+        made._parts = (image, fault, remedy)
         return made
 
     def needed_for(self, language: str | None) -> ImageMissing:
@@ -253,7 +253,7 @@ class Walls:
         return self._walls[name]
 
 
-class HeldPlace(Protocol):
+class SessionContainer(Protocol):
     """One container for one session, from its creation to its end.
 
     It serves one trust domain, one run at a time, and ends with its session.
@@ -289,7 +289,7 @@ class HeldPlace(Protocol):
 
 
 @runtime_checkable
-class HoldingWall(Protocol):
+class SessionWall(Protocol):
     """A wall with containers for sessions."""
 
     @property
@@ -304,7 +304,7 @@ class HoldingWall(Protocol):
         image: str,
         memory_mb: int,
         on_lost: Callable[[], None],
-    ) -> HeldPlace:
+    ) -> SessionContainer:
         """Wait, bounded, for an unused container, and keep it for this domain.
 
         `on_lost` is called once, when the container is gone for any reason.

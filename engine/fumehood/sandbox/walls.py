@@ -22,9 +22,8 @@ from fumehood.sandbox.container.image_catalog import FindImage, ImageFound
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.host import Host
-from fumehood.sandbox.process.interpreter import InterpreterWall
-from fumehood.sandbox.process.jail import JailWall
 from fumehood.sandbox.process.settings import InterpreterSettings, JailSettings
+from fumehood.sandbox.process.wall import InterpreterWall, JailWall
 from fumehood.sandbox.wall import ImageMissing, Wall, Walls
 from fumehood.storage.directory import owner_id
 
@@ -201,9 +200,9 @@ def _image_finder(own: Path) -> FindImage:
                 return find_image(client, name, own=own)
             except ImageMissing:
                 if is_being_built(client, name):
-                    cure = "Repeat the call when it is built."
+                    remedy = "Repeat the call when it is built."
                     raise ImageMissing.of(
-                        name, "is being built", cure, retry_after_ms=BUILD_RETRY_AFTER_MS
+                        name, "is being built", remedy, retry_after_ms=BUILD_RETRY_AFTER_MS
                     ) from None
                 raise
 

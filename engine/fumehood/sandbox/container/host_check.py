@@ -17,7 +17,7 @@ class Unfit:
     """Why a host cannot have this wall, and what to do. Fit for whoever made a call."""
 
     fault: str
-    cure: str
+    remedy: str
     heals: bool = False
     """Whether it may pass without anybody's help, so that repeating a call makes sense."""
 

@@ -22,14 +22,18 @@ from fumehood.core.errors import SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, Limit
-from fumehood.sandbox.container.container import START_DEADLINE_S, Container
+from fumehood.sandbox.container.container import (
+    START_DEADLINE_S,
+    Container,
+    ContainerLease,
+    HeldContainer,
+)
 from fumehood.sandbox.container.docker_api import Docker, DockerError, DockerTimeout
 from fumehood.sandbox.container.factory import ContainerFactory, OnEvent
 from fumehood.sandbox.container.host_check import Unfit, why_unfit
 from fumehood.sandbox.container.image_catalog import FindImage, ImageCatalog
-from fumehood.sandbox.container.lease import ContainerLease, HeldContainer
 from fumehood.sandbox.container.pool import MAX_COMPLAINT_CHARACTERS, Pool
-from fumehood.sandbox.container.pool_entry import Kind, PoolEntry
+from fumehood.sandbox.container.pool_state import Kind, PoolEntry
 from fumehood.sandbox.container.reaper import Reaper
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
 from fumehood.sandbox.container.spec import GUEST_COMMAND
@@ -123,7 +127,7 @@ class ContainerWall(HasImages):
         self.limits = settings.limits
         self._settings = settings
         self._docker = docker
-        self._shelf = ImageCatalog(docker, find_image, settings.images.model_dump())
+        self._catalog = ImageCatalog(docker, find_image, settings.images.model_dump())
         self._held: dict[str, HeldContainer] = {}
         """Of sessions, by name; those included that are being removed."""
         self._identity = identity
@@ -141,7 +145,7 @@ class ContainerWall(HasImages):
         self._looks: SharedLook | None = None
         self._failed_looks = 0
         """In a row: Docker was away, or no image was there."""
-        self._trouble = anyio.Event()
+        self._failed = anyio.Event()
         """A container could not be started, or a look has failed after one that did not."""
         self._down: Unfit | None = None
         self._is_up = False
@@ -156,18 +160,18 @@ class ContainerWall(HasImages):
             self._names_in_use,
             on_event=on_event,
         )
-        self._maker: ContainerFactory | None = None
+        self._factory: ContainerFactory | None = None
         self._pool: Pool | None = None
 
     async def __aenter__(self) -> ContainerWall:
         self._group = await self._stack.enter_async_context(anyio.create_task_group())
         self._stack.callback(self._group.cancel_scope.cancel)
-        self._maker = ContainerFactory(
+        self._factory = ContainerFactory(
             self._docker,
             self._settings,
             self._identity,
             self._reaper,
-            self._shelf,
+            self._catalog,
             self.required,
             held_s=self._held_s,
             command=self._command,
@@ -175,11 +179,11 @@ class ContainerWall(HasImages):
             start_soon=self._group.start_soon,
             on_event=self._on_event,
             on_start=self._tell_available,
-            on_failure=lambda: self._trouble.set(),
+            on_failure=lambda: self._failed.set(),
         )
         self._looks = SharedLook(self._look, self._group.start_soon)
         self._pool = Pool(
-            self._maker,
+            self._factory,
             self._settings,
             self._group.start_soon,
             warm_image=self._settings.images.python,
@@ -199,7 +203,7 @@ class ContainerWall(HasImages):
         try:
             await self._stack.aclose()
         finally:
-            if self._maker is not None and self._maker.has_made:
+            if self._factory is not None and self._factory.has_made:
                 await self._reaper.stop()
 
     # -- the wall -------------------------------------------------------------------
@@ -207,7 +211,7 @@ class ContainerWall(HasImages):
     @property
     def enforced(self) -> frozenset[Limit]:
         """What the last container was seen to enforce; until there was one, what it must."""
-        seen = self._maker.seen if self._maker is not None else None
+        seen = self._factory.seen if self._factory is not None else None
         if seen is not None and not self.required <= seen:
             return seen
         return frozenset() if self._down is not None else self.required
@@ -220,7 +224,7 @@ class ContainerWall(HasImages):
     @property
     def seen(self) -> frozenset[Limit]:
         """The same without an advance: nothing before a container was there."""
-        seen = self._maker.seen if self._maker is not None else None
+        seen = self._factory.seen if self._factory is not None else None
         return self.enforced & (seen or frozenset())
 
     @property
@@ -231,7 +235,7 @@ class ContainerWall(HasImages):
     @property
     def is_ready(self) -> bool:
         """Whether a call would get a container, as far as it is known."""
-        return self._is_up and self._shelf.has_any and not self.required - self.enforced
+        return self._is_up and self._catalog.has_any and not self.required - self.enforced
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -241,12 +245,12 @@ class ContainerWall(HasImages):
     @property
     def missing(self) -> tuple[str, ...]:
         """A sentence for each image that is not there, with what to do."""
-        return self._shelf.faults
+        return self._catalog.faults
 
     @property
-    def cure(self) -> str:
+    def remedy(self) -> str:
         """Why not, and what to do."""
-        return "" if self._down is None else f"{self._down.fault} {self._down.cure}".rstrip()
+        return "" if self._down is None else f"{self._down.fault} {self._down.remedy}".rstrip()
 
     @property
     def counts(self) -> JsonObject:
@@ -260,9 +264,9 @@ class ContainerWall(HasImages):
             ImageMissing: it is not there.
             SandboxUnavailable: none was chosen for it, or it has no such language.
         """
-        name = self._shelf.name_for(language)
+        name = self._catalog.name_for(language)
         self._require_found(name, language)
-        self._shelf.must_run(name, language)
+        self._catalog.must_run(name, language)
         return name
 
     async def look_again(self) -> None:
@@ -289,7 +293,7 @@ class ContainerWall(HasImages):
         if self._down is not None:
             raise _unavailable(self._down)
         self._require_found(image)
-        if image not in self._shelf.found:
+        if image not in self._catalog.found:
             raise SandboxUnavailable(
                 f"Docker did not say what the image {image!r} is. Repeat the call.",
                 retry_after_ms=RETRY_AFTER_MS,
@@ -297,7 +301,7 @@ class ContainerWall(HasImages):
 
     def facts_of(self, image: str | None) -> JsonObject:
         """The image's digest, as far as it is known now, and the runtime."""
-        found = self._shelf.found.get(image) if image is not None else None
+        found = self._catalog.found.get(image) if image is not None else None
         return {
             "image_digest": found.id if found is not None else None,
             "runtime": self._settings.runtime or "default",
@@ -316,7 +320,7 @@ class ContainerWall(HasImages):
         """
         chosen = memory_mb or self.limits.default_memory_mb or CONTAINER_MEMORY_CLASSES[0]
         return ContainerLease(
-            lambda: self._place(domain, language or MAIN_LANGUAGE, chosen, fresh=fresh),
+            lambda: self._entry(domain, language or MAIN_LANGUAGE, chosen, fresh=fresh),
             self._give_back,
             fresh=fresh,
             memory_mb=chosen,
@@ -335,15 +339,15 @@ class ContainerWall(HasImages):
         Raises:
             SandboxUnavailable: none in time, or no such image.
         """
-        place = await self._take(domain, Kind(image, memory_mb), fresh=True)
-        assert isinstance(place.container, Container)
+        entry = await self._take(domain, Kind(image, memory_mb), fresh=True)
+        assert isinstance(entry.container, Container)
         assert self._pool is not None
         assert self._group is not None
-        languages = self._shelf.found[image].languages if image in self._shelf.found else ()
+        languages = self._catalog.found[image].languages if image in self._catalog.found else ()
         held = HeldContainer(
-            place.container, languages, self._forget, self._group.start_soon, on_lost
+            entry.container, languages, self._forget, self._group.start_soon, on_lost
         )
-        if not self._pool.let_go(place, held):
+        if not self._pool.let_go(entry, held):
             raise SandboxUnavailable(
                 "The container was lost as it was taken. Repeat the call.",
                 retry_after_ms=RETRY_AFTER_MS,
@@ -354,9 +358,9 @@ class ContainerWall(HasImages):
     # -- inside -----------------------------------------------------------------
 
     def _names_in_use(self) -> list[str]:
-        if self._maker is None or self._pool is None:
+        if self._factory is None or self._pool is None:
             return []
-        return [*self._maker.unsettled, *self._pool.names, *self._held]
+        return [*self._factory.unsettled, *self._pool.names, *self._held]
 
     def _begin_to_look(self) -> None:
         if not self._looking and self._group is not None and self._looks is not None:
@@ -365,18 +369,18 @@ class ContainerWall(HasImages):
 
     async def _keep_looking(self, looks: SharedLook) -> None:
         """Look now and then, and soon after trouble. Calls have their looks besides."""
-        assert self._maker is not None
-        maker, pause_s = self._maker, 0.0
+        assert self._factory is not None
+        factory, pause_s = self._factory, 0.0
         with anyio.move_on_after(FIRST_LOOK_DELAY_S):
             await self._wanted.wait()
         while True:
             with anyio.move_on_after(pause_s):
-                await self._trouble.wait()
-            if self._trouble.is_set():
-                self._trouble = anyio.Event()
-                if maker.is_failing and maker.failure is not None:
-                    self._go_down(maker.failure)
-                pause_s = _pause(maker.failed_starts)
+                await self._failed.wait()
+            if self._failed.is_set():
+                self._failed = anyio.Event()
+                if factory.is_failing and factory.failure is not None:
+                    self._go_down(factory.failure)
+                pause_s = _pause(factory.failed_starts)
             else:
                 await looks.another()
                 pause_s = LOOK_AGAIN_S
@@ -385,10 +389,10 @@ class ContainerWall(HasImages):
 
     async def _look(self) -> None:
         unfit = await self._why_unfit()
-        is_good = unfit is None and self._shelf.has_any
+        is_good = unfit is None and self._catalog.has_any
         self._failed_looks = 0 if is_good else self._failed_looks + 1
         if self._failed_looks == 1:
-            self._trouble.set()  # the task's pause is for a wall where all is well
+            self._failed.set()  # the task's pause is for a wall where all is well
         if unfit is not None:
             self._go_down(unfit)
         else:
@@ -401,15 +405,15 @@ class ContainerWall(HasImages):
         """
         try:
             info = await self._docker.info()
-            if self._maker is not None:
-                self._maker.host_cpus = int(info.get("NCPU") or 0)
+            if self._factory is not None:
+                self._factory.host_cpus = int(info.get("NCPU") or 0)
             unfit = why_unfit(
                 info, runtime=self._settings.runtime, has_swap=_may_swap(self._docker.is_local)
             )
             if unfit is not None:
                 return unfit
             await self._reaper.sweep()
-            await self._shelf.look()
+            await self._catalog.look()
         except DockerError as error:
             return Unfit(error.message, error.remedy, error.heals)
         except Exception as error:  # a bug must not end the task that would find out it is over
@@ -419,7 +423,7 @@ class ContainerWall(HasImages):
 
     def _go_down(self, unfit: Unfit) -> None:
         if self._told != unfit:
-            self._on_event("container.unavailable", {"why": unfit.fault, "cure": unfit.cure})
+            self._on_event("container.unavailable", {"why": unfit.fault, "cure": unfit.remedy})
         self._told = self._down = unfit
         self._is_up = False
         if self._pool is not None:
@@ -427,36 +431,36 @@ class ContainerWall(HasImages):
 
     def _go_up(self) -> None:
         self._down, self._is_up = None, True
-        if self._maker is None or self._pool is None:
+        if self._factory is None or self._pool is None:
             return
-        if not self._maker.failed_starts:  # else the next container has to show it first
+        if not self._factory.failed_starts:  # else the next container has to show it first
             self._tell_available()
-        self._pool.retire(lambda container: container.image_id not in self._shelf.ids)
+        self._pool.retire(lambda container: container.image_id not in self._catalog.ids)
         self._pool.tidy()
         # While a limit is missing no call is admitted, so none would have a container made.
         is_lacking = bool(self.required - self.enforced)
-        self._pool.open(self._shelf.missing, least_warm=1 if is_lacking else 0)
+        self._pool.open(self._catalog.missing, least_warm=1 if is_lacking else 0)
 
     def _tell_available(self) -> None:
         has_changed = self.missing != self._told_missing
         is_news = self._told is not None or not self._has_been_up or has_changed
-        if is_news and self._shelf.has_any:
-            images = {name: found.id for name, found in self._shelf.found.items()}
+        if is_news and self._catalog.has_any:
+            images = {name: found.id for name, found in self._catalog.found.items()}
             self._on_event("container.available", {"images": images})
         if has_changed and self.missing:
             self._on_event("container.images_missing", {"missing": list(self.missing)})
         self._told, self._has_been_up, self._told_missing = None, True, self.missing
 
-    async def _place(
+    async def _entry(
         self, domain: TrustDomain, language: str, memory_mb: int, *, fresh: bool
     ) -> PoolEntry:
         """Raises SandboxUnavailable."""
-        name = self._shelf.name_for(language)
+        name = self._catalog.name_for(language)
         return await self._take(domain, Kind(name, memory_mb), fresh=fresh, must_run=language)
 
-    def _give_back(self, place: PoolEntry, *, ran: bool, fresh: bool) -> None:
+    def _give_back(self, entry: PoolEntry, *, ran: bool, fresh: bool) -> None:
         if self._pool is not None:
-            self._pool.give_back(place, ran=ran, fresh=fresh)
+            self._pool.give_back(entry, ran=ran, fresh=fresh)
 
     async def _until_found(self, image: str) -> None:
         """Wait, bounded, until Docker was asked for an image, if it is not known to be there.
@@ -465,19 +469,19 @@ class ContainerWall(HasImages):
             SandboxUnavailable: Docker did not answer in time.
         """
         came = time.monotonic()
-        if image not in self._shelf.found:
-            self._shelf.want(image)
+        if image not in self._catalog.found:
+            self._catalog.want(image)
         await self._until_looked()
-        if self._is_up and image in self._shelf.found:
+        if self._is_up and image in self._catalog.found:
             return
         if self._looks is not None and self._looks.last_began < came:
-            self._shelf.want(image)  # a look that began before may have looked for it
+            self._catalog.want(image)  # a look that began before may have looked for it
             await self.look_again()
 
     def _require_found(self, image: str, language: str | None = None) -> None:
         """Raises ImageMissing where the image is known not to be there."""
-        if image in self._shelf.missing:
-            raise self._shelf.missing[image].needed_for(language)
+        if image in self._catalog.missing:
+            raise self._catalog.missing[image].needed_for(language)
 
     async def _until_looked(self) -> None:
         """Wait, bounded, for the first look."""
@@ -497,7 +501,7 @@ class ContainerWall(HasImages):
         if self._is_up:
             self._require_found(kind.image, must_run)
         if must_run is not None:
-            self._shelf.must_run(kind.image, must_run)
+            self._catalog.must_run(kind.image, must_run)
         return await self._pool.take(domain, kind, fresh=fresh)
 
     async def _forget(self, held: HeldContainer) -> None:
@@ -512,7 +516,7 @@ class ContainerWall(HasImages):
 
 def _unavailable(unfit: Unfit) -> SandboxUnavailable:
     return SandboxUnavailable(
-        f"Containers are unavailable; nothing ran. {unfit.fault} {unfit.cure}".rstrip(),
+        f"Containers are unavailable; nothing ran. {unfit.fault} {unfit.remedy}".rstrip(),
         retryable=unfit.heals,
         retry_after_ms=RETRY_AFTER_MS if unfit.heals else None,
     )

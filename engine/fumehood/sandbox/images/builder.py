@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 import docker
 
 from fumehood.sandbox.container.docker_api import DockerError, typed_errors
-from fumehood.sandbox.images.errors import trouble_in
+from fumehood.sandbox.images.errors import build_error
 
 NAME = "fumehood-builder-"
 """How their names begin; then come a deadline and a random part."""
@@ -64,13 +64,13 @@ def run(client: docker.APIClient, container: str, *, run_s: float, failed: str) 
     """Run its command to the end.
 
     Raises:
-        ImageTrouble: it failed; `failed` and what it said last.
+        ImageBuildError: it failed; `failed` and what it said last.
     """
     client.start(container)
     status = client.wait(container, timeout=run_s)["StatusCode"]
     if status != 0:
         said = client.logs(container, tail=5).decode("utf-8", "replace")
-        raise trouble_in(failed, said.splitlines())
+        raise build_error(failed, said.splitlines())
 
 
 @contextmanager

@@ -1,20 +1,28 @@
-"""The images that are there: found by their labels, used by their ids.
+"""The images in Docker: found by their labels, used by their ids, removed if nothing needs them.
 
-Host side. Above it the wall's pool and the command line; below it Docker. Invariant: an image is
+Host side. Above it the wall's pool and the command line; below it Docker. Invariants: an image is
 this engine's only if its labels carry both digests of `recipe`, and a tag of our repository is on
-it: images that somebody derives from ours inherit the labels, and not the tag.
+it: images that somebody derives from ours inherit the labels, and not the tag. An image that a
+container uses or another image is based on is never removed, nor is one that an engine of another
+version made in the last week.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+import docker
+from docker.errors import APIError
+
 from fumehood.sandbox.images import settings as image_settings
 from fumehood.sandbox.images.recipe import (
+    Recipe,
     UnknownImage,
     WrongRecipe,
     guest_digest,
@@ -37,7 +45,9 @@ GUEST_MB = "fumehood.guest-mb"
 PACKAGES_FROM = "fumehood.packages-from"
 """When the packages were installed, in seconds since 1970: what an image's age means."""
 
-__all__ = ["DockerImages", "Image", "find_image", "guest_digest", "list_images", "newest_own"]
+NEW_S = 3600
+KEPT_S = 7 * 24 * 3600
+"""So long an image of another engine is left alone, which may just have no container."""
 
 
 class DockerImages(Protocol):
@@ -136,3 +146,109 @@ def _parsed(row: dict[str, Any], own: Path | None) -> Image | None:
         )
     except (KeyError, ValueError, OverflowError, OSError):
         return None
+
+
+# -- removal --------------------------------------------------------------------------------
+
+
+def replaced_by(client: docker.APIClient, recipe: Recipe) -> set[str]:
+    """What can go once the new image is there: earlier builds of it, and old ones of others."""
+    guest, now = guest_digest(), time.time()
+    tops = {
+        image.id
+        for image in list_images(client, recipe.name)
+        if (image.recipe, image.guest) == (recipe.digest, guest)
+        or now - image.created.timestamp() > KEPT_S
+    }
+    below = {
+        str(row["Id"])
+        for name, label, digest in (
+            (f"base-{recipe.name}", RECIPE, recipe.digest),
+            ("root", ROOT, recipe.root_digest),
+        )
+        for row in client.images(name=f"{REPOSITORY}/{name}")
+        if (row["Labels"] or {}).get(label) == digest or now - row["Created"] > KEPT_S
+    }
+    return tops | below
+
+
+def images_of(client: docker.APIClient, name: str) -> set[str]:
+    """Everything that was built for the image of this name, by any engine."""
+    tops = {image.id for image in list_images(client, name)}
+    return tops | {str(row["Id"]) for row in client.images(name=f"{REPOSITORY}/base-{name}")}
+
+
+def useless(client: docker.APIClient, own: Path) -> set[str]:
+    """What no engine of this version uses, and what it stood on, where both are old."""
+    tops = list_images(client, own=own)
+    used = {image.recipe for image in tops if image.is_own}
+    now = time.time()
+    bases = {
+        str(row["Id"])
+        for row in client.images(filters={"label": [RECIPE]})
+        if any(str(tag).startswith(f"{REPOSITORY}/base-") for tag in row["RepoTags"] or ())
+        and row["Labels"][RECIPE] not in used
+        and now - row["Created"] > KEPT_S
+    }
+    return bases | {
+        image.id for image in tops if not image.is_own and now - image.created.timestamp() > KEPT_S
+    }
+
+
+def idle_roots(client: docker.APIClient, own: Path) -> set[str]:
+    """Root file systems of no recipe that there is. A new one may be somebody's who builds now."""
+    wanted = set()
+    for name in image_names(own=own):
+        with suppress(WrongRecipe):
+            wanted.add(read_recipe(name, own=own).root_digest)
+    return {
+        str(row["Id"])
+        for row in client.images(name=f"{REPOSITORY}/root")
+        if (row["Labels"] or {}).get(ROOT) not in wanted and time.time() - row["Created"] > NEW_S
+    }
+
+
+def remove_unused(client: docker.APIClient, identifiers: Iterable[str]) -> set[str]:
+    """Remove them; which of them are gone. The ones that others stand on come last."""
+    left = set(identifiers)
+    gone: set[str] = set()
+    while left:
+        below = {str(row.get("ParentId")) for row in client.images(all=True)}
+        done = {identifier for identifier in left - below if _remove(client, identifier)}
+        gone |= done
+        left -= done
+        if not done:
+            break
+    return gone
+
+
+def users_of(client: docker.APIClient, identifiers: Iterable[str]) -> list[str]:
+    """The names of the containers made of them, also those that have stopped."""
+    names = {
+        str(container["Names"][0]).removeprefix("/")
+        for identifier in identifiers
+        for container in client.containers(all=True, filters={"ancestor": identifier})
+    }
+    return sorted(names)
+
+
+def _remove(client: docker.APIClient, identifier: str) -> bool:
+    """An image that a container needs stays."""
+    try:
+        if client.containers(all=True, quiet=True, filters={"ancestor": identifier}):
+            return False
+        for tag in client.inspect_image(identifier)["RepoTags"] or ():
+            client.remove_image(tag)
+        _remove_nameless(client, identifier)
+    except APIError:
+        return False
+    return True
+
+
+def _remove_nameless(client: docker.APIClient, identifier: str) -> None:
+    """With its last name it may be gone already."""
+    try:
+        client.remove_image(identifier)
+    except APIError as error:
+        if error.status_code != 404:
+            raise

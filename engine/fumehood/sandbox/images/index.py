@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fumehood.sandbox.images import pip_for_image
-from fumehood.sandbox.images.errors import ImageTrouble, has_sign, trouble_in
+from fumehood.sandbox.images.errors import ImageBuildError, build_error, has_sign
 from fumehood.sandbox.images.lock import Lock, Pinned, lock_of
 from fumehood.sandbox.images.rootfs import OnStep
 
@@ -45,7 +45,7 @@ def resolve(requirements: str, release: str, cache: Path, on_step: OnStep) -> Lo
     """Find versions that fit together, with all that they need, and put their files into `cache`.
 
     Raises:
-        ImageTrouble: with the cure.
+        ImageBuildError: with the remedy.
     """
     on_step("looking packages up in the Python index")
     with _staging(cache) as directory:
@@ -64,7 +64,7 @@ def fetch(lock: Lock, release: str, cache: Path, on_step: OnStep) -> list[Path]:
     """One wheel for each package of the lock, out of `cache` where it is there already.
 
     Raises:
-        ImageTrouble: with the cure.
+        ImageBuildError: with the remedy.
     """
     missing = Lock(tuple(each for each in lock.packages if _kept(cache, each) is None))
     if missing.packages:
@@ -72,7 +72,7 @@ def fetch(lock: Lock, release: str, cache: Path, on_step: OnStep) -> list[Path]:
         _download(missing, release, cache)
     found = [_kept(cache, each) for each in lock.packages]
     if None in found:
-        raise ImageTrouble(
+        raise ImageBuildError(
             f"The cache {cache} loses what is put into it.", "Look at its disk and rights."
         )
     return [wheel for wheel in found if wheel is not None]
@@ -120,7 +120,7 @@ def _target(release: str) -> list[str]:
     version, glibc = _python_of(release)
     machine = platform.machine()
     if machine not in MACHINES:
-        raise ImageTrouble(
+        raise ImageBuildError(
             f"Packages of the Python index are taken for {' and '.join(MACHINES)} only.",
             f"This machine is {machine[:40]}.",
         )
@@ -136,7 +136,7 @@ def _target(release: str) -> list[str]:
 
 def _python_of(release: str) -> tuple[str, int]:
     if release not in PYTHONS:
-        raise ImageTrouble(
+        raise ImageBuildError(
             f"Which Python {release} has is not known here.",
             f"Packages of the Python index need one of: {', '.join(PYTHONS)}.",
         )
@@ -156,7 +156,7 @@ def _markers(release: str) -> str:
 
 
 def _pip(arguments: list[str], release: str) -> None:
-    """Run to the end or the deadline. Raises ImageTrouble."""
+    """Run to the end or the deadline. Raises ImageBuildError."""
     options = ["--disable-pip-version-check", "--no-input", "--no-color", *PATIENCE]
     status, said = _run(
         [_python_with_pip(), "-I", pip_for_image.__file__, _markers(release), *arguments, *options]
@@ -198,35 +198,35 @@ def _python_with_pip() -> str:
     for python in (sys.executable, shutil.which("python3")):
         if python and _run([python, "-I", "-c", "import pip"])[0] == 0:
             return python
-    raise ImageTrouble(
+    raise ImageBuildError(
         "Packages of the Python index are fetched with pip, which is not installed.",
         f"{sys.executable} -m ensurepip, or apt-get install python3-pip",
     )
 
 
-def _in_words(said: str) -> ImageTrouble:
+def _in_words(said: str) -> ImageBuildError:
     """What pip's words mean for who asked for packages."""
     lines = [line for line in said.splitlines() if "is ignored: it is neither" not in line]
     lacks = _MISSING.search(said)
     if "Retrying (" in said or (lacks is None and has_sign(said)):
-        return trouble_in("The Python index", lines)
+        return build_error("The Python index", lines)
     if _CONFLICT in said:
         causes = [line.strip() for line in said.partition(_CONFLICT)[2].splitlines() if line]
-        return ImageTrouble(
+        return ImageBuildError(
             f"The packages do not fit together: {'; '.join(causes[:CAUSES_SHOWN])[:500]}.",
             "Ask for other versions, or for no certain one.",
         )
     if lacks is None:
-        return trouble_in("The Python index", lines)
+        return build_error("The Python index", lines)
     name, version = lacks[1], lacks[2].strip()
     if "from versions: none" not in said:
-        return ImageTrouble(
+        return ImageBuildError(
             f"No version of {name} fits {(name + version)[:100]!r} and has a wheel for this image.",
             "Ask for another version.",
         )
     if _run([_python_with_pip(), "-m", "pip", "index", "versions", *PATIENCE, name])[0] == 0:
-        return ImageTrouble(
+        return ImageBuildError(
             f"{name} has no wheel for this image, and packages are not built here.",
             "Ask for another version, or for a package that is published as a wheel.",
         )
-    return ImageTrouble(f"The Python index has no package {name!r}.", "Check how it is written.")
+    return ImageBuildError(f"The Python index has no package {name!r}.", "Check how it is written.")
