@@ -15,7 +15,7 @@ from fumehood.core.errors import EndedBy, InternalError, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits
-from fumehood.sandbox.container import wall as wall_module
+from fumehood.sandbox.container import monitor
 from fumehood.sandbox.container.container import HeldContainer
 from fumehood.sandbox.container.docker_api import (
     DockerError,
@@ -99,17 +99,17 @@ class Bench:
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wall_module, "PAUSES_S", (0.0, 0.001))
-    monkeypatch.setattr(wall_module, "FIRST_LOOK_DELAY_S", 0.0)
-    monkeypatch.setattr(wall_module, "LEAST_BETWEEN_LOOKS_S", 0.0)
-    monkeypatch.setattr(wall_module, "_may_swap", lambda is_local: False)
+    monkeypatch.setattr(monitor, "PAUSES_S", (0.0, 0.001))
+    monkeypatch.setattr(monitor, "FIRST_LOOK_DELAY_S", 0.0)
+    monkeypatch.setattr(monitor, "LEAST_BETWEEN_LOOKS_S", 0.0)
+    monkeypatch.setattr(monitor, "_may_swap", lambda is_local: False)
 
 
 def only_calls_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the first look the wall pauses for longer than any test takes."""
     for name in ("LOOK_AGAIN_S", "LONGEST_PAUSE_WHILE_AWAY_S"):
-        monkeypatch.setattr(wall_module, name, 3600.0)
-    monkeypatch.setattr(wall_module, "PAUSES_S", (0.0, 3600.0))
+        monkeypatch.setattr(monitor, name, 3600.0)
+    monkeypatch.setattr(monitor, "PAUSES_S", (0.0, 3600.0))
 
 
 @asynccontextmanager
@@ -280,13 +280,13 @@ async def test_call_is_refused_in_time_and_may_be_repeated_while_docker_is_silen
         with pytest.raises(ImageMissing):
             await made.run()
         made.docker.silence = anyio.Event()
-        monkeypatch.setattr(wall_module, "LOOK_PATIENCE_S", 0.02)
+        monkeypatch.setattr(monitor, "LOOK_PATIENCE_S", 0.02)
         with pytest.raises(SandboxUnavailable, match="does not answer in time") as refused:
             await made.run()
         assert (refused.value.may_retry, refused.value.retry_after_ms) == (True, 1000)
         made.image = "sha256:2"
         made.docker.silence.set()
-        monkeypatch.setattr(wall_module, "LOOK_PATIENCE_S", 2.0)
+        monkeypatch.setattr(monitor, "LOOK_PATIENCE_S", 2.0)
         assert (await made.run()).ended_by is EndedBy.OK
 
 
@@ -331,8 +331,8 @@ async def test_thousand_calls_share_one_look_when_docker_is_back_and_all_are_ans
         with pytest.raises(SandboxUnavailable):
             await made.run()
         made.docker.failing, made.docker.silence = None, anyio.Event()
-        monkeypatch.setattr(wall_module, "LOOK_PATIENCE_S", DEADLINE_S)
-        monkeypatch.setattr(wall_module, "LEAST_BETWEEN_LOOKS_S", 3600.0)
+        monkeypatch.setattr(monitor, "LOOK_PATIENCE_S", DEADLINE_S)
+        monkeypatch.setattr(monitor, "LEAST_BETWEEN_LOOKS_S", 3600.0)
         looks = made.docker.asked.count("info")
 
         async def call(number: int) -> None:
@@ -351,8 +351,8 @@ async def test_calls_that_keep_asking_begin_no_look_before_its_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     only_calls_look(monkeypatch)
-    monkeypatch.setattr(wall_module, "LEAST_BETWEEN_LOOKS_S", 3600.0)
-    monkeypatch.setattr(wall_module, "LOOK_PATIENCE_S", 0.01)
+    monkeypatch.setattr(monitor, "LEAST_BETWEEN_LOOKS_S", 3600.0)
+    monkeypatch.setattr(monitor, "LOOK_PATIENCE_S", 0.01)
     async with bench(docker={"failing": DockerNotRunning("away")}) as made:
         await made.until(lambda: made.wall.faults)
         for _ in range(5):
@@ -786,7 +786,7 @@ async def test_image_that_only_a_session_asks_for_is_looked_for_then() -> None:
 async def test_image_that_was_built_anew_retires_idle_containers_and_spares_a_session_s(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(wall_module, "LOOK_AGAIN_S", 0.001)
+    monkeypatch.setattr(monitor, "LOOK_AGAIN_S", 0.001)
     async with bench() as made:
         lost: list[str] = []
         await made.run()

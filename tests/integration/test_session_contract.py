@@ -156,7 +156,7 @@ async def test_ended_place_takes_its_run_with_it_and_says_so_once(case: Case) ->
 
 async def test_image_that_is_not_there_is_no_place(case: Case) -> None:
     if not isinstance(case.wall, FakeWall):
-        case.wall._shelf._find = _finds_nothing  # type: ignore[attr-defined]
+        case.wall._catalog._find = _finds_nothing  # type: ignore[attr-defined]
     with pytest.raises(SandboxUnavailable), anyio.fail_after(SLOW_S):
         await case.wall.hold(
             TrustDomain("uid:1"), image="nothing", memory_mb=MEMORY_MB, on_lost=lambda: None
