@@ -67,7 +67,7 @@ class Pool:
         self._on_event = on_event
         self._monotonic = monotonic
         self._state = PoolState()
-        self._queue: FairQueue[PoolEntry] = FairQueue()
+        self._queue = FairQueue()
         self._is_dispatching = False
         self._has_changed = False
         self._refusal: EngineError | None = SandboxUnavailable(
@@ -90,7 +90,7 @@ class Pool:
         if refusal is not None:
             raise _another(refusal)
         loop = asyncio.get_running_loop()
-        request: PoolRequest[PoolEntry] = PoolRequest(domain, kind, fresh, loop.create_future())
+        request = PoolRequest(domain, kind, fresh, loop.create_future())
         try:
             self._queue.join(request)
         except QueueFull:
@@ -265,7 +265,7 @@ class Pool:
                 if not self._state.has_unused:
                     return  # nothing is left to grant
 
-    def _grant(self, request: PoolRequest[PoolEntry], entry: PoolEntry) -> None:
+    def _grant(self, request: PoolRequest, entry: PoolEntry) -> None:
         assert entry.domain in (None, request.domain)
         assert entry.kind == request.kind
         assert entry.uses == 0 or not request.fresh
@@ -277,7 +277,7 @@ class Pool:
         self._queue.leave(request)
         request.granted.set_result(entry)
 
-    def _start_making(self, request: PoolRequest[PoolEntry]) -> bool:
+    def _start_making(self, request: PoolRequest) -> bool:
         """Start creating a container for it, in place of an idle one if the pool is full."""
         instead_of = None
         if self._state.total >= self._settings.pool_max:
@@ -305,9 +305,7 @@ class Pool:
     def _is_ready_for_all(self, entry: PoolEntry) -> bool:
         return entry.state is State.WARM and entry.kind == self._warm_kind
 
-    async def _make(
-        self, kind: Kind, request: PoolRequest[PoolEntry] | None, instead_of: str | None
-    ) -> None:
+    async def _make(self, kind: Kind, request: PoolRequest | None, instead_of: str | None) -> None:
         events = ContainerEvents(self)
         failure: EngineError | None = None
         try:
@@ -358,7 +356,7 @@ class Pool:
             self._settings, self._monotonic(), once=once, is_spared=is_spared
         )
 
-    def _forget(self, request: PoolRequest[PoolEntry]) -> None:
+    def _forget(self, request: PoolRequest) -> None:
         """Remove a waiting call; a container granted at the same moment is returned."""
         self._queue.leave(request)
         granted = request.granted
@@ -369,7 +367,7 @@ class Pool:
             granted.cancel()
             self._dispatch()
 
-    def _refuse(self, request: PoolRequest[PoolEntry], refusal: EngineError) -> None:
+    def _refuse(self, request: PoolRequest, refusal: EngineError) -> None:
         self._queue.leave(request)
         if not request.granted.done():
             request.granted.set_exception(_another(refusal))

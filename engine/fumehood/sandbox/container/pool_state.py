@@ -13,13 +13,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import zip_longest
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.sandbox.container.settings import ContainerSettings
-
-Granted = TypeVar("Granted")
 
 MAX_WAITING = 2000
 MAX_WAITING_OF_PRINCIPAL = 1000
@@ -168,33 +166,33 @@ class QueueFull(Exception):
 
 
 @dataclass(eq=False, slots=True)
-class PoolRequest(Generic[Granted]):
+class PoolRequest:
     """A call that waits for a container."""
 
     domain: TrustDomain
     kind: Kind
     fresh: bool
-    granted: asyncio.Future[Granted] = field(repr=False)
+    granted: asyncio.Future[PoolEntry] = field(repr=False)
     is_being_made: bool = False
     """Whether a container is being made for it."""
 
 
-class FairQueue(Generic[Granted]):
+class FairQueue:
     """The waiting requests of all principals."""
 
     def __init__(self) -> None:
-        self._principals: OrderedDict[str, OrderedDict[TrustDomain, list[PoolRequest[Granted]]]] = (
+        self._principals: OrderedDict[str, OrderedDict[TrustDomain, list[PoolRequest]]] = (
             OrderedDict()
         )
 
     def __len__(self) -> int:
         return sum(map(_waiting, self._principals.values()))
 
-    def __iter__(self) -> Iterator[PoolRequest[Granted]]:
+    def __iter__(self) -> Iterator[PoolRequest]:
         everybody = self._principals.values()
         return iter([one for domains in everybody for mine in domains.values() for one in mine])
 
-    def join(self, request: PoolRequest[Granted]) -> None:
+    def join(self, request: PoolRequest) -> None:
         """Add a request at the end of its domain's. Raises QueueFull."""
         domains = self._principals.get(request.domain.principal_id, OrderedDict())
         mine = domains.get(request.domain, [])
@@ -208,7 +206,7 @@ class FairQueue(Generic[Granted]):
         domains.setdefault(request.domain, mine)
         self._principals.setdefault(request.domain.principal_id, domains)
 
-    def leave(self, request: PoolRequest[Granted]) -> None:
+    def leave(self, request: PoolRequest) -> None:
         """Remove a request. Harmless if it is not here."""
         principal_id = request.domain.principal_id
         domains = self._principals.get(principal_id, OrderedDict())
@@ -220,7 +218,7 @@ class FairQueue(Generic[Granted]):
             if not domains:
                 del self._principals[principal_id]
 
-    def pass_on(self, request: PoolRequest[Granted]) -> None:
+    def pass_on(self, request: PoolRequest) -> None:
         """End the turn of its principal and its domain, whether or not it still waits."""
         principal_id = request.domain.principal_id
         if principal_id in self._principals:
@@ -228,7 +226,7 @@ class FairQueue(Generic[Granted]):
             if request.domain in self._principals[principal_id]:
                 self._principals[principal_id].move_to_end(request.domain)
 
-    def in_turn(self) -> Iterator[list[PoolRequest[Granted]]]:
+    def in_turn(self) -> Iterator[list[PoolRequest]]:
         """The requests of each domain, in the order of the turns. Safe against changes."""
         columns = [list(domains.values()) for domains in self._principals.values()]
         for row in zip_longest(*columns, fillvalue=()):
@@ -236,7 +234,7 @@ class FairQueue(Generic[Granted]):
                 yield list(mine)
 
 
-def _waiting(domains: OrderedDict[TrustDomain, list[PoolRequest[Granted]]]) -> int:
+def _waiting(domains: OrderedDict[TrustDomain, list[PoolRequest]]) -> int:
     return sum(map(len, domains.values()))
 
 
@@ -271,14 +269,14 @@ class PoolState:
             if entry.state is State.RESETTING
         )
 
-    def shares(self, requests: Iterable[PoolRequest[PoolEntry]]) -> Counter[str]:
+    def shares(self, requests: Iterable[PoolRequest]) -> Counter[str]:
         """The number of containers that each principal uses, or that are being created for it."""
         busy = [entry.domain for entry in self.entries.values() if entry.state is State.BUSY]
         shares = Counter(domain.principal_id for domain in busy if domain is not None)
         shares.update(one.domain.principal_id for one in requests if one.is_being_made)
         return shares
 
-    def find(self, request: PoolRequest[PoolEntry], state: State) -> PoolEntry | None:
+    def find(self, request: PoolRequest, state: State) -> PoolEntry | None:
         """A container in this state that may serve the request: the most recently used one, so that
         the others reach their age limit.
         """
@@ -292,9 +290,7 @@ class PoolState:
         )
         return max(fitting, key=lambda entry: entry.last_used, default=None)
 
-    def dispensable(
-        self, requests: Iterable[PoolRequest[PoolEntry]], now: float
-    ) -> PoolEntry | None:
+    def dispensable(self, requests: Iterable[PoolRequest], now: float) -> PoolEntry | None:
         """The least recently used idle container; those ready for any domain go last.
 
         One that its own domain waits for stays for a turn: a new container for every call of every
