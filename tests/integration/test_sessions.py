@@ -214,9 +214,7 @@ async def test_session_ends_at_its_absolute_end_however_much_it_is_used(engine: 
     with anyio.fail_after(SLOW_S):
         while not await over():
             pass
-    assert engine.sessions.find(engine.owner, session.id).why == (
-        "It was there for as long as it may be."
-    )
+    assert engine.sessions.find(engine.owner, session.id).why == ("Its lifetime is over.")
 
 
 async def test_stopping_engine_leaves_no_container_of_a_session(

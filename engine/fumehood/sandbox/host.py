@@ -7,7 +7,7 @@ the engine.
 Synchronous functions run in workers, so that they can be killed. A worker serves one call at a
 time and is used again. One that exceeded its time, was cancelled, died or sent anything but one
 reply is killed with everything below it, and the next call gets a new one. Waiting for a worker is
-bounded like waiting for a place on the host.
+bounded like waiting for a slot on the host.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ QUEUE_PATIENCE_S = 30
 WORKER_PROGRAM = Path(__file__).parents[1] / "executors" / "worker_main.py"
 START_DEADLINE_S = 20.0
 REPLY_OVERHEAD_BYTES = 16 * 1024
-"""What the JSON around a result, or a failure with its traceback, may add to the limit."""
+"""Added to the limit for the JSON around a result, or a failure with its traceback."""
 
 MAX_WORKERS = 8
 MAX_IDLE = 2
@@ -61,7 +61,7 @@ CHUNK_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class HostLease:
-    """A place in the engine's own process, or in one of its workers."""
+    """A slot in the engine's own process, or in one of its workers."""
 
     queue_ms: float
     workers: Workers
@@ -81,7 +81,7 @@ class HostLease:
 
 
 class Host:
-    """Places in the engine's own process."""
+    """Slots in the engine's own process."""
 
     limits = HOST_LIMITS
     required = frozenset({Limit.WALL_TIME, Limit.OUTPUT})
@@ -94,7 +94,7 @@ class Host:
         self._workers = Workers()
 
     async def stop(self) -> None:
-        """End the workers and what runs in them."""
+        """End the workers and everything that runs in them."""
         await self._workers.stop()
 
     @asynccontextmanager
@@ -106,7 +106,7 @@ class Host:
         memory_mb: int | None = None,
         language: str | None = None,
     ) -> AsyncIterator[HostLease]:
-        """Wait, at most 30 s, for one of 64 places."""
+        """Wait, at most 30 s, for one of 64 slots."""
         asked = time.monotonic()
         holder = object()
         with anyio.move_on_after(QUEUE_PATIENCE_S):
@@ -128,7 +128,7 @@ class Workers:
     """The workers of one engine. They are started when they are needed."""
 
     def __init__(self) -> None:
-        self._places = Slots(MAX_WORKERS, "the workers of synchronous functions")
+        self._slots = Slots(MAX_WORKERS, "the workers of synchronous functions")
         self._idle: list[_Worker] = []
         self._all: set[_Worker] = set()
 
@@ -147,7 +147,7 @@ class Workers:
             SandboxUnavailable: no worker in time, or none that starts.
         """
         holder = object()
-        await self._places.take(holder, principal_id)
+        await self._slots.take(holder, principal_id)
         try:
             worker = await self._worker()
             ending: RunEnding | None = None
@@ -157,10 +157,10 @@ class Workers:
                 await self._give_back(worker, is_fit=ending is not None and worker.is_fit)
             return ending
         finally:
-            self._places.leave(holder, principal_id)
+            self._slots.leave(holder, principal_id)
 
     async def stop(self) -> None:
-        """End all workers and what runs in them."""
+        """End all workers and everything that runs in them."""
         for worker in list(self._all):
             await self._discard(worker)
 
@@ -203,7 +203,7 @@ class _Worker:
 
     @classmethod
     async def start(cls) -> _Worker:
-        """Raises SandboxUnavailable where it cannot be started."""
+        """Raises SandboxUnavailable if it cannot be started."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -235,7 +235,7 @@ class _Worker:
 
     @property
     def is_alive(self) -> bool:
-        """By the kernel's word: the event loop hears of an end later."""
+        """Asks the kernel: the event loop notices an end later."""
         if self._process.returncode is not None:
             return False
         try:
@@ -247,7 +247,7 @@ class _Worker:
     async def run(
         self, call: JsonObject, limits: Limits, on_progress: OnProgress | None = None
     ) -> RunEnding:
-        """One call. The worker is fit for another one where `is_fit` says so afterwards."""
+        """One call. `is_fit` says afterwards whether the worker can be used again."""
         self.is_fit = False
         try:
             with anyio.fail_after(limits.wall_s):
@@ -292,7 +292,7 @@ class _Worker:
         return None
 
     async def _death(self) -> RunEnding:
-        # Nobody can be found by walking down from a dead process, only by its group.
+        # The children of a dead process can be found by its group only.
         _kill_group(self._process.pid)
         with anyio.CancelScope(shield=True):
             code = await self._process.wait()
@@ -302,7 +302,7 @@ class _Worker:
 
 
 def _without_reports(frames: list[JsonObject], on_progress: OnProgress | None) -> list[JsonObject]:
-    """The replies among what a worker said; reports of progress are passed on."""
+    """A worker's replies; its reports of progress are passed on."""
     replies = []
     for frame in frames:
         if frame.keys() != {"percent", "message"}:
@@ -313,14 +313,14 @@ def _without_reports(frames: list[JsonObject], on_progress: OnProgress | None) -
 
 
 def _import_path() -> list[str]:
-    """This program's own, in full: an empty entry means whichever directory one is in."""
+    """This program's own, made absolute: an empty entry means the current directory."""
     return [str(Path(entry).absolute()) for entry in sys.path]
 
 
 def _kill_tree(pid: int) -> None:
     """Stop the worker, so that it starts nothing more; end all below it; then itself.
 
-    The worker is the subreaper: what loses its parent meanwhile is found in the next round.
+    The worker is the subreaper: an orphan is found in the next round.
     """
     try:
         worker = psutil.Process(pid)

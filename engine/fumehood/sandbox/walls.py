@@ -1,4 +1,4 @@
-"""All walls of an engine: made from their settings, started and stopped together, and reported.
+"""All walls of an engine: made from their settings, started, stopped and reported together.
 
 Host side. Above it `compose`; below it the walls in `process/` and `container/`.
 """
@@ -181,7 +181,7 @@ def _identity(state: Path | None, on_event: OnEvent) -> EngineIdentity:
     try:
         return EngineIdentity(engine_id, owner_id(state))
     except OSError as error:
-        # What this engine leaves behind in a crash is then found by its deadline only.
+        # After a crash, this engine's containers are then found by their deadline only.
         on_event("container.owner_unknown", {"why": error.strerror or str(error)})
         return EngineIdentity(engine_id, engine_id)
 
@@ -191,8 +191,7 @@ def _image_finder(own: Path) -> FindImage:
 
     async def find_in(docker: Docker, name: str) -> ImageFound:
         def find(client: Any) -> ImageFound:
-            # Here, because it brings Docker's package with it, and an engine without Docker has
-            # none.
+            # Imported here: it loads Docker's package, which an engine without Docker never does.
             from fumehood.sandbox.images.builder import is_being_built
             from fumehood.sandbox.images.catalog import find_image
 

@@ -38,19 +38,19 @@ START_DEADLINE_S = 20.0
 """For the guest to be ready, on a host that starts several at once."""
 
 LOSS_DEADLINE_S = 5.0
-"""For finding out how a container ended."""
+"""For finding out the reason of a container's end."""
 
 OOM_EXIT_CODE = 137
 LOOKS = 4
 LOOK_PAUSE_S = 0.05
-"""Docker hears of the end and of its reason separately, in either order."""
+"""Docker learns of the end and of its reason separately, in either order."""
 
 MAX_FAULT_CHARACTERS = 300
 MAX_CLAIM_CHARACTERS = 200
 
 
 class ContainerDocker(Protocol):
-    """What of Docker a container needs."""
+    """The requests to Docker that a container needs."""
 
     async def create(self, body: JsonObject, name: str) -> Created: ...
     async def attach(self, container_id: str) -> Any: ...
@@ -60,11 +60,11 @@ class ContainerDocker(Protocol):
 
 
 class ContainerFailed(Exception):
-    """The container was made, and does not serve. The text is for the operator."""
+    """The container was made and does not work. The text is for the operator."""
 
 
 class LimitsNotEnforced(ContainerFailed):
-    """It serves, but without a defence that it must have: no other would have it either."""
+    """It works, but lacks a required limit: another one would lack it too."""
 
     def __init__(self, faults: tuple[str, ...], enforced: frozenset[Limit]) -> None:
         super().__init__("; ".join(faults)[: 4 * MAX_FAULT_CHARACTERS])
@@ -73,7 +73,7 @@ class LimitsNotEnforced(ContainerFailed):
 
 
 class Container:
-    """A running container. Made by `start`; whoever starts it removes it, where that fails too."""
+    """A running container. Made by `start`; its starter removes it, also after a failed start."""
 
     def __init__(self, docker: ContainerDocker, spec: ContainerSpec, channel: Channel) -> None:
         self._docker = docker
@@ -97,12 +97,12 @@ class Container:
         clocks: Clocks | None = None,
         ready_s: float = START_DEADLINE_S,
     ) -> Container:
-        """Make a container, take hold of its streams, start it, and wait until it is ready.
+        """Make a container, attach to its streams, start it, and wait until it is ready.
 
         Raises:
-            DockerError: Docker did not do its part.
-            ContainerFailed: the guest did not do its own.
-            LimitsNotEnforced: Docker or the kernel does not hold what was asked for.
+            DockerError: Docker failed.
+            ContainerFailed: the guest failed.
+            LimitsNotEnforced: Docker or the kernel does not enforce a limit.
         """
         channel = Channel(listener, clocks)
         container = cls(docker, spec, channel)
@@ -118,7 +118,7 @@ class Container:
     ) -> None:
         created = await self._docker.create(create_body(self.spec, command), self.spec.name)
         self._id = created.id
-        if created.warnings:  # Docker goes on without what the kernel cannot do
+        if created.warnings:  # Docker goes on without limits that the kernel lacks
             raise LimitsNotEnforced(created.warnings, frozenset())
         stream = await self._docker.attach(created.id)
         try:
@@ -143,22 +143,22 @@ class Container:
 
     @property
     def name(self) -> str:
-        """What Docker calls it."""
+        """Its name in Docker."""
         return self.spec.name
 
     @property
     def image_id(self) -> str:
-        """What it was made of."""
+        """The digest of its image."""
         return self.spec.image_id
 
     @property
     def enforced(self) -> frozenset[Limit]:
-        """What the guest saw to hold in this container."""
+        """The limits that the guest saw to hold in this container."""
         return self._channel.enforced
 
     @property
     def is_dead(self) -> bool:
-        """It answers nothing any more."""
+        """It has ended."""
         return self._channel.dead.is_set()
 
     @property
@@ -178,7 +178,7 @@ class Container:
 
     @property
     def complaint(self) -> str:
-        """What its guest wrote to stderr, a stranger's word."""
+        """The guest's stderr. Untrusted."""
         return self._channel.complaint.decode("utf-8", "backslashreplace")
 
     def _in_words(self, fault: str) -> str:
@@ -186,7 +186,7 @@ class Container:
         return f"{fault}; it said: {said!r}" if said else fault
 
     def end(self, why: str) -> None:
-        """Let go of it. Its guest ends itself; removing it is the pool's."""
+        """Close its channel. Its guest ends itself; the pool removes it."""
         self._channel.end(why)
 
     async def run(
@@ -203,7 +203,7 @@ class Container:
 
         `keep` leaves its files, and a Python program's variables, for the next run.
         """
-        if self.is_dead:  # since it was given to whoever asks for this run
+        if self.is_dead:  # since it was leased
             return RunEnding(EndedBy.SANDBOX_LOST, isolation)
         self._examined.clear()
         try:
@@ -225,14 +225,14 @@ class Container:
         return ending
 
     async def until_examined(self) -> None:
-        """Wait until nobody asks any more how it ended. Before that it must not be removed."""
+        """Wait until the reason of its end is known. It must not be removed before."""
         await self._examined.wait()
 
     async def _was_killed_for_memory(self) -> bool:
-        """Ask Docker how the guest itself ended. What cannot be found out was not memory.
+        """Ask Docker how the guest itself ended. An unknown reason does not count as memory.
 
-        Neither the exit code (anybody may kill) nor Docker's mark would do alone: the mark is
-        there, too, when a child was killed. Where one was, the container is not used again.
+        Neither the exit code (others may kill) nor Docker's mark is enough alone: the mark is
+        also set if a child was killed. The container is not used again then.
         """
         with anyio.move_on_after(LOSS_DEADLINE_S):
             try:

@@ -103,7 +103,7 @@ TESTED = frozenset({"matplotlib", "mpl_toolkits", "numpy", "pandas"})
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What came of it: which image, and what had to be made for it."""
+    """The image, and the layers that had to be made for it."""
 
     image: Image
     made_base: bool
@@ -126,7 +126,7 @@ def build_image(
     Wheels are kept in `cache`; `own` is where an operator's own recipes are.
 
     Raises:
-        ImageBuildError: with the remedy. What was there before is still there.
+        ImageBuildError: with the remedy. Existing images are unchanged.
     """
     try:
         with typed_errors():
@@ -152,13 +152,13 @@ def build_image(
 
 
 def wheel_cache() -> Path:
-    """Where downloaded packages of the Python index are kept, to be used again."""
+    """The directory of downloaded packages of the Python index."""
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(home).expanduser() / "fumehood" / "wheels"
 
 
 def _ready(client: docker.APIClient, recipe: Recipe, own: Path | None) -> Image | None:
-    """The recipe that is asked for decides, and not one that lies in a folder by now."""
+    """The requested recipe decides, not the present content of its folder."""
     wanted = (recipe.digest, guest_digest())
     found = list_images(client, recipe.name, own=own)
     return next((image for image in found if (image.recipe, image.guest) == wanted), None)
@@ -168,7 +168,7 @@ def _ready(client: docker.APIClient, recipe: Recipe, own: Path | None) -> Image 
 
 
 def find_base(client: docker.APIClient, recipe: Recipe) -> str | None:
-    """What the guest of this image goes on top of; None where it has to be made."""
+    """The base of this image's guest; None if it has to be made."""
     if not recipe.lock.packages:
         return _find_root(client, recipe, newer_than=0)
     rows = client.images(
@@ -180,12 +180,12 @@ def find_base(client: docker.APIClient, recipe: Recipe) -> str | None:
 def make_base(
     client: docker.APIClient, recipe: Recipe, on_step: OnStep, newer_than: float, cache: Path
 ) -> str:
-    """Make that, on a root file system whose packages are not older than a moment.
+    """Make the base, on a root file system whose packages are not older than a moment.
 
     Raises:
         ImageBuildError: with the remedy.
     """
-    # Fetched first: it is what fails most easily, and needs no rights.
+    # Fetched first: it fails most easily, and needs no rights.
     wheels = fetch(recipe.lock, recipe.release, cache, on_step) if recipe.lock.packages else []
     root = _find_root(client, recipe, newer_than=newer_than)
     root = root or _make_root(client, recipe, on_step)
@@ -273,7 +273,7 @@ def _add_packages(
             client, container, run_s=PACKAGES_DEADLINE_S,
             failed="The packages do not work in the image",
         )  # fmt: skip
-        # Counted with those of Debian: what may need a security update.
+        # Counted with those of Debian: all may need a security update.
         count = _label_of(client, root, PACKAGES) + len(wheels)
         labels = {
             IMAGE: f"base-{recipe.name}", RECIPE: recipe.digest, ROOT: "", PACKAGES: str(count),
@@ -293,8 +293,7 @@ def _label_of(client: docker.APIClient, image: str, label: str) -> int:
 
 
 def add_guest(client: docker.APIClient, recipe: Recipe, base: str, on_step: OnStep) -> str:
-    """Put the guest on top, and what the image says of itself. The image's own Python compiles
-    it.
+    """Add the guest and the image's description. The image's own Python compiles the guest.
 
     Raises:
         ImageBuildError: with the remedy.
@@ -365,7 +364,7 @@ def write_site(wheels: Iterable[Path], lock: str, target: Path) -> None:
 
 
 def _wheel_files(wheel: Path) -> Iterator[tuple[str, bytes]]:
-    """Where each file goes in the image, and what is in it."""
+    """The path in the image and the content of each file."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             for member in archive.infolist():
@@ -387,7 +386,7 @@ def _wheel_place(wheel: Path, member: zipfile.ZipInfo) -> PurePosixPath | None:
     if kind not in (0, stat.S_IFREG) or path.is_absolute() or ".." in path.parts or "\\" in name:
         raise ImageBuildError(
             f"{wheel.name} holds {name[:80]!r}, which is no file below its own folder.",
-            "Leave this package out, and tell who publishes it.",
+            "Leave this package out, and tell its publisher.",
         )
     parts = path.parts
     if parts[0].endswith(".data"):

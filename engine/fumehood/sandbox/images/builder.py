@@ -1,4 +1,4 @@
-"""What a build has in Docker while it runs: containers to work in, and a note for engines.
+"""A build's objects in Docker: containers to work in, and a note for engines.
 
 Host side. The containers have no network, no capabilities and no files of another user. The note
 is a volume without contents that names the images being built: Docker is what a build and an engine
@@ -20,7 +20,7 @@ from fumehood.sandbox.container.docker_api import DockerError, typed_errors
 from fumehood.sandbox.images.errors import build_error
 
 NAME = "fumehood-builder-"
-"""How their names begin; then come a deadline and a random part."""
+"""The beginning of their names, before a deadline and a random part."""
 
 BUILDING = "fumehood.building"
 """Label of a note: the images, separated by spaces."""
@@ -40,7 +40,7 @@ PROCESSES = 64
 def builder(
     client: docker.APIClient, image: str, command: Sequence[str], *, run_s: float
 ) -> Iterator[str]:
-    """One that is not started yet, for a command that takes `run_s` at most."""
+    """A container, not yet started, for a command that takes `run_s` at most."""
     host = client.create_host_config(
         network_mode="none",
         cap_drop=["ALL"],
@@ -64,7 +64,7 @@ def run(client: docker.APIClient, container: str, *, run_s: float, failed: str) 
     """Run its command to the end.
 
     Raises:
-        ImageBuildError: it failed; `failed` and what it said last.
+        ImageBuildError: `failed`, and the last lines of its output.
     """
     client.start(container)
     status = client.wait(container, timeout=run_s)["StatusCode"]

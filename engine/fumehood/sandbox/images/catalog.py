@@ -37,21 +37,21 @@ RECIPE = "fumehood.recipe"
 GUEST = "fumehood.guest"
 BASE = "fumehood.base"
 ROOT = "fumehood.root"
-"""Which root file system it is; empty on what stands on one."""
+"""The root file system's digest; empty on images based on one."""
 
 PACKAGES = "fumehood.packages"
 LANGUAGES = "fumehood.languages"
 GUEST_MB = "fumehood.guest-mb"
 PACKAGES_FROM = "fumehood.packages-from"
-"""When the packages were installed, in seconds since 1970: what an image's age means."""
+"""When the packages were installed, in seconds since 1970: the date for an image's age."""
 
 NEW_S = 3600
 KEPT_S = 7 * 24 * 3600
-"""So long an image of another engine is left alone, which may just have no container."""
+"""How long an image of another engine is kept: it may have no container at the moment."""
 
 
 class DockerImages(Protocol):
-    """As much of Docker's client as finding an image needs."""
+    """The part of Docker's client that finding an image needs."""
 
     def images(self, *, filters: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Images as the engine lists them."""
@@ -73,13 +73,13 @@ class Image:
     base: str = ""
     languages: tuple[str, ...] = ("python", "shell")
     guest_mb: int = image_settings.GUEST_MB
-    """What the guest needs in it, on top of a container's memory class."""
+    """The guest's memory, on top of a container's memory class."""
     images_directory: Path | None = field(default=None, compare=False, repr=False)
     """Where an operator's own recipes are."""
 
     @property
     def is_own(self) -> bool:
-        """Whether it is what this engine would build now, from the same base."""
+        """Whether this engine would build the same image now, from the same base."""
         try:
             recipe = read_recipe(self.name, base=self.base, own=self.images_directory)
         except (UnknownImage, WrongRecipe):
@@ -106,7 +106,7 @@ def find_image(docker: DockerImages, name: str, *, own: Path | None = None) -> I
 
 
 def newest_own(found: Sequence[Image]) -> Image | None:
-    """Out of a list that is sorted newest first."""
+    """The newest of this engine's, from a list that is sorted newest first."""
     return next((image for image in found if image.is_own), None)
 
 
@@ -127,7 +127,7 @@ def _has_our_tag(row: dict[str, Any]) -> bool:
 
 
 def _parsed(row: dict[str, Any], own: Path | None) -> Image | None:
-    """Labels are anybody's words: what cannot be read is no image of ours."""
+    """Labels are untrusted: an image with unreadable ones is not ours."""
     labels = row.get("Labels") or {}
     try:
         return Image(
@@ -152,7 +152,7 @@ def _parsed(row: dict[str, Any], own: Path | None) -> Image | None:
 
 
 def replaced_by(client: docker.APIClient, recipe: Recipe) -> set[str]:
-    """What can go once the new image is there: earlier builds of it, and old ones of others."""
+    """Images that the new one replaces: earlier builds of it, and old ones of other engines."""
     guest, now = guest_digest(), time.time()
     tops = {
         image.id
@@ -179,7 +179,7 @@ def images_of(client: docker.APIClient, name: str) -> set[str]:
 
 
 def useless(client: docker.APIClient, own: Path) -> set[str]:
-    """What no engine of this version uses, and what it stood on, where both are old."""
+    """Old images that no engine of this version uses, and their old bases."""
     tops = list_images(client, own=own)
     used = {image.recipe for image in tops if image.is_own}
     now = time.time()
@@ -196,7 +196,7 @@ def useless(client: docker.APIClient, own: Path) -> set[str]:
 
 
 def idle_roots(client: docker.APIClient, own: Path) -> set[str]:
-    """Root file systems of no recipe that there is. A new one may be somebody's who builds now."""
+    """Root file systems without a recipe. A new one may belong to a running build."""
     wanted = set()
     for name in image_names(own=own):
         with suppress(WrongRecipe):
@@ -209,7 +209,7 @@ def idle_roots(client: docker.APIClient, own: Path) -> set[str]:
 
 
 def remove_unused(client: docker.APIClient, identifiers: Iterable[str]) -> set[str]:
-    """Remove them; which of them are gone. The ones that others stand on come last."""
+    """Remove images, and return the removed ones. Bases come last."""
     left = set(identifiers)
     gone: set[str] = set()
     while left:

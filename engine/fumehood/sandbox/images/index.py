@@ -1,8 +1,8 @@
-"""The Python index, asked by the host with pip: files for the image's Python, not the host's.
+"""Downloads from the Python index with pip: for the image's Python, not the host's.
 
-Host side. Only wheels are taken: to build anything else is to run it here. Invariant: no code of
-a package runs on the host, and what a lock names is taken only with a hash of the lock. Which
-index it is says pip's own configuration.
+Host side. Only wheels are taken: building anything else would run it here. Invariant: no code of
+a package runs on the host, and a locked package is accepted only with a hash of the lock. pip's own
+configuration names the index.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def resolve(requirements: str, release: str, cache: Path, on_step: OnStep) -> Lo
 
 
 def fetch(lock: Lock, release: str, cache: Path, on_step: OnStep) -> list[Path]:
-    """One wheel for each package of the lock, out of `cache` where it is there already.
+    """One wheel for each package of the lock, from `cache` if it is there.
 
     Raises:
         ImageBuildError: with the remedy.
@@ -73,7 +73,7 @@ def fetch(lock: Lock, release: str, cache: Path, on_step: OnStep) -> list[Path]:
     found = [_kept(cache, each) for each in lock.packages]
     if None in found:
         raise ImageBuildError(
-            f"The cache {cache} loses what is put into it.", "Look at its disk and rights."
+            f"The cache {cache} does not keep its files.", "Check its disk and permissions."
         )
     return [wheel for wheel in found if wheel is not None]
 
@@ -104,8 +104,8 @@ def _keep(cache: Path, wheel: Path, digest: str) -> None:
 
 
 def _kept(cache: Path, package: Pinned) -> Path | None:
-    """What is kept counts only with its hash, and only for this machine: a home directory may be
-    shared by several.
+    """A cached file is used only with its hash, and only for this machine: several may share a home
+    directory.
     """
     for digest in package.hashes:
         for wheel in sorted((cache / digest).glob("*.whl")):
@@ -137,7 +137,7 @@ def _target(release: str) -> list[str]:
 def _python_of(release: str) -> tuple[str, int]:
     if release not in PYTHONS:
         raise ImageBuildError(
-            f"Which Python {release} has is not known here.",
+            f"The Python version of {release} is unknown.",
             f"Packages of the Python index need one of: {', '.join(PYTHONS)}.",
         )
     return PYTHONS[release]
@@ -162,11 +162,11 @@ def _pip(arguments: list[str], release: str) -> None:
         [_python_with_pip(), "-I", pip_for_image.__file__, _markers(release), *arguments, *options]
     )
     if status != 0:
-        raise _in_words(said)
+        raise _pip_error(said)
 
 
 def _run(command: list[str]) -> tuple[int, str]:
-    # In an empty directory: what lies where the operator stands is nothing to be installed.
+    # In an empty directory: files in the current one must not be installed.
     with tempfile.TemporaryDirectory(prefix="fumehood-pip-") as nowhere:
         return _run_in(nowhere, command)
 
@@ -188,7 +188,7 @@ def _run_in(directory: str, command: list[str]) -> tuple[int, str]:
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """pip keeps nothing that it would have to tidy up."""
+    """pip leaves nothing that it would have to clean up."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
@@ -204,8 +204,8 @@ def _python_with_pip() -> str:
     )
 
 
-def _in_words(said: str) -> ImageBuildError:
-    """What pip's words mean for who asked for packages."""
+def _pip_error(said: str) -> ImageBuildError:
+    """The error for pip's output."""
     lines = [line for line in said.splitlines() if "is ignored: it is neither" not in line]
     lacks = _MISSING.search(said)
     if "Retrying (" in said or (lacks is None and has_sign(said)):

@@ -45,7 +45,7 @@ class ImageRequest:
     """The text of a requirements file."""
     debian_packages: tuple[str, ...] = ()
     below: str = "python-data"
-    """Which image of ours it starts from."""
+    """The built-in image that it starts from."""
 
 
 def check_request(request: ImageRequest, home: Path, *, replace: bool = False) -> None:
@@ -69,7 +69,7 @@ def make_aside(request: ImageRequest, home: Path, cache: Path, on_step: OnStep) 
     request has been checked.
 
     Raises:
-        ImageBuildError: the Python index did not give what was asked for.
+        ImageBuildError: the Python index did not provide the packages.
         OSError: the folder cannot be written.
     """
     below = read_recipe(request.below)
@@ -125,7 +125,7 @@ def _check_names(request: ImageRequest) -> None:
 
 
 def _requirements(below: Recipe, text: str) -> str:
-    """What the image below asks for, and what is asked for on top of it."""
+    """The requirements of the image below and the requested ones."""
     if len(text) > MAX_LIST_BYTES:
         raise WrongRecipe(f"The list of packages is longer than {MAX_LIST_BYTES >> 20} MB.")
     ours = dict(below.files).get("requirements.in", b"").decode()

@@ -1,6 +1,6 @@
 """A root file system for an image's base, as a tar file: made here, or from a named base.
 
-Host side; runs as root, or as who may use Docker. Below it `mmdebstrap`, or Docker with a
+Host side; runs as root, or as a user of Docker. Below it `mmdebstrap`, or Docker with a
 network. Both ways install the same packages and end with the same script of the image's folder.
 Invariant: nothing of this host goes into the file system but what the recipe names.
 """
@@ -27,7 +27,7 @@ from fumehood.sandbox.images.errors import ImageBuildError, build_error
 from fumehood.sandbox.images.recipe import Recipe
 
 OnStep = Callable[[str], None]
-"""Hears what is done now, in a few words."""
+"""Gets the present step, in a few words."""
 
 DEADLINE_S = 900
 END_PATIENCE_S = 30
@@ -75,7 +75,7 @@ def make_root(recipe: Recipe, target: Path, on_step: OnStep) -> None:
 
 
 def _run(command: list[str], environment: dict[str, str], on_step: OnStep) -> None:
-    """Run to the end or the deadline; what it says of its steps is passed on."""
+    """Run to the end or the deadline, and pass its steps on."""
     output: deque[str] = deque(maxlen=40)
     with subprocess.Popen(  # noqa: S603 - the command is made above, of checked names
         command,
@@ -110,7 +110,7 @@ def _run(command: list[str], environment: dict[str, str], on_step: OnStep) -> No
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Asked to stop, it removes its own mounts and files; whoever of it does not is killed."""
+    """Ask it to stop, so that it removes its mounts and files; then kill it."""
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal_number)
@@ -121,7 +121,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 def make_root_from_base(
     client: docker.APIClient, recipe: Recipe, target: Path, on_step: OnStep
 ) -> None:
-    """Install what the named base lacks, with a network, and write the result to `target`.
+    """Install missing packages into the named base, with a network; write it to `target`.
 
     Raises:
         ImageBuildError: with the remedy.
@@ -169,7 +169,7 @@ def _context(recipe: Recipe) -> bytes:
 
 
 def _flatten(client: docker.APIClient, tag: str, target: Path, on_step: OnStep) -> None:
-    """One layer holds what is left, and nothing of what was removed."""
+    """Write one layer, without removed files."""
     on_step("flattening it into one layer")
     container = client.create_container(tag, command=["true"])["Id"]
     try:

@@ -2,7 +2,7 @@
 
 Host side, between the wall and a guest's channel. The guest makes, seals and limits a child
 and keeps its life and death; this side holds the child's two pipes, keeps the time and says
-how a run ended (ADR 0006). What comes through the pipe is a stranger's: capped, parsed
+how a run ended (ADR 0006). Everything from the pipe is hostile: capped, parsed
 strictly, and a claim at most. Invariants: one run at a time in a worker; one that ended
 in any way but ok, was used too often, idle too long or not idle at all is never used again.
 """
@@ -317,7 +317,7 @@ class StickyWorker:
             chunk = os.read(self._checkout.reply_fd, CHUNK_BYTES)
         except BlockingIOError:
             return
-        if not chunk:  # what it means is told by its exit status
+        if not chunk:  # the exit status will say why
             self._loop.remove_reader(self._checkout.reply_fd)
             return
         try:
@@ -334,7 +334,7 @@ class StickyWorker:
     def _on_reply(self, reply: JsonObject) -> None:
         answer = self._answer
         if answer is None or answer.done():
-            self.stop(EndedBy.SANDBOX_LOST)  # nobody asked: it is not the program that we know
+            self.stop(EndedBy.SANDBOX_LOST)  # an unrequested reply: it is not our program
             return
         if self._stopped_for is not None:
             return
@@ -345,7 +345,7 @@ class StickyWorker:
             cpu_ms=(now_ns - self._idle_cpu_ns) / 1e6,
             output_bytes=self._decoder.last_size,
         )
-        # Fit or not is decided here, before anybody else can ask.
+        # Decided here, before another call can use it.
         self.is_fit = ending.ended_by is EndedBy.OK and now_ns - self._first_cpu_ns < MAX_CPU_NS
         answer.set_result(ending)
 
@@ -373,7 +373,7 @@ class StickyWorker:
     async def _look_for(self, answer: asyncio.Future[RunEnding], seconds: float) -> None:
         """Look for the answer instead of letting the event loop sleep.
 
-        In short turns: in between, the loop sees to everybody else's events.
+        In short turns, so that the loop handles other events in between.
         """
         now = time.monotonic()
         give_up = now + seconds
