@@ -201,7 +201,7 @@ async def test_session_ends_by_itself_when_nobody_uses_it_and_its_container_goes
     session = await create(engine, idle_seconds=0.3)
     assert len(running(engine)) == 1
     await until(lambda: engine.sessions.find(engine.owner, session.id).state == "ended")
-    assert engine.sessions.find(engine.owner, session.id).why == "Nobody used it for 0.3 s."
+    assert engine.sessions.find(engine.owner, session.id).why == "It was not used for 0.3 s."
     await until(lambda: running(engine) == [])
 
 
