@@ -217,11 +217,11 @@ async def test_container_that_is_not_reset_turns_what_is_left_in_it_red(
 async def test_pool_that_hands_a_container_on_turns_the_other_principal_red(
     python_image: Image, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def find(self: PoolState, waiter: Any, state: Any) -> PoolEntry | None:
-        for place in self.places.values():
-            if place.state is state and place.kind == waiter.kind:
-                place.domain = None if place.domain is None else waiter.domain
-                return place
+    def find(self: PoolState, request: Any, state: Any) -> PoolEntry | None:
+        for entry in self.entries.values():
+            if entry.state is state and entry.kind == request.kind:
+                entry.domain = None if entry.domain is None else request.domain
+                return entry
         return None
 
     monkeypatch.setattr(PoolState, "find", find)
@@ -263,7 +263,7 @@ async def test_jail_on_a_kernel_without_landlock_is_untried_with_the_cure() -> N
     assert (card.verdict, wall.verdict, wall.attacks) == (UNTRIED, UNTRIED, ())
     # Its children die for want of it; which of them says so first is a matter of a moment.
     assert "no Landlock" in wall.why or "died before it was sealed" in wall.why
-    assert "CONFIG_SECURITY_LANDLOCK" in wall.remedy
+    assert "CONFIG_SECURITY_LANDLOCK" in wall.cure
 
 
 async def test_interpreter_whose_children_have_no_filter_serves_nobody_and_is_untried() -> None:

@@ -127,14 +127,6 @@ class DockerMonitor:
         self._told_missing: tuple[str, ...] = ()
         self._has_been_up = False
 
-    @property
-    def enforced(self) -> frozenset[Limit]:
-        """The limits enforced in the last container; before the first, the required ones."""
-        seen = self._factory.seen
-        if seen is not None and not self._required <= seen:
-            return seen
-        return frozenset() if self.down is not None else self._required
-
     def begin(self) -> None:
         """Start looking, if that has not begun."""
         if not self.is_looking:
@@ -246,7 +238,8 @@ class DockerMonitor:
         self._pool.retire(lambda container: container.image_id not in self._catalog.ids)
         self._pool.tidy()
         # While a limit is missing no call is admitted, so none would have a container made.
-        is_lacking = bool(self._required - self.enforced)
+        seen = self._factory.seen
+        is_lacking = seen is not None and not self._required <= seen
         self._pool.open(self._catalog.missing, least_warm=1 if is_lacking else 0)
 
     def tell_available(self) -> None:

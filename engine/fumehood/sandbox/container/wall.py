@@ -136,7 +136,10 @@ class ContainerWall(HasImages):
     @property
     def enforced(self) -> frozenset[Limit]:
         """The limits enforced in the last container; before the first, the required ones."""
-        return self._monitor.enforced
+        seen = self._factory.seen
+        if seen is not None and not self.required <= seen:
+            return seen
+        return frozenset() if self._monitor.down is not None else self.required
 
     @property
     def heals(self) -> bool:
