@@ -251,7 +251,7 @@ class Docker:
 
     def _connected(self) -> Any:
         """The client, created again after every failure to connect. Runs in a thread."""
-        if self._wants_tls:
+        if self._wants_tls or self.host.startswith("https://"):
             raise DockerNotSupported("Docker over TLS is not supported.")
         # Check each time: the package leaks a socket if it cannot connect.
         _check_listening(self.host, CONNECT_S)
@@ -291,15 +291,15 @@ def open_docker(environment: Mapping[str, str] = os.environ, *, timeout_s: float
 
 
 @contextmanager
-def typed_errors(host: str | None = None) -> Iterator[None]:
-    """Raise DockerError instead of what a blocking client raises."""
+def typed_errors() -> Iterator[None]:
+    """Raise DockerError instead of the exceptions of a blocking client."""
     from docker.errors import DockerException
     from requests.exceptions import RequestException
 
     try:
         yield
     except (DockerException, RequestException) as error:
-        raise _typed(error, host or docker_host()) from None
+        raise _typed(error, docker_host()) from None
 
 
 def _check_listening(host: str, deadline_s: float) -> None:
