@@ -64,7 +64,7 @@ async def value(engine: Engine, session: SessionRecord, code: str) -> Any:
 
 
 def place_of(engine: Engine, session: SessionRecord) -> str:
-    return engine.sessions._live[session.id].place.name  # type: ignore[attr-defined]
+    return engine.sessions._live[session.id].container.name  # type: ignore[attr-defined]
 
 
 def running(engine: Engine) -> list[str]:
