@@ -180,7 +180,7 @@ def test_index_that_is_away_is_said_with_its_cure(
 def test_release_or_machine_that_is_not_known_is_refused(
     packages: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ImageBuildError, match="Which Python trixie has"):
+    with pytest.raises(ImageBuildError, match="The Python version of trixie is unknown"):
         resolve("tool\n", "trixie", cache, silent)
     monkeypatch.setattr(index.platform, "machine", lambda: "riscv64")
     with pytest.raises(ImageBuildError, match="x86_64 and aarch64 only"):
