@@ -22,7 +22,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from fumehood import Config, Engine
-from fumehood.sandbox.container.reach import DockerUnreachable, open_docker
+from fumehood.sandbox.container.docker_api import DockerError, open_docker
 from fumehood.sandbox.images.build import DEADLINE_S, build_image
 from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.images.recipe import read_recipe
@@ -132,7 +132,7 @@ def docker_runtimes() -> frozenset[str]:
     """What a usable engine can run containers with; empty where none answers."""
     try:
         client = open_docker()
-    except DockerUnreachable:
+    except DockerError:
         return frozenset()
     with contextlib.closing(client):
         return frozenset(client.info()["Runtimes"])

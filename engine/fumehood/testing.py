@@ -16,7 +16,7 @@ from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import PROCESS_WALL_LIMITS, Limit, Limits, WallLimits
 from fumehood.sandbox.container.settings import ContainerSettings
-from fumehood.sandbox.process.interpreter import INTERPRETER_LIMITS
+from fumehood.sandbox.process.wall import INTERPRETER_LIMITS
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 
 
@@ -88,7 +88,7 @@ class FakeWall:
     limits: WallLimits = INTERPRETER_LIMITS
     required: frozenset[Limit] = PROCESS_WALL_LIMITS
     enforced: frozenset[Limit] = PROCESS_WALL_LIMITS
-    cure: str = "This is a fake."
+    remedy: str = "This is a fake."
     heals: bool = True
     runs: list[SeenRun] = field(default_factory=list)
     files: Callable[[SeenRun], Iterable[tuple[str, bytes]]] = lambda run: ()

@@ -20,7 +20,7 @@ import pytest
 from conftest import FUMEHOOD, Daemon, launch, wait_until_ready
 from fumehood import Client
 from fumehood.core.events import OutputEvent, ProgressEvent, ResultEvent
-from fumehood.sandbox.container.reach import open_docker
+from fumehood.sandbox.container.docker_api import open_docker
 from fumehood.sandbox.images.catalog import Image
 from support.containers import containers_of
 from support.streaming import call_id_of, streaming

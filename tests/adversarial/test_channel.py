@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from fumehood import Config, Engine
-from fumehood.sandbox.process.interpreter import InterpreterWall
+from fumehood.sandbox.process.wall import InterpreterWall
 from support.processes import children_of_guest, guest_of, is_computing, is_gone
 from support.wait import wait_until
 

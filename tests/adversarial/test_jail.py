@@ -26,7 +26,7 @@ from fumehood.core.envelope import Envelope
 from fumehood.core.errors import EndedBy
 from fumehood.core.identity import TrustDomain
 from fumehood.core.limits import Limits
-from fumehood.sandbox.process.jail import JailWall
+from fumehood.sandbox.process.wall import JailWall
 from support import jailed_tools
 from support.attacks import Harm, corpus
 from support.processes import children_of_guest

@@ -19,8 +19,7 @@ from fumehood.core.errors import EndedBy, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limit, Limits
-from fumehood.sandbox.container import docker_api
-from fumehood.sandbox.container import wall as wall_module
+from fumehood.sandbox.container import docker_api, monitor
 from fumehood.sandbox.container.docker_api import Docker
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
 from fumehood.sandbox.container.wall import ContainerWall
@@ -107,8 +106,8 @@ async def bench(
 def _quick_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docker_api, "QUICK_S", 1.0)
     monkeypatch.setattr(docker_api, "SLOW_S", 5.0)
-    monkeypatch.setattr(wall_module, "PAUSES_S", (0.0, 0.2))
-    monkeypatch.setattr(wall_module, "LOOK_AGAIN_S", 0.5)
+    monkeypatch.setattr(monitor, "PAUSES_S", (0.0, 0.2))
+    monkeypatch.setattr(monitor, "LOOK_AGAIN_S", 0.5)
 
 
 @pytest.mark.row("S3", "S5")

@@ -15,7 +15,8 @@ from fumehood.core.errors import EndedBy, InternalError, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits
-from fumehood.sandbox.container import wall as wall_module
+from fumehood.sandbox.container import monitor
+from fumehood.sandbox.container.container import HeldContainer
 from fumehood.sandbox.container.docker_api import (
     DockerError,
     DockerFault,
@@ -24,7 +25,6 @@ from fumehood.sandbox.container.docker_api import (
     DockerTimeout,
     Listed,
 )
-from fumehood.sandbox.container.lease import HeldContainer
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity, LanguageImages
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.wall import NO_SINKS, ImageMissing, RunEnding
@@ -99,17 +99,17 @@ class Bench:
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wall_module, "PAUSES_S", (0.0, 0.001))
-    monkeypatch.setattr(wall_module, "FIRST_LOOK_DELAY_S", 0.0)
-    monkeypatch.setattr(wall_module, "LEAST_BETWEEN_LOOKS_S", 0.0)
-    monkeypatch.setattr(wall_module, "_may_swap", lambda is_local: False)
+    monkeypatch.setattr(monitor, "PAUSES_S", (0.0, 0.001))
+    monkeypatch.setattr(monitor, "FIRST_LOOK_DELAY_S", 0.0)
+    monkeypatch.setattr(monitor, "LEAST_BETWEEN_LOOKS_S", 0.0)
+    monkeypatch.setattr(monitor, "_may_swap", lambda is_local: False)
 
 
 def only_calls_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the first look the wall pauses for longer than any test takes."""
     for name in ("LOOK_AGAIN_S", "LONGEST_PAUSE_WHILE_AWAY_S"):
-        monkeypatch.setattr(wall_module, name, 3600.0)
-    monkeypatch.setattr(wall_module, "PAUSES_S", (0.0, 3600.0))
+        monkeypatch.setattr(monitor, name, 3600.0)
+    monkeypatch.setattr(monitor, "PAUSES_S", (0.0, 3600.0))
 
 
 @asynccontextmanager
@@ -173,22 +173,22 @@ async def test_predecessor_s_containers_are_gone_when_the_wall_is_up() -> None:
         assert made.told("container.reaped") == [{"name": "fumehood-dddddddd-1", "owner": "ours"}]
 
 
-@pytest.mark.parametrize("trouble", [DockerNotInstalled, DockerNotRunning, DockerTimeout])
+@pytest.mark.parametrize("failure", [DockerNotInstalled, DockerNotRunning, DockerTimeout])
 async def test_wall_without_docker_says_why_once_and_heals_when_it_is_there(
-    trouble: type[DockerError],
+    failure: type[DockerError],
 ) -> None:
-    async with bench(docker={"failing": trouble("/var/run/secret.sock")}) as made:
+    async with bench(docker={"failing": failure("/var/run/secret.sock")}) as made:
         with pytest.raises(SandboxUnavailable) as refused:
             await made.run()
-        assert trouble.public in refused.value.message
+        assert failure.message in refused.value.message
         assert "secret" not in refused.value.message
-        assert refused.value.may_retry is trouble.heals
-        assert refused.value.retry_after_ms == (1000 if trouble.heals else None)
+        assert refused.value.may_retry is failure.heals
+        assert refused.value.retry_after_ms == (1000 if failure.heals else None)
         asked = len(made.docker.asked)
         await made.until(lambda: len(made.docker.asked) > asked + 3)
         assert len(made.told("container.unavailable")) == 1
         assert made.wall.enforced == frozenset()
-        assert trouble.public in made.wall.cure
+        assert failure.message in made.wall.remedy
         made.docker.failing = None
         await made.until(lambda: made.wall.is_ready)
         assert (await made.run()).ended_by is EndedBy.OK
@@ -240,18 +240,18 @@ async def test_wall_that_a_call_has_found_down_becomes_ready_by_itself() -> None
         await made.until(lambda: made.wall.is_ready)
 
 
-@pytest.mark.parametrize("trouble", [DockerNotInstalled, DockerNotRunning, DockerTimeout])
+@pytest.mark.parametrize("failure", [DockerNotInstalled, DockerNotRunning, DockerTimeout])
 async def test_first_call_after_docker_is_back_succeeds(
-    trouble: type[DockerError], monkeypatch: pytest.MonkeyPatch
+    failure: type[DockerError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     only_calls_look(monkeypatch)
-    async with bench(docker={"failing": trouble("away")}) as made:
+    async with bench(docker={"failing": failure("away")}) as made:
         for _ in range(3):
             with pytest.raises(SandboxUnavailable, match="Containers are unavailable; nothing ran"):
                 await made.run()
         made.docker.failing = None
         assert (await made.run()).ended_by is EndedBy.OK
-        made.docker.failing = trouble("away again")
+        made.docker.failing = failure("away again")
         await made.wall.look_again()
         made.docker.failing = None
         held = await hold(made, [])
@@ -280,13 +280,13 @@ async def test_call_is_refused_in_time_and_may_be_repeated_while_docker_is_silen
         with pytest.raises(ImageMissing):
             await made.run()
         made.docker.silence = anyio.Event()
-        monkeypatch.setattr(wall_module, "LOOK_PATIENCE_S", 0.02)
+        monkeypatch.setattr(monitor, "LOOK_PATIENCE_S", 0.02)
         with pytest.raises(SandboxUnavailable, match="does not answer in time") as refused:
             await made.run()
         assert (refused.value.may_retry, refused.value.retry_after_ms) == (True, 1000)
         made.image = "sha256:2"
         made.docker.silence.set()
-        monkeypatch.setattr(wall_module, "LOOK_PATIENCE_S", 2.0)
+        monkeypatch.setattr(monitor, "LOOK_PATIENCE_S", 2.0)
         assert (await made.run()).ended_by is EndedBy.OK
 
 
@@ -331,8 +331,8 @@ async def test_thousand_calls_share_one_look_when_docker_is_back_and_all_are_ans
         with pytest.raises(SandboxUnavailable):
             await made.run()
         made.docker.failing, made.docker.silence = None, anyio.Event()
-        monkeypatch.setattr(wall_module, "LOOK_PATIENCE_S", DEADLINE_S)
-        monkeypatch.setattr(wall_module, "LEAST_BETWEEN_LOOKS_S", 3600.0)
+        monkeypatch.setattr(monitor, "LOOK_PATIENCE_S", DEADLINE_S)
+        monkeypatch.setattr(monitor, "LEAST_BETWEEN_LOOKS_S", 3600.0)
         looks = made.docker.asked.count("info")
 
         async def call(number: int) -> None:
@@ -351,8 +351,8 @@ async def test_calls_that_keep_asking_begin_no_look_before_its_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     only_calls_look(monkeypatch)
-    monkeypatch.setattr(wall_module, "LEAST_BETWEEN_LOOKS_S", 3600.0)
-    monkeypatch.setattr(wall_module, "LOOK_PATIENCE_S", 0.01)
+    monkeypatch.setattr(monitor, "LEAST_BETWEEN_LOOKS_S", 3600.0)
+    monkeypatch.setattr(monitor, "LOOK_PATIENCE_S", 0.01)
     async with bench(docker={"failing": DockerNotRunning("away")}) as made:
         await made.until(lambda: made.wall.faults)
         for _ in range(5):
@@ -432,7 +432,7 @@ async def test_host_that_cannot_limit_memory_has_no_container_wall() -> None:
 
 async def test_warning_of_docker_s_means_that_nothing_runs() -> None:
     async with bench(docker={"warnings": ("No swap limit support",)}) as made:
-        with pytest.raises(SandboxUnavailable, match="does not hold what it must"):
+        with pytest.raises(SandboxUnavailable, match="lack a required limit"):
             await made.run()
         assert "start" not in made.docker.asked
 
@@ -786,7 +786,7 @@ async def test_image_that_only_a_session_asks_for_is_looked_for_then() -> None:
 async def test_image_that_was_built_anew_retires_idle_containers_and_spares_a_session_s(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(wall_module, "LOOK_AGAIN_S", 0.001)
+    monkeypatch.setattr(monitor, "LOOK_AGAIN_S", 0.001)
     async with bench() as made:
         lost: list[str] = []
         await made.run()

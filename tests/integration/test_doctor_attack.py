@@ -33,7 +33,7 @@ from fumehood.attack.targets import (
 from fumehood.sandbox.container import container as container_module
 from fumehood.sandbox.container.docker_api import Docker
 from fumehood.sandbox.container.pool import PoolState
-from fumehood.sandbox.container.pool_entry import PoolEntry
+from fumehood.sandbox.container.pool_state import PoolEntry
 from fumehood.sandbox.images.catalog import Image
 from support import weakened
 from support.containers import containers_of
@@ -217,11 +217,11 @@ async def test_container_that_is_not_reset_turns_what_is_left_in_it_red(
 async def test_pool_that_hands_a_container_on_turns_the_other_principal_red(
     python_image: Image, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def find(self: PoolState, waiter: Any, state: Any) -> PoolEntry | None:
-        for place in self.places.values():
-            if place.state is state and place.kind == waiter.kind:
-                place.domain = None if place.domain is None else waiter.domain
-                return place
+    def find(self: PoolState, request: Any, state: Any) -> PoolEntry | None:
+        for entry in self.entries.values():
+            if entry.state is state and entry.kind == request.kind:
+                entry.domain = None if entry.domain is None else request.domain
+                return entry
         return None
 
     monkeypatch.setattr(PoolState, "find", find)

@@ -17,11 +17,11 @@ import pytest
 from docker.errors import ImageNotFound
 
 from conftest import CLEAN_ENVIRONMENT, FUMEHOOD
-from fumehood.sandbox.container.reach import open_docker
-from fumehood.sandbox.images import builder, layers, recipe, rootfs
+from fumehood.sandbox.container.docker_api import open_docker
+from fumehood.sandbox.images import build, builder, recipe, rootfs
 from fumehood.sandbox.images.build import DEADLINE_S, Built, build_image
 from fumehood.sandbox.images.catalog import Image, find_image, list_images
-from fumehood.sandbox.images.errors import ImageTrouble
+from fumehood.sandbox.images.errors import ImageBuildError
 from fumehood.sandbox.images.recipe import guest_files, images_folder, read_recipe
 from support.docker_images import run_inside, write_whole
 from support.registry import serving
@@ -88,16 +88,15 @@ def change_guest(monkeypatch: pytest.MonkeyPatch) -> None:
     files = (*guest_files(), ("guest/zz_new.py", b"NEW = True\n"))
     monkeypatch.setattr(recipe, "guest_files", lambda: files)
     digest = recipe.guest_digest.__wrapped__()
-    for module in ("build", "catalog", "layers", "leftovers"):
+    for module in ("build", "catalog"):
         monkeypatch.setattr(f"fumehood.sandbox.images.{module}.guest_digest", lambda: digest)
 
 
 @pytest.mark.row("S10")
-@pytest.mark.anyio
-async def test_image_is_found_by_its_labels_and_named_by_its_id(
+def test_image_is_found_by_its_labels_and_named_by_its_id(
     client: docker.APIClient, python_image: Image
 ) -> None:
-    found = await find_image(client, "python")
+    found = find_image(client, "python")
     assert found.is_own
     assert found.id.startswith("sha256:")
     labels = client.inspect_image(python_image.id)["Config"]["Labels"]
@@ -120,7 +119,7 @@ def test_second_build_does_nothing(client: docker.APIClient, python_image: Image
 def test_change_of_the_guest_makes_only_the_top_layer_anew(
     client: docker.APIClient, other: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layers, "make_root", lambda *_: pytest.fail("the base was made anew"))
+    monkeypatch.setattr(build, "make_root", lambda *_: pytest.fail("the base was made anew"))
     before = built(client, other)
     change_guest(monkeypatch)
     after = built(client, other)
@@ -152,13 +151,13 @@ def test_change_of_the_recipe_makes_the_base_anew(
     first = built(client, other).image
 
     def fail(*_: object) -> None:
-        raise ImageTrouble("The mirror is away.", "Wait.")
+        raise ImageBuildError("The mirror is away.", "Wait.")
 
-    monkeypatch.setattr(layers, "make_root", fail)
+    monkeypatch.setattr(build, "make_root", fail)
     folder = recipe.images_folder() / other
     (folder / "packages.txt").write_text("python3\ntzdata\n", encoding="utf-8")
     assert not first.is_own
-    with pytest.raises(ImageTrouble, match="mirror"):
+    with pytest.raises(ImageBuildError, match="mirror"):
         built(client, other)
     assert [image.id for image in list_images(client, other)] == [first.id]
     assert client.containers(all=True, filters={"name": builder.NAME}) == []
@@ -169,7 +168,7 @@ def test_guest_that_does_not_compile_makes_no_image(
 ) -> None:
     files = (*guest_files(), ("guest/broken.py", b"def\n"))
     monkeypatch.setattr(recipe, "guest_files", lambda: files)
-    with pytest.raises(ImageTrouble, match="does not compile"):
+    with pytest.raises(ImageBuildError, match="does not compile"):
         built(client, other)
     assert list_images(client, other) == []
     assert client.containers(all=True, filters={"name": builder.NAME}) == []
@@ -181,7 +180,7 @@ def test_build_by_force_replaces_what_nobody_uses(
     first = built(client, other).image
     whole = tmp_path / "root.tar"
     write_whole(client, first.id, whole)
-    monkeypatch.setattr(layers, "make_root", lambda _, target, __: shutil.copy(whole, target))
+    monkeypatch.setattr(build, "make_root", lambda _, target, __: shutil.copy(whole, target))
     user = client.create_container(first.id, command=["true"])["Id"]
     try:
         second = built(client, other, force=True)
@@ -200,9 +199,9 @@ def test_build_by_force_replaces_what_nobody_uses(
 def test_full_disk_is_said_before_anything_is_made(
     client: docker.APIClient, other: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layers, "NEEDED_BYTES", 1 << 60)
-    monkeypatch.setattr(layers, "make_root", lambda *_: pytest.fail("it was begun"))
-    with pytest.raises(ImageTrouble, match="no disk space"):
+    monkeypatch.setattr(build, "NEEDED_BYTES", 1 << 60)
+    monkeypatch.setattr(build, "make_root", lambda *_: pytest.fail("it was begun"))
+    with pytest.raises(ImageBuildError, match="no disk space"):
         built(client, other, force=True)
 
 
@@ -231,7 +230,7 @@ def test_base_that_cannot_be_fetched_says_so(
 ) -> None:
     with serving(client, python_image.id) as base:
         pass
-    with pytest.raises(ImageTrouble, match="cannot be fetched"):
+    with pytest.raises(ImageBuildError, match="cannot be fetched"):
         build_image(client, read_recipe(other, base=base), lambda _: None)
     assert list_images(client, other) == []
 

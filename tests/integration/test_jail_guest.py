@@ -15,7 +15,7 @@ from fumehood import Config, Engine
 from fumehood.core.errors import EndedBy
 from fumehood.core.identity import TrustDomain
 from fumehood.core.limits import Limits
-from fumehood.sandbox.process.jail import JailWall, jail_command
+from fumehood.sandbox.process.wall import JailWall, jail_command
 from fumehood.sandbox.wall import RunSinks
 from support import jailed_tools
 from support.processes import children_of_guest, is_gone

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from conftest import CLEAN_ENVIRONMENT, FUMEHOOD
-from fumehood.sandbox.container.reach import open_docker
+from fumehood.sandbox.container.docker_api import open_docker
 from fumehood.sandbox.images.build import DEADLINE_S
 from fumehood.sandbox.images.builder import NAME as BUILDER
 from fumehood.sandbox.images.catalog import Image

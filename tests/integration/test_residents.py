@@ -11,8 +11,8 @@ import pytest
 
 from fumehood.core.identity import TrustDomain
 from fumehood.core.limits import Limits
-from fumehood.sandbox.process.interpreter import InterpreterWall
 from fumehood.sandbox.process.sticky_workers import StickyWorkerSettings
+from fumehood.sandbox.process.wall import InterpreterWall
 from support.wait import wait_until
 
 pytestmark = pytest.mark.anyio
@@ -22,7 +22,7 @@ LIMITS = Limits(wall_s=5, cpu_s=5, memory_mb=64, output_bytes=65536)
 
 @asynccontextmanager
 async def wall_with(**rules: float) -> AsyncIterator[InterpreterWall]:
-    async with InterpreterWall(residents=StickyWorkerSettings(**rules)) as wall:
+    async with InterpreterWall(sticky=StickyWorkerSettings(**rules)) as wall:
         yield wall
 
 

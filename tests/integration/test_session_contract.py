@@ -14,7 +14,7 @@ from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limits
 from fumehood.sandbox.images.catalog import Image
-from fumehood.sandbox.wall import NO_SINKS, HeldPlace, HoldingWall, RunEnding
+from fumehood.sandbox.wall import NO_SINKS, RunEnding, SessionContainer, SessionWall
 from fumehood.testing import CONTAINER_LIMITS, FakeWall, SeenRun
 from integration.test_wall_contract import container_wall
 
@@ -27,10 +27,10 @@ LIMITS = Limits(wall_s=20, cpu_s=20, memory_mb=MEMORY_MB, output_bytes=MB)
 
 @dataclass
 class Case:
-    wall: HoldingWall
+    wall: SessionWall
     lost: list[str] = field(default_factory=list)
 
-    async def hold(self, name: str = "one") -> HeldPlace:
+    async def hold(self, name: str = "one") -> SessionContainer:
         with anyio.fail_after(SLOW_S):
             return await self.wall.hold(
                 TrustDomain("uid:1", None, name),
@@ -40,7 +40,7 @@ class Case:
             )
 
 
-async def run(place: HeldPlace, code: str, limits: Limits = LIMITS) -> RunEnding:
+async def run(place: SessionContainer, code: str, limits: Limits = LIMITS) -> RunEnding:
     arguments: JsonObject = {"code": code, "stdin": None, "files": []}
     with anyio.fail_after(SLOW_S):
         await place.until_free()
@@ -156,7 +156,7 @@ async def test_ended_place_takes_its_run_with_it_and_says_so_once(case: Case) ->
 
 async def test_image_that_is_not_there_is_no_place(case: Case) -> None:
     if not isinstance(case.wall, FakeWall):
-        case.wall._shelf._find = _finds_nothing  # type: ignore[attr-defined]
+        case.wall._catalog._find = _finds_nothing  # type: ignore[attr-defined]
     with pytest.raises(SandboxUnavailable), anyio.fail_after(SLOW_S):
         await case.wall.hold(
             TrustDomain("uid:1"), image="nothing", memory_mb=MEMORY_MB, on_lost=lambda: None

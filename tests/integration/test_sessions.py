@@ -64,7 +64,7 @@ async def value(engine: Engine, session: SessionRecord, code: str) -> Any:
 
 
 def place_of(engine: Engine, session: SessionRecord) -> str:
-    return engine.sessions._live[session.id].place.name  # type: ignore[attr-defined]
+    return engine.sessions._live[session.id].container.name  # type: ignore[attr-defined]
 
 
 def running(engine: Engine) -> list[str]:
@@ -182,7 +182,7 @@ async def test_session_ends_by_itself_when_nobody_uses_it_and_its_container_goes
     session = await create(engine, idle_seconds=0.3)
     assert len(running(engine)) == 1
     await until(lambda: engine.sessions.find(engine.owner, session.id).state == "ended")
-    assert engine.sessions.find(engine.owner, session.id).why == "Nobody used it for 0.3 s."
+    assert engine.sessions.find(engine.owner, session.id).why == "It was not used for 0.3 s."
     await until(lambda: running(engine) == [])
 
 
@@ -195,9 +195,7 @@ async def test_session_ends_at_its_absolute_end_however_much_it_is_used(engine: 
     with anyio.fail_after(SLOW_S):
         while not await over():
             pass
-    assert engine.sessions.find(engine.owner, session.id).why == (
-        "It was there for as long as it may be."
-    )
+    assert engine.sessions.find(engine.owner, session.id).why == ("Its lifetime is over.")
 
 
 async def test_stopping_engine_leaves_no_container_of_a_session(

@@ -19,8 +19,7 @@ from fumehood.sandbox.container.docker_api import Docker
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.images.catalog import Image
-from fumehood.sandbox.process.interpreter import InterpreterWall
-from fumehood.sandbox.process.jail import JailWall
+from fumehood.sandbox.process.wall import InterpreterWall, JailWall
 from fumehood.sandbox.wall import RunEnding, Wall
 from fumehood.testing import FakeWall, SeenRun
 

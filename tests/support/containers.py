@@ -7,7 +7,7 @@ from typing import Any
 
 from docker.errors import NotFound
 
-from fumehood.sandbox.container.reach import open_docker
+from fumehood.sandbox.container.docker_api import open_docker
 
 
 def containers_of(label: str) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import docker
 
-from fumehood.sandbox.container.reach import open_docker
+from fumehood.sandbox.container.docker_api import open_docker
 from fumehood.sandbox.images.catalog import BASE, GUEST, IMAGE, PACKAGES, PACKAGES_FROM, RECIPE
 
 RUN_DEADLINE_S = 120

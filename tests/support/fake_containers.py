@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from fumehood.core.errors import EngineError
-from fumehood.sandbox.container.pool_entry import Kind, Listener
+from fumehood.sandbox.container.pool_state import Kind, Listener
 
 
 @dataclass(eq=False)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import docker
 
-from fumehood.sandbox.container.reach import DockerUnreachable, open_docker
+from fumehood.sandbox.container.docker_api import DockerError, open_docker
 from support.wait import wait_until
 
 START_DEADLINE_S = 60.0
@@ -91,6 +91,6 @@ class OwnDocker:
         assert self._process is not None
         assert self._process.poll() is None, (self._directory / "log").read_text()[-2000:]
         environment = {"DOCKER_HOST": self.address}
-        with suppress(DockerUnreachable), closing(open_docker(environment, timeout_s=5)):
+        with suppress(DockerError), closing(open_docker(environment, timeout_s=5)):
             return True
         return False

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from conftest import Daemon, launch, wait_until_ready
-from fumehood.sandbox.container.reach import open_docker
+from fumehood.sandbox.container.docker_api import open_docker
 from fumehood.sandbox.images.build import DEADLINE_S, build_image
 from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.images.recipe import read_recipe

@@ -105,7 +105,7 @@ async def _say_hello(standing: Standing) -> None:
     """
     wall, language = standing.wall, standing.hello
     faults = getattr(wall, "faults", ())
-    cure = getattr(wall, "cure", "") or "Run `fumehood doctor` to see what is missing."
+    cure = getattr(wall, "remedy", "") or "Run `fumehood doctor` to see what is missing."
     if faults or wall.required - wall.enforced:
         missing = ", ".join(sorted(wall.required - wall.enforced))
         why = "; ".join(faults) or f"It does not enforce {missing} here."
@@ -120,7 +120,7 @@ async def _say_hello(standing: Standing) -> None:
     except EngineError as error:
         raise CannotTry(error.message, cure) from None
     except DockerError as error:
-        raise CannotTry(error.public, error.cure) from None
+        raise CannotTry(error.message, error.remedy) from None
     except TimeoutError:
         raise CannotTry("Its first program did not end.", cure) from None
     if ending.ended_by is not EndedBy.OK:
@@ -203,12 +203,12 @@ class _Trial:
 
     def untried(self, error: EngineError | DockerError) -> None:
         """The wall or Docker refused. After the attack itself has run, it is the cause."""
-        words = error.message if isinstance(error, EngineError) else error.public
+        words = error.message
         if self._ended is not None:
             self._looked.faults.append(f"nothing ran after it: {words}")
             return
         self._why_untried = words
-        self._cure = "" if isinstance(error, EngineError) else error.cure
+        self._cure = "" if isinstance(error, EngineError) else error.remedy
 
     def line(self, ms: int) -> Line:
         """The result."""

@@ -25,7 +25,7 @@ from fumehood.sandbox.container.image_catalog import FindImage, ImageFound
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity, LanguageImages
 from fumehood.sandbox.container.spec import GUEST_COMMAND, GUEST_PROCESSES, LABEL_ENGINE
 from fumehood.sandbox.container.wall import ContainerWall
-from fumehood.sandbox.process import interpreter, jail
+from fumehood.sandbox.process import wall as process_walls
 from fumehood.sandbox.wall import Wall
 
 WALLS = ("interpreter", "jail", "container")
@@ -64,7 +64,9 @@ async def _containers(docker: Docker, wanted: str | None) -> list[Target | WallC
             if not str(name).startswith(ALIASES)
         ]
     except DockerError as error:
-        return [WallCard("container", wanted, Verdict.UNTRIED, error.public, error.cure, 0.0, ())]
+        return [
+            WallCard("container", wanted, Verdict.UNTRIED, error.message, error.remedy, 0.0, ())
+        ]
     if wanted is not None:
         # Requested by name: if it is missing, that is reported as for any wall.
         return [container_target(wanted, docker, find_image)]
@@ -82,9 +84,9 @@ async def find_image(docker: Docker, name: str) -> ImageFound:
     """The image that an engine of this version uses. Raises SandboxUnavailable."""
 
     def find(client: Any) -> ImageFound:
-        from fumehood.sandbox.images.catalog import list_images, own_image
+        from fumehood.sandbox.images import catalog
 
-        return own_image(list_images(client, name), name)
+        return catalog.find_image(client, name)
 
     return await docker.ask(find, QUICK_S)
 
@@ -182,9 +184,9 @@ def interpreter_target(command: Sequence[str] | None = None) -> Target:
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[Standing]:
-        async with interpreter.InterpreterWall(command=command) as wall:
+        async with process_walls.InterpreterWall(command=command) as wall:
             # The zygote, the spares, and one resident for the attacker.
-            standing = 1 + interpreter.SPARES + 1
+            standing = 1 + process_walls.INTERPRETER_SPARES + 1
             yield Standing(
                 wall, Language.CALCULATOR, PROCESS_WALL_MB, lambda: wall.guest_pid, standing
             )
@@ -197,8 +199,8 @@ def jail_target(command: Sequence[str] | None = None) -> Target:
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[Standing]:
-        async with jail.JailWall([JAILED], command=command) as wall:
-            standing = 1 + jail.SPARES
+        async with process_walls.JailWall([JAILED], command=command) as wall:
+            standing = 1 + process_walls.JAIL_SPARES
             yield Standing(
                 wall, Language.FUNCTION, PROCESS_WALL_MB, lambda: wall.guest_pid, standing
             )
@@ -252,10 +254,10 @@ async def _require_docker(docker: Docker, runtime: str, find_image: FindImage) -
             await find_image(docker, IMAGE)
             return
     except DockerError as error:
-        raise CannotTry(error.public, error.cure) from None
+        raise CannotTry(error.message, error.remedy) from None
     except SandboxUnavailable as error:
         raise CannotTry(error.message, "") from None  # it says how to build it
-    raise CannotTry(unfit.fault, unfit.cure)
+    raise CannotTry(unfit.fault, unfit.remedy)
 
 
 def _sees_everybody() -> bool:

@@ -24,8 +24,7 @@ from fumehood.cli.show import styled
 from fumehood.config import Config, ConfigError, config_file, load_config
 
 if TYPE_CHECKING:
-    from fumehood.sandbox.process.interpreter import InterpreterWall
-    from fumehood.sandbox.process.jail import JailWall
+    from fumehood.sandbox.process.wall import InterpreterWall, JailWall
 
 
 INTERPRETERS = {"asteval": (1, 0, 10), "RestrictedPython": (8, 4)}
@@ -183,14 +182,14 @@ def _authority(config: Config) -> Iterator[Finding]:
 
 
 def _interpreter(config: Config) -> Iterator[Finding]:
-    from fumehood.sandbox.process.interpreter import InterpreterWall
+    from fumehood.sandbox.process.wall import InterpreterWall
 
     yield from _wall("interpreter", InterpreterWall(config.interpreter.limits), "missing")
 
 
 def _jail(config: Config) -> Iterator[Finding]:
     """Without a jail only sandboxed functions are unavailable, so faults are warnings."""
-    from fumehood.sandbox.process.jail import JailWall
+    from fumehood.sandbox.process.wall import JailWall
 
     yield from _wall("jail", JailWall(limits=config.jail.limits), "warning")
 
@@ -207,7 +206,7 @@ def _wall(name: str, wall: InterpreterWall | JailWall, if_not: Verdict) -> Itera
 
     enforced, faults = anyio.run(start)
     for fault in faults:
-        yield Finding(name, if_not, fault, wall.cure)
+        yield Finding(name, if_not, fault, wall.remedy)
     for limit in sorted(wall.required):
         if limit in enforced:
             found = "enforced: an attack on it failed"
@@ -216,7 +215,7 @@ def _wall(name: str, wall: InterpreterWall | JailWall, if_not: Verdict) -> Itera
             yield Finding(f"{name}: {limit}", "ok", found)
         else:
             found = "an attack on it succeeded, or failed in an unexpected way"
-            yield Finding(f"{name}: {limit}", if_not, found, wall.cure)
+            yield Finding(f"{name}: {limit}", if_not, found, wall.remedy)
 
 
 def _docker(config: Config) -> Iterator[Finding]:

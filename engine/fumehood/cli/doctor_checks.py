@@ -20,12 +20,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
-from docker.errors import DockerException
-from requests.exceptions import RequestException
 
 from fumehood.config import Config, ConfigError
 from fumehood.core.limits import MB
-from fumehood.sandbox.container.reach import DockerUnreachable, docker_address, open_docker
+from fumehood.sandbox.container.docker_api import (
+    DockerError,
+    docker_host,
+    open_docker,
+    typed_errors,
+)
 from fumehood.sandbox.container.settings import ContainerSettings
 from fumehood.sandbox.images.catalog import Image, list_images, newest_own
 from fumehood.sandbox.images.recipe import image_names
@@ -235,20 +238,21 @@ def docker_findings(
     """
     try:
         client = open_docker()
-    except DockerUnreachable as error:
-        words = f"{error.found} Containers are unavailable."
-        yield Finding("docker", "warning", words, error.cure)
+    except DockerError as error:
+        words = f"{error} Containers are unavailable."
+        yield Finding("docker", "warning", words, error.remedy)
         return
     try:
-        version, info = client.version(), client.info()
-        images = {name: list_images(client, name, own=own) for name in image_names(own=own)}
-    except (DockerException, RequestException) as error:
+        with typed_errors():
+            version, info = client.version(), client.info()
+            images = {name: list_images(client, name, own=own) for name in image_names(own=own)}
+    except DockerError as error:
         found = f"it answers and then fails ({type(error).__name__})"
         yield Finding("docker", "warning", found, "See the log of dockerd.")
         return
     finally:
         client.close()
-    local = docker_address().startswith("unix://")
+    local = docker_host().startswith("unix://")
     yield _engine(version, info)
     yield _control_groups(info, hybrid=local and UNIFIED.is_dir())
     yield _swap(info, swap_bytes=psutil.swap_memory().total if local else None)

@@ -112,14 +112,12 @@ def remove_images(
     Without a name, remove images that this version of the engine does not use and that are older
     than a week. Images that containers use stay.
     """
-    from docker.errors import DockerException
-    from requests.exceptions import RequestException
-
     from fumehood.cli.show import show_json, wants_json
-    from fumehood.sandbox.images.catalog import list_images
-    from fumehood.sandbox.images.leftovers import (
+    from fumehood.sandbox.container.docker_api import DockerError, typed_errors
+    from fumehood.sandbox.images.catalog import (
         idle_roots,
         images_of,
+        list_images,
         remove_unused,
         useless,
         users_of,
@@ -128,14 +126,15 @@ def remove_images(
     own = _own_images()
     client = open_engine()
     try:
-        if name is not None:
-            _require_known(client, name, own)
-        tops = set() if name is None else {image.id for image in list_images(client, name)}
-        named = images_of(client, name) if name is not None else useless(client, own)
-        gone = remove_unused(client, named)
-        gone |= remove_unused(client, idle_roots(client, own))
-        users = users_of(client, tops - gone)
-    except (DockerException, RequestException):
+        with typed_errors():
+            if name is not None:
+                _require_known(client, name, own)
+            tops = set() if name is None else {image.id for image in list_images(client, name)}
+            named = images_of(client, name) if name is not None else useless(client, own)
+            gone = remove_unused(client, named)
+            gone |= remove_unused(client, idle_roots(client, own))
+            users = users_of(client, tops - gone)
+    except DockerError:
         fail("Docker could not remove the images.", ExitCode.UNAVAILABLE)
     if name is not None and not tops - gone:
         _remove_folder(own, name)
@@ -150,15 +149,14 @@ def remove_images(
 @images.command("list")
 def list_images(as_json: AsJson = False) -> None:
     """List existing images, newest first."""
-    from docker.errors import DockerException
-    from requests.exceptions import RequestException
-
     from fumehood.cli.show import show_json, wants_json
+    from fumehood.sandbox.container.docker_api import DockerError, typed_errors
     from fumehood.sandbox.images.catalog import list_images as listed
 
     try:
-        found = listed(open_engine(), own=_own_images())
-    except (DockerException, RequestException):
+        with typed_errors():
+            found = listed(open_engine(), own=_own_images())
+    except DockerError:
         fail("Docker could not list the images.", ExitCode.UNAVAILABLE)
     if wants_json(as_json):
         show_json([_document(image) for image in found])
@@ -206,14 +204,14 @@ def _read_list(path: Path) -> str:
 def _make(request: ImageRequest, base: str, *, replace: bool) -> Image:
     """Make the folder aside, build the image, then move the folder into place."""
     from fumehood.sandbox.images.build import wheel_cache
-    from fumehood.sandbox.images.errors import ImageTrouble, trouble_in
-    from fumehood.sandbox.images.own_image import check_wish, make_aside, publish
+    from fumehood.sandbox.images.errors import ImageBuildError, build_error
+    from fumehood.sandbox.images.own_image import check_request, make_aside, publish
     from fumehood.sandbox.images.recipe import WrongRecipe, read_own_files, recipe_of
     from fumehood.sandbox.trusted_files import Untrusted
 
     own = _own_images()
     try:
-        check_wish(request, own, replace=replace)
+        check_request(request, own, replace=replace)
         client = open_engine()
         with ExitStack() as stack:
             with _progress(request.name) as on_step:
@@ -224,10 +222,10 @@ def _make(request: ImageRequest, base: str, *, replace: bool) -> Image:
             publish(folder, request.name)
     except (WrongRecipe, Untrusted) as error:
         fail(str(error), ExitCode.USAGE)
-    except ImageTrouble as trouble:
-        fail(f"The image {request.name} was not built. {trouble}", ExitCode.UNAVAILABLE)
+    except ImageBuildError as error:
+        fail(f"The image {request.name} was not built. {error}", ExitCode.UNAVAILABLE)
     except OSError as error:
-        why = trouble_in("Its files cannot be written", [str(error)])
+        why = build_error("Its files cannot be written", [str(error)])
         fail(f"The image {request.name} was not built. {why}", ExitCode.UNAVAILABLE)
     return built.image
 
@@ -235,7 +233,7 @@ def _make(request: ImageRequest, base: str, *, replace: bool) -> Image:
 def _require_known(client: docker.APIClient, name: str, own: Path) -> None:
     """Fail for an unknown image. An own image is known by its folder or in Docker."""
     from fumehood.core.names import did_you_mean
-    from fumehood.sandbox.images.leftovers import images_of
+    from fumehood.sandbox.images.catalog import images_of
     from fumehood.sandbox.images.recipe import image_names, is_own_name
 
     names = image_names(own=own)
@@ -308,13 +306,13 @@ def _document(image: Image) -> JsonObject:
 
 def open_engine() -> docker.APIClient:
     """Connect to Docker, or exit with a remedy."""
-    from fumehood.sandbox.container.reach import DockerUnreachable, open_docker
+    from fumehood.sandbox.container.docker_api import DockerError, open_docker
     from fumehood.sandbox.images.build import DEADLINE_S
 
     try:
         return open_docker(timeout_s=DEADLINE_S)
-    except DockerUnreachable as error:
-        fail(error.message, ExitCode.UNAVAILABLE)
+    except DockerError as error:
+        fail(f"{error.message} {error.remedy}", ExitCode.UNAVAILABLE)
 
 
 def _build(
@@ -322,14 +320,14 @@ def _build(
 ) -> Built:
     """Build one image and report the time, or exit with the reason."""
     from fumehood.sandbox.images.build import build_image
-    from fumehood.sandbox.images.errors import ImageTrouble
+    from fumehood.sandbox.images.errors import ImageBuildError
 
     started = time.monotonic()
     try:
         with _progress(recipe.name) as on_step:
             built = build_image(client, recipe, on_step, force=force, since=since, own=own)
-    except ImageTrouble as trouble:
-        fail(f"The image {recipe.name} was not built. {trouble}", ExitCode.UNAVAILABLE)
+    except ImageBuildError as error:
+        fail(f"The image {recipe.name} was not built. {error}", ExitCode.UNAVAILABLE)
     what = "built" if built.made_guest else "is up to date"
     took = f" in {time.monotonic() - started:.1f} s" if built.made_guest else ""
     print(f"{recipe.name}: {what}{took}, {built.image.id}", file=sys.stderr)

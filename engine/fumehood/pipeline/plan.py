@@ -85,14 +85,14 @@ def make_plan(
     if missing and not wall.enforced:
         are = "Containers are" if placement.wall == "container" else f"The {placement.wall} is"
         raise WallDown(
-            f"{are} unavailable; nothing ran. {wall.cure}",
+            f"{are} unavailable; nothing ran. {wall.remedy}",
             retryable=wall.heals,
             retry_after_ms=RETRY_AFTER_MS if wall.heals else None,
         )
     if missing:
         raise SandboxUnavailable(
             f"The {placement.wall} wall cannot enforce {', '.join(sorted(missing))} on this host, "
-            f"so nothing runs in it. {wall.cure} Run `fumehood doctor` for details.",
+            f"so nothing runs in it. {wall.remedy} Run `fumehood doctor` for details.",
             retryable=wall.heals,
             retry_after_ms=RETRY_AFTER_MS if wall.heals else None,
         )

@@ -28,7 +28,7 @@ from fumehood.core.call import FunctionAddress
 from fumehood.registry.declare import FunctionTool
 from fumehood.registry.definitions import InvalidDefinition
 from fumehood.registry.index import RegisteredTool, Source, ToolIndex
-from fumehood.sandbox.process.jail import library_directories
+from fumehood.sandbox.process.wall import library_directories
 
 TOO_WIDE = frozenset(
     map(Path, ("/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/media", "/mnt", "/opt",

@@ -3,23 +3,39 @@
 Host side. It enforces wall time (by cancelling, or by killing a worker process) and a cap
 on the result, and says so; it limits how many run at once, so that one tool cannot occupy
 the engine.
+
+Synchronous functions run in workers, so that they can be killed. A worker serves one call at a
+time and is used again. One that exceeded its time, was cancelled, died or sent anything but one
+reply is killed with everything below it, and the next call gets a new one. Waiting for a worker is
+bounded like waiting for a slot on the host.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import anyio
+import anyio.abc
+import psutil
 
-from fumehood.core.errors import InternalError, SandboxUnavailable
+from fumehood.core.errors import EndedBy, InternalError, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limit, Limits, WallLimits
-from fumehood.sandbox.process.worker import Workers
-from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
+from fumehood.protocol import framing
+from fumehood.sandbox.process.endings import ending_of_reply
+from fumehood.sandbox.process.slots import Slots
+from fumehood.sandbox.wall import NO_SINKS, OnProgress, RunEnding, RunSinks
 
 HOST_LIMITS = WallLimits(
     default_wall_s=30,
@@ -32,10 +48,20 @@ HOST_LIMITS = WallLimits(
 MAX_RUNNING = 64
 QUEUE_PATIENCE_S = 30
 
+WORKER_PROGRAM = Path(__file__).parents[1] / "executors" / "worker_main.py"
+START_DEADLINE_S = 20.0
+REPLY_OVERHEAD_BYTES = 16 * 1024
+"""Added to the limit for the JSON around a result, or a failure with its traceback."""
+
+MAX_WORKERS = 8
+MAX_IDLE = 2
+MAX_KILL_ROUNDS = 100
+CHUNK_BYTES = 1 << 16
+
 
 @dataclass(frozen=True, slots=True)
 class HostLease:
-    """A place in the engine's own process, or in a worker of it."""
+    """A slot in the engine's own process, or in one of its workers."""
 
     queue_ms: float
     workers: Workers
@@ -55,20 +81,20 @@ class HostLease:
 
 
 class Host:
-    """Places in the engine's own process."""
+    """Slots in the engine's own process."""
 
     limits = HOST_LIMITS
     required = frozenset({Limit.WALL_TIME, Limit.OUTPUT})
     enforced = required
     heals = True
-    cure = ""
+    remedy = ""
 
     def __init__(self) -> None:
         self._running = anyio.CapacityLimiter(MAX_RUNNING)
         self._workers = Workers()
 
     async def stop(self) -> None:
-        """End the workers and what runs in them."""
+        """End the workers and everything that runs in them."""
         await self._workers.stop()
 
     @asynccontextmanager
@@ -80,7 +106,7 @@ class Host:
         memory_mb: int | None = None,
         language: str | None = None,
     ) -> AsyncIterator[HostLease]:
-        """Wait, at most 30 s, for one of 64 places."""
+        """Wait, at most 30 s, for one of 64 slots."""
         asked = time.monotonic()
         holder = object()
         with anyio.move_on_after(QUEUE_PATIENCE_S):
@@ -93,3 +119,237 @@ class Host:
             yield HostLease((time.monotonic() - asked) * 1e3, self._workers, domain.principal_id)
         finally:
             self._running.release_on_behalf_of(holder)
+
+
+# -- workers for synchronous functions ------------------------------------------------------
+
+
+class Workers:
+    """The workers of one engine. They are started when they are needed."""
+
+    def __init__(self) -> None:
+        self._slots = Slots(MAX_WORKERS, "the workers of synchronous functions")
+        self._idle: list[_Worker] = []
+        self._all: set[_Worker] = set()
+
+    async def run(
+        self,
+        call: JsonObject,
+        limits: Limits,
+        principal_id: str,
+        on_progress: OnProgress | None = None,
+    ) -> RunEnding:
+        """Carry out `{module, name, arguments}` for a principal.
+
+        Cancelling it ends the work, then raises.
+
+        Raises:
+            SandboxUnavailable: no worker in time, or none that starts.
+        """
+        holder = object()
+        await self._slots.take(holder, principal_id)
+        try:
+            worker = await self._worker()
+            ending: RunEnding | None = None
+            try:
+                ending = await worker.run(call, limits, on_progress)
+            finally:
+                await self._give_back(worker, is_fit=ending is not None and worker.is_fit)
+            return ending
+        finally:
+            self._slots.leave(holder, principal_id)
+
+    async def stop(self) -> None:
+        """End all workers and everything that runs in them."""
+        for worker in list(self._all):
+            await self._discard(worker)
+
+    async def _worker(self) -> _Worker:
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.is_alive:
+                return worker
+            await self._discard(worker)
+        worker = await _Worker.start()
+        self._all.add(worker)
+        return worker
+
+    async def _give_back(self, worker: _Worker, *, is_fit: bool) -> None:
+        if is_fit and worker in self._all and len(self._idle) < MAX_IDLE:
+            self._idle.append(worker)
+        else:
+            await self._discard(worker)
+
+    async def _discard(self, worker: _Worker) -> None:
+        self._all.discard(worker)
+        if worker in self._idle:
+            self._idle.remove(worker)
+        await worker.kill()
+
+
+class _Worker:
+    """One process and the channel to it."""
+
+    def __init__(
+        self,
+        process: anyio.abc.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self.is_fit = True
+
+    @classmethod
+    async def start(cls) -> _Worker:
+        """Raises SandboxUnavailable if it cannot be started."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                process = await anyio.open_process(
+                    [sys.executable, str(WORKER_PROGRAM), str(theirs.fileno()), str(os.getpid())],
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=None,
+                    stderr=None,
+                    start_new_session=True,
+                    pass_fds=[theirs.fileno()],
+                )
+            except OSError:
+                ours.close()
+                raise _unavailable() from None
+        reader, writer = await asyncio.open_connection(sock=ours)
+        worker = cls(process, reader, writer)
+        try:
+            with anyio.fail_after(START_DEADLINE_S):
+                ready = await worker._ask({"path": _import_path()}, REPLY_OVERHEAD_BYTES)
+        except TimeoutError:
+            ready = None
+        except BaseException:
+            await worker.kill()
+            raise
+        if ready != {"ready": True}:
+            await worker.kill()
+            raise _unavailable()
+        return worker
+
+    @property
+    def is_alive(self) -> bool:
+        """Asks the kernel: the event loop notices an end later."""
+        if self._process.returncode is not None:
+            return False
+        try:
+            peek = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            return os.waitid(os.P_PID, self._process.pid, peek) is None
+        except ChildProcessError:
+            return False
+
+    async def run(
+        self, call: JsonObject, limits: Limits, on_progress: OnProgress | None = None
+    ) -> RunEnding:
+        """One call. `is_fit` says afterwards whether the worker can be used again."""
+        self.is_fit = False
+        try:
+            with anyio.fail_after(limits.wall_s):
+                reply = await self._ask(
+                    call, limits.output_bytes + REPLY_OVERHEAD_BYTES, on_progress
+                )
+        except TimeoutError:
+            return RunEnding(EndedBy.WALL_TIME, "none")
+        except framing.FrameTooLarge:
+            return RunEnding(EndedBy.OUTPUT, "none")
+        except framing.FrameError:
+            return RunEnding(EndedBy.SANDBOX_LOST, "none")
+        if reply is None:
+            return await self._death()
+        self.is_fit = True
+        return ending_of_reply(reply, isolation="none", cpu_ms=None, output_bytes=None)
+
+    async def kill(self) -> None:
+        """End the process and everything that it has started."""
+        self._writer.transport.abort()
+        if self._process.returncode is None:
+            _kill_tree(self._process.pid)
+        with anyio.CancelScope(shield=True):
+            await self._process.wait()
+
+    async def _ask(
+        self, message: JsonObject, max_bytes: int, on_progress: OnProgress | None = None
+    ) -> JsonObject | None:
+        """One message and its reply; None where the worker died."""
+        decoder = framing.Decoder(max_bytes)
+        try:
+            self._writer.write(framing.encode(message))
+            await self._writer.drain()
+            while chunk := await self._reader.read(CHUNK_BYTES):
+                replies = _without_reports(decoder.feed(chunk), on_progress)
+                if len(replies) > 1:
+                    raise framing.FrameError("more than one reply")
+                if replies:
+                    return replies[0]
+        except OSError:
+            pass
+        return None
+
+    async def _death(self) -> RunEnding:
+        # The children of a dead process can be found by its group only.
+        _kill_group(self._process.pid)
+        with anyio.CancelScope(shield=True):
+            code = await self._process.wait()
+        if code < 0:
+            return RunEnding(EndedBy.SIGNAL, "none", signal=-code)
+        return RunEnding(EndedBy.EXIT, "none", exit_code=code)
+
+
+def _without_reports(frames: list[JsonObject], on_progress: OnProgress | None) -> list[JsonObject]:
+    """A worker's replies; its reports of progress are passed on."""
+    replies = []
+    for frame in frames:
+        if frame.keys() != {"percent", "message"}:
+            replies.append(frame)
+        elif on_progress is not None:
+            on_progress(frame["percent"], frame["message"])
+    return replies
+
+
+def _import_path() -> list[str]:
+    """This program's own, made absolute: an empty entry means the current directory."""
+    return [str(Path(entry).absolute()) for entry in sys.path]
+
+
+def _kill_tree(pid: int) -> None:
+    """Stop the worker, so that it starts nothing more; end all below it; then itself.
+
+    The worker is the subreaper: an orphan is found in the next round.
+    """
+    try:
+        worker = psutil.Process(pid)
+        worker.suspend()
+        for _ in range(MAX_KILL_ROUNDS):
+            below = [each for each in worker.children(recursive=True) if _runs(each)]
+            if not below:
+                break
+            for process in below:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+    except (psutil.Error, OSError):
+        pass
+    _kill_group(pid)
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
+def _unavailable() -> SandboxUnavailable:
+    return SandboxUnavailable(
+        "The worker process for synchronous functions could not be started.", retry_after_ms=1000
+    )

@@ -24,7 +24,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits, WallLimits
 from fumehood.core.session import KeptSession, SessionRecord, SessionStatus
 from fumehood.sandbox.settings import IMAGE_NAME, SessionSettings
-from fumehood.sandbox.wall import NO_SINKS, HeldPlace, RunEnding, RunSinks
+from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks, SessionContainer
 
 RETRY_AFTER_MS = 1000
 
@@ -44,7 +44,7 @@ class Session:
     agent_id: str | None
     image: str
     memory_mb: int
-    place: HeldPlace
+    container: SessionContainer
     idle_s: float
     lifetime_s: float
     created_at: datetime
@@ -63,9 +63,9 @@ class Session:
     def why_over(self, now: float) -> str | None:
         """The reason why its time is over, if it is."""
         if now >= self.created + self.lifetime_s:
-            return "it was there for as long as it may be"
+            return "its lifetime is over"
         if not self.users and now - self.last_used >= self.idle_s:
-            return f"nobody used it for {self.idle_s:g} s"
+            return f"it was not used for {self.idle_s:g} s"
         return None
 
     def next_end(self) -> float:
@@ -110,7 +110,7 @@ class Session:
             state=SessionStatus.ACTIVE,
             why=None,
             image=self.image,
-            languages=self.place.languages,
+            languages=self.container.languages,
             agent_id=self.agent_id,
             memory_mb=self.memory_mb,
             created_at=self.created_at,
@@ -149,7 +149,7 @@ class SessionRequest:
     lifetime_s: float
 
 
-def make_wishes(
+def make_request(
     settings: SessionSettings,
     offered: WallLimits,
     *,
@@ -238,7 +238,7 @@ class SessionLease:
         await session.take_turn(self._settings)
         try:
             self._find()
-            await session.place.until_free()
+            await session.container.until_free()
             self._find()
         except BaseException:
             self._leave(session, is_call=False)
@@ -273,11 +273,11 @@ class SessionLease:
             raise InternalError("A lease on a session is not entered.")
         if limits.memory_mb not in (None, session.memory_mb):
             raise InternalError("A run has the memory limit of its session.")
-        await session.place.until_free()
+        await session.container.until_free()
         if session.finished is not None:
             self._find()
         limits = replace(limits, memory_mb=session.memory_mb)
-        ending = await session.place.run(program, arguments, limits, sinks)
+        ending = await session.container.run(program, arguments, limits, sinks)
         return replace(ending, ended_by=_ended_by(session, ending), isolation="session")
 
 

@@ -1,9 +1,9 @@
-"""Sessions: places that a principal keeps from one call to the next.
+"""Sessions: containers that a principal keeps from one call to the next.
 
-Host side. Above it `pipeline/admit` and the faces; below it a wall that holds places, and rows that
-outlive the engine. Invariants: a session belongs to one principal and one agent, and to anybody
-else it does not exist; it serves one call at a time; its place ends when it does; no principal
-has more than its share of them. What is said of a session was written down before.
+Host side. Above it `pipeline/admit` and the faces; below it a wall with containers for sessions,
+and rows that outlive the engine. Invariants: a session belongs to one principal and one agent, and
+does not exist for any other; it serves one call at a time; its container ends with it; no principal
+has more than its share of sessions. Everything reported of a session was stored before.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from fumehood.sandbox.session import (
     SessionLease,
     SessionRequest,
     SessionRows,
-    make_wishes,
+    make_request,
 )
 from fumehood.sandbox.settings import SessionSettings
-from fumehood.sandbox.wall import HasImages, HeldPlace, HoldingWall, Lease
+from fumehood.sandbox.wall import HasImages, Lease, SessionContainer, SessionWall
 
 ID_BYTES = 16
 TIDY_S = 15.0
-"""How often it is looked whose time is over, and what calls have used is written down."""
+"""How often sessions are checked for expiry, and their use is stored."""
 
 STOP_DEADLINE_S = 5.0
-"""For the places to be gone when the engine stops. What is left then, the wall removes."""
+"""For the containers to be gone when the engine stops. The wall removes the others."""
 
 STOPPED = "the engine was stopped"
 RESTARTED = "the engine was started anew"
@@ -53,12 +53,12 @@ RESTARTED = "the engine was started anew"
 Records = list[SessionRecord]
 
 Check = Callable[[Principal, str | None], None]
-"""Raises where a principal may not call tools, or not speak for an agent."""
+"""Raises if a principal may not call tools, or may not act for an agent."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionClock:
-    """Of the host: `monotonic` decides, `now` is what people are told."""
+    """The host's clocks: `monotonic` decides, `now` is shown."""
 
     now: Callable[[], datetime]
     monotonic: Callable[[], float]
@@ -78,17 +78,17 @@ class SessionKeeper:
         kept: Iterable[KeptSession] = (),
         on_event: Callable[[str, JsonObject], None] = lambda event, values: None,
     ) -> None:
-        """`kept` are the rows that an engine before this one has left."""
-        self._wall = wall if isinstance(wall, HoldingWall) else None
+        """`kept` are the rows of earlier engines."""
+        self._wall = wall if isinstance(wall, SessionWall) else None
         self._settings = settings
         self._clock = clock
         self._check = check
         self._on_event = on_event
         self._live: dict[str, Session] = {}
         self._creating: Counter[str] = Counter()
-        """How many each principal has being made."""
+        """The number of sessions being made, by principal."""
         self._leaving = 0
-        """Places that are ended, and not yet gone."""
+        """Containers that have ended and are not yet gone."""
         self._left = anyio.Event()
         self._wake = anyio.Event()
         self._group: anyio.abc.TaskGroup | None = None
@@ -100,7 +100,7 @@ class SessionKeeper:
     async def __aenter__(self) -> SessionKeeper:
         self._group = await self._stack.enter_async_context(anyio.create_task_group())
         self._stack.callback(self._group.cancel_scope.cancel)
-        await self._write_what_can_be()
+        await self._write_changes()
         self._group.start_soon(self._keep_tidy)
         return self
 
@@ -112,14 +112,14 @@ class SessionKeeper:
         try:
             if group is not None:
                 with anyio.CancelScope(shield=True):
-                    await self._write_what_can_be()
+                    await self._write_changes()
                 with anyio.move_on_after(STOP_DEADLINE_S, shield=True):
                     for session in ending:
-                        await session.place.until_gone()
+                        await session.container.until_gone()
         finally:
             await self._stack.aclose()
 
-    # -- what their owners ask ----------------------------------------------------------
+    # -- for owners ----------------------------------------------------------
 
     async def create(
         self,
@@ -131,14 +131,14 @@ class SessionKeeper:
         idle_seconds: float | None = None,
         lifetime_seconds: float | None = None,
     ) -> SessionRecord:
-        """Make a session. What is absent is as it was configured.
+        """Make a session. Absent values are the configured ones.
 
         Raises:
-            InvalidParams: a wish that cannot be granted.
-            QuotaExceeded: this principal, or all together, have as many as there may be.
-            ResourceNotFound: not an agent that this principal may speak for.
-            SandboxUnavailable: no place for it.
-            StoreError: it could not be written down; then there is none.
+            InvalidParams: a value outside its limits.
+            QuotaExceeded: this principal, or all together, have the maximum.
+            ResourceNotFound: not an agent that this principal may act for.
+            SandboxUnavailable: no container for it.
+            StoreError: it could not be stored; then there is none.
         """
         self._check(principal, agent_id)
         wall, group = self._wall, self._group
@@ -146,7 +146,7 @@ class SessionKeeper:
             raise SandboxUnavailable("This engine has no wall for sessions.", retryable=False)
         if group is None:
             raise _stopped()
-        wishes = make_wishes(
+        request = make_request(
             self._settings,
             wall.limits,
             image=image,
@@ -154,14 +154,14 @@ class SessionKeeper:
             idle_s=idle_seconds,
             lifetime_s=lifetime_seconds,
         )
-        with self._room_for_one(principal.id):
+        with self._reserve(principal.id):
             await self._until_there_is_room()
-            session = await self._make(wall, principal.id, agent_id, wishes)
+            session = await self._make(wall, principal.id, agent_id, request)
             if self._group is None:  # stopped meanwhile
-                session.place.end(STOPPED)
+                session.container.end(STOPPED)
                 raise _stopped()
             self._live[session.id] = session
-        if session.place.lost is not None:
+        if session.container.lost is not None:
             self._on_lost(session)
             raise SandboxUnavailable(
                 "The session was lost while it was made. Repeat the call.",
@@ -172,7 +172,7 @@ class SessionKeeper:
         return self._record(session)
 
     def list(self, principal: Principal) -> Records:
-        """A principal's own sessions, the newest first: the active ones, then those of a day."""
+        """A principal's own sessions, newest first: active ones, then those that ended recently."""
         live = [one for one in self._live.values() if one.principal_id == principal.id]
         newest = sorted(live, key=lambda one: one.created_at, reverse=True)
         return [*map(self._record, newest), *(o.record for o in self._history.of(principal.id))]
@@ -188,11 +188,11 @@ class SessionKeeper:
         return over.record
 
     async def end(self, principal: Principal, session_id: str) -> SessionRecord:
-        """End one's own session with whatever runs in it. One that is over stays as it is.
+        """End one's own session with everything that runs in it. One that is over stays as it is.
 
         Raises:
             ResourceNotFound: no such session of this principal's.
-            StoreError: it has ended, and that could not be written down yet.
+            StoreError: it has ended, and that could not be stored yet.
         """
         session = self._live.get(session_id)
         if session is not None and session.principal_id == principal.id:
@@ -200,7 +200,7 @@ class SessionKeeper:
             await self._history.write()
         return self.find(principal, session_id)
 
-    # -- what calls ask -----------------------------------------------------------------
+    # -- for calls -----------------------------------------------------------------
 
     def examine(
         self,
@@ -213,7 +213,7 @@ class SessionKeeper:
     ) -> SessionRecord:
         """The session that a call names, if it may be used for that. Takes nothing.
 
-        `language` None is for what needs none; `memory_mb` None for who takes what there is.
+        `language` None: it needs none. `memory_mb` None: any size will do.
 
         Raises:
             ResourceNotFound: no such session of this principal and agent, or it is over.
@@ -222,17 +222,17 @@ class SessionKeeper:
         session = self._usable(principal.id, session_id)
         if session.agent_id != agent_id:
             raise _unknown()
-        if language is not None and language not in session.place.languages:
-            known = ", ".join(session.place.languages)
+        if language is not None and language not in session.container.languages:
+            known = ", ".join(session.container.languages)
             raise InvalidParams(
                 f"This session's image {session.image} has no {language}, only {known}. "
-                f"{self._cure_without(language)}",
+                f"{self._remedy_without(language)}",
                 fields=["options.session_id"],
             )
         if memory_mb is not None and memory_mb != session.memory_mb:
             raise InvalidParams(
-                f"This session has a memory limit of {session.memory_mb} MB, and no call in it "
-                "has another.",
+                f"This session has a memory limit of {session.memory_mb} MB, which calls in it "
+                "cannot change.",
                 fields=["options.memory_limit_mb"],
             )
         return self._record(session)
@@ -246,7 +246,7 @@ class SessionKeeper:
         language: str | None,
         memory_mb: int | None,
     ) -> AbstractAsyncContextManager[Lease]:
-        """The place of a session, for one call: entered when those before it have left.
+        """A session's container, for one call: entered when earlier calls have left.
 
         Raises, when it is made and when it is entered, as `examine` does, and:
             SandboxUnavailable: the session is too busy.
@@ -257,14 +257,14 @@ class SessionKeeper:
     async def files(
         self, principal: Principal, session_id: str
     ) -> AbstractAsyncContextManager[Lease]:
-        """The same for what is done to the files outside of calls. Raises as `lease` does."""
+        """The same for file operations outside of calls. Raises as `lease` does."""
         self._usable(principal.id, session_id)
         return self._lease(principal.id, session_id, is_call=False)
 
-    # -- what the engine asks -----------------------------------------------------------
+    # -- for the engine -----------------------------------------------------------
 
     def tidy(self) -> None:
-        """End what was there for too long. To be called now and then."""
+        """End overdue sessions. Called periodically."""
         for session in list(self._live.values()):
             self._end_if_over(session)
         self._history.prune(self._clock.now())
@@ -282,7 +282,7 @@ class SessionKeeper:
     # -- inside ---------------------------------------------------------------------------
 
     def _inherit(self, one: KeptSession) -> None:
-        """What an engine before this one left active is lost with it."""
+        """Sessions that an earlier engine left active are lost."""
         if one.record.state is not SessionStatus.ACTIVE:
             self._history.inherit(one)
             return
@@ -292,14 +292,14 @@ class SessionKeeper:
         self._history.add(KeptSession(one.principal_id, record, now))
 
     async def _make(
-        self, wall: HoldingWall, principal_id: str, agent_id: str | None, wishes: SessionRequest
+        self, wall: SessionWall, principal_id: str, agent_id: str | None, request: SessionRequest
     ) -> Session:
-        """A place and its row. Where either fails, neither is left."""
+        """A container and its row. If either fails, neither is left."""
         session_id = f"sess_{secrets.token_hex(ID_BYTES)}"
-        place = await wall.hold(
+        container = await wall.hold(
             TrustDomain(principal_id, agent_id, session_id),
-            image=wishes.image,
-            memory_mb=wishes.memory_mb,
+            image=request.image,
+            memory_mb=request.memory_mb,
             on_lost=lambda: self._on_lost(self._live.get(session_id)),
         )
         now, now_at = self._clock.monotonic(), self._clock.now()
@@ -307,28 +307,28 @@ class SessionKeeper:
             id=session_id,
             principal_id=principal_id,
             agent_id=agent_id,
-            image=wishes.image,
-            memory_mb=wishes.memory_mb,
-            place=place,
-            idle_s=wishes.idle_s,
+            image=request.image,
+            memory_mb=request.memory_mb,
+            container=container,
+            idle_s=request.idle_s,
             created_at=now_at,
             last_used_at=now_at,
             last_used=now,
             created=now,
-            lifetime_s=wishes.lifetime_s,
+            lifetime_s=request.lifetime_s,
         )
         self._history.note(session.kept())
         try:
             await self._history.write()
         except BaseException:
-            place.end("the session could not be written down")
-            self._see_off(place)
-            self._history.drop(session_id)  # a write that nobody waited for may have been done
+            container.end("the session could not be stored")
+            self._see_off(container)
+            self._history.drop(session_id)  # an abandoned write may have been done
             raise
         return session
 
-    def _cure_without(self, language: str) -> str:
-        """What to do where a session's image lacks a language."""
+    def _remedy_without(self, language: str) -> str:
+        """The remedy if a session's image lacks a language."""
         if isinstance(self._wall, HasImages):
             with suppress(SandboxUnavailable):
                 image = self._wall.image_for(language)
@@ -337,17 +337,17 @@ class SessionKeeper:
         return "Make a session with another image, or call without one."
 
     @contextmanager
-    def _room_for_one(self, principal_id: str) -> Iterator[None]:
-        """A place among those that there may be, kept until it is made. Raises QuotaExceeded."""
+    def _reserve(self, principal_id: str) -> Iterator[None]:
+        """Reserve one of the possible sessions while it is made. Raises QuotaExceeded."""
         mine = sum(session.principal_id == principal_id for session in self._live.values())
         if mine + self._creating[principal_id] >= self._settings.max_of_one:
             raise QuotaExceeded(
-                f"You have {self._settings.max_of_one} sessions, the most that one caller may have "
-                "here. End one of them first: fumehood sessions list, fumehood sessions end ID."
+                f"You have {self._settings.max_of_one} sessions, the maximum for one caller. End "
+                "one of them first: fumehood sessions list, fumehood sessions end ID."
             )
         if len(self._live) + self._creating.total() >= self._settings.max:
             raise QuotaExceeded(
-                f"This engine has {self._settings.max} sessions, the most that there may be. "
+                f"This engine has {self._settings.max} sessions, its maximum. "
                 "Repeat the call when one has ended.",
             )
         self._creating[principal_id] += 1
@@ -359,7 +359,7 @@ class SessionKeeper:
                 del self._creating[principal_id]
 
     async def _until_there_is_room(self) -> None:
-        """Wait, bounded, for what has ended to be gone. Raises SandboxUnavailable."""
+        """Wait, bounded, for the containers of ended sessions. Raises SandboxUnavailable."""
         with anyio.move_on_after(self._settings.queue_seconds):
             while len(self._live) + self._creating.total() + self._leaving > self._settings.max:
                 await self._left.wait()
@@ -405,29 +405,29 @@ class SessionKeeper:
             self._finish(session, SessionStatus.ENDED, why)
 
     def _on_lost(self, session: Session | None) -> None:
-        """A place is not there any more, and nobody here has asked for that."""
+        """A container is gone without a request."""
         if session is not None and session.finished is None:
-            why = session.place.lost or "its container is gone"
+            why = session.container.lost or "its container is gone"
             self._finish(session, SessionStatus.LOST, why)
 
     def _finish(self, session: Session, status: SessionStatus, why: str) -> None:
         del self._live[session.id]
         kept = session.finish(status, why, self._clock.now())
-        session.place.end(why)
+        session.container.end(why)
         self._history.add(kept)
-        self._see_off(session.place)
+        self._see_off(session.container)
         self._tell(f"session.{status.value}", session, why=why)
         self._wake.set()
 
-    def _see_off(self, place: HeldPlace) -> None:
+    def _see_off(self, container: SessionContainer) -> None:
         if self._group is None:
             return
         self._leaving += 1
-        self._group.start_soon(self._until_gone, place)
+        self._group.start_soon(self._until_gone, container)
 
-    async def _until_gone(self, place: HeldPlace) -> None:
+    async def _until_gone(self, container: SessionContainer) -> None:
         try:
-            await place.until_gone()
+            await container.until_gone()
         finally:
             self._leaving -= 1
             self._left.set()
@@ -440,7 +440,7 @@ class SessionKeeper:
                 if session.is_outdated:
                     session.is_outdated = False
                     self._history.note(session.kept())
-            await self._write_what_can_be()
+            await self._write_changes()
             with anyio.move_on_after(self._until_next_end()):
                 await self._wake.wait()
             self._wake = anyio.Event()
@@ -450,8 +450,8 @@ class SessionKeeper:
         left = min(idle, default=TIDY_S + self._clock.monotonic()) - self._clock.monotonic()
         return max(0.01, min(left, TIDY_S))
 
-    async def _write_what_can_be(self) -> None:
-        """What fails is tried again the next time; the database has said so itself."""
+    async def _write_changes(self) -> None:
+        """Write changes. A failure is logged, and tried again the next time."""
         try:
             await self._history.write()
         except EngineError as error:

@@ -1,7 +1,7 @@
-"""Files that only their owner can have written: opening a directory and what is in it.
+"""Files that only their owner can have written: opening a directory and its files.
 
-Host side, asked by `directory`. Whoever can change a definition decides what agents are
-offered, so what somebody else could have put there is refused. Invariants: no symbolic link
+Host side. Definitions, policies and recipes decide what agents may do, so files that another user
+could have written are refused. Invariants: no symbolic link
 is followed on the way or at the end of it; every check is made on what was opened, not on a
 name that may since mean something else; nothing that is not a regular file is opened.
 """
@@ -25,12 +25,12 @@ _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
 
 
 class Untrusted(Exception):
-    """A directory or file is refused. The message is for the operator and names the cure."""
+    """A directory or file is refused. The message is for the operator and names the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What changes when a file changes: which one it is, whose, how large and since when."""
+    """The facts of a file that change with it: its identity, owner, size and times."""
 
     device: int
     inode: int
@@ -53,11 +53,11 @@ def open_directory(path: Path, owners: frozenset[int]) -> int:
     """A descriptor of the directory, which the caller closes.
 
     It and every directory above it must belong to one of `owners` and be closed to writing
-    by group and others. Above it the sticky bit will do, as on `/tmp`: there nobody can move
-    what belongs to another.
+    by group and others. Above it the sticky bit is enough, as on `/tmp`: it protects
+    the entries of other users.
 
     Raises:
-        Untrusted: it is not there, or somebody else could change what is in it.
+        Untrusted: it is missing, or another user could change its content.
     """
     descriptor = -1
     try:
@@ -111,7 +111,7 @@ def read_file(directory: int, name: str, owners: frozenset[int]) -> tuple[bytes,
     A caller that saw another signature before has read a file that was changing.
 
     Raises:
-        Untrusted: a link, no regular file, too large, or somebody else could have written it.
+        Untrusted: a link, no regular file, too large, or another user could have written it.
         OSError: it cannot be read.
     """
     # Looked at before it is opened: opening a device can do something, a pipe can wait.
@@ -141,7 +141,7 @@ def _check_directory(
     if found.st_uid not in owners:
         raise Untrusted(f"{what} belongs to another user (uid {found.st_uid})")
     if found.st_mode & _OTHERS_MAY_WRITE and (is_last or not found.st_mode & stat.S_ISVTX):
-        raise Untrusted(f"{what} can be written by others than its owner; chmod go-w mends it")
+        raise Untrusted(f"{what} can be written by others than its owner; fix it with chmod go-w")
 
 
 def _check_file(found: os.stat_result, owners: frozenset[int]) -> None:
@@ -154,6 +154,6 @@ def _check_file(found: os.stat_result, owners: frozenset[int]) -> None:
     if found.st_uid not in owners:
         raise Untrusted(f"it belongs to another user (uid {found.st_uid})")
     if found.st_mode & _OTHERS_MAY_WRITE:
-        raise Untrusted("it can be written by others than its owner; chmod go-w mends it")
+        raise Untrusted("it can be written by others than its owner; fix it with chmod go-w")
     if found.st_size > MAX_FILE_BYTES:
         raise Untrusted(_TOO_LARGE)

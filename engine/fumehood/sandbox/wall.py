@@ -1,4 +1,4 @@
-"""The wall: what every place to run promises, and what a lease on it does.
+"""The interfaces of walls and leases.
 
 Host side. Above it: `pipeline/admit` and the executors; below: one folder for each kind.
 Invariant: a wall publishes only limits that it was seen to enforce on this host, and a
@@ -24,7 +24,7 @@ OnProgress = Callable[[float, str], None]
 
 
 class FileSink(Protocol):
-    """Where the files of a workspace go that a run left behind, one after the other."""
+    """Receives the files that a run left in its workspace, one after the other."""
 
     def start(self, path: str, size: int, kind: FileKind = "file") -> None:
         """A file begins. `path` is relative, made of plain names; `size` is a claim."""
@@ -36,30 +36,30 @@ class FileSink(Protocol):
 
 
 OnOutput = Callable[[str, str], None]
-"""Takes the name of a stream (`stdout`, `stderr`) and what was printed there since."""
+"""Takes the name of a stream (`stdout`, `stderr`) and its next text."""
 
 
 OnEnding = Callable[["RunEnding"], None]
-"""Takes how a run ended."""
+"""Takes the ending of a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSinks:
-    """Who hears of a run while it lasts; what nobody wants is dropped.
+    """Receivers of a run's events; events without a receiver are dropped.
 
-    Called from the event loop, so nothing here may wait. One that raises is not asked again,
-    and the run goes on.
+    Called from the event loop, so they must not wait. One that raises is not called again, and
+    the run goes on.
     """
 
     progress: OnProgress | None = None
     files: FileSink | None = None
     output: OnOutput | None = None
-    """Where it hears all of the output, the ending still carries its beginning."""
+    """Gets all of the output. The ending still carries its beginning."""
     ending: OnEnding | None = None
-    """Hears how a run ended that was cancelled, before the cancellation goes on; where its wall
-    can tell."""
+    """Gets the ending of a cancelled run, before the cancellation is raised, if its wall knows
+    the ending."""
     is_live: bool = False
-    """Somebody follows it: what it prints is told at once, instead of in few long pieces."""
+    """The run is followed: output is passed on at once, instead of in few long pieces."""
 
 
 NO_SINKS = RunSinks()
@@ -70,7 +70,7 @@ class RunEnding:
     """How one run ended.
 
     Decided or measured outside the program: everything but `result` and `claimed_…`,
-    which are the program's own words, bounded in size.
+    which come from the program and are bounded in size.
     """
 
     ended_by: EndedBy
@@ -84,10 +84,10 @@ class RunEnding:
     claimed_kind: str | None = None
     claimed_message: str | None = None
     claimed_error: JsonObject | None = None
-    """All that the program said of its failure, for who knows its form and validates it."""
+    """The program's whole description of its failure. Validate it before use."""
     stdout: str = ""
     stderr: str = ""
-    """What was kept of the two streams, decoded; where they are caught at all."""
+    """The kept part of the two streams, decoded, if the wall catches them."""
     stdout_bytes: int = 0
     stderr_bytes: int = 0
     limits_hit: tuple[str, ...] = ()
@@ -95,17 +95,17 @@ class RunEnding:
     files_left_out: int = 0
     """Files of the workspace that were too many or too large to be handed to the sink."""
     state: SessionState | None = None
-    """What became of the variables, where the lease keeps them for the next run."""
+    """The state of the variables, if the lease keeps them for the next run."""
     variables_bytes: int | None = None
-    """What the process that keeps them has in memory."""
+    """The memory of the process that keeps them."""
 
 
 class Lease(Protocol):
-    """One place in a wall, for one run."""
+    """A slot in a wall, for one run."""
 
     @property
     def queue_ms(self) -> float:
-        """How long the place was waited for."""
+        """How long the call waited for the lease."""
         ...
 
     async def run(
@@ -117,14 +117,14 @@ class Lease(Protocol):
     ) -> RunEnding:
         """Run one program to its end. Cancelling it ends the program, then raises.
 
-        `sinks.progress` hears what the program reports meanwhile, where its wall carries
-        that: claims, at most 1 000 of them.
+        `sinks.progress` gets the program's reports if its wall carries them: claims, at most
+        1 000 of them.
         """
         ...
 
 
 class Wall(Protocol):
-    """One kind of place to run."""
+    """One kind of sandbox."""
 
     @property
     def limits(self) -> WallLimits:
@@ -133,22 +133,22 @@ class Wall(Protocol):
 
     @property
     def required(self) -> frozenset[Limit]:
-        """What must be enforced for anything to run here."""
+        """The limits without which nothing runs here."""
         ...
 
     @property
     def enforced(self) -> frozenset[Limit]:
-        """What was seen to be enforced on this host."""
+        """The limits that were seen to hold on this host."""
         ...
 
     @property
     def heals(self) -> bool:
-        """Whether a limit that is not enforced may be so again without anybody's help."""
+        """Whether a missing limit may hold again without an operator."""
         ...
 
     @property
-    def cure(self) -> str:
-        """What to do where something required is not enforced."""
+    def remedy(self) -> str:
+        """The remedy if a required limit is missing."""
         ...
 
     def lease(
@@ -159,12 +159,11 @@ class Wall(Protocol):
         memory_mb: int | None = None,
         language: str | None = None,
     ) -> AbstractAsyncContextManager[Lease]:
-        """Wait, bounded, for a place. `fresh` refuses one that has run anything before;
-        `memory_mb` is the size of the place and `language` what it must be able to run, where
-        the wall has several.
+        """Wait, bounded, for a sandbox. `fresh` refuses one that has run anything before;
+        `memory_mb` is its size and `language` the one it must run, if the wall has several.
 
         Raises:
-            SandboxUnavailable: no place in time.
+            SandboxUnavailable: none in time.
         """
         ...
 
@@ -179,22 +178,22 @@ class ImageMissing(SandboxUnavailable):
         cls,
         image: str,
         fault: str,
-        cure: str,
+        remedy: str,
         *,
         language: str | None = None,
         retry_after_ms: int | None = None,
     ) -> ImageMissing:
         """`fault` completes "The image NAME …"; `language` is the one that a call needs it for.
 
-        `retry_after_ms` is for an image that comes without anybody's help.
+        `retry_after_ms` is for an image that is being built.
         """
         needed = f", which {language} needs," if language is not None else ""
         made = cls(
-            f"The image {image}{needed} {fault}. {cure}",
+            f"The image {image}{needed} {fault}. {remedy}",
             retryable=retry_after_ms is not None,
             retry_after_ms=retry_after_ms,
         )
-        made._parts = (image, fault, cure)
+        made._parts = (image, fault, remedy)
         return made
 
     def needed_for(self, language: str | None) -> ImageMissing:
@@ -203,9 +202,9 @@ class ImageMissing(SandboxUnavailable):
 
 
 class HasImages(ABC):
-    """A wall whose places are made of images, and that can be looked at again.
+    """A wall whose sandboxes are made from images, and that can look at them again.
 
-    A base class: each call asks for it several times, and a protocol takes long to tell.
+    A base class: each call checks for it several times, and checking for a protocol is slow.
     """
 
     @abstractmethod
@@ -219,7 +218,7 @@ class HasImages(ABC):
 
     @abstractmethod
     async def look_again(self) -> None:
-        """Wait, bounded, for a look that begins after this moment. All who wait share it.
+        """Wait, bounded, for a look that begins after this moment. Waiting calls share it.
 
         Raises:
             SandboxUnavailable: the look did not end in time.
@@ -227,15 +226,15 @@ class HasImages(ABC):
 
     @abstractmethod
     async def until_known(self, image: str) -> None:
-        """Wait until it is known what places made of this image are made of.
+        """Wait until the facts of this image are known.
 
         Raises:
-            SandboxUnavailable: there is no such image, or nobody can say now.
+            SandboxUnavailable: there is no such image, or it cannot be found out now.
         """
 
     @abstractmethod
     def facts_of(self, image: str | None) -> JsonObject:
-        """What places made of this image are made of now: its digest, and the runtime."""
+        """The image's present digest, and the runtime."""
 
 
 class Walls:
@@ -245,7 +244,7 @@ class Walls:
         self._walls = walls
 
     def get(self, name: str) -> Wall:
-        """Raises SandboxUnavailable where this engine has no such wall."""
+        """Raises SandboxUnavailable if this engine has no such wall."""
         if name not in self._walls:
             raise SandboxUnavailable(
                 f"This engine has no {name} wall, and uses no weaker one instead.", retryable=False
@@ -253,7 +252,7 @@ class Walls:
         return self._walls[name]
 
 
-class HeldPlace(Protocol):
+class SessionContainer(Protocol):
     """One container for one session, from its creation to its end.
 
     It serves one trust domain, one run at a time, and ends with its session.
@@ -266,7 +265,7 @@ class HeldPlace(Protocol):
 
     @property
     def lost(self) -> str | None:
-        """The reason why it is gone, as one clause; None while it exists."""
+        """The reason for its loss, as one clause; None while it exists."""
         ...
 
     async def until_free(self) -> None:
@@ -289,7 +288,7 @@ class HeldPlace(Protocol):
 
 
 @runtime_checkable
-class HoldingWall(Protocol):
+class SessionWall(Protocol):
     """A wall with containers for sessions."""
 
     @property
@@ -304,7 +303,7 @@ class HoldingWall(Protocol):
         image: str,
         memory_mb: int,
         on_lost: Callable[[], None],
-    ) -> HeldPlace:
+    ) -> SessionContainer:
         """Wait, bounded, for an unused container, and keep it for this domain.
 
         `on_lost` is called once, when the container is gone for any reason.

@@ -1,4 +1,4 @@
-"""All walls of an engine: made from their settings, started and stopped together, and reported.
+"""All walls of an engine: made from their settings, started, stopped and reported together.
 
 Host side. Above it `compose`; below it the walls in `process/` and `container/`.
 """
@@ -22,9 +22,8 @@ from fumehood.sandbox.container.image_catalog import FindImage, ImageFound
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.host import Host
-from fumehood.sandbox.process.interpreter import InterpreterWall
-from fumehood.sandbox.process.jail import JailWall
 from fumehood.sandbox.process.settings import InterpreterSettings, JailSettings
+from fumehood.sandbox.process.wall import InterpreterWall, JailWall
 from fumehood.sandbox.wall import ImageMissing, Wall, Walls
 from fumehood.storage.directory import owner_id
 
@@ -182,7 +181,7 @@ def _identity(state: Path | None, on_event: OnEvent) -> EngineIdentity:
     try:
         return EngineIdentity(engine_id, owner_id(state))
     except OSError as error:
-        # What this engine leaves behind in a crash is then found by its deadline only.
+        # After a crash, this engine's containers are then found by their deadline only.
         on_event("container.owner_unknown", {"why": error.strerror or str(error)})
         return EngineIdentity(engine_id, engine_id)
 
@@ -190,23 +189,22 @@ def _identity(state: Path | None, on_event: OnEvent) -> EngineIdentity:
 def _image_finder(own: Path) -> FindImage:
     """Find images by name; `own` is the folder of the operator's own recipes."""
 
-    async def find_image(docker: Docker, name: str) -> ImageFound:
+    async def find_in(docker: Docker, name: str) -> ImageFound:
         def find(client: Any) -> ImageFound:
-            # Here, because it brings Docker's package with it, and an engine without Docker has
-            # none.
+            # Imported here: it loads Docker's package, which an engine without Docker never does.
             from fumehood.sandbox.images.builder import is_being_built
-            from fumehood.sandbox.images.catalog import list_images, own_image
+            from fumehood.sandbox.images.catalog import find_image
 
             try:
-                return own_image(list_images(client, name, own=own), name, own=own)
+                return find_image(client, name, own=own)
             except ImageMissing:
                 if is_being_built(client, name):
-                    cure = "Repeat the call when it is built."
+                    remedy = "Repeat the call when it is built."
                     raise ImageMissing.of(
-                        name, "is being built", cure, retry_after_ms=BUILD_RETRY_AFTER_MS
+                        name, "is being built", remedy, retry_after_ms=BUILD_RETRY_AFTER_MS
                     ) from None
                 raise
 
         return await docker.ask(find, QUICK_S)
 
-    return find_image
+    return find_in

@@ -24,7 +24,15 @@ from fumehood.cli.doctor_checks import (
 from fumehood.config import Config
 from fumehood.identity import approvers as module
 from fumehood.identity.approvers import make_first_approver
-from fumehood.sandbox.container.reach import DockerUnreachable, Why
+from fumehood.sandbox.container.docker_api import (
+    DockerError,
+    DockerFault,
+    DockerNotInstalled,
+    DockerNotPermitted,
+    DockerNotRunning,
+    DockerNotSupported,
+    DockerTimeout,
+)
 from fumehood.sandbox.container.settings import ContainerSettings, LanguageImages
 from fumehood.sandbox.images.catalog import guest_digest, list_images
 from fumehood.sandbox.images.recipe import read_recipe
@@ -275,19 +283,25 @@ def test_full_memory_and_full_disk_are_warnings(
     assert found["docker: disk"].verdict == "warning"
 
 
-@pytest.mark.parametrize("why", list(Why))
+UNUSABLE = (
+    DockerNotInstalled, DockerNotRunning, DockerNotPermitted, DockerNotSupported, DockerTimeout,
+    DockerFault,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("failure", UNUSABLE)
 def test_each_reason_without_docker_has_a_message_and_cure_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, why: Why
+    monkeypatch: pytest.MonkeyPatch, failure: type[DockerError]
 ) -> None:
     def refuse() -> None:
-        raise DockerUnreachable(why, f"because {why}.")
+        raise failure("It is away.")
 
     monkeypatch.setattr(doctor_checks, "open_docker", refuse)
     (finding,) = docker_findings(ContainerSettings(), SessionSettings())
     assert (finding.check, finding.verdict) == ("docker", "warning")
-    assert f"because {why}." in finding.found
-    assert finding.cure == DockerUnreachable(why, "").cure
-    assert len({DockerUnreachable(each, "").cure for each in Why}) == len(Why)
+    assert "It is away." in finding.found
+    assert finding.cure == failure.remedy
+    assert len({each.remedy for each in UNUSABLE}) == len(UNUSABLE)
 
 
 @pytest.mark.row("S3")

@@ -353,7 +353,7 @@ async def test_session_that_nobody_uses_ends_after_its_idle_time_and_not_before(
         assert made.state(record) == ("active", None)
         made.clock.advance(1)
         made.keeper.tidy()
-        assert made.state(record) == ("ended", "Nobody used it for 100 s.")
+        assert made.state(record) == ("ended", "It was not used for 100 s.")
         assert made.wall.held[0].lost is not None
 
 
@@ -361,7 +361,7 @@ async def test_session_is_over_at_its_time_even_before_anybody_has_tidied() -> N
     async with bench(idle_seconds=100) as made:
         record = await made.keeper.create(ALICE)
         made.clock.advance(100)
-        with pytest.raises(ResourceNotFound, match="has ended: nobody used it") as caught:
+        with pytest.raises(ResourceNotFound, match="has ended: it was not used") as caught:
             await made.run(record)
         assert caught.value.details == {"state": "ended"}
         assert made.wall.runs == []
@@ -376,13 +376,13 @@ async def test_session_in_use_ends_at_its_absolute_end_after_the_call_that_runs(
         made.clock.advance(100)
         made.keeper.tidy()
         assert made.state(record)[0] == "active"
-        with pytest.raises(ResourceNotFound, match="as long as it may be"):
+        with pytest.raises(ResourceNotFound, match="its lifetime is over"):
             await made.run(record)
         made.wall.held[0].may_run.set()
         assert (await running).ended_by is EndedBy.OK
-        with pytest.raises(ResourceNotFound, match="as long as it may be"):
+        with pytest.raises(ResourceNotFound, match="its lifetime is over"):
             await waiting
-        assert made.state(record) == ("ended", "It was there for as long as it may be.")
+        assert made.state(record) == ("ended", "Its lifetime is over.")
         assert len(made.wall.runs) == 1
 
 

@@ -1,21 +1,28 @@
-"""One container from its making to its end, and the runs in it.
+"""One container from its start to its end, the runs in it, and leases on it.
 
-Host side. Above it the pool, below it Docker and the channel. Invariant: a container serves
-only after its guest has tried its own limits and every required one held, and after Docker has
-said that it applies all that was asked for.
+Host side. Above it the pool, the executors and the sessions, below it Docker and the channel.
+Invariants: a container serves only after its guest has tried its own limits and every required one
+held, and after Docker has confirmed that it applies everything that was requested. A container of
+the pool is returned after its run. A session's container is never returned, because the session's
+files and processes stay in it; it counts as in use for the reaper until it is removed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 import anyio
 
-from fumehood.core.errors import EndedBy
+from fumehood.core.errors import EndedBy, InternalError
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits
 from fumehood.sandbox.container.channel import (
+    DIRTY,
+    NOT_CLEAN_IN_TIME,
+    NOT_ENDED_IN_TIME,
     STREAM_ENDED,
     Channel,
     ChannelListener,
@@ -23,25 +30,27 @@ from fumehood.sandbox.container.channel import (
     Lost,
 )
 from fumehood.sandbox.container.docker_api import Created, DockerError
+from fumehood.sandbox.container.pool_state import PoolEntry
 from fumehood.sandbox.container.spec import GUEST_COMMAND, ContainerSpec, create_body
-from fumehood.sandbox.wall import RunEnding, RunSinks
+from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 
 START_DEADLINE_S = 20.0
 """For the guest to be ready, on a host that starts several at once."""
 
 LOSS_DEADLINE_S = 5.0
-"""For finding out how a container ended."""
+"""For finding out the reason of a container's end."""
 
 OOM_EXIT_CODE = 137
 LOOKS = 4
 LOOK_PAUSE_S = 0.05
-"""Docker hears of the end and of its reason separately, in either order."""
+"""Docker learns of the end and of its reason separately, in either order."""
 
 MAX_FAULT_CHARACTERS = 300
+MAX_CLAIM_CHARACTERS = 200
 
 
 class ContainerDocker(Protocol):
-    """What of Docker a container needs."""
+    """The requests to Docker that a container needs."""
 
     async def create(self, body: JsonObject, name: str) -> Created: ...
     async def attach(self, container_id: str) -> Any: ...
@@ -51,11 +60,11 @@ class ContainerDocker(Protocol):
 
 
 class ContainerFailed(Exception):
-    """The container was made, and does not serve. The text is for the operator."""
+    """The container was made and does not work. The text is for the operator."""
 
 
 class LimitsNotEnforced(ContainerFailed):
-    """It serves, but without a defence that it must have: no other would have it either."""
+    """It works, but lacks a required limit: another one would lack it too."""
 
     def __init__(self, faults: tuple[str, ...], enforced: frozenset[Limit]) -> None:
         super().__init__("; ".join(faults)[: 4 * MAX_FAULT_CHARACTERS])
@@ -64,7 +73,7 @@ class LimitsNotEnforced(ContainerFailed):
 
 
 class Container:
-    """A running container. Made by `start`; whoever starts it removes it, where that fails too."""
+    """A running container. Made by `start`; its starter removes it, also after a failed start."""
 
     def __init__(self, docker: ContainerDocker, spec: ContainerSpec, channel: Channel) -> None:
         self._docker = docker
@@ -88,12 +97,12 @@ class Container:
         clocks: Clocks | None = None,
         ready_s: float = START_DEADLINE_S,
     ) -> Container:
-        """Make a container, take hold of its streams, start it, and wait until it is ready.
+        """Make a container, attach to its streams, start it, and wait until it is ready.
 
         Raises:
-            DockerError: Docker did not do its part.
-            ContainerFailed: the guest did not do its own.
-            LimitsNotEnforced: Docker or the kernel does not hold what was asked for.
+            DockerError: Docker failed.
+            ContainerFailed: the guest failed.
+            LimitsNotEnforced: Docker or the kernel does not enforce a limit.
         """
         channel = Channel(listener, clocks)
         container = cls(docker, spec, channel)
@@ -109,7 +118,7 @@ class Container:
     ) -> None:
         created = await self._docker.create(create_body(self.spec, command), self.spec.name)
         self._id = created.id
-        if created.warnings:  # Docker goes on without what the kernel cannot do
+        if created.warnings:  # Docker goes on without limits that the kernel lacks
             raise LimitsNotEnforced(created.warnings, frozenset())
         stream = await self._docker.attach(created.id)
         try:
@@ -134,22 +143,22 @@ class Container:
 
     @property
     def name(self) -> str:
-        """What Docker calls it."""
+        """Its name in Docker."""
         return self.spec.name
 
     @property
     def image_id(self) -> str:
-        """What it was made of."""
+        """The digest of its image."""
         return self.spec.image_id
 
     @property
     def enforced(self) -> frozenset[Limit]:
-        """What the guest saw to hold in this container."""
+        """The limits that the guest saw to hold in this container."""
         return self._channel.enforced
 
     @property
     def is_dead(self) -> bool:
-        """It answers nothing any more."""
+        """It has ended."""
         return self._channel.dead.is_set()
 
     @property
@@ -169,7 +178,7 @@ class Container:
 
     @property
     def complaint(self) -> str:
-        """What its guest wrote to stderr, a stranger's word."""
+        """The guest's stderr. Untrusted."""
         return self._channel.complaint.decode("utf-8", "backslashreplace")
 
     def _in_words(self, fault: str) -> str:
@@ -177,7 +186,7 @@ class Container:
         return f"{fault}; it said: {said!r}" if said else fault
 
     def end(self, why: str) -> None:
-        """Let go of it. Its guest ends itself; removing it is the pool's."""
+        """Close its channel. Its guest ends itself; the pool removes it."""
         self._channel.end(why)
 
     async def run(
@@ -194,7 +203,7 @@ class Container:
 
         `keep` leaves its files, and a Python program's variables, for the next run.
         """
-        if self.is_dead:  # since it was given to whoever asks for this run
+        if self.is_dead:  # since it was leased
             return RunEnding(EndedBy.SANDBOX_LOST, isolation)
         self._examined.clear()
         try:
@@ -216,14 +225,14 @@ class Container:
         return ending
 
     async def until_examined(self) -> None:
-        """Wait until nobody asks any more how it ended. Before that it must not be removed."""
+        """Wait until the reason of its end is known. It must not be removed before."""
         await self._examined.wait()
 
     async def _was_killed_for_memory(self) -> bool:
-        """Ask Docker how the guest itself ended. What cannot be found out was not memory.
+        """Ask Docker how the guest itself ended. An unknown reason does not count as memory.
 
-        Neither the exit code (anybody may kill) nor Docker's mark would do alone: the mark is
-        there, too, when a child was killed. Where one was, the container is not used again.
+        Neither the exit code (others may kill) nor Docker's mark is enough alone: the mark is
+        also set if a child was killed. The container is not used again then.
         """
         with anyio.move_on_after(LOSS_DEADLINE_S):
             try:
@@ -238,3 +247,150 @@ class Container:
             except DockerError:
                 return False
         return False
+
+
+# -- leases ---------------------------------------------------------------------------------
+
+
+class GiveBack(Protocol):
+    """Returns a container to the pool."""
+
+    def __call__(self, entry: PoolEntry, *, ran: bool, fresh: bool) -> None: ...
+
+
+class ContainerLease:
+    """A lease on one container, for one run."""
+
+    __slots__ = ("_entry", "_fresh", "_give_back", "_memory_mb", "_ran", "_take", "queue_ms")
+
+    def __init__(
+        self,
+        take: Callable[[], Awaitable[PoolEntry]],
+        give_back: GiveBack,
+        *,
+        fresh: bool,
+        memory_mb: int,
+    ) -> None:
+        self._take = take
+        self._give_back = give_back
+        self._fresh = fresh
+        self._memory_mb = memory_mb
+        self._entry: PoolEntry | None = None
+        self._ran = False
+        self.queue_ms = 0.0
+
+    async def __aenter__(self) -> ContainerLease:
+        asked = time.monotonic()
+        self._entry = await self._take()
+        self.queue_ms = (time.monotonic() - asked) * 1e3
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._entry is not None:
+            self._give_back(self._entry, ran=self._ran, fresh=self._fresh)
+            self._entry = None
+
+    async def run(
+        self,
+        program: str,
+        arguments: JsonObject,
+        limits: Limits,
+        sinks: RunSinks = NO_SINKS,
+    ) -> RunEnding:
+        """Run one program in the container, in a process of its own."""
+        if self._entry is None or self._ran:
+            raise InternalError("A lease on a container is for one run.")
+        if limits.memory_mb != self._memory_mb:
+            raise InternalError("A run has the memory limit of its container.")
+        self._ran = True
+        container = self._entry.container
+        assert isinstance(container, Container)
+        isolation = "container_per_call" if self._fresh else "call"
+        return await container.run(program, arguments, limits, sinks, isolation)
+
+
+class HeldContainer:
+    """A session's container. Gets its events from the moment it leaves the pool."""
+
+    def __init__(
+        self,
+        container: Container,
+        languages: tuple[str, ...],
+        remove: Callable[[HeldContainer], Awaitable[None]],
+        start_soon: Callable[..., object],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self.container = container
+        self.languages = languages
+        self.lost: str | None = None
+        self.why = ""
+        """The channel's own reason, for the operator."""
+        self._remove = remove
+        self._start_soon = start_soon
+        self._on_lost = on_lost
+        self._has_changed = asyncio.Event()
+        self._gone = asyncio.Event()
+
+    @property
+    def name(self) -> str:
+        """Its name in Docker."""
+        return self.container.name
+
+    async def until_free(self) -> None:
+        """Wait for the cleanup after the last run. The channel has a deadline for that."""
+        while self.lost is None and not self.container.is_free:
+            self._has_changed.clear()
+            await self._has_changed.wait()
+
+    async def run(
+        self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks
+    ) -> RunEnding:
+        """One run. Its files and variables stay for the next one."""
+        return await self.container.run(program, arguments, limits, sinks, "session", keep=True)
+
+    def end(self, why: str) -> None:
+        """End it with everything that runs in it."""
+        self.container.end(why)  # calls `on_end`, unless it had ended before
+        self.on_end(why)
+
+    async def until_gone(self) -> None:
+        """Wait until Docker has removed it."""
+        await self._gone.wait()
+
+    # -- events of the container ---------------------------------------------------------
+
+    def on_clean(self) -> None:
+        """The container is clean after a run."""
+        self._has_changed.set()
+
+    def on_end(self, why: str) -> None:
+        """The container has ended: by itself, by its channel, or by `end`."""
+        if self.lost is not None:
+            return
+        self.lost, self.why = _in_words(why), why
+        self._has_changed.set()
+        self._start_soon(self._see_off)
+        self._on_lost()
+
+    async def _see_off(self) -> None:
+        try:
+            await self.container.until_examined()
+            await self._remove(self)
+        finally:
+            self._gone.set()
+
+
+def _in_words(why: str) -> str:
+    """The reason for the session's owner. A guest's own words are marked as such, and bounded."""
+    if why.startswith(DIRTY):
+        claim = "".join(c for c in why.removeprefix(DIRTY) if c.isprintable())
+        return (
+            "its container could not be cleared up after a run "
+            f"({claim[:MAX_CLAIM_CHARACTERS].strip() or 'no reason was given'})"
+        )
+    words = {
+        STREAM_ENDED: "its container is gone",
+        NOT_CLEAN_IN_TIME: "its container was not cleared up in time after a run",
+        NOT_ENDED_IN_TIME: "its container did not end a run in time",
+    }
+    return words.get(why, "its container failed")

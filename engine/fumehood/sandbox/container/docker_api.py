@@ -1,4 +1,4 @@
-"""The wall's few requests to Docker, each with a deadline.
+"""Docker: how it is reached, the wall's few requests to it, and the errors of both.
 
 Host side, and dangerous: access to Docker is root access to its host. Invariants: input of a
 caller, a tool or a guest reaches a request only through a `ContainerSpec`; no host file is named,
@@ -11,8 +11,11 @@ call that hangs keeps its thread until the client's own time limit ends it, and 
 share the rest. `anyio.to_thread` cannot replace `BoundedThreads`: a call abandoned there gives its
 limiter back while its thread still runs, and its threads keep the process alive.
 
-`DOCKER_HOST` may be `unix://…` or `tcp://…`. Encrypted connections (TLS, ssh) are refused: the
-channel to a guest is the socket itself, handed to the event loop.
+Commands and tests may block: `open_docker` gives them the client itself. Only a daemon that
+answers counts; a `docker` program in the path may be a client alone.
+
+`DOCKER_HOST` may be `unix://…` or `tcp://…`. The engine refuses encrypted connections: the channel
+to a guest is the socket itself, handed to the event loop. `open_docker` accepts TLS.
 """
 
 from __future__ import annotations
@@ -23,9 +26,10 @@ import os
 import shutil
 import socket
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import anyio
@@ -46,8 +50,19 @@ SLOW_S = 20.0
 """For requests that create, start or remove something, on a busy disk."""
 
 CONNECT_S = 2.0
+OPEN_S = 10.0
+"""For the first answer to a blocking client."""
+
+DAEMONS = ("dockerd", "dockerd-rootless.sh", "podman")
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Searched for a daemon besides the caller's own path."""
+
+SNAP = Path("/snap/bin/docker")
+"""A client that comes with a daemon."""
+
 ATTACH = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
 MAX_WORDS = 300
+MAX_CAUSES = 20
 
 
 class DockerError(Exception):
@@ -56,9 +71,9 @@ class DockerError(Exception):
     The text is for the operator: it may quote Docker, including paths of the host.
     """
 
-    public = "Docker did not do what it was asked for."
-    """The message for the caller."""
-    cure = "Its log and the engine's say more."
+    message = "Docker did not do what it was asked for."
+    """For the caller."""
+    remedy = "Its log and the engine's say more."
     heals = True
     """Whether it may pass without help, for example after a restart."""
 
@@ -67,24 +82,24 @@ class DockerNotInstalled(DockerError):
     """No Docker daemon is installed."""
 
     heals = False
-    public = "Docker is not installed."
-    cure = "Install it (Debian: apt-get install docker.io), or set DOCKER_HOST."
+    message = "Docker is not installed."
+    remedy = "Install it (Debian: apt-get install docker.io), or set DOCKER_HOST."
 
 
 class DockerNotRunning(DockerError):
     """No Docker daemon is listening."""
 
-    public = "Docker is not running."
-    cure = "Start it (systemctl start docker), or set DOCKER_HOST."
+    message = "Docker is not running."
+    remedy = "Start it (systemctl start docker), or set DOCKER_HOST."
 
 
 class DockerNotPermitted(DockerError):
     """This user has no access to Docker."""
 
     heals = False
-    public = "Docker may not be used by the engine's user."
-    cure = (
-        "Let the engine's user into the group docker (who is in it is root on this host), or use "
+    message = "This user has no access to Docker."
+    remedy = (
+        "Add the user to the group docker (its members can become root on this host), or use "
         "rootless Docker."
     )
 
@@ -93,14 +108,15 @@ class DockerNotSupported(DockerError):
     """`DOCKER_HOST` has an unsupported form."""
 
     heals = False
-    public = "Docker cannot be reached in this way."
-    cure = "Set DOCKER_HOST to a unix:// or a tcp:// address."
+    message = "Docker cannot be reached in this way."
+    remedy = "Set DOCKER_HOST to a unix:// or a tcp:// address."
 
 
 class DockerTimeout(DockerError):
     """Docker did not answer in time."""
 
-    public = "Docker does not answer in time."
+    message = "Docker does not answer in time."
+    remedy = "See its log, and restart it if it hangs."
 
 
 class DockerNotFound(DockerError):
@@ -137,7 +153,7 @@ class Docker:
     """The Docker daemon at `DOCKER_HOST`. The constructor does not connect."""
 
     def __init__(self, environment: Mapping[str, str], *, threads: int = THREADS) -> None:
-        self.host = environment.get("DOCKER_HOST") or DEFAULT_HOST
+        self.host = docker_host(environment)
         self._wants_tls = bool(environment.get("DOCKER_TLS_VERIFY"))
         self._threads = BoundedThreads(threads, "docker")
         self._making = threading.Lock()
@@ -225,47 +241,79 @@ class Docker:
             return await self._threads.run(ask, deadline_s, unwanted=unwanted)
         except TimeoutError:
             raise DockerTimeout(f"Docker did not answer within {deadline_s:g} s.") from None
-        except (DockerError, EngineError):
+        except EngineError:
             raise
         except Exception as error:
-            raise self._typed(error) from None
+            typed = _typed(error, self.host)
+            if isinstance(typed, DockerNotRunning | DockerNotPermitted | DockerNotInstalled):
+                self._client = None
+            raise typed from None
 
     def _connected(self) -> Any:
         """The client, created again after every failure to connect. Runs in a thread."""
+        if self._wants_tls or self.host.startswith("https://"):
+            raise DockerNotSupported("Docker over TLS is not supported.")
         # Check each time: the package leaks a socket if it cannot connect.
-        self._look()
+        _check_listening(self.host, CONNECT_S)
         with self._making:
             if self._client is None:
-                self._client = _make_client(self.host)
+                self._client = _make_client(self.host, CLIENT_TIMEOUT_S)
+                # The client keeps a connection for each address, and ours contain container ids.
+                self._client.headers["Connection"] = "close"
             return self._client
 
-    def _look(self) -> None:
-        """Check that a daemon is listening. Raises DockerError."""
-        if self._wants_tls or not self.host.startswith(("unix://", "tcp://", "http://")):
-            how = "TLS" if self._wants_tls else self.host.partition("://")[0]
-            raise DockerNotSupported(f"Docker over {how} is not supported.")
-        if not self.is_local:
-            return
-        with socket.socket(socket.AF_UNIX) as trial:
-            trial.settimeout(CONNECT_S)
-            trial.connect(self.host.removeprefix("unix://"))
 
-    def _typed(self, error: Exception) -> DockerError:
-        """The error for an exception of the client or of the libraries below it."""
-        number = _errno_of(error)
-        if number is not None or _is_lost_connection(error):
-            self._client = None
-        match number:
-            case errno.EACCES | errno.EPERM:
-                return DockerNotPermitted(f"Docker may not be used by uid {os.geteuid()}.")
-            case errno.ENOENT | errno.ECONNREFUSED if self.is_local and not _is_installed():
-                return DockerNotInstalled("Docker is not installed.")
-            case int():
-                return DockerNotRunning(f"Docker is not running: {os.strerror(number)}.")
-        return _typed_answer(error)
+# -- reaching Docker -----------------------------------------------------------------------
 
 
-def _make_client(host: str) -> Any:
+def docker_host(environment: Mapping[str, str] = os.environ) -> str:
+    """The daemon's address: `DOCKER_HOST`, or the usual socket."""
+    return environment.get("DOCKER_HOST") or DEFAULT_HOST
+
+
+def open_docker(environment: Mapping[str, str] = os.environ, *, timeout_s: float = OPEN_S) -> Any:
+    """A blocking client of a daemon that has just answered. `timeout_s` holds for each answer.
+
+    Raises:
+        DockerError: Docker cannot be used.
+    """
+    host = docker_host(environment)
+    try:
+        _check_listening(host, OPEN_S)
+        from docker.utils import kwargs_from_env
+
+        tls = kwargs_from_env(environment=dict(environment))
+        client = _make_client(tls.pop("base_url", host), min(timeout_s, OPEN_S), **tls)
+    except Exception as error:
+        raise _typed(error, host) from None
+    client.timeout = timeout_s
+    return client
+
+
+@contextmanager
+def typed_errors() -> Iterator[None]:
+    """Raise DockerError instead of the exceptions of a blocking client."""
+    from docker.errors import DockerException
+    from requests.exceptions import RequestException
+
+    try:
+        yield
+    except (DockerException, RequestException) as error:
+        raise _typed(error, docker_host()) from None
+
+
+def _check_listening(host: str, deadline_s: float) -> None:
+    """Raises OSError or DockerError unless a daemon is listening."""
+    if host.startswith(("tcp://", "http://", "https://")):
+        return
+    if not host.startswith("unix://"):
+        raise DockerNotSupported("DOCKER_HOST has an unsupported form.")
+    with socket.socket(socket.AF_UNIX) as trial:
+        trial.settimeout(deadline_s)
+        trial.connect(host.removeprefix("unix://"))
+
+
+def _make_client(host: str, timeout_s: float, **tls: Any) -> Any:
     from docker.api.client import APIClient
 
     class Client(APIClient):  # type: ignore[misc]
@@ -273,10 +321,7 @@ def _make_client(host: str) -> Any:
         # talks to the daemon before its constructor has returned.
         trust_env = property(lambda self: False, lambda self, value: None)
 
-    client = Client(host, version="auto", timeout=CLIENT_TIMEOUT_S)
-    # The client keeps a connection for each address it has used, and ours contain container ids.
-    client.headers["Connection"] = "close"
-    return client
+    return Client(host, version="auto", timeout=timeout_s, **tls)
 
 
 def _attach(client: Any, container_id: str) -> socket.socket:
@@ -288,6 +333,37 @@ def _attach(client: Any, container_id: str) -> socket.socket:
         stream._response.close()
 
 
+def _typed(error: Exception, host: str) -> DockerError:
+    """The error for an exception of the client or of the libraries below it."""
+    if isinstance(error, DockerError):
+        return error
+    number = next(
+        (
+            one.errno
+            for one in _causes(error)
+            if isinstance(one, OSError) and isinstance(one.errno, int)
+        ),
+        None,
+    )
+    match number:
+        case errno.EACCES | errno.EPERM:
+            return DockerNotPermitted(f"Docker does not let uid {os.geteuid()} use it.")
+        case errno.ENOENT | errno.ENOTDIR if host == DEFAULT_HOST and not _is_installed():
+            client = shutil.which("docker") is not None
+            return DockerNotInstalled(
+                "Docker's client is installed, but no daemon."
+                if client
+                else "Docker is not installed."
+            )
+        case int():
+            return DockerNotRunning(f"Docker is not running: {os.strerror(number)}.")
+    if isinstance(error, TimeoutError):
+        return DockerTimeout("Docker does not accept connections.")
+    if isinstance(error, OSError) and type(error).__module__ == "builtins":
+        return DockerNotRunning("Docker broke the connection off.")
+    return _typed_answer(error)
+
+
 def _typed_answer(error: Exception) -> DockerError:
     from docker import errors
     from requests import exceptions
@@ -297,35 +373,25 @@ def _typed_answer(error: Exception) -> DockerError:
         return DockerNotFound(words)
     if isinstance(error, errors.APIError) and error.status_code == 409:
         return DockerConflict(words)
-    if isinstance(error, exceptions.Timeout):
-        return DockerTimeout(f"Docker was silent for {CLIENT_TIMEOUT_S} s.")
-    if _is_lost_connection(error):
+    if any(isinstance(one, exceptions.Timeout) for one in _causes(error)):
+        return DockerTimeout("Docker was silent for too long.")
+    if isinstance(error, exceptions.ConnectionError):
         return DockerNotRunning("Docker broke the connection off.")
     return DockerFault(f"Docker refused: {words}")
 
 
-def _is_lost_connection(error: Exception) -> bool:
-    if isinstance(error, OSError) and type(error).__module__ == "builtins":
-        return True
-    from requests import exceptions
-
-    return isinstance(error, exceptions.ConnectionError)
-
-
-def _errno_of(error: BaseException | None) -> int | None:
-    """The number of the first system error in the chain of causes, if any."""
-    seen = 0
-    while error is not None and seen < 20:
-        if isinstance(error, OSError) and isinstance(error.errno, int):
-            return error.errno
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    for _ in range(MAX_CAUSES):
+        if error is None:
+            return
+        yield error
         inner = [part for part in error.args if isinstance(part, BaseException)]
         error = inner[0] if inner else error.__cause__ or error.__context__
-        seen += 1
-    return None
 
 
 def _is_installed() -> bool:
-    return any(map(shutil.which, ("dockerd", "dockerd-rootless.sh", "podman")))
+    path = f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"
+    return any(shutil.which(name, path=path) for name in DAEMONS) or SNAP.exists()
 
 
 # -- blocking calls with a deadline --------------------------------------------------------

@@ -1,7 +1,7 @@
-"""The maker: from a kind to a container that serves, and what is known of the last ones.
+"""The factory: makes containers of a kind, and knows how the last ones turned out.
 
-Host side, between the wall and `container`. Invariant: a container has a name, and is known as
-wanted, before Docker is asked for it; one that does not come to serve is removed.
+Host side, between the wall and `container`. Invariant: a container has a name, which counts as in
+use, before Docker is asked for it; one that does not become ready is removed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fumehood.sandbox.container.container import (
 from fumehood.sandbox.container.docker_api import DockerError
 from fumehood.sandbox.container.host_check import Unfit
 from fumehood.sandbox.container.image_catalog import ImageCatalog, ImageFound
-from fumehood.sandbox.container.pool_entry import Kind, Listener
+from fumehood.sandbox.container.pool_state import Kind, Listener
 from fumehood.sandbox.container.reaper import Reaper
 from fumehood.sandbox.container.settings import ContainerSettings, EngineIdentity
 from fumehood.sandbox.container.spec import ContainerSpec
@@ -43,16 +43,16 @@ OnEvent = Callable[[str, JsonObject], None]
 
 
 class _Failed(Exception):
-    """One try failed."""
+    """One attempt failed."""
 
-    def __init__(self, refusal: EngineError, *, is_docker_s: bool) -> None:
+    def __init__(self, refusal: EngineError, *, is_docker_fault: bool) -> None:
         super().__init__(refusal.message)
         self.refusal = refusal
-        self.is_docker_s = is_docker_s
+        self.is_docker_fault = is_docker_fault
 
 
 class ContainerFactory:
-    """Makes and removes the containers of one engine, of the images that are on the shelf."""
+    """Makes and removes the containers of one engine, from the images in the catalog."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class ContainerFactory:
         settings: ContainerSettings,
         identity: EngineIdentity,
         reaper: Reaper,
-        shelf: ImageCatalog,
+        catalog: ImageCatalog,
         required: frozenset[Limit],
         *,
         held_s: float,
@@ -79,7 +79,7 @@ class ContainerFactory:
         self._start_deadline_s = start_deadline_s
         self._identity = identity
         self._reaper = reaper
-        self._shelf = shelf
+        self._catalog = catalog
         self._required = required
         self._start_soon = start_soon
         self._on_event = on_event
@@ -87,18 +87,18 @@ class ContainerFactory:
         self._on_failure = on_failure
         self._numbers = 0
         self._lacking: frozenset[Limit] | None = None
-        """What the last container enforced that was not good enough."""
+        """The limits that the last insufficient container enforced."""
         self.unsettled: set[str] = set()
-        """Containers that are being made, or could not be and are being removed."""
+        """Containers that are being made, or that failed and are being removed."""
         self.failed_starts = 0
         """In a row; where only the guest of an image other than the first did not start, that
         image's fault is not the wall's."""
         self.failure: Unfit | None = None
-        """Why the last of them failed."""
+        """The reason of the last failure."""
         self.host_cpus = 0
         """Processors of Docker's host, which refuses more; 0 where that is not known."""
         self.seen: frozenset[Limit] | None = None
-        """What was enforced in the last container; in a bad one, if all fail."""
+        """The limits enforced in the last container; in an insufficient one, if all fail."""
 
     @property
     def has_made(self) -> bool:
@@ -107,21 +107,21 @@ class ContainerFactory:
 
     @property
     def is_failing(self) -> bool:
-        """Whether so many could not be started that the next would not either."""
+        """Whether so many starts have failed that the next would too."""
         return self.failed_starts >= TOO_MANY_FAILED_STARTS
 
     async def make(self, kind: Kind, listener: Listener) -> Container:
-        """Make and start a container; once more where its guest does not come to serve.
+        """Make and start a container; try again once if its guest does not become ready.
 
         Raises:
-            SandboxUnavailable: its image is missing, it could not be made, or it does not
-                enforce what it must.
+            SandboxUnavailable: its image is missing, it could not be made, or it lacks a
+                required limit.
         """
         began = time.monotonic()
         try:
             container = await self._try(kind, listener)
         except _Failed as first:
-            if first.is_docker_s or self.is_failing:
+            if first.is_docker_fault or self.is_failing:
                 raise first.refusal from None
             try:
                 container = await self._try(kind, listener)
@@ -165,10 +165,10 @@ class ContainerFactory:
 
     def _image(self, name: str) -> ImageFound:
         """Raises SandboxUnavailable."""
-        found = self._shelf.found.get(name)
+        found = self._catalog.found.get(name)
         if found is not None:
             return found
-        missing = self._shelf.missing.get(name)
+        missing = self._catalog.missing.get(name)
         if missing is not None:
             raise copy.copy(missing)
         raise SandboxUnavailable(f"There is no image {name!r} any more.", retryable=False)
@@ -194,7 +194,7 @@ class ContainerFactory:
         )
 
     def _failed(self, spec: ContainerSpec, error: Exception) -> _Failed:
-        """Note a failed start; what the caller is told of it."""
+        """Note a failed start; the error for the caller."""
         words = _in_words(error)
         if spec.image_name == self._first_image or type(error) is not ContainerFailed:
             self.failed_starts += 1
@@ -210,10 +210,10 @@ class ContainerFactory:
         )
         self._on_failure()
         refusal = SandboxUnavailable(
-            f"No container could be started. {words.fault} {words.cure}",
+            f"No container could be started. {words.fault} {words.remedy}",
             retry_after_ms=RETRY_AFTER_MS,
         )
-        return _Failed(refusal, is_docker_s=isinstance(error, DockerError))
+        return _Failed(refusal, is_docker_fault=isinstance(error, DockerError))
 
     async def _remove_failed(self, name: str) -> None:
         try:
@@ -223,14 +223,16 @@ class ContainerFactory:
 
 
 def _in_words(error: Exception) -> Unfit:
-    """Fit for whoever made the call: Docker's own words may hold paths of the host."""
+    """For the caller: Docker's own words may contain paths of the host."""
     if isinstance(error, DockerError):
-        return Unfit(error.public, error.cure, error.heals)
+        return Unfit(error.message, error.remedy, error.heals)
     if isinstance(error, LimitsNotEnforced):
-        cure = "Run `fumehood doctor` to see why."
-        return Unfit("A container here does not hold what it must.", cure)
+        remedy = "Run `fumehood doctor` to see why."
+        return Unfit("Containers on this host lack a required limit.", remedy)
     if isinstance(error, ContainerFailed):
         return Unfit(
-            "Containers start, but their guest does not.", "The engine's log says why.", heals=True
+            "Containers start, but the guest in them does not.",
+            "The engine's log says why.",
+            heals=True,
         )
     return Unfit("A container could not be made.", "The engine's log says why.", heals=True)

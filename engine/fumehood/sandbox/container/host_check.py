@@ -1,8 +1,8 @@
-"""What of Docker and its host must be so that a container is a wall.
+"""The requirements on Docker and its host for the container wall.
 
-Host side, pure: from what Docker says of itself. Docker goes on without what its kernel cannot
-limit, and says so only in a warning; so it is asked first. Invariant: whatever is not said is
-taken for missing.
+Host side, pure: from Docker's description of itself. Docker goes on without limits that its
+kernel lacks, with no more than a warning; so they are checked first. Invariant: a fact that Docker
+does not report counts as missing.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from fumehood.core.json_types import JsonObject
 
 @dataclass(frozen=True, slots=True)
 class Unfit:
-    """Why a host cannot have this wall, and what to do. Fit for whoever made a call."""
+    """The reason why a host cannot have this wall, and the remedy. For callers."""
 
     fault: str
-    cure: str
+    remedy: str
     heals: bool = False
-    """Whether it may pass without anybody's help, so that repeating a call makes sense."""
+    """Whether it may pass without an operator, so that repeating a call makes sense."""
 
 
 def why_unfit(info: JsonObject, *, runtime: str | None, has_swap: bool) -> Unfit | None:
-    """The first thing that is missing; None where nothing is.
+    """The first missing requirement, or None.
 
     `has_swap` says whether the host has any, or might have.
 

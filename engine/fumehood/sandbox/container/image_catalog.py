@@ -1,7 +1,7 @@
-"""The images that a wall uses: which there are now, and what is said of those that are not.
+"""The images that a wall uses: the present ones, and the errors for the missing ones.
 
-Host side, below the wall. Invariant: an image that is missing takes away what is made of it and
-nothing else, and no other image is used in its place.
+Host side, below the wall. Invariant: a missing image affects its own containers only, and no
+other image is used in its place.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from fumehood.sandbox.container.docker_api import Docker
 from fumehood.sandbox.wall import ImageMissing
 
 MAX_ASKED_FOR = 32
-"""Images that the configuration does not name, and that sessions were made of."""
+"""Images that sessions use and the configuration does not name."""
 
 RETRY_AFTER_MS = 1000
 
 
 class ImageFound(Protocol):
-    """What a wall needs to know of an image."""
+    """The facts of an image that a wall needs."""
 
     @property
     def id(self) -> str: ...
@@ -35,7 +35,7 @@ FindImage = Callable[[Docker, str], Awaitable[ImageFound]]
 
 
 class ImageCatalog:
-    """Images by name. `by_language` says which one a program in a language gets."""
+    """Images by name. `by_language` has the image for each language."""
 
     def __init__(self, docker: Docker, find: FindImage, by_language: Mapping[str, str]) -> None:
         self._docker = docker
@@ -43,14 +43,14 @@ class ImageCatalog:
         self._by_language = by_language
         self._names = dict.fromkeys(by_language.values())
         self._asked_for: dict[str, None] = {}
-        """Those of them that were found, the oldest first."""
+        """Found images that the configuration does not name, oldest first."""
         self._wanted: dict[str, None] = {}
-        """Those that the next look is to find."""
+        """Images for the next look."""
         self.found: dict[str, ImageFound] = {}
         self.missing: dict[str, ImageMissing] = {}
 
     def want(self, name: str) -> None:
-        """Have the next look find an image that the configuration may not name.
+        """Add an image to the next look, whether or not the configuration names it.
 
         Raises:
             SandboxUnavailable: too many are wanted already.
@@ -93,17 +93,17 @@ class ImageCatalog:
 
     @property
     def has_any(self) -> bool:
-        """Whether one of those is there that the configuration names."""
+        """Whether any image of the configuration is there."""
         return any(name in self.found for name in self._names)
 
     @property
     def ids(self) -> frozenset[str]:
-        """What containers are made of now."""
+        """The digests of the present images."""
         return frozenset(found.id for found in self.found.values())
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """A sentence for each that is missing, in the order of the configuration."""
+        """A sentence for each missing image, in the order of the configuration."""
         missing = [self.missing[name] for name in self._names if name in self.missing]
         return tuple(dict.fromkeys(error.message for error in missing))
 

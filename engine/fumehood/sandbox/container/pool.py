@@ -13,8 +13,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import anyio
@@ -22,25 +21,25 @@ import anyio
 from fumehood.core.errors import EngineError, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
-from fumehood.sandbox.container.pool_entry import (
+from fumehood.sandbox.container.pool_state import (
     UNUSED,
     ContainerEvents,
     EntryFactory,
+    FairQueue,
     Kind,
     Listener,
     Pooled,
     PoolEntry,
+    PoolRequest,
+    PoolState,
+    QueueFull,
     State,
 )
-from fumehood.sandbox.container.queue import FairQueue, LineFull, PoolRequest
 from fumehood.sandbox.container.settings import ContainerSettings
 
 RETRY_AFTER_MS = 1000
 MAX_COMPLAINT_CHARACTERS = 500
 NOTHING_MISSING: Mapping[str, EngineError] = MappingProxyType({})
-
-TURN_S = 1.0
-"""How long a trust domain keeps an idle container that others wait for: twice a creation's time."""
 
 
 class Pool:
@@ -51,7 +50,7 @@ class Pool:
 
     def __init__(
         self,
-        maker: EntryFactory,
+        factory: EntryFactory,
         settings: ContainerSettings,
         start_soon: Callable[..., object],
         *,
@@ -59,7 +58,7 @@ class Pool:
         on_event: Callable[[str, JsonObject], None] = lambda event, values: None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._maker = maker
+        self._factory = factory
         self._settings = settings
         self._warm_kind = Kind(warm_image, settings.warm_memory_mb)
         self._most_of_one = settings.pool_max - settings.pool_max // 4
@@ -68,7 +67,7 @@ class Pool:
         self._on_event = on_event
         self._monotonic = monotonic
         self._state = PoolState()
-        self._line: FairQueue[PoolEntry] = FairQueue()
+        self._queue = FairQueue()
         self._is_dispatching = False
         self._has_changed = False
         self._refusal: EngineError | None = SandboxUnavailable(
@@ -91,46 +90,46 @@ class Pool:
         if refusal is not None:
             raise _another(refusal)
         loop = asyncio.get_running_loop()
-        waiter: PoolRequest[PoolEntry] = PoolRequest(domain, kind, fresh, loop.create_future())
+        request = PoolRequest(domain, kind, fresh, loop.create_future())
         try:
-            self._line.join(waiter)
-        except LineFull:
+            self._queue.join(request)
+        except QueueFull:
             raise _busy("Too many calls wait for a container.") from None
         self._dispatch()
         try:
             with anyio.fail_after(self._settings.queue_seconds):
-                return await waiter.granted
+                return await request.granted
         except BaseException as error:
-            self._forget(waiter)
+            self._forget(request)
             if isinstance(error, TimeoutError):
                 waited = f"No container became free in {self._settings.queue_seconds:g} s."
                 raise _busy(waited) from None
             raise
 
-    def give_back(self, place: PoolEntry, *, ran: bool, fresh: bool) -> None:
+    def give_back(self, entry: PoolEntry, *, ran: bool, fresh: bool) -> None:
         """Return a container after its lease. One left in the middle of a run is destroyed."""
-        if place.container.name not in self._state.places:
+        if entry.container.name not in self._state.entries:
             return
-        place.last_used = self._monotonic()
+        entry.last_used = self._monotonic()
         if not ran:
-            place.state = State.IDLE if place.uses else State.WARM
-            place.domain = place.domain if place.uses else None
+            entry.state = State.IDLE if entry.uses else State.WARM
+            entry.domain = entry.domain if entry.uses else None
         else:
-            place.uses += 1
-            place.state = State.RESETTING if place.container.is_resetting else State.IDLE
-        why = self._why_not_again(place, once=ran and fresh)
+            entry.uses += 1
+            entry.state = State.RESETTING if entry.container.is_resetting else State.IDLE
+        why = self._why_not_again(entry, once=ran and fresh)
         if why is not None:
-            self._destroy(place, why)
+            self._destroy(entry, why)
         self._dispatch()
 
-    def let_go(self, place: PoolEntry, listener: Listener) -> bool:
+    def let_go(self, entry: PoolEntry, listener: Listener) -> bool:
         """Take a leased, unused container out of the pool. It belongs to `listener`, which ends and
         removes it. False if it has ended in the meantime.
         """
-        assert place.uses == 0
-        if self._state.places.pop(place.container.name, None) is None:
+        assert entry.uses == 0
+        if self._state.entries.pop(entry.container.name, None) is None:
             return False
-        place.ear.listener = listener
+        entry.events.listener = listener
         self._dispatch()
         return True
 
@@ -142,9 +141,9 @@ class Pool:
         If fewer than `least_warm` are ready, one more is created now, whatever the rules are.
         """
         self._refusal, self._missing = None, MappingProxyType(dict(missing))
-        for waiter in self._line:
-            if waiter.kind.image in missing and not waiter.is_being_made:
-                self._refuse(waiter, missing[waiter.kind.image])
+        for request in self._queue:
+            if request.kind.image in missing and not request.is_being_made:
+                self._refuse(request, missing[request.kind.image])
         self._dispatch()
         self._keep_warm(least_warm)
 
@@ -153,59 +152,59 @@ class Pool:
         for that reason.
         """
         self._refusal = refusal
-        for waiter in self._line:
-            self._refuse(waiter, refusal)
+        for request in self._queue:
+            self._refuse(request, refusal)
         if destroy is not None:
-            for place in list(self._state.places.values()):
-                self._destroy(place, destroy)
+            for entry in list(self._state.entries.values()):
+                self._destroy(entry, destroy)
 
     def tidy(self) -> None:
         """Destroy containers that are too old. Called periodically."""
         spared = self._settings.pool_min
-        for place in list(self._state.places.values()):
-            if place.state not in UNUSED:
+        for entry in list(self._state.entries.values()):
+            if entry.state not in UNUSED:
                 continue
-            is_spared = self._is_ready_for_all(place) and spared > 0
+            is_spared = self._is_ready_for_all(entry) and spared > 0
             spared -= is_spared
-            why = self._why_not_again(place, once=False, is_spared=is_spared)
+            why = self._why_not_again(entry, once=False, is_spared=is_spared)
             if why is not None:
-                self._destroy(place, why)
+                self._destroy(entry, why)
         self._dispatch()
 
     def retire(self, is_outdated: Callable[[Pooled], bool]) -> None:
         """Destroy idle containers of an outdated image now, and the others when they are idle."""
-        for place in list(self._state.places.values()):
-            if place.state in UNUSED and is_outdated(place.container):
-                self._destroy(place, "its image is not the newest")
+        for entry in list(self._state.entries.values()):
+            if entry.state in UNUSED and is_outdated(entry.container):
+                self._destroy(entry, "its image is not the newest")
         self._dispatch()
 
     @property
     def names(self) -> list[str]:
         """All containers, including those that are being removed."""
-        return [*self._state.places, *self._state.leaving]
+        return [*self._state.entries, *self._state.leaving]
 
     def counts(self) -> JsonObject:
         """The number of containers by state, for the operator."""
-        return {**self._state.counts(), "waiting": len(self._line), "dirty": self.dirty}
+        return {**self._state.counts(), "waiting": len(self._queue), "dirty": self.dirty}
 
     # -- events of containers -------------------------------------------------------
 
-    def on_clean(self, place: PoolEntry) -> None:
+    def on_clean(self, entry: PoolEntry) -> None:
         """A container has been reset."""
-        if place.state is State.RESETTING:
-            place.state = State.IDLE
+        if entry.state is State.RESETTING:
+            entry.state = State.IDLE
             self._dispatch()
 
-    def on_end(self, place: PoolEntry, why: str) -> None:
+    def on_end(self, entry: PoolEntry, why: str) -> None:
         """A container has ended: by itself, by its channel, or by `_destroy`."""
-        if self._state.places.pop(place.container.name, None) is None:
+        if self._state.entries.pop(entry.container.name, None) is None:
             return
-        if place.container.is_dirty:
+        if entry.container.is_dirty:
             self.dirty += 1
-            self._tell("container.dirty", place, why)
-        self._tell("container.destroyed", place, why)
-        self._state.leaving[place.container.name] = asyncio.Event()
-        self._start_soon(self._remove, place.container)
+            self._tell("container.dirty", entry, why)
+        self._tell("container.destroyed", entry, why)
+        self._state.leaving[entry.container.name] = asyncio.Event()
+        self._start_soon(self._remove, entry.container)
         self._dispatch()
 
     # -- inside -----------------------------------------------------------------
@@ -223,8 +222,8 @@ class Pool:
             while self._has_changed:
                 self._has_changed = False
                 if self._refusal is None and self._can_change:
-                    if self._line:
-                        self._go_round()
+                    if self._queue:
+                        self._serve_queue()
                     self._keep_warm(self._settings.pool_min)
         finally:
             self._is_dispatching = False
@@ -234,151 +233,149 @@ class Pool:
         """Whether a container could be granted or created; else a call only joins the queue."""
         return self._state.has_unused or self._state.total < self._settings.pool_max
 
-    def _go_round(self) -> None:
+    def _serve_queue(self) -> None:
         """Give each waiting trust domain one turn."""
         coming = self._state.coming()
-        shares = self._state.shares(self._line)
+        shares = self._state.shares(self._queue)
         can_make = True
-        for waiters in self._line.in_turn():
-            for waiter in waiters:
-                key = (waiter.domain, waiter.kind)
-                if waiter.granted.done():  # cancelled, and not yet out of the queue
+        for requests in self._queue.in_turn():
+            for request in requests:
+                key = (request.domain, request.kind)
+                if request.granted.done():  # cancelled, and not yet out of the queue
                     continue
-                if shares[waiter.domain.principal_id] >= self._most_of_one:
+                if shares[request.domain.principal_id] >= self._most_of_one:
                     break  # all calls of this principal wait for one of its own to end
-                place = self._state.find(waiter, State.IDLE)
-                if place is None and not waiter.fresh and coming[key]:
+                entry = self._state.find(request, State.IDLE)
+                if entry is None and not request.fresh and coming[key]:
                     coming[key] -= 1  # its own will be clean in a moment
                     continue
-                place = place or self._state.find(waiter, State.WARM)
-                if place is not None:
-                    self._grant(waiter, place)
-                    shares[waiter.domain.principal_id] += 1
+                entry = entry or self._state.find(request, State.WARM)
+                if entry is not None:
+                    self._grant(request, entry)
+                    shares[request.domain.principal_id] += 1
                     self._has_changed = True
                     break
-                if waiter.is_being_made:
+                if request.is_being_made:
                     continue
-                can_make = can_make and self._have_made(waiter)
+                can_make = can_make and self._start_making(request)
                 if can_make:
-                    shares[waiter.domain.principal_id] += 1
+                    shares[request.domain.principal_id] += 1
                     self._has_changed = True
                     break
                 if not self._state.has_unused:
                     return  # nothing is left to grant
 
-    def _grant(self, waiter: PoolRequest[PoolEntry], place: PoolEntry) -> None:
-        assert place.domain in (None, waiter.domain)
-        assert place.kind == waiter.kind
-        assert place.uses == 0 or not waiter.fresh
-        if place.domain is None:
-            place.given_at = self._monotonic()
-        place.domain = waiter.domain
-        place.state = State.BUSY
-        self._line.pass_on(waiter)
-        self._line.leave(waiter)
-        waiter.granted.set_result(place)
+    def _grant(self, request: PoolRequest, entry: PoolEntry) -> None:
+        assert entry.domain in (None, request.domain)
+        assert entry.kind == request.kind
+        assert entry.uses == 0 or not request.fresh
+        if entry.domain is None:
+            entry.given_at = self._monotonic()
+        entry.domain = request.domain
+        entry.state = State.BUSY
+        self._queue.pass_on(request)
+        self._queue.leave(request)
+        request.granted.set_result(entry)
 
-    def _have_made(self, waiter: PoolRequest[PoolEntry]) -> bool:
+    def _start_making(self, request: PoolRequest) -> bool:
         """Start creating a container for it, in place of an idle one if the pool is full."""
         instead_of = None
         if self._state.total >= self._settings.pool_max:
-            victim = self._state.dispensable(self._line, self._monotonic())
+            victim = self._state.dispensable(self._queue, self._monotonic())
             if victim is None:
                 return False
             instead_of = victim.container.name
             self._destroy(victim, "room for another")
-        waiter.is_being_made = True
-        self._line.pass_on(waiter)
+        request.is_being_made = True
+        self._queue.pass_on(request)
         self._state.making += 1
-        self._start_soon(self._make, waiter.kind, waiter, instead_of)
+        self._start_soon(self._make, request.kind, request, instead_of)
         return True
 
     def _keep_warm(self, least_warm: int) -> None:
         """Create one more if too few are ready, no call is waiting, and there is room."""
-        if len(self._line) or self._state.warming or self._warm_kind.image in self._missing:
+        if len(self._queue) or self._state.warming or self._warm_kind.image in self._missing:
             return
-        warm = sum(self._is_ready_for_all(place) for place in self._state.places.values())
+        warm = sum(self._is_ready_for_all(entry) for entry in self._state.entries.values())
         if warm < least_warm and self._state.total < self._settings.pool_max:
             self._state.making += 1
             self._state.warming += 1
             self._start_soon(self._make, self._warm_kind, None, None)
 
-    def _is_ready_for_all(self, place: PoolEntry) -> bool:
-        return place.state is State.WARM and place.kind == self._warm_kind
+    def _is_ready_for_all(self, entry: PoolEntry) -> bool:
+        return entry.state is State.WARM and entry.kind == self._warm_kind
 
-    async def _make(
-        self, kind: Kind, waiter: PoolRequest[PoolEntry] | None, instead_of: str | None
-    ) -> None:
-        ear = ContainerEvents(self)
+    async def _make(self, kind: Kind, request: PoolRequest | None, instead_of: str | None) -> None:
+        events = ContainerEvents(self)
         failure: EngineError | None = None
         try:
             if instead_of in self._state.leaving:
                 await self._state.leaving[instead_of].wait()
-            container = await self._maker.make(kind, ear)
+            container = await self._factory.make(kind, events)
         except EngineError as error:
             failure = error
         finally:
             self._state.making -= 1
-            self._state.warming -= waiter is None
-            if waiter is not None:
-                waiter.is_being_made = False
+            self._state.warming -= request is None
+            if request is not None:
+                request.is_being_made = False
         if failure is not None:
-            if waiter is not None:
-                self._refuse(waiter, failure)
+            if request is not None:
+                self._refuse(request, failure)
                 self._dispatch()
             return
-        place = PoolEntry(container, kind, self._monotonic(), ear)
-        ear.belongs_to(place)
-        place.last_used = place.made_at
-        self._state.places[container.name] = place
+        entry = PoolEntry(container, kind, self._monotonic(), events)
+        events.belongs_to(entry)
+        entry.last_used = entry.made_at
+        self._state.entries[container.name] = entry
         if container.is_dead:  # since it was ready
-            self.on_end(place, "it ended")
+            self.on_end(entry, "it ended")
         elif self._refusal is not None:
-            self._destroy(place, "the wall was closed meanwhile")
-        elif waiter is not None and not waiter.granted.done():
-            self._grant(waiter, place)
+            self._destroy(entry, "the wall was closed meanwhile")
+        elif request is not None and not request.granted.done():
+            self._grant(request, entry)
         self._dispatch()
 
     async def _remove(self, container: Pooled) -> None:
         try:
             await container.until_examined()
-            await self._maker.remove(container.name)
+            await self._factory.remove(container.name)
         finally:
             self._state.leaving.pop(container.name).set()
         self._dispatch()
 
-    def _destroy(self, place: PoolEntry, why: str) -> None:
-        place.container.end(why)  # comes back as `on_end`
-        if place.container.name in self._state.places:
-            self.on_end(place, why)
+    def _destroy(self, entry: PoolEntry, why: str) -> None:
+        entry.container.end(why)  # comes back as `on_end`
+        if entry.container.name in self._state.entries:
+            self.on_end(entry, why)
 
     def _why_not_again(
-        self, place: PoolEntry, *, once: bool, is_spared: bool = False
+        self, entry: PoolEntry, *, once: bool, is_spared: bool = False
     ) -> str | None:
-        return place.why_not_again(
+        return entry.why_not_again(
             self._settings, self._monotonic(), once=once, is_spared=is_spared
         )
 
-    def _forget(self, waiter: PoolRequest[PoolEntry]) -> None:
+    def _forget(self, request: PoolRequest) -> None:
         """Remove a waiting call; a container granted at the same moment is returned."""
-        self._line.leave(waiter)
-        granted = waiter.granted
+        self._queue.leave(request)
+        granted = request.granted
         if granted.done() and not granted.cancelled():
             if granted.exception() is None:
-                self.give_back(granted.result(), ran=False, fresh=waiter.fresh)
+                self.give_back(granted.result(), ran=False, fresh=request.fresh)
         else:
             granted.cancel()
             self._dispatch()
 
-    def _refuse(self, waiter: PoolRequest[PoolEntry], refusal: EngineError) -> None:
-        self._line.leave(waiter)
-        if not waiter.granted.done():
-            waiter.granted.set_exception(_another(refusal))
+    def _refuse(self, request: PoolRequest, refusal: EngineError) -> None:
+        self._queue.leave(request)
+        if not request.granted.done():
+            request.granted.set_exception(_another(refusal))
 
-    def _tell(self, event: str, place: PoolEntry, why: str) -> None:
-        values: JsonObject = {"name": place.container.name, "why": why, "uses": place.uses}
-        if place.container.complaint:
-            values["guest_said"] = place.container.complaint[-MAX_COMPLAINT_CHARACTERS:]
+    def _tell(self, event: str, entry: PoolEntry, why: str) -> None:
+        values: JsonObject = {"name": entry.container.name, "why": why, "uses": entry.uses}
+        if entry.container.complaint:
+            values["guest_said"] = entry.container.complaint[-MAX_COMPLAINT_CHARACTERS:]
         self._on_event(event, values)
 
 
@@ -389,87 +386,3 @@ def _another(error: EngineError) -> EngineError:
 
 def _busy(why: str) -> SandboxUnavailable:
     return SandboxUnavailable(f"{why} Repeat the call later.", retry_after_ms=RETRY_AFTER_MS)
-
-
-__all__ = ["EntryFactory", "Kind", "Listener", "Pool", "PoolEntry", "Pooled"]
-
-
-# -- the pool's state ----------------------------------------------------------------------
-
-
-class PoolState:
-    """The containers that exist, are being removed or are being created. Only `Pool` changes it."""
-
-    def __init__(self) -> None:
-        self.places: dict[str, PoolEntry] = {}
-        self.leaving: dict[str, asyncio.Event] = {}
-        self.making = 0
-        self.warming = 0
-        """The number of `making` that are for no particular call."""
-
-    @property
-    def total(self) -> int:
-        """The number of all containers."""
-        return len(self.places) + len(self.leaving) + self.making
-
-    @property
-    def has_unused(self) -> bool:
-        """Whether any container is without a call."""
-        return any(place.state in UNUSED for place in self.places.values())
-
-    def coming(self) -> Counter[tuple[TrustDomain | None, Kind]]:
-        """The number of containers being reset, by domain and kind."""
-        return Counter(
-            (place.domain, place.kind)
-            for place in self.places.values()
-            if place.state is State.RESETTING
-        )
-
-    def shares(self, waiters: Iterable[PoolRequest[PoolEntry]]) -> Counter[str]:
-        """The number of containers that each principal uses, or that are being created for it."""
-        busy = [place.domain for place in self.places.values() if place.state is State.BUSY]
-        shares = Counter(domain.principal_id for domain in busy if domain is not None)
-        shares.update(one.domain.principal_id for one in waiters if one.is_being_made)
-        return shares
-
-    def find(self, waiter: PoolRequest[PoolEntry], state: State) -> PoolEntry | None:
-        """A container in this state that may serve the waiter: the most recently used one, so that
-        the others reach their age limit.
-        """
-        domain = None if state is State.WARM else waiter.domain
-        if waiter.fresh and state is not State.WARM:
-            return None
-        fitting = (
-            place
-            for place in self.places.values()
-            if place.state is state and place.domain == domain and place.kind == waiter.kind
-        )
-        return max(fitting, key=lambda place: place.last_used, default=None)
-
-    def dispensable(
-        self, waiters: Iterable[PoolRequest[PoolEntry]], now: float
-    ) -> PoolEntry | None:
-        """The least recently used idle container; those ready for any domain go last.
-
-        One that its own domain waits for stays for a turn: a new container for every call of every
-        domain would cost all of them more than waiting.
-        """
-        wanted = {(waiter.domain, waiter.kind) for waiter in waiters if not waiter.fresh}
-        idle = (
-            place
-            for place in self.places.values()
-            if place.state in UNUSED
-            and ((place.domain, place.kind) not in wanted or now - place.given_at >= TURN_S)
-        )
-        return min(
-            idle, key=lambda place: (place.state is State.WARM, place.last_used), default=None
-        )
-
-    def counts(self) -> JsonObject:
-        """The number of containers by state."""
-        states = Counter(place.state for place in self.places.values())
-        return {
-            **{state.name.lower(): states[state] for state in State},
-            "making": self.making,
-            "leaving": len(self.leaving),
-        }

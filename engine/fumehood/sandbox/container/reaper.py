@@ -1,14 +1,14 @@
 """The reaper: no container outlives its engine, and none of another engine is touched.
 
-Host side, between the wall and Docker. What happens between two steps of making a container
+Host side, between the wall and Docker. A failure between two steps of making a container
 (the engine is killed, Docker hangs, an answer is lost) leaves at most a container with this
-engine's labels behind, whose name nobody knows any more. So names are chosen first, and whatever
-carries the labels and has a name that is not in use is removed.
+engine's labels behind, under an unknown name. So names are chosen first, and a container with the
+labels and a name that is not in use is removed.
 
-Invariant, in the order in which it is asked of every container that is found: one without our
-labels is not ours; this engine's is removed where its name is not in use; one of the same owner
-is of a dead engine, because one engine at a time holds a state directory; of anybody else's only
-what is long past its deadline and does not run.
+Invariant, checked in this order for every container: one without our labels is not ours; this
+engine's is removed if its name is not in use; one of the same owner belongs to a dead engine,
+because one engine at a time holds a state directory; another owner's is removed only if it is long
+past its deadline and does not run.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from fumehood.sandbox.container.spec import LABEL_DEADLINE, LABEL_ENGINE, LABEL_
 PAST_DEADLINE_S = 60
 RETRY_PAUSE_S = (0.1, 0.5, 2.0, 5.0, 15.0)
 STOP_DEADLINE_S = 8.0
-"""For removing everything when the engine stops. What is left then is removed by the next one,
-and its guests end by themselves."""
+"""For removing everything when the engine stops. The next engine removes the others, and their
+guests end by themselves."""
 
 AT_A_TIME = 8
 RUNNING_STATES = frozenset({"running", "paused", "restarting"})
 
 
 class ReaperDocker(Protocol):
-    """What of Docker the reaper needs."""
+    """The requests to Docker that the reaper needs."""
 
     async def list(self, label: str) -> list[Listed]: ...
     async def remove(self, container_id: str) -> None: ...
 
 
 class Reaper:
-    """Removes containers. `in_use` names those of this engine that are wanted."""
+    """Removes containers. `in_use` has the names of this engine's containers in use."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Reaper:
         self._now = now
 
     async def remove(self, name: str) -> None:
-        """Remove one of this engine's containers, however often it takes."""
+        """Remove one of this engine's containers; try until it works."""
         tries = 0
         while True:
             try:
@@ -73,13 +73,13 @@ class Reaper:
                 return
 
     async def sweep(self) -> int:
-        """Find and remove what should not be there; how many it was.
+        """Find and remove lost containers; returns their number.
 
         Raises:
-            DockerError: it could not be looked, or one could not be removed.
+            DockerError: they could not be listed, or one could not be removed.
         """
         found = await self._docker.list(LABEL_ENGINE)
-        # Asked after the list is there: what was made meanwhile is in use before it is made.
+        # Read after the list: a container made meanwhile is in use before it is made.
         in_use = frozenset(self._in_use())
         lost = [one for one in found if self._is_lost(one, in_use)]
         for one in lost:

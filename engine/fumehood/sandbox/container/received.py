@@ -1,4 +1,4 @@
-"""What comes out of one run, kept as it comes: output, files, the ending.
+"""The output, files and ending of one run, collected as they come.
 
 Host side, pure. Every frame was parsed strictly; here it must also be its turn. Invariant:
 whatever a guest sends, no more is kept than the output limit of each stream, and no more is
@@ -31,14 +31,14 @@ MAX_FILES = 4096
 MAX_CLAIM_CHARACTERS = 2000
 
 BEGINNING_CHARACTERS = 64 * 1024
-"""What is kept of a stream here, where somebody else hears all of it."""
+"""The kept part of a stream if a sink gets all of it."""
 
 MAX_REPORTS = 1000
-"""Of progress, in one run; what comes after them is dropped."""
+"""Of progress, in one run; later ones are dropped."""
 
 _CLAIMABLE = {"memory": EndedBy.MEMORY, "policy": EndedBy.POLICY}
-"""What a program may say of its own failure: never that it was none (ADR 0010). Its output is
-counted outside here, so it has nothing to say of that."""
+"""The failures that a program may claim, never a success (ADR 0010). Its output is counted outside,
+so it cannot claim a failure of that."""
 
 
 class _KeptText:
@@ -82,7 +82,7 @@ class ReceivedRun:
         self._disk_left = (limits.memory_mb or 0) * MB
 
     def mute(self) -> None:
-        """Nobody wants its files any more, nor how far it is. What it still prints is told."""
+        """Drop its files and progress from now on. Its output is still passed on."""
         self._sink = self._on_progress = None
 
     def on_output(self, frame: ContainerOutput) -> None:
@@ -92,11 +92,11 @@ class ReceivedRun:
         if self._on_output is not None:
             try:
                 self._on_output(frame.stream, frame.text)
-            except Exception:  # who fails is not told again; the run goes on
+            except Exception:  # a sink that fails is not called again; the run goes on
                 self._on_output = None
 
     def on_progress(self, frame: ContainerProgress) -> None:
-        """What the program says of how far it is. Raises FrameError."""
+        """Pass on a report of progress. Raises FrameError."""
         self._must_be_mine(frame.id)
         self._reports += 1
         if self._on_progress is not None and self._reports <= MAX_REPORTS:
@@ -133,7 +133,7 @@ class ReceivedRun:
         claim = frame.claim or {}
         result, error = claim.get("result"), claim.get("error")
         error = error if isinstance(error, dict) else {}
-        kind = _words(error.get("kind"))
+        kind = _text(error.get("kind"))
         ended_by = frame.ended_by
         if ended_by is EndedBy.EXCEPTION:
             ended_by = _CLAIMABLE.get(kind or "", ended_by)
@@ -145,10 +145,10 @@ class ReceivedRun:
             output_bytes=frame.stdout_bytes + frame.stderr_bytes,
             exit_code=frame.exit_code,
             signal=frame.signal,
-            # Its exit tells success; a program that ends itself tells no value.
+            # The exit status decides success; a program that ends itself has no result.
             result=result if ended_by is EndedBy.OK and isinstance(result, dict) else None,
             claimed_kind=kind,
-            claimed_message=_words(error.get("message")),
+            claimed_message=_text(error.get("message")),
             claimed_error=error or None,
             stdout=self._texts["stdout"].text,
             stderr=self._texts["stderr"].text,
@@ -161,7 +161,7 @@ class ReceivedRun:
         )
 
     def cut_off(self, ended_by: EndedBy) -> RunEnding:
-        """How it ended where the guest has not said so: with what had come of its output."""
+        """Its ending if the guest did not report one: with the output so far."""
         stdout, stderr = self._texts["stdout"].text, self._texts["stderr"].text
         sizes = [len(text.encode("utf-8", "replace")) for text in (stdout, stderr)]
         return RunEnding(
@@ -183,7 +183,7 @@ class ReceivedRun:
             return
         try:
             say(self._sink)
-        except Exception:  # a sink that fails is not asked again; the run goes on
+        except Exception:  # a sink that fails is not called again; the run goes on
             self._sink = None
 
 
@@ -198,5 +198,5 @@ def is_plain_path(path: str) -> bool:
     return all(name not in (b"", b".", b"..") and len(name) <= MAX_NAME_BYTES for name in names)
 
 
-def _words(value: object) -> str | None:
+def _text(value: object) -> str | None:
     return value[:MAX_CLAIM_CHARACTERS] if isinstance(value, str) else None

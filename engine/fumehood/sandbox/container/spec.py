@@ -26,17 +26,17 @@ from fumehood.sandbox.images.settings import GUEST_MB
 GUEST_COMMAND = ("/usr/bin/python3", "-I", "-S", "-B", "-X", "utf8", "/opt/fumehood/fumehood/guest")
 GUEST_IMPORT_PATHS = ("/opt/fumehood",)
 CAPABILITIES = ("KILL", "SETGID", "SETPCAP", "SETUID")
-"""The guest's own, to make a child somebody else and to end it. The child keeps none. SETPCAP
+"""The guest's own, to change a child's user and to end it. The child keeps none. SETPCAP
 empties the bounding set, and is given up before anything else happens.
 """
 
 GUEST_MEMORY_MB = GUEST_MB
-"""What the guest itself needs beside a program, on top of the memory class, where the image
+"""The memory of the guest itself beside a program, on top of the memory class, where the image
 preloads nothing.
 """
 
 GUEST_PROCESSES = 12
-"""The guest's own: itself, what forks, and what stands ready."""
+"""The guest's own: the supervisor, the zygotes, and the children that stand ready."""
 
 SPARES = 2
 """Children of the thin zygote that stand ready: one for the next call, one for the call after it,
@@ -63,7 +63,7 @@ LABEL_HOST = "fumehood.host"
 
 @dataclass(frozen=True, slots=True)
 class ContainerSpec:
-    """What one container differs in from another."""
+    """The values in which containers differ."""
 
     name: str
     image_id: str
@@ -72,15 +72,15 @@ class ContainerSpec:
     engine_id: str
     owner_id: str
     memory_mb: int
-    """The memory class: what a program may use."""
+    """The memory class: the limit of a program."""
     cpus: float
     """For programs and guest together."""
     lifetime_s: float
     """After which the guest ends itself, whatever became of the engine."""
     deadline: int
-    """The same as a moment, in seconds since 1970: for whoever finds the container."""
+    """The same as a moment, in seconds since 1970: for other engines that find the container."""
     guest_mb: int = GUEST_MEMORY_MB
-    """What the guest of this image needs, with the modules that it preloads."""
+    """The memory of this image's guest, with its preloaded modules."""
     runtime: str | None = None
     """None is the Docker daemon's default."""
     engine_pid: int | None = None
@@ -138,7 +138,7 @@ def create_body(spec: ContainerSpec, command: tuple[str, ...] = GUEST_COMMAND) -
 
 
 def guest_config(spec: ContainerSpec) -> JsonObject:
-    """What the guest is told at its start. Nothing in it comes from a call."""
+    """The guest's configuration. Nothing in it comes from a call."""
     return {
         "wall": "container",
         "import_paths": list(GUEST_IMPORT_PATHS),
@@ -164,7 +164,7 @@ def _labels(spec: ContainerSpec) -> dict[str, str]:
 
 def _host_config(spec: ContainerSpec) -> JsonObject:
     config: JsonObject = {
-        # Who it is: nobody's relative, in no namespace of anybody else.
+        # Its identity: no relatives, and no shared namespace.
         "Privileged": False,
         "NetworkMode": "none",
         "IpcMode": "none",  # a private one, without Docker's own /dev/shm, which has no inode cap

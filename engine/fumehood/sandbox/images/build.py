@@ -1,37 +1,109 @@
-"""Building an image: the root file system, packages of the Python index, and the guest on top.
+"""Building an image: Debian packages, Python packages, and the guest, one layer each.
 
-Host side. Above it the command line; below it `layers`. What is there already and carries the
-right labels is not built again: a root file system takes half a minute and seldom changes, and
-images with the same Debian packages share one. Invariant: an image gets its labels together with
-its content, so a build that was broken off leaves nothing that looks finished.
+Host side, between the command line and Docker. A layer that exists with the right labels is not
+built again: a root file system takes half a minute and seldom changes, and images with the same
+Debian packages share one. Invariants: a layer's labels are set together with its content and
+identify its sources by digests, so an interrupted build leaves nothing that looks finished, and an
+image built on a root file system cannot pass for one. Wheels are unpacked here and nothing in them
+runs; every member lies below the folder for packages, as a plain file or folder of root's, with a
+mode chosen here that only root may write.
 """
 
 from __future__ import annotations
 
+import io
 import math
 import os
+import shutil
+import stat
+import tarfile
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import docker
-from docker.errors import DockerException
-from requests.exceptions import RequestException
 
-from fumehood.sandbox.images import layers
-from fumehood.sandbox.images.builder import sweep_builders
-from fumehood.sandbox.images.catalog import Image, list_images
-from fumehood.sandbox.images.errors import trouble_in
-from fumehood.sandbox.images.leftovers import remove_unused, replaced_by
-from fumehood.sandbox.images.recipe import Recipe, guest_digest
-from fumehood.sandbox.images.rootfs import OnStep
+from fumehood.sandbox.container.docker_api import DockerError, typed_errors
+from fumehood.sandbox.images.builder import builder, run, sweep_builders
+from fumehood.sandbox.images.catalog import (
+    BASE,
+    GUEST,
+    GUEST_MB,
+    IMAGE,
+    LANGUAGES,
+    PACKAGES,
+    PACKAGES_FROM,
+    RECIPE,
+    REPOSITORY,
+    ROOT,
+    Image,
+    list_images,
+    remove_unused,
+    replaced_by,
+)
+from fumehood.sandbox.images.errors import ImageBuildError, build_error
+from fumehood.sandbox.images.index import fetch
+from fumehood.sandbox.images.recipe import FONTS, LOCKED, SITE, Recipe, guest_archive, guest_digest
+from fumehood.sandbox.images.rootfs import OnStep, make_root, make_root_from_base
 
 DEADLINE_S = 300
 """For one answer of Docker: it unpacks a root file system in the longest of them."""
 
+GUEST_DEADLINE_S = 60
+PACKAGES_DEADLINE_S = 600
+
+NEEDED_BYTES = 1 << 30
+"""Room for the file system twice (unpacked and as an archive) and for Docker's copy."""
+
+MANIFEST = "opt/fumehood/manifest.txt"
+PATH = "/usr/local/bin:/usr/bin:/bin"
+SETTINGS = (f"ENV PATH={PATH} LANG=C.UTF-8", "WORKDIR /workspace")
+
+_COMPILE_GUEST = (
+    "/usr/bin/python3", "-I", "-S", "-m", "compileall", "-q",
+    "--invalidation-mode", "unchecked-hash", "/opt/fumehood/fumehood",
+)  # fmt: skip
+
+_FINISH_SITE = f"""\
+import compileall, importlib, os, py_compile, sys
+mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+# What does not compile is for another version of Python, and nothing here imports it.
+compileall.compile_dir("/{SITE}", quiet=2, workers=0, invalidation_mode=mode)
+sys.path.append("/{SITE}")
+sys.dont_write_bytecode = True
+if os.path.isdir("/{SITE}/matplotlib"):
+    # It reads its fonts once here, so that nobody waits for it later.
+    os.environ["MPLCONFIGDIR"] = "/{FONTS}"
+    importlib.import_module("matplotlib.font_manager")
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        sys.exit(f"{{name}} of `preload` in image.toml: {{type(error).__name__}}: {{error}}")
+"""
+"""Runs in a container without a network: what is imported here runs code of the packages."""
+
+PATH_FILE = "usr/lib/python3/dist-packages/fumehood.pth"
+"""Adds the packages to the path of any Python that a program starts; Debian's Python reads it."""
+
+MAX_SITE_BYTES = 4 << 30
+MAX_SITE_FILES = 200_000
+
+_DATA_FOLDERS = ("purelib", "platlib")
+"""The parts of a wheel's `.data` folder that belong beside its packages; the others, scripts and
+headers, are left out. *Source*: the wheel format, PEP 427.
+"""
+
+TESTED = frozenset({"matplotlib", "mpl_toolkits", "numpy", "pandas"})
+"""Packages whose test folders are left out: half of their size, and unused."""
+
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What came of it: which image, and what had to be made for it."""
+    """The image, and the layers that had to be made for it."""
 
     image: Image
     made_base: bool
@@ -54,38 +126,289 @@ def build_image(
     Wheels are kept in `cache`; `own` is where an operator's own recipes are.
 
     Raises:
-        ImageTrouble: with the cure. What was there before is still there.
+        ImageBuildError: with the remedy. Existing images are unchanged.
     """
     try:
-        sweep_builders(client)
-        ready = None if force else _ready(client, recipe, own)
-        if ready is not None:
-            return Built(ready, made_base=False, made_guest=False)
-        replaced = replaced_by(client, recipe)
-        base = None if force else layers.find_base(client, recipe)
-        made_base = base is None
-        if base is None:
-            newer_than = since if force else 0.0
-            base = layers.make_base(client, recipe, on_step, newer_than, cache or wheel_cache())
-        identifier = layers.add_guest(client, recipe, base, on_step)
-        found = list_images(client, recipe.name, own=own)
-        image = next(i for i in found if i.id == identifier)
-        remove_unused(client, replaced - {identifier, base})
-        return Built(image, made_base=made_base, made_guest=True)
-    except (DockerException, RequestException) as error:
-        raise trouble_in("Docker refused", [str(error)]) from None
+        with typed_errors():
+            sweep_builders(client)
+            ready = None if force else _ready(client, recipe, own)
+            if ready is not None:
+                return Built(ready, made_base=False, made_guest=False)
+            replaced = replaced_by(client, recipe)
+            base = None if force else find_base(client, recipe)
+            made_base = base is None
+            if base is None:
+                newer_than = since if force else 0.0
+                base = make_base(client, recipe, on_step, newer_than, cache or wheel_cache())
+            identifier = add_guest(client, recipe, base, on_step)
+            found = list_images(client, recipe.name, own=own)
+            image = next(i for i in found if i.id == identifier)
+            remove_unused(client, replaced - {identifier, base})
+            return Built(image, made_base=made_base, made_guest=True)
+    except DockerError as error:
+        raise build_error("The build", [str(error)]) from None
     except OSError as error:
-        raise trouble_in("The image cannot be written", [str(error)]) from None
+        raise build_error("The image cannot be written", [str(error)]) from None
 
 
 def wheel_cache() -> Path:
-    """Where downloaded packages of the Python index are kept, to be used again."""
+    """The directory of downloaded packages of the Python index."""
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(home).expanduser() / "fumehood" / "wheels"
 
 
 def _ready(client: docker.APIClient, recipe: Recipe, own: Path | None) -> Image | None:
-    """The recipe that is asked for decides, and not one that lies in a folder by now."""
+    """The requested recipe decides, not the present content of its folder."""
     wanted = (recipe.digest, guest_digest())
     found = list_images(client, recipe.name, own=own)
     return next((image for image in found if (image.recipe, image.guest) == wanted), None)
+
+
+# -- layers ---------------------------------------------------------------------------------
+
+
+def find_base(client: docker.APIClient, recipe: Recipe) -> str | None:
+    """The base of this image's guest; None if it has to be made."""
+    if not recipe.lock.packages:
+        return _find_root(client, recipe, newer_than=0)
+    rows = client.images(
+        name=f"{REPOSITORY}/base-{recipe.name}", filters={"label": f"{RECIPE}={recipe.digest}"}
+    )
+    return str(rows[0]["Id"]) if rows else None
+
+
+def make_base(
+    client: docker.APIClient, recipe: Recipe, on_step: OnStep, newer_than: float, cache: Path
+) -> str:
+    """Make the base, on a root file system whose packages are not older than a moment.
+
+    Raises:
+        ImageBuildError: with the remedy.
+    """
+    # Fetched first: it fails most easily, and needs no rights.
+    wheels = fetch(recipe.lock, recipe.release, cache, on_step) if recipe.lock.packages else []
+    root = _find_root(client, recipe, newer_than=newer_than)
+    root = root or _make_root(client, recipe, on_step)
+    return _add_packages(client, recipe, root, wheels, on_step) if wheels else root
+
+
+def _find_root(client: docker.APIClient, recipe: Recipe, *, newer_than: float) -> str | None:
+    rows = client.images(
+        name=_root_tag(recipe)[0], filters={"label": f"{ROOT}={recipe.root_digest}"}
+    )
+    fresh = [row for row in rows if int(row["Labels"].get(PACKAGES_FROM, 0)) >= newer_than]
+    newest = max(fresh, key=lambda row: int(row["Labels"][PACKAGES_FROM]), default=None)
+    return None if newest is None else str(newest["Id"])
+
+
+def _root_tag(recipe: Recipe) -> tuple[str, str]:
+    return f"{REPOSITORY}/root", recipe.root_digest[:12]
+
+
+def _make_root(client: docker.APIClient, recipe: Recipe, on_step: OnStep) -> str:
+    with tempfile.TemporaryDirectory(prefix="fumehood-image-") as directory:
+        _require_room(Path(directory))
+        root = Path(directory) / "root.tar"
+        if recipe.base:
+            make_root_from_base(client, recipe, root, on_step)
+        else:
+            make_root(recipe, root, on_step)
+        labels = {
+            IMAGE: "root",
+            ROOT: recipe.root_digest,
+            BASE: recipe.base,
+            PACKAGES: str(_count_packages(root)),
+            PACKAGES_FROM: str(int(time.time())),
+        }
+        on_step("importing it into Docker")
+        repository, tag = _root_tag(recipe)
+        with root.open("rb") as file:
+            answer = client.import_image(
+                src=file,
+                repository=repository,
+                tag=tag,
+                changes=[*SETTINGS, _label_line(labels)],
+            )
+    if '"error"' in str(answer):
+        raise build_error("Docker did not import the root file system", [str(answer)])
+    made = _find_root(client, recipe, newer_than=0)
+    if made is None:
+        raise ImageBuildError("Docker lost the base that it has just taken.", "Build it again.")
+    return made
+
+
+def _require_room(directory: Path) -> None:
+    if shutil.disk_usage(directory).free < NEEDED_BYTES:
+        raise build_error("Before the build", ["not enough free space"])
+
+
+def _count_packages(root: Path) -> int:
+    with tarfile.open(root) as archive:
+        for member in archive:
+            if member.name.removeprefix("./") == MANIFEST:
+                manifest = archive.extractfile(member)
+                return len(manifest.read().splitlines()) if manifest is not None else 0
+    raise ImageBuildError("The root file system has no manifest.", "See `finish` of the image.")
+
+
+def _add_packages(
+    client: docker.APIClient, recipe: Recipe, root: str, wheels: list[Path], on_step: OnStep
+) -> str:
+    """Put the packages of the Python index on a root file system, compiled by its own Python."""
+    on_step(f"unpacking packages of the Python index: {len(wheels)}")
+    command = ["/usr/bin/python3", "-I", "-c", _FINISH_SITE, *recipe.settings.preload]
+    with (
+        tempfile.TemporaryDirectory(prefix="fumehood-image-") as directory,
+        builder(client, root, command, run_s=PACKAGES_DEADLINE_S) as container,
+    ):
+        _require_room(Path(directory))
+        site = Path(directory) / "site.tar"
+        write_site(wheels, recipe.lock.text, site)
+        with site.open("rb") as file:
+            if not client.put_archive(container, "/", file):
+                raise ImageBuildError("Docker did not take the packages.", "Build it again.")
+        site.unlink()
+        on_step("compiling them")
+        run(
+            client, container, run_s=PACKAGES_DEADLINE_S,
+            failed="The packages do not work in the image",
+        )  # fmt: skip
+        # Counted with those of Debian: all may need a security update.
+        count = _label_of(client, root, PACKAGES) + len(wheels)
+        labels = {
+            IMAGE: f"base-{recipe.name}", RECIPE: recipe.digest, ROOT: "", PACKAGES: str(count),
+        }  # fmt: skip
+        on_step("handing it to Docker")
+        made = client.commit(
+            container,
+            repository=f"{REPOSITORY}/base-{recipe.name}",
+            tag=recipe.digest[:12],
+            changes=[*SETTINGS, "CMD []", _label_line(labels)],
+        )["Id"]
+    return str(made)
+
+
+def _label_of(client: docker.APIClient, image: str, label: str) -> int:
+    return int(client.inspect_image(image)["Config"]["Labels"][label])
+
+
+def add_guest(client: docker.APIClient, recipe: Recipe, base: str, on_step: OnStep) -> str:
+    """Add the guest and the image's description. The image's own Python compiles the guest.
+
+    Raises:
+        ImageBuildError: with the remedy.
+    """
+    on_step("adding the guest")
+    with builder(client, base, _COMPILE_GUEST, run_s=GUEST_DEADLINE_S) as container:
+        if not client.put_archive(container, "/", guest_archive(recipe.about)):
+            raise ImageBuildError("Docker did not take the guest's files.", "Build it again.")
+        run(
+            client, container, run_s=GUEST_DEADLINE_S,
+            failed="The image's Python does not compile the guest",
+        )  # fmt: skip
+        guest = guest_digest()
+        labels = {
+            IMAGE: recipe.name,
+            RECIPE: recipe.digest,
+            ROOT: "",
+            GUEST: guest,
+            LANGUAGES: ",".join(recipe.settings.languages),
+            GUEST_MB: str(recipe.settings.guest_mb),
+        }
+        made = client.commit(
+            container,
+            repository=f"{REPOSITORY}/{recipe.name}",
+            tag="latest",
+            changes=[*SETTINGS, "CMD []", _label_line(labels)],
+        )["Id"]
+    # Engines of two versions share a host, and so do operators with an image of one name each:
+    # the one's build does not leave the other's nameless.
+    tag = f"{guest[:12]}-{recipe.digest[:12]}"
+    client.tag(made, f"{REPOSITORY}/{recipe.name}", tag=tag)
+    return str(made)
+
+
+def _label_line(labels: Mapping[str, str]) -> str:
+    return "LABEL " + " ".join(f'"{key}"="{value}"' for key, value in labels.items())
+
+
+# -- packages of the Python index ----------------------------------------------------------
+
+
+def write_site(wheels: Iterable[Path], lock: str, target: Path) -> None:
+    """Unpack wheels into a tar archive at `target`, with the lock as a record beside them.
+
+    Raises:
+        ImageBuildError: a file is not a wheel, or has members that it must not have.
+    """
+    folders: set[str] = set()
+    files: set[str] = set()
+    size = 0
+    with tarfile.open(target, "w") as archive:
+        _add_file(archive, LOCKED, lock.encode())
+        _add_file(archive, PATH_FILE, f"/{SITE}\n".encode())
+        for wheel in wheels:
+            for path, content in _wheel_files(wheel):
+                if path in files:  # two packages may have the same file; the first stays
+                    continue
+                size += len(content)
+                files.add(path)
+                if size > MAX_SITE_BYTES or len(files) > MAX_SITE_FILES:
+                    raise ImageBuildError(
+                        f"The packages unpack to more than {MAX_SITE_BYTES >> 30} GB or "
+                        f"{MAX_SITE_FILES} files.",
+                        "Ask for fewer.",
+                    )
+                _add_folders(archive, path, folders)
+                _add_file(archive, path, content)
+
+
+def _wheel_files(wheel: Path) -> Iterator[tuple[str, bytes]]:
+    """The path in the image and the content of each file."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            for member in archive.infolist():
+                if member.is_dir():
+                    continue
+                place = _wheel_place(wheel, member)
+                if place is not None:
+                    yield f"{SITE}/{place}", archive.read(member)
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+        raise ImageBuildError(
+            f"{wheel.name} cannot be unpacked ({error}).", "Remove it from the cache."
+        ) from None
+
+
+def _wheel_place(wheel: Path, member: zipfile.ZipInfo) -> PurePosixPath | None:
+    name = member.filename
+    path = PurePosixPath(name)
+    kind = stat.S_IFMT(member.external_attr >> 16)
+    if kind not in (0, stat.S_IFREG) or path.is_absolute() or ".." in path.parts or "\\" in name:
+        raise ImageBuildError(
+            f"{wheel.name} holds {name[:80]!r}, which is no file below its own folder.",
+            "Leave this package out, and tell its publisher.",
+        )
+    parts = path.parts
+    if parts[0].endswith(".data"):
+        if len(parts) < 3 or parts[1] not in _DATA_FOLDERS:
+            return None
+        parts = parts[2:]
+    if parts[0] in TESTED and "tests" in parts[1:-1]:
+        return None
+    return PurePosixPath(*parts)
+
+
+def _add_folders(archive: tarfile.TarFile, path: str, known: set[str]) -> None:
+    above = [str(parent) for parent in PurePosixPath(path).parents if str(parent) not in known]
+    for folder in reversed(above[:-1]):  # the last one is the root itself
+        known.add(folder)
+        if folder.startswith(SITE):
+            member = tarfile.TarInfo(folder)
+            member.type, member.mode = tarfile.DIRTYPE, 0o755
+            archive.addfile(member)
+
+
+def _add_file(archive: tarfile.TarFile, path: str, content: bytes) -> None:
+    member = tarfile.TarInfo(path)
+    member.size, member.mode = len(content), 0o644
+    archive.addfile(member, io.BytesIO(content))

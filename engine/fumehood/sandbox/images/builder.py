@@ -1,4 +1,4 @@
-"""What a build has in Docker while it runs: containers to work in, and a note for engines.
+"""A build's objects in Docker: containers to work in, and a note for engines.
 
 Host side. The containers have no network, no capabilities and no files of another user. The note
 is a volume without contents that names the images being built: Docker is what a build and an engine
@@ -15,13 +15,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import docker
-from docker.errors import DockerException
-from requests.exceptions import RequestException
 
-from fumehood.sandbox.images.errors import trouble_in
+from fumehood.sandbox.container.docker_api import DockerError, typed_errors
+from fumehood.sandbox.images.errors import build_error
 
 NAME = "fumehood-builder-"
-"""How their names begin; then come a deadline and a random part."""
+"""The beginning of their names, before a deadline and a random part."""
 
 BUILDING = "fumehood.building"
 """Label of a note: the images, separated by spaces."""
@@ -41,7 +40,7 @@ PROCESSES = 64
 def builder(
     client: docker.APIClient, image: str, command: Sequence[str], *, run_s: float
 ) -> Iterator[str]:
-    """One that is not started yet, for a command that takes `run_s` at most."""
+    """A container, not yet started, for a command that takes `run_s` at most."""
     host = client.create_host_config(
         network_mode="none",
         cap_drop=["ALL"],
@@ -65,13 +64,13 @@ def run(client: docker.APIClient, container: str, *, run_s: float, failed: str) 
     """Run its command to the end.
 
     Raises:
-        ImageTrouble: it failed; `failed` and what it said last.
+        ImageBuildError: `failed`, and the last lines of its output.
     """
     client.start(container)
     status = client.wait(container, timeout=run_s)["StatusCode"]
     if status != 0:
         said = client.logs(container, tail=5).decode("utf-8", "replace")
-        raise trouble_in(failed, said.splitlines())
+        raise build_error(failed, said.splitlines())
 
 
 @contextmanager
@@ -79,12 +78,12 @@ def building_noted(client: docker.APIClient, names: Sequence[str]) -> Iterator[N
     """Tell engines meanwhile that these images are being built. A build goes on without."""
     note = f"{NAME}{secrets.token_hex(8)}"
     labels = {BUILDING: " ".join(names), UNTIL: str(int(time.time()) + NOTE_LIFETIME_S)}
-    with suppress(DockerException, RequestException):
+    with suppress(DockerError), typed_errors():
         client.create_volume(note, labels=labels)
     try:
         yield
     finally:
-        with suppress(DockerException, RequestException):
+        with suppress(DockerError), typed_errors():
             client.remove_volume(note)
 
 

@@ -1,25 +1,28 @@
-"""The images that are there: found by their labels, used by their ids.
+"""The images in Docker: found by their labels, used by their ids, removed if nothing needs them.
 
-Host side. Above it the wall's pool and the command line; below it Docker. Invariant: an image is
+Host side. Above it the wall's pool and the command line; below it Docker. Invariants: an image is
 this engine's only if its labels carry both digests of `recipe`, and a tag of our repository is on
-it: images that somebody derives from ours inherit the labels, and not the tag.
+it: images that somebody derives from ours inherit the labels, and not the tag. An image that a
+container uses or another image is based on is never removed, nor is one that an engine of another
+version made in the last week.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-import anyio
-from docker.errors import DockerException
-from requests.exceptions import RequestException
+import docker
+from docker.errors import APIError
 
-from fumehood.core.errors import SandboxUnavailable
 from fumehood.sandbox.images import settings as image_settings
 from fumehood.sandbox.images.recipe import (
+    Recipe,
     UnknownImage,
     WrongRecipe,
     guest_digest,
@@ -34,21 +37,21 @@ RECIPE = "fumehood.recipe"
 GUEST = "fumehood.guest"
 BASE = "fumehood.base"
 ROOT = "fumehood.root"
-"""Which root file system it is; empty on what stands on one."""
+"""The root file system's digest; empty on images based on one."""
 
 PACKAGES = "fumehood.packages"
 LANGUAGES = "fumehood.languages"
 GUEST_MB = "fumehood.guest-mb"
 PACKAGES_FROM = "fumehood.packages-from"
-"""When the packages were installed, in seconds since 1970: what an image's age means."""
+"""When the packages were installed, in seconds since 1970: the date for an image's age."""
 
-DEADLINE_S = 20.0
-
-__all__ = ["DockerImages", "Image", "find_image", "guest_digest", "list_images", "newest_own"]
+NEW_S = 3600
+KEPT_S = 7 * 24 * 3600
+"""How long an image of another engine is kept: it may have no container at the moment."""
 
 
 class DockerImages(Protocol):
-    """As much of Docker's client as finding an image needs."""
+    """The part of Docker's client that finding an image needs."""
 
     def images(self, *, filters: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Images as the engine lists them."""
@@ -70,13 +73,13 @@ class Image:
     base: str = ""
     languages: tuple[str, ...] = ("python", "shell")
     guest_mb: int = image_settings.GUEST_MB
-    """What the guest needs in it, on top of a container's memory class."""
+    """The guest's memory, on top of a container's memory class."""
     images_directory: Path | None = field(default=None, compare=False, repr=False)
     """Where an operator's own recipes are."""
 
     @property
     def is_own(self) -> bool:
-        """Whether it is what this engine would build now, from the same base."""
+        """Whether this engine would build the same image now, from the same base."""
         try:
             recipe = read_recipe(self.name, base=self.base, own=self.images_directory)
         except (UnknownImage, WrongRecipe):
@@ -84,33 +87,14 @@ class Image:
         return self.guest == guest_digest() and self.recipe == recipe.digest
 
 
-async def find_image(docker: DockerImages, name: str, *, own: Path | None = None) -> Image:
-    """The newest image of this name that is this engine's; `own` is where an operator's own
-    recipes are.
-
-    Raises:
-        SandboxUnavailable: there is none, or Docker does not answer; it says what to do.
-    """
-    with anyio.move_on_after(DEADLINE_S):
-        try:
-            return await anyio.to_thread.run_sync(
-                lambda: own_image(list_images(docker, name, own=own), name, own=own),
-                abandon_on_cancel=True,
-            )
-        except (DockerException, RequestException):
-            raise SandboxUnavailable(
-                "Docker did not say which images there are. See: fumehood doctor"
-            ) from None
-    raise SandboxUnavailable("Docker does not answer in time. See: fumehood doctor")
-
-
-def own_image(found: Sequence[Image], name: str, *, own: Path | None = None) -> Image:
-    """The newest that is this engine's.
+def find_image(docker: DockerImages, name: str, *, own: Path | None = None) -> Image:
+    """The newest image of this name that is this engine's. `own` has the operator's recipes.
 
     Raises:
         ImageMissing: with the command that builds it, or with the known names where there is no
             recipe of this name.
     """
+    found = list_images(docker, name, own=own)
     newest = newest_own(found)
     if newest is not None:
         return newest
@@ -122,7 +106,7 @@ def own_image(found: Sequence[Image], name: str, *, own: Path | None = None) -> 
 
 
 def newest_own(found: Sequence[Image]) -> Image | None:
-    """Out of a list that is sorted newest first."""
+    """The newest of this engine's, from a list that is sorted newest first."""
     return next((image for image in found if image.is_own), None)
 
 
@@ -143,7 +127,7 @@ def _has_our_tag(row: dict[str, Any]) -> bool:
 
 
 def _parsed(row: dict[str, Any], own: Path | None) -> Image | None:
-    """Labels are anybody's words: what cannot be read is no image of ours."""
+    """Labels are untrusted: an image with unreadable ones is not ours."""
     labels = row.get("Labels") or {}
     try:
         return Image(
@@ -162,3 +146,109 @@ def _parsed(row: dict[str, Any], own: Path | None) -> Image | None:
         )
     except (KeyError, ValueError, OverflowError, OSError):
         return None
+
+
+# -- removal --------------------------------------------------------------------------------
+
+
+def replaced_by(client: docker.APIClient, recipe: Recipe) -> set[str]:
+    """Images that the new one replaces: earlier builds of it, and old ones of other engines."""
+    guest, now = guest_digest(), time.time()
+    tops = {
+        image.id
+        for image in list_images(client, recipe.name)
+        if (image.recipe, image.guest) == (recipe.digest, guest)
+        or now - image.created.timestamp() > KEPT_S
+    }
+    below = {
+        str(row["Id"])
+        for name, label, digest in (
+            (f"base-{recipe.name}", RECIPE, recipe.digest),
+            ("root", ROOT, recipe.root_digest),
+        )
+        for row in client.images(name=f"{REPOSITORY}/{name}")
+        if (row["Labels"] or {}).get(label) == digest or now - row["Created"] > KEPT_S
+    }
+    return tops | below
+
+
+def images_of(client: docker.APIClient, name: str) -> set[str]:
+    """Everything that was built for the image of this name, by any engine."""
+    tops = {image.id for image in list_images(client, name)}
+    return tops | {str(row["Id"]) for row in client.images(name=f"{REPOSITORY}/base-{name}")}
+
+
+def useless(client: docker.APIClient, own: Path) -> set[str]:
+    """Old images that no engine of this version uses, and their old bases."""
+    tops = list_images(client, own=own)
+    used = {image.recipe for image in tops if image.is_own}
+    now = time.time()
+    bases = {
+        str(row["Id"])
+        for row in client.images(filters={"label": [RECIPE]})
+        if any(str(tag).startswith(f"{REPOSITORY}/base-") for tag in row["RepoTags"] or ())
+        and row["Labels"][RECIPE] not in used
+        and now - row["Created"] > KEPT_S
+    }
+    return bases | {
+        image.id for image in tops if not image.is_own and now - image.created.timestamp() > KEPT_S
+    }
+
+
+def idle_roots(client: docker.APIClient, own: Path) -> set[str]:
+    """Root file systems without a recipe. A new one may belong to a running build."""
+    wanted = set()
+    for name in image_names(own=own):
+        with suppress(WrongRecipe):
+            wanted.add(read_recipe(name, own=own).root_digest)
+    return {
+        str(row["Id"])
+        for row in client.images(name=f"{REPOSITORY}/root")
+        if (row["Labels"] or {}).get(ROOT) not in wanted and time.time() - row["Created"] > NEW_S
+    }
+
+
+def remove_unused(client: docker.APIClient, identifiers: Iterable[str]) -> set[str]:
+    """Remove images, and return the removed ones. Bases come last."""
+    left = set(identifiers)
+    gone: set[str] = set()
+    while left:
+        below = {str(row.get("ParentId")) for row in client.images(all=True)}
+        done = {identifier for identifier in left - below if _remove(client, identifier)}
+        gone |= done
+        left -= done
+        if not done:
+            break
+    return gone
+
+
+def users_of(client: docker.APIClient, identifiers: Iterable[str]) -> list[str]:
+    """The names of the containers made of them, also those that have stopped."""
+    names = {
+        str(container["Names"][0]).removeprefix("/")
+        for identifier in identifiers
+        for container in client.containers(all=True, filters={"ancestor": identifier})
+    }
+    return sorted(names)
+
+
+def _remove(client: docker.APIClient, identifier: str) -> bool:
+    """An image that a container needs stays."""
+    try:
+        if client.containers(all=True, quiet=True, filters={"ancestor": identifier}):
+            return False
+        for tag in client.inspect_image(identifier)["RepoTags"] or ():
+            client.remove_image(tag)
+        _remove_nameless(client, identifier)
+    except APIError:
+        return False
+    return True
+
+
+def _remove_nameless(client: docker.APIClient, identifier: str) -> None:
+    """With its last name it may be gone already."""
+    try:
+        client.remove_image(identifier)
+    except APIError as error:
+        if error.status_code != 404:
+            raise

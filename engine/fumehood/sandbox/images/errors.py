@@ -1,4 +1,4 @@
-"""Why an image could not be built, with the cure. Host side."""
+"""The reason why an image could not be built, with its remedy. Host side."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SIGNS = (
     (
         ("DO NOT MATCH THE HASHES",),
         "A file is not the one that was locked.",
-        "Whoever runs the index may have changed it. Lock anew only if you know why.",
+        "The index may have changed it. Lock again only if you know why.",
     ),
     (
         ("manifest unknown", "not found", "repository does not exist"),
@@ -45,26 +45,26 @@ _SIGNS = (
 LINES_SHOWN = 5
 
 
-class ImageTrouble(Exception):
+class ImageBuildError(Exception):
     """An image was not built. The message is for the person at the command line."""
 
-    def __init__(self, found: str, cure: str) -> None:
-        super().__init__(f"{found} {cure}")
+    def __init__(self, found: str, remedy: str) -> None:
+        super().__init__(f"{found} {remedy}")
         self.found = found
-        self.cure = cure
+        self.remedy = remedy
 
 
-def has_sign(heard: str) -> bool:
-    """Whether `trouble_in` knows what this speaks of."""
-    return any(sign in heard for signs, _, _ in _SIGNS for sign in signs)
+def has_sign(output: str) -> bool:
+    """Whether `build_error` knows this problem."""
+    return any(sign in output for signs, _, _ in _SIGNS for sign in signs)
 
 
-def trouble_in(what: str, heard: Iterable[str]) -> ImageTrouble:
-    """The trouble that the last lines of a program speak of."""
-    lines = [line for line in heard if line.strip()]
+def build_error(what: str, output: Iterable[str]) -> ImageBuildError:
+    """The error for the last lines of a program's output."""
+    lines = [line for line in output if line.strip()]
     text = "\n".join(lines)
-    for signs, found, cure in _SIGNS:
+    for signs, found, remedy in _SIGNS:
         if any(sign in text for sign in signs):
-            return ImageTrouble(f"{what}: {found}", cure)
-    last = " | ".join(line.strip()[:200] for line in lines[-LINES_SHOWN:]) or "it said nothing"
-    return ImageTrouble(f"{what}: {last}.", "Mend that and build again.")
+            return ImageBuildError(f"{what}: {found}", remedy)
+    last = " | ".join(line.strip()[:200] for line in lines[-LINES_SHOWN:]) or "it printed nothing"
+    return ImageBuildError(f"{what}: {last}.", "Fix that and build again.")

@@ -1,8 +1,8 @@
-"""The Python index, asked by the host with pip: files for the image's Python, not the host's.
+"""Downloads from the Python index with pip: for the image's Python, not the host's.
 
-Host side. Only wheels are taken: to build anything else is to run it here. Invariant: no code of
-a package runs on the host, and what a lock names is taken only with a hash of the lock. Which
-index it is says pip's own configuration.
+Host side. Only wheels are taken: building anything else would run it here. Invariant: no code of
+a package runs on the host, and a locked package is accepted only with a hash of the lock. pip's own
+configuration names the index.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fumehood.sandbox.images import pip_for_image
-from fumehood.sandbox.images.errors import ImageTrouble, has_sign, trouble_in
+from fumehood.sandbox.images.errors import ImageBuildError, build_error, has_sign
 from fumehood.sandbox.images.lock import Lock, Pinned, lock_of
 from fumehood.sandbox.images.rootfs import OnStep
 
@@ -45,7 +45,7 @@ def resolve(requirements: str, release: str, cache: Path, on_step: OnStep) -> Lo
     """Find versions that fit together, with all that they need, and put their files into `cache`.
 
     Raises:
-        ImageTrouble: with the cure.
+        ImageBuildError: with the remedy.
     """
     on_step("looking packages up in the Python index")
     with _staging(cache) as directory:
@@ -61,10 +61,10 @@ def resolve(requirements: str, release: str, cache: Path, on_step: OnStep) -> Lo
 
 
 def fetch(lock: Lock, release: str, cache: Path, on_step: OnStep) -> list[Path]:
-    """One wheel for each package of the lock, out of `cache` where it is there already.
+    """One wheel for each package of the lock, from `cache` if it is there.
 
     Raises:
-        ImageTrouble: with the cure.
+        ImageBuildError: with the remedy.
     """
     missing = Lock(tuple(each for each in lock.packages if _kept(cache, each) is None))
     if missing.packages:
@@ -72,8 +72,8 @@ def fetch(lock: Lock, release: str, cache: Path, on_step: OnStep) -> list[Path]:
         _download(missing, release, cache)
     found = [_kept(cache, each) for each in lock.packages]
     if None in found:
-        raise ImageTrouble(
-            f"The cache {cache} loses what is put into it.", "Look at its disk and rights."
+        raise ImageBuildError(
+            f"The cache {cache} does not keep its files.", "Check its disk and permissions."
         )
     return [wheel for wheel in found if wheel is not None]
 
@@ -104,8 +104,8 @@ def _keep(cache: Path, wheel: Path, digest: str) -> None:
 
 
 def _kept(cache: Path, package: Pinned) -> Path | None:
-    """What is kept counts only with its hash, and only for this machine: a home directory may be
-    shared by several.
+    """A cached file is used only with its hash, and only for this machine: several may share a home
+    directory.
     """
     for digest in package.hashes:
         for wheel in sorted((cache / digest).glob("*.whl")):
@@ -120,7 +120,7 @@ def _target(release: str) -> list[str]:
     version, glibc = _python_of(release)
     machine = platform.machine()
     if machine not in MACHINES:
-        raise ImageTrouble(
+        raise ImageBuildError(
             f"Packages of the Python index are taken for {' and '.join(MACHINES)} only.",
             f"This machine is {machine[:40]}.",
         )
@@ -136,8 +136,8 @@ def _target(release: str) -> list[str]:
 
 def _python_of(release: str) -> tuple[str, int]:
     if release not in PYTHONS:
-        raise ImageTrouble(
-            f"Which Python {release} has is not known here.",
+        raise ImageBuildError(
+            f"The Python version of {release} is unknown.",
             f"Packages of the Python index need one of: {', '.join(PYTHONS)}.",
         )
     return PYTHONS[release]
@@ -156,17 +156,17 @@ def _markers(release: str) -> str:
 
 
 def _pip(arguments: list[str], release: str) -> None:
-    """Run to the end or the deadline. Raises ImageTrouble."""
+    """Run to the end or the deadline. Raises ImageBuildError."""
     options = ["--disable-pip-version-check", "--no-input", "--no-color", *PATIENCE]
     status, said = _run(
         [_python_with_pip(), "-I", pip_for_image.__file__, _markers(release), *arguments, *options]
     )
     if status != 0:
-        raise _in_words(said)
+        raise _pip_error(said)
 
 
 def _run(command: list[str]) -> tuple[int, str]:
-    # In an empty directory: what lies where the operator stands is nothing to be installed.
+    # In an empty directory: files in the current one must not be installed.
     with tempfile.TemporaryDirectory(prefix="fumehood-pip-") as nowhere:
         return _run_in(nowhere, command)
 
@@ -188,7 +188,7 @@ def _run_in(directory: str, command: list[str]) -> tuple[int, str]:
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """pip keeps nothing that it would have to tidy up."""
+    """pip leaves nothing that it would have to clean up."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
@@ -198,35 +198,35 @@ def _python_with_pip() -> str:
     for python in (sys.executable, shutil.which("python3")):
         if python and _run([python, "-I", "-c", "import pip"])[0] == 0:
             return python
-    raise ImageTrouble(
+    raise ImageBuildError(
         "Packages of the Python index are fetched with pip, which is not installed.",
         f"{sys.executable} -m ensurepip, or apt-get install python3-pip",
     )
 
 
-def _in_words(said: str) -> ImageTrouble:
-    """What pip's words mean for who asked for packages."""
+def _pip_error(said: str) -> ImageBuildError:
+    """The error for pip's output."""
     lines = [line for line in said.splitlines() if "is ignored: it is neither" not in line]
     lacks = _MISSING.search(said)
     if "Retrying (" in said or (lacks is None and has_sign(said)):
-        return trouble_in("The Python index", lines)
+        return build_error("The Python index", lines)
     if _CONFLICT in said:
         causes = [line.strip() for line in said.partition(_CONFLICT)[2].splitlines() if line]
-        return ImageTrouble(
+        return ImageBuildError(
             f"The packages do not fit together: {'; '.join(causes[:CAUSES_SHOWN])[:500]}.",
             "Ask for other versions, or for no certain one.",
         )
     if lacks is None:
-        return trouble_in("The Python index", lines)
+        return build_error("The Python index", lines)
     name, version = lacks[1], lacks[2].strip()
     if "from versions: none" not in said:
-        return ImageTrouble(
+        return ImageBuildError(
             f"No version of {name} fits {(name + version)[:100]!r} and has a wheel for this image.",
             "Ask for another version.",
         )
     if _run([_python_with_pip(), "-m", "pip", "index", "versions", *PATIENCE, name])[0] == 0:
-        return ImageTrouble(
+        return ImageBuildError(
             f"{name} has no wheel for this image, and packages are not built here.",
             "Ask for another version, or for a package that is published as a wheel.",
         )
-    return ImageTrouble(f"The Python index has no package {name!r}.", "Check how it is written.")
+    return ImageBuildError(f"The Python index has no package {name!r}.", "Check how it is written.")

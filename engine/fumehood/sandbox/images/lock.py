@@ -1,4 +1,4 @@
-"""Packages of the Python index: what may be asked for, and a list of them locked by hashes.
+"""Packages of the Python index: permitted requirements, and a list locked by hashes.
 
 Host side, pure. A request names packages, extras, versions and markers and nothing else: an
 option, an address or a path could bring code from anywhere. Invariant: what a `Lock` names is
@@ -37,7 +37,7 @@ _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 
 class WrongRequirements(Exception):
-    """A list of packages is refused. The message says which line and why."""
+    """A list of packages is refused. The message names the line and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Pinned:
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """Everything that is installed, with what it needs itself."""
+    """All installed packages, including dependencies."""
 
     packages: tuple[Pinned, ...] = ()
 
@@ -142,8 +142,8 @@ def _pinned(line: str) -> Pinned:
 
 
 def _may_be_a_file(words: str) -> bool:
-    """Whether pip would look for a file of this name where it is run: in a folder of somebody's,
-    `name==1.0.zip` can be one.
+    """Whether pip would look for a file of this name in the current directory: `name==1.0.zip` can
+    be one.
     """
     return words.rstrip().lower().endswith(_ARCHIVES)
 

@@ -38,50 +38,50 @@ MAX_DEBIAN_PACKAGES = 200
 
 @dataclass(frozen=True, slots=True)
 class ImageRequest:
-    """What somebody wants in an image."""
+    """The contents that an operator wants in an image."""
 
     name: str
     requirements: str
     """The text of a requirements file."""
     debian_packages: tuple[str, ...] = ()
     below: str = "python-data"
-    """Which image of ours it starts from."""
+    """The built-in image that it starts from."""
 
 
-def check_wish(wish: ImageRequest, home: Path, *, replace: bool = False) -> None:
-    """Before anything is asked or made.
+def check_request(request: ImageRequest, home: Path, *, replace: bool = False) -> None:
+    """Check a request before anything is downloaded or made.
 
     Raises:
-        WrongRecipe: the wish cannot be fulfilled; it says why.
+        WrongRecipe: the request cannot be fulfilled.
     """
-    _check_names(wish)
-    if (home / wish.name).exists() and not replace:
+    _check_names(request)
+    if (home / request.name).exists() and not replace:
         raise WrongRecipe(
-            f"There is an image {wish.name} already: --replace makes it anew, and "
-            f"`fumehood images remove {wish.name}` removes it."
+            f"There is an image {request.name} already: --replace makes it anew, and "
+            f"`fumehood images remove {request.name}` removes it."
         )
-    _requirements(read_recipe(wish.below), wish.requirements)
+    _requirements(read_recipe(request.below), request.requirements)
 
 
 @contextmanager
-def make_aside(wish: ImageRequest, home: Path, cache: Path, on_step: OnStep) -> Iterator[Path]:
+def make_aside(request: ImageRequest, home: Path, cache: Path, on_step: OnStep) -> Iterator[Path]:
     """A folder with everything the image is made from, gone afterwards unless `publish`ed. The
-    wish was checked.
+    request has been checked.
 
     Raises:
-        ImageTrouble: the Python index did not give what was asked for.
+        ImageBuildError: the Python index did not provide the packages.
         OSError: the folder cannot be written.
     """
-    below = read_recipe(wish.below)
-    asked = _requirements(below, wish.requirements)
+    below = read_recipe(request.below)
+    asked = _requirements(below, request.requirements)
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    folder = Path(tempfile.mkdtemp(prefix=f".{wish.name}-", dir=home))
+    folder = Path(tempfile.mkdtemp(prefix=f".{request.name}-", dir=home))
     try:
         lock = resolve(asked, below.release, cache, on_step)
         files = {
-            "image.toml": _settings(wish, below.settings),
+            "image.toml": _settings(request, below.settings),
             "packages.txt": "".join(
-                f"{name}\n" for name in sorted({*below.packages, *wish.debian_packages})
+                f"{name}\n" for name in sorted({*below.packages, *request.debian_packages})
             ),
             "requirements.in": asked,
             "requirements.lock": f"# Locked with hashes, for {os.uname().machine}.\n{lock.text}",
@@ -108,24 +108,24 @@ def publish(folder: Path, name: str) -> Path:
     return target
 
 
-def _check_names(wish: ImageRequest) -> None:
-    if not is_own_name(wish.name):
+def _check_names(request: ImageRequest) -> None:
+    if not is_own_name(request.name):
         ours = ", ".join(image_names())
         raise WrongRecipe(
-            f"{wish.name[:80]!r} cannot be the name of an image of your own: it is made of a-z, "
+            f"{request.name[:80]!r} cannot be the name of an image of your own: it is made of a-z, "
             f"0-9 and '-', begins with a letter, has 31 characters at most, and is none of {ours}."
         )
-    if wish.below not in image_names():
+    if request.below not in image_names():
         raise WrongRecipe(f"--from takes one of {', '.join(image_names())}.")
-    for package in wish.debian_packages:
+    for package in request.debian_packages:
         if not is_debian_package(package):
             raise WrongRecipe(f"{package[:80]!r} is not the name of a Debian package.")
-    if len(wish.debian_packages) > MAX_DEBIAN_PACKAGES:
+    if len(request.debian_packages) > MAX_DEBIAN_PACKAGES:
         raise WrongRecipe(f"An image takes {MAX_DEBIAN_PACKAGES} Debian packages at most.")
 
 
 def _requirements(below: Recipe, text: str) -> str:
-    """What the image below asks for, and what is asked for on top of it."""
+    """The requirements of the image below and the requested ones."""
     if len(text) > MAX_LIST_BYTES:
         raise WrongRecipe(f"The list of packages is longer than {MAX_LIST_BYTES >> 20} MB.")
     ours = dict(below.files).get("requirements.in", b"").decode()
@@ -136,13 +136,13 @@ def _requirements(below: Recipe, text: str) -> str:
         raise WrongRecipe(f"The list of packages: {error}") from None
 
 
-def _settings(wish: ImageRequest, below: ImageSettings) -> str:
+def _settings(request: ImageRequest, below: ImageSettings) -> str:
     def names(values: Sequence[str]) -> str:
         return "[" + ", ".join(f'"{value}"' for value in values) + "]"
 
     return (
         f'release = "{below.release}"\n'
-        f'description = "An image of your own, from {wish.below}"\n'
+        f'description = "An image of your own, from {request.below}"\n'
         f"languages = {names(below.languages)}\n"
         "# Modules that are imported once, before all programs, so that those have them at once;\n"
         "# and the memory in MB that they take. An idle container holds it.\n"

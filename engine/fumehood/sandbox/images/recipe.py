@@ -106,7 +106,7 @@ class Recipe:
 
     @property
     def about(self) -> bytes:
-        """What the image tells its guest, as the file in it."""
+        """The image's description for its guest, as a file."""
         document = {
             "name": self.name,
             "languages": list(self.settings.languages),
@@ -204,8 +204,8 @@ def is_debian_package(name: str) -> bool:
 
 
 def is_own_name(name: str) -> bool:
-    """Whether an operator may give this name to an image. Ours and what Docker keeps beside them
-    have names that begin alike.
+    """Whether an operator may give this name to an image. Built-in images and their layers in
+    Docker have similar names.
     """
     taken = name in image_names() or name in (COMMON, "root", "base", "building")
     return _NAME.fullmatch(name) is not None and not (
@@ -246,8 +246,8 @@ def guest_files(package: Path = PACKAGE) -> tuple[tuple[str, bytes], ...]:
 
 
 def guest_archive(about: bytes = b"{}") -> bytes:
-    """The guest as a tar archive to be unpacked at the root, with what the image says of itself:
-    of root, writable by nobody else.
+    """The guest as a tar archive to be unpacked at the root, with the image's description:
+    owned by root and writable by root only.
     """
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
@@ -276,7 +276,7 @@ def _member(path: str, *, kind: bytes, mode: int) -> tarfile.TarInfo:
 
 
 def listed(text: str) -> tuple[str, ...]:
-    """The lines of a list, without what is said about them."""
+    """The lines of a list, without comments."""
     lines = (line.split("#", 1)[0].strip() for line in text.splitlines())
     return tuple(line for line in lines if line)
 

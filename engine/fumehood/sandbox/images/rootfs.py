@@ -1,6 +1,6 @@
 """A root file system for an image's base, as a tar file: made here, or from a named base.
 
-Host side; runs as root, or as who may use Docker. Below it `mmdebstrap`, or Docker with a
+Host side; runs as root, or as a user of Docker. Below it `mmdebstrap`, or Docker with a
 network. Both ways install the same packages and end with the same script of the image's folder.
 Invariant: nothing of this host goes into the file system but what the recipe names.
 """
@@ -23,11 +23,11 @@ from pathlib import Path
 import docker
 from docker.errors import APIError, BuildError, ImageNotFound
 
-from fumehood.sandbox.images.errors import ImageTrouble, trouble_in
+from fumehood.sandbox.images.errors import ImageBuildError, build_error
 from fumehood.sandbox.images.recipe import Recipe
 
 OnStep = Callable[[str], None]
-"""Hears what is done now, in a few words."""
+"""Gets the present step, in a few words."""
 
 DEADLINE_S = 900
 END_PATIENCE_S = 30
@@ -45,16 +45,16 @@ def make_root(recipe: Recipe, target: Path, on_step: OnStep) -> None:
     """Install the packages into a new Debian, and write it to `target`.
 
     Raises:
-        ImageTrouble: with the cure.
+        ImageBuildError: with the remedy.
     """
     if os.geteuid() != 0:
-        raise ImageTrouble(
+        raise ImageBuildError(
             "Making a root file system needs root.",
             "Run it as root, or name a base: fumehood images build NAME --base REF@DIGEST",
         )
     program = shutil.which("mmdebstrap")
     if program is None:
-        raise ImageTrouble(
+        raise ImageBuildError(
             "mmdebstrap is not installed.",
             "apt-get install mmdebstrap, or name a base: --base REF@DIGEST",
         )
@@ -75,8 +75,8 @@ def make_root(recipe: Recipe, target: Path, on_step: OnStep) -> None:
 
 
 def _run(command: list[str], environment: dict[str, str], on_step: OnStep) -> None:
-    """Run to the end or the deadline; what it says of its steps is passed on."""
-    heard: deque[str] = deque(maxlen=40)
+    """Run to the end or the deadline, and pass its steps on."""
+    output: deque[str] = deque(maxlen=40)
     with subprocess.Popen(  # noqa: S603 - the command is made above, of checked names
         command,
         env=environment,
@@ -89,14 +89,14 @@ def _run(command: list[str], environment: dict[str, str], on_step: OnStep) -> No
     ) as process:
 
         def give_up() -> None:
-            heard.append(f"it took longer than {DEADLINE_S} s")
+            output.append(f"it took longer than {DEADLINE_S} s")
             _end(process)
 
         clock = threading.Timer(DEADLINE_S, give_up)
         clock.start()
         try:
             for line in process.stdout or ():
-                heard.append(line.rstrip())
+                output.append(line.rstrip())
                 if line.startswith(_STEPS):
                     on_step(line.removeprefix("I: ").strip().rstrip("."))
             status = process.wait(DEADLINE_S)
@@ -106,11 +106,11 @@ def _run(command: list[str], environment: dict[str, str], on_step: OnStep) -> No
         finally:
             clock.cancel()
     if status != 0:
-        raise trouble_in("mmdebstrap failed", heard)
+        raise build_error("mmdebstrap failed", output)
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Asked to stop, it removes its own mounts and files; whoever of it does not is killed."""
+    """Ask it to stop, so that it removes its mounts and files; then kill it."""
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal_number)
@@ -121,14 +121,14 @@ def _end(process: subprocess.Popen[str]) -> None:
 def make_root_from_base(
     client: docker.APIClient, recipe: Recipe, target: Path, on_step: OnStep
 ) -> None:
-    """Install what the named base lacks, with a network, and write the result to `target`.
+    """Install missing packages into the named base, with a network; write it to `target`.
 
     Raises:
-        ImageTrouble: with the cure.
+        ImageBuildError: with the remedy.
     """
     _pull(client, recipe.base, on_step)
     on_step("installing packages into the base")
-    heard: deque[str] = deque(maxlen=40)
+    output: deque[str] = deque(maxlen=40)
     tag = f"fumehood/building-{recipe.name}:{recipe.digest[:12]}"
     steps = client.build(
         fileobj=io.BytesIO(_context(recipe)), custom_context=True, tag=tag, rm=True,
@@ -137,10 +137,10 @@ def make_root_from_base(
     )  # fmt: skip
     failed = False
     for step in steps:
-        heard.extend(str(step.get("stream", step.get("error", ""))).splitlines())
+        output.extend(str(step.get("stream", step.get("error", ""))).splitlines())
         failed = failed or "error" in step
     if failed:
-        raise trouble_in("The packages could not be installed into the base", heard)
+        raise build_error("The packages could not be installed into the base", output)
     try:
         _flatten(client, tag, target, on_step)
     finally:
@@ -152,10 +152,10 @@ def _pull(client: docker.APIClient, base: str, on_step: OnStep) -> None:
     try:
         for line in client.pull(base, stream=True, decode=True):
             if "error" in line:
-                raise trouble_in("The base cannot be fetched", [str(line["error"])])
+                raise build_error("The base cannot be fetched", [str(line["error"])])
         client.inspect_image(base)
     except (APIError, BuildError, ImageNotFound) as error:
-        raise trouble_in("The base cannot be fetched", [str(error)]) from None
+        raise build_error("The base cannot be fetched", [str(error)]) from None
 
 
 def _context(recipe: Recipe) -> bytes:
@@ -169,7 +169,7 @@ def _context(recipe: Recipe) -> bytes:
 
 
 def _flatten(client: docker.APIClient, tag: str, target: Path, on_step: OnStep) -> None:
-    """One layer holds what is left, and nothing of what was removed."""
+    """Write one layer, without removed files."""
     on_step("flattening it into one layer")
     container = client.create_container(tag, command=["true"])["Id"]
     try:

@@ -1,7 +1,7 @@
 """`image.toml` of an image's folder, read strictly.
 
-Host side, pure. Invariant: what is not known here is refused and never left out, so that a
-misspelt word does not make an image that lacks what was asked for.
+Host side, pure. Invariant: an unknown key is refused, never ignored, so that a misspelling
+does not make an image without the requested content.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from fumehood.core.languages import LANGUAGES
 
 GUEST_MB = 32
-"""What the guest needs beside a program where nothing is preloaded."""
+"""The guest's memory beside a program if nothing is preloaded."""
 
 MAX_GUEST_MB = 512
 MAX_PRELOAD = 32
@@ -22,16 +22,16 @@ MAX_PRELOAD = 32
 _MODULE = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}(\.[A-Za-z][A-Za-z0-9_]{0,63}){0,7}")
 _RELEASE = re.compile(r"[a-z][a-z0-9-]{0,30}")
 _NOT_PRELOADED = frozenset({"antigravity", "fumehood", "site", "sitecustomize", "usercustomize"})
-"""The guest's own, which it imports when it needs it, and what changes Python at its start."""
+"""The guest's own modules, and modules that change Python at its start."""
 
 
 class WrongSettings(Exception):
-    """The file cannot be used. The message says what is wrong."""
+    """The file cannot be used. The message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSettings:
-    """What the file says, with its defaults."""
+    """The file's values, with their defaults."""
 
     release: str
     description: str

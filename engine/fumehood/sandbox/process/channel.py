@@ -64,8 +64,8 @@ MAX_REPORTS = 1000
 MAX_FRAME_BYTES = 4 << 20
 MAX_RUN_BYTES = 1 << 20
 """The guest ends itself over a larger frame; see `HOST_FRAME_BYTES` there."""
-LOAN = struct.Struct("!qi")
-"""A loan's id and the child's process id; the guest's `LOAN` is the same."""
+CHECKOUT = struct.Struct("!qi")
+"""A checkout's id and the child's process id; the guest packs the same."""
 
 
 class GuestFailed(Exception):
@@ -73,8 +73,8 @@ class GuestFailed(Exception):
 
 
 @dataclass(eq=False, slots=True)
-class _Lending:
-    """A child that was asked for; it may die before whoever asked has taken it."""
+class _PendingCheckout:
+    """A requested child; it may die before it is taken."""
 
     handed: asyncio.Future[Checkout | None]
     died: bool = False
@@ -88,9 +88,9 @@ class GuestProcess(asyncio.Protocol):
     ) -> None:
         self._process = process
         self._handover = handover
-        self._lending: dict[int, _Lending] = {}
-        self._ending_loans: dict[int, asyncio.TimerHandle] = {}
-        self._residents = StickyWorkers(self, rules)
+        self._pending_checkouts: dict[int, _PendingCheckout] = {}
+        self._ending_checkouts: dict[int, asyncio.TimerHandle] = {}
+        self._sticky = StickyWorkers(self, rules)
         self._decoder = framing.Decoder(MAX_FRAME_BYTES)
         self._transport: asyncio.Transport | None = None
         self._pending: dict[int, asyncio.Future[RunEnding]] = {}
@@ -164,7 +164,7 @@ class GuestProcess(asyncio.Protocol):
         limits: Limits,
         on_progress: OnProgress | None = None,
     ) -> RunEnding:
-        """One run, in the key's resident or (None) in a fresh child.
+        """One run, in the key's sticky worker or (None) in a fresh child.
 
         Cancelling it ends the program inside before it raises.
         """
@@ -173,7 +173,7 @@ class GuestProcess(asyncio.Protocol):
         if key is not None:
             request = framing.encode(program_request(program, arguments, limits))
             if len(request) <= MAX_REQUEST_BYTES:
-                return await self._residents.run(key, request, limits)
+                return await self._sticky.run(key, request, limits)
         self._next_id += 1
         run_id = self._next_id
         frame = framing.encode(run_frame(run_id, program, arguments, limits))
@@ -200,39 +200,39 @@ class GuestProcess(asyncio.Protocol):
             self._listeners.pop(run_id, None)
             self._reports.pop(run_id, None)
 
-    async def borrow(self, memory_bytes: int, cpu_s: float) -> Checkout | None:
-        """A sealed and limited child to speak with; None where the guest is lost."""
+    async def check_out(self, memory_bytes: int, cpu_s: float) -> Checkout | None:
+        """A sealed and limited child; None if the guest is lost."""
         if self.dead.is_set():
             return None
         self._next_id += 1
-        loan_id = self._next_id
+        checkout_id = self._next_id
         loop = asyncio.get_running_loop()
-        lending = self._lending[loan_id] = _Lending(loop.create_future())
-        self._send(lend_frame(loan_id, memory_bytes, cpu_s))
+        pending = self._pending_checkouts[checkout_id] = _PendingCheckout(loop.create_future())
+        self._send(lend_frame(checkout_id, memory_bytes, cpu_s))
         overdue = loop.call_later(LEND_DEADLINE_S, self.kill)
         try:
-            loan = await lending.handed
+            checkout = await pending.handed
         except asyncio.CancelledError:
-            loan = lending.handed.result() if _has_result(lending.handed) else None
-            if loan is not None:
-                self._return_loan(loan, dead=lending.died)
+            checkout = pending.handed.result() if _has_result(pending.handed) else None
+            if checkout is not None:
+                self._return_checkout(checkout, dead=pending.died)
             raise
         else:
-            if loan is not None and lending.died:
-                self._return_loan(loan, dead=True)
+            if checkout is not None and pending.died:
+                self._return_checkout(checkout, dead=True)
                 return None
-            return loan
+            return checkout
         finally:
             overdue.cancel()
-            self._lending.pop(loan_id, None)
+            self._pending_checkouts.pop(checkout_id, None)
 
-    def end_loan(self, loan_id: int) -> None:
-        """Have a lent child killed. A guest that does not say so in time is killed itself."""
+    def end_checkout(self, checkout_id: int) -> None:
+        """Have a checked-out child killed. A guest that does not confirm it in time is killed."""
         if self.dead.is_set():
             return
-        self._send({"op": "cancel", "id": loan_id})
+        self._send({"op": "cancel", "id": checkout_id})
         loop = asyncio.get_running_loop()
-        self._ending_loans[loan_id] = loop.call_later(ANSWER_GRACE_S, self.kill)
+        self._ending_checkouts[checkout_id] = loop.call_later(ANSWER_GRACE_S, self.kill)
 
     async def stop(self) -> None:
         """End the guest and everything in it."""
@@ -243,7 +243,7 @@ class GuestProcess(asyncio.Protocol):
     def kill(self) -> None:
         """Kill supervisor and descendants; their own parent-death signals are the second way."""
         self._end()
-        # Listed first: without its supervisor a child belongs to somebody else.
+        # Listed first: without its supervisor a child has another parent.
         family = _with_descendants(self._process.pid)
         if self._process.returncode is None:
             # By number: the process object would look first whether it has ended, and so take
@@ -287,16 +287,16 @@ class GuestProcess(asyncio.Protocol):
         if isinstance(message, GuestProgress):
             self._on_progress(message)
             return
-        timer = self._ending_loans.pop(message.id, None)
+        timer = self._ending_checkouts.pop(message.id, None)
         if timer is not None:
             timer.cancel()
-        if self._residents.on_ended(message):
+        if self._sticky.on_ended(message):
             return
-        lending = self._lending.get(message.id)
-        if lending is not None:
-            lending.died = True  # on its way here
-            if not lending.handed.done():
-                lending.handed.set_result(None)
+        pending = self._pending_checkouts.get(message.id)
+        if pending is not None:
+            pending.died = True  # on its way here
+            if not pending.handed.done():
+                pending.handed.set_result(None)
             return
         answer = self._pending.pop(message.id, None)
         if answer is not None and not answer.done():
@@ -317,30 +317,34 @@ class GuestProcess(asyncio.Protocol):
     def _on_handover(self) -> None:
         """Two pipes of a child; anything else ends the guest that sent it."""
         try:
-            data, descriptors, _, _ = socket.recv_fds(self._handover, LOAN.size, 2)
+            data, descriptors, _, _ = socket.recv_fds(self._handover, CHECKOUT.size, 2)
         except BlockingIOError:
             return
         except OSError:
             data, descriptors = b"", []
-        if len(data) != LOAN.size or len(descriptors) != 2 or not all(map(_is_pipe, descriptors)):
+        if (
+            len(data) != CHECKOUT.size
+            or len(descriptors) != 2
+            or not all(map(_is_pipe, descriptors))
+        ):
             for descriptor in descriptors:
                 os.close(descriptor)
             self.kill()
             return
-        loan = Checkout(*LOAN.unpack(data), *descriptors)
+        checkout = Checkout(*CHECKOUT.unpack(data), *descriptors)
         for descriptor in descriptors:
             os.set_blocking(descriptor, False)
-        lending = self._lending.get(loan.id)
-        if lending is None or lending.handed.done():
-            self._return_loan(loan, dead=False)  # whoever wanted it was cancelled
+        pending = self._pending_checkouts.get(checkout.id)
+        if pending is None or pending.handed.done():
+            self._return_checkout(checkout, dead=False)  # its request was cancelled
         else:
-            lending.handed.set_result(loan)
+            pending.handed.set_result(checkout)
 
-    def _return_loan(self, loan: Checkout, *, dead: bool) -> None:
-        os.close(loan.request_fd)
-        os.close(loan.reply_fd)
+    def _return_checkout(self, checkout: Checkout, *, dead: bool) -> None:
+        os.close(checkout.request_fd)
+        os.close(checkout.reply_fd)
         if not dead:
-            self.end_loan(loan.id)
+            self.end_checkout(checkout.id)
 
     def _send(self, message: dict[str, Any]) -> None:
         if self._transport is not None:
@@ -374,13 +378,13 @@ class GuestProcess(asyncio.Protocol):
             self._transport.abort()
         asyncio.get_running_loop().remove_reader(self._handover)
         self._handover.close()
-        for timer in self._ending_loans.values():
+        for timer in self._ending_checkouts.values():
             timer.cancel()
-        self._ending_loans.clear()
-        for lending in self._lending.values():
-            if not lending.handed.done():
-                lending.handed.set_result(None)
-        self._residents.lose_all()
+        self._ending_checkouts.clear()
+        for pending in self._pending_checkouts.values():
+            if not pending.handed.done():
+                pending.handed.set_result(None)
+        self._sticky.lose_all()
         for answer in self._pending.values():
             if not answer.done():
                 answer.set_result(LOST)

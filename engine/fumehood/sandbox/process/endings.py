@@ -1,7 +1,7 @@
-"""From a guest's frame or a child's reply to how a run ended.
+"""Makes the ending of a run from a guest's frame or a child's reply.
 
 Host side, pure functions. Invariant: a program's words may name its failure, never undo
-one, and are bounded; success without a result is nobody's language.
+one, and are bounded; success without a result does not exist.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _CLAIMABLE = {
     "output": EndedBy.OUTPUT,
     "policy": EndedBy.POLICY,
 }
-"""What a program may say of its own failure (ADR 0010)."""
+"""The failures that a program may claim (ADR 0010)."""
 
 
 def ending_of_reply(
     reply: JsonObject, *, isolation: str, cpu_ms: float | None, output_bytes: int | None
 ) -> RunEnding:
-    """How a run ended whose child answered this side itself. Figures are the host's."""
+    """The ending of a run whose child answered this side directly. Figures are the host's."""
     error = reply.get("error")
     result = reply.get("result")
     if error is None and isinstance(result, dict):
@@ -49,7 +49,7 @@ def ending_of_reply(
 
 
 def ending_of_frame(message: GuestEnding) -> RunEnding:
-    """How a run ended that the supervisor carried out."""
+    """The ending of a run under the supervisor."""
     claim = message.claim or {}
     error = claim.get("error")
     error = error if isinstance(error, dict) else {}

@@ -1,8 +1,8 @@
-"""Places: how many runs there may be at once in one wall, and how long others wait.
+"""Slots: how many runs one wall has at once, and how long others wait.
 
 Host side, used by the walls that are made of processes. Invariants: waiting is bounded in
-number and in time; and one principal never has all places, nor all that there is to wait in,
-so its calls, however long they run, do not keep out those of others.
+number and in time; and one principal never has all slots, nor all of the queue, so its calls,
+however long they run, do not keep out those of others.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ MAX_UNUSED_SHARES = 1000
 
 
 class Slots:
-    """The places of one wall. `what` names it to the caller who found none."""
+    """The slots of one wall. `what` names it in errors."""
 
     def __init__(self, most: int, what: str) -> None:
-        self._places = anyio.CapacityLimiter(most)
+        self._slots = anyio.CapacityLimiter(most)
         self._most_of_one = most - most // 4
         self._shares: dict[str, anyio.CapacityLimiter] = {}
         self._waiting = 0
         self._what = what
 
     async def take(self, holder: object, principal_id: str) -> None:
-        """Wait, bounded, for a place; first of all for one that is the principal's to have.
+        """Wait, bounded, for a slot: first for one of the principal's share, then for a free one.
 
         Raises:
             SandboxUnavailable: too many wait already, or it took over 30 s.
@@ -53,14 +53,14 @@ class Slots:
             raise self._busy()
 
     def leave(self, holder: object, principal_id: str) -> None:
-        """Give the place to the next who waits."""
-        self._places.release_on_behalf_of(holder)
+        """Give the slot to the next call."""
+        self._slots.release_on_behalf_of(holder)
         self._shares[principal_id].release_on_behalf_of(holder)
 
     def _take_now(self, share: anyio.CapacityLimiter, holder: object) -> None:
         share.acquire_on_behalf_of_nowait(holder)
         try:
-            self._places.acquire_on_behalf_of_nowait(holder)
+            self._slots.acquire_on_behalf_of_nowait(holder)
         except anyio.WouldBlock:
             share.release_on_behalf_of(holder)
             raise
@@ -68,7 +68,7 @@ class Slots:
     async def _take_both(self, share: anyio.CapacityLimiter, holder: object) -> None:
         await share.acquire_on_behalf_of(holder)
         try:
-            await self._places.acquire_on_behalf_of(holder)
+            await self._slots.acquire_on_behalf_of(holder)
         except BaseException:
             share.release_on_behalf_of(holder)
             raise

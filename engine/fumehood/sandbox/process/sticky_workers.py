@@ -1,9 +1,9 @@
-"""Residents: children lent by the supervisor that answer one trust domain's expressions.
+"""Sticky workers: children of the supervisor that each answer one trust domain's expressions.
 
 Host side, between the wall and a guest's channel. The guest makes, seals and limits a child
 and keeps its life and death; this side holds the child's two pipes, keeps the time and says
-how a run ended (ADR 0006). What comes through the pipe is a stranger's: capped, parsed
-strictly, and a claim at most. Invariants: one run at a time in a resident; one that ended
+how a run ended (ADR 0006). Everything from the pipe is hostile: capped, parsed
+strictly, and a claim at most. Invariants: one run at a time in a worker; one that ended
 in any way but ok, was used too often, idle too long or not idle at all is never used again.
 """
 
@@ -37,10 +37,10 @@ MAX_REPLY_DEPTH = 32
 CHUNK_BYTES = 1 << 16
 LOOK_EVERY_S = 1.0
 IDLE_CPU_NS = 50_000_000
-"""An idle resident waits in one system call; CPU time tells one that does not."""
+"""An idle worker waits in one system call; CPU time tells one that does not."""
 
 MAX_CPU_NS = 1_000_000_000
-"""A resident that has used a second in all is replaced. The kernel's own limit on its CPU
+"""A worker that has used a second in all is replaced. The kernel's own limit on its CPU
 time is set once, with this allowance, so it is never far above one run's."""
 
 MAX_ATTEMPTS = 3
@@ -57,7 +57,7 @@ expression by itself."""
 
 @dataclass(frozen=True, slots=True)
 class Checkout:
-    """A child as the guest hands it over."""
+    """A child, as the guest hands it over."""
 
     id: int
     pid: int
@@ -66,20 +66,20 @@ class Checkout:
 
 
 class CheckoutSource(Protocol):
-    """What a resident's table needs of a guest."""
+    """The guest, as the source of children."""
 
-    async def borrow(self, memory_bytes: int, cpu_s: float) -> Checkout | None:
-        """A sealed and limited child; None where the guest is lost."""
+    async def check_out(self, memory_bytes: int, cpu_s: float) -> Checkout | None:
+        """A sealed and limited child; None if the guest is lost."""
         ...
 
-    def end_loan(self, loan_id: int) -> None:
-        """Kill a lent child. Its ending is told when the kernel has confirmed it."""
+    def end_checkout(self, checkout_id: int) -> None:
+        """Kill a checked-out child. Its ending is reported when the kernel has confirmed it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StickyWorkerSettings:
-    """How many, and for how long (DESIGN, "One guest, several walls")."""
+    """How many there are, and for how long."""
 
     most: int = 8
     uses: int = 1000
@@ -90,119 +90,121 @@ DEFAULT_RULES = StickyWorkerSettings()
 
 
 class StickyWorkers:
-    """The residents of one guest, the least recently used first."""
+    """The workers of one guest, the least recently used first."""
 
-    def __init__(self, lender: CheckoutSource, rules: StickyWorkerSettings) -> None:
-        self._lender = lender
+    def __init__(self, source: CheckoutSource, rules: StickyWorkerSettings) -> None:
+        self._source = source
         self._rules = rules
         self._by_key: OrderedDict[str, StickyWorker] = OrderedDict()
-        self._by_loan: dict[int, StickyWorker] = {}
+        self._by_checkout: dict[int, StickyWorker] = {}
         self._sweep: asyncio.TimerHandle | None = None
         self._can_spin = len(os.sched_getaffinity(0)) > 1
 
     async def run(self, key: str, request: bytes, limits: Limits) -> RunEnding:
-        """One run in the key's resident, which is made where there is none.
+        """One run in the key's worker, which is made if there is none.
 
-        `request` is one frame of at most `MAX_REQUEST_BYTES`. Nobody else may run for this
+        `request` is one frame of at most `MAX_REQUEST_BYTES`. Nothing else may run for this
         key meanwhile. Cancelling it ends the program inside before it raises.
         """
         for _ in range(MAX_ATTEMPTS):
-            resident = await self._resident_for(key, limits)
-            if resident is None:
+            worker = await self._worker_for(key, limits)
+            if worker is None:
                 continue
             busy = any(other.is_busy for other in self._by_key.values())
             try:
-                ending = await resident.run(
+                ending = await worker.run(
                     request, limits, spin_s=SPIN_S if self._can_spin and not busy else 0.0
                 )
             finally:
-                if not resident.is_fit or resident.uses >= self._rules.uses:
-                    self._retire(resident)
+                if not worker.is_fit or worker.uses >= self._rules.uses:
+                    self._retire(worker)
             if ending is not None:
                 return ending
         return RunEnding(EndedBy.SANDBOX_LOST, "resident")
 
     def on_ended(self, ending: GuestEnding) -> bool:
-        """The guest says that a child is dead; False where it was no resident."""
-        resident = self._by_loan.pop(ending.id, None)
-        if resident is None:
+        """The guest reports that a child is dead. False if it was not a sticky worker."""
+        worker = self._by_checkout.pop(ending.id, None)
+        if worker is None:
             return False
-        self._forget(resident)
-        resident.bury(ending)
+        self._forget(worker)
+        worker.bury(ending)
         return True
 
     def lose_all(self) -> None:
         """The guest is gone, and with it every child."""
         if self._sweep is not None:
             self._sweep.cancel()
-        for resident in self._by_loan.values():
-            resident.bury(None)
-        self._by_loan.clear()
+        for worker in self._by_checkout.values():
+            worker.bury(None)
+        self._by_checkout.clear()
         self._by_key.clear()
 
-    async def _resident_for(self, key: str, limits: Limits) -> StickyWorker | None:
+    async def _worker_for(self, key: str, limits: Limits) -> StickyWorker | None:
         assert limits.memory_mb is not None
-        resident = self._by_key.get(key)
-        if resident is not None:
-            if self._is_fit(resident, limits):
+        worker = self._by_key.get(key)
+        if worker is not None:
+            if self._is_fit(worker, limits):
                 self._by_key.move_to_end(key)
-                return resident
-            self._retire(resident)
+                return worker
+            self._retire(worker)
         self._make_room()
-        loan = await self._lender.borrow(limits.memory_mb << 20, limits.cpu_s + MAX_CPU_NS / 1e9)
-        return None if loan is None else self._take(key, loan, limits)
+        checkout = await self._source.check_out(
+            limits.memory_mb << 20, limits.cpu_s + MAX_CPU_NS / 1e9
+        )
+        return None if checkout is None else self._take(key, checkout, limits)
 
-    def _take(self, key: str, loan: Checkout, limits: Limits) -> StickyWorker:
-        resident = StickyWorker(loan, key, limits, self._lender.end_loan)
-        self._by_key[key] = self._by_loan[loan.id] = resident
+    def _take(self, key: str, checkout: Checkout, limits: Limits) -> StickyWorker:
+        worker = StickyWorker(checkout, key, limits, self._source.end_checkout)
+        self._by_key[key] = self._by_checkout[checkout.id] = worker
         if self._sweep is None:
             self._sweep = asyncio.get_running_loop().call_later(self._look_s, self._look)
-        return resident
+        return worker
 
-    def _is_fit(self, resident: StickyWorker, limits: Limits) -> bool:
+    def _is_fit(self, worker: StickyWorker, limits: Limits) -> bool:
         return (
-            resident.is_fit
-            and resident.memory_mb == limits.memory_mb
-            and resident.cpu_s >= limits.cpu_s
-            and resident.was_idle()
+            worker.is_fit
+            and worker.memory_mb == limits.memory_mb
+            and worker.cpu_s >= limits.cpu_s
+            and worker.was_idle()
         )
 
     def _make_room(self) -> None:
-        """Let the least recently used idle one go where there are too many."""
+        """Retire the least recently used idle worker if there are too many."""
         while len(self._by_key) >= self._rules.most:
             idle = next((r for r in self._by_key.values() if not r.is_busy), None)
             if idle is None:
                 return
             self._retire(idle)
 
-    def _retire(self, resident: StickyWorker) -> None:
-        self._forget(resident)
-        resident.stop(EndedBy.CANCELLED)
+    def _retire(self, worker: StickyWorker) -> None:
+        self._forget(worker)
+        worker.stop(EndedBy.CANCELLED)
 
-    def _forget(self, resident: StickyWorker) -> None:
-        if self._by_key.get(resident.key) is resident:
-            del self._by_key[resident.key]
+    def _forget(self, worker: StickyWorker) -> None:
+        if self._by_key.get(worker.key) is worker:
+            del self._by_key[worker.key]
 
     @property
     def _look_s(self) -> float:
         return min(LOOK_EVERY_S, self._rules.idle_s)
 
     def _look(self) -> None:
-        """A resident may not stay for ever, nor compute after its answer was accepted."""
+        """A worker may not stay for ever, nor compute after its answer was accepted."""
         oldest = time.monotonic() - self._rules.idle_s
-        for resident in list(self._by_key.values()):
-            if not resident.is_busy and (resident.idle_since < oldest or not resident.was_idle()):
-                self._retire(resident)
+        for worker in list(self._by_key.values()):
+            if not worker.is_busy and (worker.idle_since < oldest or not worker.was_idle()):
+                self._retire(worker)
         self._sweep = None
         if self._by_key:
             self._sweep = asyncio.get_running_loop().call_later(self._look_s, self._look)
 
 
 class StickyWorker:
-    """One lent child, and the run in it."""
+    """One checked-out child, and the run in it."""
 
     def __init__(
-        self, loan: Checkout, key: str, limits: Limits, end_loan: Callable[[int], None]
+        self, checkout: Checkout, key: str, limits: Limits, end_checkout: Callable[[int], None]
     ) -> None:
         self.key = key
         self.memory_mb = limits.memory_mb
@@ -210,9 +212,9 @@ class StickyWorker:
         self.uses = 0
         self.is_fit = True
         self.idle_since = time.monotonic()
-        self._loan = loan
-        self._end_loan = end_loan
-        self._cpu_clock = (~loan.pid << 3) | 2  # *Source*: clock_getcpuclockid(3)
+        self._checkout = checkout
+        self._end_checkout = end_checkout
+        self._cpu_clock = (~checkout.pid << 3) | 2  # *Source*: clock_getcpuclockid(3)
         self._idle_cpu_ns = self._first_cpu_ns = self._cpu_ns()
         self._limits = limits
         self._decoder = framing.Decoder(0, MAX_REPLY_DEPTH)
@@ -220,7 +222,7 @@ class StickyWorker:
         self._stopped_for: EndedBy | None = None
         self._cpu_watch: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(loan.reply_fd, self._on_readable)
+        self._loop.add_reader(checkout.reply_fd, self._on_readable)
 
     @property
     def is_busy(self) -> bool:
@@ -270,15 +272,15 @@ class StickyWorker:
         self.is_fit = False
         if self._stopped_for is None:
             self._stopped_for = reason
-            self._end_loan(self._loan.id)
+            self._end_checkout(self._checkout.id)
 
     def bury(self, ending: GuestEnding | None) -> None:
         """The child is dead (None: with its guest): read its last words, let go of its pipes."""
         self.is_fit = False
         if ending is not None:
             self._on_readable()
-        self._loop.remove_reader(self._loan.reply_fd)
-        for descriptor in (self._loan.request_fd, self._loan.reply_fd):
+        self._loop.remove_reader(self._checkout.reply_fd)
+        for descriptor in (self._checkout.request_fd, self._checkout.reply_fd):
             os.close(descriptor)
         if self._answer is None or self._answer.done():
             return
@@ -300,7 +302,7 @@ class StickyWorker:
 
     def _send(self, request: bytes) -> bool:
         try:
-            written = os.write(self._loan.request_fd, request)
+            written = os.write(self._checkout.request_fd, request)
         except BrokenPipeError:
             self.is_fit = False
             return False
@@ -312,11 +314,11 @@ class StickyWorker:
 
     def _on_readable(self) -> None:
         try:
-            chunk = os.read(self._loan.reply_fd, CHUNK_BYTES)
+            chunk = os.read(self._checkout.reply_fd, CHUNK_BYTES)
         except BlockingIOError:
             return
-        if not chunk:  # what it means is told by its exit status
-            self._loop.remove_reader(self._loan.reply_fd)
+        if not chunk:  # the exit status will say why
+            self._loop.remove_reader(self._checkout.reply_fd)
             return
         try:
             replies = self._decoder.feed(chunk)
@@ -332,7 +334,7 @@ class StickyWorker:
     def _on_reply(self, reply: JsonObject) -> None:
         answer = self._answer
         if answer is None or answer.done():
-            self.stop(EndedBy.SANDBOX_LOST)  # nobody asked: it is not the program that we know
+            self.stop(EndedBy.SANDBOX_LOST)  # an unrequested reply: it is not our program
             return
         if self._stopped_for is not None:
             return
@@ -343,7 +345,7 @@ class StickyWorker:
             cpu_ms=(now_ns - self._idle_cpu_ns) / 1e6,
             output_bytes=self._decoder.last_size,
         )
-        # Fit or not is decided here, before anybody else can ask.
+        # Decided here, before another call can use it.
         self.is_fit = ending.ended_by is EndedBy.OK and now_ns - self._first_cpu_ns < MAX_CPU_NS
         answer.set_result(ending)
 
@@ -371,7 +373,7 @@ class StickyWorker:
     async def _look_for(self, answer: asyncio.Future[RunEnding], seconds: float) -> None:
         """Look for the answer instead of letting the event loop sleep.
 
-        In short turns: in between, the loop sees to everybody else's events.
+        In short turns, so that the loop handles other events in between.
         """
         now = time.monotonic()
         give_up = now + seconds

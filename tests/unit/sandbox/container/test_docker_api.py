@@ -1,4 +1,4 @@
-"""Blocking calls: answered by the deadline, in a bounded number of threads."""
+"""Blocking calls: answered by the deadline, in a bounded number of threads; no TLS."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 import anyio
 import pytest
 
-from fumehood.sandbox.container.docker_api import BoundedThreads
+from fumehood.sandbox.container.docker_api import BoundedThreads, Docker, DockerNotSupported
 
 pytestmark = pytest.mark.anyio
 
@@ -54,3 +54,20 @@ async def test_cancelled_call_gives_its_thread_back_when_it_ends() -> None:
         await threads.run(lambda: release.wait(20), 20)
     release.set()
     assert await threads.run(lambda: 4, 20) == 4
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"DOCKER_HOST": "https://docker.example:2376"},
+        {"DOCKER_HOST": "tcp://docker.example:2376", "DOCKER_TLS_VERIFY": "1"},
+        {"DOCKER_HOST": "ssh://docker.example"},
+    ],
+    ids=["https", "tls", "ssh"],
+)
+async def test_engine_refuses_a_docker_whose_streams_it_cannot_have(
+    environment: dict[str, str],
+) -> None:
+    """The channel to a guest is the socket itself, which must not be encrypted."""
+    with pytest.raises(DockerNotSupported):
+        await Docker(environment).info()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from fumehood.sandbox.images.errors import trouble_in
+from fumehood.sandbox.images.errors import build_error
 
 
 @pytest.mark.parametrize(
-    ("said", "found", "cure"),
+    ("said", "found", "remedy"),
     [
         ("tar: write error: No space left on device", "no disk space", "Make room"),
         (
@@ -21,17 +21,17 @@ from fumehood.sandbox.images.errors import trouble_in
         ("mmdebstrap: /tmp is mounted with nodev", "temporary files", "TMPDIR"),
     ],
 )
-def test_known_troubles_come_with_their_cure(said: str, found: str, cure: str) -> None:
-    trouble = trouble_in("It failed", ["I: running", said, "I: done"])
-    assert found in trouble.found
-    assert cure in trouble.cure
+def test_known_troubles_come_with_their_cure(said: str, found: str, remedy: str) -> None:
+    error = build_error("It failed", ["I: running", said, "I: done"])
+    assert found in error.found
+    assert remedy in error.remedy
 
 
 def test_unknown_trouble_shows_what_was_said_last() -> None:
-    trouble = trouble_in("It failed", [*(f"line {n}" for n in range(9)), "", "dpkg: error 7"])
-    assert "dpkg: error 7" in trouble.found
-    assert "line 4" not in trouble.found
+    error = build_error("It failed", [*(f"line {n}" for n in range(9)), "", "dpkg: error 7"])
+    assert "dpkg: error 7" in error.found
+    assert "line 4" not in error.found
 
 
 def test_a_program_that_says_nothing_is_reported_too() -> None:
-    assert "said nothing" in trouble_in("It failed", []).found
+    assert "printed nothing" in build_error("It failed", []).found

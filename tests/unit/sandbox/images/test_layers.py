@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fumehood.sandbox.images import layers
-from fumehood.sandbox.images.errors import ImageTrouble
-from fumehood.sandbox.images.layers import PATH_FILE, write_site
+from fumehood.sandbox.images import build
+from fumehood.sandbox.images.build import PATH_FILE, write_site
+from fumehood.sandbox.images.errors import ImageBuildError
 from support.wheels import write_wheel
 
 SITE = "opt/fumehood/site"
@@ -75,7 +75,7 @@ def test_tests_of_the_large_packages_are_left_out_and_of_others_kept(tmp_path: P
 )
 def test_file_outside_of_its_folder_is_refused(tmp_path: Path, path: str) -> None:
     wheel = write_wheel(tmp_path, "tool", files={path: "x"})
-    with pytest.raises(ImageTrouble, match="no file below its own folder"):
+    with pytest.raises(ImageBuildError, match="no file below its own folder"):
         write_site([wheel], "", tmp_path / "site.tar")
 
 
@@ -86,7 +86,7 @@ def test_link_and_special_file_are_refused(tmp_path: Path, kind: int) -> None:
         member = zipfile.ZipInfo("link")
         member.external_attr = (kind | 0o777) << 16
         archive.writestr(member, "/etc/passwd")
-    with pytest.raises(ImageTrouble, match="'link'"):
+    with pytest.raises(ImageBuildError, match="'link'"):
         write_site([wheel], "", tmp_path / "site.tar")
 
 
@@ -105,14 +105,14 @@ def test_more_than_an_image_takes_is_refused(
 ) -> None:
     wheel = write_wheel(tmp_path, "tool", files={"big": "x" * 1000})
     write_site([wheel], "", tmp_path / "site.tar")
-    monkeypatch.setattr(layers, "MAX_SITE_BYTES", 1000)
-    with pytest.raises(ImageTrouble, match="unpack to more than"):
+    monkeypatch.setattr(build, "MAX_SITE_BYTES", 1000)
+    with pytest.raises(ImageBuildError, match="unpack to more than"):
         write_site([wheel], "", tmp_path / "site.tar")
 
 
 def test_what_is_no_wheel_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a-1-py3-none-any.whl").write_bytes(b"not a zip file")
-    with pytest.raises(ImageTrouble, match="cannot be unpacked"):
+    with pytest.raises(ImageBuildError, match="cannot be unpacked"):
         write_site([tmp_path / "a-1-py3-none-any.whl"], "", tmp_path / "site.tar")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from docker.errors import APIError
 
-from fumehood.sandbox.images.leftovers import KEPT_S, idle_roots, remove_unused, useless
+from fumehood.sandbox.images.catalog import KEPT_S, idle_roots, remove_unused, useless
 from fumehood.sandbox.images.recipe import guest_digest, read_recipe
 from support.docker_images import ListedImages, image_row
 

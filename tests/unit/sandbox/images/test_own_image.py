@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from fumehood.sandbox.images import own_image
-from fumehood.sandbox.images.errors import ImageTrouble
+from fumehood.sandbox.images.errors import ImageBuildError
 from fumehood.sandbox.images.lock import Lock, Pinned
-from fumehood.sandbox.images.own_image import ImageRequest, check_wish, make_aside, publish
+from fumehood.sandbox.images.own_image import ImageRequest, check_request, make_aside, publish
 from fumehood.sandbox.images.recipe import WrongRecipe, read_recipe
 
 LOCK = Lock((Pinned("tool", "1.0", ("a" * 64,)),))
@@ -75,8 +75,8 @@ def test_wish_that_cannot_be_fulfilled_is_refused_before_anything_is_made(
     tmp_path: Path, wish: ImageRequest, words: str
 ) -> None:
     with pytest.raises(WrongRecipe, match=words):
-        check_wish(wish, tmp_path / "images")
-    check_wish(ImageRequest("mine", "tool"), tmp_path / "images")
+        check_request(wish, tmp_path / "images")
+    check_request(ImageRequest("mine", "tool"), tmp_path / "images")
     assert not (tmp_path / "images").exists()
 
 
@@ -90,8 +90,8 @@ def test_image_that_is_there_is_replaced_only_when_that_is_meant(
     )
     make(first, home)
     with pytest.raises(WrongRecipe, match="already: --replace"):
-        check_wish(second, home)
-    check_wish(second, home, replace=True)
+        check_request(second, home)
+    check_request(second, home, replace=True)
     folder = make(second, home)
     assert (folder / "requirements.in").read_text() == "other\n"
     assert sorted(entry.name for entry in home.iterdir()) == ["mine"]
@@ -111,10 +111,10 @@ def test_what_is_broken_off_leaves_no_folder_and_the_old_one_stays(
     assert (home / "mine/requirements.in").read_text() == "tool\n"
 
     def away(*_: object) -> Lock:
-        raise ImageTrouble("The index is away.", "Wait.")
+        raise ImageBuildError("The index is away.", "Wait.")
 
     monkeypatch.setattr(own_image, "resolve", away)
-    with pytest.raises(ImageTrouble):
+    with pytest.raises(ImageBuildError):
         make(ImageRequest("mine", "third", (), "python"), home)
     assert [entry.name for entry in home.iterdir()] == ["mine"]
 

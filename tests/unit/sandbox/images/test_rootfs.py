@@ -1,4 +1,4 @@
-"""Making a root file system: refused with the cure where it cannot be, and broken off cleanly."""
+"""Making a root file system: refused with the remedy where it cannot be, and broken off cleanly."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fumehood.sandbox.images import rootfs
-from fumehood.sandbox.images.errors import ImageTrouble
+from fumehood.sandbox.images.errors import ImageBuildError
 from fumehood.sandbox.images.recipe import read_recipe
 
 FAKE = """#!/bin/sh
@@ -45,7 +45,7 @@ def test_steps_are_told_as_they_come_and_the_folder_decides_the_command(
 
 def test_failure_says_what_was_said_last(fake: Path, tmp_path: Path) -> None:
     fake.write_text(FAKE.format(then="echo 'E: Temporary failure resolving mirror' >&2; exit 25"))
-    with pytest.raises(ImageTrouble, match="cannot be reached"):
+    with pytest.raises(ImageBuildError, match="cannot be reached"):
         rootfs.make_root(read_recipe("python"), tmp_path / "root.tar", lambda _: None)
 
 
@@ -54,7 +54,7 @@ def test_one_that_never_ends_is_ended(
 ) -> None:
     monkeypatch.setattr(rootfs, "DEADLINE_S", 0.2)
     fake.write_text(FAKE.format(then="exec sleep 600"))
-    with pytest.raises(ImageTrouble, match="took longer"):
+    with pytest.raises(ImageBuildError, match="took longer"):
         rootfs.make_root(read_recipe("python"), tmp_path / "root.tar", lambda _: None)
 
 
@@ -78,9 +78,9 @@ def test_without_root_the_other_way_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(ImageTrouble, match="needs root") as trouble:
+    with pytest.raises(ImageBuildError, match="needs root") as error:
         rootfs.make_root(read_recipe("python"), tmp_path / "root.tar", lambda _: None)
-    assert "--base" in trouble.value.cure
+    assert "--base" in error.value.remedy
 
 
 def test_without_mmdebstrap_its_package_is_named(
@@ -88,6 +88,6 @@ def test_without_mmdebstrap_its_package_is_named(
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    with pytest.raises(ImageTrouble, match="mmdebstrap is not installed") as trouble:
+    with pytest.raises(ImageBuildError, match="mmdebstrap is not installed") as error:
         rootfs.make_root(read_recipe("python"), tmp_path / "root.tar", lambda _: None)
-    assert "apt-get install mmdebstrap" in trouble.value.cure
+    assert "apt-get install mmdebstrap" in error.value.remedy

@@ -1,0 +1,380 @@
+"""The walls made of processes: one class for both, the interpreter and the jail.
+
+Host side, between the executors and `channel`. Each wall has one guest, which serves all trust
+domains. A guest that dies is replaced at once, more slowly if it does not last; calls that waited
+go to the new one, and only what was running in the old one is lost. Invariants: nothing runs in a
+guest that lacks a required limit; a call that must be fresh, and every call in the jail, gets a
+process that has run nothing before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import ClassVar, Self
+
+import anyio
+import anyio.abc
+
+from fumehood.core.errors import SandboxUnavailable
+from fumehood.core.identity import TrustDomain
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import PROCESS_WALL_LIMITS, Limit, Limits, WallLimits
+from fumehood.sandbox.process.channel import GuestFailed, GuestProcess, guest_command
+from fumehood.sandbox.process.settings import InterpreterSettings, JailSettings
+from fumehood.sandbox.process.slots import Slots
+from fumehood.sandbox.process.sticky_workers import DEFAULT_RULES, StickyWorkerSettings
+from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
+
+RESTART_PAUSE_S = (0.0, 0.1, 0.5, 2.0)
+"""Pauses before a new guest, by how many guests in a row did not last a second."""
+
+STABLE_S = 1.0
+GUEST_PATIENCE_S = 10.0
+STICKY_PATIENCE_S = 0.02
+"""How long a call waits for its domain's sticky worker before it takes a fresh process instead."""
+
+ENGINE = str(Path(__file__).parents[3])
+"""The import path of the engine."""
+
+OnEvent = Callable[[str, JsonObject], None]
+
+
+class ProcessWall:
+    """Slots in one guest, which is always running. An asynchronous context manager: entering it
+    starts the guest and waits, bounded.
+    """
+
+    name: ClassVar[str]
+    remedy: ClassVar[str]
+    max_running: ClassVar[int]
+    is_sticky: ClassVar[bool]
+    """Whether a trust domain's calls may share a process."""
+
+    required = PROCESS_WALL_LIMITS
+    heals = True
+
+    def __init__(
+        self,
+        limits: WallLimits,
+        command: Sequence[str],
+        on_event: OnEvent,
+        sticky: StickyWorkerSettings = DEFAULT_RULES,
+    ) -> None:
+        self.limits = limits
+        self.slots = Slots(self.max_running, f"the {self.name}")
+        self.faults: tuple[str, ...] = ()
+        """Why the last guest could not serve, in its own words. For the operator."""
+        self._command = list(command)
+        self._on_event = on_event
+        self._sticky = sticky
+        self._guest: GuestProcess | None = None
+        self._changed = anyio.Event()
+        self._stack = AsyncExitStack()
+        self._stopping = False
+        self._turns: dict[str, _Turn] = {}
+
+    async def __aenter__(self) -> Self:
+        group = await self._stack.enter_async_context(anyio.create_task_group())
+        self._stack.callback(group.cancel_scope.cancel)
+        group.start_soon(self._keep_a_guest)
+        with anyio.move_on_after(GUEST_PATIENCE_S):
+            while not self._has_guest() and not self.faults:
+                await self._changed.wait()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._stopping = True
+        await self._stack.aclose()
+
+    @property
+    def enforced(self) -> frozenset[Limit]:
+        """The limits that the running guest was seen to enforce; the last one's during a start."""
+        if self._guest is not None:
+            return self._guest.enforced
+        return frozenset() if self.faults else self.required
+
+    @property
+    def guest_pid(self) -> int | None:
+        """Process id of the running guest's supervisor."""
+        return self._guest.pid if self._guest is not None else None
+
+    def lease(
+        self,
+        domain: TrustDomain,
+        *,
+        fresh: bool,
+        memory_mb: int | None = None,
+        language: str | None = None,
+    ) -> ProcessLease:
+        """A slot, and the domain's sticky worker if the wall has any and it is free soon."""
+        key = domain.key if self.is_sticky and not fresh else None
+        return ProcessLease(self, domain.principal_id, key)
+
+    async def running(self) -> GuestProcess:
+        """The guest that serves now; waits, bounded, for one that is being started.
+
+        Raises:
+            SandboxUnavailable: there is none, or it lacks a required limit.
+        """
+        if not self._has_guest():
+            with anyio.move_on_after(GUEST_PATIENCE_S):
+                while not self._has_guest() and not self._stopping:
+                    await self._changed.wait()
+        if self._guest is None or self._guest.dead.is_set():
+            raise SandboxUnavailable(
+                f"The {self.name} could not be started. Run `fumehood doctor` to see why.",
+                retry_after_ms=1000,
+            )
+        if self.required - self._guest.enforced:  # it started after `admit` had looked
+            raise SandboxUnavailable(f"The {self.name} lost a defence. {self.remedy}")
+        return self._guest
+
+    async def take_turn(self, key: str) -> _Turn | None:
+        """The domain's turn, or None if its sticky worker is busy for longer than a moment."""
+        turn = self._turns.setdefault(key, _Turn())
+        turn.users += 1
+        if turn.users == 1:  # the lock is free, so this does not wait
+            await turn.lock.acquire()
+            return turn
+        taken = False
+        try:
+            with anyio.move_on_after(STICKY_PATIENCE_S):
+                await turn.lock.acquire()
+                taken = True
+        finally:
+            if not taken:
+                self._forget_turn(key, turn)
+        return turn if taken else None
+
+    def leave_turn(self, key: str, turn: _Turn) -> None:
+        """Let the domain's next call have the sticky worker."""
+        turn.lock.release()
+        self._forget_turn(key, turn)
+
+    def _forget_turn(self, key: str, turn: _Turn) -> None:
+        turn.users -= 1
+        if turn.users == 0:
+            self._turns.pop(key, None)
+
+    def _has_guest(self) -> bool:
+        return self._guest is not None and not self._guest.dead.is_set()
+
+    async def _keep_a_guest(self) -> None:
+        """Start a guest, wait for its end, start the next; slower if they do not last."""
+        short_lives = 0
+        while True:
+            await anyio.sleep(RESTART_PAUSE_S[min(short_lives, len(RESTART_PAUSE_S) - 1)])
+            started = time.monotonic()
+            try:
+                guest = await GuestProcess.start(self._command, self._sticky)
+            except GuestFailed as failure:
+                self.faults = (str(failure),)
+                self._tell("guest.lost", {"why": list(self.faults)})
+                self._announce(None)
+                short_lives += 1
+                continue
+            self.faults = guest.faults
+            if guest.faults:
+                self._tell("guest.lost", {"pid": guest.pid, "why": list(guest.faults)})
+                await guest.stop()
+                self._announce(None)
+                short_lives += 1
+                continue
+            self._announce(guest)
+            self._tell("guest.ready", {"pid": guest.pid})
+            try:
+                await guest.dead.wait()
+            finally:
+                self._announce(None)
+                await guest.stop()
+                why = list(guest.faults) or ["it ended"]
+                if not self._stopping:
+                    self._tell("guest.lost", {"pid": guest.pid, "why": why})
+            short_lives = 0 if time.monotonic() - started > STABLE_S else short_lives + 1
+
+    def _tell(self, event: str, values: JsonObject) -> None:
+        self._on_event(event, {"wall": self.name, **values})
+
+    def _announce(self, guest: GuestProcess | None) -> None:
+        self._guest = guest
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+
+
+class _Turn:
+    """The right to use one domain's sticky worker."""
+
+    __slots__ = ("lock", "users")
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()  # used by every expression: the cheapest kind
+        self.users = 0
+
+
+class ProcessLease:
+    """One slot. A class and not a generator: every expression uses it."""
+
+    __slots__ = ("_guest", "_key", "_principal_id", "_turn", "_wall", "queue_ms")
+
+    def __init__(self, wall: ProcessWall, principal_id: str, key: str | None) -> None:
+        self._wall = wall
+        self._principal_id = principal_id
+        self._key = key
+        self._turn: _Turn | None = None
+        self._guest: GuestProcess | None = None
+        self.queue_ms = 0.0
+
+    async def __aenter__(self) -> Self:
+        asked = time.monotonic()
+        await self._wall.slots.take(self, self._principal_id)
+        try:
+            if self._key is not None:
+                self._turn = await self._wall.take_turn(self._key)
+            self._guest = await self._wall.running()
+        except BaseException:
+            self._leave()
+            raise
+        self.queue_ms = (time.monotonic() - asked) * 1e3
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._leave()
+
+    async def run(
+        self,
+        program: str,
+        arguments: JsonObject,
+        limits: Limits,
+        sinks: RunSinks = NO_SINKS,
+    ) -> RunEnding:
+        """Run one program in the guest: in the sticky worker if this lease has the turn."""
+        assert self._guest is not None
+        key = self._key if self._turn is not None else None
+        return await self._guest.run(key, program, arguments, limits, sinks.progress)
+
+    def _leave(self) -> None:
+        if self._turn is not None and self._key is not None:
+            self._wall.leave_turn(self._key, self._turn)
+        self._wall.slots.leave(self, self._principal_id)
+
+
+# -- the interpreter: expressions and short programs behind a filter -----------------------
+
+INTERPRETER_LIMITS = InterpreterSettings().limits
+"""Unless others are configured."""
+
+INTERPRETER_SPARES = 2
+"""Children that stand ready. One is not enough where programs come one after the other: each
+needs a new child, and making one takes longer than running a short program."""
+
+INTERPRETER_LIBRARIES = ("asteval", "RestrictedPython")
+"""What the guest needs besides the standard library."""
+
+
+class InterpreterWall(ProcessWall):
+    """Slots for expressions and programs."""
+
+    name = "interpreter"
+    remedy = "The kernel must offer seccomp filters (CONFIG_SECCOMP_FILTER) and /proc."
+    max_running = 16
+    is_sticky = True
+
+    def __init__(
+        self,
+        limits: WallLimits = INTERPRETER_LIMITS,
+        command: Sequence[str] | None = None,
+        sticky: StickyWorkerSettings = DEFAULT_RULES,
+        on_event: OnEvent = lambda event, values: None,
+    ) -> None:
+        super().__init__(limits, command or interpreter_command(), on_event, sticky)
+
+
+def interpreter_command() -> list[str]:
+    """How to start the interpreter's guest, with the import paths that it needs."""
+    paths = [ENGINE, *map(_directory_of, INTERPRETER_LIBRARIES)]
+    return guest_command({"import_paths": list(dict.fromkeys(paths)), "spares": INTERPRETER_SPARES})
+
+
+# -- the jail: sandboxed functions, which see their own files only -------------------------
+
+JAIL_LIMITS = JailSettings().limits
+"""Unless others are configured."""
+
+JAIL_SPARES = 1
+
+SYSTEM_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache",
+                    "/usr/share/zoneinfo")  # fmt: skip
+"""What extension modules are linked with, and the world's time zones (not the host's own)."""
+
+LIBRARY_DIRECTORIES = ("site-packages", "dist-packages")
+
+
+class JailWall(ProcessWall):
+    """Slots for sandboxed functions, each in a fresh child.
+
+    The files that a child may read are decided before it runs a line of a tool: the interpreter,
+    its libraries, and the import path of the function. `tool_paths` are the import paths of all
+    functions that will ever be asked for; a function that is sent as source has none. Without
+    Landlock there is no jail, and these tools alone are refused.
+    """
+
+    name = "jail"
+    remedy = (
+        "The kernel must offer Landlock (Linux 5.13 or newer, CONFIG_SECURITY_LANDLOCK, and "
+        "'landlock' in the boot parameter lsm= where that is set), seccomp filters and /proc."
+    )
+    max_running = 8
+    is_sticky = False
+
+    def __init__(
+        self,
+        tool_paths: Iterable[str] = (),
+        limits: WallLimits = JAIL_LIMITS,
+        command: Sequence[str] | None = None,
+        on_event: OnEvent = lambda event, values: None,
+    ) -> None:
+        super().__init__(limits, command or jail_command(tool_paths), on_event)
+
+
+def jail_command(tool_paths: Iterable[str]) -> list[str]:
+    """How to start the jail's guest: what it may import, and what its children may see."""
+    packages = library_directories()
+    libraries = [
+        *SYSTEM_LIBRARIES,
+        sysconfig.get_path("stdlib"),
+        sysconfig.get_path("platstdlib"),
+        str(Path(sys.base_prefix) / "lib"),
+        *packages,
+    ]
+    return guest_command(
+        {
+            "wall": "jail",
+            "import_paths": packages,
+            "libraries": list(dict.fromkeys(libraries)),
+            "tool_paths": sorted(filter(None, set(tool_paths))),
+            "spares": JAIL_SPARES,
+        }
+    )
+
+
+def library_directories() -> list[str]:
+    """Where installed packages lie, in the order in which this process looks for them."""
+    paths = map(Path, sys.path)
+    named = [str(path) for path in paths if path.name in LIBRARY_DIRECTORIES]
+    directories = [ENGINE, _directory_of("pydantic"), *named]
+    return [entry for entry in dict.fromkeys(directories) if Path(entry).is_dir()]
+
+
+def _directory_of(library: str) -> str:
+    """The import path of an installed library. Raises SandboxUnavailable."""
+    found = importlib.util.find_spec(library)
+    if found is None or found.origin is None:
+        raise SandboxUnavailable(f"{library} is not installed.", retryable=False)
+    return str(Path(found.origin).parents[1])
