@@ -69,6 +69,26 @@ def test_call_over_its_budget_is_refused_and_told_what_is_left(start_daemon: Sta
     assert refused.body["metadata"]["usage"]["cost"] == "0.000000"
 
 
+def test_tokens_and_budgets_of_some_tools(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(
+        **budgets({"name": "b", "tokens": 40, "tools": ["calc*"]}, {"name": "c", "calls": 0,
+                                                                   "tools": ["run_*"]})
+    )  # fmt: skip
+    with Client(daemon.socket) as client:
+        first = client.call("calculator", SUM)
+        usage = first.metadata.usage
+        assert standing(client).spent == usage.input_tokens + usage.output_tokens
+        refused = client.call("run_restricted_python", {"code": "1"})
+        assert refused.error is not None
+        assert refused.error.code == "QUOTA_EXCEEDED"
+        for _ in range(40):
+            last = code(client)
+            if last != "OK":
+                break
+        assert last == "QUOTA_EXCEEDED"
+        assert code(client, expression=" + ".join("1" * 99)) == "QUOTA_EXCEEDED"
+
+
 def test_budget_survives_a_stop_exactly_and_a_kill_strictly(start_daemon: StartDaemon) -> None:
     rules = budgets({"name": "b", "calls": 100})
     first = start_daemon(**rules)
