@@ -190,7 +190,7 @@ async def test_a_write_without_the_right_to_it_is_foretold(
     await files.shell(set_up)
     before = await files.state()
     found = await files.effect(write_file, **arguments)
-    assert "no right" in found.shown["would_fail"]
+    assert "Permission denied" in found.shown["would_fail"]
     done = await files.act(write_file, found.base, **arguments)
     assert done.error is not None
     assert await files.state() == before

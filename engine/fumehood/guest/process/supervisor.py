@@ -450,9 +450,9 @@ class Supervisor:
 
     def _release(self, child: Child, ended: children.Ended) -> None:
         """Release the resources of a dead child, and report the run that died with it."""
+        child.reaped = True
         self._read_last_messages(child)
         del self._children[child.pid]
-        child.reaped = True
         run, child.run = child.run, None
         doomed = child.doomed
         self._doom(child)
@@ -486,9 +486,9 @@ class Supervisor:
         child.request_fd = child.reply_fd = -1
 
     def _read_last_messages(self, child: Child) -> None:
-        """A fresh child may have answered and ended before its pipe was looked at."""
+        """A child may have answered, or named its fault, and ended before its pipe was read."""
         run = child.run
-        if run is None or run.killed_for is not None:
+        if child.sealed and (run is None or run.killed_for is not None):
             return
         if child.reply_fd in self._selector.get_map():
             self._on_child(child)
