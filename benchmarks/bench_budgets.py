@@ -60,7 +60,7 @@ async def reservations(home: Path) -> list[Line]:
 
 
 def budgets_on(database: Database, chosen: tuple[BudgetRule, ...]) -> Budgets:
-    rules = Config(budgets=chosen).budget_rules
+    rules = Config(budgets=chosen).budgets
     return Budgets(rules, CounterTable(database), SystemClock().now)
 
 
