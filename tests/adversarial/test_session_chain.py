@@ -233,6 +233,37 @@ async def test_a_stopped_process_that_is_woken_does_not_run_between_calls(
     assert value_of(await box.python("2")) == 2
 
 
+BEATS = """\
+import ctypes, os, time
+if os.fork() == 0:
+    ctypes.CDLL(None).prctl(15, {name!r}, 0, 0, 0)
+    while True:
+        open("/workspace/beat", "w").close()
+        time.sleep(0.02)
+time.sleep(0.3)
+"""
+
+
+@pytest.mark.parametrize(
+    "runtime", ["runc", pytest.param("runsc", marks=pytest.mark.needs("runsc"))]
+)
+@pytest.mark.parametrize("name", [b"twin", b"a\nUid:\t0", b"a\nState:\tZ", b"a\nPPid:\t1"])
+async def test_a_name_that_looks_like_a_line_of_the_status_spares_no_process(
+    python_image: Image, runtime: str, name: bytes
+) -> None:
+    """A process chooses its name, the first line of what the kernel shows of it."""
+    async with one_container(python_image, runtime=runtime) as box:
+        await box.python(BEATS.format(name=name))
+        after = await box.python(
+            "import os, time\n"
+            "os.remove('/workspace/beat')\n"
+            "time.sleep(0.5)\n"
+            "os.path.exists('/workspace/beat')"
+        )
+        assert value_of(after) is False
+        assert box.ended is None
+
+
 async def test_nothing_of_a_session_runs_between_its_calls(box: OneContainer) -> None:
     """A thread, a process and a process's handler that would go on for ever."""
     await box.python(

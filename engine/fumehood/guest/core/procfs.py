@@ -10,6 +10,9 @@ import os
 STATUS_BYTES = 16384
 """More than the kernel writes about a process with a thousand groups."""
 
+STATE = b"\nState:"
+"""The first field that every kernel writes after the name."""
+
 
 def peak_bytes(pid: int) -> int | None:
     """Largest resident memory of the process so far, as the kernel counted it."""
@@ -40,24 +43,25 @@ def own_filters() -> int | None:
 
 
 def status(pid: int | str) -> bytes:
-    """All that the kernel shows of a process; nothing if it is gone."""
+    """All that the kernel shows of a process from its state on; nothing if it is gone.
+
+    Before that comes the name, which the process chooses: gVisor does not escape line ends in it,
+    so it may look like any other field.
+    """
     try:
         # Not `open()`, whose layers cost three times as much: this is asked for every call.
         file = os.open(f"/proc/{pid}/status", os.O_RDONLY)
         try:
-            return os.read(file, STATUS_BYTES)
+            _, state, rest = os.read(file, STATUS_BYTES).rpartition(STATE)
         finally:
             os.close(file)
     except OSError:
         return b""
+    return state + rest if state else b""
 
 
 def field(shown: bytes, name: bytes) -> bytes | None:
-    """One field of a status; None if it is not there.
-
-    Its name is at the start of a line. A process chooses the name in the first line, but the kernel
-    escapes line ends in it.
-    """
+    """One field of a status; None if it is not there."""
     _, found, rest = shown.partition(b"\n" + name + b":")
     return rest.partition(b"\n")[0].strip() if found else None
 
