@@ -111,6 +111,36 @@ async def test_a_program_waits_for_the_threads_that_it_would_wait_for(box: OneCo
     assert value_of(await box.python("done")) == "yes"
 
 
+@pytest.mark.parametrize("kind", ["BufferedWriter", "BufferedRandom"])
+async def test_a_file_that_a_thread_was_writing_does_not_keep_the_next_call_waiting(
+    box: OneContainer, kind: str
+) -> None:
+    """Some thread holds the file's lock nearly all the time, so the copy is made while it does."""
+    await box.python(
+        "import io, sys, _thread, time\n"
+        "class Slow(io.FileIO):\n"
+        "    def write(self, data):\n"
+        "        time.sleep(0.005)\n"
+        "        return super().write(data)\n"
+        "open('f', 'w').write('one\\ntwo\\n')\n"
+        "beside = open('f', 'r+b')\n"
+        "beside.readline()\n"
+        f"file = io.{kind}(Slow('slow', 'w+'))\n"
+        "def work():\n"
+        "    while True:\n"
+        "        file.write(b'-')\n"
+        "        file.flush()\n"
+        "for _ in range(2): _thread.start_new_thread(work, ())\n"
+        "time.sleep(0.1)"
+    )
+    next_call = (
+        "file.write(b'!'), file.flush(), beside.readline().decode(), len(sys._current_frames())"
+    )
+    assert value_of(await box.python(next_call, wall_s=5)) == [1, None, "two\n", 1]
+    written = await box.python("open('slow').read().strip('-')")
+    assert value_of(written) == "!"
+
+
 async def test_only_what_a_call_wrote_or_changed_comes_back(box: OneContainer) -> None:
     await box.python("open('a', 'w').write('1'); open('b', 'w').write('2')")
     assert box.heard.names == ["a", "b"]

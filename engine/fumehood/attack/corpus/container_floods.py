@@ -70,10 +70,10 @@ for _ in range(300):
         code="""
 import os, time
 if os.fork() == 0:
-    for _ in range(4):
+    for _ in range(8):
         if os.fork() == 0:
             held = []
-            for _ in range(96): held.append(b'x' * (1 << 20))
+            for _ in range(48): held.append(b'x' * (1 << 20))
             time.sleep(3)
             os._exit(0)
     time.sleep(3)

@@ -9,11 +9,13 @@ the session, in its process, so the supervisor trusts none of it (see `chain`).
 from __future__ import annotations
 
 import contextlib
+import gc
+import io
 import os
 import random
 import signal
 import socket
-import threading
+import sys
 from typing import Any
 
 from fumehood.guest.container.forks import HOOKS
@@ -62,7 +64,7 @@ def _make_copy() -> bool:
     """
     readable, writable = os.pipe()
     numbers = random.getstate()  # which Python itself would draw anew in a copy
-    has_threads = threading.active_count() > 1
+    has_threads = len(sys._current_frames()) > 1  # also those that `threading` does not know
     try:
         with contextlib.nullcontext() if has_threads else HOOKS.skipped():
             pid = os.fork()
@@ -71,6 +73,8 @@ def _make_copy() -> bool:
     if pid == 0:
         os.close(readable)
         random.setstate(numbers)
+        if has_threads:
+            _unlock_files()
         _wait_behind(writable)
         if not _make_copy():
             _say(DONE)
@@ -80,6 +84,20 @@ def _make_copy() -> bool:
         os.read(readable, 1)  # or its end, where the copy has ended
     os.close(readable)
     return False
+
+
+def _unlock_files() -> None:
+    """In a copy: a file that a thread was writing just then stays locked, and whoever writes or
+    flushes it would wait for ever. Its second start makes a new lock. What the main thread wrote is
+    in the file already; what only the lost thread's buffer held is lost with it.
+    """
+    for held in gc.get_objects():
+        with contextlib.suppress(Exception):  # closed, detached
+            if issubclass(type(held), io.BufferedWriter):
+                io.BufferedWriter.__init__(held, held.raw)
+            elif issubclass(type(held), io.BufferedRandom):
+                held.raw.seek(min(held.tell(), held.raw.tell()))  # back over what was read ahead
+                io.BufferedRandom.__init__(held, held.raw)
 
 
 def _wait_behind(writable: int) -> None:
